@@ -1,0 +1,29 @@
+"""Tensors as the bits that they are: equality and hashes."""
+
+import hashlib
+
+import torch
+from torch import Tensor
+
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def same_bits(a: Tensor, b: Tensor) -> Tensor:
+    """Elementwise equality of the stored bits: 0 and -0 differ, a NaN equals itself.
+
+    Args:
+        a: a real tensor.
+        b: of the same shape and dtype.
+
+    Returns:
+        Bool tensor of the same shape.
+    """
+    integer = _INTEGERS[a.element_size()]
+    return a.contiguous().view(integer) == b.contiguous().view(integer)
+
+
+def tensor_hash(tensor: Tensor) -> str:
+    """SHA-256 of a tensor's dtype, shape and bits, as 64 hexadecimal digits."""
+    digest = hashlib.sha256(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
+    digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

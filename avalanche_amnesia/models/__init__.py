@@ -1,0 +1,17 @@
+"""Backbones, masks over their units, and multi-head models."""
+
+from avalanche_amnesia.models.graph import ModelError, UnitGraph, WeightedLayer, trace_backbone
+from avalanche_amnesia.models.masked import MaskedModel
+from avalanche_amnesia.models.mlp import MLP
+from avalanche_amnesia.models.multi_head import MultiHeadModel, UnknownTaskError
+
+__all__ = [
+    "MLP",
+    "MaskedModel",
+    "ModelError",
+    "MultiHeadModel",
+    "UnitGraph",
+    "UnknownTaskError",
+    "WeightedLayer",
+    "trace_backbone",
+]

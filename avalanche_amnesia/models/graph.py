@@ -1,0 +1,476 @@
+"""The unit graph: which earlier units feed each weight of a backbone, read off one torch.fx trace.
+
+:func:`trace_backbone` walks the trace once. Every weighted layer (Linear, Conv) gets its source units; after the
+layer its mask is multiplied in. Everything between two weighted layers must keep a masked unit at zero, so each
+operation needs a rule below; one without a rule is a :class:`ModelError` that names it.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+from torch.fx.passes.shape_prop import ShapeProp
+
+from avalanche_amnesia.models.units import (
+    AnyOf,
+    Concatenated,
+    Flattened,
+    Inputs,
+    LayerUnits,
+    Units,
+    UnitsError,
+)
+
+WEIGHTED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+# f(0) = 0 entry by entry, or a pooling window that sees one channel alone: a masked unit stays zero.
+_ZERO_KEEPING_MODULES = (
+    *(nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.CELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish, nn.Tanh),
+    *(nn.Hardswish, nn.Softsign, nn.Tanhshrink, nn.Softshrink, nn.Hardshrink, nn.Identity),
+    *(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d),
+    *(nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d),
+    *(nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d),
+    *(nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d),
+)
+_ZERO_KEEPING_FUNCTIONS: set[Any] = {
+    *(F.relu, F.relu_, F.relu6, F.leaky_relu, F.elu, F.celu, F.selu, F.gelu, F.silu, F.mish, F.tanh),
+    *(F.hardswish, F.softsign, F.tanhshrink, F.softshrink, F.hardshrink, torch.relu, torch.tanh),
+    *(F.dropout, F.dropout1d, F.dropout2d, F.dropout3d),
+    *(F.max_pool1d, F.max_pool2d, F.max_pool3d, F.avg_pool1d, F.avg_pool2d, F.avg_pool3d),
+    *(F.adaptive_max_pool1d, F.adaptive_max_pool2d, F.adaptive_avg_pool1d, F.adaptive_avg_pool2d),
+}
+_ZERO_KEEPING_METHODS = {"relu", "relu_", "tanh", "tanh_", "contiguous", "clone", "float", "double"}
+# f(0) ≠ 0 entry by entry: allowed, and the mask is multiplied in once more behind it.
+_LIFTING_MODULES = (nn.Sigmoid, nn.Hardsigmoid, nn.Softplus, nn.LogSigmoid, nn.AlphaDropout, nn.Hardtanh)
+_LIFTING_FUNCTIONS: set[Any] = {F.sigmoid, torch.sigmoid, F.hardsigmoid, F.softplus, F.logsigmoid, F.hardtanh}
+_LIFTING_METHODS = {"sigmoid", "sigmoid_"}
+_ADDITIONS: set[Any] = {operator.add, operator.iadd, torch.add, operator.sub, operator.isub, torch.sub}
+_ADDITION_METHODS = {"add", "add_", "sub", "sub_"}
+_SCALINGS: set[Any] = {operator.mul, operator.imul, operator.truediv, operator.itruediv, torch.mul, torch.div}
+_SCALING_METHODS = {"mul", "mul_", "div", "div_"}
+_SHAPE_METHODS = {"size", "dim"}
+_ADAPTIVE = (nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d)
+
+
+class ModelError(ValueError):
+    """A backbone can't be masked; the message names the module or operation, the reason, and a way out."""
+
+
+@dataclass(frozen=True)
+class WeightedLayer:
+    """One Linear or Conv of the backbone.
+
+    Attributes:
+        name: the module's name inside the backbone.
+        units: its outputs (neurons or channels).
+        sources: the units behind its inputs, one entry per input channel or feature.
+        groups: a convolution's groups, otherwise 1.
+        weight_ndim: dimensions of its weight.
+        bias: whether it has one.
+    """
+
+    name: str
+    units: int
+    sources: Units
+    groups: int
+    weight_ndim: int
+    bias: bool
+
+    def weight_use(self, of_units: Tensor, of_inputs: Tensor) -> Tensor:
+        """``min(a_{l,i}, a_{l-1,j})`` per weight, shaped to broadcast over the kernel: ``(units, inputs/groups, 1…)``."""
+        per_group = of_inputs.reshape(self.groups, 1, -1)
+        rows = torch.minimum(of_units.reshape(self.groups, -1, 1), per_group)
+        return rows.reshape(self.units, -1, *(1,) * (self.weight_ndim - 2))
+
+
+@dataclass(frozen=True)
+class UnitGraph:
+    """The weighted layers of a backbone in the order they run, and the units behind its output.
+
+    Attributes:
+        layers: by name.
+        output: the units behind the features, one entry per feature.
+    """
+
+    layers: Mapping[str, WeightedLayer]
+    output: Units
+
+    def parameter_use(self, *masks: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """How much every parameter is in use: ``min`` of its unit's and its source's use (METHOD §2, §3).
+
+        Args:
+            masks: one mapping per task, layer name → mask of shape ``(units,)``, bool or float. Uses of several tasks
+                add up (AdaHAT's summative mask); one mapping gives the parameters that one mask covers.
+
+        Returns:
+            Parameter name (inside the backbone) → float32 tensor that broadcasts over the parameter.
+        """
+        uses: dict[str, Tensor] = {}
+        for name, layer in self.layers.items():
+            of_units = torch.stack([mask[name].float() for mask in masks]).sum(0)
+            of_inputs = torch.stack(
+                [layer.sources.usage({k: v.float() for k, v in mask.items()}) for mask in masks]
+            ).sum(0)
+            uses[f"{name}.weight"] = layer.weight_use(of_units, of_inputs)
+            if layer.bias:
+                uses[f"{name}.bias"] = of_units
+        return uses
+
+
+@dataclass
+class _Value:
+    """What the walk knows of one tensor: its units and whether positions stand behind the channels."""
+
+    units: Units
+    spatial: bool
+    positions: int | None = None
+
+
+def mask_channels(values: Tensor, mask: Tensor) -> Tensor:
+    """``values * mask`` with the mask, ``(units,)`` or ``(batch, units)``, broadcast over the positions of a Conv."""
+    return values * mask.reshape(mask.shape + (1,) * (values.dim() - 2))
+
+
+def trace_backbone(
+    backbone: nn.Module, input_shape: tuple[int, ...] | None = None
+) -> tuple[fx.GraphModule, UnitGraph]:
+    """Trace a feature extractor and multiply a mask in behind every weighted layer.
+
+    Args:
+        backbone: any traceable module with one tensor input ``(batch, …)`` and one output ``(batch, features)``.
+        input_shape: shape of one input without the batch; needed only where the width of the features can't be
+            read off the layers (a convolution flattened straight into the features).
+
+    Returns:
+        The rewritten backbone, called as ``module(x, {layer name: mask})``, with the same parameter names and the
+        same parameter objects; and its :class:`UnitGraph`.
+
+    Raises:
+        ModelError: for anything without a rule. Nothing is masked half.
+    """
+    try:
+        graph = fx.Tracer().trace(backbone)
+    except Exception as error:  # torch.fx raises whatever the model's own code raises on a proxy
+        raise ModelError(
+            f"{type(backbone).__name__} can't be traced by torch.fx ({error}). Take data-dependent control flow out "
+            "of forward, or move it into a module of its own in front of the backbone"
+        ) from error
+    return _Rewriter(backbone, graph, input_shape).run()
+
+
+class _Rewriter:
+    """One walk over a traced graph: units forward, masks in."""
+
+    def __init__(self, backbone: nn.Module, graph: fx.Graph, input_shape: tuple[int, ...] | None) -> None:
+        self.backbone, self.graph = backbone, graph
+        self.modules = dict(backbone.named_modules())
+        self.values: dict[fx.Node, _Value] = {}
+        self.layers: dict[str, WeightedLayer] = {}
+        if input_shape is not None:
+            self._propagate_shapes(input_shape)
+
+    def _propagate_shapes(self, input_shape: tuple[int, ...]) -> None:
+        was_training = self.backbone.training
+        some = next(self.backbone.parameters(), torch.zeros(()))
+        try:
+            with torch.no_grad():
+                ShapeProp(fx.GraphModule(self.backbone.eval(), self.graph)).propagate(
+                    some.new_zeros(1, *input_shape)
+                )
+        except Exception as error:
+            raise ModelError(
+                f"the backbone does not run on an input of shape {input_shape}: {error}"
+            ) from error
+        finally:
+            self.backbone.train(was_training)
+
+    def run(self) -> tuple[fx.GraphModule, UnitGraph]:
+        inputs = [node for node in self.graph.nodes if node.op == "placeholder"]
+        if len(inputs) != 1:
+            names = [node.name for node in inputs]
+            raise ModelError(f"the backbone takes {len(inputs)} inputs {names}; one tensor is allowed")
+        with self.graph.inserting_after(inputs[0]):
+            self.masks = self.graph.placeholder("masks")
+        output: Units | None = None
+        for node in list(self.graph.nodes):
+            if node is self.masks:
+                continue
+            if node.op == "output":
+                output = self._output(node)
+            else:
+                value = self._value_of(node)
+                if value is not None:
+                    self.values[node] = value
+        self._check_every_parameter_is_covered()
+        assert output is not None
+        self.graph.lint()
+        module = fx.GraphModule(self.backbone, self.graph, class_name=type(self.backbone).__name__)
+        return module, UnitGraph(self.layers, output)
+
+    # What each kind of node does to the units -----------------------------------------------------------------
+
+    def _value_of(self, node: fx.Node) -> _Value | None:
+        if node.op == "placeholder":
+            shape = self._shape(node)
+            channels = shape[1] if shape is not None and len(shape) > 1 else None
+            return _Value(Inputs(channels), spatial=shape is None or len(shape) > 2)
+        if node.op == "get_attr":
+            raise self._error(
+                node,
+                "a parameter or buffer used directly in forward has no masking rule",
+                "put it in a layer",
+            )
+        if node.op == "call_module":
+            return self._module(node)
+        return self._call(node)
+
+    def _module(self, node: fx.Node) -> _Value:
+        module = self.modules[str(node.target)]
+        value = self._argument(node)
+        if isinstance(module, WEIGHTED):
+            return self._weighted(node, module, value)
+        if isinstance(module, nn.Flatten):
+            return self._flatten(node, value, module.start_dim, module.end_dim)
+        if isinstance(module, _ZERO_KEEPING_MODULES):
+            positions = _adaptive_positions(module.output_size) if isinstance(module, _ADAPTIVE) else None
+            return _Value(value.units, value.spatial, positions)
+        if isinstance(module, _LIFTING_MODULES):
+            return self._masked_again(node, value)
+        raise self._error(
+            node,
+            f"{type(module).__name__} has no masking rule",
+            "normalisation shared by tasks leaks between them: take it out, or put the module in front of the backbone"
+            if "Norm" in type(module).__name__
+            else "use a layer of torch.nn that has one, or put the module in front of the backbone",
+        )
+
+    def _weighted(self, node: fx.Node, module: Any, value: _Value) -> _Value:
+        name = str(node.target)
+        linear = isinstance(module, nn.Linear)
+        units = module.out_features if linear else module.out_channels
+        width = module.in_features if linear else module.in_channels
+        if linear and value.spatial and not isinstance(value.units, Inputs):
+            raise self._error(
+                node, "a Linear on unflattened channels mixes positions, not units", "flatten first"
+            )
+        if not linear and not value.spatial:
+            raise self._error(
+                node, "a convolution on flattened units", "keep the positions until the last convolution"
+            )
+        sources = self._resolved(node, value.units, width)
+        if (
+            name in self.layers
+        ):  # the same module called twice: its inputs are whatever feeds any of the calls
+            sources = AnyOf((self.layers[name].sources, sources))
+        self.layers[name] = WeightedLayer(
+            name, units, sources, getattr(module, "groups", 1), module.weight.dim(), module.bias is not None
+        )
+        result = _Value(LayerUnits(name, units), spatial=not linear)
+        masked = self._insert_mask(node, result.units, result.spatial)
+        self.values[masked] = result
+        return result
+
+    def _call(self, node: fx.Node) -> _Value | None:
+        target, tensors = node.target, [arg for arg in node.args if arg in self.values]
+        if target in _SHAPE_METHODS or target is getattr:
+            return None  # sizes, not tensors
+        if target in (operator.getitem, operator.mul, operator.floordiv) and not tensors:
+            return None  # arithmetic on sizes
+        if target in _ZERO_KEEPING_FUNCTIONS or target in _ZERO_KEEPING_METHODS:
+            self._follow_training_mode(node)
+            value = self._argument(node)
+            adaptive = getattr(target, "__name__", "").startswith("adaptive")
+            positions = _adaptive_positions(_argument(node, 1, "output_size")) if adaptive else None
+            return _Value(value.units, value.spatial, positions)
+        if target in _LIFTING_FUNCTIONS or target in _LIFTING_METHODS:
+            return self._masked_again(node, self._argument(node))
+        if target is torch.flatten or target == "flatten":
+            start, end = _argument(node, 1, "start_dim", 0), _argument(node, 2, "end_dim", -1)
+            return self._flatten(node, self._argument(node), start, end)
+        if target in ("view", "reshape") or target is torch.reshape:
+            shape = (
+                node.args[1]
+                if len(node.args) == 2 and isinstance(node.args[1], (tuple, list))
+                else node.args[1:]
+            )
+            if len(shape) == 2 and isinstance(shape[1], int):  # (batch, everything else)
+                return self._flatten(node, self._argument(node), 1, -1)
+        if target == "mean" or target is torch.mean:
+            return self._mean(node)
+        if target in (torch.cat, torch.concat, torch.concatenate):
+            return self._concatenate(node)
+        if target in _ADDITIONS or target in _ADDITION_METHODS:
+            return self._add(node, tensors)
+        if (target in _SCALINGS or target in _SCALING_METHODS) and tensors == [node.args[0]]:
+            return self._argument(node)  # by a number: zero stays zero
+        name = target if isinstance(target, str) else getattr(target, "__name__", str(target))
+        raise self._error(node, f"operation {name!r} has no masking rule", "write it with layers of torch.nn")
+
+    def _flatten(self, node: fx.Node, value: _Value, start: Any, end: Any) -> _Value:
+        if start != 1 or end != -1:
+            raise self._error(
+                node, f"flatten from {start} to {end}", "flatten everything but the batch (1 to -1)"
+            )
+        if not value.spatial:
+            return value
+        positions = value.positions
+        shape = self._shape(node)
+        if isinstance(value.units, Inputs):
+            return _Value(Inputs(shape[1] if shape is not None else None), spatial=False)
+        if shape is not None and value.units.size is not None:
+            positions = shape[1] // value.units.size
+        return _Value(Flattened(value.units, positions), spatial=False)
+
+    def _mean(self, node: fx.Node) -> _Value:
+        value = self._argument(node)
+        axes = _argument(node, 1, "dim")
+        axes = (axes,) if isinstance(axes, int) else tuple(axes or ())
+        if not value.spatial or sorted(axes) not in ([2, 3], [-2, -1], [2], [-1]):
+            raise self._error(
+                node, f"a mean over axes {axes} mixes units", "average over the positions alone"
+            )
+        return _Value(value.units, spatial=bool(_argument(node, 2, "keepdim", False)), positions=1)
+
+    def _concatenate(self, node: fx.Node) -> _Value:
+        axis = _argument(node, 1, "dim", node.kwargs.get("axis", 0))
+        values = [self._known(node, part) for part in _argument(node, 0, "tensors")]
+        spatial = values[0].spatial
+        if any(value.spatial != spatial for value in values) or axis not in ((1,) if spatial else (1, -1)):
+            raise self._error(
+                node, f"a concatenation along axis {axis}", "concatenate along the channels (1)"
+            )
+        return _Value(Concatenated(tuple(value.units for value in values)), spatial)
+
+    def _add(self, node: fx.Node, tensors: list[Any]) -> _Value:
+        if len(tensors) == 1:  # plus a number
+            return self._masked_again(node, self._known(node, tensors[0]))
+        values = [self._known(node, tensor) for tensor in tensors]
+        sizes = {value.units.size for value in values} - {None}
+        if len(sizes) > 1 or len({value.spatial for value in values}) > 1:
+            raise self._error(node, f"addition of values with {sizes} units", "add values of equal shape")
+        units = AnyOf(tuple(value.units for value in values))
+        if sizes:
+            units = AnyOf(tuple(self._resolved(node, value.units, sizes.copy().pop()) for value in values))
+        return _Value(units, values[0].spatial, values[0].positions)
+
+    def _masked_again(self, node: fx.Node, value: _Value) -> _Value:
+        if value.units.size is None:
+            raise self._error(
+                node, "an operation with f(0) ≠ 0 on units of unknown number", "give input_shape="
+            )
+        masked = self._insert_mask(node, value.units, value.spatial)
+        self.values[masked] = value
+        return value
+
+    def _output(self, node: fx.Node) -> Units:
+        result = node.args[0]
+        if not isinstance(result, fx.Node):
+            raise ModelError(
+                f"the backbone returns {type(result).__name__}; one tensor of features is allowed"
+            )
+        value = self._known(node, result)
+        if value.spatial and value.positions != 1:
+            raise ModelError("the backbone returns a map; flatten or average it into (batch, features)")
+        if isinstance(value.units, Inputs) or not self.layers:
+            raise ModelError("the backbone has no Linear or Conv to mask")
+        if value.units.size is None:
+            raise ModelError(
+                "the number of features can't be read off the layers; give input_shape=, the shape of one input "
+                "without the batch, e.g. MaskedModel(backbone, input_shape=(1, 28, 28))"
+            )
+        return value.units
+
+    # Small parts ----------------------------------------------------------------------------------------------
+
+    def _follow_training_mode(self, node: fx.Node) -> None:
+        # `F.dropout(x, p, self.training)` was traced with the mode of that moment; read the mode when it runs.
+        if "dropout" in getattr(node.target, "__name__", ""):
+            with self.graph.inserting_before(node):
+                training = self.graph.get_attr("training")
+            node.args, node.kwargs = (
+                (node.args[0],),
+                {"p": _argument(node, 1, "p", 0.5), "training": training},
+            )
+
+    def _insert_mask(self, node: fx.Node, units: Units, spatial: bool) -> fx.Node:
+        """Multiply the units' mask in right behind a node; all its users read the masked value."""
+        with self.graph.inserting_before(node.next):
+            mask = self._emit(units)
+            masked = self.graph.call_function(mask_channels if spatial else operator.mul, (node, mask))
+        node.replace_all_uses_with(masked, delete_user_cb=lambda user: user is not masked)
+        return masked
+
+    def _emit(self, units: Units) -> fx.Node:
+        """The same as :meth:`Units.usage`, as nodes of the graph."""
+        call = self.graph.call_function
+        if isinstance(units, LayerUnits):
+            return call(operator.getitem, (self.masks, units.layer))
+        if isinstance(units, AnyOf):
+            return functools.reduce(lambda a, b: call(torch.maximum, (a, b)), map(self._emit, units.parts))
+        if isinstance(units, Concatenated):
+            return call(torch.cat, ([self._emit(part) for part in units.parts], -1))
+        if isinstance(units, Flattened):
+            return call(torch.repeat_interleave, (self._emit(units.part), units.positions), {"dim": -1})
+        assert isinstance(units, Inputs)
+        return call(_open_inputs, (call(operator.getitem, (self.masks, next(iter(self.layers)))), units.size))
+
+    def _shape(self, node: fx.Node) -> torch.Size | None:
+        meta = node.meta.get("tensor_meta")
+        return None if meta is None else meta.shape
+
+    def _argument(self, node: fx.Node) -> _Value:
+        return self._known(node, node.args[0] if node.args else node.kwargs.get("input"))
+
+    def _known(self, node: fx.Node, argument: Any) -> _Value:
+        if argument not in self.values:
+            raise self._error(
+                node, "an argument that is no value of this network", "pass one tensor through forward"
+            )
+        return self.values[argument]
+
+    def _resolved(self, node: fx.Node, units: Units, size: int) -> Units:
+        try:
+            return units.resolved(size)
+        except UnitsError as error:
+            raise self._error(
+                node, str(error), "give input_shape=, the shape of one input without the batch"
+            ) from error
+
+    def _error(self, node: fx.Node, reason: str, mend: str) -> ModelError:
+        where = f"module {str(node.target)!r}" if node.op == "call_module" else f"node {node.name!r}"
+        return ModelError(f"{where} of {type(self.backbone).__name__}: {reason}; {mend}")
+
+    def _check_every_parameter_is_covered(self) -> None:
+        covered = {f"{name}.{kind}" for name in self.layers for kind in ("weight", "bias")}
+        names = [name for name, _ in self.backbone.named_parameters(remove_duplicate=False)]
+        if len(names) > len(list(self.backbone.parameters())):
+            raise ModelError(
+                f"{type(self.backbone).__name__} holds one parameter under two names {names}; a mask could protect only "
+                "one of them: call one module twice instead"
+            )
+        loose = sorted(name for name in names if name not in covered)
+        if loose:
+            raise ModelError(
+                f"parameters {loose} of {type(self.backbone).__name__} are in no masked layer, so that no mask would "
+                "protect them; take them out of the backbone or use them through a Linear or Conv in forward"
+            )
+
+
+def _open_inputs(like: Tensor, size: int) -> Tensor:
+    return like.new_ones(*like.shape[:-1], size)
+
+
+def _argument(node: fx.Node, position: int, name: str, default: Any = None) -> Any:
+    return node.args[position] if len(node.args) > position else node.kwargs.get(name, default)
+
+
+def _adaptive_positions(output_size: Any) -> int | None:
+    sizes = output_size if isinstance(output_size, (tuple, list)) else (output_size,) * 2
+    return 1 if all(size == 1 for size in sizes) else None

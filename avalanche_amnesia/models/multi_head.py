@@ -1,0 +1,166 @@
+"""A backbone with one head per task: the plain multi-head model, and the base of the masked one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from avalanche.models import MultiTaskModule
+from torch import Tensor, nn
+
+from avalanche_amnesia.models.graph import ModelError
+
+# Logits of classes that a sample's task does not have, where a batch mixes tasks with different numbers of classes.
+NO_CLASS = -1000.0
+
+
+class UnknownTaskError(KeyError):
+    """A task without a head was asked for: never trained, or unlearned."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class MultiHeadModel(MultiTaskModule):
+    """A feature extractor shared by all tasks, and one linear head for each.
+
+    Unlike Avalanche's own multi-head classifier it makes no head while evaluating, so that evaluating never changes
+    a later training, and a head can be taken out again.
+
+    Args:
+        backbone: maps ``(batch, …)`` to features ``(batch, features)``.
+        n_features: width of the features; by default ``backbone.features``, where that is an integer.
+
+    Raises:
+        ModelError: if the width of the features is not known.
+    """
+
+    def __init__(self, backbone: nn.Module, n_features: int | None = None) -> None:
+        super().__init__()
+        width = getattr(backbone, "features", None) if n_features is None else n_features
+        if not isinstance(width, int):
+            raise ModelError(f"give n_features=, the width of what {type(backbone).__name__} returns")
+        self.backbone = backbone
+        self.n_features: int = width
+        self.heads = nn.ModuleDict()
+
+    @property
+    def tasks(self) -> tuple[int, ...]:
+        """Labels of the tasks that have a head, in the order they were made."""
+        return tuple(int(name) for name in self.heads)
+
+    def adaptation(self, experience: Any) -> None:
+        """Make the head of a task that is about to be trained; does nothing while evaluating."""
+        if not self.training:
+            return
+        for task in experience.task_labels:
+            if str(task) not in self.heads:
+                self.add_head(int(task), _n_classes(experience))
+
+    def add_head(self, task: int, n_classes: int) -> None:
+        """Add a freshly drawn head ``features → n_classes`` for a task."""
+        device = next(self.backbone.parameters()).device
+        self.heads[str(task)] = nn.Linear(self.n_features, n_classes, device=device)
+        self.known_train_tasks_labels.add(task)
+
+    def remove_task(self, task: int) -> None:
+        """Take out everything that belongs to the task alone."""
+        del self.heads[str(task)]
+        self.known_train_tasks_labels.discard(task)
+
+    def task_state(self) -> Any:
+        """What belongs to single tasks, for :meth:`restore_task_state`; holds references, copies nothing."""
+        return dict(self.heads._modules), set(self.known_train_tasks_labels)
+
+    def restore_task_state(self, state: Any) -> None:
+        """Go back to what :meth:`task_state` returned."""
+        heads, known = state
+        self.heads._modules = dict(heads)
+        self.known_train_tasks_labels = set(known)
+
+    def features(self, x: Tensor, task: int | Tensor) -> Tensor:
+        """Backbone features ``(batch, features)`` of ``x`` for a task label, or one label per sample ``(batch,)``."""
+        return self.backbone(x)
+
+    def head(self, task: int) -> nn.Module:
+        """The head of a task.
+
+        Raises:
+            UnknownTaskError: if the task has none.
+        """
+        if str(task) not in self.heads:
+            raise UnknownTaskError(
+                f"task {task} has no head: it was never trained, or was unlearned; tasks with a head: "
+                f"{list(self.tasks)}. Evaluate those alone"
+            )
+        return self.heads[str(task)]
+
+    def forward(self, x: Tensor, task_labels: int | Tensor | None = None) -> Any:
+        """Logits of a batch.
+
+        Args:
+            x: ``(batch, …)``.
+            task_labels: one label, or one per sample ``(batch,)``; None for every head's logits, as LwF asks.
+
+        Returns:
+            ``(batch, classes)``; where tasks are mixed, the widest task's classes, with ``-1000`` for those that a
+            sample's task does not have. For None a dict task → ``(batch, classes)``.
+
+        Raises:
+            UnknownTaskError: for a task without a head.
+        """
+        if task_labels is None:
+            return {task: self.forward(x, task) for task in self.tasks}
+        task = _single_task(task_labels)
+        if task is not None:
+            return self.head(task)(self.features(x, task))
+        assert isinstance(task_labels, Tensor)
+        heads = {int(t): self.head(int(t)) for t in task_labels.unique()}
+        features = self.features(x, task_labels)
+        width = max(head.out_features for head in heads.values())  # type: ignore[type-var, operator]
+        logits = features.new_full((len(x), int(width)), NO_CLASS)  # type: ignore[arg-type]
+        for t, head in heads.items():
+            rows = (task_labels == t).nonzero()[:, 0]
+            own = head(features[rows])
+            logits[rows, : own.shape[1]] = own
+        return logits
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """As ``nn.Module``'s, after giving the model the tasks that the state has, and no others."""
+        self._match_tasks(state_dict)
+        return super().load_state_dict(state_dict, strict=strict, assign=assign)
+
+    def _match_tasks(self, state: Mapping[str, Any]) -> None:
+        shapes = {
+            int(name.split(".")[1]): value.shape
+            for name, value in state.items()
+            if name.startswith("heads.") and name.endswith(".weight")
+        }
+        for task in set(self.tasks) - set(shapes):
+            self.remove_task(task)
+        for task, shape in shapes.items():
+            if str(task) in self.heads and self.heads[str(task)].weight.shape == shape:
+                continue
+            with torch.random.fork_rng(
+                devices=[]
+            ):  # the draw is overwritten: nobody's stream should pay for it
+                self.add_head(task, shape[0])
+
+
+def _n_classes(experience: Any) -> int:
+    classes = getattr(experience, "classes_in_this_experience", None)
+    if classes is None:
+        classes = experience.dataset.targets.uniques
+    return max(int(label) for label in classes) + 1
+
+
+def _single_task(task_labels: int | Tensor) -> int | None:
+    """The one task of a batch, None where it mixes several."""
+    if isinstance(task_labels, int):
+        return task_labels
+    if task_labels.dim() == 0 or bool((task_labels == task_labels[0]).all()):
+        return int(task_labels.reshape(-1)[0])
+    return None

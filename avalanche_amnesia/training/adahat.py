@@ -1,0 +1,35 @@
+"""AdaHAT: adaptive hard attention to the task."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.optim import Optimizer
+
+from avalanche_amnesia.models import MaskedModel
+from avalanche_amnesia.training.hard_attention import HardAttentionStrategy, split_options
+from avalanche_amnesia.training.plugins import AdaHATPlugin
+
+
+class AdaHAT(HardAttentionStrategy):
+    """HAT whose used parameters may still move: the less, the more tasks use them (METHOD §3).
+
+    Args:
+        model: a :class:`MaskedModel`.
+        optimizer: any torch optimizer over ``model.parameters()``.
+        seed: every draw derives from it and the task.
+        options: those of :class:`AdaHATPlugin` (``alpha``, ``epsilon``, ``no_sum``, ``no_reg``, and HAT's without
+            ``adjustment``) and of :class:`HardAttentionStrategy` (``train_mb_size``, ``train_epochs`` …).
+
+    Raises:
+        TypeError: for an unknown option.
+        ValueError: for a value that is not allowed.
+
+    Reference: Wang et al., AdaHAT: Adaptive Hard Attention to the Task in Task-Incremental Learning, ECML-PKDD 2024.
+    """
+
+    def __init__(self, *, model: MaskedModel, optimizer: Optimizer, seed: int = 0, **options: Any) -> None:
+        masking, rest = split_options(options, AdaHATPlugin)
+        super().__init__(
+            model=model, optimizer=optimizer, masking=AdaHATPlugin(**masking, seed=seed), seed=seed, **rest
+        )

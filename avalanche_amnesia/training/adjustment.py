@@ -1,0 +1,189 @@
+"""How far a parameter that earlier tasks use may still move, and the one place where that is enforced.
+
+An :class:`AdjustmentRule` says, per parameter, the share of an update that is *held back* (0 free, 1 frozen: one
+minus METHOD's adjustment rate). :class:`Adjuster` applies it around the optimizer's step: in update space,
+``θ ← lerp(θ_after, θ_before, held)``, which holds under every optimizer; or to the gradient, as published.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from avalanche_amnesia.models import MaskedModel
+from avalanche_amnesia.seeding import derive_seed
+
+AdjustSpace = Literal["update", "gradient"]
+
+
+class TaskUse:
+    """What the remaining tasks use while another one is trained; constant within that task, so computed once.
+
+    Args:
+        model: the masked model; its masks are those of the remaining tasks.
+
+    Attributes:
+        covered: parameter → 1.0 where ``min`` of the cumulative masks is 1, else 0.0; the parameter's shape.
+        importance: parameter → number of tasks, ``min`` of the summative masks; the parameter's shape.
+        n_tasks: remaining tasks.
+    """
+
+    def __init__(self, model: MaskedModel) -> None:
+        parameters = dict(model.backbone.named_parameters())
+        masks = list(model.masks.values())
+        self.n_tasks = len(masks)
+        cumulative = [model.by_layer(model.cumulative_mask())]
+        self.covered = _dense(model.graph.parameter_use(*cumulative), parameters)
+        self.importance = _dense(model.graph.parameter_use(*(masks or cumulative)), parameters)
+
+
+def _dense(uses: Mapping[str, Tensor], parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+    return {
+        name: uses[name].to(parameter.dtype).expand_as(parameter).contiguous()
+        for name, parameter in parameters.items()
+    }
+
+
+class AdjustmentRule:
+    """``hat``: parameters in use are frozen, the others free (METHOD §2)."""
+
+    constant = True  # the same shares for every step of a task
+    reads_sparsity = False
+
+    def start(self, use: TaskUse, task: int) -> None:
+        """Prepare for the steps of a task (or for its rest, after an unlearning in its middle)."""
+        self.use = use
+
+    def held(self, name: str, sparsity: float) -> Tensor:
+        """Share of the update held back, of the parameter's shape: 0 free, 1 frozen.
+
+        Args:
+            name: parameter name inside the backbone.
+            sparsity: ``κ`` of the parameter's layer at this step.
+        """
+        return self.use.covered[name]
+
+
+class RandomRule(AdjustmentRule):
+    """``random``: a fresh U(0, 1) rate per step and parameter in use (AdaHAT's baseline)."""
+
+    constant = False
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+
+    def start(self, use: TaskUse, task: int) -> None:
+        super().start(use, task)
+        self.generator = torch.Generator().manual_seed(derive_seed(self.seed, "adjustment", task))
+
+    def held(self, name: str, sparsity: float) -> Tensor:
+        covered = self.use.covered[name]
+        return covered * torch.rand(covered.shape, generator=self.generator).to(covered.device)
+
+
+class ConstantRule(AdjustmentRule):
+    """``constant``: rate ``α`` on every parameter in use; ``α = 1`` protects nothing (AdaHAT's baselines).
+
+    Args:
+        alpha: in ``[0, 1]``.
+    """
+
+    def __init__(self, alpha: float) -> None:
+        if not 0 <= alpha <= 1:
+            raise ValueError(f"alpha of the constant adjustment must lie in [0, 1], got {alpha}")
+        self.alpha = alpha
+
+    def held(self, name: str, sparsity: float) -> Tensor:
+        return self.use.covered[name] * (1 - self.alpha)
+
+
+class AdaHATRule(AdjustmentRule):
+    """AdaHAT: rate ``r_l / (importance + r_l)`` with ``r_l = α / (ε + κ_l)`` (Wang et al., ECML-PKDD 2024).
+
+    Args:
+        alpha: intensity ``α > 0``.
+        epsilon: ``ε > 0``.
+        importance: False for the ablation ``no_sum``: the number of earlier tasks in place of the importance, on
+            parameters in use.
+        sparsity: False for the ablation ``no_reg``: ``κ = 0``.
+    """
+
+    def __init__(
+        self, alpha: float, epsilon: float, *, importance: bool = True, sparsity: bool = True
+    ) -> None:
+        if alpha <= 0 or epsilon <= 0:
+            raise ValueError(f"alpha and epsilon must be positive, got alpha={alpha}, epsilon={epsilon}")
+        self.alpha, self.epsilon, self.by_importance, self.by_sparsity = alpha, epsilon, importance, sparsity
+        self.constant, self.reads_sparsity = not sparsity, sparsity
+
+    def held(self, name: str, sparsity: float) -> Tensor:
+        rate = self.alpha / (self.epsilon + (sparsity if self.by_sparsity else 0.0))
+        if self.by_importance:
+            importance = self.use.importance[name]
+        else:
+            importance = self.use.covered[name] * self.use.n_tasks
+        return importance / (importance + rate)
+
+
+class Adjuster:
+    """Applies a rule to a backbone around each optimizer step.
+
+    Args:
+        rule: what is held back.
+        space: ``update`` or ``gradient``.
+        use: what the remaining tasks use.
+        task: label of the task in training.
+        parameters: the backbone's, by name inside the backbone.
+        before: their values when the task began; a frozen entry is put back to these after every step.
+        layer_of: parameter name → index of its layer in the vector of layer sparsities.
+    """
+
+    def __init__(
+        self,
+        rule: AdjustmentRule,
+        space: AdjustSpace,
+        use: TaskUse,
+        *,
+        task: int,
+        parameters: Mapping[str, nn.Parameter],
+        before: Mapping[str, Tensor],
+        layer_of: Mapping[str, int],
+    ) -> None:
+        rule.start(use, task)
+        self.rule, self.space, self.layer_of = rule, space, layer_of
+        # Where nothing is in use there is nothing to hold back: the first task pays nothing.
+        self.names = [name for name in parameters if bool((use.covered[name] > 0).any())]
+        self.parameters = [parameters[name] for name in self.names]
+        self.needs_sparsity = rule.reads_sparsity and bool(self.names)
+        self._held = self._shares([0.0] * len(parameters)) if rule.constant else []
+        # A frozen entry never moves within the task, so the values at its start are the values before every step.
+        self.frozen = rule.constant and all(bool(((held == 0) | (held == 1)).all()) for held in self._held)
+        self._before = [
+            before[name] if self.frozen else torch.empty_like(before[name]) for name in self.names
+        ]
+
+    def _shares(self, sparsity: list[float]) -> list[Tensor]:
+        return [self.rule.held(name, sparsity[self.layer_of[name]]) for name in self.names]
+
+    @torch.no_grad()
+    def before_step(self, sparsity: list[float]) -> None:
+        """After backward, before the optimizer's step; ``sparsity`` is ``κ`` per layer where the rule reads it."""
+        if not self.names:
+            return
+        if not self.rule.constant:
+            self._held = self._shares(sparsity)
+        if self.space == "gradient":
+            for parameter, held in zip(self.parameters, self._held, strict=True):
+                if parameter.grad is not None:
+                    parameter.grad.mul_(1 - held)
+        elif not self.frozen:
+            torch._foreach_copy_(self._before, [parameter.data for parameter in self.parameters])
+
+    @torch.no_grad()
+    def after_step(self) -> None:
+        """After the optimizer's step: take back what is held (lerp is exact at 0 and at 1)."""
+        if self.names and self.space == "update":
+            torch._foreach_lerp_([parameter.data for parameter in self.parameters], self._before, self._held)

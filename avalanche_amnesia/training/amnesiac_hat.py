@@ -1,0 +1,64 @@
+"""AmnesiacHAT: hard attention that can forget a task on request."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from torch.optim import Optimizer
+
+from avalanche_amnesia.models import MaskedModel
+from avalanche_amnesia.training.attention import check_choice
+from avalanche_amnesia.training.hard_attention import HardAttentionStrategy, split_options
+from avalanche_amnesia.training.plugins import AdaHATPlugin, HATPlugin, TrajectoryPlugin, UnlearningPlugin
+
+AmnesiacAdjustment = Literal["hat", "adahat", "random", "constant"]
+
+
+class AmnesiacHAT(HardAttentionStrategy):
+    """HAT or AdaHAT that records what each task changed and unlearns tasks on request (METHOD §6).
+
+    Requests come with the experiences (:func:`~avalanche_amnesia.benchmarks.with_unlearning`) or from
+    :meth:`~HardAttentionStrategy.unlearn`.
+
+    Args:
+        model: a :class:`MaskedModel`.
+        optimizer: any torch optimizer over ``model.parameters()``.
+        adjustment: ``hat`` (default: parameters in use are frozen, so that an unlearning never touches tasks learned
+            before the one that goes), ``adahat``, ``random`` or ``constant``.
+        keep_probes: whether metrics may keep the masks and heads of tasks that the stream's requests name.
+        deadline: a task becomes permanent once this many further tasks have been trained; by default the stream's.
+        seed: every draw derives from it and the task.
+        options: those of :class:`HATPlugin` or :class:`AdaHATPlugin` and of :class:`HardAttentionStrategy`.
+
+    Raises:
+        TypeError: for an unknown option.
+        ValueError: for a value that is not allowed.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: MaskedModel,
+        optimizer: Optimizer,
+        adjustment: AmnesiacAdjustment = "hat",
+        keep_probes: bool = True,
+        deadline: int | None = None,
+        seed: int = 0,
+        **options: Any,
+    ) -> None:
+        check_choice("adjustment", adjustment, AmnesiacAdjustment)
+        masking: HATPlugin
+        if adjustment == "adahat":
+            of_plugin, rest = split_options(options, AdaHATPlugin)
+            masking = AdaHATPlugin(**of_plugin, seed=seed)
+        else:
+            of_plugin, rest = split_options(options, HATPlugin)
+            masking = HATPlugin(**of_plugin, adjustment=adjustment, seed=seed)
+        super().__init__(
+            model=model,
+            optimizer=optimizer,
+            masking=masking,
+            unlearning=[TrajectoryPlugin(), UnlearningPlugin(keep_probes=keep_probes, deadline=deadline)],
+            seed=seed,
+            **rest,
+        )

@@ -1,0 +1,113 @@
+"""The formulas of hard attention: annealing, compensation, sparsity (METHOD §2, §4). Pure functions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+Annealing = Literal["linear", "cosine"]
+EmbeddingInit = Literal["normal", "uniform", "positive", "negative", "last", "ones"]
+SparsityMode = Literal["original", "cross", "quota"]
+
+
+def check_choice(name: str, value: object, choices: object) -> None:
+    """Raise ``ValueError`` naming the argument unless ``value`` is one of a ``Literal``'s values."""
+    allowed = get_args(choices)
+    if value not in allowed:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
+
+
+def mask_scale(batch: int, n_batches: int, s_max: float, annealing: Annealing = "linear") -> float:
+    """Scale ``s`` of the gate for one mini-batch of an epoch.
+
+    Args:
+        batch: index of the mini-batch in its epoch, from 0.
+        n_batches: mini-batches per epoch.
+        s_max: largest scale.
+        annealing: ``linear``: ``1/s_max + (s_max - 1/s_max)·b/(B-1)`` (HAT); ``cosine``: ``s_max/2·(1 + cos 2πp)``
+            (HAT-CL), never below ``1/s_max``.
+
+    Returns:
+        The scale; ``s_max`` where an epoch is one batch.
+    """
+    progress = batch / (n_batches - 1) if n_batches > 1 else 1.0
+    if annealing == "cosine":
+        return max(s_max / 2 * (1 + math.cos(2 * math.pi * progress)), 1 / s_max)
+    return 1 / s_max + (s_max - 1 / s_max) * progress
+
+
+def compensate_(gradient: Tensor, embedding: Tensor, scale: float, s_max: float, clamp: float) -> None:
+    """Undo, in place, what annealing does to the embedding's gradient (HAT, eq. 5).
+
+    ``q ← s_max·[cosh(clamp(s·e, ±c)) + 1] / (s·[cosh(e) + 1]) · q``, evaluated as published: the shorter form that
+    algebra allows differs in float32, where a saturated sigmoid must let no gradient through.
+
+    Args:
+        gradient: ``q``, shape ``(units,)``; changed in place.
+        embedding: ``e``, shape ``(units,)``.
+        scale: ``s`` of the mini-batch.
+        s_max: largest scale.
+        clamp: ``c``.
+    """
+    numerator = (embedding * scale).clamp_(-clamp, clamp).cosh_().add_(1)
+    gradient.mul_(numerator.div_(embedding.cosh().add_(1)).mul_(s_max / scale))
+
+
+def initial_embedding(
+    kind: EmbeddingInit, n_units: int, generator: torch.Generator, last: Tensor | None = None
+) -> Tensor:
+    """Initial embedding of a task, ``(n_units,)``.
+
+    Args:
+        kind: ``normal`` N(0, 1) (HAT), ``uniform`` U(-1, 1), ``positive`` U(0, 1), ``negative`` U(-1, 0), ``ones``
+            (HAT-CL), ``last``: the last remaining task's final embedding (``normal`` for the first task).
+        n_units: entries.
+        generator: seeded from (seed, task).
+        last: that embedding, for ``last``.
+    """
+    if kind == "last" and last is not None:
+        return last.clone().cpu()
+    if kind == "ones":
+        return torch.ones(n_units)
+    if kind in ("normal", "last"):
+        return torch.randn(n_units, generator=generator)
+    low, high = {"uniform": (-1.0, 1.0), "positive": (0.0, 1.0), "negative": (-1.0, 0.0)}[kind]
+    return torch.rand(n_units, generator=generator) * (high - low) + low
+
+
+class SparsityRegulariser:
+    """How much of what is still free the current mask takes; everything but the gate is constant within a task.
+
+    Args:
+        mode: ``original`` ``R = Σ a(1-a^{<t}) / Σ (1-a^{<t})`` over all layers; ``cross`` the mean of R and
+            ``1 - Σ a·a^{<t} / Σ a^{<t}`` (R where nothing is in use yet); ``quota`` ``Σ_l max(R_l - 1/T, 0)`` (HAT-CL).
+        in_use: cumulative mask ``a^{<t}``, bool ``(n_units,)``.
+        sizes: units of each layer, summing up to ``n_units``.
+        n_tasks: ``T``, for ``quota``.
+    """
+
+    def __init__(self, mode: SparsityMode, in_use: Tensor, sizes: Sequence[int], n_tasks: int) -> None:
+        self.mode, self.quota = mode, 1 / n_tasks
+        free, used = (~in_use).float(), in_use.float()
+        self._free_share = free / free.sum().clamp_min(1)
+        self._constant = 0.0
+        if mode == "cross" and in_use.any():
+            self._free_share = (self._free_share - used / used.sum()) / 2
+            self._constant = 0.5
+        layers = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes)).to(in_use.device)
+        of_layer = torch.nn.functional.one_hot(layers, len(sizes)).T.float() * free
+        self._free_share_by_layer = of_layer / of_layer.sum(1, keepdim=True).clamp_min(1)
+
+    def __call__(self, gate: Tensor) -> Tensor:
+        """The regulariser ``()`` of a soft mask ``a``, ``(n_units,)``."""
+        if self.mode == "quota":
+            return (self.layer_sparsity(gate) - self.quota).clamp_min(0).sum()
+        return torch.dot(gate, self._free_share) + self._constant
+
+    def layer_sparsity(self, gate: Tensor) -> Tensor:
+        """``κ_l = Σ a(1-a^{<t}) / Σ (1-a^{<t})`` per layer, ``(layers,)``; 0 where nothing is free (AdaHAT)."""
+        return self._free_share_by_layer @ gate

@@ -1,0 +1,144 @@
+"""What HAT, AdaHAT and AmnesiacHAT share: an ordinary supervised strategy with the right plugins in the right order."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from avalanche.benchmarks import CLExperience
+from avalanche.core import SupervisedPlugin
+from avalanche.training.plugins import EvaluationPlugin
+from avalanche.training.templates import SupervisedTemplate
+from torch import nn
+from torch.optim import Optimizer
+
+from avalanche_amnesia.models import MaskedModel
+from avalanche_amnesia.training.plugins import (
+    HATPlugin,
+    InMemoryLoaderPlugin,
+    SeedingPlugin,
+    TrajectoryPlugin,
+    UnlearningPlugin,
+    find_plugin,
+)
+from avalanche_amnesia.unlearning import RequestError, UnlearningPlan, UnlearningRecord
+
+
+class HardAttentionStrategy(SupervisedTemplate):
+    """A supervised strategy over a :class:`MaskedModel`, composed of this package's plugins.
+
+    Base of :class:`HAT`, :class:`AdaHAT` and :class:`AmnesiacHAT`, which choose the plugins.
+
+    Args:
+        model: a :class:`MaskedModel`.
+        optimizer: any torch optimizer over ``model.parameters()``.
+        masking: the plugin that learns masks and protects them.
+        unlearning: plugins that record and unlearn, behind it.
+        criterion: loss of logits and labels; cross-entropy by default.
+        plugins: further plugins, behind this package's.
+        evaluator: Avalanche's EvaluationPlugin; by default one without loggers.
+        reset_optimizer: a new optimizer state for every task (``train(…, reset_optimizer_state=…)`` overrides it).
+        seed: every draw derives from it and the task.
+        options: Avalanche's own: ``train_mb_size``, ``train_epochs``, ``eval_mb_size``, ``device``, ``eval_every``,
+            ``peval_mode``.
+
+    Raises:
+        TypeError: if ``model`` is no MaskedModel, or for an unknown option.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: MaskedModel,
+        optimizer: Optimizer,
+        masking: HATPlugin,
+        unlearning: Sequence[SupervisedPlugin] = (),
+        criterion: Any = None,
+        plugins: Sequence[SupervisedPlugin] | None = None,
+        evaluator: EvaluationPlugin | Any = None,
+        reset_optimizer: bool = True,
+        seed: int = 0,
+        **options: Any,
+    ) -> None:
+        if not isinstance(model, MaskedModel):
+            raise TypeError(
+                f"model must be a MaskedModel, got {type(model).__name__}: wrap the feature extractor, "
+                "MaskedModel(backbone)"
+            )
+        super().__init__(
+            model=model,
+            optimizer=optimizer,
+            criterion=nn.CrossEntropyLoss() if criterion is None else criterion,
+            plugins=[SeedingPlugin(seed), InMemoryLoaderPlugin(), masking, *unlearning, *(plugins or [])],
+            evaluator=EvaluationPlugin(loggers=[]) if evaluator is None else evaluator,
+            **options,
+        )
+        self.seed = seed
+        self.reset_optimizer = reset_optimizer
+        self.optimizer_always_fresh = reset_optimizer
+        """Whether every task so far started with new optimizer state, without which no unlearning is exact."""
+
+    def check_model_and_optimizer(self, reset_optimizer_state: bool | None = None, **kwargs: Any) -> None:
+        """A new optimizer state per task, unless the strategy or the call to ``train`` says otherwise."""
+        fresh = self.reset_optimizer if reset_optimizer_state is None else reset_optimizer_state
+        self.optimizer_always_fresh &= fresh
+        super().check_model_and_optimizer(reset_optimizer_state=fresh, **kwargs)
+
+    def eval(self, exp_list: Any, **kwargs: Any) -> dict[str, Any]:
+        """Evaluate the experiences whose tasks the model has: neither future nor unlearned ones."""
+        experiences = [exp_list] if isinstance(exp_list, CLExperience) else list(exp_list)
+        known = [e for e in experiences if all(int(t) in self.model.tasks for t in e.task_labels)]
+        return super().eval(known, **kwargs) if known else {}
+
+    def plan_unlearning(self, tasks: Iterable[int]) -> UnlearningPlan:
+        """What unlearning these tasks would change; changes nothing.
+
+        Raises:
+            RequestError: if they can't be requested now.
+        """
+        return self._unlearning().plan(self, tasks)
+
+    def unlearn(self, tasks: Iterable[int], *, keep_probes: bool = False) -> UnlearningRecord:
+        """Unlearn tasks, as a whole or not at all; at any moment outside a training call.
+
+        Args:
+            tasks: labels of remaining, not permanent tasks.
+            keep_probes: whether metrics may keep the tasks' masks and heads for measuring.
+
+        Raises:
+            RequestError: if they can't be requested now; nothing changed.
+        """
+        return self._unlearning().unlearn(self, tasks, keep_probes=keep_probes)
+
+    def mark_permanent(self, tasks: Iterable[int]) -> None:
+        """Declare remaining tasks permanent; never reversed.
+
+        Raises:
+            RequestError: if one of them does not remain.
+        """
+        self._unlearning().mark_permanent(tasks)
+
+    def abort_training(self) -> None:
+        """Undo a training that was interrupted by an exception; does nothing between tasks."""
+        for kind in (HATPlugin, TrajectoryPlugin):
+            plugin = find_plugin(self, kind)
+            if plugin is not None:
+                plugin.abort(self)
+
+    def _unlearning(self) -> UnlearningPlugin:
+        plugin = find_plugin(self, UnlearningPlugin)
+        if plugin is None:
+            raise RequestError(
+                f"{type(self).__name__} does not unlearn: use AmnesiacHAT, or give it "
+                "plugins=[TrajectoryPlugin(), UnlearningPlugin()]"
+            )
+        return plugin
+
+
+def split_options(options: dict[str, Any], plugin: type[HATPlugin]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A strategy's keyword arguments, as those of its masking plugin and the rest."""
+    names = {name for kind in plugin.__mro__ for name in inspect.signature(kind.__init__).parameters}
+    names -= {"self", "args", "kwargs", "seed"}
+    of_plugin = {name: value for name, value in options.items() if name in names}
+    return of_plugin, {name: value for name, value in options.items() if name not in names}

@@ -1,0 +1,35 @@
+"""HAT: hard attention to the task."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.optim import Optimizer
+
+from avalanche_amnesia.models import MaskedModel
+from avalanche_amnesia.training.hard_attention import HardAttentionStrategy, split_options
+from avalanche_amnesia.training.plugins import HATPlugin
+
+
+class HAT(HardAttentionStrategy):
+    """Each task learns a binary mask over the units; what earlier masks use is frozen (METHOD §2).
+
+    Args:
+        model: a :class:`MaskedModel`.
+        optimizer: any torch optimizer over ``model.parameters()``.
+        seed: every draw derives from it and the task.
+        options: those of :class:`HATPlugin` (``sparsity_weight``, ``s_max``, ``adjustment`` …) and of
+            :class:`HardAttentionStrategy` (``train_mb_size``, ``train_epochs``, ``plugins``, ``evaluator`` …).
+
+    Raises:
+        TypeError: for an unknown option.
+        ValueError: for a value that is not allowed.
+
+    Reference: Serrà et al., Overcoming catastrophic forgetting with hard attention to the task, ICML 2018.
+    """
+
+    def __init__(self, *, model: MaskedModel, optimizer: Optimizer, seed: int = 0, **options: Any) -> None:
+        masking, rest = split_options(options, HATPlugin)
+        super().__init__(
+            model=model, optimizer=optimizer, masking=HATPlugin(**masking, seed=seed), seed=seed, **rest
+        )

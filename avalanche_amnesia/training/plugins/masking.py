@@ -1,0 +1,305 @@
+"""HAT as an Avalanche plugin: the life of a task's mask, and what each training step does to it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from avalanche.core import SupervisedPlugin
+from torch import nn
+from torch.optim import Optimizer
+
+from avalanche_amnesia.models import MaskedModel
+from avalanche_amnesia.seeding import derive_seed
+from avalanche_amnesia.training.adjustment import (
+    Adjuster,
+    AdjustmentRule,
+    AdjustSpace,
+    ConstantRule,
+    RandomRule,
+    TaskUse,
+)
+from avalanche_amnesia.training.attention import (
+    Annealing,
+    EmbeddingInit,
+    SparsityMode,
+    SparsityRegulariser,
+    check_choice,
+    compensate_,
+    initial_embedding,
+    mask_scale,
+)
+from avalanche_amnesia.training.snapshot import TaskSnapshot
+
+Adjustment = Literal["hat", "random", "constant"]
+
+
+class TaskError(ValueError):
+    """An experience can't be trained as a task of its own; nothing changed."""
+
+
+class DivergedError(RuntimeError):
+    """A task's weights became infinite or NaN; its training was undone."""
+
+
+class HATPlugin(SupervisedPlugin):
+    """Hard attention to the task: learns a mask per task, protects what earlier masks use, commits what a mask owns.
+
+    Works with any Avalanche strategy whose model is a :class:`~avalanche_amnesia.models.MaskedModel`.
+
+    Args:
+        sparsity_weight: ``λ >= 0`` of the sparsity regulariser.
+        sparsity: ``original``, ``cross`` or ``quota``.
+        s_max: largest scale of the gate, > 1.
+        annealing: ``linear`` or ``cosine``, over the mini-batches of each epoch.
+        embedding_init: ``normal``, ``uniform``, ``positive``, ``negative``, ``last`` or ``ones``.
+        embedding_lr: learning rate of the mask embeddings; they are stepped by an optimizer of their own, of the
+            strategy's optimizer's class and settings, without weight decay.
+        embedding_optimizer: makes that optimizer from ``[embedding]``, where the strategy's class can't be reused.
+        compensation_clamp: ``c`` of the gradient compensation.
+        embedding_clamp: embeddings stay within ``±embedding_clamp``.
+        min_units: a layer never has fewer open units.
+        adjustment: ``hat`` (parameters in use are frozen), ``random`` or ``constant``.
+        alpha: rate of ``constant``, in [0, 1].
+        adjust: ``update`` (protects under every optimizer) or ``gradient`` (as published: right for plain SGD only).
+        seed: every draw derives from it and the task.
+
+    Raises:
+        ValueError: for a value that is not allowed.
+
+    Reference: Serrà et al., ICML 2018; annealing ``cosine``, ``ones`` and ``quota``: Duan, HAT-CL, 2023.
+    """
+
+    def __init__(
+        self,
+        *,
+        sparsity_weight: float = 0.75,
+        sparsity: SparsityMode = "original",
+        s_max: float = 400.0,
+        annealing: Annealing = "linear",
+        embedding_init: EmbeddingInit = "normal",
+        embedding_lr: float = 0.05,
+        embedding_optimizer: Callable[[list[nn.Parameter]], Optimizer] | None = None,
+        compensation_clamp: float = 50.0,
+        embedding_clamp: float = 6.0,
+        min_units: int = 1,
+        adjustment: Adjustment = "hat",
+        alpha: float = 1.0,
+        adjust: AdjustSpace = "update",
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        check_choice("sparsity", sparsity, SparsityMode)
+        check_choice("annealing", annealing, Annealing)
+        check_choice("embedding_init", embedding_init, EmbeddingInit)
+        check_choice("adjust", adjust, AdjustSpace)
+        _check_above("sparsity_weight", sparsity_weight, 0, inclusive=True)
+        _check_above("s_max", s_max, 1)
+        _check_above("embedding_lr", embedding_lr, 0)
+        _check_above("compensation_clamp", compensation_clamp, 0)
+        _check_above("embedding_clamp", embedding_clamp, 0)
+        _check_above("min_units", min_units, 1, inclusive=True)
+        self.sparsity_weight, self.sparsity, self.s_max, self.annealing = (
+            sparsity_weight,
+            sparsity,
+            s_max,
+            annealing,
+        )
+        self.embedding_init, self.embedding_lr, self.embedding_optimizer = (
+            embedding_init,
+            embedding_lr,
+            embedding_optimizer,
+        )
+        self.compensation_clamp, self.embedding_clamp, self.min_units = (
+            compensation_clamp,
+            embedding_clamp,
+            min_units,
+        )
+        self.adjust, self.seed = adjust, seed
+        self.rule = self._make_rule(adjustment, alpha)
+        self.snapshot: TaskSnapshot | None = None
+        """Values before the task in training; None between tasks."""
+
+    def _make_rule(self, adjustment: Adjustment, alpha: float) -> AdjustmentRule:
+        check_choice("adjustment", adjustment, Adjustment)
+        if adjustment == "hat":
+            return AdjustmentRule()
+        return RandomRule(self.seed) if adjustment == "random" else ConstantRule(alpha)
+
+    # Around a task --------------------------------------------------------------------------------------------
+
+    def before_train_dataset_adaptation(self, strategy: Any, **kwargs: Any) -> None:
+        """Check the experience, and undo a training that was interrupted, before anything else happens."""
+        model, task = masked_model(strategy), single_task(strategy.experience)
+        self.abort(strategy)
+        if task in model.masks:
+            raise TaskError(
+                f"task {task} is already trained; tasks with a mask: {list(model.masks)}. Unlearn it first, or give the "
+                "new data a task label of its own"
+            )
+
+    def abort(self, strategy: Any) -> None:
+        """Undo a task whose training was interrupted: weights, mask, head."""
+        if self.snapshot is not None:
+            self.snapshot.restore(strategy.model)
+            masked_model(strategy).drop_current_task()
+            self.snapshot = None
+
+    def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
+        """Start the task's mask; everything that is constant within the task is computed here."""
+        model, task = masked_model(strategy), single_task(strategy.experience)
+        self.n_tasks = len(getattr(strategy.experience, "origin_stream", None) or [task])
+        self.snapshot = TaskSnapshot(model, task)
+        last = model.task_embedding(tuple(model.masks)[-1]) if model.masks else None
+        generator = torch.Generator().manual_seed(derive_seed(self.seed, "embedding", task))
+        embedding = initial_embedding(self.embedding_init, model.n_units, generator, last)
+        model.start_task(task, embedding, min_units=self.min_units)
+        self._optimizer = self._make_embedding_optimizer(strategy.optimizer, model)
+        for other in model.tasks:  # an optimizer skips what has no gradient, whatever its decay or momentum
+            for parameter in model.head(other).parameters():
+                parameter.requires_grad_(other == task)
+                parameter.grad = None
+        self._layer_of = {
+            name: index
+            for index, layer in enumerate(model.graph.layers)
+            for name in (f"{layer}.weight", f"{layer}.bias")
+        }
+        self._prepare(model)
+
+    def _prepare(self, model: MaskedModel) -> None:
+        """Whatever depends on the other tasks' masks; again when one of them goes in the middle of this task."""
+        assert self.snapshot is not None
+        self._generation = model.generation
+        sizes = [layer.units for layer in model.graph.layers.values()]
+        self._layers = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes)).to(
+            model.gate().device
+        )
+        self._floor = torch.tensor([min(self.min_units, size) for size in sizes]).to(self._layers)
+        self._regulariser = SparsityRegulariser(self.sparsity, model.cumulative_mask(), sizes, self.n_tasks)
+        self._adjuster = Adjuster(
+            self.rule,
+            self.adjust,
+            TaskUse(model),
+            task=self.snapshot.task,
+            parameters=dict(model.backbone.named_parameters()),
+            before={
+                name.removeprefix("backbone."): value
+                for name, value in self.snapshot.values.items()
+                if name.startswith("backbone.")
+            },
+            layer_of=self._layer_of,
+        )
+
+    def _make_embedding_optimizer(self, optimizer: Optimizer, model: MaskedModel) -> Optimizer:
+        assert model.embedding is not None
+        if self.embedding_optimizer is not None:
+            return self.embedding_optimizer([model.embedding])
+        known = inspect.signature(type(optimizer)).parameters
+        settings = {name: value for name, value in optimizer.defaults.items() if name in known}
+        settings.update({"lr": self.embedding_lr} if "lr" in known else {})
+        settings.update({"weight_decay": 0} if "weight_decay" in known else {})
+        return type(optimizer)([model.embedding], **settings)
+
+    @torch.no_grad()
+    def after_training_exp(self, strategy: Any, **kwargs: Any) -> None:
+        """Binarise the mask, and return every entry outside it to its bits before the task (commit)."""
+        model = masked_model(strategy)
+        assert self.snapshot is not None
+        model.open_minimum(above=6 / self.s_max)
+        owned = model.graph.parameter_use(model.by_layer(model.binary_mask(self.snapshot.task)))
+        covered = self._adjuster.rule.use.covered
+        frozen = self._adjuster.frozen and self.adjust == "update"
+        keep = {
+            f"backbone.{name}": (use > 0) & (covered[name] == 0)
+            if frozen
+            else (use > 0).expand_as(covered[name])
+            for name, use in owned.items()
+        }
+        self.snapshot.commit(dict(model.named_parameters()), keep)
+        if not all(bool(parameter.isfinite().all()) for parameter in model.parameters()):
+            task = self.snapshot.task
+            self.abort(strategy)
+            raise DivergedError(
+                f"task {task} diverged: some of its weights are infinite or NaN. Its training was undone and the other "
+                "tasks are as they were; train it again with a smaller learning rate or gradient clipping"
+            )
+        model.finish_task()
+        self.snapshot = None
+
+    # Around a step --------------------------------------------------------------------------------------------
+
+    def before_forward(self, strategy: Any, **kwargs: Any) -> None:
+        """Set the scale of the gate; look again at the other masks if one of them went."""
+        model = masked_model(strategy)
+        batches = len(strategy.dataloader)
+        model.scale = mask_scale(strategy.clock.train_epoch_iterations, batches, self.s_max, self.annealing)
+        if model.generation != self._generation:
+            self._prepare(model)
+
+    def before_backward(self, strategy: Any, **kwargs: Any) -> None:
+        """Add ``λ·R`` to the loss."""
+        strategy.loss += self.sparsity_weight * self._regulariser(masked_model(strategy).gate())
+
+    @torch.no_grad()
+    def before_update(self, strategy: Any, **kwargs: Any) -> None:
+        """Compensate the embedding's gradient, and hold back what other tasks use."""
+        model = masked_model(strategy)
+        embedding = model.embedding
+        assert embedding is not None
+        if embedding.grad is not None:
+            compensate_(embedding.grad, embedding, model.scale, self.s_max, self.compensation_clamp)
+        sparsity = (
+            self._regulariser.layer_sparsity(model.gate()).tolist() if self._adjuster.needs_sparsity else []
+        )
+        self._adjuster.before_step(sparsity or [0.0] * len(self._floor))
+
+    @torch.no_grad()
+    def after_update(self, strategy: Any, **kwargs: Any) -> None:
+        """Take back what is held, step the embedding, keep it within its bounds and its layers open."""
+        model = masked_model(strategy)
+        assert model.embedding is not None
+        self._adjuster.after_step()
+        self._optimizer.step()
+        model.embedding.grad = None
+        model.embedding.clamp_(-self.embedding_clamp, self.embedding_clamp)
+        open_units = torch.zeros_like(self._floor).index_add_(
+            0, self._layers, (model.embedding > 0).to(self._floor)
+        )
+        if bool((open_units < self._floor).any()):
+            model.open_minimum(above=6 / self.s_max)
+
+
+def masked_model(strategy: Any) -> MaskedModel:
+    """The strategy's model.
+
+    Raises:
+        TypeError: unless it is a MaskedModel.
+    """
+    if not isinstance(strategy.model, MaskedModel):
+        raise TypeError(
+            f"HAT masks a MaskedModel, got {type(strategy.model).__name__}: wrap the feature extractor, "
+            "MaskedModel(backbone)"
+        )
+    return strategy.model
+
+
+def single_task(experience: Any) -> int:
+    """The one task label of an experience.
+
+    Raises:
+        TaskError: if it has none, or several.
+    """
+    labels = list(getattr(experience, "task_labels", []))
+    if len(labels) != 1:
+        raise TaskError(
+            f"an experience must hold exactly one task, got task labels {labels}; build the stream with "
+            "avalanche_amnesia.benchmarks or avalanche's task_incremental_benchmark"
+        )
+    return int(labels[0])
+
+
+def _check_above(name: str, value: float, bound: float, *, inclusive: bool = False) -> None:
+    if not (value >= bound if inclusive else value > bound):
+        raise ValueError(f"{name} must be {'at least' if inclusive else 'above'} {bound}, got {value}")

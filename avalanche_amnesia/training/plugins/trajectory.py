@@ -1,0 +1,77 @@
+"""Records what every task changed, on any Avalanche strategy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from avalanche.core import SupervisedPlugin
+from torch import nn
+
+from avalanche_amnesia.models import ModelError
+from avalanche_amnesia.training.plugins.lookup import find_plugin
+from avalanche_amnesia.training.plugins.masking import HATPlugin, single_task
+from avalanche_amnesia.training.snapshot import TaskSnapshot
+from avalanche_amnesia.unlearning import Trajectory, own_parameters
+
+
+class TrajectoryPlugin(SupervisedPlugin):
+    """Records the update of every task in a :class:`~avalanche_amnesia.unlearning.Trajectory`.
+
+    Works with the masked strategies (where an update is sparse, because it is committed to the mask) and with stock
+    ones (where it is dense). A training that was interrupted is undone before the next one.
+
+    Attributes:
+        trajectory: the store.
+        snapshot: values before the task in training; None between tasks.
+
+    Raises:
+        ModelError: before a training, if the model keeps running statistics that all tasks share (BatchNorm): they
+            can't be taken apart again.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trajectory = Trajectory()
+        self.snapshot: TaskSnapshot | None = None
+
+    def before_train_dataset_adaptation(self, strategy: Any, **kwargs: Any) -> None:
+        """Check the model, and undo a training that was interrupted."""
+        single_task(strategy.experience)
+        shared = [
+            name
+            for name, module in strategy.model.named_modules()
+            if isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats
+        ]
+        if shared:
+            raise ModelError(
+                f"modules {shared} keep running statistics that all tasks share, which no unlearning can take apart; "
+                "use a backbone without them, or track_running_stats=False"
+            )
+        self.abort(strategy)
+
+    def abort(self, strategy: Any) -> None:
+        """Undo a task whose training was interrupted."""
+        if self.snapshot is not None:
+            self.snapshot.restore(strategy.model)
+            self.snapshot = None
+
+    def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
+        """Remember the values before the task."""
+        masking = find_plugin(strategy, HATPlugin)
+        if masking is None:
+            self.snapshot = TaskSnapshot(strategy.model, single_task(strategy.experience))
+        else:
+            if masking.snapshot is None:
+                raise ValueError(
+                    "put HATPlugin in front of TrajectoryPlugin: what is recorded must be committed first"
+                )
+            self.snapshot = masking.snapshot  # one copy of the model serves both
+
+    def after_training_exp(self, strategy: Any, **kwargs: Any) -> None:
+        """Record the task's update of everything that is not its own."""
+        assert self.snapshot is not None
+        task = self.snapshot.task
+        own = own_parameters(strategy.model, task)
+        before = {name: value for name, value in self.snapshot.values.items() if name not in own}
+        self.trajectory.record(task, before, dict(strategy.model.named_parameters()))
+        self.snapshot = None

@@ -1,0 +1,255 @@
+"""Obeys unlearning requests, on any Avalanche strategy that records its trajectory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from avalanche.core import SupervisedPlugin
+from avalanche.training.plugins import EvaluationPlugin
+from avalanche.training.plugins.clock import Clock
+from avalanche.training.templates.base_sgd import PeriodicEval
+from avalanche.training.utils import trigger_plugins
+
+from avalanche_amnesia.training.plugins.loading import InMemoryLoaderPlugin
+from avalanche_amnesia.training.plugins.lookup import find_plugin
+from avalanche_amnesia.training.plugins.masking import HATPlugin, single_task
+from avalanche_amnesia.training.plugins.seeding import SeedingPlugin
+from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
+from avalanche_amnesia.unlearning import (
+    RequestError,
+    Subject,
+    TaskLedger,
+    UnlearningPlan,
+    UnlearningRecord,
+    apply,
+    prepare,
+)
+
+
+class UnlearningPlugin(SupervisedPlugin):
+    """Keeps the book of tasks, fires the stream's requests, and unlearns.
+
+    Needs a :class:`TrajectoryPlugin` beside it. Requests come from the experiences of
+    :func:`~avalanche_amnesia.benchmarks.with_unlearning`, or from :meth:`unlearn`. While training it moves itself
+    behind every plugin that learns, so that what those store of a task just trained is purged as well. Around each
+    unlearning it triggers ``before_unlearning`` and ``after_unlearning`` on the strategy's plugins, metrics and loggers.
+
+    Args:
+        keep_probes: whether metrics may keep the mask and the head of a task that a request of the stream names, to
+            measure how well it was forgotten. They are residue of the task, kept in the metrics alone.
+        deadline: a task becomes permanent by itself once this many further tasks have been trained; by default the
+            stream's.
+
+    Attributes:
+        ledger: the book of tasks.
+        records: one :class:`UnlearningRecord` per unlearning, in order.
+        current: the plan being applied, for metrics and loggers; None outside.
+    """
+
+    def __init__(self, *, keep_probes: bool = True, deadline: int | None = None) -> None:
+        super().__init__()
+        self.keep_probes_of_stream = keep_probes
+        self.ledger = TaskLedger(deadline)
+        self.records: list[UnlearningRecord] = []
+        self.current: UnlearningPlan | None = None
+        self.keep_probes = False
+        self._given_deadline = deadline
+        self._counters: dict[int, int] = {}
+        self._tainted: set[int] = set()
+        self._task: int | None = None
+        self._forgotten_in_task: set[int] = set()
+
+    # By the user ----------------------------------------------------------------------------------------------
+
+    def plan(self, strategy: Any, tasks: Iterable[int]) -> UnlearningPlan:
+        """What unlearning these tasks now would change; changes nothing.
+
+        Raises:
+            RequestError: if they can't be requested now.
+        """
+        return prepare(self._subject(strategy), list(tasks), self._between_tasks(strategy)).plan
+
+    def unlearn(self, strategy: Any, tasks: Iterable[int], *, keep_probes: bool = False) -> UnlearningRecord:
+        """Unlearn tasks now, outside a training call: as a whole, or not at all.
+
+        Args:
+            strategy: the strategy that this plugin belongs to.
+            tasks: labels of remaining, not permanent tasks.
+            keep_probes: whether metrics may keep the tasks' masks and heads.
+
+        Raises:
+            RequestError: if they can't be requested now; nothing changed.
+        """
+        return self._unlearn(strategy, list(tasks), self._between_tasks(strategy), keep_probes)
+
+    def mark_permanent(self, tasks: Iterable[int]) -> None:
+        """Declare remaining tasks permanent: never to be requested again.
+
+        Raises:
+            RequestError: if one of them does not remain.
+        """
+        self.ledger.declare_permanent(tasks)
+
+    def _between_tasks(self, strategy: Any) -> str:
+        trajectory = self._trajectory(strategy)
+        if trajectory.snapshot is not None:
+            raise RequestError(
+                f"task {trajectory.snapshot.task} is in training, or its training was interrupted: to unlearn in the "
+                "middle of a task put UnlearningRequest(..., when='iteration') into the stream; to give an interrupted "
+                "task up call abort_training()"
+            )
+        return f"after {self.ledger.n_trained} trainings"
+
+    # By the stream --------------------------------------------------------------------------------------------
+
+    def before_training(self, strategy: Any, **kwargs: Any) -> None:
+        """Move behind all plugins but the host's last three: those that learn must have learned already."""
+        last = (EvaluationPlugin, PeriodicEval, Clock)
+        others = [plugin for plugin in strategy.plugins if plugin is not self]
+        position = next((i for i, plugin in enumerate(others) if isinstance(plugin, last)), len(others))
+        strategy.plugins = [*others[:position], self, *others[position:]]
+
+    def before_train_dataset_adaptation(self, strategy: Any, **kwargs: Any) -> None:
+        """Check everything that can be wrong with the task and its requests; fire those that come before it."""
+        experience, task = strategy.experience, single_task(strategy.experience)
+        self._trajectory(strategy)
+        if task in self.ledger.remaining:
+            raise RequestError(
+                f"task {task} is already trained and remains; remaining tasks: {list(self.ledger.remaining)}. Unlearn "
+                "it first, or give the new data a task label of its own"
+            )
+        for upcoming in _from_here(experience):
+            _check_iterations(strategy, upcoming)
+        if self.ledger.n_trained == 0 and self._given_deadline is None:
+            self.ledger = TaskLedger(getattr(experience, "deadline", None))
+        self._task, self._forgotten_in_task = task, set()
+        for request in _due(experience, "before"):
+            self._unlearn(strategy, request.tasks, request.event(task), self.keep_probes_of_stream)
+
+    def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
+        """Note the host's counter, by which EWC files what it keeps; check iterations against the real loader."""
+        for request in _due(strategy.experience, "iteration"):
+            _check_iteration(request, self._task, strategy.train_epochs * len(strategy.dataloader))
+        self._counters[single_task(strategy.experience)] = strategy.clock.train_exp_counter
+
+    def before_training_iteration(self, strategy: Any, **kwargs: Any) -> None:
+        """Fire the requests of this iteration; keep samples of forgotten tasks out of a loader that still has them."""
+        task = single_task(strategy.experience)
+        for request in _due(strategy.experience, "iteration"):
+            if request.iteration == strategy.clock.train_exp_iterations:
+                with _preserved_minibatch(strategy):
+                    self._unlearn(strategy, request.tasks, request.event(task), self.keep_probes_of_stream)
+                self._forgotten_in_task.update(request.tasks)
+        if self._forgotten_in_task:
+            forgotten = sum(strategy.mbatch[-1] == gone for gone in self._forgotten_in_task)
+            keep = (forgotten == 0).nonzero()[:, 0]
+            if len(keep) < len(strategy.mbatch[-1]):
+                strategy.mbatch = [part[keep] for part in strategy.mbatch]
+
+    def after_training_exp(self, strategy: Any, **kwargs: Any) -> None:
+        """Enter the task into the book; fire the requests that come after it."""
+        task = single_task(strategy.experience)
+        if self._tainted or self._forgotten_in_task:
+            self._tainted.add(task)  # it learned beside tasks that are not what the reference has
+        self.ledger.learn(task, permanent=bool(getattr(strategy.experience, "permanent", False)))
+        self._task = None
+        for request in _due(strategy.experience, "after"):
+            self._unlearn(strategy, request.tasks, request.event(task), self.keep_probes_of_stream)
+
+    # The operation --------------------------------------------------------------------------------------------
+
+    def _unlearn(
+        self, strategy: Any, tasks: Sequence[int], event: str, keep_probes: bool
+    ) -> UnlearningRecord:
+        subject = self._subject(strategy)
+        preparation = prepare(subject, tasks, event)
+        self.current, self.keep_probes = preparation.plan, keep_probes
+
+        def announce(name: str, record: UnlearningRecord | None) -> None:
+            if record is not None:
+                self.records.append(record)
+            trigger_plugins(strategy, name)
+
+        records = list(self.records)
+        try:
+            return apply(subject, preparation, announce)
+        except BaseException:
+            self.records = records
+            raise
+        finally:
+            self.current = None
+
+    def _subject(self, strategy: Any) -> Subject:
+        trajectory = self._trajectory(strategy)
+        snapshot = trajectory.snapshot
+        return Subject(
+            model=strategy.model,
+            optimizers=[strategy.optimizer],
+            trajectory=trajectory.trajectory,
+            ledger=self.ledger,
+            plugins=[p for p in strategy.plugins if not isinstance(p, (EvaluationPlugin, *_OURS))],
+            counters=self._counters,
+            before=None if snapshot is None else snapshot.values,
+            optimized=getattr(strategy, "optimized_param_id", None),
+            tainted=self._tainted,
+            exact_host=self._is_exact_host(strategy),
+            iteration=strategy.clock.train_iterations,
+        )
+
+    def _is_exact_host(self, strategy: Any) -> bool:
+        """Is a training here a function of (seed, remaining tasks) alone? Any plugin of others may break that."""
+        known = (EvaluationPlugin, PeriodicEval, Clock, *_OURS)
+        return (
+            find_plugin(strategy, HATPlugin) is not None
+            and find_plugin(strategy, SeedingPlugin) is not None
+            and getattr(strategy, "optimizer_always_fresh", False)
+            and all(isinstance(plugin, known) for plugin in strategy.plugins)
+        )
+
+    def _trajectory(self, strategy: Any) -> TrajectoryPlugin:
+        plugin = find_plugin(strategy, TrajectoryPlugin)
+        if plugin is None:
+            raise RequestError(
+                f"{type(strategy).__name__} records no trajectory, without which nothing can be unlearned: "
+                "plugins=[TrajectoryPlugin(), UnlearningPlugin()]"
+            )
+        return plugin
+
+
+_OURS = (SeedingPlugin, InMemoryLoaderPlugin, HATPlugin, TrajectoryPlugin, UnlearningPlugin)
+
+
+def _due(experience: Any, when: str) -> list[Any]:
+    return [request for request in getattr(experience, "requests", ()) if request.when == when]
+
+
+def _from_here(experience: Any) -> list[Any]:
+    stream = getattr(experience, "origin_stream", None)
+    return [experience] if stream is None else list(stream)[experience.current_experience :]
+
+
+def _check_iterations(strategy: Any, experience: Any) -> None:
+    batches = -(-len(experience.dataset) // strategy.train_mb_size)
+    for request in _due(experience, "iteration"):
+        _check_iteration(request, single_task(experience), strategy.train_epochs * batches)
+
+
+def _check_iteration(request: Any, task: int | None, iterations: int) -> None:
+    if request.iteration >= iterations:
+        raise RequestError(
+            f"iteration {request.iteration} of task {task} never comes: the task has {iterations} training "
+            f"iterations, 0 to {iterations - 1}; choose one of them, or when='after'"
+        )
+
+
+@contextmanager
+def _preserved_minibatch(strategy: Any) -> Iterator[None]:
+    """An evaluation inside an iteration wipes the mini-batch and the loss: put them back."""
+    saved = {name: getattr(strategy, name) for name in ("mbatch", "mb_output", "loss", "_eval_streams")}
+    try:
+        yield
+    finally:
+        for name, value in saved.items():
+            setattr(strategy, name, value)

@@ -1,0 +1,40 @@
+"""The values of a model's parameters before a task, and the way back to them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+
+class TaskSnapshot:
+    """Copies of all parameters of a model, taken when a task begins.
+
+    Args:
+        model: its parameters are copied.
+        task: label of the task that begins.
+    """
+
+    def __init__(self, model: nn.Module, task: int) -> None:
+        self.task = task
+        self.values = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+
+    @torch.no_grad()
+    def restore(self, model: nn.Module) -> None:
+        """Put the copied values back into the parameters that still exist."""
+        for name, parameter in model.named_parameters():
+            if name in self.values:
+                parameter.copy_(self.values[name])
+
+    @torch.no_grad()
+    def commit(self, parameters: Mapping[str, nn.Parameter], keep: Mapping[str, Tensor]) -> None:
+        """Return, bit for bit, every entry that the task does not own.
+
+        Args:
+            parameters: by name in the model.
+            keep: parameter name → bool tensor of its shape: the entries whose new values stay.
+        """
+        for name, kept in keep.items():
+            parameter = parameters[name]
+            parameter.copy_(torch.where(kept, parameter, self.values[name]))

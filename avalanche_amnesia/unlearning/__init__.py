@@ -1,0 +1,27 @@
+"""Taking tasks out of a model: who may be asked for, what they changed, and how it goes."""
+
+from avalanche_amnesia.unlearning.ledger import RequestError, TaskLedger
+from avalanche_amnesia.unlearning.operation import Preparation, Subject, apply, prepare
+from avalanche_amnesia.unlearning.purge import PurgeContext, register_purger
+from avalanche_amnesia.unlearning.record import TensorChange, UnlearningPlan, UnlearningRecord
+from avalanche_amnesia.unlearning.task_modules import own_parameters, remove_task_modules
+from avalanche_amnesia.unlearning.trajectory import Removal, Trajectory, TrajectoryError
+
+__all__ = [
+    "Preparation",
+    "PurgeContext",
+    "Removal",
+    "RequestError",
+    "Subject",
+    "TaskLedger",
+    "TensorChange",
+    "Trajectory",
+    "TrajectoryError",
+    "UnlearningPlan",
+    "UnlearningRecord",
+    "apply",
+    "own_parameters",
+    "prepare",
+    "register_purger",
+    "remove_task_modules",
+]

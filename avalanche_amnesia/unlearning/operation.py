@@ -1,0 +1,207 @@
+"""Unlearning as one operation: worked out first, then applied as a whole or not at all."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from avalanche_amnesia.bits import same_bits, tensor_hash
+from avalanche_amnesia.models import MaskedModel
+from avalanche_amnesia.unlearning.ledger import TaskLedger
+from avalanche_amnesia.unlearning.purge import PurgeContext, holds_learned_state, purger_of
+from avalanche_amnesia.unlearning.record import Claim, TensorChange, UnlearningPlan, UnlearningRecord
+from avalanche_amnesia.unlearning.task_modules import own_parameters, remove_task_modules
+from avalanche_amnesia.unlearning.trajectory import Removal, Trajectory
+
+
+@dataclass
+class Subject:
+    """Everything that an unlearning looks at and changes.
+
+    Attributes:
+        model: the model.
+        optimizers: whose state and parameter lists are cleaned.
+        trajectory: the tasks' updates.
+        ledger: who may be asked for.
+        plugins: the host's plugins, to be purged.
+        counters: task → the host's experience counter when it was trained.
+        before: values before a task that is in training, by parameter name; None between tasks. Replaced in place.
+        optimized: the host's own book of optimized parameters, by name; cleaned too.
+        tainted: remaining tasks whose training saw a task that was unlearned later.
+        exact_host: whether the training itself is reproducible from (seed, remaining tasks) alone.
+        n_trained: trainings finished.
+        iteration: training iterations finished.
+    """
+
+    model: nn.Module
+    optimizers: Sequence[Optimizer]
+    trajectory: Trajectory
+    ledger: TaskLedger
+    plugins: Sequence[object]
+    counters: Mapping[int, int]
+    before: dict[str, Tensor] | None
+    optimized: dict[str, Any] | None
+    tainted: set[int]
+    exact_host: bool
+    iteration: int = 0
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """A checked request, worked out: the plan to show and the change to make."""
+
+    plan: UnlearningPlan
+    removal: Removal
+    tainted: frozenset[int]
+    own: frozenset[str] = field(default_factory=frozenset)
+
+
+def prepare(subject: Subject, tasks: Sequence[int], event: str) -> Preparation:
+    """Check a request and work out what it would do; changes nothing.
+
+    Raises:
+        RequestError: if the ledger does not allow it.
+    """
+    tasks = subject.ledger.check(tasks, event)
+    model, trajectory = subject.model, subject.trajectory
+    parameters = dict(model.named_parameters())
+    own = frozenset().union(*(own_parameters(model, task) for task in tasks))
+    shared = {name: p.detach() for name, p in parameters.items() if name not in own}
+    removal = trajectory.remove(tasks, shared, subject.before)
+    remaining = [task for task in subject.ledger.remaining if task not in tasks]
+    tainted = {t for t in remaining if t in subject.tainted or subject.ledger.present(t) & set(tasks)}
+    exact = subject.exact_host and not tainted and subject.before is None
+    claim: Claim = "exact" if exact else "approximate"
+    stateful = [
+        plugin for plugin in subject.plugins if purger_of(plugin) is None and holds_learned_state(plugin)
+    ]
+    plan = UnlearningPlan(
+        tasks=tuple(tasks),
+        event=event,
+        entries={
+            name: int((~same_bits(value, shared[name])).sum())
+            for name, value in sorted(removal.values.items())
+        },
+        removed=tuple(sorted(own | _task_buffers(model, tasks))),
+        affected=_affected(model, remaining, removal, shared),
+        claim=claim,
+        trajectory_bytes=sum(trajectory.nbytes(task) for task in tasks),
+        purges=tuple(type(plugin).__name__ for plugin in subject.plugins if purger_of(plugin)),
+        unpurged=tuple(type(plugin).__name__ for plugin in stateful),
+    )
+    return Preparation(plan, removal, frozenset(tainted), own)
+
+
+def _task_buffers(model: nn.Module, tasks: Sequence[int]) -> frozenset[str]:
+    if not isinstance(model, MaskedModel):
+        return frozenset()
+    return frozenset(model.buffer_names(tasks))
+
+
+def _affected(
+    model: nn.Module, remaining: Sequence[int], removal: Removal, shared: Mapping[str, Tensor]
+) -> tuple[int, ...]:
+    if not removal.values:
+        return ()
+    if not isinstance(model, MaskedModel):
+        return tuple(remaining)  # without masks every task uses every entry
+    changed = {name: ~same_bits(value, shared[name]) for name, value in removal.values.items()}
+    return tuple(
+        task
+        for task in remaining
+        if any(
+            bool((changed[f"backbone.{name}"] & (use > 0)).any())
+            for name, use in model.graph.parameter_use(model.masks[task]).items()
+            if f"backbone.{name}" in changed
+        )
+    )
+
+
+@torch.no_grad()
+def apply(
+    subject: Subject, preparation: Preparation, announce: Callable[[str, UnlearningRecord | None], None]
+) -> UnlearningRecord:
+    """Carry a preparation out as a whole; any exception leaves everything as it was.
+
+    Args:
+        subject: what was prepared.
+        preparation: what :func:`prepare` returned, just now.
+        announce: called with ``before_unlearning`` and ``after_unlearning``, inside the all-or-nothing part.
+    """
+    started = time.perf_counter()
+    plan, removal = preparation.plan, preparation.removal
+    parameters = dict(subject.model.named_parameters())
+    with ExitStack() as undo:
+        announce("before_unlearning", None)
+        hashes = _hashes(subject.model, [*removal.values, *plan.removed])
+        order = subject.ledger.remaining
+        purged = _purge_optimizers(subject, preparation.own, undo)
+        for name, value in removal.values.items():
+            undo.callback(parameters[name].copy_, parameters[name].detach().clone())
+            parameters[name].copy_(value)
+        _replace(subject.before, removal.before, undo)
+        for task in plan.tasks:
+            remove_task_modules(subject.model, task, undo)
+        undo.callback(subject.trajectory.restore, subject.trajectory.logs)
+        subject.trajectory.apply(removal)
+        context = PurgeContext(plan.tasks, order, subject.counters, preparation.own, removal)
+        for plugin in subject.plugins:
+            purger = purger_of(plugin)
+            if purger is not None:
+                purged.append(purger(plugin, context, undo))
+        undo.callback(subject.ledger.load_state_dict, subject.ledger.state_dict())
+        subject.ledger.forget(plan.tasks, plan.event)
+        undo.callback(subject.tainted.update, set(subject.tainted))
+        undo.callback(subject.tainted.clear)
+        subject.tainted.clear()
+        subject.tainted.update(preparation.tainted)
+        after = _hashes(subject.model, list(removal.values))
+        record = UnlearningRecord(
+            plan=plan,
+            changes=tuple(TensorChange(name, digest, after.get(name)) for name, digest in hashes.items()),
+            purged=tuple(purged),
+            n_trained=subject.ledger.n_trained,
+            iteration=subject.iteration,
+            seconds=time.perf_counter() - started,
+        )
+        announce("after_unlearning", record)
+        undo.pop_all()
+    return record
+
+
+def _hashes(model: nn.Module, names: Sequence[str]) -> dict[str, str]:
+    state = model.state_dict()
+    return {name: tensor_hash(state[name]) for name in sorted(names) if name in state}
+
+
+def _replace(store: dict[str, Tensor] | None, new: Mapping[str, Tensor], undo: ExitStack) -> None:
+    if store is None:
+        return
+    undo.callback(store.update, {name: store[name] for name in new})
+    store.update(new)
+
+
+def _purge_optimizers(subject: Subject, own: frozenset[str], undo: ExitStack) -> list[str]:
+    """Drop all optimizer state (moments mix every task that they saw) and the parameters that go."""
+    gone = {id(p) for name, p in subject.model.named_parameters() if name in own}
+    for optimizer in subject.optimizers:
+        undo.callback(setattr, optimizer, "state", optimizer.state)
+        optimizer.state = defaultdict(dict)
+        for group in optimizer.param_groups:
+            undo.callback(group.__setitem__, "params", group["params"])
+            group["params"] = [p for p in group["params"] if id(p) not in gone]
+    if subject.optimized is not None:
+        undo.callback(
+            subject.optimized.update, {name: subject.optimized[name] for name in own & set(subject.optimized)}
+        )
+        for name in own:
+            subject.optimized.pop(name, None)
+    return ["optimizer: its state was dropped, with the tasks' own parameters"] if subject.optimizers else []

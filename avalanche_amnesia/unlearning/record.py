@@ -1,0 +1,91 @@
+"""What an unlearning would do (the plan) and what it did (the record), as data."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+Claim = Literal["exact", "approximate"]
+
+
+@dataclass(frozen=True)
+class UnlearningPlan:
+    """What unlearning some tasks would change; making one changes nothing.
+
+    Attributes:
+        tasks: the tasks that go.
+        event: when it was asked for, e.g. ``"after task 3"``.
+        entries: shared tensor → number of entries that change.
+        removed: tensors that go with the tasks (heads, masks, embeddings).
+        affected: remaining tasks that use entries which change, in training order.
+        claim: what the state afterwards can be called.
+        trajectory_bytes: bytes of trajectory that are freed.
+        purges: host plugins that would be cleaned, by class name.
+        unpurged: plugins that hold learned state and have no purger, by class name.
+    """
+
+    tasks: tuple[int, ...]
+    event: str
+    entries: Mapping[str, int]
+    removed: tuple[str, ...]
+    affected: tuple[int, ...]
+    claim: Claim
+    trajectory_bytes: int
+    purges: tuple[str, ...]
+    unpurged: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class TensorChange:
+    """One tensor that was touched; SHA-256 of its bits, None where it did not exist."""
+
+    name: str
+    before: str | None
+    after: str | None
+
+
+@dataclass(frozen=True)
+class UnlearningRecord:
+    """What an unlearning did.
+
+    Attributes:
+        plan: what was planned and applied as a whole.
+        changes: every model tensor that was touched, with hashes before and after.
+        purged: what was taken out of host plugins and the optimizer, a line each.
+        n_trained: trainings finished when it happened.
+        iteration: training iterations finished when it happened.
+        seconds: wall-clock time it took.
+    """
+
+    plan: UnlearningPlan
+    changes: tuple[TensorChange, ...]
+    purged: tuple[str, ...]
+    n_trained: int
+    iteration: int
+    seconds: float
+
+    @property
+    def tasks(self) -> tuple[int, ...]:
+        """The tasks that went."""
+        return self.plan.tasks
+
+    @property
+    def affected(self) -> tuple[int, ...]:
+        """Remaining tasks that use entries which changed."""
+        return self.plan.affected
+
+    @property
+    def claim(self) -> Claim:
+        """``exact``: equal to the reference model by construction; ``approximate`` otherwise."""
+        return self.plan.claim
+
+    def to_json(self) -> str:
+        """The record as JSON."""
+        return json.dumps(asdict(self), indent=2)
+
+    def save(self, path: str | Path) -> None:
+        """Write the record to a JSON file."""
+        Path(path).write_text(self.to_json() + "\n")

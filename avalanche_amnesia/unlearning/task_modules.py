@@ -1,0 +1,51 @@
+"""The parts of a model that belong to one task alone, and how to take them out."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+from avalanche.models import MultiHeadClassifier
+from torch import nn
+
+from avalanche_amnesia.models import MultiHeadModel
+
+
+def own_parameters(model: nn.Module, task: int) -> frozenset[str]:
+    """Names of the parameters that belong to the task alone (its heads)."""
+    prefixes = [
+        f"{name}.{container}.{task}.".lstrip(".")
+        for name, module in model.named_modules()
+        for kind, container in ((MultiHeadModel, "heads"), (MultiHeadClassifier, "classifiers"))
+        if isinstance(module, kind)
+    ]
+    return frozenset(name for name, _ in model.named_parameters() if name.startswith(tuple(prefixes)))
+
+
+def remove_task_modules(model: nn.Module, task: int, undo: ExitStack) -> None:
+    """Take the task's heads, masks and embeddings out of a model; ``undo`` receives the way back.
+
+    Knows this package's models and Avalanche's ``MultiHeadClassifier``, wherever they sit inside ``model``.
+    """
+    for module in list(model.modules()):
+        if isinstance(module, MultiHeadModel):
+            undo.callback(module.restore_task_state, module.task_state())
+            if task in module.tasks:
+                module.remove_task(task)
+        elif isinstance(module, MultiHeadClassifier):
+            _remove_avalanche_head(module, task, undo)
+        elif hasattr(module, "known_train_tasks_labels"):
+            _forget_label(module, task, undo)
+
+
+def _remove_avalanche_head(module: MultiHeadClassifier, task: int, undo: ExitStack) -> None:
+    _forget_label(module, task, undo)
+    undo.callback(setattr, module.classifiers, "_modules", dict(module.classifiers._modules))
+    undo.callback(setattr, module, "_buffers", dict(module._buffers))
+    if str(task) in module.classifiers:
+        del module.classifiers[str(task)]
+    module._buffers.pop(f"active_units_T{task}", None)
+
+
+def _forget_label(module: nn.Module, task: int, undo: ExitStack) -> None:
+    undo.callback(setattr, module, "known_train_tasks_labels", set(module.known_train_tasks_labels))
+    module.known_train_tasks_labels = module.known_train_tasks_labels - {task}
