@@ -84,7 +84,7 @@ class WeightedLayer:
     bias: bool
 
     def weight_use(self, of_units: Tensor, of_inputs: Tensor) -> Tensor:
-        """``min(a_{l,i}, a_{l-1,j})`` per weight, shaped to broadcast over the kernel: ``(units, inputs/groups, 1…)``."""
+        """``min(a_{l,i}, a_{l-1,j})`` per weight, ``(units, inputs/groups, 1…)``: broadcasts over the kernel."""
         per_group = of_inputs.reshape(self.groups, 1, -1)
         rows = torch.minimum(of_units.reshape(self.groups, -1, 1), per_group)
         return rows.reshape(self.units, -1, *(1,) * (self.weight_ndim - 2))
@@ -138,9 +138,7 @@ def mask_channels(values: Tensor, mask: Tensor) -> Tensor:
     return values * mask.reshape(mask.shape + (1,) * (values.dim() - 2))
 
 
-def trace_backbone(
-    backbone: nn.Module, input_shape: tuple[int, ...] | None = None
-) -> tuple[fx.GraphModule, UnitGraph]:
+def trace_backbone(backbone: nn.Module, input_shape: tuple[int, ...] | None = None) -> tuple[fx.GraphModule, UnitGraph]:
     """Trace a feature extractor and multiply a mask in behind every weighted layer.
 
     Args:
@@ -181,13 +179,9 @@ class _Rewriter:
         some = next(self.backbone.parameters(), torch.zeros(()))
         try:
             with torch.no_grad():
-                ShapeProp(fx.GraphModule(self.backbone.eval(), self.graph)).propagate(
-                    some.new_zeros(1, *input_shape)
-                )
+                ShapeProp(fx.GraphModule(self.backbone.eval(), self.graph)).propagate(some.new_zeros(1, *input_shape))
         except Exception as error:
-            raise ModelError(
-                f"the backbone does not run on an input of shape {input_shape}: {error}"
-            ) from error
+            raise ModelError(f"the backbone does not run on an input of shape {input_shape}: {error}") from error
         finally:
             self.backbone.train(was_training)
 
@@ -257,17 +251,11 @@ class _Rewriter:
         units = module.out_features if linear else module.out_channels
         width = module.in_features if linear else module.in_channels
         if linear and value.spatial and not isinstance(value.units, Inputs):
-            raise self._error(
-                node, "a Linear on unflattened channels mixes positions, not units", "flatten first"
-            )
+            raise self._error(node, "a Linear on unflattened channels mixes positions, not units", "flatten first")
         if not linear and not value.spatial:
-            raise self._error(
-                node, "a convolution on flattened units", "keep the positions until the last convolution"
-            )
+            raise self._error(node, "a convolution on flattened units", "keep the positions until the last convolution")
         sources = self._resolved(node, value.units, width)
-        if (
-            name in self.layers
-        ):  # the same module called twice: its inputs are whatever feeds any of the calls
+        if name in self.layers:  # the same module called twice: its inputs are whatever feeds any of the calls
             sources = AnyOf((self.layers[name].sources, sources))
         self.layers[name] = WeightedLayer(
             name, units, sources, getattr(module, "groups", 1), module.weight.dim(), module.bias is not None
@@ -295,11 +283,7 @@ class _Rewriter:
             start, end = _argument(node, 1, "start_dim", 0), _argument(node, 2, "end_dim", -1)
             return self._flatten(node, self._argument(node), start, end)
         if target in ("view", "reshape") or target is torch.reshape:
-            shape = (
-                node.args[1]
-                if len(node.args) == 2 and isinstance(node.args[1], (tuple, list))
-                else node.args[1:]
-            )
+            shape = node.args[1] if len(node.args) == 2 and isinstance(node.args[1], (tuple, list)) else node.args[1:]
             if len(shape) == 2 and isinstance(shape[1], int):  # (batch, everything else)
                 return self._flatten(node, self._argument(node), 1, -1)
         if target == "mean" or target is torch.mean:
@@ -315,9 +299,7 @@ class _Rewriter:
 
     def _flatten(self, node: fx.Node, value: _Value, start: Any, end: Any) -> _Value:
         if start != 1 or end != -1:
-            raise self._error(
-                node, f"flatten from {start} to {end}", "flatten everything but the batch (1 to -1)"
-            )
+            raise self._error(node, f"flatten from {start} to {end}", "flatten everything but the batch (1 to -1)")
         if not value.spatial:
             return value
         positions = value.positions
@@ -333,9 +315,7 @@ class _Rewriter:
         axes = _argument(node, 1, "dim")
         axes = (axes,) if isinstance(axes, int) else tuple(axes or ())
         if not value.spatial or sorted(axes) not in ([2, 3], [-2, -1], [2], [-1]):
-            raise self._error(
-                node, f"a mean over axes {axes} mixes units", "average over the positions alone"
-            )
+            raise self._error(node, f"a mean over axes {axes} mixes units", "average over the positions alone")
         return _Value(value.units, spatial=bool(_argument(node, 2, "keepdim", False)), positions=1)
 
     def _concatenate(self, node: fx.Node) -> _Value:
@@ -343,9 +323,7 @@ class _Rewriter:
         values = [self._known(node, part) for part in _argument(node, 0, "tensors")]
         spatial = values[0].spatial
         if any(value.spatial != spatial for value in values) or axis not in ((1,) if spatial else (1, -1)):
-            raise self._error(
-                node, f"a concatenation along axis {axis}", "concatenate along the channels (1)"
-            )
+            raise self._error(node, f"a concatenation along axis {axis}", "concatenate along the channels (1)")
         return _Value(Concatenated(tuple(value.units for value in values)), spatial)
 
     def _add(self, node: fx.Node, tensors: list[Any]) -> _Value:
@@ -357,14 +335,13 @@ class _Rewriter:
             raise self._error(node, f"addition of values with {sizes} units", "add values of equal shape")
         units = AnyOf(tuple(value.units for value in values))
         if sizes:
-            units = AnyOf(tuple(self._resolved(node, value.units, sizes.copy().pop()) for value in values))
+            size = next(size for size in sizes if size is not None)
+            units = AnyOf(tuple(self._resolved(node, value.units, size) for value in values))
         return _Value(units, values[0].spatial, values[0].positions)
 
     def _masked_again(self, node: fx.Node, value: _Value) -> _Value:
         if value.units.size is None:
-            raise self._error(
-                node, "an operation with f(0) ≠ 0 on units of unknown number", "give input_shape="
-            )
+            raise self._error(node, "an operation with f(0) ≠ 0 on units of unknown number", "give input_shape=")
         masked = self._insert_mask(node, value.units, value.spatial)
         self.values[masked] = value
         return value
@@ -372,9 +349,7 @@ class _Rewriter:
     def _output(self, node: fx.Node) -> Units:
         result = node.args[0]
         if not isinstance(result, fx.Node):
-            raise ModelError(
-                f"the backbone returns {type(result).__name__}; one tensor of features is allowed"
-            )
+            raise ModelError(f"the backbone returns {type(result).__name__}; one tensor of features is allowed")
         value = self._known(node, result)
         if value.spatial and value.positions != 1:
             raise ModelError("the backbone returns a map; flatten or average it into (batch, features)")
@@ -430,9 +405,7 @@ class _Rewriter:
 
     def _known(self, node: fx.Node, argument: Any) -> _Value:
         if argument not in self.values:
-            raise self._error(
-                node, "an argument that is no value of this network", "pass one tensor through forward"
-            )
+            raise self._error(node, "an argument that is no value of this network", "pass one tensor through forward")
         return self.values[argument]
 
     def _resolved(self, node: fx.Node, units: Units, size: int) -> Units:
@@ -452,8 +425,8 @@ class _Rewriter:
         names = [name for name, _ in self.backbone.named_parameters(remove_duplicate=False)]
         if len(names) > len(list(self.backbone.parameters())):
             raise ModelError(
-                f"{type(self.backbone).__name__} holds one parameter under two names {names}; a mask could protect only "
-                "one of them: call one module twice instead"
+                f"{type(self.backbone).__name__} holds one parameter under two names {names}; a mask could protect "
+                "only one of them: call one module twice instead"
             )
         loose = sorted(name for name in names if name not in covered)
         if loose:

@@ -124,9 +124,7 @@ class MaskedModel(MultiHeadModel):
             min_units: a layer never has fewer open units than this (or than it has units).
         """
         if task in self._binary.tasks or self.current_task is not None:
-            raise ValueError(
-                f"task {task} can't start: masks {self._binary.tasks}, in training {self.current_task}"
-            )
+            raise ValueError(f"task {task} can't start: masks {self._binary.tasks}, in training {self.current_task}")
         self.embedding = nn.Parameter(embedding.detach().clone().to(self._device))
         self.current_task, self.min_units = task, min_units
         self.generation += 1
@@ -231,9 +229,7 @@ class MaskedModel(MultiHeadModel):
     def _match_tasks(self, state: Mapping[str, Any]) -> None:
         super()._match_tasks(state)
         for buffers, prefix in ((self._binary, "_binary."), (self._embeddings, "_embeddings.")):
-            saved = {
-                int(name.removeprefix(prefix)): v for name, v in state.items() if name.startswith(prefix)
-            }
+            saved = {int(name.removeprefix(prefix)): v for name, v in state.items() if name.startswith(prefix)}
             for task in set(buffers.tasks) - set(saved):
                 buffers.drop(task)
             for task, value in saved.items():

@@ -1,6 +1,7 @@
 """A plain multilayer perceptron as a feature extractor."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -37,7 +38,7 @@ class MLP(nn.Module):
             raise ValueError(f"dropout must lie in [0, 1), got {dropout}")
         self.in_features, self.features = in_features, features
         self.input_dropout = nn.Dropout(of_input)
-        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in zip(widths, widths[1:], strict=False))
+        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(widths))
         self.dropout = nn.Dropout(of_layers)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -118,7 +118,7 @@ class MultiHeadModel(MultiTaskModule):
         assert isinstance(task_labels, Tensor)
         heads = {int(t): self.head(int(t)) for t in task_labels.unique()}
         features = self.features(x, task_labels)
-        width = max(head.out_features for head in heads.values())  # type: ignore[type-var, operator]
+        width = max(head.out_features for head in heads.values())  # type: ignore[type-var]
         logits = features.new_full((len(x), int(width)), NO_CLASS)  # type: ignore[arg-type]
         for t, head in heads.items():
             rows = (task_labels == t).nonzero()[:, 0]
@@ -126,9 +126,7 @@ class MultiHeadModel(MultiTaskModule):
             logits[rows, : own.shape[1]] = own
         return logits
 
-    def load_state_dict(
-        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
-    ) -> Any:
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """As ``nn.Module``'s, after giving the model the tasks that the state has, and no others."""
         self._match_tasks(state_dict)
         return super().load_state_dict(state_dict, strict=strict, assign=assign)
@@ -144,9 +142,7 @@ class MultiHeadModel(MultiTaskModule):
         for task, shape in shapes.items():
             if str(task) in self.heads and self.heads[str(task)].weight.shape == shape:
                 continue
-            with torch.random.fork_rng(
-                devices=[]
-            ):  # the draw is overwritten: nobody's stream should pay for it
+            with torch.random.fork_rng(devices=[]):  # the draw is overwritten: nobody's stream should pay for it
                 self.add_head(task, shape[0])
 
 

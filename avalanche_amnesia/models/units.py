@@ -102,9 +102,7 @@ class Concatenated(Units):
         rest = size - sum(part.size or 0 for part in self.parts)
         if len(unknown) > 1 or (unknown and rest < 1) or (not unknown and rest):
             raise UnitsError(f"{len(unknown)} parts of unknown width in a concatenation of {size} entries")
-        return Concatenated(
-            tuple(part.resolved(rest if part.size is None else part.size) for part in self.parts)
-        )
+        return Concatenated(tuple(part.resolved(rest if part.size is None else part.size) for part in self.parts))
 
     def usage(self, masks: Mapping[str, Tensor], always: float = 1) -> Tensor:
         return torch.cat([part.usage(masks, always) for part in self.parts], dim=-1)

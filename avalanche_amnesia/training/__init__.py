@@ -14,6 +14,7 @@ from avalanche_amnesia.training.plugins import (
     TrajectoryPlugin,
     UnlearningPlugin,
 )
+from avalanche_amnesia.training.plugins.unlearning import remaining_experiences
 
 __all__ = [
     "HAT",
@@ -28,4 +29,5 @@ __all__ = [
     "TaskError",
     "TrajectoryPlugin",
     "UnlearningPlugin",
+    "remaining_experiences",
 ]

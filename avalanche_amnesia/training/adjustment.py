@@ -42,8 +42,7 @@ class TaskUse:
 
 def _dense(uses: Mapping[str, Tensor], parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
     return {
-        name: uses[name].to(parameter.dtype).expand_as(parameter).contiguous()
-        for name, parameter in parameters.items()
+        name: uses[name].to(parameter.dtype).expand_as(parameter).contiguous() for name, parameter in parameters.items()
     }
 
 
@@ -53,18 +52,27 @@ class AdjustmentRule:
     constant = True  # the same shares for every step of a task
     reads_sparsity = False
 
-    def start(self, use: TaskUse, task: int) -> None:
+    def start(self, task: int) -> None:
         """Prepare for the steps of a task (or for its rest, after an unlearning in its middle)."""
-        self.use = use
 
-    def held(self, name: str, sparsity: float) -> Tensor:
+    def held(self, use: TaskUse, name: str, sparsity: float) -> Tensor:
         """Share of the update held back, of the parameter's shape: 0 free, 1 frozen.
 
         Args:
+            use: what the remaining tasks use.
             name: parameter name inside the backbone.
             sparsity: ``κ`` of the parameter's layer at this step.
         """
-        return self.use.covered[name]
+        return use.covered[name]
+
+    def capacity(self, use: TaskUse) -> float:
+        """Network capacity: the mean adjustment rate over all parameters that a next task would meet, ``κ = 0``."""
+        held = [self.expected_held(use, name) for name in use.covered]
+        return 1 - sum(float(h.double().sum()) for h in held) / sum(h.numel() for h in held)
+
+    def expected_held(self, use: TaskUse, name: str) -> Tensor:
+        """What :meth:`held` is on average, without layer sparsity."""
+        return self.held(use, name, 0.0)
 
 
 class RandomRule(AdjustmentRule):
@@ -75,13 +83,15 @@ class RandomRule(AdjustmentRule):
     def __init__(self, seed: int) -> None:
         self.seed = seed
 
-    def start(self, use: TaskUse, task: int) -> None:
-        super().start(use, task)
+    def start(self, task: int) -> None:
         self.generator = torch.Generator().manual_seed(derive_seed(self.seed, "adjustment", task))
 
-    def held(self, name: str, sparsity: float) -> Tensor:
-        covered = self.use.covered[name]
+    def held(self, use: TaskUse, name: str, sparsity: float) -> Tensor:
+        covered = use.covered[name]
         return covered * torch.rand(covered.shape, generator=self.generator).to(covered.device)
+
+    def expected_held(self, use: TaskUse, name: str) -> Tensor:
+        return use.covered[name] / 2
 
 
 class ConstantRule(AdjustmentRule):
@@ -96,8 +106,8 @@ class ConstantRule(AdjustmentRule):
             raise ValueError(f"alpha of the constant adjustment must lie in [0, 1], got {alpha}")
         self.alpha = alpha
 
-    def held(self, name: str, sparsity: float) -> Tensor:
-        return self.use.covered[name] * (1 - self.alpha)
+    def held(self, use: TaskUse, name: str, sparsity: float) -> Tensor:
+        return use.covered[name] * (1 - self.alpha)
 
 
 class AdaHATRule(AdjustmentRule):
@@ -111,20 +121,15 @@ class AdaHATRule(AdjustmentRule):
         sparsity: False for the ablation ``no_reg``: ``κ = 0``.
     """
 
-    def __init__(
-        self, alpha: float, epsilon: float, *, importance: bool = True, sparsity: bool = True
-    ) -> None:
+    def __init__(self, alpha: float, epsilon: float, *, importance: bool = True, sparsity: bool = True) -> None:
         if alpha <= 0 or epsilon <= 0:
             raise ValueError(f"alpha and epsilon must be positive, got alpha={alpha}, epsilon={epsilon}")
         self.alpha, self.epsilon, self.by_importance, self.by_sparsity = alpha, epsilon, importance, sparsity
         self.constant, self.reads_sparsity = not sparsity, sparsity
 
-    def held(self, name: str, sparsity: float) -> Tensor:
+    def held(self, use: TaskUse, name: str, sparsity: float) -> Tensor:
         rate = self.alpha / (self.epsilon + (sparsity if self.by_sparsity else 0.0))
-        if self.by_importance:
-            importance = self.use.importance[name]
-        else:
-            importance = self.use.covered[name] * self.use.n_tasks
+        importance = use.importance[name] if self.by_importance else use.covered[name] * use.n_tasks
         return importance / (importance + rate)
 
 
@@ -152,8 +157,8 @@ class Adjuster:
         before: Mapping[str, Tensor],
         layer_of: Mapping[str, int],
     ) -> None:
-        rule.start(use, task)
-        self.rule, self.space, self.layer_of = rule, space, layer_of
+        rule.start(task)
+        self.rule, self.space, self.use, self.layer_of = rule, space, use, layer_of
         # Where nothing is in use there is nothing to hold back: the first task pays nothing.
         self.names = [name for name in parameters if bool((use.covered[name] > 0).any())]
         self.parameters = [parameters[name] for name in self.names]
@@ -161,12 +166,10 @@ class Adjuster:
         self._held = self._shares([0.0] * len(parameters)) if rule.constant else []
         # A frozen entry never moves within the task, so the values at its start are the values before every step.
         self.frozen = rule.constant and all(bool(((held == 0) | (held == 1)).all()) for held in self._held)
-        self._before = [
-            before[name] if self.frozen else torch.empty_like(before[name]) for name in self.names
-        ]
+        self._before = [before[name] if self.frozen else torch.empty_like(before[name]) for name in self.names]
 
     def _shares(self, sparsity: list[float]) -> list[Tensor]:
-        return [self.rule.held(name, sparsity[self.layer_of[name]]) for name in self.names]
+        return [self.rule.held(self.use, name, sparsity[self.layer_of[name]]) for name in self.names]
 
     @torch.no_grad()
     def before_step(self, sparsity: list[float]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from avalanche.benchmarks import CLExperience
 from avalanche.core import SupervisedPlugin
+from avalanche.logging import BaseLogger
 from avalanche.training.plugins import EvaluationPlugin
 from avalanche.training.templates import SupervisedTemplate
 from torch import nn
@@ -22,6 +23,7 @@ from avalanche_amnesia.training.plugins import (
     UnlearningPlugin,
     find_plugin,
 )
+from avalanche_amnesia.training.plugins.unlearning import remaining_experiences
 from avalanche_amnesia.unlearning import RequestError, UnlearningPlan, UnlearningRecord
 
 
@@ -71,7 +73,7 @@ class HardAttentionStrategy(SupervisedTemplate):
             optimizer=optimizer,
             criterion=nn.CrossEntropyLoss() if criterion is None else criterion,
             plugins=[SeedingPlugin(seed), InMemoryLoaderPlugin(), masking, *unlearning, *(plugins or [])],
-            evaluator=EvaluationPlugin(loggers=[]) if evaluator is None else evaluator,
+            evaluator=EvaluationPlugin(loggers=[BaseLogger()]) if evaluator is None else evaluator,
             **options,
         )
         self.seed = seed
@@ -87,8 +89,7 @@ class HardAttentionStrategy(SupervisedTemplate):
 
     def eval(self, exp_list: Any, **kwargs: Any) -> dict[str, Any]:
         """Evaluate the experiences whose tasks the model has: neither future nor unlearned ones."""
-        experiences = [exp_list] if isinstance(exp_list, CLExperience) else list(exp_list)
-        known = [e for e in experiences if all(int(t) in self.model.tasks for t in e.task_labels)]
+        known = remaining_experiences(self, [exp_list] if isinstance(exp_list, CLExperience) else exp_list)
         return super().eval(known, **kwargs) if known else {}
 
     def plan_unlearning(self, tasks: Iterable[int]) -> UnlearningPlan:
@@ -121,8 +122,7 @@ class HardAttentionStrategy(SupervisedTemplate):
 
     def abort_training(self) -> None:
         """Undo a training that was interrupted by an exception; does nothing between tasks."""
-        for kind in (HATPlugin, TrajectoryPlugin):
-            plugin = find_plugin(self, kind)
+        for plugin in (find_plugin(self, HATPlugin), find_plugin(self, TrajectoryPlugin)):
             if plugin is not None:
                 plugin.abort(self)
 
@@ -138,7 +138,7 @@ class HardAttentionStrategy(SupervisedTemplate):
 
 def split_options(options: dict[str, Any], plugin: type[HATPlugin]) -> tuple[dict[str, Any], dict[str, Any]]:
     """A strategy's keyword arguments, as those of its masking plugin and the rest."""
-    names = {name for kind in plugin.__mro__ for name in inspect.signature(kind.__init__).parameters}
+    names = {name for kind in plugin.__mro__ for name in inspect.signature(kind).parameters if kind is not object}
     names -= {"self", "args", "kwargs", "seed"}
     of_plugin = {name: value for name, value in options.items() if name in names}
     return of_plugin, {name: value for name, value in options.items() if name not in names}

@@ -30,6 +30,4 @@ class HAT(HardAttentionStrategy):
 
     def __init__(self, *, model: MaskedModel, optimizer: Optimizer, seed: int = 0, **options: Any) -> None:
         masking, rest = split_options(options, HATPlugin)
-        super().__init__(
-            model=model, optimizer=optimizer, masking=HATPlugin(**masking, seed=seed), seed=seed, **rest
-        )
+        super().__init__(model=model, optimizer=optimizer, masking=HATPlugin(**masking, seed=seed), seed=seed, **rest)

@@ -1,7 +1,7 @@
 """Taking tasks out of a model: who may be asked for, what they changed, and how it goes."""
 
 from avalanche_amnesia.unlearning.ledger import RequestError, TaskLedger
-from avalanche_amnesia.unlearning.operation import Preparation, Subject, apply, prepare
+from avalanche_amnesia.unlearning.operation import Preparation, Subject, apply, book_only, prepare
 from avalanche_amnesia.unlearning.purge import PurgeContext, register_purger
 from avalanche_amnesia.unlearning.record import TensorChange, UnlearningPlan, UnlearningRecord
 from avalanche_amnesia.unlearning.task_modules import own_parameters, remove_task_modules
@@ -20,6 +20,7 @@ __all__ = [
     "UnlearningPlan",
     "UnlearningRecord",
     "apply",
+    "book_only",
     "own_parameters",
     "prepare",
     "register_purger",

@@ -6,7 +6,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -80,16 +80,11 @@ def prepare(subject: Subject, tasks: Sequence[int], event: str) -> Preparation:
     tainted = {t for t in remaining if t in subject.tainted or subject.ledger.present(t) & set(tasks)}
     exact = subject.exact_host and not tainted and subject.before is None
     claim: Claim = "exact" if exact else "approximate"
-    stateful = [
-        plugin for plugin in subject.plugins if purger_of(plugin) is None and holds_learned_state(plugin)
-    ]
+    stateful = [plugin for plugin in subject.plugins if purger_of(plugin) is None and holds_learned_state(plugin)]
     plan = UnlearningPlan(
         tasks=tuple(tasks),
         event=event,
-        entries={
-            name: int((~same_bits(value, shared[name])).sum())
-            for name, value in sorted(removal.values.items())
-        },
+        entries={name: int((~same_bits(value, shared[name])).sum()) for name, value in sorted(removal.values.items())},
         removed=tuple(sorted(own | _task_buffers(model, tasks))),
         affected=_affected(model, remaining, removal, shared),
         claim=claim,
@@ -174,6 +169,20 @@ def apply(
         )
         announce("after_unlearning", record)
         undo.pop_all()
+    return record
+
+
+def book_only(
+    subject: Subject, preparation: Preparation, announce: Callable[[str, UnlearningRecord | None], None]
+) -> UnlearningRecord:
+    """The control: enter the request into the book and announce it, but leave everything as it is."""
+    announce("before_unlearning", None)
+    subject.ledger.forget(preparation.plan.tasks, preparation.plan.event)
+    plan = replace(preparation.plan, entries={}, removed=(), affected=(), claim="approximate", trajectory_bytes=0)
+    record = UnlearningRecord(
+        plan, (), ("nothing: requests are only booked",), subject.ledger.n_trained, subject.iteration, 0.0
+    )
+    announce("after_unlearning", record)
     return record
 
 

@@ -65,11 +65,7 @@ def purger_of(plugin: object) -> Purger | None:
 
 def holds_learned_state(plugin: object, depth: int = 3) -> bool:
     """Whether a plugin without a purger keeps tensors, modules or data in its attributes (three containers deep)."""
-    return (
-        any(_is_state(value, depth) for value in vars(plugin).values())
-        if hasattr(plugin, "__dict__")
-        else False
-    )
+    return any(_is_state(value, depth) for value in vars(plugin).values()) if hasattr(plugin, "__dict__") else False
 
 
 def _is_state(value: object, depth: int) -> bool:
@@ -131,9 +127,7 @@ def _purge_lwf(plugin: Any, context: PurgeContext, undo: ExitStack) -> str:
     removal = context.removal
     with torch.no_grad():
         for name, parameter in teacher.named_parameters():
-            new = removal.before.get(
-                name, removal.values.get(name)
-            )  # the teacher is the last committed state
+            new = removal.before.get(name, removal.values.get(name))  # the teacher is the last committed state
             if new is not None:
                 parameter.copy_(new)
     with ExitStack() as of_copy:

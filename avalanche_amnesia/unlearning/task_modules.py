@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from typing import Any
 
 from avalanche.models import MultiHeadClassifier
 from torch import nn
@@ -46,6 +47,6 @@ def _remove_avalanche_head(module: MultiHeadClassifier, task: int, undo: ExitSta
     module._buffers.pop(f"active_units_T{task}", None)
 
 
-def _forget_label(module: nn.Module, task: int, undo: ExitStack) -> None:
+def _forget_label(module: Any, task: int, undo: ExitStack) -> None:
     undo.callback(setattr, module, "known_train_tasks_labels", set(module.known_train_tasks_labels))
     module.known_train_tasks_labels = module.known_train_tasks_labels - {task}

@@ -87,8 +87,8 @@ class Trajectory:
         for name, value in shared.items():
             if value.shape != before[name].shape:
                 raise TrajectoryError(
-                    f"{name} grew from {tuple(before[name].shape)} to {tuple(value.shape)} during task {task}: an update "
-                    "of a growing tensor can't be taken out; use one head per task (MultiHeadModel)"
+                    f"{name} grew from {tuple(before[name].shape)} to {tuple(value.shape)} during task {task}: an "
+                    "update of a growing tensor can't be taken out; use one head per task (MultiHeadModel)"
                 )
         moved = {name: ~same_bits(before[name], value.detach()) for name, value in shared.items()}
         self._logs[task] = {
@@ -156,12 +156,8 @@ class Trajectory:
             for name, entry in log.items()
             for part in ("chosen", "values")
         }
-        shapes = {
-            str(task): {name: list(e.shape) for name, e in log.items()} for task, log in self._logs.items()
-        }
-        save_file(
-            tensors, str(path), metadata={"tasks": json.dumps(list(self._logs)), "shapes": json.dumps(shapes)}
-        )
+        shapes = {str(task): {name: list(e.shape) for name, e in log.items()} for task, log in self._logs.items()}
+        save_file(tensors, str(path), metadata={"tasks": json.dumps(list(self._logs)), "shapes": json.dumps(shapes)})
 
     @classmethod
     def load(cls, path: str | Path) -> Trajectory:

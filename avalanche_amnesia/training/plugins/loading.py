@@ -25,9 +25,7 @@ class TensorBatches:
         drop_last: leave an incomplete last batch out.
     """
 
-    def __init__(
-        self, x: Tensor, y: Tensor, task: int, batch_size: int, *, shuffle: bool, drop_last: bool
-    ) -> None:
+    def __init__(self, x: Tensor, y: Tensor, task: int, batch_size: int, *, shuffle: bool, drop_last: bool) -> None:
         self.x, self.y, self.tasks = x, y, torch.full_like(y, task)
         self.batch_size, self.shuffle, self.drop_last = batch_size, shuffle, drop_last
 
@@ -52,9 +50,7 @@ class InMemoryLoaderPlugin(SupervisedPlugin):
     (Replay).
     """
 
-    def before_training_exp(
-        self, strategy: Any, shuffle: bool = True, drop_last: bool = False, **kwargs: Any
-    ) -> None:
+    def before_training_exp(self, strategy: Any, shuffle: bool = True, drop_last: bool = False, **kwargs: Any) -> None:
         """Set the training loader, unless a loader with workers was asked for."""
         self._replace(strategy, strategy.train_mb_size, shuffle, drop_last, kwargs)
 
@@ -62,12 +58,9 @@ class InMemoryLoaderPlugin(SupervisedPlugin):
         """Set the evaluation loader."""
         self._replace(strategy, strategy.eval_mb_size, False, False, kwargs)
 
-    def _replace(
-        self, strategy: Any, batch_size: int, shuffle: bool, drop_last: bool, options: dict[str, Any]
-    ) -> None:
+    def _replace(self, strategy: Any, batch_size: int, shuffle: bool, drop_last: bool, options: dict[str, Any]) -> None:
         tensors = getattr(strategy.experience, "tensors", None)
-        changed = tensors is None or len(strategy.adapted_dataset) != len(tensors[0])
-        if changed or options.get("num_workers", 0):
+        if tensors is None or len(strategy.adapted_dataset) != len(tensors[0]) or options.get("num_workers", 0):
             return
         x, y = (tensor.to(strategy.device) for tensor in tensors)
         task = int(strategy.experience.task_label)

@@ -136,8 +136,8 @@ class HATPlugin(SupervisedPlugin):
         self.abort(strategy)
         if task in model.masks:
             raise TaskError(
-                f"task {task} is already trained; tasks with a mask: {list(model.masks)}. Unlearn it first, or give the "
-                "new data a task label of its own"
+                f"task {task} is already trained; tasks with a mask: {list(model.masks)}. Unlearn it first, or give "
+                "the new data a task label of its own"
             )
 
     def abort(self, strategy: Any) -> None:
@@ -173,9 +173,7 @@ class HATPlugin(SupervisedPlugin):
         assert self.snapshot is not None
         self._generation = model.generation
         sizes = [layer.units for layer in model.graph.layers.values()]
-        self._layers = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes)).to(
-            model.gate().device
-        )
+        self._layers = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes)).to(model.gate().device)
         self._floor = torch.tensor([min(self.min_units, size) for size in sizes]).to(self._layers)
         self._regulariser = SparsityRegulariser(self.sparsity, model.cumulative_mask(), sizes, self.n_tasks)
         self._adjuster = Adjuster(
@@ -209,12 +207,10 @@ class HATPlugin(SupervisedPlugin):
         assert self.snapshot is not None
         model.open_minimum(above=6 / self.s_max)
         owned = model.graph.parameter_use(model.by_layer(model.binary_mask(self.snapshot.task)))
-        covered = self._adjuster.rule.use.covered
+        covered = self._adjuster.use.covered
         frozen = self._adjuster.frozen and self.adjust == "update"
         keep = {
-            f"backbone.{name}": (use > 0) & (covered[name] == 0)
-            if frozen
-            else (use > 0).expand_as(covered[name])
+            f"backbone.{name}": (use > 0) & (covered[name] == 0) if frozen else (use > 0).expand_as(covered[name])
             for name, use in owned.items()
         }
         self.snapshot.commit(dict(model.named_parameters()), keep)
@@ -250,9 +246,7 @@ class HATPlugin(SupervisedPlugin):
         assert embedding is not None
         if embedding.grad is not None:
             compensate_(embedding.grad, embedding, model.scale, self.s_max, self.compensation_clamp)
-        sparsity = (
-            self._regulariser.layer_sparsity(model.gate()).tolist() if self._adjuster.needs_sparsity else []
-        )
+        sparsity = self._regulariser.layer_sparsity(model.gate()).tolist() if self._adjuster.needs_sparsity else []
         self._adjuster.before_step(sparsity or [0.0] * len(self._floor))
 
     @torch.no_grad()
@@ -264,9 +258,7 @@ class HATPlugin(SupervisedPlugin):
         self._optimizer.step()
         model.embedding.grad = None
         model.embedding.clamp_(-self.embedding_clamp, self.embedding_clamp)
-        open_units = torch.zeros_like(self._floor).index_add_(
-            0, self._layers, (model.embedding > 0).to(self._floor)
-        )
+        open_units = torch.zeros_like(self._floor).index_add_(0, self._layers, (model.embedding > 0).to(self._floor))
         if bool((open_units < self._floor).any()):
             model.open_minimum(above=6 / self.s_max)
 

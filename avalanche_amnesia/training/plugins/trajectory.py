@@ -62,9 +62,7 @@ class TrajectoryPlugin(SupervisedPlugin):
             self.snapshot = TaskSnapshot(strategy.model, single_task(strategy.experience))
         else:
             if masking.snapshot is None:
-                raise ValueError(
-                    "put HATPlugin in front of TrajectoryPlugin: what is recorded must be committed first"
-                )
+                raise ValueError("put HATPlugin in front of TrajectoryPlugin: what is recorded must be committed first")
             self.snapshot = masking.snapshot  # one copy of the model serves both
 
     def after_training_exp(self, strategy: Any, **kwargs: Any) -> None:

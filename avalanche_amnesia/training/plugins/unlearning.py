@@ -24,6 +24,7 @@ from avalanche_amnesia.unlearning import (
     UnlearningPlan,
     UnlearningRecord,
     apply,
+    book_only,
     prepare,
 )
 
@@ -34,22 +35,25 @@ class UnlearningPlugin(SupervisedPlugin):
     Needs a :class:`TrajectoryPlugin` beside it. Requests come from the experiences of
     :func:`~avalanche_amnesia.benchmarks.with_unlearning`, or from :meth:`unlearn`. While training it moves itself
     behind every plugin that learns, so that what those store of a task just trained is purged as well. Around each
-    unlearning it triggers ``before_unlearning`` and ``after_unlearning`` on the strategy's plugins, metrics and loggers.
+    unlearning it triggers ``before_unlearning`` and ``after_unlearning`` on plugins, metrics and loggers.
 
     Args:
         keep_probes: whether metrics may keep the mask and the head of a task that a request of the stream names, to
             measure how well it was forgotten. They are residue of the task, kept in the metrics alone.
         deadline: a task becomes permanent by itself once this many further tasks have been trained; by default the
             stream's.
+        obey: False for the control that enters requests into its book, and announces them, but changes nothing else.
 
     Attributes:
         ledger: the book of tasks.
         records: one :class:`UnlearningRecord` per unlearning, in order.
         current: the plan being applied, for metrics and loggers; None outside.
+        current_task: the task in training; None between tasks.
     """
 
-    def __init__(self, *, keep_probes: bool = True, deadline: int | None = None) -> None:
+    def __init__(self, *, keep_probes: bool = True, deadline: int | None = None, obey: bool = True) -> None:
         super().__init__()
+        self.obey = obey
         self.keep_probes_of_stream = keep_probes
         self.ledger = TaskLedger(deadline)
         self.records: list[UnlearningRecord] = []
@@ -58,7 +62,7 @@ class UnlearningPlugin(SupervisedPlugin):
         self._given_deadline = deadline
         self._counters: dict[int, int] = {}
         self._tainted: set[int] = set()
-        self._task: int | None = None
+        self.current_task: int | None = None
         self._forgotten_in_task: set[int] = set()
 
     # By the user ----------------------------------------------------------------------------------------------
@@ -124,14 +128,14 @@ class UnlearningPlugin(SupervisedPlugin):
             _check_iterations(strategy, upcoming)
         if self.ledger.n_trained == 0 and self._given_deadline is None:
             self.ledger = TaskLedger(getattr(experience, "deadline", None))
-        self._task, self._forgotten_in_task = task, set()
+        self.current_task, self._forgotten_in_task = task, set()
         for request in _due(experience, "before"):
             self._unlearn(strategy, request.tasks, request.event(task), self.keep_probes_of_stream)
 
     def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
         """Note the host's counter, by which EWC files what it keeps; check iterations against the real loader."""
         for request in _due(strategy.experience, "iteration"):
-            _check_iteration(request, self._task, strategy.train_epochs * len(strategy.dataloader))
+            _check_iteration(request, self.current_task, strategy.train_epochs * len(strategy.dataloader))
         self._counters[single_task(strategy.experience)] = strategy.clock.train_exp_counter
 
     def before_training_iteration(self, strategy: Any, **kwargs: Any) -> None:
@@ -154,15 +158,13 @@ class UnlearningPlugin(SupervisedPlugin):
         if self._tainted or self._forgotten_in_task:
             self._tainted.add(task)  # it learned beside tasks that are not what the reference has
         self.ledger.learn(task, permanent=bool(getattr(strategy.experience, "permanent", False)))
-        self._task = None
+        self.current_task = None
         for request in _due(strategy.experience, "after"):
             self._unlearn(strategy, request.tasks, request.event(task), self.keep_probes_of_stream)
 
     # The operation --------------------------------------------------------------------------------------------
 
-    def _unlearn(
-        self, strategy: Any, tasks: Sequence[int], event: str, keep_probes: bool
-    ) -> UnlearningRecord:
+    def _unlearn(self, strategy: Any, tasks: Sequence[int], event: str, keep_probes: bool) -> UnlearningRecord:
         subject = self._subject(strategy)
         preparation = prepare(subject, tasks, event)
         self.current, self.keep_probes = preparation.plan, keep_probes
@@ -174,7 +176,7 @@ class UnlearningPlugin(SupervisedPlugin):
 
         records = list(self.records)
         try:
-            return apply(subject, preparation, announce)
+            return (apply if self.obey else book_only)(subject, preparation, announce)
         except BaseException:
             self.records = records
             raise
@@ -216,6 +218,21 @@ class UnlearningPlugin(SupervisedPlugin):
                 "plugins=[TrajectoryPlugin(), UnlearningPlugin()]"
             )
         return plugin
+
+
+def remaining_experiences(strategy: Any, experiences: Iterable[Any]) -> list[Any]:
+    """Those experiences whose tasks the strategy has: neither future nor unlearned ones.
+
+    Args:
+        strategy: any strategy; without an :class:`UnlearningPlugin` what its model has heads for decides.
+        experiences: a stream, or a list of experiences with task labels.
+    """
+    plugin = find_plugin(strategy, UnlearningPlugin)
+    if plugin is None:
+        tasks = set(getattr(strategy.model, "known_train_tasks_labels", ()))
+    else:
+        tasks = {*plugin.ledger.remaining, plugin.current_task}
+    return [e for e in experiences if all(int(task) in tasks for task in e.task_labels)]
 
 
 _OURS = (SeedingPlugin, InMemoryLoaderPlugin, HATPlugin, TrajectoryPlugin, UnlearningPlugin)

@@ -1,0 +1,64 @@
+"""The data of one task as a torch data set: a view of shared tensors, or of a lazy data set."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from avalanche_amnesia.benchmarks.transforms import BatchTransform
+
+
+class TensorTask(Dataset[tuple[Tensor, int]]):
+    """One task's samples inside a base tensor that many tasks share.
+
+    Args:
+        base: all samples, uint8 or float32, shape (N, ...); kept by reference, never copied or written.
+        index: the task's samples, int64, shape (n,), values in [0, N).
+        targets: their labels, n ints.
+        transform: applied to float32 batches of shape (n, ...), the same for every call; None: none.
+    """
+
+    def __init__(
+        self, base: Tensor, index: Tensor, targets: Sequence[int], transform: BatchTransform | None = None
+    ) -> None:
+        self.base = base
+        self.index = index
+        self.targets = list(targets)
+        self.transform = transform
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def __getitem__(self, item: int) -> tuple[Tensor, int]:
+        return self._prepared(self.base[self.index[item]].unsqueeze(0))[0], self.targets[item]
+
+    def tensors(self) -> tuple[Tensor, Tensor]:
+        """The whole task, made anew at each call: x float32 (n, ...), y int64 (n,)."""
+        return self._prepared(self.base[self.index]), torch.tensor(self.targets, dtype=torch.int64)
+
+    def _prepared(self, x: Tensor) -> Tensor:
+        x = x.float()
+        return x if self.transform is None else self.transform(x)
+
+
+class LazyTask(Dataset[tuple[Any, int]]):
+    """One task's samples inside a data set that makes its items on demand.
+
+    Args:
+        base: a data set of (x, y) items; further parts of an item are dropped.
+        index: the positions of the task's samples, n ints.
+        targets: their labels, n ints, used in place of y.
+    """
+
+    def __init__(self, base: Dataset[Any], index: Sequence[int], targets: Sequence[int]) -> None:
+        self.base = base
+        self.index = list(index)
+        self.targets = list(targets)
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def __getitem__(self, item: int) -> tuple[Any, int]:
+        return self.base[self.index[item]][0], self.targets[item]

@@ -1,0 +1,68 @@
+"""Streams over scikit-learn's 1,797 handwritten digits of 8×8 pixels: real data, no download."""
+
+from collections.abc import Sequence
+
+import torch
+from avalanche.benchmarks import CLScenario
+
+from avalanche_amnesia.benchmarks.families import Images, permuted, split
+from avalanche_amnesia.benchmarks.subsets import stratified
+
+N_TEST = 360
+
+
+def SplitDigits(
+    n_tasks: int = 5,
+    *,
+    seed: int = 0,
+    n_train: int | None = None,
+    n_test: int | None = None,
+    class_order: Sequence[int] | None = None,
+) -> CLScenario:
+    """The ten digits in equal parts, one part per task; images float32 (1, 8, 8) in [0, 1].
+
+    Args:
+        n_tasks: 1, 2, 5 or 10.
+        seed: draws the train/test split (1,437 and 360 images, stratified) and the subsets.
+        n_train: images kept of the whole training set before the split into tasks, stratified, 10 to 1,437;
+            None: all.
+        n_test: the same of the test set, 10 to 360.
+        class_order: the ten digits in the order in which the tasks take them; None: 0 to 9.
+
+    Raises:
+        ValueError: a value that is not allowed; the message names those that are.
+    """
+    return split(_digits(seed).subset(n_train, n_test, seed), n_tasks, class_order)
+
+
+def PermutedDigits(
+    n_tasks: int = 5,
+    *,
+    seed: int = 0,
+    n_train: int | None = None,
+    n_test: int | None = None,
+) -> CLScenario:
+    """All ten digits in every task; task 0 as they are, each later task with its pixels in a fixed new order.
+
+    Args:
+        n_tasks: at least 1.
+        seed: draws the train/test split, the subsets, and each task's order of pixels, which depends on the
+            seed and the task alone.
+        n_train: images per task (the same ones in every task), stratified, 10 to 1,437; None: all.
+        n_test: the same of the test set, 10 to 360.
+
+    Raises:
+        ValueError: a value that is not allowed; the message names those that are.
+    """
+    return permuted(_digits(seed).subset(n_train, n_test, seed), n_tasks, seed)
+
+
+def _digits(seed: int) -> Images:
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    x = torch.tensor(bunch.images, dtype=torch.float32).unsqueeze(1).div(16)
+    y = torch.tensor(bunch.target, dtype=torch.int64)
+    in_test = torch.zeros(len(y), dtype=torch.bool)
+    in_test[stratified(y, N_TEST, seed, "test split")] = True
+    return Images((x[~in_test], y[~in_test]), (x[in_test], y[in_test]))

@@ -1,0 +1,206 @@
+"""Unlearning requests as an attribute of ordinary experiences, checked when the benchmark is built."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from avalanche.benchmarks import CLExperience, CLScenario, EagerCLStream, ExperienceAttribute
+
+from avalanche_amnesia.benchmarks.tasks import TaskExperience
+from avalanche_amnesia.unlearning.ledger import RequestError, TaskLedger
+
+When = Literal["after", "before", "iteration"]
+_FIRING_ORDER = ("before", "iteration", "after")
+
+
+@dataclass(frozen=True)
+class UnlearningRequest:
+    """Unlearn these tasks at this moment of the training stream.
+
+    Args:
+        tasks: task labels, at least one.
+        at: position in the train stream, from 0, of the experience that carries the request.
+        when: before that experience's training, after it, or at an iteration of it.
+        iteration: for ``when="iteration"`` alone: the number of finished iterations of that experience's
+            training, from 0.
+
+    Raises:
+        RequestError: a value that is not allowed; what the tasks may be is checked against the stream by
+            :func:`with_unlearning`.
+    """
+
+    tasks: tuple[int, ...]
+    at: int
+    when: When = "after"
+    iteration: int | None = None
+
+    def __post_init__(self) -> None:
+        if not _is_position(self.at):
+            raise RequestError(f"at={self.at!r} is no position in the train stream; give an int of at least 0")
+        if self.when not in get_args(When):
+            raise RequestError(
+                f"request at position {self.at}: when={self.when!r} is unknown; allowed are "
+                f"{', '.join(map(repr, get_args(When)))}"
+            )
+        if self.when != "iteration" and self.iteration is not None:
+            raise RequestError(
+                f"request at position {self.at}: iteration={self.iteration!r} needs when='iteration', "
+                f"but when={self.when!r}; set that or leave iteration out"
+            )
+        if self.when == "iteration" and not _is_position(self.iteration):
+            raise RequestError(
+                f"request at position {self.at}: when='iteration' needs iteration, an int of at least 0, "
+                f"but got {self.iteration!r}"
+            )
+        try:
+            tasks = tuple(self.tasks)
+        except TypeError:
+            raise RequestError(
+                f"request at position {self.at}: {self.tasks!r} are no tasks; give a list of ints, e.g. [0, 2]"
+            ) from None
+        object.__setattr__(self, "tasks", tasks)
+
+    def event(self, task: int) -> str:
+        """The moment in words.
+
+        Args:
+            task: the task label of the experience that carries the request.
+        """
+        return f"iteration {self.iteration} of task {task}" if self.when == "iteration" else f"{self.when} task {task}"
+
+
+Requests = Mapping[int, Iterable[int]] | Sequence[UnlearningRequest]
+
+
+def with_unlearning(
+    benchmark: CLScenario,
+    requests: Requests,
+    permanent: Iterable[int] = (),
+    deadline: int | None = None,
+) -> CLScenario:
+    """A new benchmark whose train experiences carry unlearning requests; the given one stays as it is.
+
+    Each train experience gets ``requests`` (a tuple of :class:`UnlearningRequest` in the order in which they
+    fire: before, by iteration, after), ``permanent`` (bool) and ``deadline`` (int or None).
+
+    Args:
+        benchmark: each train experience has exactly one task label.
+        requests: ``{position: tasks}`` to unlearn tasks after the training at that position, or a sequence of
+            :class:`UnlearningRequest`.
+        permanent: tasks that are permanent from the end of their training.
+        deadline: a task becomes permanent by itself once this many further tasks have been trained; at
+            least 1.
+
+    Returns:
+        A scenario with all streams and attributes of the given one.
+
+    Raises:
+        ValueError: a train experience without exactly one task label.
+        RequestError: a request that names an unknown, not yet trained, already unlearned or permanent task,
+            or a value that is not allowed; the message names event, task and rule.
+    """
+    tasks = _tasks(benchmark)
+    schedule = _schedule(requests, len(tasks))
+    declared = _declared(permanent, tasks)
+    _rehearse(tasks, schedule, declared, TaskLedger(deadline))
+
+    streams = [EagerCLStream(name, [_own_copy(e) for e in stream]) for name, stream in benchmark.streams.items()]
+    result = CLScenario(streams)
+    for name, value in vars(benchmark).items():
+        if not name.startswith("_") and name not in vars(result):
+            setattr(result, name, value)
+    for stream in streams:
+        stream.benchmark = result
+        for experience in stream:
+            if not isinstance(experience, TaskExperience):
+                experience.benchmark = result
+    for experience, task, due in zip(result.train_stream, tasks, schedule, strict=True):
+        experience.requests = due
+        experience.permanent = task in declared
+        experience.deadline = deadline
+    return result
+
+
+def _tasks(benchmark: CLScenario) -> list[int]:
+    stream = benchmark.streams.get("train")
+    if stream is None:
+        raise ValueError(f"The benchmark has no train stream; its streams are {', '.join(benchmark.streams)}")
+    tasks = []
+    for position, experience in enumerate(stream):
+        labels = list(getattr(experience, "task_labels", ()))
+        if len(labels) != 1:
+            raise ValueError(
+                f"Train experience {position} has the task labels {labels}, but unlearning needs exactly one "
+                f"per experience; build the benchmark with task_benchmark or with Avalanche's "
+                f"task_incremental_benchmark"
+            )
+        tasks.append(int(labels[0]))
+    return tasks
+
+
+def _schedule(requests: Requests, n_positions: int) -> list[tuple[UnlearningRequest, ...]]:
+    """The requests of each position, in firing order."""
+    given: list[Any] = (
+        [UnlearningRequest(tasks, at) for at, tasks in requests.items()]  # type: ignore[arg-type]
+        if isinstance(requests, Mapping)
+        else list(requests)
+    )
+    for request in given:
+        if not isinstance(request, UnlearningRequest):
+            raise RequestError(
+                f"{request!r} is no UnlearningRequest; give a mapping {{position: tasks}} or a sequence of "
+                f"UnlearningRequest"
+            )
+        if request.at >= n_positions:
+            raise RequestError(
+                f"at={request.at} is no position in the train stream; allowed are 0 to {n_positions - 1}"
+            )
+    given.sort(key=lambda request: (_FIRING_ORDER.index(request.when), request.iteration or 0))
+    return [tuple(r for r in given if r.at == position) for position in range(n_positions)]
+
+
+def _declared(permanent: Iterable[int], tasks: Sequence[int]) -> frozenset[int]:
+    declared = tuple(permanent)
+    for task in declared:
+        if isinstance(task, bool) or not isinstance(task, int) or task not in tasks:
+            raise RequestError(
+                f"permanent={list(declared)}: task {task!r} is unknown; the stream trains the tasks "
+                f"{', '.join(map(str, sorted(set(tasks))))}"
+            )
+    return frozenset(declared)
+
+
+def _rehearse(
+    tasks: Sequence[int],
+    schedule: Sequence[tuple[UnlearningRequest, ...]],
+    declared: frozenset[int],
+    ledger: TaskLedger,
+) -> None:
+    """Walk the stream on paper, so that a schedule fails when it is built and not hours into training."""
+    for task, due in zip(tasks, schedule, strict=True):
+        for request in due:
+            if request.when == "iteration" and task in request.tasks:
+                raise RequestError(
+                    f"{request.event(task)}: task {task} can't be unlearned: it is in training; "
+                    f"request it with when='after'"
+                )
+            if request.when != "after":
+                ledger.forget(request.tasks, request.event(task), known=tasks)
+        ledger.learn(task, permanent=task in declared)
+        for request in due:
+            if request.when == "after":
+                ledger.forget(request.tasks, request.event(task), known=tasks)
+
+
+def _own_copy(experience: CLExperience) -> CLExperience:
+    twin = copy(experience)
+    for name, value in list(vars(twin).items()):
+        if isinstance(value, ExperienceAttribute):
+            # A plain copy shares this box, and placing the twin in a stream would renumber the original.
+            vars(twin)[name] = ExperienceAttribute(value.value, value.use_in_train, value.use_in_eval)
+    return twin
+
+
+def _is_position(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0

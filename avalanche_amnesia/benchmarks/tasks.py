@@ -1,0 +1,177 @@
+"""Task-incremental benchmarks from tensors or data sets, ready for multi-head models and stock metrics."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from avalanche.benchmarks import CLScenario, DatasetExperience, EagerCLStream
+from avalanche.benchmarks.utils import (
+    ConstantSequence,
+    DataAttribute,
+    TaskAwareSupervisedClassificationDataset,
+    TaskLabels,
+)
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from avalanche_amnesia.benchmarks.data import LazyTask, TensorTask
+from avalanche_amnesia.benchmarks.labels import Data, labels_of
+from avalanche_amnesia.benchmarks.transforms import BatchTransform
+
+
+class TaskExperience(DatasetExperience):
+    """One task: its data, its task label, and the classes timeline as lists.
+
+    Args:
+        samples: the task's samples with labels 0..k-1.
+        task: the task label, also the position in the stream.
+        n_classes: k of every task of the stream, in order.
+        original_classes: the classes of the user's data, in the order of the labels 0..k-1.
+    """
+
+    def __init__(
+        self,
+        samples: TensorTask | LazyTask,
+        task: int,
+        n_classes: Sequence[int],
+        original_classes: Sequence[int],
+    ) -> None:
+        dataset = TaskAwareSupervisedClassificationDataset(
+            [samples],
+            # The host takes the last attribute of a mini-batch for the task label.
+            data_attributes=[
+                DataAttribute(samples.targets, "targets"),
+                TaskLabels(ConstantSequence(task, len(samples))),
+            ],
+        )
+        super().__init__(dataset=dataset, current_experience=task)
+        self.task_label = task
+        self.task_labels = [task]
+        self.original_classes = list(original_classes)
+        # The multi-head classifier indexes a tensor with these, which sets don't allow.
+        self.classes_in_this_experience = list(range(n_classes[task]))
+        self.previous_classes = list(range(max(n_classes[:task], default=0)))
+        self.classes_seen_so_far = list(range(max(n_classes[: task + 1])))
+        self.future_classes = list(range(max(n_classes[task + 1 :], default=0)))
+        self._samples = samples
+        self._built_with = dataset
+
+    @property
+    def benchmark(self) -> CLScenario:
+        """The benchmark of the stream that holds this experience."""
+        return self.origin_stream.benchmark
+
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor] | None:
+        """The data, made anew at each call: x float32 (n, ...), y int64 (n,).
+
+        None for a lazy data set, and when the experience's data set is no longer the one it was built with.
+        """
+        if isinstance(self._samples, LazyTask) or self._dataset is not self._built_with:
+            return None
+        return self._samples.tensors()
+
+
+def task_benchmark(
+    train: Data,
+    test: Data,
+    task_classes: Sequence[Sequence[int]],
+    *,
+    transforms: Sequence[BatchTransform | None] | None = None,
+) -> CLScenario:
+    """A benchmark with one task per list of classes, labelled 0..k-1 inside each task.
+
+    Args:
+        train: ``(x, y)`` with x uint8 or floating of shape (N, ...) and y integer of shape (N,), or a torch
+            data set of (x, y) items, which stays lazy. uint8 reaches the model as float32 in 0..255 unless a
+            transform scales it.
+        test: the same for the test stream.
+        task_classes: the classes of each task; label i of a task is the i-th class of its list. Tasks may
+            overlap and differ in size.
+        transforms: for tensor pairs only, one deterministic batch transform (or None) per task.
+
+    Returns:
+        A scenario with a ``train_stream`` and a ``test_stream`` of :class:`TaskExperience`; task t has task
+        label t.
+
+    Raises:
+        ValueError: no task, a task without classes or with a repeated class, a class without samples, labels
+            or classes that aren't integers, labels not one per sample, x of another type, transforms that
+            don't fit.
+    """
+    classes = _checked_classes(task_classes)
+    steps: Sequence[BatchTransform | None] = [None] * len(classes) if transforms is None else transforms
+    if len(steps) != len(classes):
+        raise ValueError(f"{len(steps)} transforms for {len(classes)} tasks; give one (or None) per task")
+    streams = []
+    for name, data in (("train", train), ("test", test)):
+        if not isinstance(data, tuple) and any(step is not None for step in steps):
+            raise ValueError(f"{name}: transforms apply to tensor pairs; give (x, y), or transform in the data set")
+        streams.append(EagerCLStream(name, _experiences(name, data, classes, steps)))
+    benchmark = CLScenario(streams)
+    benchmark.n_classes = max(map(len, classes))
+    benchmark.n_classes_per_exp = [len(chosen) for chosen in classes]
+    for stream in streams:
+        stream.benchmark = benchmark
+    return benchmark
+
+
+def _checked_classes(task_classes: Sequence[Sequence[int]]) -> list[list[int]]:
+    classes = [list(chosen) for chosen in task_classes]
+    if not classes:
+        raise ValueError("task_classes is empty; give one list of classes per task, e.g. [[0, 1], [2, 3]]")
+    for task, chosen in enumerate(classes):
+        if not chosen:
+            raise ValueError(f"task {task} has no classes; give at least one class per task")
+        wrong = [c for c in chosen if isinstance(c, bool) or not isinstance(c, int)]
+        if wrong:
+            raise ValueError(f"task {task}: {wrong} are no classes; classes are ints")
+        repeated = sorted({c for c in chosen if chosen.count(c) > 1})
+        if repeated:
+            raise ValueError(f"task {task} repeats the classes {repeated}; name each class of a task once")
+    return classes
+
+
+def _experiences(
+    name: str, data: Data, classes: list[list[int]], transforms: Sequence[BatchTransform | None]
+) -> list[TaskExperience]:
+    base = _base(data, name)
+    labels = labels_of(data, name)
+    sizes = [len(chosen) for chosen in classes]
+    existing = set(labels.unique().tolist())
+    experiences = []
+    for task, chosen in enumerate(classes):
+        missing = [c for c in chosen if c not in existing]
+        if missing:
+            raise ValueError(
+                f"task {task}: no sample of the classes {missing} in the {name} data, which has the classes "
+                f"{sorted(existing)}; change task_classes or add samples"
+            )
+        label_of = {c: label for label, c in enumerate(chosen)}
+        index = torch.isin(labels, torch.tensor(chosen)).nonzero()[:, 0]
+        targets = [label_of[c] for c in labels[index].tolist()]
+        samples: TensorTask | LazyTask
+        if isinstance(base, Tensor):
+            samples = TensorTask(base, index, targets, transforms[task])
+        else:
+            samples = LazyTask(base, index.tolist(), targets)
+        experiences.append(TaskExperience(samples, task, sizes, chosen))
+    return experiences
+
+
+def _base(data: Data, name: str) -> Tensor | Dataset[Any]:
+    if isinstance(data, tuple):
+        if len(data) != 2:
+            raise ValueError(f"{name}: a tuple of {len(data)} parts; give (x, y)")
+        x = torch.as_tensor(data[0])
+        if x.dtype == torch.uint8:
+            return x
+        if x.is_floating_point():
+            return x.float()
+        raise ValueError(f"{name}: x has dtype {x.dtype}; give uint8 or floating images")
+    if not hasattr(data, "__getitem__") or not hasattr(data, "__len__"):
+        raise ValueError(
+            f"{name}: {type(data).__name__} is neither an (x, y) tuple of tensors nor a data set with "
+            f"__getitem__ and __len__"
+        )
+    return data

@@ -1,0 +1,63 @@
+"""Deterministic transforms of whole batches of images: float32 (n, ...) in, the same shape out."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+BatchTransform = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Divide by a constant, e.g. 255 for bytes to [0, 1]."""
+
+    by: float
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x.div(self.by)
+
+
+@dataclass(frozen=True)
+class Standardise:
+    """Subtract a mean and divide by a standard deviation, the same for all pixels."""
+
+    mean: float
+    std: float
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x.sub(self.mean).div(self.std)
+
+
+@dataclass(frozen=True, eq=False)
+class PermutePixels:
+    """Reorder the flattened pixels: output pixel ``i`` is input pixel ``order[i]``."""
+
+    order: Tensor
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x.flatten(1).index_select(1, self.order).reshape(x.shape)
+
+
+@dataclass(frozen=True)
+class Rotate:
+    """Rotate counter-clockwise about the centre, bilinear, with zeros from outside the image."""
+
+    degrees: float
+
+    def __call__(self, x: Tensor) -> Tensor:
+        from torchvision.transforms.functional import InterpolationMode, rotate
+
+        return rotate(x, self.degrees, interpolation=InterpolationMode.BILINEAR)
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Several transforms, first to last."""
+
+    steps: tuple[BatchTransform, ...]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        for step in self.steps:
+            x = step(x)
+        return x

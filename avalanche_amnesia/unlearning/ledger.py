@@ -1,0 +1,264 @@
+"""Who was trained, who was unlearned, who is permanent."""
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+
+class RequestError(ValueError):
+    """A request that the rules of unlearning don't allow; nothing has changed when it is raised."""
+
+
+@dataclass
+class _Entry:
+    """What is known of one remaining task."""
+
+    order: int
+    declared: bool
+    present: frozenset[int]
+
+
+class TaskLedger:
+    """The book of tasks: remaining, unlearned and permanent ones, and the rules of a request.
+
+    Args:
+        deadline: a task becomes permanent by itself once this many further tasks have been trained, whether
+            those were unlearned later or not; at least 1. None: never.
+
+    Raises:
+        RequestError: ``deadline`` is not None and not an integer of at least 1.
+    """
+
+    def __init__(self, deadline: int | None = None) -> None:
+        if deadline is not None and (not _is_int(deadline) or deadline < 1):
+            raise RequestError(
+                f"deadline={deadline!r} is not allowed: give the number of further tasks (an int of at "
+                f"least 1) after which a task becomes permanent, or None for no deadline"
+            )
+        self._deadline = deadline
+        self._n_trained = 0
+        self._entries: dict[int, _Entry] = {}
+        self._unlearned: list[int] = []
+
+    @property
+    def deadline(self) -> int | None:
+        """Further tasks after which a task becomes permanent by itself."""
+        return self._deadline
+
+    @property
+    def remaining(self) -> tuple[int, ...]:
+        """Tasks trained and not unlearned, in training order."""
+        return tuple(self._entries)
+
+    @property
+    def unlearned(self) -> tuple[int, ...]:
+        """Tasks unlearned and not learned again since, in the order of unlearning."""
+        return tuple(self._unlearned)
+
+    @property
+    def permanent(self) -> frozenset[int]:
+        """Remaining tasks that can't be requested: declared permanent, or past their deadline."""
+        return frozenset(task for task, entry in self._entries.items() if entry.declared or self._expired(entry))
+
+    @property
+    def unlearnable(self) -> tuple[int, ...]:
+        """Tasks that may be requested now, in training order."""
+        permanent = self.permanent
+        return tuple(task for task in self._entries if task not in permanent)
+
+    @property
+    def n_trained(self) -> int:
+        """Trainings finished so far; a task learned twice counts twice."""
+        return self._n_trained
+
+    def present(self, task: int) -> frozenset[int]:
+        """The other tasks that remained at the moment when a remaining task was learned.
+
+        Args:
+            task: a remaining task.
+
+        Raises:
+            RequestError: ``task`` does not remain.
+        """
+        if task not in self._entries:
+            raise RequestError(f"present({task!r}): this task does not remain; remaining are {_listed(self.remaining)}")
+        return self._entries[task].present
+
+    def learn(self, task: int, permanent: bool = False) -> None:
+        """Record that a task's training is finished.
+
+        Args:
+            task: the task; one that was unlearned may be learned again and leaves ``unlearned``.
+            permanent: declare it permanent at once.
+
+        Raises:
+            RequestError: ``task`` is not an int, or is trained and still remains.
+        """
+        if not _is_int(task):
+            raise RequestError(f"training of task {task!r}: a task is an int, not {type(task).__name__}")
+        if task in self._entries:
+            raise RequestError(
+                f"training of task {task}: it is already trained and still remains; only a task that was "
+                f"unlearned may be learned again"
+            )
+        present = frozenset(self._entries)
+        if task in self._unlearned:
+            self._unlearned.remove(task)
+        self._entries[task] = _Entry(self._n_trained, bool(permanent), present)
+        self._n_trained += 1
+
+    def declare_permanent(self, tasks: Iterable[int]) -> None:
+        """Declare remaining tasks permanent; this is never reversed and may be repeated.
+
+        Args:
+            tasks: remaining tasks.
+
+        Raises:
+            RequestError: one of them does not remain; then none is declared.
+        """
+        tasks = tuple(tasks)
+        for task in tasks:
+            if not _is_int(task) or task not in self._entries:
+                raise RequestError(
+                    f"declaring permanent: task {task!r} does not remain; remaining are {_listed(self.remaining)}"
+                )
+        for task in tasks:
+            self._entries[task].declared = True
+
+    def check(self, tasks: Iterable[int], event: str, known: Collection[int] | None = None) -> tuple[int, ...]:
+        """The requested tasks as a tuple, if the request is allowed now; nothing changes.
+
+        Args:
+            tasks: the tasks to unlearn, at least one, each once.
+            event: when the request arrives, for the message, e.g. ``"after task 3"``.
+            known: every task that exists; None: not checked.
+
+        Raises:
+            RequestError: the request is malformed, or names a task that is unknown, not yet trained, already
+                unlearned or permanent.
+        """
+        request = _normalised(tasks, event)
+        for task in request:
+            broken = self._broken_rule(task, known)
+            if broken is not None:
+                raise RequestError(
+                    f"{event}: task {task} can't be unlearned: {broken}; "
+                    f"unlearnable at this moment are {_listed(self.unlearnable)}"
+                )
+        return request
+
+    def forget(
+        self,
+        tasks: Iterable[int],
+        event: str = "unlearning request",
+        known: Collection[int] | None = None,
+    ) -> tuple[int, ...]:
+        """Check a request, then mark all of its tasks unlearned, or none.
+
+        Args:
+            tasks: the tasks to unlearn.
+            event: when the request arrives, for the message.
+            known: every task that exists; None: not checked.
+
+        Returns:
+            The tasks, as a tuple.
+
+        Raises:
+            RequestError: as :meth:`check`.
+        """
+        request = self.check(tasks, event, known)
+        for task in request:
+            del self._entries[task]
+            self._unlearned.append(task)
+        return request
+
+    def state_dict(self) -> dict[str, Any]:
+        """The whole ledger in plain JSON types."""
+        return {
+            "deadline": self._deadline,
+            "n_trained": self._n_trained,
+            "remaining": [
+                {
+                    "task": task,
+                    "order": entry.order,
+                    "declared": entry.declared,
+                    "present": sorted(entry.present),
+                }
+                for task, entry in self._entries.items()
+            ],
+            "unlearned": list(self._unlearned),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Replace the whole ledger, deadline included, by a saved one.
+
+        Args:
+            state: what :meth:`state_dict` returned, possibly through JSON.
+
+        Raises:
+            ValueError: ``state`` is no such dictionary; then nothing changes.
+        """
+        try:
+            deadline, n_trained = state["deadline"], state["n_trained"]
+            entries = {
+                row["task"]: _Entry(row["order"], row["declared"], frozenset(row["present"]))
+                for row in state["remaining"]
+            }
+            unlearned = list(state["unlearned"])
+        except (KeyError, TypeError) as error:
+            raise ValueError(
+                f"This is no saved TaskLedger ({type(error).__name__}: {error}); give what state_dict() returned"
+            ) from error
+        numbers = [n_trained, *entries, *unlearned, *(entry.order for entry in entries.values())]
+        numbers += [task for entry in entries.values() for task in entry.present]
+        if not all(map(_is_int, numbers)):
+            raise ValueError("This is no saved TaskLedger: tasks, orders and n_trained must be integers")
+        if set(entries) & set(unlearned):
+            raise ValueError(
+                f"This is no saved TaskLedger: tasks {sorted(set(entries) & set(unlearned))} are both "
+                f"remaining and unlearned"
+            )
+        self._deadline = TaskLedger(deadline).deadline
+        self._n_trained, self._entries, self._unlearned = n_trained, entries, unlearned
+
+    def _expired(self, entry: _Entry) -> bool:
+        further = self._n_trained - 1 - entry.order
+        return self._deadline is not None and further >= self._deadline
+
+    def _broken_rule(self, task: int, known: Collection[int] | None) -> str | None:
+        if known is not None and task not in known:
+            return f"it is unknown (known are {_listed(sorted(known))})"
+        entry = self._entries.get(task)
+        if entry is None:
+            return "it is already unlearned" if task in self._unlearned else "it is not yet trained"
+        if entry.declared:
+            return "it was declared permanent"
+        if self._expired(entry):
+            return f"its deadline has expired ({self._deadline} further tasks trained), which made it permanent"
+        return None
+
+
+def _normalised(tasks: Iterable[int], event: str) -> tuple[int, ...]:
+    try:
+        request = tuple(tasks)
+    except TypeError:
+        raise RequestError(f"{event}: {tasks!r} is no request; give the tasks as a list of ints, e.g. [0, 2]") from None
+    if not request:
+        raise RequestError(f"{event}: the request is empty; name at least one task or leave the request out")
+    for task in request:
+        if not _is_int(task):
+            raise RequestError(
+                f"{event}: {task!r} is no task; tasks are ints, not {type(task).__name__}; give a list such as [0, 2]"
+            )
+    for task in request:
+        if request.count(task) > 1:
+            raise RequestError(f"{event}: task {task} is named more than once; name each task once")
+    return request
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _listed(tasks: Iterable[int]) -> str:
+    return ", ".join(map(str, tasks)) or "none"

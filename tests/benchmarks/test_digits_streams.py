@@ -1,0 +1,147 @@
+import pytest
+import torch
+from sklearn.datasets import load_digits
+
+from avalanche_amnesia.benchmarks import PermutedDigits, SplitDigits
+from avalanche_amnesia.benchmarks.subsets import stratified
+
+
+def rows(*experiences) -> list[tuple[float, ...]]:
+    return [tuple(row.tolist()) for e in experiences for row in e.tensors[0].flatten(1)]
+
+
+def same(first, second) -> bool:
+    pairs = zip(first, second, strict=True)
+    return all(
+        a.tensors[0].shape == b.tensors[0].shape
+        and torch.equal(a.tensors[0], b.tensors[0])
+        and torch.equal(a.tensors[1], b.tensors[1])
+        for a, b in pairs
+    )
+
+
+def test_split_digits_is_the_whole_data_set_once():  # trap 6: no class and no image is dropped
+    benchmark = SplitDigits()
+    all_rows = rows(*benchmark.train_stream, *benchmark.test_stream)
+    bunch = load_digits()
+    assert sorted(all_rows) == sorted(map(tuple, (bunch.data / 16).tolist()))
+    assert [e.original_classes for e in benchmark.train_stream] == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]
+    assert benchmark.train_stream[0].tensors[0].shape[1:] == (1, 8, 8)
+
+
+def test_labels_belong_to_their_images():
+    bunch = load_digits()
+    label_of = {tuple(row): label for row, label in zip((bunch.data / 16).tolist(), bunch.target.tolist(), strict=True)}
+    for experience in SplitDigits(class_order=[3, 1, 4, 0, 5, 9, 2, 6, 8, 7]).train_stream:
+        expected = [experience.original_classes[label] for label in experience.tensors[1].tolist()]
+        assert [label_of[row] for row in rows(experience)] == expected
+
+
+def test_the_train_test_split_is_stratified():
+    bunch = load_digits()
+    for experience in SplitDigits(n_tasks=10).test_stream:
+        available = (bunch.target == experience.original_classes[0]).sum()
+        assert abs(len(experience.dataset) - available * 360 / 1797) < 1
+
+
+@pytest.mark.parametrize("n_tasks", [1, 2, 5, 10])
+def test_split_takes_the_divisors(n_tasks):
+    assert len(SplitDigits(n_tasks).train_stream) == n_tasks
+
+
+@pytest.mark.parametrize("n_tasks", [3, 0, -1, 20, True, 2.5])
+def test_split_names_the_allowed_numbers_of_tasks(n_tasks):
+    with pytest.raises(ValueError, match="allowed are 1, 2, 5, 10"):
+        SplitDigits(n_tasks)
+
+
+@pytest.mark.parametrize("order", [[0, 1], [*range(9), 8], list(range(1, 11))])
+def test_class_order_is_a_permutation(order):
+    with pytest.raises(ValueError, match="must hold each of the classes"):
+        SplitDigits(class_order=order)
+
+
+@pytest.mark.parametrize("make", [SplitDigits, PermutedDigits])
+def test_the_seed_alone_decides(make):
+    first = make(seed=1, n_train=100, n_test=50)
+    torch.manual_seed(77)
+    state = torch.get_rng_state()
+    again, other = make(seed=1, n_train=100, n_test=50), make(seed=2, n_train=100, n_test=50)
+    assert torch.equal(torch.get_rng_state(), state)
+    for name in ("train", "test"):
+        assert same(first.streams[name], again.streams[name])
+        assert not same(first.streams[name], other.streams[name])
+
+
+def test_split_subsets_count_the_whole_stream_and_are_stratified():
+    benchmark = SplitDigits(n_train=200, n_test=50)
+    full = SplitDigits()
+    for name, n in (("train", 200), ("test", 50)):
+        assert sum(len(e.dataset) for e in benchmark.streams[name]) == n
+        total = sum(len(e.dataset) for e in full.streams[name])
+        for part, whole in zip(benchmark.streams[name], full.streams[name], strict=True):
+            assert set(rows(part)) <= set(rows(whole))
+            for label in (0, 1):
+                kept, available = (int((e.tensors[1] == label).sum()) for e in (part, whole))
+                assert abs(kept - available * n / total) < 1
+
+
+def test_permuted_subsets_count_each_task():
+    benchmark = PermutedDigits(3, n_train=40, n_test=20)
+    assert [len(e.dataset) for e in benchmark.train_stream] == [40] * 3
+    assert [len(e.dataset) for e in benchmark.test_stream] == [20] * 3
+
+
+@pytest.mark.parametrize(("argument", "n"), [("n_train", 1438), ("n_test", 361), ("n_train", 9), ("n_test", 20.0)])
+def test_subsets_name_the_allowed_range(argument, n):
+    top = {"n_train": 1437, "n_test": 360}[argument]
+    with pytest.raises(ValueError, match=rf"{argument}: {n} samples .* from 10 \(one per class\) to {top}"):
+        SplitDigits(**{argument: n})
+
+
+def test_permutations_against_moving_pixels_one_by_one():
+    train = PermutedDigits(4, n_train=30, n_test=10).train_stream
+    plain = train[0].tensors[0].flatten(1)
+    orders = []
+    for experience in list(train)[1:]:
+        moved = experience.tensors[0].flatten(1)
+        order = experience._samples.transform.steps[0].order.tolist()
+        assert sorted(order) == list(range(64))
+        for before, after in zip(plain, moved, strict=True):
+            assert [float(before[pixel]) for pixel in order] == after.tolist()
+        for item in range(5):
+            assert torch.equal(experience.dataset[item][0].flatten(), moved[item])
+        orders.append(tuple(order))
+    assert len({*orders, tuple(range(64))}) == 4
+
+
+def test_train_and_test_of_a_task_are_permuted_alike():
+    benchmark = PermutedDigits(2)
+    train, test = (benchmark.streams[name][1]._samples.transform.steps[0].order for name in ("train", "test"))
+    assert torch.equal(train, test)
+
+
+def test_a_permutation_depends_on_seed_and_task_alone():
+    short, long, other = PermutedDigits(2), PermutedDigits(4, n_train=50), PermutedDigits(2, seed=1)
+    orders = [b.train_stream[1]._samples.transform.steps[0].order for b in (short, long, other)]
+    assert torch.equal(orders[0], orders[1])
+    assert not torch.equal(orders[0], orders[2])
+
+
+def test_permuted_tasks_share_one_base():
+    train = PermutedDigits(10).train_stream
+    assert len({e._samples.base.data_ptr() for e in train}) == 1
+
+
+@pytest.mark.parametrize("n_tasks", [0, -2, True, 1.0])
+def test_permuted_needs_a_task(n_tasks):
+    with pytest.raises(ValueError, match="an int of at least 1"):
+        PermutedDigits(n_tasks)
+
+
+def test_stratified_shares_of_unequal_classes():
+    labels = torch.tensor([0] * 70 + [1] * 25 + [2] * 5)
+    index = stratified(labels, 20, seed=0, purpose="test")
+    assert len(set(index.tolist())) == 20
+    assert torch.equal(index, index.sort().values)
+    assert labels[index].bincount().tolist() == [14, 5, 1]

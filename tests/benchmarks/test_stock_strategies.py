@@ -1,0 +1,95 @@
+"""Stock strategies, strict checks and the confusion matrix run on our streams as on any other."""
+
+import pytest
+import torch
+from avalanche.evaluation.metrics import accuracy_metrics, confusion_matrix_metrics, forgetting_metrics
+from avalanche.logging import BaseLogger
+from avalanche.models import MultiHeadClassifier, MultiTaskModule
+from avalanche.training import EWC, LwF, Naive, Replay
+from avalanche.training.plugins import EvaluationPlugin
+from torch import nn
+
+from avalanche_amnesia.benchmarks import SplitDigits, task_benchmark, with_unlearning
+
+
+class MultiHead(MultiTaskModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.backbone = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU())
+        self.classifier = MultiHeadClassifier(32, initial_out_features=2)
+
+    def forward(self, x, task_labels):
+        return self.classifier(self.backbone(x), task_labels)
+
+
+class Silent(BaseLogger):
+    def log_single_metric(self, name, value, x_plot):
+        pass
+
+
+def run(make, benchmark, **options):
+    torch.manual_seed(0)
+    model = MultiHead()
+    evaluator = EvaluationPlugin(
+        accuracy_metrics(experience=True, stream=True),
+        forgetting_metrics(experience=True),
+        confusion_matrix_metrics(stream=True, save_image=True),
+        loggers=[Silent()],
+        strict_checks=True,
+    )
+    strategy = make(
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        criterion=nn.CrossEntropyLoss(),
+        train_mb_size=32,
+        train_epochs=6,
+        eval_mb_size=64,
+        evaluator=evaluator,
+        **options,
+    )
+    results = {}
+    for experience in benchmark.train_stream[:2]:
+        strategy.train(experience)
+        results = strategy.eval(benchmark.test_stream)
+    return model, results
+
+
+@pytest.mark.parametrize(
+    ("make", "options"),
+    [
+        (Naive, {}),
+        (EWC, {"ewc_lambda": 1.0}),
+        (LwF, {"alpha": 1.0, "temperature": 2.0}),
+        (Replay, {"mem_size": 50}),
+    ],
+)
+@pytest.mark.parametrize("carrying", [False, True])
+def test_stock_strategies_train_and_evaluate(make, options, carrying):
+    benchmark = SplitDigits()
+    if carrying:
+        benchmark = with_unlearning(benchmark, {1: [0]}, permanent=[1])
+    _, results = run(make, benchmark, **options)
+    accuracies = [v for k, v in results.items() if k.startswith("Top1_Acc_Exp")]
+    assert len(accuracies) == 5
+    assert min(accuracies[:2]) > 0.75
+    assert any("ConfusionMatrix" in name for name in results)
+
+
+def test_no_padding_wins_an_argmax_where_task_labels_are_tensors():  # trap 1
+    benchmark = SplitDigits()
+    model, _ = run(Naive, benchmark)
+    for task, experience in enumerate(benchmark.test_stream[:2]):
+        x, y = experience.tensors
+        own_head = model(x, task).argmax(dim=1)
+        by_sample = model(x, torch.full((len(x),), task)).argmax(dim=1)
+        assert torch.equal(own_head, by_sample)
+        assert set(y.tolist()) == {0, 1}
+
+
+def test_tasks_of_unequal_size_adapt_the_multi_head_classifier():  # traps 2 and 3
+    x, y = torch.rand(60, 64), torch.arange(60) % 6
+    benchmark = task_benchmark((x, y), (x, y), [[0, 1], [2, 3, 4, 5]])
+    model = MultiHead()
+    for experience in benchmark.train_stream:
+        model.classifier.adaptation(experience)
+    assert [head.classifier.out_features for head in model.classifier.classifiers.values()] == [2, 4]

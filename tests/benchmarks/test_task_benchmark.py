@@ -1,0 +1,190 @@
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from avalanche_amnesia.benchmarks import SplitDigits, task_benchmark
+from avalanche_amnesia.benchmarks.transforms import Scale
+
+
+def data(n: int = 60, n_classes: int = 6) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return torch.rand(n, 1, 2, 3, generator=generator), torch.arange(n) % n_classes
+
+
+class WithTargets(Dataset):
+    def __init__(self, x, targets):
+        self.x, self.targets, self.read = x, targets, 0
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, item):
+        self.read += 1
+        return self.x[item], self.targets[item]
+
+
+def test_labels_follow_the_order_of_each_tasks_classes():
+    x, y = data()
+    benchmark = task_benchmark((x, y), (x, y), [[4, 0], [1, 4, 5]])
+    for stream in benchmark.streams.values():
+        for experience, classes in zip(stream, [[4, 0], [1, 4, 5]], strict=True):
+            task_x, task_y = experience.tensors
+            original = torch.tensor(classes)[task_y]
+            keep = torch.tensor([c in classes for c in y.tolist()])
+            assert torch.equal(original, y[keep])
+            assert torch.equal(task_x, x[keep])
+            assert (task_x.dtype, task_y.dtype) == (torch.float32, torch.int64)
+            assert experience.original_classes == classes
+
+
+def test_tensors_and_the_data_set_agree_item_by_item():
+    x, y = data()
+    benchmark = task_benchmark((x, y), (x, y), [[0, 1], [2, 3]], transforms=[None, Scale(2.0)])
+    experience = benchmark.train_stream[1]
+    task_x, task_y = experience.tensors
+    assert torch.equal(task_x, x[torch.isin(y, torch.tensor([2, 3]))] / 2)
+    for item in range(len(experience.dataset)):
+        item_x, item_y, task = experience.dataset[item]
+        assert torch.equal(item_x, task_x[item])
+        assert (item_y, task) == (int(task_y[item]), 1)
+        assert type(item_y) is int
+
+
+def test_the_timeline_is_made_of_lists_also_for_unequal_tasks():  # traps 2 and 3
+    x, y = data()
+    stream = task_benchmark((x, y), (x, y), [[0, 1], [2, 3, 4], [5]]).train_stream
+    timeline = [
+        (e.classes_in_this_experience, e.previous_classes, e.classes_seen_so_far, e.future_classes) for e in stream
+    ]
+    assert timeline == [
+        ([0, 1], [], [0, 1], [0, 1, 2]),
+        ([0, 1, 2], [0, 1], [0, 1, 2], [0]),
+        ([0], [0, 1, 2], [0, 1, 2], []),
+    ]
+
+
+def test_the_data_sets_are_task_aware():  # trap 4
+    experience = SplitDigits().train_stream[2]
+    assert list(experience.dataset.task_set) == [2]
+    assert set(experience.dataset.targets) == {0, 1}
+
+
+def test_task_labels_come_last_in_a_minibatch():  # trap 5
+    for experience in SplitDigits().test_stream:
+        batch = next(iter(DataLoader(experience.dataset, batch_size=4)))
+        assert batch[-1].tolist() == [experience.current_experience] * 4
+        assert batch[1].dtype == torch.int64
+        assert experience.task_labels == [experience.task_label] == [experience.current_experience]
+
+
+def test_streams_and_experiences_know_their_benchmark():  # trap 7
+    benchmark = SplitDigits()
+    for stream in benchmark.streams.values():
+        assert stream.benchmark is benchmark
+        assert all(experience.benchmark is benchmark for experience in stream)
+        assert stream[1:3].benchmark is benchmark
+
+
+def test_the_benchmark_counts_its_classes():
+    x, y = data()
+    benchmark = task_benchmark((x, y), (x, y), [[0, 1], [2, 3, 4]])
+    assert (benchmark.n_classes, benchmark.n_classes_per_exp) == (3, [2, 3])
+
+
+def test_tensors_is_none_once_the_data_set_was_replaced():
+    experience = SplitDigits().train_stream[0]
+    assert experience.tensors is not None
+    experience._dataset = experience.dataset.subset(range(5))
+    assert experience.tensors is None
+
+
+def test_bytes_reach_the_model_as_floats_of_the_same_value():
+    x = torch.tensor([[[[0, 255]]], [[[7, 128]]]], dtype=torch.uint8)
+    y = torch.tensor([0, 1])
+    experience = task_benchmark((x, y), (x, y), [[0, 1]]).train_stream[0]
+    assert experience.tensors[0].tolist() == x.float().tolist()
+    assert experience.dataset[1][0].dtype == torch.float32
+
+
+@pytest.mark.parametrize("kind", ["list", "tensor", "array", "none"])
+def test_data_sets_stay_lazy_and_agree_with_tensors(kind):
+    x, y = data()
+    made = {"list": y.tolist(), "tensor": y, "array": y.numpy()}
+    lazy = TensorDataset(x, y) if kind == "none" else WithTargets(x, made[kind])
+    stream = task_benchmark(lazy, lazy, [[3, 1], [2]]).train_stream
+    if isinstance(lazy, WithTargets):
+        assert lazy.read == 0
+    eager = task_benchmark((x, y), (x, y), [[3, 1], [2]]).train_stream
+    for ours, reference in zip(stream, eager, strict=True):
+        assert ours.tensors is None
+        assert list(ours.dataset.targets) == list(reference.dataset.targets)
+        for item in range(len(reference.dataset)):
+            assert torch.equal(ours.dataset[item][0], reference.dataset[item][0])
+            assert ours.dataset[item][1:] == reference.dataset[item][1:]
+
+
+def test_reading_labels_does_not_move_the_global_random_stream():
+    class Augmented(WithTargets):
+        def __getitem__(self, item):
+            return self.x[item] + torch.rand(()), self.y[item]
+
+    x, y = data()
+    augmented = Augmented(x, None)
+    augmented.y = y.tolist()
+    torch.manual_seed(3)
+    state = torch.get_rng_state()
+    benchmark = task_benchmark(augmented, augmented, [[0, 1]])
+    assert torch.equal(torch.get_rng_state(), state)
+    first, second = benchmark.train_stream[0].dataset[0][0], benchmark.train_stream[0].dataset[0][0]
+    assert not torch.equal(first, second)
+
+
+@pytest.mark.parametrize(
+    ("task_classes", "message"),
+    [
+        ([], "task_classes is empty"),
+        ([[0], []], "task 1 has no classes"),
+        ([[0, 1], [2, 3, 2]], r"task 1 repeats the classes \[2\]"),
+        ([[0, 1], [2, 9]], r"task 1: no sample of the classes \[9\] in the train data"),
+        ([[0, 1.0]], r"task 0: \[1.0\] are no classes"),
+    ],
+)
+def test_bad_task_classes(task_classes, message):
+    with pytest.raises(ValueError, match=message):
+        task_benchmark(data(), data(), task_classes)
+
+
+def test_a_class_without_test_samples_is_named():
+    with pytest.raises(ValueError, match=r"task 1: no sample of the classes \[5\] in the test data"):
+        task_benchmark(data(), data(n_classes=5), [[0], [5]])
+
+
+X, Y = data()
+
+
+@pytest.mark.parametrize(
+    ("train", "message"),
+    [
+        ((X, Y[:-1]), "train: 60 samples but 59 labels"),
+        ((X, Y.float()), "labels have dtype torch.float32"),
+        ((X, Y > 2), "labels have dtype torch.bool"),
+        ((X, Y.unsqueeze(1)), r"shape \(60, 1\)"),
+        ((X, Y, Y), "a tuple of 3 parts"),
+        ((X.long(), Y), "x has dtype torch.int64"),
+        (WithTargets(X, Y.float().tolist()), "0.0 is no class label"),
+        (WithTargets(X, Y.tolist()[:-2]), "60 samples but 58 labels"),
+        (WithTargets(X, [True] * 60), "True is no class label"),
+        (3, "int is neither"),
+    ],
+)
+def test_bad_data(train, message):
+    with pytest.raises(ValueError, match=message):
+        task_benchmark(train, data(), [[0, 1]])
+
+
+def test_transforms_must_fit():
+    with pytest.raises(ValueError, match="1 transforms for 2 tasks"):
+        task_benchmark(data(), data(), [[0], [1]], transforms=[None])
+    lazy = TensorDataset(*data())
+    with pytest.raises(ValueError, match="transforms apply to tensor pairs"):
+        task_benchmark(lazy, lazy, [[0]], transforms=[Scale(2.0)])

@@ -1,0 +1,311 @@
+from collections import Counter
+from copy import copy
+
+import pytest
+import torch
+from avalanche.benchmarks import (
+    CLScenario,
+    EagerCLStream,
+    class_incremental_benchmark,
+    nc_benchmark,
+    task_incremental_benchmark,
+)
+from avalanche.benchmarks.utils import AvalancheDataset, DataAttribute
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import TensorDataset
+
+from avalanche_amnesia.benchmarks import (
+    RequestError,
+    SplitDigits,
+    UnlearningRequest,
+    task_benchmark,
+    with_unlearning,
+)
+
+
+def small(n_tasks: int = 5) -> CLScenario:
+    x, y = torch.zeros(2 * n_tasks, 3), torch.arange(2 * n_tasks) % n_tasks
+    return task_benchmark((x, y), (x, y), [[task] for task in range(n_tasks)])
+
+
+def stream_of(labels: list[int]) -> CLScenario:
+    """A benchmark whose train stream trains these task labels; a label may come twice."""
+    source = small(max(labels) + 1)
+    experiences = []
+    for label in labels:
+        experience = copy(source.train_stream[label])
+        experience.__dict__["_current_experience"] = copy(experience.__dict__["_current_experience"])
+        experiences.append(experience)
+    return CLScenario([EagerCLStream("train", experiences), source.test_stream])
+
+
+def test_requests_come_in_firing_order():
+    requests = [
+        UnlearningRequest([3], 4),
+        UnlearningRequest([0], 3, "iteration", 7),
+        UnlearningRequest([2], 3, "iteration", 0),
+        UnlearningRequest([1], 3, "before"),
+        UnlearningRequest([4], 4),
+    ]
+    carried = [e.requests for e in with_unlearning(small(), requests).train_stream]
+    assert carried == [(), (), (), (requests[3], requests[2], requests[1]), (requests[0], requests[4])]
+
+
+def test_a_mapping_fires_after_the_task():
+    benchmark = with_unlearning(SplitDigits(), {1: [0], 3: [1], 4: [4]}, permanent=[2], deadline=4)
+    assert [e.requests for e in benchmark.train_stream] == [
+        (),
+        (UnlearningRequest((0,), 1),),
+        (),
+        (UnlearningRequest((1,), 3),),
+        (UnlearningRequest((4,), 4),),
+    ]
+    assert [e.permanent for e in benchmark.train_stream] == [False, False, True, False, False]
+    assert {e.deadline for e in benchmark.train_stream} == {4}
+
+
+def test_the_input_stays_as_it_is():  # trap 11
+    benchmark = SplitDigits()
+    result = with_unlearning(benchmark, {1: [0]})
+    for name, stream in benchmark.streams.items():
+        twins = result.streams[name]
+        assert stream.benchmark is benchmark
+        assert twins.benchmark is result
+        for position, (experience, twin) in enumerate(zip(stream, twins, strict=True)):
+            assert experience is not twin
+            assert not hasattr(experience, "requests")
+            assert experience.origin_stream is stream
+            assert twin.origin_stream is twins
+            assert (experience.benchmark, twin.benchmark) == (benchmark, result)
+            twin.current_experience = 99
+            assert experience.current_experience == position
+            twin.current_experience = position
+
+
+def test_copies_in_a_shorter_stream_do_not_renumber_the_original():  # trap 11
+    benchmark = SplitDigits()
+    part = CLScenario([EagerCLStream("train", list(with_unlearning(benchmark, {}).train_stream)[2:])])
+    result = with_unlearning(part, {1: [2]})
+    assert [e.current_experience for e in result.train_stream] == [0, 1, 2]
+    assert [e.task_label for e in result.train_stream] == [2, 3, 4]
+    assert [e.current_experience for e in benchmark.train_stream] == [0, 1, 2, 3, 4]
+
+
+def test_data_attributes_and_other_streams_are_carried_over():
+    benchmark = SplitDigits()
+    benchmark.note = "kept"
+    result = with_unlearning(benchmark, {})
+    assert (result.n_classes, result.n_classes_per_exp, result.note) == (2, [2] * 5, "kept")
+    assert list(result.streams) == ["train", "test"]
+    for name in ("train", "test"):
+        for experience, twin in zip(benchmark.streams[name], result.streams[name], strict=True):
+            assert torch.equal(experience.tensors[0], twin.tensors[0])
+            assert twin.dataset is experience.dataset
+    assert not hasattr(result.test_stream[0], "requests")
+
+
+def test_attributes_are_visible_in_every_mode():
+    experience = with_unlearning(small(), {1: [0]}).train_stream[1]
+    for view in (experience.train(), experience.eval(), experience.logging()):
+        assert view.requests == (UnlearningRequest((0,), 1),)
+        assert (view.permanent, view.deadline) == (False, None)
+
+
+def stock_task_incremental() -> CLScenario:
+    data = SplitDigits(1)
+    sets = {}
+    for name in ("train", "test"):
+        x, y = data.streams[name][0].tensors
+        labels = DataAttribute(y.tolist(), "targets")
+        sets[name] = AvalancheDataset([TensorDataset(x, y)], data_attributes=[labels])
+    return task_incremental_benchmark(class_incremental_benchmark(sets, num_experiences=5, class_order=list(range(10))))
+
+
+class Digits(TensorDataset):
+    def __init__(self, x, y):
+        super().__init__(x, y)
+        self.targets = y.tolist()
+
+
+def stock_nc(task_labels: bool = True) -> CLScenario:
+    data = SplitDigits(1)
+    train, test = (Digits(*data.streams[name][0].tensors) for name in ("train", "test"))
+    return nc_benchmark(train, test, 5, task_labels=task_labels, seed=0, class_ids_from_zero_in_each_exp=task_labels)
+
+
+@pytest.mark.parametrize("make", [stock_task_incremental, stock_nc])
+def test_stock_benchmarks_carry_requests(make):
+    benchmark = make()
+    result = with_unlearning(benchmark, {1: [0], 4: [2, 4]}, permanent=[1])
+    assert [tuple(r.tasks for r in e.requests) for e in result.train_stream] == [
+        (),
+        ((0,),),
+        (),
+        (),
+        ((2, 4),),
+    ]
+    for name in ("train", "test"):
+        for position, (before, after) in enumerate(zip(benchmark.streams[name], result.streams[name], strict=True)):
+            assert after.benchmark is result
+            assert (before.current_experience, after.current_experience) == (position, position)
+            assert after.task_labels == before.task_labels == [position]
+            assert len(after.dataset) == len(before.dataset)
+    assert getattr(result, "n_classes", None) == getattr(benchmark, "n_classes", None)
+
+
+def test_streams_without_task_labels_are_refused():
+    benchmark = SplitDigits()
+    benchmark.train_stream[2].task_labels = [2, 3]
+    with pytest.raises(ValueError, match=r"Train experience 2 has the task labels \[2, 3\]"):
+        with_unlearning(benchmark, {})
+    with pytest.raises(ValueError, match="no train stream"):
+        with_unlearning(CLScenario([benchmark.test_stream]), {})
+    with pytest.raises(RequestError, match="already trained and still remains"):
+        with_unlearning(stock_nc(task_labels=False), {})
+
+
+R = UnlearningRequest
+
+
+@pytest.mark.parametrize(
+    ("requests", "options", "message"),
+    [
+        ({3: [7]}, {}, r"after task 3: task 7 .* it is unknown \(known are 0, 1, 2, 3, 4\)"),
+        ({1: [2]}, {}, r"after task 1: task 2 .* it is not yet trained"),
+        ([R([2], 2, "before")], {}, r"before task 2: task 2 .* it is not yet trained"),
+        ([R([3], 2, "iteration", 4)], {}, r"iteration 4 of task 2: task 3 .* it is not yet trained"),
+        ([R([2], 2, "iteration", 40)], {}, r"iteration 40 of task 2: task 2 .* it is in training"),
+        ({2: [1]}, {"permanent": [1]}, r"after task 2: task 1 .* it was declared permanent"),
+        ({1: [1]}, {"permanent": [1]}, r"after task 1: task 1 .* it was declared permanent"),
+        ({2: [0]}, {"deadline": 2}, r"after task 2: task 0 .* deadline has expired \(2 further"),
+        ({2: [0], 3: [1, 0]}, {}, r"after task 3: task 0 .* it is already unlearned"),
+        ([R([0], 2, "before"), R([0], 2)], {}, r"after task 2: task 0 .* it is already unlearned"),
+        ({2: []}, {}, r"after task 2: the request is empty"),
+        ({2: [0, 0]}, {}, r"after task 2: task 0 is named more than once"),
+        ({2: [True]}, {}, r"after task 2: True is no task"),
+        ({2: ["0"]}, {}, r"after task 2: '0' is no task"),
+        ({5: [0]}, {}, r"at=5 is no position .* allowed are 0 to 4"),
+        ([[0]], {}, r"\[0\] is no UnlearningRequest"),
+        ({}, {"permanent": [0, 5]}, r"permanent=\[0, 5\]: task 5 is unknown"),
+        ({}, {"permanent": [True]}, r"permanent=\[True\]: task True is unknown"),
+        ({}, {"deadline": 0}, r"deadline=0 is not allowed"),
+        ({}, {"deadline": True}, r"deadline=True is not allowed"),
+    ],
+)
+def test_schedules_that_break_a_rule(requests, options, message):
+    with pytest.raises(RequestError, match=message):
+        with_unlearning(small(), requests, **options)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (([0], -1), "at=-1 is no position"),
+        (([0], True), "at=True is no position"),
+        (([0], "1"), "at='1' is no position"),
+        (([0], 1, "during"), "when='during' is unknown; allowed are 'after', 'before', 'iteration'"),
+        (([0], 1, "after", 3), "iteration=3 needs when='iteration'"),
+        (([0], 1, "before", 0), "iteration=0 needs when='iteration'"),
+        (([0], 1, "iteration"), "needs iteration, an int of at least 0, but got None"),
+        (([0], 1, "iteration", -1), "needs iteration, an int of at least 0, but got -1"),
+        (([0], 1, "iteration", 2.0), "needs iteration, an int of at least 0, but got 2.0"),
+        (([0], 1, "iteration", True), "needs iteration, an int of at least 0, but got True"),
+        ((0, 1), "0 are no tasks"),
+    ],
+)
+def test_requests_that_are_malformed(arguments, message):
+    with pytest.raises(RequestError, match=message):
+        UnlearningRequest(*arguments)
+
+
+@pytest.mark.parametrize("position", [-1, "1", True])
+def test_a_mappings_keys_are_positions(position):
+    with pytest.raises(RequestError, match="is no position in the train stream"):
+        with_unlearning(small(), {position: [0]})
+
+
+def test_a_request_is_a_value():
+    assert UnlearningRequest([1, 0], 2) == UnlearningRequest((1, 0), 2)
+    assert len({UnlearningRequest([1], 2), UnlearningRequest((1,), 2)}) == 1
+
+
+def test_a_task_may_be_learned_again_once_it_was_unlearned():
+    result = with_unlearning(stream_of([0, 1, 0, 2]), {1: [0], 3: [0]})
+    assert [e.task_label for e in result.train_stream] == [0, 1, 0, 2]
+    with pytest.raises(RequestError, match="training of task 0: it is already trained and still remains"):
+        with_unlearning(stream_of([0, 1, 0, 2]), {3: [0]})
+    with pytest.raises(RequestError, match=r"iteration 1 of task 0: task 0 .* it is in training"):
+        with_unlearning(stream_of([0, 1, 0]), [R([0], 1), R([0], 2, "iteration", 1)])
+
+
+def allowed(labels, requests, permanent, deadline) -> bool:
+    """The rules from the history of events alone, quadratic and without a ledger."""
+    history: list[tuple[str, int]] = []
+    for position, label in enumerate(labels):
+        mine = [r for r in requests if r.at == position]
+        iterations = sorted((r for r in mine if r.when == "iteration"), key=lambda r: r.iteration)
+        ordered = [r for r in mine if r.when == "before"] + iterations
+        ordered += ["train"] + [r for r in mine if r.when == "after"]
+        for item in ordered:
+            asked = [label] if item == "train" else item.tasks
+            for task in asked:
+                own = [kind for kind, who in history if who == task]
+                remains = bool(own) and own[-1] == "trained"
+                if item == "train":
+                    if remains:
+                        return False
+                    history.append(("trained", task))
+                    continue
+                if not remains or task in permanent or asked.count(task) > 1:
+                    return False
+                last = max(i for i, event in enumerate(history) if event == ("trained", task))
+                further = sum(kind == "trained" for kind, _ in history[last + 1 :])
+                if deadline is not None and further >= deadline:
+                    return False
+            if item != "train":
+                history += [("unlearned", task) for task in asked]
+    return True
+
+
+@st.composite
+def schedules(draw):
+    """Random schedules, leaning towards allowed ones, of which blind draws give few."""
+    n_tasks = draw(st.integers(2, 5))
+    labels = list(range(n_tasks))
+    requests = []
+    if draw(st.booleans()):
+        labels.append(draw(st.sampled_from(labels)))
+        if draw(st.booleans()):
+            requests.append(UnlearningRequest([labels[-1]], n_tasks - 1))
+    for _ in range(draw(st.integers(1, 2))):
+        at = draw(st.integers(0, len(labels) - 1))
+        tasks = draw(st.lists(st.integers(0, at), min_size=1, max_size=2, unique=draw(st.booleans())))
+        when = draw(st.sampled_from(["after", "after", "before", "iteration"]))
+        iteration = draw(st.integers(0, 3)) if when == "iteration" else None
+        requests.append(UnlearningRequest(tasks, at, when, iteration))
+    permanent = draw(st.just([]) | st.lists(st.sampled_from(labels), max_size=1))
+    return labels, requests, permanent, draw(st.none() | st.integers(1, 4))
+
+
+VERDICTS: Counter[tuple[bool, bool]] = Counter()
+
+
+@settings(max_examples=400, deadline=None, derandomize=True)
+@given(schedules())
+def check_against_the_slow_rules(schedule):
+    labels, requests, permanent, deadline = schedule
+    expected = allowed(*schedule)
+    VERDICTS[expected, len(set(labels)) < len(labels)] += 1
+    try:
+        with_unlearning(stream_of(labels), requests, permanent, deadline)
+    except RequestError:
+        assert not expected
+    else:
+        assert expected
+
+
+def test_a_schedule_is_accepted_exactly_if_the_slow_rules_allow_it():
+    check_against_the_slow_rules()
+    assert len(VERDICTS) == 4
+    assert min(VERDICTS.values()) > 15, VERDICTS

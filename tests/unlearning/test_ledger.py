@@ -1,0 +1,171 @@
+import json
+from copy import deepcopy
+
+import pytest
+
+from avalanche_amnesia.unlearning.ledger import RequestError, TaskLedger
+
+
+def ledger_of(*tasks: int, deadline: int | None = None) -> TaskLedger:
+    ledger = TaskLedger(deadline)
+    for task in tasks:
+        ledger.learn(task)
+    return ledger
+
+
+def test_orders_are_those_of_training_and_of_unlearning():
+    ledger = ledger_of(5, 2, 9, 0)
+    ledger.forget([9, 5])
+    ledger.forget([0])
+    assert ledger.remaining == (2,)
+    assert ledger.unlearned == (9, 5, 0)
+    assert ledger.n_trained == 4
+
+
+def test_a_task_learned_again_is_a_new_task():
+    ledger = ledger_of(0, 1, 2)
+    ledger.forget([0, 1])
+    ledger.learn(0)
+    assert ledger.remaining == (2, 0)
+    assert ledger.unlearned == (1,)
+    assert ledger.present(0) == {2}
+    assert ledger.n_trained == 4
+
+
+def test_present_is_who_remained_when_the_task_was_learned():
+    ledger = ledger_of(0, 1)
+    ledger.forget([0])
+    ledger.learn(2)
+    ledger.forget([1])
+    assert ledger.present(2) == {1}
+    with pytest.raises(RequestError, match="does not remain; remaining are 2"):
+        ledger.present(1)
+
+
+def test_learning_a_remaining_task_is_an_error():
+    ledger = ledger_of(0, 1)
+    with pytest.raises(RequestError, match="training of task 1: it is already trained and still remains"):
+        ledger.learn(1)
+    assert ledger.n_trained == 2
+
+
+@pytest.mark.parametrize("task", ["1", 1.0, True, None])
+def test_learning_takes_ints_only(task):
+    with pytest.raises(RequestError, match="a task is an int"):
+        TaskLedger().learn(task)
+
+
+def test_permanent_tasks_are_not_unlearnable():
+    ledger = ledger_of(0, 1, 2)
+    ledger.learn(3, permanent=True)
+    ledger.declare_permanent([1])
+    ledger.declare_permanent([1])
+    assert ledger.permanent == {1, 3}
+    assert ledger.unlearnable == (0, 2)
+    with pytest.raises(RequestError, match=r"after task 3: task 1 .* it was declared permanent"):
+        ledger.forget([0, 1], "after task 3")
+    assert ledger.remaining == (0, 1, 2, 3)
+
+
+@pytest.mark.parametrize("tasks", [[0, 7], [1], ["0"], [True]])
+def test_only_remaining_tasks_can_be_declared_permanent_and_all_or_none_are(tasks):
+    ledger = ledger_of(0, 1)
+    ledger.forget([1])
+    with pytest.raises(RequestError, match="does not remain; remaining are 0"):
+        ledger.declare_permanent(tasks)
+    assert ledger.permanent == frozenset()
+
+
+def test_the_deadline_counts_further_trainings_even_of_tasks_unlearned_later():
+    ledger = ledger_of(0, 1, deadline=2)
+    assert ledger.permanent == frozenset()
+    ledger.forget([1])
+    ledger.learn(2)
+    assert ledger.permanent == {0}
+    with pytest.raises(RequestError, match=r"task 0 .* deadline has expired \(2 further tasks trained\)"):
+        ledger.forget([0])
+    assert ledger.unlearnable == (2,)
+
+
+def test_a_task_learned_again_starts_its_deadline_anew():
+    ledger = ledger_of(0, 1, deadline=2)
+    ledger.forget([0])
+    ledger.learn(0)
+    ledger.learn(2)
+    assert ledger.permanent == {1}
+
+
+@pytest.mark.parametrize("deadline", [0, -1, 1.5, True, "2"])
+def test_the_deadline_is_an_int_of_at_least_one(deadline):
+    with pytest.raises(RequestError, match="deadline="):
+        TaskLedger(deadline)
+
+
+@pytest.mark.parametrize(
+    ("tasks", "message"),
+    [
+        ([], "the request is empty"),
+        ([0, 0], "task 0 is named more than once"),
+        ([True], "True is no task"),
+        ([0.0], "0.0 is no task"),
+        (["0"], "'0' is no task"),
+        ([[0]], "is no task"),
+        (3, "3 is no request"),
+        (None, "None is no request"),
+        ([0, 8], "task 8 .* it is unknown"),
+        ([0, 3], "task 3 .* it is not yet trained"),
+        ([0, 1], "task 1 .* it is already unlearned"),
+    ],
+)
+def test_a_bad_request_names_event_and_rule_and_changes_nothing(tasks, message):
+    ledger = ledger_of(0, 1, 2)
+    ledger.forget([1])
+    before = ledger.state_dict()
+    for ask in (ledger.check, ledger.forget):
+        with pytest.raises(RequestError, match=f"^before task 3: .*{message}"):
+            ask(tasks, "before task 3", known={0, 1, 2, 3})
+    assert ledger.state_dict() == before
+
+
+def test_check_returns_the_tasks_and_changes_nothing():
+    ledger = ledger_of(0, 1, 2)
+    before = ledger.state_dict()
+    assert ledger.check(iter([2, 0]), "after task 2") == (2, 0)
+    assert ledger.state_dict() == before
+
+
+def test_the_state_survives_json_and_deepcopy():
+    ledger = ledger_of(4, 0, 1, 2, deadline=3)
+    ledger.forget([0])
+    ledger.declare_permanent([2])
+    loaded = TaskLedger()
+    loaded.load_state_dict(json.loads(json.dumps(ledger.state_dict())))
+    for twin in (loaded, deepcopy(ledger)):
+        twin.learn(7)
+        assert twin.remaining == (4, 1, 2, 7)
+        assert twin.unlearned == (0,)
+        assert twin.permanent == {4, 2}
+        assert twin.present(7) == {4, 1, 2}
+        assert twin.present(1) == {4, 0}
+        assert (twin.deadline, twin.n_trained) == (3, 5)
+    assert ledger.remaining == (4, 1, 2)
+
+
+def broken_states():
+    good = ledger_of(0, 1).state_dict()
+    yield {}
+    yield {**good, "n_trained": "2"}
+    yield {**good, "remaining": [{"task": 0}]}
+    yield {**good, "unlearned": [1]}
+    yield {**good, "unlearned": [1.5]}
+    yield {**good, "deadline": 0}
+    yield []
+
+
+@pytest.mark.parametrize("state", list(broken_states()))
+def test_a_broken_state_is_refused_and_changes_nothing(state):
+    ledger = ledger_of(3)
+    before = ledger.state_dict()
+    with pytest.raises(ValueError, match=r"no saved TaskLedger|deadline"):
+        ledger.load_state_dict(state)
+    assert ledger.state_dict() == before
