@@ -7,7 +7,7 @@ from typing import Any
 from torch.optim import Optimizer
 
 from avalanche_amnesia.models import MaskedModel
-from avalanche_amnesia.training.hard_attention import HardAttentionStrategy, split_options
+from avalanche_amnesia.training.hard_attention import HardAttentionStrategy, split_options, takes_options_of
 from avalanche_amnesia.training.plugins import AdaHATPlugin
 
 
@@ -28,6 +28,7 @@ class AdaHAT(HardAttentionStrategy):
     Reference: Wang et al., AdaHAT: Adaptive Hard Attention to the Task in Task-Incremental Learning, ECML-PKDD 2024.
     """
 
+    @takes_options_of(AdaHATPlugin)
     def __init__(self, *, model: MaskedModel, optimizer: Optimizer, seed: int = 0, **options: Any) -> None:
         masking, rest = split_options(options, AdaHATPlugin)
         super().__init__(

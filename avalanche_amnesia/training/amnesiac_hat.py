@@ -8,7 +8,7 @@ from torch.optim import Optimizer
 
 from avalanche_amnesia.models import MaskedModel
 from avalanche_amnesia.training.attention import check_choice
-from avalanche_amnesia.training.hard_attention import HardAttentionStrategy, split_options
+from avalanche_amnesia.training.hard_attention import HardAttentionStrategy, split_options, takes_options_of
 from avalanche_amnesia.training.plugins import AdaHATPlugin, HATPlugin, TrajectoryPlugin, UnlearningPlugin
 
 AmnesiacAdjustment = Literal["hat", "adahat", "random", "constant"]
@@ -35,6 +35,7 @@ class AmnesiacHAT(HardAttentionStrategy):
         ValueError: for a value that is not allowed.
     """
 
+    @takes_options_of(HATPlugin, AdaHATPlugin)
     def __init__(
         self,
         *,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
 from avalanche.benchmarks import CLExperience
 from avalanche.core import SupervisedPlugin
@@ -25,6 +25,8 @@ from avalanche_amnesia.training.plugins import (
 )
 from avalanche_amnesia.training.plugins.unlearning import remaining_experiences
 from avalanche_amnesia.unlearning import RequestError, UnlearningPlan, UnlearningRecord
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class HardAttentionStrategy(SupervisedTemplate):
@@ -136,9 +138,35 @@ class HardAttentionStrategy(SupervisedTemplate):
         return plugin
 
 
+def plugin_options(plugin: type[HATPlugin]) -> dict[str, inspect.Parameter]:
+    """Options of a masking plugin, those of its bases included, without the seed that a strategy passes on itself."""
+    parameters = [inspect.signature(kind).parameters for kind in plugin.__mro__ if issubclass(kind, HATPlugin)]
+    return {
+        name: parameter
+        for of_class in reversed(parameters)
+        for name, parameter in of_class.items()
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY and name != "seed"
+    }
+
+
+def takes_options_of(*plugins: type[HATPlugin]) -> Callable[[F], F]:
+    """Decorator of a strategy's ``__init__``: show the plugins' options in its signature, where Avalanche and
+    ``help()`` look for them, without writing each of them again."""
+
+    def extend(init: F) -> F:
+        own = inspect.signature(init)
+        named = [p for p in own.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+        rest = [p for p in own.parameters.values() if p.kind is inspect.Parameter.VAR_KEYWORD]
+        added = {name: p for plugin in plugins for name, p in plugin_options(plugin).items()}
+        new = [parameter for name, parameter in added.items() if name not in own.parameters]
+        init.__signature__ = own.replace(parameters=[*named, *new, *rest])  # type: ignore[attr-defined]
+        return init
+
+    return extend
+
+
 def split_options(options: dict[str, Any], plugin: type[HATPlugin]) -> tuple[dict[str, Any], dict[str, Any]]:
     """A strategy's keyword arguments, as those of its masking plugin and the rest."""
-    names = {name for kind in plugin.__mro__ for name in inspect.signature(kind).parameters if kind is not object}
-    names -= {"self", "args", "kwargs", "seed"}
+    names = plugin_options(plugin)
     of_plugin = {name: value for name, value in options.items() if name in names}
     return of_plugin, {name: value for name, value in options.items() if name not in names}

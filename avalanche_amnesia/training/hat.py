@@ -7,7 +7,7 @@ from typing import Any
 from torch.optim import Optimizer
 
 from avalanche_amnesia.models import MaskedModel
-from avalanche_amnesia.training.hard_attention import HardAttentionStrategy, split_options
+from avalanche_amnesia.training.hard_attention import HardAttentionStrategy, split_options, takes_options_of
 from avalanche_amnesia.training.plugins import HATPlugin
 
 
@@ -28,6 +28,7 @@ class HAT(HardAttentionStrategy):
     Reference: Serrà et al., Overcoming catastrophic forgetting with hard attention to the task, ICML 2018.
     """
 
+    @takes_options_of(HATPlugin)
     def __init__(self, *, model: MaskedModel, optimizer: Optimizer, seed: int = 0, **options: Any) -> None:
         masking, rest = split_options(options, HATPlugin)
         super().__init__(model=model, optimizer=optimizer, masking=HATPlugin(**masking, seed=seed), seed=seed, **rest)

@@ -109,8 +109,8 @@ class UnlearningPlugin(SupervisedPlugin):
     # By the stream --------------------------------------------------------------------------------------------
 
     def before_training(self, strategy: Any, **kwargs: Any) -> None:
-        """Move behind all plugins but the host's last three: those that learn must have learned already."""
-        last = (EvaluationPlugin, PeriodicEval, Clock)
+        """Move behind all plugins but the host's last two: those that learn must have learned, and metrics seen it."""
+        last = (PeriodicEval, Clock)
         others = [plugin for plugin in strategy.plugins if plugin is not self]
         position = next((i for i, plugin in enumerate(others) if isinstance(plugin, last)), len(others))
         strategy.plugins = [*others[:position], self, *others[position:]]

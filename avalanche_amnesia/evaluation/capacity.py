@@ -1,0 +1,83 @@
+"""What is still free, what each task uses, and what remembering all this costs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from avalanche.evaluation import PluginMetric
+from avalanche.evaluation.metric_results import MetricValue, TensorImage
+from torchvision.transforms.functional import pil_to_tensor
+
+from avalanche_amnesia.evaluation.heatmap import mask_heatmap
+from avalanche_amnesia.models import MaskedModel
+from avalanche_amnesia.training import HATPlugin, TrajectoryPlugin
+from avalanche_amnesia.training.adjustment import TaskUse
+from avalanche_amnesia.training.plugins import find_plugin
+
+
+def network_capacity(strategy: Any) -> float | None:
+    """Mean adjustment rate over all backbone parameters that a next task would meet: 1 all free, 0 full.
+
+    None for strategies without masks. METHOD §3.
+    """
+    masking = find_plugin(strategy, HATPlugin)
+    if masking is None or not isinstance(strategy.model, MaskedModel):
+        return None
+    return masking.rule.capacity(TaskUse(strategy.model))
+
+
+def trajectory_bytes(strategy: Any) -> int | None:
+    """Bytes that the recorded trajectory takes; None where none is recorded."""
+    recorder = find_plugin(strategy, TrajectoryPlugin)
+    return None if recorder is None else recorder.trajectory.nbytes()
+
+
+class Capacity(PluginMetric):
+    """Network capacity, units in use, masks as pictures and bytes of trajectory, after every task and unlearning.
+
+    Emits ``Capacity`` in [0, 1] (1: all free), ``MaskUse/<layer>`` (share of the layer's units that remaining tasks
+    use), ``TrajectoryBytes``, and, unless ``images`` is False, ``Mask/<layer>`` (a row per remaining task).
+    """
+
+    def __init__(self, *, images: bool = True) -> None:
+        super().__init__()
+        self.images = images
+
+    def after_training_exp(self, strategy: Any) -> list[MetricValue]:
+        """Values once a task is trained."""
+        return self._values(strategy)
+
+    def after_unlearning(self, strategy: Any) -> list[MetricValue]:
+        """Values once tasks are unlearned."""
+        return self._values(strategy)
+
+    def _values(self, strategy: Any) -> list[MetricValue]:
+        named: dict[str, Any] = {"Capacity": network_capacity(strategy), "TrajectoryBytes": trajectory_bytes(strategy)}
+        model = strategy.model
+        if isinstance(model, MaskedModel):
+            for layer, used in model.by_layer(model.cumulative_mask()).items():
+                named[f"MaskUse/{layer}"] = float(used.float().mean())
+            if self.images and model.masks:
+                named |= {f"Mask/{layer}": _picture(model, layer) for layer in model.graph.layers}
+        x = strategy.clock.train_iterations
+        return [MetricValue(self, name, value, x) for name, value in named.items() if value is not None]
+
+    def result(self, strategy: Any = None) -> None:
+        """Values are emitted by the callbacks alone."""
+
+    def reset(self, strategy: Any = None) -> None:
+        """Nothing is accumulated."""
+
+    def __str__(self) -> str:
+        return "Capacity"
+
+
+def _picture(model: MaskedModel, layer: str) -> TensorImage:
+    picture = mask_heatmap({task: mask[layer].float() for task, mask in model.masks.items()})
+    return TensorImage(pil_to_tensor(picture).to(torch.float32) / 255)  # text loggers skip it, dashboards show it
+
+
+def capacity_metrics(*, images: bool = True) -> list[Capacity]:
+    """Capacity, mask use, mask pictures (unless ``images=False``) and bytes of trajectory."""
+    return [Capacity(images=images)]

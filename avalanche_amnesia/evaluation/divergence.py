@@ -1,0 +1,112 @@
+"""JSD: how close the features of unlearned tasks' data are to those of a model that never saw the tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, get_args
+
+import torch
+from avalanche.evaluation.metric_results import MetricValue
+from torch import Tensor, nn
+
+from avalanche_amnesia.evaluation.features import features_of, mean_features, task_data
+from avalanche_amnesia.evaluation.functional import js_divergence
+from avalanche_amnesia.evaluation.probes import Probe, ProbingMetric
+from avalanche_amnesia.evaluation.references import References
+from avalanche_amnesia.models import MaskedModel
+from avalanche_amnesia.training.attention import check_choice
+
+ProbeKind = Literal["own", "remaining"]
+Floor = Literal["order", "seed"]
+
+
+class JSDivergence(ProbingMetric):
+    """``JSD_t``: mean Jensen–Shannon divergence, in bits, between main and reference features of unlearned tasks.
+
+    In [0, 1], lower is better; never lower than its noise floor means anything. Emitted after every evaluation
+    between tasks, per unlearned task and as their mean, as ``JSD_<probe>`` and ``JSD_<probe>_floor_<floor>``.
+
+    Args:
+        references: of the run.
+        probe: ``own``: through the mask that the task had; ``remaining``: mean features over the masks of the
+            remaining tasks. Models without masks use their plain backbone for both.
+        noise_floor: what the same number is between two references: trained with another data ``order``, or from
+            another ``seed``.
+
+    Reference: METHOD §7.
+    """
+
+    higher_is_better = False
+    lower_bound, upper_bound = 0.0, 1.0
+
+    def __init__(self, references: References, probe: ProbeKind = "own", noise_floor: Sequence[Floor] = ()) -> None:
+        super().__init__()
+        check_choice("probe", probe, ProbeKind)
+        for floor in noise_floor:
+            check_choice("noise_floor", floor, Floor)
+        self.references, self.probe, self.noise_floor = references, probe, tuple(noise_floor)
+
+    def values(self, strategy: Any, unlearned: Sequence[int], remaining: Sequence[int]) -> list[MetricValue]:
+        """JSD against the reference of the remaining tasks, then its floors."""
+        reference = self.references.reference(remaining)
+        results = self.emit(
+            strategy, str(self), self._by_task(strategy.model, reference, strategy.model, unlearned, remaining)
+        )
+        for floor in self.noise_floor:
+            other = self.references.reference(remaining, floor)
+            by_task = self._by_task(other, reference, strategy.model, unlearned, remaining)
+            results += self.emit(strategy, f"{self}_floor_{floor}", by_task)
+        return results
+
+    def _by_task(
+        self,
+        model: nn.Module,
+        reference: nn.Module,
+        main: nn.Module,
+        unlearned: Sequence[int],
+        remaining: Sequence[int],
+    ) -> dict[int, float]:
+        result = {}
+        for task in unlearned:
+            x, _ = task_data(self.references.test_experience(task))
+            features = [self._features(m, main, x, self.probes.get(task), remaining) for m in (model, reference)]
+            if features[0] is not None and features[1] is not None:
+                result[task] = float(js_divergence(features[0], features[1]).mean())
+        return result
+
+    def _features(
+        self, model: nn.Module, main: nn.Module, x: Tensor, probe: Probe | None, remaining: Sequence[int]
+    ) -> Tensor | None:
+        """Features through the probe; None where there is no mask to look through."""
+        if not isinstance(main, MaskedModel):
+            return features_of(model, x)
+        if self.probe == "own":
+            return None if probe is None or probe.mask is None else features_of(model, x, probe.mask)
+        assert isinstance(model, MaskedModel)
+        masks: list[Tensor | None] = [model.binary_mask(task) for task in remaining]
+        return mean_features(model, x, masks) if masks else None
+
+    def __str__(self) -> str:
+        return f"JSD_{self.probe}"
+
+
+def jsd_metrics(
+    references: References,
+    *,
+    probes: Sequence[ProbeKind] = get_args(ProbeKind),
+    noise_floor: Sequence[Floor] = ("order",),
+) -> list[JSDivergence]:
+    """The JSD metrics of a run, one per probe.
+
+    Args:
+        references: of the run.
+        probes: which of ``own`` and ``remaining``.
+        noise_floor: which of ``order`` and ``seed`` to show beside each; every one costs another reference.
+    """
+    return [JSDivergence(references, probe, noise_floor) for probe in probes]
+
+
+def jsd(model: nn.Module, reference: nn.Module, x: Tensor, mask: Tensor | None = None) -> float:
+    """Mean JSD of two models' features of inputs ``(n, …)`` through one mask ``(n_units,)``, in bits."""
+    with torch.no_grad():
+        return float(js_divergence(features_of(model, x, mask), features_of(reference, x, mask)).mean())

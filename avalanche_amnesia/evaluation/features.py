@@ -1,0 +1,87 @@
+"""Features of any multi-head model on a task's data, through any mask."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from avalanche.models import MultiHeadClassifier, avalanche_forward
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from avalanche_amnesia.models import MaskedModel, ModelError, MultiHeadModel
+
+
+def task_data(experience: Any) -> tuple[Tensor, Tensor]:
+    """Inputs ``(n, …)`` and labels ``(n,)`` of an experience, without touching a global random stream."""
+    tensors = getattr(experience, "tensors", None)
+    if tensors is not None:
+        x, y = tensors
+        return x, y
+    # A loader draws a seed for its workers even where it has none; a generator of its own takes that draw.
+    loader = DataLoader(experience.dataset.eval(), batch_size=256, generator=torch.Generator())
+    batches = [(batch[0], batch[1]) for batch in loader]
+    return torch.cat([x for x, _ in batches]), torch.cat([y for _, y in batches])
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode and no gradients inside; every module's own mode again afterwards."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+
+
+def features_of(model: nn.Module, x: Tensor, mask: Tensor | None = None, batch_size: int = 512) -> Tensor:
+    """Backbone features of inputs.
+
+    Args:
+        model: a MaskedModel, a MultiHeadModel, or any model whose classifier is an Avalanche ``MultiHeadClassifier``
+            (its input is taken for the features).
+        x: ``(n, …)``.
+        mask: over all units of a MaskedModel, ``(n_units,)``; None: no mask, as for models without masks.
+        batch_size: samples at a time.
+
+    Returns:
+        ``(n, features)`` on the CPU.
+
+    Raises:
+        ModelError: if the model's features can't be found.
+    """
+    device = next(model.parameters()).device
+    with evaluating(model):
+        return torch.cat([_batch_features(model, part.to(device), mask).cpu() for part in x.split(batch_size)])
+
+
+def _batch_features(model: nn.Module, x: Tensor, mask: Tensor | None) -> Tensor:
+    if isinstance(model, MaskedModel):
+        everything = torch.ones(model.n_units, device=x.device)
+        return model.masked_features(x, everything if mask is None else mask.to(x.device))
+    if isinstance(model, MultiHeadModel):
+        return model.backbone(x)
+    classifier = next((m for m in model.modules() if isinstance(m, MultiHeadClassifier)), None)
+    if classifier is None or not classifier.classifiers:
+        raise ModelError(
+            f"the features of {type(model).__name__} can't be found: use MultiHeadModel(backbone), or a model whose "
+            "classifier is avalanche.models.MultiHeadClassifier with at least one head"
+        )
+    caught: list[Tensor] = []
+    hook = classifier.register_forward_pre_hook(lambda module, inputs: caught.append(inputs[0]))
+    try:
+        some_task = int(next(iter(classifier.classifiers)))  # without masks the features depend on no task
+        avalanche_forward(model, x, torch.full((len(x),), some_task, device=x.device))
+    finally:
+        hook.remove()
+    return caught[0]
+
+
+def mean_features(model: nn.Module, x: Tensor, masks: Sequence[Tensor | None]) -> Tensor:
+    """Mean of the features over several masks, ``(n, features)``: the probe ``remaining``."""
+    return torch.stack([features_of(model, x, mask) for mask in masks]).mean(0)

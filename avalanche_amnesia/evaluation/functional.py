@@ -1,0 +1,88 @@
+"""How far two models' features lie apart, and how well logits classify. Pure functions of tensors (METHOD §7)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def js_divergence(features_a: Tensor, features_b: Tensor) -> Tensor:
+    """Jensen–Shannon divergence of the softmax of two feature vectors per sample, in bits.
+
+    ``JS(p ‖ q) = ½ KL(p ‖ m) + ½ KL(q ‖ m)``, ``m = (p + q)/2``, logarithm to base 2; equal to
+    ``scipy.spatial.distance.jensenshannon(p, q, base=2) ** 2``.
+
+    Args:
+        features_a: ``(n, features)``, before the softmax.
+        features_b: of the same shape.
+
+    Returns:
+        ``(n,)`` in float64, each in [0, 1]; 0 for equal vectors, lower is closer.
+
+    Raises:
+        ValueError: unless both have one shape ``(n, features)``.
+
+    >>> js_divergence(torch.tensor([[50.0, 0.0]]), torch.tensor([[0.0, 50.0]]))
+    tensor([1.], dtype=torch.float64)
+    """
+    _check_pair(features_a, features_b)
+    log_p, log_q = features_a.double().log_softmax(1), features_b.double().log_softmax(1)
+    p, q = log_p.exp(), log_q.exp()
+    # log m without leaving the logarithm, so that tiny probabilities do not become log 0.
+    log_m = torch.logaddexp(log_p, log_q) - torch.log(torch.tensor(2.0, dtype=torch.float64))
+    nats = (p * (log_p - log_m) + q * (log_q - log_m)).sum(1) / 2
+    return (nats / torch.log(torch.tensor(2.0, dtype=torch.float64))).clamp(0, 1)
+
+
+def euclidean_distance(features_a: Tensor, features_b: Tensor) -> Tensor:
+    """Euclidean distance per sample: ``(n, features)`` twice → ``(n,)`` in float64, ≥ 0, lower is closer."""
+    _check_pair(features_a, features_b)
+    return (features_a.double() - features_b.double()).norm(dim=1)
+
+
+def cosine_distance(features_a: Tensor, features_b: Tensor) -> Tensor:
+    """``1 − cos`` per sample: ``(n, features)`` twice → ``(n,)`` in float64, in [0, 2], lower is closer.
+
+    Two zero vectors are at distance 0, a zero vector and another at 1.
+    """
+    _check_pair(features_a, features_b)
+    a, b = features_a.double(), features_b.double()
+    similarity = torch.nn.functional.cosine_similarity(a, b, dim=1)
+    both_zero = (a == 0).all(1) & (b == 0).all(1)
+    return torch.where(both_zero, 0.0, 1 - similarity)
+
+
+def cka_distance(features_a: Tensor, features_b: Tensor) -> Tensor:
+    """``1 − linear CKA`` over a whole set: ``(n, features)`` twice → ``()`` in float64, in [0, 1], lower is closer.
+
+    ``CKA = ‖B̄ᵀĀ‖² / (‖ĀᵀĀ‖ ‖B̄ᵀB̄‖)`` of centred features. Meaningless on small batches (unrelated features look
+    alike): give the whole test set. Two sets of constant features are at distance 0.
+    """
+    _check_pair(features_a, features_b)
+    a = features_a.double() - features_a.double().mean(0)
+    b = features_b.double() - features_b.double().mean(0)
+    own = (a.T @ a).norm() * (b.T @ b).norm()
+    if own == 0:
+        return torch.tensor(0.0 if torch.equal(a, b) else 1.0, dtype=torch.float64)
+    return 1 - (b.T @ a).norm() ** 2 / own
+
+
+def accuracy(logits: Tensor, labels: Tensor) -> float:
+    """Share of samples whose largest logit is their label: ``(n, classes)``, ``(n,)`` → in [0, 1]."""
+    if len(logits) != len(labels) or len(labels) == 0:
+        raise ValueError(f"need as many logits as labels, and some: got {len(logits)} and {len(labels)}")
+    return int((logits.argmax(1) == labels).sum()) / len(labels)
+
+
+def mask_overlap(mask_a: Tensor, mask_b: Tensor) -> float:
+    """Intersection over union of two binary masks ``(units,)``; 0 for two empty ones."""
+    union = int((mask_a | mask_b).sum())
+    return int((mask_a & mask_b).sum()) / union if union else 0.0
+
+
+def _check_pair(features_a: Tensor, features_b: Tensor) -> None:
+    if features_a.shape != features_b.shape or features_a.dim() != 2:
+        raise ValueError(
+            f"expected two feature tensors of one shape (n, features), got {tuple(features_a.shape)} and "
+            f"{tuple(features_b.shape)}"
+        )

@@ -1,0 +1,98 @@
+"""What an evaluation keeps of a forgotten task, to measure how well it was forgotten: its mask and its head.
+
+They are residue of the task. They live in the metrics alone, never in the model, and are dropped unless the
+unlearning allows them (``keep_probes``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+from avalanche.evaluation import PluginMetric
+from avalanche.evaluation.metric_results import MetricValue
+from avalanche.evaluation.metric_utils import get_metric_name
+from torch import Tensor, nn
+
+from avalanche_amnesia.models import MaskedModel, MultiHeadModel
+from avalanche_amnesia.training import UnlearningPlugin
+from avalanche_amnesia.training.plugins import find_plugin
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A forgotten task's mask (None for models without masks) and head (None if it had none that is known)."""
+
+    mask: Tensor | None
+    head: nn.Module | None
+
+
+class ProbingMetric(PluginMetric):
+    """A metric of unlearned tasks: collects their probes, and emits its values after each evaluation between tasks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.probes: dict[int, Probe] = {}
+
+    def before_unlearning(self, strategy: Any) -> None:
+        """Copy the mask and head of the tasks that are about to go, if that is allowed."""
+        plugin = unlearning_of(strategy)
+        assert plugin.current is not None
+        for task in plugin.current.tasks:
+            self.probes.pop(task, None)
+            if plugin.keep_probes:
+                self.probes[task] = take_probe(strategy.model, task)
+
+    def after_eval(self, strategy: Any) -> list[MetricValue] | None:
+        """The metric's values; None in the middle of a task, and while nothing has been unlearned."""
+        plugin = unlearning_of(strategy)
+        if plugin.current_task is not None or not plugin.ledger.unlearned:
+            return None
+        return self.values(strategy, plugin.ledger.unlearned, plugin.ledger.remaining)
+
+    def values(self, strategy: Any, unlearned: Sequence[int], remaining: Sequence[int]) -> list[MetricValue]:
+        """What to emit."""
+        raise NotImplementedError
+
+    def emit(self, strategy: Any, name: str, by_task: dict[int, float]) -> list[MetricValue]:
+        """One value per task and their mean."""
+        x = strategy.clock.train_iterations
+        results = [
+            MetricValue(self, get_metric_name(name, strategy, add_task=task), value, x)
+            for task, value in by_task.items()
+        ]
+        if by_task:
+            mean = sum(by_task.values()) / len(by_task)
+            results.append(MetricValue(self, get_metric_name(name, strategy, add_task=False), mean, x))
+        return results
+
+    def result(self, strategy: Any = None) -> None:
+        """Values are emitted by the callbacks alone."""
+
+    def reset(self, strategy: Any = None) -> None:
+        """Drop all probes."""
+        self.probes.clear()
+
+
+def take_probe(model: nn.Module, task: int) -> Probe:
+    """Copies of a task's mask and head."""
+    mask = model.binary_mask(task) if isinstance(model, MaskedModel) and task in model.masks else None
+    head = deepcopy(model.head(task)) if isinstance(model, MultiHeadModel) else None
+    return Probe(mask, head)
+
+
+def unlearning_of(strategy: Any) -> UnlearningPlugin:
+    """The strategy's UnlearningPlugin.
+
+    Raises:
+        TypeError: if it has none.
+    """
+    plugin = find_plugin(strategy, UnlearningPlugin)
+    if plugin is None:
+        raise TypeError(
+            f"unlearning metrics need an UnlearningPlugin, which {type(strategy).__name__} does not have: use "
+            "AmnesiacHAT, or plugins=[TrajectoryPlugin(), UnlearningPlugin()]"
+        )
+    return plugin

@@ -1,0 +1,146 @@
+"""The models that a run is measured against: retrained without what was forgotten, and never having forgotten."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from typing import Any, Literal
+
+import torch
+from avalanche.logging import BaseLogger
+from avalanche.training.plugins import EvaluationPlugin
+from torch import nn
+
+from avalanche_amnesia.benchmarks import with_unlearning
+from avalanche_amnesia.bits import tensor_hash
+from avalanche_amnesia.seeding import derive_seed
+from avalanche_amnesia.training.attention import check_choice
+from avalanche_amnesia.training.plugins import HATPlugin, SeedingPlugin, find_plugin
+from avalanche_amnesia.training.plugins.seeding import preserved_rng
+
+Variant = Literal["same", "order", "seed"]
+
+
+class ReferencesError(ValueError):
+    """``make_strategy`` can't serve as the maker of references; the message says why."""
+
+
+class References:
+    """Trains and keeps the reference model of every set of remaining tasks, and the full models.
+
+    A reference is trained by a fresh strategy on the benchmark's experiences without their requests. As every draw
+    of a task derives from (seed, task), two runs that begin with the same tasks share those bits, so a path that
+    continues a trained one is continued, not begun again.
+
+    Args:
+        make_strategy: called as ``make_strategy(evaluator=…)``; must return a new strategy with the same initial bits
+            every time (seed it inside), with a :class:`SeedingPlugin` among its plugins (the strategies of this
+            package have one), at the same settings as the run that is measured.
+        benchmark: the benchmark of that run; its requests are ignored.
+        train_options: keyword arguments of every call of ``strategy.train``.
+
+    Raises:
+        ReferencesError: if two calls of ``make_strategy`` differ, or its strategy is not seeded by task.
+    """
+
+    def __init__(
+        self,
+        make_strategy: Callable[..., Any],
+        benchmark: Any,
+        *,
+        train_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.make_strategy = make_strategy
+        self.benchmark = benchmark
+        self.train_options = dict(train_options or {})
+        stream = with_unlearning(benchmark, {}).train_stream
+        self._experiences = {int(experience.task_label): experience for experience in stream}
+        self._models: dict[tuple[Variant, tuple[int, ...]], nn.Module] = {}
+        self._paths: dict[Variant, tuple[tuple[int, ...], Any]] = {}
+        with preserved_rng():
+            first, second = _state_hashes(self._make("same").model), _state_hashes(self._make("same").model)
+        differing = sorted(name for name in first if first[name] != second.get(name))
+        if differing or first.keys() != second.keys():
+            raise ReferencesError(
+                f"two calls of make_strategy give different initial values of {differing}: no comparison with a "
+                "reference would mean anything. Seed inside make_strategy: torch.manual_seed(seed) before the model"
+            )
+
+    def reference(self, remaining_tasks: Sequence[int], variant: Variant = "same") -> nn.Module:
+        """The model that learned only these tasks, in this order.
+
+        Args:
+            remaining_tasks: task labels of the benchmark, each once; may be empty (the initial model).
+            variant: ``same``; for noise floors ``order`` (another data order and dropout) or ``seed`` (another
+                initialisation as well).
+
+        Returns:
+            A model in evaluation mode, kept and returned again: do not change it.
+
+        Raises:
+            ReferencesError: for a task that the benchmark does not have, or that is named twice.
+        """
+        check_choice("variant", variant, Variant)
+        path = tuple(int(task) for task in remaining_tasks)
+        unknown = [task for task in path if task not in self._experiences]
+        if unknown or len(set(path)) < len(path):
+            raise ReferencesError(
+                f"remaining_tasks={list(path)} must be distinct tasks of the benchmark: {sorted(self._experiences)}"
+            )
+        if (variant, path) not in self._models:
+            with preserved_rng(), torch.enable_grad():  # a metric asks from inside an evaluation
+                self._train(path, variant)
+        return self._models[variant, path]
+
+    def full(self, n_tasks: int) -> nn.Module:
+        """The model that learned the benchmark's first ``n_tasks`` tasks and ignored every request."""
+        if not 0 <= n_tasks <= len(self._experiences):
+            raise ReferencesError(f"n_tasks must lie in 0..{len(self._experiences)}, got {n_tasks}")
+        return self.reference(list(self._experiences)[:n_tasks])
+
+    def test_experience(self, task: int) -> Any:
+        """The benchmark's test experience of a task."""
+        return next(e for e in self.benchmark.test_stream if int(e.task_label) == task)
+
+    def _train(self, path: tuple[int, ...], variant: Variant) -> None:
+        done, strategy = self._paths.get(variant, ((), None))
+        if strategy is None or path[: len(done)] != done:
+            done, strategy = (), self._make(variant)
+        self._keep(variant, done, strategy)
+        for position in range(len(done), len(path)):
+            strategy.train(self._experiences[path[position]], **self.train_options)
+            self._keep(variant, path[: position + 1], strategy)
+        self._paths[variant] = (path, strategy)
+
+    def _keep(self, variant: Variant, path: tuple[int, ...], strategy: Any) -> None:
+        self._models.setdefault((variant, path), deepcopy(strategy.model).eval())
+
+    def _make(self, variant: Variant) -> Any:
+        strategy = self.make_strategy(evaluator=EvaluationPlugin(loggers=[BaseLogger()]))
+        seeding = find_plugin(strategy, SeedingPlugin)
+        if seeding is None:
+            raise ReferencesError(
+                f"{type(strategy).__name__} from make_strategy draws from a running random stream, so that no run can "
+                "be repeated: plugins=[SeedingPlugin(seed), …] must come first"
+            )
+        if variant == "order":
+            seeding.order_seed = derive_seed(seeding.order_seed, "another order")
+        elif variant == "seed":
+            _reseed(strategy, seeding, derive_seed(seeding.seed, "another seed"))
+        return strategy
+
+
+def _reseed(strategy: Any, seeding: SeedingPlugin, seed: int) -> None:
+    """Draw everything of a fresh strategy again from another seed."""
+    torch.manual_seed(seed)
+    for module in strategy.model.modules():
+        if hasattr(module, "reset_parameters"):
+            module.reset_parameters()
+    seeding.seed = seeding.order_seed = seed
+    masking = find_plugin(strategy, HATPlugin)
+    if masking is not None:
+        masking.seed = seed
+
+
+def _state_hashes(model: nn.Module) -> dict[str, str]:
+    return {name: tensor_hash(value) for name, value in model.state_dict().items()}

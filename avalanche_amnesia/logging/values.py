@@ -1,0 +1,108 @@
+"""What becomes of a metric value on its way to W&B."""
+
+import io
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from avalanche.evaluation.metric_results import AlternativeValues, TensorImage
+from matplotlib.figure import Figure
+from PIL import Image
+from torch import Tensor
+
+SUPPORTED = (
+    "numbers (Python, numpy, 0-dim tensors), strings, PIL images, matplotlib figures, "
+    "uint8 arrays HxW or HxWx3, float tensors CxHxW in [0, 1] with 1 or 3 channels, "
+    "other real tensors and arrays with a finite entry (as histograms), "
+    "AlternativeValues of these, and dicts of these"
+)
+
+
+def flattened(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """`value` under `name`, dicts taken apart as `name/key`."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from flattened(f"{name}/{key}", inner)
+    else:
+        yield name, value
+
+
+def to_wandb(value: Any) -> Any:
+    """A float, str, `wandb.Image` or `wandb.Histogram`; None where W&B has no place for `value`."""
+    if isinstance(value, AlternativeValues):
+        converted = (to_wandb(alternative) for alternative in value.alternatives)
+        return next((v for v in converted if v is not None), None)
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool | int | float | np.bool_ | np.integer | np.floating):
+        return float(value)
+    if isinstance(value, Figure):
+        return _image(_rendered(value))
+    if isinstance(value, Image.Image):
+        return _image(value)
+    if isinstance(value, TensorImage):
+        pixels = _pixels(_as_array(value.image))
+        return None if pixels is None else _image(Image.fromarray(pixels))
+    if isinstance(value, Tensor | np.ndarray):
+        return _array_to_wandb(_as_array(value), maybe_channels_first=isinstance(value, Tensor))
+    return None
+
+
+def _array_to_wandb(array: np.ndarray, maybe_channels_first: bool) -> Any:
+    if array.dtype.kind not in "biuf":
+        return None
+    if array.shape in ((), (1,)):  # (1,) is the shape of Avalanche's losses
+        return float(array.reshape(()))
+    is_bytes = array.dtype == np.uint8 and (array.ndim == 2 or (array.ndim == 3 and array.shape[2] == 3))
+    is_chw = maybe_channels_first and array.dtype.kind == "f" and array.ndim == 3 and array.shape[0] in (1, 3)
+    if array.size and (is_bytes or is_chw):
+        pixels = _pixels(array)
+        if pixels is not None:
+            return _image(Image.fromarray(pixels))
+    return _histogram(array)
+
+
+def _as_array(value: Tensor | np.ndarray) -> np.ndarray:
+    if not isinstance(value, Tensor):
+        return np.asarray(value)
+    value = value.detach().cpu().contiguous()
+    # numpy knows no bfloat16 and no float8.
+    return value.double().numpy() if value.dtype.is_floating_point else value.resolve_conj().numpy()
+
+
+def _pixels(array: np.ndarray) -> np.ndarray | None:
+    """HxW or HxWx3 bytes of an image that has its channels first or last; None if it is not one."""
+    channels_first = array.ndim == 3 and array.shape[0] in (1, 3)
+    if channels_first and (array.dtype.kind == "f" or array.shape[2] not in (1, 3)):
+        array = np.moveaxis(array, 0, -1)
+    if array.ndim == 3 and array.shape[2] == 1:
+        array = array[..., 0]
+    if array.ndim != 2 and (array.ndim != 3 or array.shape[2] != 3):
+        return None
+    if array.dtype == np.uint8:
+        return np.ascontiguousarray(array)
+    if array.dtype.kind == "f" and array.size and array.min() >= 0 and array.max() <= 1:  # False for NaN
+        return np.ascontiguousarray((array * 255).round().astype(np.uint8))
+    return None
+
+
+def _rendered(figure: Figure) -> Image.Image:
+    """The figure as pixels; the figure stays open and as it was."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png")
+    buffer.seek(0)
+    return Image.open(buffer)
+
+
+def _image(image: Image.Image) -> Any:
+    import wandb
+
+    return wandb.Image(image)
+
+
+def _histogram(array: np.ndarray) -> Any:
+    import wandb
+
+    entries = array.astype(np.float64).ravel()
+    entries = entries[np.isfinite(entries)]  # numpy refuses to bin the others
+    return wandb.Histogram(np_histogram=np.histogram(entries, bins=64)) if entries.size else None

@@ -1,0 +1,22 @@
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from wandb_recorder import Recorder
+
+
+@pytest.fixture(autouse=True)
+def quiet_wandb(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No banner, and nobody's login, whoever runs the tests."""
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    monkeypatch.setenv("WANDB_CONSOLE", "off")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for variable in ("WANDB_MODE", "WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE", "WANDB_BASE_URL", "NETRC"):
+        monkeypatch.delenv(variable, raising=False)
+
+
+@pytest.fixture
+def recorder(tmp_path: Path) -> Iterator[Recorder]:
+    made = Recorder(tmp_path)
+    yield made
+    made.logger.finish()

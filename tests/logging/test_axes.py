@@ -1,0 +1,195 @@
+"""Axes of the metrics and the counters in the rows, callback by callback."""
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from avalanche.evaluation.metric_results import MetricValue
+from wandb_recorder import Recorder
+
+from avalanche_amnesia.logging.axes import axis_of
+
+
+@pytest.mark.parametrize(
+    ("name", "callback", "axis"),
+    [
+        ("Loss_Epoch/train_phase/train_stream/Task000", "after_training_epoch", "iteration"),
+        ("Loss_Epoch/train_phase/train_stream/Task000", None, "iteration"),
+        ("Top1_Acc_Exp/eval_phase/test_stream/Task000/Exp000", "after_eval_exp", "task"),
+        ("Top1_Acc_Exp/eval_phase/test_stream/Task000/Exp000", None, "task"),
+        ("Mystery", "after_eval", "task"),
+        ("Mystery", "after_training", "iteration"),
+        ("Mystery", None, "iteration"),
+        ("Mystery", "before_unlearning", "event"),
+        ("Top1_Acc_Exp/eval_phase/test_stream", "after_unlearning", "event"),
+        ("JSD_Exp/eval_phase/test_stream/Exp000", "after_eval_exp", "event"),
+        ("AccuracyDifference_Exp/eval_phase/test_stream/Exp000", "after_eval_exp", "event"),
+        ("Capacity/train_phase/layer0", "after_training_exp", "event"),
+        ("Mask/layer0", "after_training_exp", "event"),
+        ("Trajectory/bytes", "after_training_exp", "event"),
+        ("Unlearning/seconds", "after_unlearning", "event"),
+    ],
+)
+def test_axis_of(name: str, callback: str | None, axis: str) -> None:
+    assert axis_of(name, callback) == axis
+
+
+class FakeStrategy:
+    """The clock of a strategy and the order in which its plugins are called."""
+
+    def __init__(self, logger: Any) -> None:
+        self.logger = logger
+        self.clock = SimpleNamespace(train_iterations=0, train_exp_counter=0)
+        self._stop_training = False
+
+    def emit(self, callback: str, *names: str) -> None:
+        values: Sequence[MetricValue] = [MetricValue(None, name, 1.0, self.clock.train_iterations) for name in names]
+        self.logger.log_metrics(values)
+        getattr(self.logger, callback)(self, values)
+
+    def train_task(self, unlearn_before_end: bool = False, stop_early: bool = False) -> None:
+        self.emit("before_training_exp")
+        for epoch in range(2):
+            self._stop_training = stop_early and epoch == 1
+            self.emit("before_training_epoch")
+            if self._stop_training:
+                self._stop_training = False
+                break
+            self.emit("after_training_iteration", "train_phase/mb")
+            self.clock.train_iterations += 1
+            self.emit("after_training_epoch", "train_phase/epoch")
+        if unlearn_before_end:
+            self.unlearn()
+        self.emit("after_training_exp", "train_phase/exp")
+        self.clock.train_exp_counter += 1
+
+    def unlearn(self) -> None:
+        self.emit("before_unlearning", "residue")
+        self.emit("after_unlearning", "residue")
+
+
+def written(recorder: Recorder) -> list[tuple[str, int, int, int]]:
+    """(name, iteration, task, event) of every value."""
+    return [
+        (name, row["iteration"], row["task"], row["event"])
+        for row in recorder.read().rows
+        for name in row
+        if name not in ("iteration", "task", "event") and not name.startswith("_")
+    ]
+
+
+def test_a_task_counts_in_the_values_of_its_end(recorder: Recorder) -> None:
+    strategy = FakeStrategy(recorder.logger)
+    strategy.emit("after_eval", "eval_phase/acc")
+    strategy.train_task()
+    strategy.emit("after_eval", "eval_phase/acc")
+    strategy.unlearn()
+    strategy.train_task()
+    assert written(recorder) == [
+        ("eval_phase/acc", 0, 0, 0),
+        ("train_phase/mb", 0, 0, 0),
+        ("train_phase/epoch", 1, 0, 0),
+        ("train_phase/mb", 1, 0, 0),
+        ("train_phase/epoch", 2, 0, 0),
+        ("train_phase/exp", 2, 1, 1),
+        ("eval_phase/acc", 2, 1, 1),
+        ("residue", 2, 1, 1),
+        ("residue", 2, 1, 2),
+        ("train_phase/mb", 2, 1, 2),
+        ("train_phase/epoch", 3, 1, 2),
+        ("train_phase/mb", 3, 1, 2),
+        ("train_phase/epoch", 4, 1, 2),
+        ("train_phase/exp", 4, 2, 3),
+    ]
+
+
+@pytest.mark.parametrize("stop_early", [False, True])
+def test_unlearning_by_a_plugin_at_the_end_of_a_task_comes_after_that_task(
+    recorder: Recorder, stop_early: bool
+) -> None:
+    strategy = FakeStrategy(recorder.logger)
+    strategy.train_task(unlearn_before_end=True, stop_early=stop_early)
+    strategy.train_task()
+    ends = [entry for entry in written(recorder) if entry[0] in ("residue", "train_phase/exp")]
+    assert [(name, task, event) for name, _, task, event in ends] == [
+        ("residue", 1, 1),
+        ("residue", 1, 2),
+        ("train_phase/exp", 1, 2),
+        ("train_phase/exp", 2, 3),
+    ]
+
+
+def test_unlearning_in_the_middle_of_a_task_comes_before_its_end(recorder: Recorder) -> None:
+    strategy = FakeStrategy(recorder.logger)
+    for callback in ("before_training_exp", "before_training_epoch", "after_training_epoch"):
+        strategy.emit(callback)
+    strategy.emit("before_training_epoch")
+    strategy.unlearn()
+    strategy.emit("after_training_exp", "train_phase/exp")
+    assert [entry[2:] for entry in written(recorder)] == [(0, 0), (0, 1), (1, 2)]
+
+
+def test_a_resumed_strategy_goes_on_counting_tasks(recorder: Recorder) -> None:
+    strategy = FakeStrategy(recorder.logger)
+    strategy.clock.train_exp_counter = 3
+    strategy.emit("after_eval", "eval_phase/acc")
+    strategy.train_task()
+    strategy.emit("after_eval", "eval_phase/acc")
+    tasks = [task for name, _, task, _ in written(recorder) if name == "eval_phase/acc"]
+    assert tasks == [3, 4]
+
+
+def test_metrics_are_drawn_over_their_axis(recorder: Recorder) -> None:
+    strategy = FakeStrategy(recorder.logger)
+    strategy.train_task()
+    strategy.emit("after_eval", "Acc/eval_phase/test_stream", "JSD_Exp/eval_phase/test_stream")
+    strategy.unlearn()
+    assert recorder.read().metrics == {
+        "iteration": None,
+        "task": None,
+        "event": None,
+        "train_phase/mb": "iteration",
+        "train_phase/epoch": "iteration",
+        "train_phase/exp": "iteration",
+        "Acc/eval_phase/test_stream": "task",
+        "JSD_Exp/eval_phase/test_stream": "event",
+        "residue": "event",
+    }
+
+
+def test_one_row_per_callback_and_no_value_lost(recorder: Recorder) -> None:
+    logger, strategy = recorder.logger, FakeStrategy(recorder.logger)
+    values = [
+        MetricValue(None, "a", 1.0, 5),
+        MetricValue(None, "b", 2.0, 5),
+        MetricValue(None, "a", 3.0, 5),
+        MetricValue(None, "a", 4.0, 5),
+        MetricValue(None, "b", 5.0, 5),
+    ]
+    logger.log_metrics(values)
+    logger.after_eval(strategy, values)
+    logger.log_metrics(values[:1])  # the same iteration again
+    logger.after_eval(strategy, values[:1])
+    rows = [{name: row[name] for name in ("a", "b") if name in row} for row in recorder.read().rows]
+    assert rows == [{"a": 1, "b": 2}, {"a": 3, "b": 5}, {"a": 4}, {"a": 1}]
+
+
+def test_values_without_a_strategy_lie_at_their_own_iteration(recorder: Recorder) -> None:
+    FakeStrategy(recorder.logger).train_task()
+    recorder.log("x", 1.0, iteration=17)
+    recorder.logger.log_metrics([MetricValue(None, "y", 1.0, 18), MetricValue(None, "y", 2.0, 19)])
+    assert written(recorder)[-3:] == [("x", 17, 1, 1), ("y", 18, 1, 1), ("y", 19, 1, 1)]
+
+
+def test_a_strategy_without_a_clock(recorder: Recorder) -> None:
+    for _ in range(2):
+        for callback in ("before_training_exp", "after_training_exp"):
+            recorder.logger.log_metrics([MetricValue(None, callback, 1.0, 6)])
+            getattr(recorder.logger, callback)(SimpleNamespace(), [])
+    assert [entry[1:] for entry in written(recorder)] == [(6, 0, 0), (6, 1, 1), (6, 1, 1), (6, 2, 2)]
+
+
+def test_an_axis_is_no_metric(recorder: Recorder) -> None:
+    with pytest.raises(ValueError, match="'event' is an axis"):
+        recorder.log("event", 1.0)
