@@ -67,7 +67,6 @@ class MaskedModel(MultiHeadModel):
         self.embedding: nn.Parameter | None = None
         self.current_task: int | None = None
         self.scale = 1.0
-        self.min_units = 1
         self.generation = 0
 
     # Masks ----------------------------------------------------------------------------------------------------
@@ -115,18 +114,17 @@ class MaskedModel(MultiHeadModel):
 
     # Life of a task -------------------------------------------------------------------------------------------
 
-    def start_task(self, task: int, embedding: Tensor, *, min_units: int = 1) -> None:
+    def start_task(self, task: int, embedding: Tensor) -> None:
         """Begin to learn a task's mask.
 
         Args:
             task: its label; it must have no mask yet.
             embedding: initial values, ``(n_units,)``.
-            min_units: a layer never has fewer open units than this (or than it has units).
         """
         if task in self._binary.tasks or self.current_task is not None:
             raise ValueError(f"task {task} can't start: masks {self._binary.tasks}, in training {self.current_task}")
         self.embedding = nn.Parameter(embedding.detach().clone().to(self._device))
-        self.current_task, self.min_units = task, min_units
+        self.current_task = task
         self.generation += 1
 
     def finish_task(self) -> None:
@@ -172,16 +170,6 @@ class MaskedModel(MultiHeadModel):
         """Soft mask of the task in training, ``σ(scale · e)`` over all units ``(n_units,)``, with its gradient."""
         assert self.embedding is not None
         return torch.sigmoid(self.scale * self.embedding)
-
-    @torch.no_grad()
-    def open_minimum(self, above: float) -> None:
-        """Raise embedding entries to ``above`` where a layer would have fewer open units than its minimum."""
-        assert self.embedding is not None
-        for part in self.embedding.split(self._sizes):
-            missing = min(self.min_units, len(part)) - int((part > 0).sum())
-            if missing > 0:
-                closed = part.masked_fill(part > 0, -torch.inf)
-                part[closed.topk(missing).indices] = above
 
     def _open_units(self) -> Tensor:
         assert self.embedding is not None

@@ -157,6 +157,5 @@ def _single_task(task_labels: int | Tensor) -> int | None:
     """The one task of a batch, None where it mixes several."""
     if isinstance(task_labels, int):
         return task_labels
-    if task_labels.dim() == 0 or bool((task_labels == task_labels[0]).all()):
-        return int(task_labels.reshape(-1)[0])
-    return None
+    lowest, highest = (int(label) for label in task_labels.aminmax())
+    return lowest if lowest == highest else None

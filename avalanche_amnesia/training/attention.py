@@ -79,6 +79,12 @@ def initial_embedding(
     return torch.rand(n_units, generator=generator) * (high - low) + low
 
 
+def layer_rows(sizes: Sequence[int], device: torch.device) -> Tensor:
+    """``(layers, n_units)``: 1 where a unit belongs to a layer, so that a product sums a vector up by layer."""
+    layers = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
+    return torch.nn.functional.one_hot(layers, len(sizes)).T.float().to(device)
+
+
 class SparsityRegulariser:
     """How much of what is still free the current mask takes; everything but the gate is constant within a task.
 
@@ -98,8 +104,7 @@ class SparsityRegulariser:
         if mode == "cross" and in_use.any():
             self._free_share = (self._free_share - used / used.sum()) / 2
             self._constant = 0.5
-        layers = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes)).to(in_use.device)
-        of_layer = torch.nn.functional.one_hot(layers, len(sizes)).T.float() * free
+        of_layer = layer_rows(sizes, in_use.device) * free
         self._free_share_by_layer = of_layer / of_layer.sum(1, keepdim=True).clamp_min(1)
 
     def __call__(self, gate: Tensor) -> Tensor:

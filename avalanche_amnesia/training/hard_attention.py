@@ -15,6 +15,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from avalanche_amnesia.models import MaskedModel
+from avalanche_amnesia.training.listening import ListenerDispatch
 from avalanche_amnesia.training.plugins import (
     HATPlugin,
     InMemoryLoaderPlugin,
@@ -29,7 +30,7 @@ from avalanche_amnesia.unlearning import RequestError, UnlearningPlan, Unlearnin
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class HardAttentionStrategy(SupervisedTemplate):
+class HardAttentionStrategy(ListenerDispatch, SupervisedTemplate):
     """A supervised strategy over a :class:`MaskedModel`, composed of this package's plugins.
 
     Base of :class:`HAT`, :class:`AdaHAT` and :class:`AmnesiacHAT`, which choose the plugins.

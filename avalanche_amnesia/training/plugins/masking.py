@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any, Literal
@@ -60,7 +61,7 @@ class HATPlugin(SupervisedPlugin):
         embedding_optimizer: makes that optimizer from ``[embedding]``, where the strategy's class can't be reused.
         compensation_clamp: ``c`` of the gradient compensation.
         embedding_clamp: embeddings stay within ``±embedding_clamp``.
-        min_units: a layer never has fewer open units.
+        min_units: a layer never has fewer open units: its strongest ones at the start of each epoch are held open.
         adjustment: ``hat`` (parameters in use are frozen), ``random`` or ``constant``.
         alpha: rate of ``constant``, in [0, 1].
         adjust: ``update`` (protects under every optimizer) or ``gradient`` (as published: right for plain SGD only).
@@ -155,8 +156,10 @@ class HATPlugin(SupervisedPlugin):
         last = model.task_embedding(tuple(model.masks)[-1]) if model.masks else None
         generator = torch.Generator().manual_seed(derive_seed(self.seed, "embedding", task))
         embedding = initial_embedding(self.embedding_init, model.n_units, generator, last)
-        model.start_task(task, embedding, min_units=self.min_units)
-        self._optimizer = self._make_embedding_optimizer(strategy.optimizer, model)
+        model.start_task(task, embedding)
+        optimizer = self._make_embedding_optimizer(strategy.optimizer, model)
+        # The bare step, without the profiling hooks around it, which cost more than the step of so few numbers.
+        self._step_embedding = functools.partial(inspect.unwrap(type(optimizer).step), optimizer)
         for other in model.tasks:  # an optimizer skips what has no gradient, whatever its decay or momentum
             for parameter in model.head(other).parameters():
                 parameter.requires_grad_(other == task)
@@ -173,8 +176,6 @@ class HATPlugin(SupervisedPlugin):
         assert self.snapshot is not None
         self._generation = model.generation
         sizes = [layer.units for layer in model.graph.layers.values()]
-        self._layers = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes)).to(model.gate().device)
-        self._floor = torch.tensor([min(self.min_units, size) for size in sizes]).to(self._layers)
         self._regulariser = SparsityRegulariser(self.sparsity, model.cumulative_mask(), sizes, self.n_tasks)
         self._adjuster = Adjuster(
             self.rule,
@@ -201,11 +202,24 @@ class HATPlugin(SupervisedPlugin):
         return type(optimizer)([model.embedding], **settings)
 
     @torch.no_grad()
+    def before_training_epoch(self, strategy: Any, **kwargs: Any) -> None:
+        """Choose, per layer, the units that stay open in this epoch whatever the regulariser says."""
+        embedding = masked_model(strategy).embedding
+        assert embedding is not None
+        self._highest = torch.full_like(embedding, self.embedding_clamp)
+        self._lowest = -self._highest
+        start = 0
+        for layer in masked_model(strategy).graph.layers.values():
+            strongest = embedding[start : start + layer.units].topk(min(self.min_units, layer.units)).indices
+            self._lowest[start + strongest] = min(6 / self.s_max, self.embedding_clamp)  # σ(6) at full scale: open
+            start += layer.units
+        embedding.clamp_(self._lowest, self._highest)
+
+    @torch.no_grad()
     def after_training_exp(self, strategy: Any, **kwargs: Any) -> None:
         """Binarise the mask, and return every entry outside it to its bits before the task (commit)."""
         model = masked_model(strategy)
         assert self.snapshot is not None
-        model.open_minimum(above=6 / self.s_max)
         owned = model.graph.parameter_use(model.by_layer(model.binary_mask(self.snapshot.task)))
         covered = self._adjuster.use.covered
         frozen = self._adjuster.frozen and self.adjust == "update"
@@ -247,7 +261,7 @@ class HATPlugin(SupervisedPlugin):
         if embedding.grad is not None:
             compensate_(embedding.grad, embedding, model.scale, self.s_max, self.compensation_clamp)
         sparsity = self._regulariser.layer_sparsity(model.gate()).tolist() if self._adjuster.needs_sparsity else []
-        self._adjuster.before_step(sparsity or [0.0] * len(self._floor))
+        self._adjuster.before_step(sparsity)
 
     @torch.no_grad()
     def after_update(self, strategy: Any, **kwargs: Any) -> None:
@@ -255,12 +269,9 @@ class HATPlugin(SupervisedPlugin):
         model = masked_model(strategy)
         assert model.embedding is not None
         self._adjuster.after_step()
-        self._optimizer.step()
+        self._step_embedding()
         model.embedding.grad = None
-        model.embedding.clamp_(-self.embedding_clamp, self.embedding_clamp)
-        open_units = torch.zeros_like(self._floor).index_add_(0, self._layers, (model.embedding > 0).to(self._floor))
-        if bool((open_units < self._floor).any()):
-            model.open_minimum(above=6 / self.s_max)
+        model.embedding.clamp_(self._lowest, self._highest)
 
 
 def masked_model(strategy: Any) -> MaskedModel:

@@ -64,6 +64,7 @@ class UnlearningPlugin(SupervisedPlugin):
         self._tainted: set[int] = set()
         self.current_task: int | None = None
         self._forgotten_in_task: set[int] = set()
+        self._upcoming: list[Any] = []
 
     # By the user ----------------------------------------------------------------------------------------------
 
@@ -134,18 +135,18 @@ class UnlearningPlugin(SupervisedPlugin):
 
     def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
         """Note the host's counter, by which EWC files what it keeps; check iterations against the real loader."""
-        for request in _due(strategy.experience, "iteration"):
+        self._upcoming = _due(strategy.experience, "iteration")
+        for request in self._upcoming:
             _check_iteration(request, self.current_task, strategy.train_epochs * len(strategy.dataloader))
         self._counters[single_task(strategy.experience)] = strategy.clock.train_exp_counter
 
     def before_training_iteration(self, strategy: Any, **kwargs: Any) -> None:
         """Fire the requests of this iteration; keep samples of forgotten tasks out of a loader that still has them."""
-        task = single_task(strategy.experience)
-        for request in _due(strategy.experience, "iteration"):
-            if request.iteration == strategy.clock.train_exp_iterations:
-                with _preserved_minibatch(strategy):
-                    self._unlearn(strategy, request.tasks, request.event(task), self.keep_probes_of_stream)
-                self._forgotten_in_task.update(request.tasks)
+        while self._upcoming and self._upcoming[0].iteration <= strategy.clock.train_exp_iterations:
+            request = self._upcoming.pop(0)
+            with _preserved_minibatch(strategy):
+                self._unlearn(strategy, request.tasks, request.event(self.current_task), self.keep_probes_of_stream)
+            self._forgotten_in_task.update(request.tasks)
         if self._forgotten_in_task:
             forgotten = sum(strategy.mbatch[-1] == gone for gone in self._forgotten_in_task)
             keep = (forgotten == 0).nonzero()[:, 0]
