@@ -66,7 +66,7 @@ class MaskedModel(MultiHeadModel):
         self._embeddings = _TaskBuffers()
         self.embedding: nn.Parameter | None = None
         self.current_task: int | None = None
-        self.scale = 1.0
+        self.gate: Tensor | None = None
         self.generation = 0
 
     # Masks ----------------------------------------------------------------------------------------------------
@@ -125,6 +125,7 @@ class MaskedModel(MultiHeadModel):
             raise ValueError(f"task {task} can't start: masks {self._binary.tasks}, in training {self.current_task}")
         self.embedding = nn.Parameter(embedding.detach().clone().to(self._device))
         self.current_task = task
+        self.open_gate(1.0)
         self.generation += 1
 
     def finish_task(self) -> None:
@@ -144,7 +145,7 @@ class MaskedModel(MultiHeadModel):
             super().remove_task(task)
 
     def _end_training(self) -> None:
-        self.embedding, self.current_task = None, None
+        self.embedding, self.gate, self.current_task = None, None, None
         self.generation += 1
 
     def remove_task(self, task: int) -> None:
@@ -166,10 +167,20 @@ class MaskedModel(MultiHeadModel):
         self._binary._buffers, self._embeddings._buffers = dict(binary), dict(embeddings)
         self.generation += 1
 
-    def gate(self) -> Tensor:
-        """Soft mask of the task in training, ``σ(scale · e)`` over all units ``(n_units,)``, with its gradient."""
+    @torch.no_grad()
+    def open_gate(self, scale: float) -> Tensor:
+        """Set the soft mask ``σ(scale · e)`` through which the task in training is run in training mode.
+
+        Args:
+            scale: ``s`` of the mini-batch.
+
+        Returns:
+            The gate, ``(n_units,)``: a leaf whose ``grad`` collects ``∂loss/∂a`` of every forward until the next call.
+            The way from there to the embedding is short enough to be gone by hand, once per step.
+        """
         assert self.embedding is not None
-        return torch.sigmoid(self.scale * self.embedding)
+        self.gate = torch.sigmoid(scale * self.embedding).requires_grad_()
+        return self.gate
 
     def _open_units(self) -> Tensor:
         assert self.embedding is not None
@@ -185,7 +196,7 @@ class MaskedModel(MultiHeadModel):
     def _gate_of(self, task: int, dtype: torch.dtype) -> Tensor | None:
         """The vector that masks a task's forward; None where the task has no mask."""
         if task == self.current_task:
-            return self.gate() if self.training else self._open_units().to(dtype)
+            return self.gate if self.training else self._open_units().to(dtype)
         if task in self._binary.tasks:
             return self._binary.get(task).to(dtype)
         return None

@@ -40,6 +40,17 @@ def mask_scale(batch: int, n_batches: int, s_max: float, annealing: Annealing = 
     return 1 / s_max + (s_max - 1 / s_max) * progress
 
 
+def embedding_gradient(of_gate: Tensor, gate: Tensor, scale: float) -> Tensor:
+    """``∂loss/∂e = ∂loss/∂a · (1 - a)·a·s`` for the gate ``a = σ(s·e)``: exactly 0 where the sigmoid is saturated.
+
+    Args:
+        of_gate: ``∂loss/∂a``, ``(units,)``.
+        gate: ``a``, ``(units,)``.
+        scale: ``s``.
+    """
+    return ((1 - gate) * of_gate).mul_(gate).mul_(scale)
+
+
 def compensate_(gradient: Tensor, embedding: Tensor, scale: float, s_max: float, clamp: float) -> None:
     """Undo, in place, what annealing does to the embedding's gradient (HAT, eq. 5).
 
@@ -54,7 +65,7 @@ def compensate_(gradient: Tensor, embedding: Tensor, scale: float, s_max: float,
         clamp: ``c``.
     """
     numerator = (embedding * scale).clamp_(-clamp, clamp).cosh_().add_(1)
-    gradient.mul_(numerator.div_(embedding.cosh().add_(1)).mul_(s_max / scale))
+    gradient.mul_(numerator).mul_(s_max / scale).div_(embedding.cosh().add_(1))
 
 
 def initial_embedding(
@@ -86,9 +97,10 @@ def layer_rows(sizes: Sequence[int], device: torch.device) -> Tensor:
 
 
 class SparsityRegulariser:
-    """How much of what is still free the current mask takes; everything but the gate is constant within a task.
+    """``λ·R``: how much of what is still free the current mask takes; all but the mask is constant within a task.
 
     Args:
+        weight: ``λ``.
         mode: ``original`` ``R = Σ a(1-a^{<t}) / Σ (1-a^{<t})`` over all layers; ``cross`` the mean of R and
             ``1 - Σ a·a^{<t} / Σ a^{<t}`` (R where nothing is in use yet); ``quota`` ``Σ_l max(R_l - 1/T, 0)`` (HAT-CL).
         in_use: cumulative mask ``a^{<t}``, bool ``(n_units,)``.
@@ -96,22 +108,30 @@ class SparsityRegulariser:
         n_tasks: ``T``, for ``quota``.
     """
 
-    def __init__(self, mode: SparsityMode, in_use: Tensor, sizes: Sequence[int], n_tasks: int) -> None:
-        self.mode, self.quota = mode, 1 / n_tasks
+    def __init__(self, weight: float, mode: SparsityMode, in_use: Tensor, sizes: Sequence[int], n_tasks: int) -> None:
+        self.weight, self.mode, self.quota = weight, mode, 1 / n_tasks
         free, used = (~in_use).float(), in_use.float()
-        self._free_share = free / free.sum().clamp_min(1)
+        slope = free / free.sum().clamp_min(1)
         self._constant = 0.0
         if mode == "cross" and in_use.any():
-            self._free_share = (self._free_share - used / used.sum()) / 2
-            self._constant = 0.5
+            slope = (slope - used / used.sum()) / 2
+            self._constant = weight / 2
+        self._slope = weight * slope
         of_layer = layer_rows(sizes, in_use.device) * free
         self._free_share_by_layer = of_layer / of_layer.sum(1, keepdim=True).clamp_min(1)
 
     def __call__(self, gate: Tensor) -> Tensor:
-        """The regulariser ``()`` of a soft mask ``a``, ``(n_units,)``."""
+        """``λ·R``, ``()``, of a soft mask ``a``, ``(n_units,)``."""
         if self.mode == "quota":
-            return (self.layer_sparsity(gate) - self.quota).clamp_min(0).sum()
-        return torch.dot(gate, self._free_share) + self._constant
+            return self.weight * (self.layer_sparsity(gate) - self.quota).clamp_min(0).sum()
+        return torch.dot(gate, self._slope) + self._constant
+
+    def gradient(self, gate: Tensor) -> Tensor:
+        """``λ·∂R/∂a``, ``(n_units,)``."""
+        if self.mode == "quota":
+            above = (self.layer_sparsity(gate) > self.quota).float()
+            return self.weight * (above @ self._free_share_by_layer)
+        return self._slope
 
     def layer_sparsity(self, gate: Tensor) -> Tensor:
         """``κ_l = Σ a(1-a^{<t}) / Σ (1-a^{<t})`` per layer, ``(layers,)``; 0 where nothing is free (AdaHAT)."""

@@ -29,6 +29,7 @@ from avalanche_amnesia.training.attention import (
     SparsityRegulariser,
     check_choice,
     compensate_,
+    embedding_gradient,
     initial_embedding,
     mask_scale,
 )
@@ -176,7 +177,9 @@ class HATPlugin(SupervisedPlugin):
         assert self.snapshot is not None
         self._generation = model.generation
         sizes = [layer.units for layer in model.graph.layers.values()]
-        self._regulariser = SparsityRegulariser(self.sparsity, model.cumulative_mask(), sizes, self.n_tasks)
+        self._regulariser = SparsityRegulariser(
+            self.sparsity_weight, self.sparsity, model.cumulative_mask(), sizes, self.n_tasks
+        )
         self._adjuster = Adjuster(
             self.rule,
             self.adjust,
@@ -241,26 +244,30 @@ class HATPlugin(SupervisedPlugin):
     # Around a step --------------------------------------------------------------------------------------------
 
     def before_forward(self, strategy: Any, **kwargs: Any) -> None:
-        """Set the scale of the gate; look again at the other masks if one of them went."""
+        """Open the gate at the mini-batch's scale; look again at the other masks if one of them went."""
         model = masked_model(strategy)
-        batches = len(strategy.dataloader)
-        model.scale = mask_scale(strategy.clock.train_epoch_iterations, batches, self.s_max, self.annealing)
+        batch, batches = strategy.clock.train_epoch_iterations, len(strategy.dataloader)
+        self._scale = mask_scale(batch, batches, self.s_max, self.annealing)
+        self._gate = model.open_gate(self._scale)
         if model.generation != self._generation:
             self._prepare(model)
 
+    @torch.no_grad()
     def before_backward(self, strategy: Any, **kwargs: Any) -> None:
-        """Add ``λ·R`` to the loss."""
-        strategy.loss += self.sparsity_weight * self._regulariser(masked_model(strategy).gate())
+        """Add ``λ·R`` to the loss; its gradient is added behind the backward pass, where it is a constant."""
+        strategy.loss += self._regulariser(self._gate)
 
     @torch.no_grad()
     def before_update(self, strategy: Any, **kwargs: Any) -> None:
-        """Compensate the embedding's gradient, and hold back what other tasks use."""
-        model = masked_model(strategy)
-        embedding = model.embedding
+        """Form the embedding's gradient and compensate it; hold back what other tasks use."""
+        embedding, gate = masked_model(strategy).embedding, self._gate
         assert embedding is not None
-        if embedding.grad is not None:
-            compensate_(embedding.grad, embedding, model.scale, self.s_max, self.compensation_clamp)
-        sparsity = self._regulariser.layer_sparsity(model.gate()).tolist() if self._adjuster.needs_sparsity else []
+        of_gate = self._regulariser.gradient(gate)
+        if gate.grad is not None:
+            of_gate = of_gate + gate.grad
+        embedding.grad = embedding_gradient(of_gate, gate, self._scale)
+        compensate_(embedding.grad, embedding, self._scale, self.s_max, self.compensation_clamp)
+        sparsity = self._regulariser.layer_sparsity(gate).tolist() if self._adjuster.needs_sparsity else []
         self._adjuster.before_step(sparsity)
 
     @torch.no_grad()
