@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from avalanche_amnesia.models.graph import UnitGraph, trace_backbone
-from avalanche_amnesia.models.multi_head import MultiHeadModel, UnknownTaskError, _single_task
+from avalanche_amnesia.models.multi_head import MultiHeadModel, UnknownTaskError, single_task
 
 
 class _TaskBuffers(nn.Module):
@@ -67,6 +67,7 @@ class MaskedModel(MultiHeadModel):
         self.embedding: nn.Parameter | None = None
         self.current_task: int | None = None
         self.gate: Tensor | None = None
+        self._gate_leaves: dict[str, Tensor] = {}
         self.generation = 0
 
     # Masks ----------------------------------------------------------------------------------------------------
@@ -171,16 +172,24 @@ class MaskedModel(MultiHeadModel):
     def open_gate(self, scale: float) -> Tensor:
         """Set the soft mask ``σ(scale · e)`` through which the task in training is run in training mode.
 
+        Its layers are leaves, whose gradients collect over every forward until the next call: the way from there to
+        the embedding is short enough to be gone by hand, once per step.
+
         Args:
             scale: ``s`` of the mini-batch.
 
         Returns:
-            The gate, ``(n_units,)``: a leaf whose ``grad`` collects ``∂loss/∂a`` of every forward until the next call.
-            The way from there to the embedding is short enough to be gone by hand, once per step.
+            The gate ``a``, ``(n_units,)``.
         """
         assert self.embedding is not None
-        self.gate = torch.sigmoid(scale * self.embedding).requires_grad_()
+        self.gate = torch.sigmoid(scale * self.embedding)
+        self._gate_leaves = {name: part.detach().requires_grad_() for name, part in self.by_layer(self.gate).items()}
         return self.gate
+
+    def gate_gradient(self) -> Tensor:
+        """``∂loss/∂a`` of the open gate, ``(n_units,)``; zero for layers that no backward pass reached."""
+        leaves = self._gate_leaves.values()
+        return torch.cat([torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves])
 
     def _open_units(self) -> Tensor:
         assert self.embedding is not None
@@ -193,35 +202,34 @@ class MaskedModel(MultiHeadModel):
 
     # Forward --------------------------------------------------------------------------------------------------
 
-    def _gate_of(self, task: int, dtype: torch.dtype) -> Tensor | None:
-        """The vector that masks a task's forward; None where the task has no mask."""
+    def _binary_gate(self, task: int, dtype: torch.dtype) -> Tensor:
+        """The 0/1 vector that masks a task's forward; all ones where the task has no mask."""
         if task == self.current_task:
-            return self.gate if self.training else self._open_units().to(dtype)
+            return self._open_units().to(dtype)
         if task in self._binary.tasks:
             return self._binary.get(task).to(dtype)
-        return None
+        return torch.ones(self.n_units, dtype=dtype, device=self._device)
 
     def features(self, x: Tensor, task: int | Tensor) -> Tensor:
         """Features ``(batch, features)`` through the task's mask; one label, or one per sample ``(batch,)``."""
-        single = _single_task(task)
+        single = single_task(task)
         if single is not None:
-            gate = self._gate_of(single, x.dtype)
-            return self._run(x, self._all_open(x.dtype) if gate is None else gate)
+            if single == self.current_task and self.training:
+                return self.backbone(x, self._gate_leaves)
+            return self.masked_features(x, self._binary_gate(single, x.dtype))
         assert isinstance(task, Tensor)
         labels, rows = task.unique(return_inverse=True)
-        gates = [self._gate_of(int(label), x.dtype) for label in labels]
-        stacked = torch.stack([self._all_open(x.dtype) if gate is None else gate for gate in gates])
-        return self._run(x, stacked[rows])
+        gates = [
+            torch.cat(list(self._gate_leaves.values()))
+            if int(label) == self.current_task and self.training
+            else self._binary_gate(int(label), x.dtype)
+            for label in labels
+        ]
+        return self.masked_features(x, torch.stack(gates)[rows])
 
     def masked_features(self, x: Tensor, mask: Tensor) -> Tensor:
-        """Features ``(batch, features)`` through any mask over all units ``(n_units,)``: for probes."""
-        return self._run(x, mask.to(x.dtype))
-
-    def _all_open(self, dtype: torch.dtype) -> Tensor:
-        return torch.ones(self.n_units, dtype=dtype, device=self._device)
-
-    def _run(self, x: Tensor, gate: Tensor) -> Tensor:
-        return self.backbone(x, dict(zip(self.graph.layers, gate.split(self._sizes, dim=-1), strict=True)))
+        """Features ``(batch, features)`` through any mask over all units, ``(n_units,)`` or ``(batch, n_units)``."""
+        return self.backbone(x, self.by_layer(mask.to(x.dtype)))
 
     # State ----------------------------------------------------------------------------------------------------
 

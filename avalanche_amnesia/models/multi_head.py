@@ -112,7 +112,7 @@ class MultiHeadModel(MultiTaskModule):
         """
         if task_labels is None:
             return {task: self.forward(x, task) for task in self.tasks}
-        task = _single_task(task_labels)
+        task = single_task(task_labels)
         if task is not None:
             return self.head(task)(self.features(x, task))
         assert isinstance(task_labels, Tensor)
@@ -153,9 +153,11 @@ def _n_classes(experience: Any) -> int:
     return max(int(label) for label in classes) + 1
 
 
-def _single_task(task_labels: int | Tensor) -> int | None:
+def single_task(task_labels: int | Tensor) -> int | None:
     """The one task of a batch, None where it mixes several."""
     if isinstance(task_labels, int):
         return task_labels
+    if task_labels.dim() == 0 or task_labels.stride(0) == 0:  # one value, expanded: nothing to compare
+        return int(task_labels.reshape(-1)[0])
     lowest, highest = (int(label) for label in task_labels.aminmax())
     return lowest if lowest == highest else None

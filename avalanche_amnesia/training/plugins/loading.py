@@ -26,7 +26,7 @@ class TensorBatches:
     """
 
     def __init__(self, x: Tensor, y: Tensor, task: int, batch_size: int, *, shuffle: bool, drop_last: bool) -> None:
-        self.x, self.y, self.tasks = x, y, torch.full_like(y, task)
+        self.x, self.y, self.task = x, y, torch.full((1,), task, device=y.device)
         self.batch_size, self.shuffle, self.drop_last = batch_size, shuffle, drop_last
 
     def __len__(self) -> int:
@@ -40,7 +40,7 @@ class TensorBatches:
             sampler_seed = int(torch.empty((), dtype=torch.int64).random_())
             order = torch.randperm(len(self.x), generator=torch.Generator().manual_seed(sampler_seed))
         for batch in list(order.to(self.x.device).split(self.batch_size))[: len(self)]:
-            yield [self.x[batch], self.y[batch], self.tasks[: len(batch)]]
+            yield [self.x[batch], self.y[batch], self.task.expand(len(batch))]
 
 
 class InMemoryLoaderPlugin(SupervisedPlugin):

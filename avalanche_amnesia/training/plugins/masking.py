@@ -262,9 +262,7 @@ class HATPlugin(SupervisedPlugin):
         """Form the embedding's gradient and compensate it; hold back what other tasks use."""
         embedding, gate = masked_model(strategy).embedding, self._gate
         assert embedding is not None
-        of_gate = self._regulariser.gradient(gate)
-        if gate.grad is not None:
-            of_gate = of_gate + gate.grad
+        of_gate = masked_model(strategy).gate_gradient().add_(self._regulariser.gradient(gate))
         embedding.grad = embedding_gradient(of_gate, gate, self._scale)
         compensate_(embedding.grad, embedding, self._scale, self.s_max, self.compensation_clamp)
         sparsity = self._regulariser.layer_sparsity(gate).tolist() if self._adjuster.needs_sparsity else []
