@@ -45,7 +45,7 @@ class AccuracyDifference(PluginMetric):
         task = int(strategy.experience.task_label)
         if plugin.current_task is not None or task not in plugin.ledger.remaining:
             return
-        full = self.references.full(plugin.ledger.n_trained).to(strategy.device)
+        full = self.references.reference(plugin.trained).to(strategy.device)
         with evaluating(full):
             logits = avalanche_forward(full, strategy.mb_x, strategy.mb_task_id)
         counts = self._correct.setdefault(task, [0, 0, 0])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
+from time import perf_counter
 from typing import Any, Literal
 
 import torch
@@ -56,6 +57,7 @@ class References:
         stream = with_unlearning(benchmark, {}).train_stream
         self._experiences = {int(experience.task_label): experience for experience in stream}
         self._models: dict[tuple[Variant, tuple[int, ...]], nn.Module] = {}
+        self._seconds: dict[tuple[Variant, tuple[int, ...]], float] = {}
         self._paths: dict[Variant, tuple[tuple[int, ...], Any]] = {}
         with preserved_rng():
             first, second = _state_hashes(self._make("same").model), _state_hashes(self._make("same").model)
@@ -98,17 +100,29 @@ class References:
             raise ReferencesError(f"n_tasks must lie in 0..{len(self._experiences)}, got {n_tasks}")
         return self.reference(list(self._experiences)[:n_tasks])
 
+    def seconds(self, remaining_tasks: Sequence[int]) -> float:
+        """Wall-clock seconds that training the reference of these tasks takes from the beginning.
+
+        Parts that several references share were trained once, and count in each.
+        """
+        self.reference(remaining_tasks)
+        path = tuple(int(task) for task in remaining_tasks)
+        return sum(self._seconds["same", path[: n + 1]] for n in range(len(path)))
+
     def test_experience(self, task: int) -> Any:
         """The benchmark's test experience of a task."""
         return next(e for e in self.benchmark.test_stream if int(e.task_label) == task)
 
     def _train(self, path: tuple[int, ...], variant: Variant) -> None:
-        done, strategy = self._paths.get(variant, ((), None))
+        # Taken out while it trains: a strategy whose training was interrupted is not continued.
+        done, strategy = self._paths.pop(variant, ((), None))
         if strategy is None or path[: len(done)] != done:
             done, strategy = (), self._make(variant)
         self._keep(variant, done, strategy)
         for position in range(len(done), len(path)):
+            started = perf_counter()
             strategy.train(self._experiences[path[position]], **self.train_options)
+            self._seconds[variant, path[: position + 1]] = perf_counter() - started
             self._keep(variant, path[: position + 1], strategy)
         self._paths[variant] = (path, strategy)
 

@@ -30,11 +30,14 @@ from avalanche_amnesia.models.units import (
 
 WEIGHTED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
-# f(0) = 0 entry by entry, or a pooling window that sees one channel alone: a masked unit stays zero.
+# f(0) = 0 entry by entry: a masked unit stays zero.
 _ZERO_KEEPING_MODULES = (
     *(nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.CELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish, nn.Tanh),
     *(nn.Hardswish, nn.Softsign, nn.Tanhshrink, nn.Softshrink, nn.Hardshrink, nn.Identity),
     *(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d),
+)
+# A window over positions sees one channel alone: a masked channel stays zero. On flattened units it would mix them.
+_POOLING_MODULES = (
     *(nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d),
     *(nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d),
     *(nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d),
@@ -43,6 +46,8 @@ _ZERO_KEEPING_FUNCTIONS: set[Any] = {
     *(F.relu, F.relu_, F.relu6, F.leaky_relu, F.elu, F.celu, F.selu, F.gelu, F.silu, F.mish, F.tanh),
     *(F.hardswish, F.softsign, F.tanhshrink, F.softshrink, F.hardshrink, torch.relu, torch.tanh),
     *(F.dropout, F.dropout1d, F.dropout2d, F.dropout3d),
+}
+_POOLING_FUNCTIONS: set[Any] = {
     *(F.max_pool1d, F.max_pool2d, F.max_pool3d, F.avg_pool1d, F.avg_pool2d, F.avg_pool3d),
     *(F.adaptive_max_pool1d, F.adaptive_max_pool2d, F.adaptive_avg_pool1d, F.adaptive_avg_pool2d),
 }
@@ -126,10 +131,10 @@ class UnitGraph:
 
 @dataclass
 class _Value:
-    """What the walk knows of one tensor: its units and whether positions stand behind the channels."""
+    """What the walk knows of one tensor: its units and whether positions stand behind the channels (None: unknown)."""
 
     units: Units
-    spatial: bool
+    spatial: bool | None
     positions: int | None = None
 
 
@@ -214,7 +219,7 @@ class _Rewriter:
         if node.op == "placeholder":
             shape = self._shape(node)
             channels = shape[1] if shape is not None and len(shape) > 1 else None
-            return _Value(Inputs(channels), spatial=shape is None or len(shape) > 2)
+            return _Value(Inputs(channels), spatial=None if shape is None else len(shape) > 2)
         if node.op == "get_attr":
             raise self._error(
                 node,
@@ -233,9 +238,11 @@ class _Rewriter:
         if isinstance(module, nn.Flatten):
             return self._flatten(node, value, module.start_dim, module.end_dim)
         if isinstance(module, _ZERO_KEEPING_MODULES):
-            positions = _adaptive_positions(module.output_size) if isinstance(module, _ADAPTIVE) else None
-            return _Value(value.units, value.spatial, positions)
+            return value
+        if isinstance(module, _POOLING_MODULES):
+            return self._pooled(node, value, module.output_size if isinstance(module, _ADAPTIVE) else None)
         if isinstance(module, _LIFTING_MODULES):
+            self._check_in_place(node, getattr(module, "inplace", False))
             return self._masked_again(node, value)
         raise self._error(
             node,
@@ -250,9 +257,9 @@ class _Rewriter:
         linear = isinstance(module, nn.Linear)
         units = module.out_features if linear else module.out_channels
         width = module.in_features if linear else module.in_channels
-        if linear and value.spatial and not isinstance(value.units, Inputs):
+        if linear and value.spatial:
             raise self._error(node, "a Linear on unflattened channels mixes positions, not units", "flatten first")
-        if not linear and not value.spatial:
+        if not linear and value.spatial is False:
             raise self._error(node, "a convolution on flattened units", "keep the positions until the last convolution")
         sources = self._resolved(node, value.units, width)
         if name in self.layers:  # the same module called twice: its inputs are whatever feeds any of the calls
@@ -261,23 +268,26 @@ class _Rewriter:
             name, units, sources, getattr(module, "groups", 1), module.weight.dim(), module.bias is not None
         )
         result = _Value(LayerUnits(name, units), spatial=not linear)
-        masked = self._insert_mask(node, result.units, result.spatial)
+        masked = self._insert_mask(node, result.units, not linear)
         self.values[masked] = result
         return result
 
     def _call(self, node: fx.Node) -> _Value | None:
-        target, tensors = node.target, [arg for arg in node.args if arg in self.values]
+        target = node.target
+        arguments = (*node.args, *node.kwargs.values())
+        tensors = [arg for arg in arguments if isinstance(arg, fx.Node) and arg in self.values]
         if target in _SHAPE_METHODS or target is getattr:
             return None  # sizes, not tensors
         if target in (operator.getitem, operator.mul, operator.floordiv) and not tensors:
             return None  # arithmetic on sizes
         if target in _ZERO_KEEPING_FUNCTIONS or target in _ZERO_KEEPING_METHODS:
             self._follow_training_mode(node)
-            value = self._argument(node)
+            return self._argument(node)
+        if target in _POOLING_FUNCTIONS:
             adaptive = getattr(target, "__name__", "").startswith("adaptive")
-            positions = _adaptive_positions(_argument(node, 1, "output_size")) if adaptive else None
-            return _Value(value.units, value.spatial, positions)
+            return self._pooled(node, self._argument(node), _argument(node, 1, "output_size") if adaptive else None)
         if target in _LIFTING_FUNCTIONS or target in _LIFTING_METHODS:
+            self._check_in_place(node, bool(node.kwargs.get("inplace", False)))
             return self._masked_again(node, self._argument(node))
         if target is torch.flatten or target == "flatten":
             start, end = _argument(node, 1, "start_dim", 0), _argument(node, 2, "end_dim", -1)
@@ -291,16 +301,24 @@ class _Rewriter:
         if target in (torch.cat, torch.concat, torch.concatenate):
             return self._concatenate(node)
         if target in _ADDITIONS or target in _ADDITION_METHODS:
+            self._check_in_place(node)
             return self._add(node, tensors)
-        if (target in _SCALINGS or target in _SCALING_METHODS) and tensors == [node.args[0]]:
-            return self._argument(node)  # by a number: zero stays zero
+        if (target in _SCALINGS or target in _SCALING_METHODS) and len(tensors) == 1:
+            if target in (operator.mul, torch.mul) or tensors == list(node.args[:1]):
+                return self._known(node, tensors[0])  # by a number: zero stays zero
         name = target if isinstance(target, str) else getattr(target, "__name__", str(target))
         raise self._error(node, f"operation {name!r} has no masking rule", "write it with layers of torch.nn")
+
+    def _pooled(self, node: fx.Node, value: _Value, output_size: Any) -> _Value:
+        if value.spatial is False:
+            name = type(self.modules[str(node.target)]).__name__ if node.op == "call_module" else node.name
+            raise self._error(node, f"{name} on flattened units mixes them", "pool before flattening")
+        return _Value(value.units, value.spatial, _adaptive_positions(output_size))
 
     def _flatten(self, node: fx.Node, value: _Value, start: Any, end: Any) -> _Value:
         if start != 1 or end != -1:
             raise self._error(node, f"flatten from {start} to {end}", "flatten everything but the batch (1 to -1)")
-        if not value.spatial:
+        if value.spatial is False:
             return value
         positions = value.positions
         shape = self._shape(node)
@@ -314,35 +332,51 @@ class _Rewriter:
         value = self._argument(node)
         axes = _argument(node, 1, "dim")
         axes = (axes,) if isinstance(axes, int) else tuple(axes or ())
-        if not value.spatial or sorted(axes) not in ([2, 3], [-2, -1], [2], [-1]):
-            raise self._error(node, f"a mean over axes {axes} mixes units", "average over the positions alone")
+        n_axes = self._position_axes(value.units)
+        of_positions = [axis if axis >= 0 else axis + 2 + n_axes for axis in axes]
+        if value.spatial is False or sorted(of_positions) != list(range(2, 2 + n_axes)):
+            raise self._error(
+                node, f"a mean over axes {axes} mixes units", "average over all positions, and those alone"
+            )
         return _Value(value.units, spatial=bool(_argument(node, 2, "keepdim", False)), positions=1)
+
+    def _position_axes(self, units: Units) -> int:
+        if isinstance(units, LayerUnits):
+            return self.layers[units.layer].weight_ndim - 2
+        return max((self._position_axes(part) for part in getattr(units, "parts", ())), default=0)
 
     def _concatenate(self, node: fx.Node) -> _Value:
         axis = _argument(node, 1, "dim", node.kwargs.get("axis", 0))
         values = [self._known(node, part) for part in _argument(node, 0, "tensors")]
-        spatial = values[0].spatial
-        if any(value.spatial != spatial for value in values) or axis not in ((1,) if spatial else (1, -1)):
+        spatial = self._common_layout(node, values)
+        if axis not in ((1, -1) if spatial is False else (1,)):
             raise self._error(node, f"a concatenation along axis {axis}", "concatenate along the channels (1)")
-        return _Value(Concatenated(tuple(value.units for value in values)), spatial)
+        return _Value(Concatenated(tuple(value.units for value in values)), spatial, _common_positions(values))
+
+    def _common_layout(self, node: fx.Node, values: list[_Value]) -> bool | None:
+        layouts = {value.spatial for value in values} - {None}
+        if len(layouts) > 1:
+            raise self._error(node, "a value with positions beside one without", "flatten both, or neither")
+        return next(iter(layouts), None)
 
     def _add(self, node: fx.Node, tensors: list[Any]) -> _Value:
         if len(tensors) == 1:  # plus a number
             return self._masked_again(node, self._known(node, tensors[0]))
         values = [self._known(node, tensor) for tensor in tensors]
         sizes = {value.units.size for value in values} - {None}
-        if len(sizes) > 1 or len({value.spatial for value in values}) > 1:
+        spatial = self._common_layout(node, values)
+        if len(sizes) > 1:
             raise self._error(node, f"addition of values with {sizes} units", "add values of equal shape")
         units = AnyOf(tuple(value.units for value in values))
         if sizes:
             size = next(size for size in sizes if size is not None)
             units = AnyOf(tuple(self._resolved(node, value.units, size) for value in values))
-        return _Value(units, values[0].spatial, values[0].positions)
+        return _Value(units, spatial, _common_positions(values))
 
     def _masked_again(self, node: fx.Node, value: _Value) -> _Value:
         if value.units.size is None:
             raise self._error(node, "an operation with f(0) ≠ 0 on units of unknown number", "give input_shape=")
-        masked = self._insert_mask(node, value.units, value.spatial)
+        masked = self._insert_mask(node, value.units, bool(value.spatial))
         self.values[masked] = value
         return value
 
@@ -372,6 +406,18 @@ class _Rewriter:
             node.args, node.kwargs = (
                 (node.args[0],),
                 {"p": _argument(node, 1, "p", 0.5), "training": training},
+            )
+
+    def _check_in_place(self, node: fx.Node, declared: bool = False) -> None:
+        """Refuse to write into a value that is read elsewhere too: there it would change behind its mask."""
+        name = getattr(node.target, "__name__", str(node.target)) if node.op != "call_module" else ""
+        in_place = declared or name.endswith("_") or node.target in (operator.iadd, operator.isub)
+        written = node.args[0] if node.args else None
+        if in_place and isinstance(written, fx.Node) and len(written.users) > 1:
+            raise self._error(
+                node,
+                f"{name or 'the module'} writes in place into a value that is read elsewhere too",
+                "use its result",
             )
 
     def _insert_mask(self, node: fx.Node, units: Units, spatial: bool) -> fx.Node:
@@ -404,7 +450,7 @@ class _Rewriter:
         return self._known(node, node.args[0] if node.args else node.kwargs.get("input"))
 
     def _known(self, node: fx.Node, argument: Any) -> _Value:
-        if argument not in self.values:
+        if not isinstance(argument, fx.Node) or argument not in self.values:
             raise self._error(node, "an argument that is no value of this network", "pass one tensor through forward")
         return self.values[argument]
 
@@ -442,6 +488,11 @@ def _open_inputs(like: Tensor, size: int) -> Tensor:
 
 def _argument(node: fx.Node, position: int, name: str, default: Any = None) -> Any:
     return node.args[position] if len(node.args) > position else node.kwargs.get(name, default)
+
+
+def _common_positions(values: list[_Value]) -> int | None:
+    known = {value.positions for value in values}
+    return known.pop() if len(known) == 1 else None
 
 
 def _adaptive_positions(output_size: Any) -> int | None:

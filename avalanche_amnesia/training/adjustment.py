@@ -163,17 +163,21 @@ class Adjuster:
         self.names = [name for name in parameters if bool((use.covered[name] > 0).any())]
         self.parameters = [parameters[name] for name in self.names]
         self.needs_sparsity = rule.reads_sparsity and bool(self.names)
-        self._held = self._shares([0.0] * len(parameters)) if rule.constant else []
+        self._held = self._shares([]) if rule.constant else []
         # A frozen entry never moves within the task, so the values at its start are the values before every step.
-        self.frozen = rule.constant and all(bool(((held == 0) | (held == 1)).all()) for held in self._held)
+        self.frozen = rule.constant and all(
+            torch.equal(held, use.covered[name]) for name, held in zip(self.names, self._held, strict=True)
+        )
         self._before = [before[name] if self.frozen else torch.empty_like(before[name]) for name in self.names]
 
     def _shares(self, sparsity: list[float]) -> list[Tensor]:
-        return [self.rule.held(self.use, name, sparsity[self.layer_of[name]]) for name in self.names]
+        return [
+            self.rule.held(self.use, name, sparsity[self.layer_of[name]] if sparsity else 0.0) for name in self.names
+        ]
 
     @torch.no_grad()
     def before_step(self, sparsity: list[float]) -> None:
-        """After backward, before the optimizer's step; ``sparsity`` is ``κ`` per layer where the rule reads it."""
+        """After backward, before the optimizer's step; ``sparsity`` is ``κ`` per layer, empty where the rule does not read it."""
         if not self.names:
             return
         if not self.rule.constant:

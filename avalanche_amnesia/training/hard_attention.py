@@ -125,7 +125,8 @@ class HardAttentionStrategy(ListenerDispatch, SupervisedTemplate):
 
     def abort_training(self) -> None:
         """Undo a training that was interrupted by an exception; does nothing between tasks."""
-        for plugin in (find_plugin(self, HATPlugin), find_plugin(self, TrajectoryPlugin)):
+        for kind in (HATPlugin, TrajectoryPlugin, UnlearningPlugin):
+            plugin = find_plugin(self, kind)
             if plugin is not None:
                 plugin.abort(self)
 

@@ -142,7 +142,7 @@ def apply(
         for name, value in removal.values.items():
             undo.callback(parameters[name].copy_, parameters[name].detach().clone())
             parameters[name].copy_(value)
-        _replace(subject.before, removal.before, undo)
+        _replace(subject.before, removal.before, preparation.own, undo)
         for task in plan.tasks:
             remove_task_modules(subject.model, task, undo)
         undo.callback(subject.trajectory.restore, subject.trajectory.logs)
@@ -176,13 +176,16 @@ def book_only(
     subject: Subject, preparation: Preparation, announce: Callable[[str, UnlearningRecord | None], None]
 ) -> UnlearningRecord:
     """The control: enter the request into the book and announce it, but leave everything as it is."""
-    announce("before_unlearning", None)
-    subject.ledger.forget(preparation.plan.tasks, preparation.plan.event)
     plan = replace(preparation.plan, entries={}, removed=(), affected=(), claim="approximate", trajectory_bytes=0)
-    record = UnlearningRecord(
-        plan, (), ("nothing: requests are only booked",), subject.ledger.n_trained, subject.iteration, 0.0
-    )
-    announce("after_unlearning", record)
+    with ExitStack() as undo:
+        announce("before_unlearning", None)
+        undo.callback(subject.ledger.load_state_dict, subject.ledger.state_dict())
+        subject.ledger.forget(plan.tasks, plan.event)
+        record = UnlearningRecord(
+            plan, (), ("nothing: requests are only booked",), subject.ledger.n_trained, subject.iteration, 0.0
+        )
+        announce("after_unlearning", record)
+        undo.pop_all()
     return record
 
 
@@ -191,11 +194,13 @@ def _hashes(model: nn.Module, names: Sequence[str]) -> dict[str, str]:
     return {name: tensor_hash(state[name]) for name in sorted(names) if name in state}
 
 
-def _replace(store: dict[str, Tensor] | None, new: Mapping[str, Tensor], undo: ExitStack) -> None:
+def _replace(store: dict[str, Tensor] | None, new: Mapping[str, Tensor], gone: frozenset[str], undo: ExitStack) -> None:
     if store is None:
         return
-    undo.callback(store.update, {name: store[name] for name in new})
+    undo.callback(store.update, dict(store))
     store.update(new)
+    for name in gone & set(store):
+        del store[name]
 
 
 def _purge_optimizers(subject: Subject, own: frozenset[str], undo: ExitStack) -> list[str]:

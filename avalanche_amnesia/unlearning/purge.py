@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from avalanche.benchmarks.utils import AvalancheDataset
 from avalanche.training.plugins import EWCPlugin, LwFPlugin, ReplayPlugin
+from avalanche.training.utils import ParamData
 from torch import Tensor, nn
 
 from avalanche_amnesia.unlearning.task_modules import remove_task_modules
@@ -69,7 +70,7 @@ def holds_learned_state(plugin: object, depth: int = 3) -> bool:
 
 
 def _is_state(value: object, depth: int) -> bool:
-    if isinstance(value, (Tensor, nn.Module, AvalancheDataset, torch.utils.data.Dataset)):
+    if isinstance(value, (Tensor, ParamData, nn.Module, AvalancheDataset, torch.utils.data.Dataset)):
         return True
     if depth == 0:
         return False

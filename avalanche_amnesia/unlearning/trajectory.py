@@ -102,7 +102,7 @@ class Trajectory:
 
         Args:
             tasks: recorded tasks.
-            current: tensor name → values now.
+            current: tensor name → values now; of tensors that are not named here the logs forget everything.
             before: where a further task is in training, the values before it.
 
         Raises:
@@ -111,7 +111,11 @@ class Trajectory:
         gone = set(tasks)
         first = min(self.tasks.index(task) for task in tasks if self._log(task) is not None)
         suffix = self.tasks[first:]  # earlier logs are not touched: their values came before
-        logs = {task: dict(log) for task, log in self._logs.items() if task not in gone}
+        logs = {  # a tensor that goes with the tasks (their head) leaves the later tasks' logs too
+            task: {name: entry for name, entry in log.items() if name in current}
+            for task, log in self._logs.items()
+            if task not in gone
+        }
         values: dict[str, Tensor] = {}
         new_before: dict[str, Tensor] = {}
         updates: dict[int, dict[str, Tensor]] = {task: {} for task in tasks}

@@ -65,6 +65,7 @@ class UnlearningPlugin(SupervisedPlugin):
         self.current_task: int | None = None
         self._forgotten_in_task: set[int] = set()
         self._upcoming: list[Any] = []
+        self._obeyed: set[tuple[int, Any]] = set()
 
     # By the user ----------------------------------------------------------------------------------------------
 
@@ -99,13 +100,25 @@ class UnlearningPlugin(SupervisedPlugin):
 
     def _between_tasks(self, strategy: Any) -> str:
         trajectory = self._trajectory(strategy)
-        if trajectory.snapshot is not None:
+        if trajectory.snapshot is not None or self.current_task is not None:
+            task = self.current_task if trajectory.snapshot is None else trajectory.snapshot.task
             raise RequestError(
-                f"task {trajectory.snapshot.task} is in training, or its training was interrupted: to unlearn in the "
+                f"task {task} is in training, or its training was interrupted: to unlearn in the "
                 "middle of a task put UnlearningRequest(..., when='iteration') into the stream; to give an interrupted "
                 "task up call abort_training()"
             )
         return f"after {self.ledger.n_trained} trainings"
+
+    def abort(self, strategy: Any) -> None:
+        """Give up a task whose training was interrupted; what its requests unlearned stays unlearned."""
+        self._trajectory(strategy).abort(strategy)
+        self.current_task = None
+
+    @property
+    def trained(self) -> tuple[int, ...]:
+        """Every task trained so far, unlearned ones included, in the order of their (last) training."""
+        tasks = {*self.ledger.remaining, *self.ledger.unlearned}
+        return tuple(sorted(tasks, key=self._counters.__getitem__))
 
     # By the stream --------------------------------------------------------------------------------------------
 
@@ -129,23 +142,23 @@ class UnlearningPlugin(SupervisedPlugin):
             _check_iterations(strategy, upcoming)
         if self.ledger.n_trained == 0 and self._given_deadline is None:
             self.ledger = TaskLedger(getattr(experience, "deadline", None))
-        self.current_task, self._forgotten_in_task = task, set()
-        for request in _due(experience, "before"):
-            self._unlearn(strategy, request.tasks, request.event(task), self.keep_probes_of_stream)
+        self.current_task, self._forgotten_in_task = None, set()
+        for request in self._still_due(experience, "before"):
+            self._obey(strategy, request, task)
 
     def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
         """Note the host's counter, by which EWC files what it keeps; check iterations against the real loader."""
-        self._upcoming = _due(strategy.experience, "iteration")
+        self.current_task = single_task(strategy.experience)
+        self._upcoming = self._still_due(strategy.experience, "iteration")
         for request in self._upcoming:
             _check_iteration(request, self.current_task, strategy.train_epochs * len(strategy.dataloader))
-        self._counters[single_task(strategy.experience)] = strategy.clock.train_exp_counter
 
     def before_training_iteration(self, strategy: Any, **kwargs: Any) -> None:
         """Fire the requests of this iteration; keep samples of forgotten tasks out of a loader that still has them."""
         while self._upcoming and self._upcoming[0].iteration <= strategy.clock.train_exp_iterations:
             request = self._upcoming.pop(0)
             with _preserved_minibatch(strategy):
-                self._unlearn(strategy, request.tasks, request.event(self.current_task), self.keep_probes_of_stream)
+                self._obey(strategy, request, self.current_task)
             self._forgotten_in_task.update(request.tasks)
         if self._forgotten_in_task:
             forgotten = sum(strategy.mbatch[-1] == gone for gone in self._forgotten_in_task)
@@ -159,13 +172,32 @@ class UnlearningPlugin(SupervisedPlugin):
         if self._tainted or self._forgotten_in_task:
             self._tainted.add(task)  # it learned beside tasks that are not what the reference has
         self.ledger.learn(task, permanent=bool(getattr(strategy.experience, "permanent", False)))
+        self._counters[task] = strategy.clock.train_exp_counter
         self.current_task = None
+        self._obeyed = {(of, request) for of, request in self._obeyed if of != task}
         for request in _due(strategy.experience, "after"):
             self._unlearn(strategy, request.tasks, request.event(task), self.keep_probes_of_stream)
+
+    def _obey(self, strategy: Any, request: Any, task: int) -> None:
+        self._unlearn(strategy, request.tasks, request.event(task), self.keep_probes_of_stream)
+        self._obeyed.add((task, request))
+
+    def _still_due(self, experience: Any, when: str) -> list[Any]:
+        """Requests of a task's training, without those that an interrupted training of it has obeyed already."""
+        task, unlearned = single_task(experience), set(self.ledger.unlearned)
+        return [
+            request
+            for request in _due(experience, when)
+            if (task, request) not in self._obeyed or not unlearned.issuperset(request.tasks)
+        ]
 
     # The operation --------------------------------------------------------------------------------------------
 
     def _unlearn(self, strategy: Any, tasks: Sequence[int], event: str, keep_probes: bool) -> UnlearningRecord:
+        if self.current is not None:
+            raise RequestError(
+                f"{event}: tasks {list(self.current.tasks)} are just being unlearned; ask again after that"
+            )
         subject = self._subject(strategy)
         preparation = prepare(subject, tasks, event)
         self.current, self.keep_probes = preparation.plan, keep_probes

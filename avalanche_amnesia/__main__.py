@@ -1,0 +1,8 @@
+"""``python -m avalanche_amnesia``."""
+
+import sys
+
+from avalanche_amnesia.runs.command_line import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Whole runs: the main job and the command line."""

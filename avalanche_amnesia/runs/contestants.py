@@ -1,0 +1,93 @@
+"""The strategies of the main job, at the same budget: same network, epochs and batches, each with what suits it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from avalanche.training.supervised import EWC, LwF
+from torch import nn
+
+from avalanche_amnesia.models import MLP, MaskedModel, MultiHeadModel
+from avalanche_amnesia.training import (
+    AmnesiacHAT,
+    InMemoryLoaderPlugin,
+    SeedingPlugin,
+    TrajectoryPlugin,
+    UnlearningPlugin,
+)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What every contestant gets.
+
+    Attributes:
+        in_features: entries of one flattened input.
+        epochs: per task.
+        batch_size: samples per mini-batch.
+        seed: every draw derives from it and the task.
+    """
+
+    in_features: int
+    epochs: int
+    batch_size: int
+    seed: int
+
+
+Maker = Callable[..., Any]
+
+
+def contestants(budget: Budget) -> dict[str, Maker]:
+    """Name → a function that makes a fresh strategy with the same initial bits every time.
+
+    EWC and LwF train with SGD, under which they forget far less than under Adam (EWC on Split Digits: .93 against .60
+    average accuracy, with the best of the penalties 1e2 and 1e4).
+    """
+    return {
+        "AmnesiacHAT": _amnesiac_hat(budget),
+        "EWC": _stock(budget, EWC, ewc_lambda=1e4),
+        "LwF": _stock(budget, LwF, alpha=1.0, temperature=2.0),
+    }
+
+
+def _backbone(budget: Budget) -> MLP:
+    torch.manual_seed(budget.seed)
+    return MLP(budget.in_features, hidden=(256, 100), features=64)
+
+
+def _amnesiac_hat(budget: Budget) -> Maker:
+    def make(**options: Any) -> Any:
+        model = MaskedModel(_backbone(budget))
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+        return AmnesiacHAT(
+            model=model,
+            optimizer=optimizer,
+            train_mb_size=budget.batch_size,
+            train_epochs=budget.epochs,
+            eval_mb_size=512,
+            seed=budget.seed,
+            **options,
+        )
+
+    return make
+
+
+def _stock(budget: Budget, strategy_class: type, **settings: Any) -> Maker:
+    def make(**options: Any) -> Any:
+        model = MultiHeadModel(_backbone(budget))
+        return strategy_class(
+            model=model,
+            optimizer=torch.optim.SGD(model.parameters(), lr=0.05),
+            criterion=nn.CrossEntropyLoss(),
+            train_mb_size=budget.batch_size,
+            train_epochs=budget.epochs,
+            eval_mb_size=512,
+            plugins=[SeedingPlugin(budget.seed), InMemoryLoaderPlugin(), TrajectoryPlugin(), UnlearningPlugin()],
+            **settings,
+            **options,
+        )
+
+    return make

@@ -1,0 +1,99 @@
+"""Tables for the terminal, narrow enough for 80 columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich import box
+from rich.table import Table
+
+from avalanche_amnesia.runs.observation import Run
+
+_SHORT = {"exact": "exact", "approximate": "appr."}
+
+
+def number(value: float | None, digits: int = 3, signed: bool = False) -> str:
+    """A number for a table; a dash for None."""
+    if value is None:
+        return "–"
+    return f"{value:+.{digits}f}" if signed else f"{value:.{digits}f}"
+
+
+def small(value: float | None) -> str:
+    """A number that may be tiny, such as a divergence."""
+    return "–" if value is None else "0" if value == 0 else f"{value:.1e}"
+
+
+def events_table(run: Run) -> Table:
+    """One line per task: what remained, what was forgotten, what it cost."""
+    columns = ("task", "gone", "acc.", "head", "JSD own", "floor", "AD", "cap.", "KiB", "unl.ms", "retr.s", "claim")
+    table = _table(f"{run.name}: after every task and its requests", columns)
+    seconds = iter(zip(run.seconds_to_unlearn, run.seconds_to_retrain, strict=True))
+    for seen in run.observations:
+        unlearn, retrain = next(seconds) if seen.unlearned_now else (None, None)
+        table.add_row(
+            str(seen.task),
+            ",".join(map(str, seen.unlearned_now)) or "–",
+            number(seen.mean_accuracy),
+            number(seen.mean_unlearned_accuracy),
+            small(seen.jsd.get("JSD_own")),
+            small(seen.jsd.get("JSD_own_floor_order")),
+            number(seen.accuracy_difference, signed=True),
+            number(seen.capacity),
+            _kibibytes(seen.trajectory_bytes),
+            number(None if unlearn is None else unlearn * 1000, 1),
+            number(retrain, 2),
+            _SHORT.get(seen.claim or "", "–"),
+        )
+    return table
+
+
+def final_table(runs: Sequence[Run]) -> Table:
+    """One line per strategy at the end of the stream: how well it remembers and forgets."""
+    columns = ("strategy", "acc.", "head", "JSD own", "JSD rem", "floor o", "floor s", "AD", "cap.")
+    table = _table("At the end of the stream", columns)
+    for run in runs:
+        seen = run.observations[-1]
+        table.add_row(
+            run.name,
+            number(seen.mean_accuracy),
+            number(seen.mean_unlearned_accuracy),
+            *(small(seen.jsd.get(name)) for name in ("JSD_own", "JSD_remaining")),
+            *(small(seen.jsd.get(f"JSD_own_floor_{floor}")) for floor in ("order", "seed")),
+            number(seen.accuracy_difference, signed=True),
+            number(seen.capacity),
+        )
+    return table
+
+
+def cost_table(runs: Sequence[Run]) -> Table:
+    """What being able to forget costs, and what it saves."""
+    columns = ("strategy", "trajectory KiB", "s to unlearn", "s to retrain", "times faster")
+    table = _table("What it costs (means over the requests)", columns)
+    for run in runs:
+        unlearn, retrain = run.seconds_to_unlearn, run.seconds_to_retrain
+        faster = sum(retrain) / sum(unlearn) if unlearn else None
+        table.add_row(
+            run.name,
+            _kibibytes(run.observations[-1].trajectory_bytes),
+            number(_mean(unlearn), 4),
+            number(_mean(retrain), 2),
+            number(faster, 0),
+        )
+    return table
+
+
+def _table(title: str, columns: Sequence[str]) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+    table.padding = (0, 0, 0, 0)
+    for i, column in enumerate(columns):
+        table.add_column(column, justify="right" if i else "left", no_wrap=True)
+    return table
+
+
+def _kibibytes(size: int | None) -> str:
+    return number(None if size is None else size / 1024, 0)
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
