@@ -234,6 +234,8 @@ class MaskedModel(MultiHeadModel):
     # State ----------------------------------------------------------------------------------------------------
 
     def _match_tasks(self, state: Mapping[str, Any]) -> None:
+        if "embedding" in state:
+            raise ValueError("this state was saved in the middle of a task; save between tasks")
         super()._match_tasks(state)
         for buffers, prefix in ((self._binary, "_binary."), (self._embeddings, "_embeddings.")):
             saved = {int(name.removeprefix(prefix)): v for name, v in state.items() if name.startswith(prefix)}
@@ -242,5 +244,3 @@ class MaskedModel(MultiHeadModel):
             for task, value in saved.items():
                 buffers.put(task, torch.zeros_like(value, device=self._device))
         self._end_training()
-        if "embedding" in state:  # saved in the middle of a task
-            raise ValueError("this state was saved in the middle of a task; save between tasks")

@@ -60,8 +60,8 @@ class MultiHeadModel(MultiTaskModule):
 
     def add_head(self, task: int, n_classes: int) -> None:
         """Add a freshly drawn head ``features → n_classes`` for a task."""
-        device = next(self.backbone.parameters()).device
-        self.heads[str(task)] = nn.Linear(self.n_features, n_classes, device=device)
+        like = next(self.backbone.parameters())
+        self.heads[str(task)] = nn.Linear(self.n_features, n_classes, device=like.device, dtype=like.dtype)
         self.known_train_tasks_labels.add(task)
 
     def remove_task(self, task: int) -> None:

@@ -120,10 +120,7 @@ def _write(out: Path, runs: Sequence[Run], settings: dict[str, Any]) -> None:
         },
     }
     _write_json(out / "results.json", results)
-    timings = {
-        run.name: {"seconds_to_unlearn": run.seconds_to_unlearn, "seconds_to_retrain": run.seconds_to_retrain}
-        for run in runs
-    }
+    timings = {run.name: [vars(timing) for timing in run.timings] for run in runs}
     _write_json(out / "timings.json", timings)
     matrices = {run.name: [seen.accuracy | seen.unlearned_accuracy for seen in run.observations] for run in runs}
     unlearned = [seen.unlearned for seen in runs[0].observations]

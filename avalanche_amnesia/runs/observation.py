@@ -69,6 +69,15 @@ class Observation:
         return asdict(self) | means
 
 
+@dataclass(frozen=True)
+class Timing:
+    """Wall-clock seconds of one unlearning, and of training its reference from the beginning; when it was observed."""
+
+    after_task: int
+    unlearn: float
+    retrain: float
+
+
 @dataclass
 class Run:
     """A finished run.
@@ -78,16 +87,14 @@ class Run:
         strategy: as it ended.
         observations: one per task, in order.
         records: of its unlearnings, as dicts without wall-clock times.
-        seconds_to_unlearn: per unlearning.
-        seconds_to_retrain: per unlearning, the reference's whole training.
+        timings: of its unlearnings.
     """
 
     name: str
     strategy: Any
     observations: list[Observation] = field(default_factory=list)
     records: list[dict[str, Any]] = field(default_factory=list)
-    seconds_to_unlearn: list[float] = field(default_factory=list)
-    seconds_to_retrain: list[float] = field(default_factory=list)
+    timings: list[Timing] = field(default_factory=list)
 
 
 def observe(
@@ -122,18 +129,17 @@ def observe(
     for experience in benchmark.train_stream:
         run.strategy.train(experience)
         results = run.strategy.eval(remaining_experiences(run.strategy, benchmark.test_stream))
-        _note_unlearnings(run, references)
+        _note_unlearnings(run, references, int(experience.task_label))
         run.observations.append(_observation(run, experience, results))
         progress(f"{name}: task {experience.task_label}")
     return run
 
 
-def _note_unlearnings(run: Run, references: References) -> None:
+def _note_unlearnings(run: Run, references: References, task: int) -> None:
     plugin = unlearning_of(run.strategy)
     for record in plugin.records[len(run.records) :]:
         run.records.append({key: value for key, value in asdict(record).items() if key != "seconds"})
-        run.seconds_to_unlearn.append(record.seconds)
-        run.seconds_to_retrain.append(references.seconds(plugin.ledger.remaining))
+        run.timings.append(Timing(task, record.seconds, references.seconds(plugin.ledger.remaining)))
 
 
 def _observation(run: Run, experience: Any, results: dict[str, Any]) -> Observation:

@@ -28,9 +28,8 @@ def events_table(run: Run) -> Table:
     """One line per task: what remained, what was forgotten, what it cost."""
     columns = ("task", "gone", "acc.", "head", "JSD own", "floor", "AD", "cap.", "KiB", "unl.ms", "retr.s", "claim")
     table = _table(f"{run.name}: after every task and its requests", columns)
-    seconds = iter(zip(run.seconds_to_unlearn, run.seconds_to_retrain, strict=True))
     for seen in run.observations:
-        unlearn, retrain = next(seconds) if seen.unlearned_now else (None, None)
+        timings = [timing for timing in run.timings if timing.after_task == seen.task]
         table.add_row(
             str(seen.task),
             ",".join(map(str, seen.unlearned_now)) or "–",
@@ -41,8 +40,8 @@ def events_table(run: Run) -> Table:
             number(seen.accuracy_difference, signed=True),
             number(seen.capacity),
             _kibibytes(seen.trajectory_bytes),
-            number(None if unlearn is None else unlearn * 1000, 1),
-            number(retrain, 2),
+            number(1000 * sum(timing.unlearn for timing in timings) if timings else None, 1),
+            number(timings[-1].retrain if timings else None, 2),
             _SHORT.get(seen.claim or "", "–"),
         )
     return table
@@ -71,7 +70,8 @@ def cost_table(runs: Sequence[Run]) -> Table:
     columns = ("strategy", "trajectory KiB", "s to unlearn", "s to retrain", "times faster")
     table = _table("What it costs (means over the requests)", columns)
     for run in runs:
-        unlearn, retrain = run.seconds_to_unlearn, run.seconds_to_retrain
+        unlearn = [timing.unlearn for timing in run.timings]
+        retrain = [timing.retrain for timing in run.timings]
         faster = sum(retrain) / sum(unlearn) if unlearn else None
         table.add_row(
             run.name,

@@ -24,6 +24,7 @@ from avalanche_amnesia.training.plugins import (
     UnlearningPlugin,
     find_plugin,
 )
+from avalanche_amnesia.training.plugins.seeding import preserved_rng
 from avalanche_amnesia.training.plugins.unlearning import remaining_experiences
 from avalanche_amnesia.unlearning import RequestError, UnlearningPlan, UnlearningRecord
 
@@ -83,6 +84,11 @@ class HardAttentionStrategy(ListenerDispatch, SupervisedTemplate):
         self.reset_optimizer = reset_optimizer
         self.optimizer_always_fresh = reset_optimizer
         """Whether every task so far started with new optimizer state, without which no unlearning is exact."""
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """As the host's; the caller's random streams stay as they were, also where an error ends the training."""
+        with preserved_rng():
+            return super().train(*args, **kwargs)
 
     def check_model_and_optimizer(self, reset_optimizer_state: bool | None = None, **kwargs: Any) -> None:
         """A new optimizer state per task, unless the strategy or the call to ``train`` says otherwise."""

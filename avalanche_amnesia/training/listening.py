@@ -29,8 +29,11 @@ def _overrides(listener: object, event: str, silent: type) -> bool:
 def listens(plugin: object, event: str) -> bool:
     """Whether calling a plugin at an event can have any effect."""
     if isinstance(plugin, EvaluationPlugin):
-        return any(_overrides(metric, event, PluginMetric) for metric in plugin.metrics) or any(
-            _overrides(logger, event, SupervisedPlugin) for logger in plugin.loggers
+        own = getattr(type(plugin), event, None) is not getattr(EvaluationPlugin, event, None)  # a subclass's handler
+        return (
+            own
+            or any(_overrides(metric, event, PluginMetric) for metric in plugin.metrics)
+            or any(_overrides(logger, event, SupervisedPlugin) for logger in plugin.loggers)
         )
     return _overrides(plugin, event, SupervisedPlugin)
 

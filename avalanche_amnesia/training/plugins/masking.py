@@ -103,6 +103,8 @@ class HATPlugin(SupervisedPlugin):
         _check_above("compensation_clamp", compensation_clamp, 0)
         _check_above("embedding_clamp", embedding_clamp, 0)
         _check_above("min_units", min_units, 1, inclusive=True)
+        if int(min_units) != min_units:
+            raise ValueError(f"min_units must be a whole number, got {min_units}")
         self.sparsity_weight, self.sparsity, self.s_max, self.annealing = (
             sparsity_weight,
             sparsity,
