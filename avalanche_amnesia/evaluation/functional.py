@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -28,10 +30,12 @@ def js_divergence(features_a: Tensor, features_b: Tensor) -> Tensor:
     _check_pair(features_a, features_b)
     log_p, log_q = features_a.double().log_softmax(1), features_b.double().log_softmax(1)
     p, q = log_p.exp(), log_q.exp()
-    # log m without leaving the logarithm, so that tiny probabilities do not become log 0.
-    log_m = torch.logaddexp(log_p, log_q) - torch.log(torch.tensor(2.0, dtype=torch.float64))
-    nats = (p * (log_p - log_m) + q * (log_q - log_m)).sum(1) / 2
-    return (nats / torch.log(torch.tensor(2.0, dtype=torch.float64))).clamp(0, 1)
+    # log(p/m) = log 2 − log(1 + q/p), without leaving the logarithm: tiny probabilities do not become log 0, and equal
+    # vectors are at 0 to the last bit.
+    zero, difference = torch.zeros_like(log_p), log_q - log_p
+    log_2 = torch.logaddexp(zero, zero)
+    of_p, of_q = log_2 - torch.logaddexp(zero, difference), log_2 - torch.logaddexp(zero, -difference)
+    return ((p * of_p + q * of_q).sum(1) / 2 / math.log(2)).clamp(0, 1)
 
 
 def euclidean_distance(features_a: Tensor, features_b: Tensor) -> Tensor:

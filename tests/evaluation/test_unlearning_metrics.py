@@ -144,11 +144,6 @@ def test_a_shared_prefix_gives_the_bits_of_training_from_scratch(maker):
 
 
 def test_the_reference_is_the_run_that_never_had_the_request(references):
-    strategy = make()
-    for task in (1, 3):
-        strategy.train(BENCHMARK.train_stream[task])  # their requests would be errors
-        break
-    assert hashes(references.reference([1])) != hashes(references.reference([3]))
     plain = make()
     stream = with_unlearning(BENCHMARK, {}).train_stream
     for task in (1, 3):
@@ -270,8 +265,8 @@ def test_the_old_head_reads_chance_where_a_removed_head_alone_would_not():
     with torch.no_grad():  # the control: the backbone as it was, without the head
         for name, parameter in strategy.model.named_parameters():
             parameter.copy_(before[name])
-    assert reads() > 0.7
-    assert after < 0.4
+    assert reads() > 0.6
+    assert after < 0.3
 
 
 @pytest.mark.parametrize("evaluations", [1, 3])
