@@ -1,9 +1,10 @@
 """Backbones, masks over their units, and multi-head models."""
 
-from avalanche_amnesia.models.graph import ModelError, UnitGraph, WeightedLayer, trace_backbone
+from avalanche_amnesia.models.graph import ModelError, UnitGraph, WeightedLayer
 from avalanche_amnesia.models.masked import MaskedModel
 from avalanche_amnesia.models.mlp import MLP
 from avalanche_amnesia.models.multi_head import MultiHeadModel, UnknownTaskError
+from avalanche_amnesia.models.tracing import trace_backbone
 
 __all__ = [
     "MLP",

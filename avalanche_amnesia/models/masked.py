@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from avalanche_amnesia.models.graph import UnitGraph, trace_backbone
+from avalanche_amnesia.models.graph import UnitGraph
 from avalanche_amnesia.models.multi_head import MultiHeadModel, UnknownTaskError, single_task
+from avalanche_amnesia.models.tracing import trace_backbone
 
 
 class _TaskBuffers(nn.Module):

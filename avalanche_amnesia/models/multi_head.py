@@ -22,11 +22,28 @@ class UnknownTaskError(KeyError):
         return str(self.args[0])
 
 
+class NoHead(nn.Module):
+    """Equal logits for every class: what is known of a task that was never trained, or was unlearned.
+
+    Args:
+        n_classes: classes of the task.
+    """
+
+    def __init__(self, n_classes: int) -> None:
+        super().__init__()
+        self.out_features = n_classes
+
+    def forward(self, features: Tensor) -> Tensor:
+        """``(batch, features)`` → zeros ``(batch, classes)``."""
+        return features.new_zeros(len(features), self.out_features)
+
+
 class MultiHeadModel(MultiTaskModule):
     """A feature extractor shared by all tasks, and one linear head for each.
 
     Unlike Avalanche's own multi-head classifier it makes no head while evaluating, so that evaluating never changes
-    a later training, and a head can be taken out again.
+    a later training, and a head can be taken out again. Where a stock strategy evaluates a task that has no head, all
+    its classes get equal logits.
 
     Args:
         backbone: maps ``(batch, …)`` to features ``(batch, features)``.
@@ -44,6 +61,7 @@ class MultiHeadModel(MultiTaskModule):
         self.backbone = backbone
         self.n_features: int = width
         self.heads = nn.ModuleDict()
+        self._evaluated_untrained: dict[int, int] = {}
 
     @property
     def tasks(self) -> tuple[int, ...]:
@@ -51,12 +69,13 @@ class MultiHeadModel(MultiTaskModule):
         return tuple(int(name) for name in self.heads)
 
     def adaptation(self, experience: Any) -> None:
-        """Make the head of a task that is about to be trained; does nothing while evaluating."""
-        if not self.training:
-            return
+        """Make the head of a task that is about to be trained; while evaluating, only note how many classes it has."""
         for task in experience.task_labels:
             if str(task) not in self.heads:
-                self.add_head(int(task), _n_classes(experience))
+                if self.training:
+                    self.add_head(int(task), _n_classes(experience))
+                else:
+                    self._evaluated_untrained[int(task)] = _n_classes(experience)
 
     def add_head(self, task: int, n_classes: int) -> None:
         """Add a freshly drawn head ``features → n_classes`` for a task."""
@@ -90,6 +109,8 @@ class MultiHeadModel(MultiTaskModule):
             UnknownTaskError: if the task has none.
         """
         if str(task) not in self.heads:
+            if not self.training and task in self._evaluated_untrained:
+                return NoHead(self._evaluated_untrained[task])
             raise UnknownTaskError(
                 f"task {task} has no head: it was never trained, or was unlearned; tasks with a head: "
                 f"{list(self.tasks)}. Evaluate those alone"

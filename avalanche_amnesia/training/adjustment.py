@@ -177,7 +177,7 @@ class Adjuster:
 
     @torch.no_grad()
     def before_step(self, sparsity: list[float]) -> None:
-        """After backward, before the optimizer's step; ``sparsity`` is ``κ`` per layer, empty where the rule does not read it."""
+        """After backward, before the optimizer's step; ``sparsity`` is ``κ`` per layer (empty: not read)."""
         if not self.names:
             return
         if not self.rule.constant:

@@ -131,9 +131,8 @@ class HardAttentionStrategy(ListenerDispatch, SupervisedTemplate):
 
     def abort_training(self) -> None:
         """Undo a training that was interrupted by an exception; does nothing between tasks."""
-        for kind in (HATPlugin, TrajectoryPlugin, UnlearningPlugin):
-            plugin = find_plugin(self, kind)
-            if plugin is not None:
+        for plugin in self.plugins:
+            if isinstance(plugin, (HATPlugin, TrajectoryPlugin, UnlearningPlugin)):
                 plugin.abort(self)
 
     def _unlearning(self) -> UnlearningPlugin:

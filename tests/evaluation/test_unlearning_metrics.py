@@ -1,6 +1,7 @@
 """References and the metrics over them, against computation by hand; measuring never changes a training."""
 
 import io
+from copy import deepcopy
 
 import pytest
 import torch
@@ -85,8 +86,6 @@ class Probes(SupervisedPlugin):
         self.kept = {}
 
     def before_unlearning(self, strategy, **kwargs):
-        from copy import deepcopy
-
         for task in find_plugin(strategy, UnlearningPlugin).current.tasks:
             self.kept[task] = (strategy.model.binary_mask(task), deepcopy(strategy.model.head(task)))
 
@@ -116,7 +115,7 @@ def test_a_maker_that_does_not_seed_itself_is_refused():
         model = MultiHeadModel(MLP(64, hidden=(8,), features=4))
         return Naive(model=model, optimizer=SGD(model.parameters(), lr=0.1), **options)
 
-    with pytest.raises(ReferencesError, match="running random stream.*SeedingPlugin"):
+    with pytest.raises(ReferencesError, match=r"running random stream.*SeedingPlugin"):
         References(undetermined, BENCHMARK)
 
 
@@ -131,7 +130,9 @@ def test_wrong_lists_of_tasks_are_refused(references):
         references.reference([0], "other")
 
 
-@pytest.mark.parametrize("maker", [make, stock_maker(Naive), stock_maker(EWC, ewc_lambda=1.0)], ids=["hat", "naive", "ewc"])
+@pytest.mark.parametrize(
+    "maker", [make, stock_maker(Naive), stock_maker(EWC, ewc_lambda=1.0)], ids=["hat", "naive", "ewc"]
+)
 def test_a_shared_prefix_gives_the_bits_of_training_from_scratch(maker):
     shared = References(maker, BENCHMARK)
     state = torch.get_rng_state()
@@ -176,8 +177,11 @@ def test_an_interrupted_reference_is_not_continued(kind):
             return make(plugins=[Breaks()], **options)
         model = MultiHeadModel(MLP(64, hidden=(8,), features=4))
         return Naive(
-            model=model, optimizer=SGD(model.parameters(), lr=0.1), train_mb_size=40,
-            plugins=[SeedingPlugin(0), Breaks()], **options,
+            model=model,
+            optimizer=SGD(model.parameters(), lr=0.1),
+            train_mb_size=40,
+            plugins=[SeedingPlugin(0), Breaks()],
+            **options,
         )
 
     references = References(maker, BENCHMARK)
@@ -274,13 +278,17 @@ def test_measuring_never_changes_a_training(evaluations):
     refs = References(make, BENCHMARK)
     measured = make(
         evaluator=silent(
-            *jsd_metrics(refs), *accuracy_difference_metrics(refs), *unlearned_accuracy_metrics(BENCHMARK),
+            *jsd_metrics(refs),
+            *accuracy_difference_metrics(refs),
+            *unlearned_accuracy_metrics(BENCHMARK),
             *capacity_metrics(),
         ),
         eval_every=1 if evaluations > 1 else -1,
     )
     plain = make()
-    stream = with_unlearning(BENCHMARK, [UnlearningRequest((0,), 1, "iteration", 2), UnlearningRequest((1,), 2)]).train_stream
+    stream = with_unlearning(
+        BENCHMARK, [UnlearningRequest((0,), 1, "iteration", 2), UnlearningRequest((1,), 2)]
+    ).train_stream
     torch.manual_seed(5)
     before = torch.get_rng_state()
     for experience in stream:
@@ -332,7 +340,9 @@ def test_exact_unlearning_is_at_distance_zero(references):
 def test_stock_strategies_are_measured_through_their_plain_backbone(maker):
     references = References(maker, BENCHMARK)
     evaluator = silent(
-        *jsd_metrics(references), *accuracy_difference_metrics(references), *unlearned_accuracy_metrics(BENCHMARK),
+        *jsd_metrics(references),
+        *accuracy_difference_metrics(references),
+        *unlearned_accuracy_metrics(BENCHMARK),
         *capacity_metrics(),
     )
     strategy = maker(evaluator=evaluator)
@@ -402,7 +412,9 @@ def test_the_text_loggers_of_the_host_run_along(references, tmp_path, capsys):
 def test_metrics_without_an_unlearning_plugin_say_what_is_missing(references):
     model = MultiHeadModel(MLP(64, hidden=(8,), features=4))
     strategy = Naive(
-        model=model, optimizer=SGD(model.parameters(), lr=0.1), train_mb_size=40,
+        model=model,
+        optimizer=SGD(model.parameters(), lr=0.1),
+        train_mb_size=40,
         evaluator=silent(*jsd_metrics(references)),
     )
     strategy.train(BENCHMARK.train_stream[0])

@@ -125,6 +125,7 @@ class HATPlugin(SupervisedPlugin):
         self.rule = self._make_rule(adjustment, alpha)
         self.snapshot: TaskSnapshot | None = None
         """Values before the task in training; None between tasks."""
+        self._starting: int | None = None
 
     def _make_rule(self, adjustment: Adjustment, alpha: float) -> AdjustmentRule:
         check_choice("adjustment", adjustment, Adjustment)
@@ -143,13 +144,18 @@ class HATPlugin(SupervisedPlugin):
                 f"task {task} is already trained; tasks with a mask: {list(model.masks)}. Unlearn it first, or give "
                 "the new data a task label of its own"
             )
+        self._starting = task
 
     def abort(self, strategy: Any) -> None:
         """Undo a task whose training was interrupted: weights, mask, head."""
+        model = masked_model(strategy)
         if self.snapshot is not None:
-            self.snapshot.restore(strategy.model)
-            masked_model(strategy).drop_current_task()
+            self.snapshot.restore(model)
+            model.drop_current_task()
             self.snapshot = None
+        elif self._starting in model.tasks and self._starting not in model.masks:
+            model.remove_task(self._starting)  # it got as far as its head
+        self._starting = None
 
     def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
         """Start the task's mask; everything that is constant within the task is computed here."""
@@ -241,7 +247,7 @@ class HATPlugin(SupervisedPlugin):
                 "tasks are as they were; train it again with a smaller learning rate or gradient clipping"
             )
         model.finish_task()
-        self.snapshot = None
+        self.snapshot, self._starting = None, None
 
     # Around a step --------------------------------------------------------------------------------------------
 

@@ -105,7 +105,7 @@ class UnlearningPlugin(SupervisedPlugin):
             raise RequestError(
                 f"task {task} is in training, or its training was interrupted: to unlearn in the "
                 "middle of a task put UnlearningRequest(..., when='iteration') into the stream; to give an interrupted "
-                "task up call abort_training()"
+                "task up call strategy.abort_training(), or UnlearningPlugin.abort(strategy) of a stock strategy"
             )
         return f"after {self.ledger.n_trained} trainings"
 
@@ -158,7 +158,7 @@ class UnlearningPlugin(SupervisedPlugin):
         while self._upcoming and self._upcoming[0].iteration <= strategy.clock.train_exp_iterations:
             request = self._upcoming.pop(0)
             with _preserved_minibatch(strategy):
-                self._obey(strategy, request, self.current_task)
+                self._obey(strategy, request, single_task(strategy.experience))
             self._forgotten_in_task.update(request.tasks)
         if self._forgotten_in_task:
             forgotten = sum(strategy.mbatch[-1] == gone for gone in self._forgotten_in_task)

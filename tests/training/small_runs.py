@@ -1,0 +1,91 @@
+"""Short runs on real digits, and what the tests read off them."""
+
+import copy
+
+import torch
+from torch import Tensor, nn
+
+from avalanche_amnesia.benchmarks import PermutedDigits, SplitDigits
+from avalanche_amnesia.models import MLP, MaskedModel
+from avalanche_amnesia.training import HAT
+
+OPTIMIZERS = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.05),
+    "momentum": lambda p: torch.optim.SGD(p, lr=0.02, momentum=0.9),
+    "decay": lambda p: torch.optim.SGD(p, lr=0.05, weight_decay=1e-2),
+    "adam": lambda p: torch.optim.Adam(p, lr=3e-3),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=3e-3),
+    "adam decay": lambda p: torch.optim.Adam(p, lr=3e-3, weight_decay=1e-3),
+    "fused adam": lambda p: torch.optim.Adam(p, lr=3e-3, fused=True),
+    "fused adamw": lambda p: torch.optim.AdamW(p, lr=3e-3, fused=True, weight_decay=0.1),
+    "fused sgd": lambda p: torch.optim.SGD(p, lr=0.02, momentum=0.9, fused=True),
+    "foreach adam": lambda p: torch.optim.Adam(p, lr=3e-3, foreach=True, amsgrad=True),
+    "nesterov": lambda p: torch.optim.SGD(p, lr=0.02, momentum=0.9, nesterov=True, weight_decay=1e-3, foreach=True),
+    "nadam": lambda p: torch.optim.NAdam(p, lr=3e-3, weight_decay=1e-3),
+    "radam": lambda p: torch.optim.RAdam(p, lr=3e-3, weight_decay=1e-3),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=1e-3, momentum=0.9, weight_decay=1e-3),
+    "adagrad": lambda p: torch.optim.Adagrad(p, lr=1e-2, weight_decay=1e-3),
+    "adadelta": lambda p: torch.optim.Adadelta(p, lr=1.0, weight_decay=1e-3),
+    "adamax": lambda p: torch.optim.Adamax(p, lr=3e-3, weight_decay=1e-3),
+    "asgd": lambda p: torch.optim.ASGD(p, lr=0.05, weight_decay=1e-3),
+    "rprop": lambda p: torch.optim.Rprop(p, lr=1e-3),
+    "adafactor": lambda p: torch.optim.Adafactor(p, lr=1e-2),
+}
+
+
+def split(n_train: int = 260):
+    return SplitDigits(n_train=n_train, n_test=100)
+
+
+def permuted(n_tasks: int = 3, n_train: int = 160):
+    return PermutedDigits(n_tasks, n_train=n_train, n_test=100)
+
+
+def masked_mlp(*, seed: int = 0, dropout: float = 0.0) -> MaskedModel:
+    torch.manual_seed(seed)
+    return MaskedModel(MLP(64, hidden=(40,), features=30, dropout=dropout))
+
+
+def make(kind=HAT, *, optimizer="sgd", model=None, dropout: float = 0.0, **options):
+    model = masked_mlp(dropout=dropout) if model is None else model
+    options = {"train_mb_size": 16, "train_epochs": 2, "eval_mb_size": 64, "seed": 3, **options}
+    factory = OPTIMIZERS[optimizer] if isinstance(optimizer, str) else optimizer
+    return kind(model=model, optimizer=factory(model.parameters()), **options)
+
+
+@torch.no_grad()
+def logits(strategy, benchmark, tasks) -> dict[int, Tensor]:
+    """Logits of the test data of each task, in evaluation mode."""
+    training = strategy.model.training
+    strategy.model.eval()
+    result = {task: strategy.model(benchmark.test_stream[task].tensors[0], task) for task in tasks}
+    strategy.model.train(training)
+    return result
+
+
+def state(model: nn.Module) -> dict[str, Tensor]:
+    return copy.deepcopy(dict(model.state_dict()))
+
+
+def same_state(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def train_all(strategy, benchmark, n_tasks: int | None = None, **kwargs):
+    for experience in benchmark.train_stream[: n_tasks or len(benchmark.train_stream)]:
+        strategy.train(experience, **kwargs)
+    return strategy
+
+
+def assert_retained(strategy, benchmark, n_tasks: int | None = None, *, must_move: bool = True, **kwargs) -> None:
+    """Train task after task; the logits of every earlier task must keep their bits, and something must be learned."""
+    kept: dict[int, Tensor] = {}
+    for task, experience in enumerate(benchmark.train_stream[: n_tasks or len(benchmark.train_stream)]):
+        start = {name: p.detach().clone() for name, p in strategy.model.backbone.named_parameters()}
+        strategy.train(experience, **kwargs)
+        now = logits(strategy, benchmark, range(task + 1))
+        for earlier, expected in kept.items():
+            assert torch.equal(now[earlier], expected), f"task {earlier} drifted by training task {task}"
+        kept = now
+        moved = any(not torch.equal(p, start[name]) for name, p in strategy.model.backbone.named_parameters())
+        assert moved or (task > 0 and not must_move), "nothing was learned: the test proves nothing"

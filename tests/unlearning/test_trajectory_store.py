@@ -1,0 +1,295 @@
+"""The undo logs against a dense twin that keeps every state and every update."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from unlearning_kit import frozen
+
+from avalanche_amnesia.bits import same_bits
+from avalanche_amnesia.unlearning import Trajectory, TrajectoryError
+
+SHAPES = {"w": (3, 4), "b": (5,), "scalar": ()}
+
+
+class DenseTwin:
+    """Per entry the list of writers (task, value before, value after); removing one recomputes the whole list."""
+
+    def __init__(self, initial: dict[str, Tensor]) -> None:
+        self.initial = {name: value.clone() for name, value in initial.items()}
+        self.writers: list[tuple[int, dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]] = []
+
+    def record(self, task: int, before: dict[str, Tensor], after: dict[str, Tensor]) -> None:
+        moved = {name: ~same_bits(before[name], after[name]) for name in before}
+        delta = {name: after[name].double() - before[name].double() for name in before}
+        self.writers.append((task, moved, delta, {name: value.clone() for name, value in after.items()}))
+
+    def remove(self, tasks: set[int]) -> None:
+        """A writer whose entry starts from the bits it started from ends at the bits it ended at."""
+        starts = self._states_before()
+        kept = [(w, start) for w, start in zip(self.writers, starts, strict=True) if w[0] not in tasks]
+        state = {name: value.clone() for name, value in self.initial.items()}
+        self.writers = []
+        for (task, moved, delta, after), start in kept:
+            new = {}
+            for name, value in state.items():
+                written = torch.where(
+                    same_bits(value, start[name]), after[name], (value.double() + delta[name]).float()
+                )
+                new[name] = torch.where(moved[name], written, value)
+            # what the writer is known to have done is now what it does on the new ground
+            self.writers.append((task, moved, {n: new[n].double() - state[n].double() for n in new}, new))
+            state = {name: value.clone() for name, value in new.items()}
+
+    def _states_before(self) -> list[dict[str, Tensor]]:
+        return [self.initial, *(after for *_, after in self.writers)][: len(self.writers)]
+
+    @property
+    def state(self) -> dict[str, Tensor]:
+        return self.writers[-1][3] if self.writers else self.initial
+
+
+def drawn(generator: torch.Generator, share: float) -> dict[str, Tensor]:
+    """Random updates of a share of the entries."""
+    return {
+        name: torch.randn(shape, generator=generator) * (torch.rand(shape, generator=generator) < share)
+        for name, shape in SHAPES.items()
+    }
+
+
+def assert_same(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
+    for name in b:
+        assert same_bits(a[name], b[name]).all(), (name, a[name], b[name])
+
+
+events = st.lists(
+    st.one_of(
+        st.tuples(st.just("learn"), st.floats(0.1, 1.0)), st.tuples(st.just("remove"), st.sets(st.integers(0, 9)))
+    ),
+    min_size=2,
+    max_size=10,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(events=events, seed=st.integers(0, 2**20), in_training=st.booleans())
+def test_any_sequence_of_tasks_and_removals_agrees_with_the_dense_twin(events, seed, in_training):
+    generator = torch.Generator().manual_seed(seed)
+    state = {name: torch.randn(shape, generator=generator) for name, shape in SHAPES.items()}
+    store, twin = Trajectory(), DenseTwin(state)
+    ever: list[int] = []
+    for kind, value in events:
+        if kind == "learn":
+            relearnable = [task for task in ever if task not in store.tasks]
+            task = relearnable[0] if relearnable and value > 0.7 else len(ever)
+            ever.append(task) if task not in ever else None
+            after = {name: state[name] + change for name, change in drawn(generator, value).items()}
+            store.record(task, state, after)
+            twin.record(task, state, after)
+            state = after
+            continue
+        tasks = [task for task in store.tasks if task in value]
+        if not tasks:
+            continue
+        logs = frozen([(t, {n: (e.chosen, e.values) for n, e in log.items()}) for t, log in store.logs.items()])
+        twin.remove(set(tasks))
+        if in_training:
+            running = {name: state[name] + change for name, change in drawn(generator, 0.5).items()}
+            removal = store.remove(tasks, running, state)
+            moved_back = {name: removal.before.get(name, state[name]) for name in state}
+            now = {name: removal.values.get(name, running[name]) for name in state}
+            for name in state:  # the running task keeps its own update
+                own = running[name].double() - state[name].double()
+                untouched = same_bits(running[name], state[name])
+                expected = torch.where(untouched, moved_back[name], (moved_back[name].double() + own).float())
+                same_ground = same_bits(moved_back[name], state[name])
+                assert same_bits(now[name], torch.where(same_ground, running[name], expected)).all()
+        else:
+            removal = store.remove(tasks, state)
+            assert removal.before == {}
+            moved_back = {name: removal.values.get(name, state[name]) for name in state}
+        assert logs == frozen([(t, {n: (e.chosen, e.values) for n, e in lg.items()}) for t, lg in store.logs.items()])
+        store.apply(removal)
+        state = moved_back
+        assert_same(state, twin.state)
+        assert store.tasks == tuple(task for task, *_ in twin.writers)
+    # what a log holds is the twin's value before the task, where the task moved something
+    for (task, moved, _, _), before in zip(twin.writers, twin._states_before(), strict=True):
+        for name, entry in store.logs[task].items():
+            assert torch.equal(entry.where, moved[name])
+            assert same_bits(entry.values, before[name][moved[name]]).all()
+    if store.tasks:
+        everything = store.remove(store.tasks, state)
+        assert_same({name: everything.values.get(name, state[name]) for name in state}, twin.initial)
+
+
+def states(*values: list[float]) -> list[dict[str, Tensor]]:
+    return [{"w": torch.tensor(value)} for value in values]
+
+
+def test_first_value_last_bits_and_float64_subtraction():
+    s = states([0.1, 0.1, 0.1, 0.1], [0.7, 0.7, 0.1, 0.7], [0.7, 3.1, 3.1, 9.3])
+    store = Trajectory()
+    store.record(0, s[0], s[1])
+    store.record(1, s[1], s[2])
+    without_0 = store.remove([0], s[2]).values["w"]
+    assert without_0[0] == s[0]["w"][0]  # only 0 wrote it
+    assert without_0[2] == s[2]["w"][2]  # 0 never touched it
+    shared = (s[2]["w"].double() - (s[1]["w"].double() - s[0]["w"].double())).float()
+    assert torch.equal(without_0[[1, 3]], shared[[1, 3]])
+    assert torch.equal(store.remove([1], s[2]).values["w"], s[1]["w"])  # 1 was the last writer
+
+
+def test_plain_float32_subtraction_would_not_return_the_old_bits():
+    generator = torch.Generator().manual_seed(0)
+    before = {"w": torch.randn(10_000, generator=generator)}
+    after = {"w": before["w"] + torch.randn(10_000, generator=generator)}
+    store = Trajectory()
+    store.record(0, before, after)
+    assert torch.equal(store.remove([0], after).values["w"], before["w"])
+    assert not torch.equal(after["w"] - (after["w"] - before["w"]), before["w"])
+
+
+def test_two_writers_of_one_entry_that_go_together_leave_the_third_ones_update():
+    s = states([1.0], [1.5], [3.5], [4.0])
+    store = Trajectory()
+    for task in range(3):
+        store.record(task, s[task], s[task + 1])
+    removal = store.remove([0, 1], s[3])
+    assert removal.values["w"].tolist() == [1.5]
+    assert {t: u["w"].tolist() for t, u in removal.updates.items()} == {0: [0.5], 1: [2.0]}
+    assert removal.updates[0]["w"].dtype == torch.float64
+
+
+def test_updates_are_those_on_the_ground_that_an_earlier_removal_left():
+    s = states([1.0], [1.5], [3.5], [4.0])
+    store = Trajectory()
+    for task in range(3):
+        store.record(task, s[task], s[task + 1])
+    first = store.remove([0], s[3])
+    store.apply(first)
+    assert first.values["w"].tolist() == [3.5]
+    second = store.remove([1], first.values)
+    assert second.updates[1]["w"].tolist() == [2.0]
+    assert second.values["w"].tolist() == [1.5]
+
+
+def test_a_change_from_zero_to_negative_zero_is_recorded_and_taken_back():
+    s = states([0.0, 0.0], [-0.0, 0.0])
+    store = Trajectory()
+    store.record(0, s[0], s[1])
+    assert store.moved(0)["w"].tolist() == [True, False]
+    assert not torch.signbit(store.remove([0], s[1]).values["w"]).any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_other_dtypes_come_back_bit_for_bit(dtype):
+    before, after = {"w": torch.randn(50).to(dtype)}, {"w": torch.randn(50).to(dtype)}
+    store = Trajectory()
+    store.record(0, before, after)
+    assert torch.equal(store.remove([0], after).values["w"], before["w"])
+
+
+def test_non_contiguous_tensors_are_read_in_their_own_order():
+    before, after = {"w": torch.arange(12.0).reshape(3, 4).T}, {"w": torch.arange(12.0).reshape(3, 4).T.clone()}
+    after["w"][1, 2] = 99.0
+    store = Trajectory()
+    store.record(0, before, after)
+    assert torch.equal(store.remove([0], after).values["w"], before["w"])
+    assert int(store.moved(0)["w"].sum()) == 1
+
+
+def test_a_tensor_that_goes_with_the_tasks_leaves_the_later_logs():  # LwF and EWC train old heads
+    before = {"w": torch.zeros(2), "heads.0.weight": torch.zeros(2)}
+    after = {"w": torch.ones(2), "heads.0.weight": torch.ones(2)}
+    store = Trajectory()
+    store.record(0, {"w": torch.full((2,), -1.0)}, before)
+    store.record(1, before, after)
+    store.apply(store.remove([0], {"w": after["w"]}))
+    assert list(store.logs[1]) == ["w"]
+
+
+def test_a_log_costs_one_bit_per_entry_and_the_moved_values():
+    before = {"w": torch.zeros(80), "still": torch.zeros(8)}
+    after = {"w": torch.zeros(80), "still": torch.zeros(8)}
+    after["w"][:5] = 1.0
+    store = Trajectory()
+    store.record(0, before, after)
+    store.record(1, after, before)
+    assert store.nbytes(0) == 80 // 8 + 5 * 4
+    assert store.nbytes() == 2 * store.nbytes(0)
+    assert store.nbytes(0) == sum(e.nbytes for e in store.logs[0].values())
+
+
+def test_a_log_does_not_follow_the_model_that_moves_on():
+    weight = torch.zeros(3)
+    before = {"w": weight}
+    after = {"w": torch.ones(3)}
+    store = Trajectory()
+    store.record(0, before, after)
+    weight.fill_(7.0)
+    assert torch.equal(store.remove([0], after).values["w"], torch.zeros(3))
+
+
+def test_save_and_load_keep_order_bits_and_empty_logs(tmp_path):
+    s = [{"w": torch.randn(3, 5), "scalar": torch.tensor(float(i)), "-0": torch.tensor([-0.0])} for i in range(3)]
+    store = Trajectory()
+    store.record(7, s[0], s[1])
+    store.record(2, s[1], s[2])
+    store.record(5, s[2], s[2])  # moved nothing
+    store.save(tmp_path / "logs.safetensors")
+    again = Trajectory.load(tmp_path / "logs.safetensors")
+    assert again.tasks == (7, 2, 5)
+    assert again.nbytes() == store.nbytes()
+    for tasks in ([7], [2], [7, 2], [5]):
+        assert frozen(dict(again.remove(tasks, s[2]).values)) == frozen(dict(store.remove(tasks, s[2]).values))
+
+
+def test_an_empty_trajectory_can_be_saved(tmp_path):
+    Trajectory().save(tmp_path / "empty.safetensors")
+    assert Trajectory.load(tmp_path / "empty.safetensors").tasks == ()
+
+
+def test_errors_name_the_task_the_tensor_and_the_mend():
+    store = Trajectory()
+    store.record(3, {"w": torch.zeros(2)}, {"w": torch.ones(2)})
+    with pytest.raises(TrajectoryError, match=r"task 3 is recorded already; recorded tasks: \[3\]"):
+        store.record(3, {"w": torch.zeros(2)}, {"w": torch.ones(2)})
+    with pytest.raises(TrajectoryError, match=r"w grew from \(2,\) to \(3,\) during task 4.*MultiHeadModel"):
+        store.record(4, {"w": torch.zeros(2)}, {"w": torch.ones(3)})
+    assert store.tasks == (3,)
+    for call in (lambda: store.remove([3, 9], {"w": torch.ones(2)}), lambda: store.moved(9)):
+        with pytest.raises(TrajectoryError, match=r"task 9 is not recorded; recorded tasks: \[3\]"):
+            call()
+    assert store.tasks == (3,)
+
+
+def test_a_tensor_that_is_new_since_the_snapshot_is_the_tasks_own():
+    store = Trajectory()
+    store.record(0, {"w": torch.zeros(2)}, {"w": torch.ones(2), "heads.0.weight": torch.ones(2)})
+    assert list(store.logs[0]) == ["w"]
+
+
+def test_restore_goes_back_and_is_not_changed_by_what_follows():
+    s = states([0.0], [1.0], [2.0])
+    store = Trajectory()
+    store.record(0, s[0], s[1])
+    logs = store.logs
+    store.apply(store.remove([0], s[1]))
+    store.record(1, s[0], s[1])
+    store.restore(logs)
+    assert store.tasks == (0,)
+    store.record(1, s[1], s[2])
+    assert list(logs) == [0]
+
+
+def test_a_writer_whose_ground_did_not_move_keeps_its_own_bits():
+    """Also where value minus old value plus old value is not the value: a sign of zero, a huge ratio."""
+    s = states([0.0, 0.0, 1e30], [1.0, 0.0, 1e30], [1.0, -0.0, 1e-5])
+    store = Trajectory()
+    store.record(0, s[0], s[1])
+    store.record(1, s[1], s[2])
+    without_0 = store.remove([0], s[2]).values["w"]
+    assert torch.signbit(without_0).tolist() == [False, True, False]
+    assert torch.equal(without_0, torch.tensor([0.0, 0.0, 1e-5]))

@@ -1,0 +1,156 @@
+"""Strategies, streams and fingerprints that the tests of unlearning share."""
+
+from typing import Any
+
+import torch
+from avalanche.logging import BaseLogger
+from avalanche.training import Naive
+from avalanche.training.plugins import EvaluationPlugin
+from torch import Tensor, nn
+from torch.optim import SGD, Adam, AdamW
+
+from avalanche_amnesia.benchmarks import SplitDigits
+from avalanche_amnesia.bits import tensor_hash
+from avalanche_amnesia.models import MLP, MaskedModel, MultiHeadModel
+from avalanche_amnesia.training import AmnesiacHAT
+from avalanche_amnesia.training.plugins import SeedingPlugin, TrajectoryPlugin, UnlearningPlugin, find_plugin
+from avalanche_amnesia.unlearning import Trajectory
+
+DIGITS = SplitDigits(n_train=400, n_test=200)
+OPTIMIZERS = {
+    "adam": lambda p: Adam(p, lr=1e-2),
+    "momentum": lambda p: SGD(p, lr=0.1, momentum=0.9),
+    "adamw": lambda p: AdamW(p, lr=1e-2, weight_decay=0.1),
+    "sgd": lambda p: SGD(p, lr=0.1),
+}
+
+
+def mlp() -> nn.Module:
+    return MLP(64, hidden=(24,), features=16)
+
+
+class ConvNet(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(1, 6, 3, padding=1)
+        self.second = nn.Conv2d(6, 8, 3, stride=2)
+        self.third = nn.Linear(8 * 9, 12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.second(torch.relu(self.first(x))))
+        return torch.relu(self.third(torch.flatten(x, 1)))
+
+
+def quiet() -> EvaluationPlugin:
+    return EvaluationPlugin(loggers=[BaseLogger()])
+
+
+def amnesiac(*, net=mlp, optimizer="adam", **options: Any) -> AmnesiacHAT:
+    torch.manual_seed(0)
+    model = MaskedModel(net())
+    options = {"train_mb_size": 40, "train_epochs": 2, "eval_mb_size": 200, **options}
+    return AmnesiacHAT(model=model, optimizer=OPTIMIZERS[optimizer](model.parameters()), **options)
+
+
+def stock(make=Naive, *, model=None, plugins=(), unlearning=None, optimizer=None, epochs=5, **options: Any) -> Any:
+    """A stock strategy that forgets on request."""
+    torch.manual_seed(0)
+    model = MultiHeadModel(MLP(64, hidden=(32,), features=32)) if model is None else model
+    return make(
+        model=model,
+        optimizer=SGD(model.parameters(), lr=0.1) if optimizer is None else optimizer(model.parameters()),
+        criterion=nn.CrossEntropyLoss(),
+        train_mb_size=40,
+        train_epochs=epochs,
+        eval_mb_size=200,
+        plugins=[SeedingPlugin(0), TrajectoryPlugin(), unlearning or UnlearningPlugin(), *plugins],
+        **{"evaluator": quiet(), **options},
+    )
+
+
+def book(strategy: Any) -> UnlearningPlugin:
+    plugin = find_plugin(strategy, UnlearningPlugin)
+    assert plugin is not None
+    return plugin
+
+
+def trajectory(strategy: Any) -> Trajectory:
+    plugin = find_plugin(strategy, TrajectoryPlugin)
+    assert plugin is not None
+    return plugin.trajectory
+
+
+def bits(model: nn.Module) -> dict[str, str]:
+    """Hash of every tensor of a model; a dict compares without regard to order, see :func:`fingerprint`."""
+    return {name: tensor_hash(value) for name, value in model.state_dict().items()}
+
+
+def fingerprint(strategy: Any, *stores: Any) -> Any:
+    """Everything that an unlearning may change, deeply, as comparable values."""
+    model, optimizer, plugin = strategy.model, strategy.optimizer, book(strategy)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    recorder = find_plugin(strategy, TrajectoryPlugin)
+    assert recorder is not None
+    return frozen(
+        {
+            "model": list(bits(model).items()),
+            "identity": [id(parameter) for parameter in model.parameters()],
+            "known": getattr(model, "known_train_tasks_labels", None),
+            "modules": [(name, type(module)) for name, module in model.named_modules()],
+            "groups": [
+                {k: v for k, v in group.items() if k != "params"}
+                | {"params": [names.get(id(p)) for p in group["params"]]}
+                for group in optimizer.param_groups
+            ],
+            "state": {names.get(id(p)): dict(entry) for p, entry in optimizer.state.items()},
+            "optimized": {name: id(p) for name, p in strategy.optimized_param_id.items()},
+            "logs": [
+                (t, {n: (e.chosen, e.values) for n, e in log.items()}) for t, log in recorder.trajectory.logs.items()
+            ],
+            "before": None if recorder.snapshot is None else recorder.snapshot.values,
+            "ledger": plugin.ledger.state_dict(),
+            "tainted": plugin._tainted,
+            "records": [record.to_json() for record in plugin.records],
+            "current": (plugin.current, plugin.current_task),
+            "stores": stores,
+        }
+    )
+
+
+def frozen(value: Any) -> Any:
+    """A value as nested comparable tuples, tensors as hashes."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, Tensor):
+        return tensor_hash(value)
+    if isinstance(value, nn.Module):
+        return frozen(bits(value)), frozen(getattr(value, "known_train_tasks_labels", ()))
+    if isinstance(value, dict):
+        return tuple((frozen(k), frozen(v)) for k, v in sorted(value.items(), key=lambda item: str(item[0])))
+    if isinstance(value, (set, frozenset)):
+        return tuple(sorted(map(str, value)))
+    if isinstance(value, (list, tuple)):
+        return tuple(frozen(item) for item in value)
+    if hasattr(value, "data") and hasattr(value, "shape"):  # Avalanche's ParamData
+        return tensor_hash(value.data)
+    return repr(value)
+
+
+def owned(model: MaskedModel) -> dict[str, Tensor]:
+    """Backbone parameter → entries that some remaining task's mask owns."""
+    use = model.graph.parameter_use(model.by_layer(model.cumulative_mask()))
+    return {name: (use[name] > 0).expand_as(p) for name, p in model.backbone.named_parameters()}
+
+
+def stray(model: MaskedModel, initial: dict[str, Tensor]) -> list[str]:
+    """Backbone parameters of which an entry that nobody owns is not its initial value, bit for bit."""
+    result = []
+    for name, value in model.backbone.named_parameters():
+        free = ~owned(model)[name]
+        if not torch.equal(value.detach()[free].view(torch.int32), initial[name][free].view(torch.int32)):
+            result.append(name)
+    return result
+
+
+def initial_values(model: MaskedModel) -> dict[str, Tensor]:
+    return {name: p.detach().clone() for name, p in model.backbone.named_parameters()}
