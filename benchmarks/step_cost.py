@@ -2,10 +2,13 @@
 
     python -m benchmarks.step_cost [--rounds N] [--batch B] [--optimizer sgd|adam]
 
-Every contestant trains MLP 784-256-256 on the same random mini-batches in one thread, in this process; rounds are
-interleaved and a contestant's figure is the median over rounds of its time divided by the plain loop's time in the
-same round. Contestants run through Avalanche's whole loop (`strategy.train`), data loading included; the plain loop
-indexes tensors. Measured is the second task, where half of the units are in use and protection is on.
+Every contestant trains MLP 784-256-256 on random mini-batches in one thread through `strategy.train`. Measured is the
+second task, where half of the units are in use and protection is on. Two ratios, medians over rounds:
+
+    step   from zeroing gradients to the updated parameters; a plain step runs before each of them, in the same
+           process, and the round's figure is the ratio of the two medians
+    loop   a whole epoch through Avalanche's loop, data loading and all of its events included, against an epoch of a
+           plain loop that indexes tensors
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from __future__ import annotations
 import argparse
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 from typing import Any
 
@@ -22,7 +25,7 @@ from avalanche.core import SupervisedPlugin
 from avalanche.logging import BaseLogger
 from avalanche.training.plugins import EvaluationPlugin
 from avalanche.training.supervised import Naive
-from torch import nn
+from torch import Tensor, nn
 
 from avalanche_amnesia.benchmarks import task_benchmark
 from avalanche_amnesia.models import MLP, MaskedModel, MultiHeadModel
@@ -31,57 +34,65 @@ from avalanche_amnesia.training import HAT, AdaHAT, AmnesiacHAT, InMemoryLoaderP
 N_CLASSES = 10
 
 
-class Stopwatch(SupervisedPlugin):
-    """Seconds between the first and the last step of a training call, set-up of the task excluded."""
-
-    def before_training_epoch(self, strategy: Any, **kwargs: Any) -> None:
-        self.started = time.perf_counter()
-
-    def after_training_epoch(self, strategy: Any, **kwargs: Any) -> None:
-        self.seconds = time.perf_counter() - self.started
-
-
 def make_optimizer(name: str, parameters: Any) -> torch.optim.Optimizer:
     if name == "sgd":
         return torch.optim.SGD(parameters, lr=0.05)
     return torch.optim.Adam(parameters, lr=1e-3, fused=True)
 
 
-def plain_epoch(optimizer_name: str, x: torch.Tensor, y: torch.Tensor, batch: int) -> float:
-    torch.manual_seed(0)
+def plain_steps(optimizer_name: str, x: Tensor, y: Tensor, batch: int) -> Iterator[float]:
+    """Trains a plain network; yields the seconds of each step."""
     model = nn.Sequential(MLP(784, hidden=(256,), features=256), nn.Linear(256, N_CLASSES))
     optimizer = make_optimizer(optimizer_name, model.parameters())
     criterion = nn.CrossEntropyLoss()
-    started = time.perf_counter()
-    for index in torch.randperm(len(x)).split(batch):
-        optimizer.zero_grad()
-        criterion(model(x[index]), y[index]).backward()
-        optimizer.step()
-    return time.perf_counter() - started
+    while True:
+        for index in torch.randperm(len(x)).split(batch):
+            inputs, labels = x[index], y[index]
+            began = time.perf_counter()
+            optimizer.zero_grad()
+            criterion(model(inputs), labels).backward()
+            optimizer.step()
+            yield time.perf_counter() - began
 
 
-def contestant(make: Callable[..., Any], optimizer_name: str, benchmark: Any, batch: int) -> Callable[[], float]:
-    """A function that trains one epoch of the second task and returns its seconds."""
+class Interleaved(SupervisedPlugin):
+    """Takes a plain step in front of every step of the strategy, and the seconds of both."""
 
-    def measure() -> float:
-        torch.manual_seed(0)
-        watch = Stopwatch()
-        strategy = make(optimizer_name, train_mb_size=batch, train_epochs=1, plugins=[watch])
-        _train_first_task(strategy, benchmark.train_stream[0])
-        strategy.train(benchmark.train_stream[1])
-        return watch.seconds
+    def __init__(self, plain: Iterator[float]) -> None:
+        super().__init__()
+        self.plain = plain
+        self.seconds: list[tuple[float, float]] = []
 
-    return measure
+    def before_training_iteration(self, strategy: Any, **kwargs: Any) -> None:
+        self.of_plain = next(self.plain)
+        self.began = time.perf_counter()
+
+    def after_training_iteration(self, strategy: Any, **kwargs: Any) -> None:
+        self.seconds.append((time.perf_counter() - self.began, self.of_plain))
+
+    def ratio(self) -> float:
+        of_strategy, of_plain = zip(*self.seconds, strict=True)
+        return median(of_strategy) / median(of_plain)
 
 
-def _train_first_task(strategy: Any, experience: Any) -> None:
-    """Half of the units in use, without spending the time to learn which."""
+class EpochClock(SupervisedPlugin):
+    """Seconds of the last epoch, set-up of the task excluded."""
+
+    def before_training_epoch(self, strategy: Any, **kwargs: Any) -> None:
+        self.began = time.perf_counter()
+
+    def after_training_epoch(self, strategy: Any, **kwargs: Any) -> None:
+        self.seconds = time.perf_counter() - self.began
+
+
+def train_second_task(make: Callable[..., Any], optimizer: str, benchmark: Any, batch: int, plugin: Any) -> None:
+    strategy = make(optimizer, train_mb_size=batch, train_epochs=1, plugins=[plugin])
     model = strategy.model
-    if isinstance(model, MaskedModel):
+    if isinstance(model, MaskedModel):  # half of the units in use, without spending the time to learn which
         model.add_head(0, N_CLASSES)
-        generator = torch.Generator().manual_seed(0)
-        model.start_task(0, torch.rand(model.n_units, generator=generator) - 0.5)
+        model.start_task(0, torch.rand(model.n_units, generator=torch.Generator().manual_seed(0)) - 0.5)
         model.finish_task()
+    strategy.train(benchmark.train_stream[1])
 
 
 def masked(strategy_class: type, **options: Any) -> Callable[..., Any]:
@@ -105,40 +116,50 @@ def naive(optimizer_name: str, *, plugins: list[Any], **common: Any) -> Any:
     )
 
 
+CONTESTANTS = {
+    "Naive": naive,
+    "HAT": masked(HAT),
+    "HAT, gradient space": masked(HAT, adjust="gradient"),
+    "AdaHAT": masked(AdaHAT),
+    "AmnesiacHAT": masked(AmnesiacHAT),
+}
+
+
+def spread(values: Sequence[float]) -> str:
+    ordered = sorted(values)
+    low, high = ordered[len(ordered) // 4], ordered[3 * len(ordered) // 4]
+    return f"{median(values):.2f} ({low:.2f} to {high:.2f})"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--steps", type=int, default=100, help="per round")
     parser.add_argument("--optimizer", choices=["sgd", "adam"], default="sgd")
-    arguments = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    n = arguments.batch * arguments.steps
-    generator = torch.Generator().manual_seed(0)
-    x, y = torch.randn(n, 784, generator=generator), torch.arange(n) % N_CLASSES
+    n = options.batch * options.steps
+    x, y = torch.randn(n, 784, generator=torch.Generator().manual_seed(0)), torch.arange(n) % N_CLASSES
     benchmark = task_benchmark((x, y), (x[:64], y[:64]), [list(range(N_CLASSES))] * 2)
-    contestants: dict[str, Callable[[], float]] = {
-        name: contestant(make, arguments.optimizer, benchmark, arguments.batch)
-        for name, make in {
-            "Naive": naive,
-            "HAT": masked(HAT),
-            "HAT, gradient space": masked(HAT, adjust="gradient"),
-            "AdaHAT": masked(AdaHAT),
-            "AmnesiacHAT": masked(AmnesiacHAT),
-        }.items()
-    }
-    ratios: dict[str, list[float]] = {name: [] for name in contestants}
-    for _ in range(arguments.rounds):
-        for name, measure in contestants.items():
-            plain = plain_epoch(arguments.optimizer, x, y, arguments.batch)
-            ratios[name].append(measure() / plain)
-    print(f"MLP 784-256-256, batch {arguments.batch}, {arguments.optimizer}, 1 thread, {arguments.rounds} rounds")
-    print("strategy                ratio to a plain step (median, and quartiles)")
+    ratios: dict[str, list[tuple[float, float]]] = {name: [] for name in CONTESTANTS}
+    for _ in range(options.rounds):
+        for name, make in CONTESTANTS.items():
+            interleaved = Interleaved(plain_steps(options.optimizer, x, y, options.batch))
+            train_second_task(make, options.optimizer, benchmark, options.batch, interleaved)
+            clock = EpochClock()
+            train_second_task(make, options.optimizer, benchmark, options.batch, clock)
+            plain = plain_steps(options.optimizer, x, y, options.batch)
+            began = time.perf_counter()
+            for _ in range(options.steps):
+                next(plain)
+            ratios[name].append((interleaved.ratio(), clock.seconds / (time.perf_counter() - began)))
+    print(f"MLP 784-256-256, batch {options.batch}, {options.optimizer}, 1 thread, {options.rounds} rounds")
+    print("ratio to plain PyTorch: median over rounds (and quartiles)")
+    print(f"{'strategy':24}{'step':24}loop")
     for name, values in ratios.items():
-        ordered = sorted(values)
-        low, high = ordered[len(ordered) // 4], ordered[3 * len(ordered) // 4]
-        print(f"{name:24}{median(values):.2f}   ({low:.2f} to {high:.2f})")
+        print(f"{name:24}" + "".join(f"{spread(column):24}" for column in zip(*values, strict=True)))
 
 
 if __name__ == "__main__":

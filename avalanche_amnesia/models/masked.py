@@ -183,8 +183,12 @@ class MaskedModel(MultiHeadModel):
             The gate ``a``, ``(n_units,)``.
         """
         assert self.embedding is not None
-        self.gate = torch.sigmoid(scale * self.embedding)
-        self._gate_leaves = {name: part.detach().requires_grad_() for name, part in self.by_layer(self.gate).items()}
+        if self.gate is None:  # the leaves are views that live as long as the task's training
+            self.gate = torch.empty_like(self.embedding)
+            self._gate_leaves = {name: part.requires_grad_() for name, part in self.by_layer(self.gate).items()}
+        torch.mul(self.embedding, scale, out=self.gate).sigmoid_()
+        for leaf in self._gate_leaves.values():
+            leaf.grad = None
         return self.gate
 
     def gate_gradient(self) -> Tensor:

@@ -179,6 +179,6 @@ def single_task(task_labels: int | Tensor) -> int | None:
     if isinstance(task_labels, int):
         return task_labels
     if task_labels.dim() == 0 or task_labels.stride(0) == 0:  # one value, expanded: nothing to compare
-        return int(task_labels.reshape(-1)[0])
+        return int(task_labels if task_labels.dim() == 0 else task_labels[0])
     lowest, highest = (int(label) for label in task_labels.aminmax())
     return lowest if lowest == highest else None

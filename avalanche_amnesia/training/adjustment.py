@@ -164,6 +164,7 @@ class Adjuster:
         self.parameters = [parameters[name] for name in self.names]
         self.needs_sparsity = rule.reads_sparsity and bool(self.names)
         self._held = self._shares([]) if rule.constant else []
+        self._free = [1 - held for held in self._held] if space == "gradient" else []
         # A frozen entry never moves within the task, so the values at its start are the values before every step.
         self.frozen = rule.constant and all(
             torch.equal(held, use.covered[name]) for name, held in zip(self.names, self._held, strict=True)
@@ -175,21 +176,20 @@ class Adjuster:
             self.rule.held(self.use, name, sparsity[self.layer_of[name]] if sparsity else 0.0) for name in self.names
         ]
 
-    @torch.no_grad()
     def before_step(self, sparsity: list[float]) -> None:
         """After backward, before the optimizer's step; ``sparsity`` is ``κ`` per layer (empty: not read)."""
         if not self.names:
             return
         if not self.rule.constant:
             self._held = self._shares(sparsity)
+            self._free = [1 - held for held in self._held] if self.space == "gradient" else []
         if self.space == "gradient":
-            for parameter, held in zip(self.parameters, self._held, strict=True):
+            for parameter, free in zip(self.parameters, self._free, strict=True):
                 if parameter.grad is not None:
-                    parameter.grad.mul_(1 - held)
+                    parameter.grad.mul_(free)
         elif not self.frozen:
             torch._foreach_copy_(self._before, [parameter.data for parameter in self.parameters])
 
-    @torch.no_grad()
     def after_step(self) -> None:
         """After the optimizer's step: take back what is held (lerp is exact at 0 and at 1)."""
         if self.names and self.space == "update":

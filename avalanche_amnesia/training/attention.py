@@ -48,7 +48,7 @@ def embedding_gradient(of_gate: Tensor, gate: Tensor, scale: float) -> Tensor:
         gate: ``a``, ``(units,)``.
         scale: ``s``.
     """
-    return ((1 - gate) * of_gate).mul_(gate).mul_(scale)
+    return torch.ops.aten.sigmoid_backward(of_gate, gate).mul_(scale)
 
 
 def compensate_(gradient: Tensor, embedding: Tensor, scale: float, s_max: float, clamp: float) -> None:
@@ -124,7 +124,8 @@ class SparsityRegulariser:
         """``λ·R``, ``()``, of a soft mask ``a``, ``(n_units,)``."""
         if self.mode == "quota":
             return self.weight * (self.layer_sparsity(gate) - self.quota).clamp_min(0).sum()
-        return torch.dot(gate, self._slope) + self._constant
+        value = torch.dot(gate, self._slope)
+        return value + self._constant if self._constant else value
 
     def gradient(self, gate: Tensor) -> Tensor:
         """``λ·∂R/∂a``, ``(n_units,)``."""

@@ -42,9 +42,10 @@ def _announcer(event: str) -> Callable[..., None]:
     def announce(self: Any, **kwargs: Any) -> None:
         listeners = self._listeners.get(event)
         if listeners is None:
-            listeners = self._listeners[event] = [plugin for plugin in self.plugins if listens(plugin, event)]
-        for plugin in listeners:
-            getattr(plugin, event)(self, **kwargs)
+            heard = [plugin for plugin in self.plugins if listens(plugin, event)]
+            listeners = self._listeners[event] = [getattr(plugin, event) for plugin in heard]
+        for listener in listeners:
+            listener(self, **kwargs)
 
     announce.__name__, announce.__doc__ = f"_{event}", f"Call the plugins that listen to ``{event}``."
     return announce

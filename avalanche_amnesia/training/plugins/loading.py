@@ -40,7 +40,7 @@ class TensorBatches:
             sampler_seed = int(torch.empty((), dtype=torch.int64).random_())
             order = torch.randperm(len(self.x), generator=torch.Generator().manual_seed(sampler_seed))
         for batch in list(order.to(self.x.device).split(self.batch_size))[: len(self)]:
-            yield [self.x[batch], self.y[batch], self.task.expand(len(batch))]
+            yield [self.x.index_select(0, batch), self.y.index_select(0, batch), self.task.expand(len(batch))]
 
 
 class InMemoryLoaderPlugin(SupervisedPlugin):

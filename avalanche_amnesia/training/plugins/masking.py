@@ -262,8 +262,8 @@ class HATPlugin(SupervisedPlugin):
 
     @torch.no_grad()
     def before_backward(self, strategy: Any, **kwargs: Any) -> None:
-        """Add ``λ·R`` to the loss; its gradient is added behind the backward pass, where it is a constant."""
-        strategy.loss += self._regulariser(self._gate)
+        """Add ``λ·R`` to the loss's value; its gradient is added behind the backward pass, where it is a constant."""
+        strategy.loss.detach().add_(self._regulariser(self._gate))
 
     @torch.no_grad()
     def before_update(self, strategy: Any, **kwargs: Any) -> None:
