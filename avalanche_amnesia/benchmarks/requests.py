@@ -142,7 +142,7 @@ def _tasks(benchmark: CLScenario) -> list[int]:
 def _schedule(requests: Requests, n_positions: int) -> list[tuple[UnlearningRequest, ...]]:
     """The requests of each position, in firing order."""
     given: list[Any] = (
-        [UnlearningRequest(tasks, at) for at, tasks in requests.items()]  # type: ignore[arg-type]
+        [UnlearningRequest(tasks, at) for at, tasks in requests.items() if tasks != []]  # type: ignore[arg-type]
         if isinstance(requests, Mapping)
         else list(requests)
     )

@@ -35,6 +35,7 @@ class ProbingMetric(PluginMetric):
     def __init__(self) -> None:
         super().__init__()
         self.probes: dict[int, Probe] = {}
+        self._taken: dict[int, Probe] = {}
 
     def before_unlearning(self, strategy: Any) -> None:
         """Copy the mask and head of the tasks that are about to go, if that is allowed."""
@@ -42,8 +43,16 @@ class ProbingMetric(PluginMetric):
         assert plugin.current is not None
         for task in plugin.current.tasks:
             self.probes.pop(task, None)
-            if plugin.keep_probes:
-                self.probes[task] = take_probe(strategy.model, task)
+        self._taken = {task: take_probe(strategy.model, task) for task in plugin.current.tasks if plugin.keep_probes}
+
+    def after_unlearning(self, strategy: Any) -> None:
+        """Keep what was taken, now that the tasks are gone."""
+        self.probes |= self._taken
+        self._taken = {}
+
+    def after_training_exp(self, strategy: Any) -> None:
+        """A task that is learned again is a new task: the old one's probe goes."""
+        self.probes.pop(int(strategy.experience.task_label), None)
 
     def after_eval(self, strategy: Any) -> list[MetricValue] | None:
         """The metric's values; None in the middle of a task, and while nothing has been unlearned."""

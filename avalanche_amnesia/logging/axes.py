@@ -9,7 +9,7 @@ EVENT = "event"
 
 AXES = (ITERATION, TASK, EVENT)
 
-EVENT_METRICS = ("JSD", "AccuracyDifference", "Capacity", "Mask", "Trajectory", "Unlearning")
+EVENT_METRICS = ("JSD", "AccuracyDifference", "Capacity", "Mask", "Trajectory", "Unlearned")
 """Beginnings of the metric names that change with events, whatever phase they are emitted in."""
 
 UNLEARNING_CALLBACKS = ("before_unlearning", "after_unlearning")

@@ -148,6 +148,7 @@ class MaskedModel(MultiHeadModel):
 
     def _end_training(self) -> None:
         self.embedding, self.gate, self.current_task = None, None, None
+        self._gate_leaves = {}
         self.generation += 1
 
     def remove_task(self, task: int) -> None:

@@ -9,11 +9,11 @@ from typing import Any
 
 import avalanche
 import torch
-import wandb
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 import avalanche_amnesia
+import wandb
 from avalanche_amnesia.benchmarks import SplitDigits, SplitMNIST, with_unlearning
 from avalanche_amnesia.logging import WandBLogger
 from avalanche_amnesia.logging.figures import accuracy_figure, capacity_figure, masks_figure
@@ -85,7 +85,8 @@ def run_demo(
 _LEGEND = """\
 acc.    mean test accuracy of the remaining tasks
 head    accuracy on the unlearned tasks through the head and mask they had:
-        chance is 0.5, anything better is a trace of them
+        chance is 0.5; better than that, and than ref., is a trace of them
+ref.    what the same heads read from a model that never saw the tasks
 JSD     bits between the features of the unlearned tasks' data here and in a
         model that never saw them, through their own mask or the others' (rem)
 floor   the same between two models that never saw them, one of them trained in

@@ -34,6 +34,7 @@ class Observation:
         unlearned: all tasks unlearned so far.
         accuracy: remaining task → test accuracy.
         unlearned_accuracy: unlearned task → test accuracy through the head and mask that it had.
+        reference_unlearned_accuracy: the mean of the same head's accuracies on the retrained reference.
         jsd: name of a JSD (``JSD_own``, ``JSD_own_floor_order`` …) → mean over the unlearned tasks, in bits.
         accuracy_difference: mean over remaining tasks, against the model that never unlearned.
         capacity: network capacity; None without masks.
@@ -47,6 +48,7 @@ class Observation:
     unlearned: tuple[int, ...]
     accuracy: dict[int, float]
     unlearned_accuracy: dict[int, float]
+    reference_unlearned_accuracy: float | None
     jsd: dict[str, float]
     accuracy_difference: float | None
     capacity: float | None
@@ -119,7 +121,7 @@ def observe(
     references = References(make_strategy, benchmark)
     evaluator = EvaluationPlugin(
         accuracy_metrics(experience=True),
-        unlearned_accuracy_metrics(benchmark),
+        unlearned_accuracy_metrics(benchmark, references),
         jsd_metrics(references, noise_floor=noise_floor),
         accuracy_difference_metrics(references),
         capacity_metrics(),
@@ -139,7 +141,7 @@ def _note_unlearnings(run: Run, references: References, task: int) -> None:
     plugin = unlearning_of(run.strategy)
     for record in plugin.records[len(run.records) :]:
         run.records.append({key: value for key, value in asdict(record).items() if key != "seconds"})
-        run.timings.append(Timing(task, record.seconds, references.seconds(plugin.ledger.remaining)))
+        run.timings.append(Timing(task, record.seconds, references.seconds(record.remaining)))
 
 
 def _observation(run: Run, experience: Any, results: dict[str, Any]) -> Observation:
@@ -161,6 +163,7 @@ def _observation(run: Run, experience: Any, results: dict[str, Any]) -> Observat
         unlearned=ledger.unlearned,
         accuracy=accuracies,
         unlearned_accuracy={t: v for t, v in unlearned_accuracies.items() if v is not None},
+        reference_unlearned_accuracy=value("UnlearnedAccuracy_reference") if ledger.unlearned else None,
         jsd={name: v for name, v in jsd.items() if v is not None},
         accuracy_difference=value("AccuracyDifference"),
         capacity=network_capacity(run.strategy),

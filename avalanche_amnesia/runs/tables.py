@@ -49,7 +49,7 @@ def events_table(run: Run) -> Table:
 
 def final_table(runs: Sequence[Run]) -> Table:
     """One line per strategy at the end of the stream: how well it remembers and forgets."""
-    columns = ("strategy", "acc.", "head", "JSD own", "JSD rem", "floor o", "floor s", "AD", "cap.")
+    columns = ("strategy", "acc.", "head", "ref.", "JSD own", "JSD rem", "floor o", "floor s", "AD", "cap.")
     table = _table("At the end of the stream", columns)
     for run in runs:
         seen = run.observations[-1]
@@ -57,6 +57,7 @@ def final_table(runs: Sequence[Run]) -> Table:
             run.name,
             number(seen.mean_accuracy),
             number(seen.mean_unlearned_accuracy),
+            number(seen.reference_unlearned_accuracy),
             *(small(seen.jsd.get(name)) for name in ("JSD_own", "JSD_remaining")),
             *(small(seen.jsd.get(f"JSD_own_floor_{floor}")) for floor in ("order", "seed")),
             number(seen.accuracy_difference, signed=True),

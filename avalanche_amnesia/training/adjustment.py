@@ -52,7 +52,7 @@ class AdjustmentRule:
     constant = True  # the same shares for every step of a task
     reads_sparsity = False
 
-    def start(self, task: int) -> None:
+    def start(self, seed: int, task: int) -> None:
         """Prepare for the steps of a task (or for its rest, after an unlearning in its middle)."""
 
     def held(self, use: TaskUse, name: str, sparsity: float) -> Tensor:
@@ -80,11 +80,8 @@ class RandomRule(AdjustmentRule):
 
     constant = False
 
-    def __init__(self, seed: int) -> None:
-        self.seed = seed
-
-    def start(self, task: int) -> None:
-        self.generator = torch.Generator().manual_seed(derive_seed(self.seed, "adjustment", task))
+    def start(self, seed: int, task: int) -> None:
+        self.generator = torch.Generator().manual_seed(derive_seed(seed, "adjustment", task))
 
     def held(self, use: TaskUse, name: str, sparsity: float) -> Tensor:
         covered = use.covered[name]
@@ -140,6 +137,7 @@ class Adjuster:
         rule: what is held back.
         space: ``update`` or ``gradient``.
         use: what the remaining tasks use.
+        seed: what the rule draws from, together with the task.
         task: label of the task in training.
         parameters: the backbone's, by name inside the backbone.
         before: their values when the task began; a frozen entry is put back to these after every step.
@@ -152,12 +150,13 @@ class Adjuster:
         space: AdjustSpace,
         use: TaskUse,
         *,
+        seed: int,
         task: int,
         parameters: Mapping[str, nn.Parameter],
         before: Mapping[str, Tensor],
         layer_of: Mapping[str, int],
     ) -> None:
-        rule.start(task)
+        rule.start(seed, task)
         self.rule, self.space, self.use, self.layer_of = rule, space, use, layer_of
         # Where nothing is in use there is nothing to hold back: the first task pays nothing.
         self.names = [name for name in parameters if bool((use.covered[name] > 0).any())]

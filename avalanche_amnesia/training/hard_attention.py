@@ -97,7 +97,11 @@ class HardAttentionStrategy(ListenerDispatch, SupervisedTemplate):
         super().check_model_and_optimizer(reset_optimizer_state=fresh, **kwargs)
 
     def eval(self, exp_list: Any, **kwargs: Any) -> dict[str, Any]:
-        """Evaluate the experiences whose tasks the model has: neither future nor unlearned ones."""
+        """Evaluate the experiences whose tasks the model has: neither future nor unlearned ones.
+
+        Returns:
+            The last value of every metric; nothing where none of the tasks is left, as then nothing is evaluated.
+        """
         known = remaining_experiences(self, [exp_list] if isinstance(exp_list, CLExperience) else exp_list)
         return super().eval(known, **kwargs) if known else {}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -37,7 +37,7 @@ class Subject:
         optimized: the host's own book of optimized parameters, by name; cleaned too.
         tainted: remaining tasks whose training saw a task that was unlearned later.
         exact_host: whether the training itself is reproducible from (seed, remaining tasks) alone.
-        n_trained: trainings finished.
+        known: every task of the stream, None where that is not known.
         iteration: training iterations finished.
     """
 
@@ -51,6 +51,7 @@ class Subject:
     optimized: dict[str, Any] | None
     tainted: set[int]
     exact_host: bool
+    known: frozenset[int] | None = None
     iteration: int = 0
 
 
@@ -61,16 +62,18 @@ class Preparation:
     plan: UnlearningPlan
     removal: Removal
     tainted: frozenset[int]
+    started: float
     own: frozenset[str] = field(default_factory=frozenset)
 
 
-def prepare(subject: Subject, tasks: Sequence[int], event: str) -> Preparation:
+def prepare(subject: Subject, tasks: Iterable[int], event: str) -> Preparation:
     """Check a request and work out what it would do; changes nothing.
 
     Raises:
         RequestError: if the ledger does not allow it.
     """
-    tasks = subject.ledger.check(tasks, event)
+    started = time.perf_counter()
+    tasks = subject.ledger.check(tasks, event, subject.known)
     model, trajectory = subject.model, subject.trajectory
     parameters = dict(model.named_parameters())
     own = frozenset().union(*(own_parameters(model, task) for task in tasks))
@@ -92,7 +95,7 @@ def prepare(subject: Subject, tasks: Sequence[int], event: str) -> Preparation:
         purges=tuple(type(plugin).__name__ for plugin in subject.plugins if purger_of(plugin)),
         unpurged=tuple(type(plugin).__name__ for plugin in stateful),
     )
-    return Preparation(plan, removal, frozenset(tainted), own)
+    return Preparation(plan, removal, frozenset(tainted), started, own)
 
 
 def _task_buffers(model: nn.Module, tasks: Sequence[int]) -> frozenset[str]:
@@ -131,7 +134,6 @@ def apply(
         preparation: what :func:`prepare` returned, just now.
         announce: called with ``before_unlearning`` and ``after_unlearning``, inside the all-or-nothing part.
     """
-    started = time.perf_counter()
     plan, removal = preparation.plan, preparation.removal
     parameters = dict(subject.model.named_parameters())
     with ExitStack() as undo:
@@ -163,9 +165,10 @@ def apply(
             plan=plan,
             changes=tuple(TensorChange(name, digest, after.get(name)) for name, digest in hashes.items()),
             purged=tuple(purged),
+            remaining=subject.ledger.remaining,
             n_trained=subject.ledger.n_trained,
             iteration=subject.iteration,
-            seconds=time.perf_counter() - started,
+            seconds=time.perf_counter() - preparation.started,
         )
         announce("after_unlearning", record)
         undo.pop_all()
@@ -182,7 +185,13 @@ def book_only(
         undo.callback(subject.ledger.load_state_dict, subject.ledger.state_dict())
         subject.ledger.forget(plan.tasks, plan.event)
         record = UnlearningRecord(
-            plan, (), ("nothing: requests are only booked",), subject.ledger.n_trained, subject.iteration, 0.0
+            plan=plan,
+            changes=(),
+            purged=("nothing: requests are only booked",),
+            remaining=subject.ledger.remaining,
+            n_trained=subject.ledger.n_trained,
+            iteration=subject.iteration,
+            seconds=time.perf_counter() - preparation.started,
         )
         announce("after_unlearning", record)
         undo.pop_all()
@@ -204,7 +213,10 @@ def _replace(store: dict[str, Tensor] | None, new: Mapping[str, Tensor], gone: f
 
 
 def _purge_optimizers(subject: Subject, own: frozenset[str], undo: ExitStack) -> list[str]:
-    """Drop all optimizer state (moments mix every task that they saw) and the parameters that go."""
+    """Drop all optimizer state (moments mix every task that they saw), gradients, and the parameters that go."""
+    for parameter in subject.model.parameters():
+        undo.callback(setattr, parameter, "grad", parameter.grad)
+        parameter.grad = None
     gone = {id(p) for name, p in subject.model.named_parameters() if name in own}
     for optimizer in subject.optimizers:
         undo.callback(setattr, optimizer, "state", optimizer.state)

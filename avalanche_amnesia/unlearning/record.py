@@ -55,6 +55,7 @@ class UnlearningRecord:
         plan: what was planned and applied as a whole.
         changes: every model tensor that was touched, with hashes before and after.
         purged: what was taken out of host plugins and the optimizer, a line each.
+        remaining: remaining tasks afterwards, in training order.
         n_trained: trainings finished when it happened.
         iteration: training iterations finished when it happened.
         seconds: wall-clock time it took.
@@ -63,6 +64,7 @@ class UnlearningRecord:
     plan: UnlearningPlan
     changes: tuple[TensorChange, ...]
     purged: tuple[str, ...]
+    remaining: tuple[int, ...]
     n_trained: int
     iteration: int
     seconds: float

@@ -109,7 +109,9 @@ class Trajectory:
             TrajectoryError: for a task that is not recorded.
         """
         gone = set(tasks)
-        first = min(self.tasks.index(task) for task in tasks if self._log(task) is not None)
+        for task in tasks:
+            self._log(task)
+        first = min(map(self.tasks.index, tasks))
         suffix = self.tasks[first:]  # earlier logs are not touched: their values came before
         logs = {  # a tensor that goes with the tasks (their head) leaves the later tasks' logs too
             task: {name: entry for name, entry in log.items() if name in current}

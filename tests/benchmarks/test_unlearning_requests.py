@@ -181,7 +181,7 @@ R = UnlearningRequest
         ({2: [0]}, {"deadline": 2}, r"after task 2: task 0 .* deadline has expired \(2 further"),
         ({2: [0], 3: [1, 0]}, {}, r"after task 3: task 0 .* it is already unlearned"),
         ([R([0], 2, "before"), R([0], 2)], {}, r"after task 2: task 0 .* it is already unlearned"),
-        ({2: []}, {}, r"after task 2: the request is empty"),
+        ([R([], 2)], {}, r"after task 2: the request is empty"),
         ({2: [0, 0]}, {}, r"after task 2: task 0 is named more than once"),
         ({2: [True]}, {}, r"after task 2: True is no task"),
         ({2: ["0"]}, {}, r"after task 2: '0' is no task"),
@@ -309,3 +309,8 @@ def test_a_schedule_is_accepted_exactly_if_the_slow_rules_allow_it():
     check_against_the_slow_rules()
     assert len(VERDICTS) == 4
     assert min(VERDICTS.values()) > 15, VERDICTS
+
+
+def test_an_empty_request_in_a_mapping_is_no_request():
+    benchmark = with_unlearning(SplitDigits(), {1: [], 2: [0]})
+    assert [len(experience.requests) for experience in benchmark.train_stream] == [0, 0, 1, 0, 0]

@@ -38,6 +38,8 @@ def test_results_hold_every_number_of_every_event(demo):
         assert last["remaining"] == [2, 3]
         assert set(last["accuracy"]) == {"2", "3"}
         assert set(last["unlearned_accuracy"]) == {"0", "1", "4"}
+        assert 0 <= last["reference_unlearned_accuracy"] <= 1
+        assert events[0]["reference_unlearned_accuracy"] is None
         expected = {
             f"JSD_{probe}{floor}" for probe in ("own", "remaining") for floor in ("", "_floor_order", "_floor_seed")
         }

@@ -258,8 +258,8 @@ def test_adahat_rate_against_an_element_loop(no_sum, no_reg):
 
 def test_hat_constant_and_random_rates():
     model = model_with_masks()
-    use, random_rule = TaskUse(model), RandomRule(0)
-    random_rule.start(1)
+    use, random_rule = TaskUse(model), RandomRule()
+    random_rule.start(0, 1)
     for name, _ in model.backbone.named_parameters():
         covered = naive_held(model, name, lambda importance, _: float(importance > 0)).float()
         # The min of the summative masks can be above 0 where no one task uses both ends.
@@ -284,7 +284,7 @@ def test_capacity_against_the_mean_of_the_element_loop():
     use, rate = TaskUse(model), 0.05 / 0.1
     assert AdjustmentRule().capacity(use) == pytest.approx(mean_rate(lambda m, _: float(m > 0)), abs=1e-6)
     assert AdaHATRule(0.05, 0.1).capacity(use) == pytest.approx(mean_rate(lambda m, _: m / (m + rate)), abs=1e-6)
-    assert RandomRule(0).capacity(use) == pytest.approx(mean_rate(lambda m, _: float(m > 0) / 2), abs=1e-6)
+    assert RandomRule().capacity(use) == pytest.approx(mean_rate(lambda m, _: float(m > 0) / 2), abs=1e-6)
     empty = TaskUse(masked_mlp())
     assert [rule.capacity(empty) for rule in (AdjustmentRule(), AdaHATRule(0.05, 0.1), ConstantRule(0))] == [1, 1, 1]
 
@@ -296,6 +296,7 @@ def adjuster(rule, space, model, seed=0):
         rule,
         space,
         TaskUse(model),
+        seed=0,
         task=9,
         parameters=parameters,
         before={name: p.detach().clone() for name, p in parameters.items()},
@@ -305,7 +306,7 @@ def adjuster(rule, space, model, seed=0):
 
 @pytest.mark.parametrize(
     "rule",
-    [AdjustmentRule(), ConstantRule(0.3), ConstantRule(0.0), ConstantRule(1.0), AdaHATRule(0.05, 0.1), RandomRule(4)],
+    [AdjustmentRule(), ConstantRule(0.3), ConstantRule(0.0), ConstantRule(1.0), AdaHATRule(0.05, 0.1), RandomRule()],
     ids=["hat", "constant .3", "constant 0", "constant 1", "adahat", "random"],
 )
 def test_update_space_is_the_damped_update(rule):

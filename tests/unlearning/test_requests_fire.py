@@ -123,7 +123,7 @@ def test_permanent_and_deadline_come_from_the_stream():
     strategy.unlearn([2])
     for tasks, why in (
         ([2], "already unlearned"),
-        ([99], "not yet trained"),
+        ([99], "unknown"),
         ([], "empty"),
         ([3, 3], "more than once"),
     ):

@@ -37,6 +37,20 @@ from avalanche_amnesia.training.snapshot import TaskSnapshot
 
 Adjustment = Literal["hat", "random", "constant"]
 
+_WITHIN_A_TASK = frozenset(
+    {
+        "_gate",
+        "_scale",
+        "_lowest",
+        "_highest",
+        "_step_embedding",
+        "_regulariser",
+        "_adjuster",
+        "_layer_of",
+        "_generation",
+    }
+)
+
 
 class TaskError(ValueError):
     """An experience can't be trained as a task of its own; nothing changed."""
@@ -64,7 +78,7 @@ class HATPlugin(SupervisedPlugin):
         embedding_clamp: embeddings stay within ``±embedding_clamp``.
         min_units: a layer never has fewer open units: its strongest ones at the start of each epoch are held open.
         adjustment: ``hat`` (parameters in use are frozen), ``random`` or ``constant``.
-        alpha: rate of ``constant``, in [0, 1].
+        alpha: rate of ``constant``, in [0, 1]; 1 (no protection) by default. Not allowed with another adjustment.
         adjust: ``update`` (protects under every optimizer) or ``gradient`` (as published: right for plain SGD only).
         seed: every draw derives from it and the task.
 
@@ -88,7 +102,7 @@ class HATPlugin(SupervisedPlugin):
         embedding_clamp: float = 6.0,
         min_units: int = 1,
         adjustment: Adjustment = "hat",
-        alpha: float = 1.0,
+        alpha: float | None = None,
         adjust: AdjustSpace = "update",
         seed: int = 0,
     ) -> None:
@@ -127,11 +141,15 @@ class HATPlugin(SupervisedPlugin):
         """Values before the task in training; None between tasks."""
         self._starting: int | None = None
 
-    def _make_rule(self, adjustment: Adjustment, alpha: float) -> AdjustmentRule:
+    def _make_rule(self, adjustment: Adjustment, alpha: float | None) -> AdjustmentRule:
         check_choice("adjustment", adjustment, Adjustment)
+        if adjustment != "constant" and alpha is not None:
+            raise ValueError(
+                f"alpha={alpha} has no meaning for adjustment={adjustment!r}; it is the rate of 'constant'"
+            )
         if adjustment == "hat":
             return AdjustmentRule()
-        return RandomRule(self.seed) if adjustment == "random" else ConstantRule(alpha)
+        return RandomRule() if adjustment == "random" else ConstantRule(1.0 if alpha is None else alpha)
 
     # Around a task --------------------------------------------------------------------------------------------
 
@@ -155,7 +173,7 @@ class HATPlugin(SupervisedPlugin):
             self.snapshot = None
         elif self._starting in model.tasks and self._starting not in model.masks:
             model.remove_task(self._starting)  # it got as far as its head
-        self._starting = None
+        self._end_task(model)
 
     def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
         """Start the task's mask; everything that is constant within the task is computed here."""
@@ -192,6 +210,7 @@ class HATPlugin(SupervisedPlugin):
             self.rule,
             self.adjust,
             TaskUse(model),
+            seed=self.seed,
             task=self.snapshot.task,
             parameters=dict(model.backbone.named_parameters()),
             before={
@@ -241,13 +260,25 @@ class HATPlugin(SupervisedPlugin):
         self.snapshot.commit(dict(model.named_parameters()), keep)
         if not all(bool(parameter.isfinite().all()) for parameter in model.parameters()):
             task = self.snapshot.task
+            for plugin in strategy.plugins:
+                if plugin is not self and hasattr(plugin, "abort"):
+                    plugin.abort(strategy)
             self.abort(strategy)
             raise DivergedError(
                 f"task {task} diverged: some of its weights are infinite or NaN. Its training was undone and the other "
                 "tasks are as they were; train it again with a smaller learning rate or gradient clipping"
             )
         model.finish_task()
+        self._end_task(model)
+
+    def _end_task(self, model: MaskedModel) -> None:
+        """Keep nothing of a task beyond its training: what is left here would outlive its unlearning."""
         self.snapshot, self._starting = None, None
+        for name in _WITHIN_A_TASK & vars(self).keys():
+            delattr(self, name)
+        for task in model.tasks:  # heads were frozen for this training alone
+            for parameter in model.head(task).parameters():
+                parameter.requires_grad_(True)
 
     # Around a step --------------------------------------------------------------------------------------------
 

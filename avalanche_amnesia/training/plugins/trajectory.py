@@ -11,7 +11,7 @@ from avalanche_amnesia.models import ModelError
 from avalanche_amnesia.training.plugins.lookup import find_plugin
 from avalanche_amnesia.training.plugins.masking import HATPlugin, single_task
 from avalanche_amnesia.training.snapshot import TaskSnapshot
-from avalanche_amnesia.unlearning import Trajectory, own_parameters
+from avalanche_amnesia.unlearning import RequestError, Trajectory, own_parameters
 
 
 class TrajectoryPlugin(SupervisedPlugin):
@@ -35,8 +35,13 @@ class TrajectoryPlugin(SupervisedPlugin):
         self.snapshot: TaskSnapshot | None = None
 
     def before_train_dataset_adaptation(self, strategy: Any, **kwargs: Any) -> None:
-        """Check the model, and undo a training that was interrupted."""
-        single_task(strategy.experience)
+        """Check the task and the model, and undo a training that was interrupted."""
+        task = single_task(strategy.experience)
+        if task in self.trajectory.tasks:
+            raise RequestError(
+                f"task {task} is already trained and remains recorded; recorded tasks: {list(self.trajectory.tasks)}. "
+                "Unlearn it first, or give the new data a task label of its own"
+            )
         shared = [
             name
             for name, module in strategy.model.named_modules()

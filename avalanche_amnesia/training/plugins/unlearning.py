@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -65,6 +65,7 @@ class UnlearningPlugin(SupervisedPlugin):
         self.current_task: int | None = None
         self._forgotten_in_task: set[int] = set()
         self._upcoming: list[Any] = []
+        self._known: set[int] = set()
         self._obeyed: set[tuple[int, Any]] = set()
 
     # By the user ----------------------------------------------------------------------------------------------
@@ -75,7 +76,7 @@ class UnlearningPlugin(SupervisedPlugin):
         Raises:
             RequestError: if they can't be requested now.
         """
-        return prepare(self._subject(strategy), list(tasks), self._between_tasks(strategy)).plan
+        return prepare(self._subject(strategy), tasks, self._between_tasks(strategy)).plan
 
     def unlearn(self, strategy: Any, tasks: Iterable[int], *, keep_probes: bool = False) -> UnlearningRecord:
         """Unlearn tasks now, outside a training call: as a whole, or not at all.
@@ -88,7 +89,7 @@ class UnlearningPlugin(SupervisedPlugin):
         Raises:
             RequestError: if they can't be requested now; nothing changed.
         """
-        return self._unlearn(strategy, list(tasks), self._between_tasks(strategy), keep_probes)
+        return self._unlearn(strategy, tasks, self._between_tasks(strategy), keep_probes)
 
     def mark_permanent(self, tasks: Iterable[int]) -> None:
         """Declare remaining tasks permanent: never to be requested again.
@@ -133,21 +134,28 @@ class UnlearningPlugin(SupervisedPlugin):
         """Check everything that can be wrong with the task and its requests; fire those that come before it."""
         experience, task = strategy.experience, single_task(strategy.experience)
         self._trajectory(strategy)
-        if task in self.ledger.remaining:
-            raise RequestError(
-                f"task {task} is already trained and remains; remaining tasks: {list(self.ledger.remaining)}. Unlearn "
-                "it first, or give the new data a task label of its own"
-            )
         for upcoming in _from_here(experience):
             _check_iterations(strategy, upcoming)
         if self.ledger.n_trained == 0 and self._given_deadline is None:
             self.ledger = TaskLedger(getattr(experience, "deadline", None))
+        self._known |= {single_task(other) for other in _stream(experience)}
+        self._rehearse(experience, task)
         self.current_task, self._forgotten_in_task = None, set()
         for request in self._still_due(experience, "before"):
             self._obey(strategy, request, task)
 
+    def _rehearse(self, experience: Any, task: int) -> None:
+        """Go through the task's requests on paper: one that can't be obeyed is an error before the training."""
+        paper = TaskLedger()
+        paper.load_state_dict(self.ledger.state_dict())
+        for request in (*self._still_due(experience, "before"), *self._still_due(experience, "iteration")):
+            paper.forget(request.tasks, request.event(task), self._known)
+        paper.learn(task, permanent=bool(getattr(experience, "permanent", False)))
+        for request in _due(experience, "after"):
+            paper.forget(request.tasks, request.event(task), self._known)
+
     def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
-        """Note the host's counter, by which EWC files what it keeps; check iterations against the real loader."""
+        """Check iterations against the real loader."""
         self.current_task = single_task(strategy.experience)
         self._upcoming = self._still_due(strategy.experience, "iteration")
         for request in self._upcoming:
@@ -193,7 +201,7 @@ class UnlearningPlugin(SupervisedPlugin):
 
     # The operation --------------------------------------------------------------------------------------------
 
-    def _unlearn(self, strategy: Any, tasks: Sequence[int], event: str, keep_probes: bool) -> UnlearningRecord:
+    def _unlearn(self, strategy: Any, tasks: Iterable[int], event: str, keep_probes: bool) -> UnlearningRecord:
         if self.current is not None:
             raise RequestError(
                 f"{event}: tasks {list(self.current.tasks)} are just being unlearned; ask again after that"
@@ -209,7 +217,9 @@ class UnlearningPlugin(SupervisedPlugin):
 
         records = list(self.records)
         try:
-            return (apply if self.obey else book_only)(subject, preparation, announce)
+            record = (apply if self.obey else book_only)(subject, preparation, announce)
+            _drop_last_values(strategy.evaluator, record.tasks)
+            return record
         except BaseException:
             self.records = records
             raise
@@ -230,6 +240,7 @@ class UnlearningPlugin(SupervisedPlugin):
             optimized=getattr(strategy, "optimized_param_id", None),
             tainted=self._tainted,
             exact_host=self._is_exact_host(strategy),
+            known=frozenset(self._known) or None,
             iteration=strategy.clock.train_iterations,
         )
 
@@ -271,13 +282,24 @@ def remaining_experiences(strategy: Any, experiences: Iterable[Any]) -> list[Any
 _OURS = (SeedingPlugin, InMemoryLoaderPlugin, HATPlugin, TrajectoryPlugin, UnlearningPlugin)
 
 
+def _drop_last_values(evaluator: Any, tasks: Iterable[int]) -> None:
+    """Avalanche repeats the last value of every metric for ever: of a forgotten task that reads as if it were known."""
+    ends = tuple(f"/Task{task:03d}" for task in tasks)
+    last = evaluator.last_metric_results
+    evaluator.last_metric_results = {name: v for name, v in last.items() if not any(end in name for end in ends)}
+
+
 def _due(experience: Any, when: str) -> list[Any]:
     return [request for request in getattr(experience, "requests", ()) if request.when == when]
 
 
-def _from_here(experience: Any) -> list[Any]:
+def _stream(experience: Any) -> list[Any]:
     stream = getattr(experience, "origin_stream", None)
-    return [experience] if stream is None else list(stream)[experience.current_experience :]
+    return [experience] if stream is None else list(stream)
+
+
+def _from_here(experience: Any) -> list[Any]:
+    return [e for e in _stream(experience) if e.current_experience >= experience.current_experience]
 
 
 def _check_iterations(strategy: Any, experience: Any) -> None:
