@@ -23,8 +23,9 @@ Floor = Literal["order", "seed"]
 class JSDivergence(ProbingMetric):
     """``JSD_t``: mean Jensen–Shannon divergence, in bits, between main and reference features of unlearned tasks.
 
-    In [0, 1], lower is better; a value below its noise floor says no more than one at it. Emitted after every
-    evaluation between tasks, per unlearned task and as their mean, as ``JSD_<probe>`` and ``JSD_<probe>_floor_<floor>``.
+    In [0, 1], lower is better; a value below its noise floor says no more than one at it. Emitted after
+    every evaluation between tasks, per unlearned task and as their mean, as ``JSD_<probe>`` and
+    ``JSD_<probe>_floor_<floor>``.
 
     Args:
         references: of the run.

@@ -264,7 +264,7 @@ class WandBLogger(BaseLogger):
             self._epochs_over = self._epochs_over and getattr(strategy, "_stop_training", False)
         elif callback == "after_training_epoch":
             self._epochs_over = True
-        # Plugins stand before the loggers: one that unlearns when a task ends is heard before that end.
+        # A plugin that stands before the loggers and unlearns when a task ends is heard before that end.
         ends = callback == "after_training_exp" or (callback in UNLEARNING_CALLBACKS and self._epochs_over)
         if ends and self._tasks_ended is None:
             self._tasks_ended, self._epochs_over = tasks_before + 1, False
