@@ -9,11 +9,11 @@ from typing import Any
 
 import avalanche
 import torch
+import wandb
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 import avalanche_amnesia
-import wandb
 from avalanche_amnesia.benchmarks import SplitDigits, SplitMNIST, with_unlearning
 from avalanche_amnesia.logging import WandBLogger
 from avalanche_amnesia.logging.figures import accuracy_figure, capacity_figure, masks_figure
