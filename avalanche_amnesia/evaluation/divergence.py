@@ -82,10 +82,9 @@ class JSDivergence(ProbingMetric):
         if not isinstance(main, MaskedModel):
             return features_of(model, x)
         if self.probe == "own":
-            return None if probe is None or probe.mask is None else features_of(model, x, probe.mask)
+            return None if probe is None or probe.mask is None else features_of(model, x, probe.mask, probe.own)
         assert isinstance(model, MaskedModel)
-        masks: list[Tensor | None] = [model.binary_mask(task) for task in remaining]
-        return mean_features(model, x, masks) if masks else None
+        return mean_features(model, x, remaining) if remaining else None
 
     def __str__(self) -> str:
         return f"JSD_{self.probe}"
@@ -107,7 +106,22 @@ def jsd_metrics(
     return [JSDivergence(references, probe, noise_floor) for probe in probes]
 
 
-def jsd(model: nn.Module, reference: nn.Module, x: Tensor, mask: Tensor | None = None) -> float:
-    """Mean JSD of two models' features of inputs ``(n, …)`` through one mask ``(n_units,)``, in bits."""
+def jsd(
+    model: nn.Module,
+    reference: nn.Module,
+    x: Tensor,
+    mask: Tensor | None = None,
+    own: nn.Module | None = None,
+) -> float:
+    """Mean JSD of two models' features of inputs ``(n, …)`` through one mask ``(n_units,)``, in bits.
+
+    Args:
+        model: one.
+        reference: the other.
+        x: inputs ``(n, …)``.
+        mask: over all units of both; None: no mask.
+        own: the norms that go with the mask, as ``own_modules(task)`` returns them; None: the backbone's.
+    """
     with torch.no_grad():
-        return float(js_divergence(features_of(model, x, mask), features_of(reference, x, mask)).mean())
+        features = [features_of(m, x, mask, own) for m in (model, reference)]
+        return float(js_divergence(features[0], features[1]).mean())

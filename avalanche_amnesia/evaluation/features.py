@@ -39,7 +39,9 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
-def features_of(model: nn.Module, x: Tensor, mask: Tensor | None = None, batch_size: int = 512) -> Tensor:
+def features_of(
+    model: nn.Module, x: Tensor, mask: Tensor | None = None, own: nn.Module | None = None, batch_size: int = 512
+) -> Tensor:
     """Backbone features of inputs.
 
     Args:
@@ -47,6 +49,7 @@ def features_of(model: nn.Module, x: Tensor, mask: Tensor | None = None, batch_s
             (its input is taken for the features).
         x: ``(n, …)``.
         mask: over all units of a MaskedModel, ``(n_units,)``; None: no mask, as for models without masks.
+        own: a task's own norms, as :meth:`MaskedModel.own_modules` returns them; None: the backbone's.
         batch_size: samples at a time.
 
     Returns:
@@ -57,13 +60,13 @@ def features_of(model: nn.Module, x: Tensor, mask: Tensor | None = None, batch_s
     """
     device = next(model.parameters()).device
     with evaluating(model):
-        return torch.cat([_batch_features(model, part.to(device), mask).cpu() for part in x.split(batch_size)])
+        return torch.cat([_batch_features(model, part.to(device), mask, own).cpu() for part in x.split(batch_size)])
 
 
-def _batch_features(model: nn.Module, x: Tensor, mask: Tensor | None) -> Tensor:
+def _batch_features(model: nn.Module, x: Tensor, mask: Tensor | None, own: nn.Module | None) -> Tensor:
     if isinstance(model, MaskedModel):
         everything = torch.ones(model.n_units, device=x.device)
-        return model.masked_features(x, everything if mask is None else mask.to(x.device))
+        return model.masked_features(x, everything if mask is None else mask.to(x.device), own)
     if isinstance(model, MultiHeadModel):
         return model.backbone(x)
     classifier = next((m for m in model.modules() if isinstance(m, MultiHeadClassifier)), None)
@@ -82,6 +85,8 @@ def _batch_features(model: nn.Module, x: Tensor, mask: Tensor | None) -> Tensor:
     return caught[0]
 
 
-def mean_features(model: nn.Module, x: Tensor, masks: Sequence[Tensor | None]) -> Tensor:
-    """Mean of the features over several masks, ``(n, features)``: the probe ``remaining``."""
-    return torch.stack([features_of(model, x, mask) for mask in masks]).mean(0)
+def mean_features(model: MaskedModel, x: Tensor, tasks: Sequence[int]) -> Tensor:
+    """Mean of the features over several tasks' masks, ``(n, features)``: the probe ``remaining``."""
+    return torch.stack(
+        [features_of(model, x, model.binary_mask(task), model.own_modules(task)) for task in tasks]
+    ).mean(0)

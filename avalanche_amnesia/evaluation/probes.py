@@ -23,10 +23,11 @@ from avalanche_amnesia.training.plugins import find_plugin
 
 @dataclass(frozen=True)
 class Probe:
-    """A forgotten task's mask (None for models without masks) and head (None if it had none that is known)."""
+    """A forgotten task's mask and norms (None for models without) and head (None if it had none that is known)."""
 
     mask: Tensor | None
     head: nn.Module | None
+    own: nn.Module | None = None
 
 
 class ProbingMetric(PluginMetric):
@@ -86,10 +87,12 @@ class ProbingMetric(PluginMetric):
 
 
 def take_probe(model: nn.Module, task: int) -> Probe:
-    """Copies of a task's mask and head."""
-    mask = model.binary_mask(task) if isinstance(model, MaskedModel) and task in model.masks else None
+    """Copies of a task's mask, norms and head."""
+    masked = isinstance(model, MaskedModel) and task in model.masks
+    mask = model.binary_mask(task) if masked else None
+    own = deepcopy(model.own_modules(task)).eval() if masked else None
     head = deepcopy(model.head(task)) if isinstance(model, MultiHeadModel) else None
-    return Probe(mask, head)
+    return Probe(mask, head, own)
 
 
 def unlearning_of(strategy: Any) -> UnlearningPlugin:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from avalanche_amnesia.models.units import Units
+from avalanche_amnesia.models.units import ALWAYS, UnitSets, compact
 
 
 class ModelError(ValueError):
@@ -17,45 +17,47 @@ class ModelError(ValueError):
 
 @dataclass(frozen=True)
 class WeightedLayer:
-    """One Linear or Conv of the backbone.
+    """A layer of the backbone whose outputs are units that every task masks.
 
     Attributes:
-        name: the module's name inside the backbone.
+        name: the module's (or parameter's) name inside the backbone.
         units: its outputs (neurons or channels).
-        sources: the units behind its inputs, one entry per input channel or feature.
-        groups: a convolution's groups, otherwise 1.
-        weight_ndim: dimensions of its weight.
-        bias: whether it has one.
+        kind: what it is, for people: ``Linear``, ``Conv2d`` …
+        sets: the numbers of its units in :attr:`UnitGraph.sets`, ``(units,)``.
     """
 
     name: str
     units: int
-    sources: Units
-    groups: int
-    weight_ndim: int
-    bias: bool
-
-    def weight_use(self, of_units: Tensor, of_inputs: Tensor) -> Tensor:
-        """``min(a_{l,i}, a_{l-1,j})`` per weight, ``(units, inputs/groups, 1…)``: broadcasts over the kernel."""
-        per_group = of_inputs.reshape(self.groups, 1, -1)
-        rows = torch.minimum(of_units.reshape(self.groups, -1, 1), per_group)
-        return rows.reshape(self.units, -1, *(1,) * (self.weight_ndim - 2))
+    kind: str
+    sets: Tensor
 
 
 @dataclass(frozen=True)
 class UnitGraph:
-    """The weighted layers of a backbone in the order they run, and the units behind its output.
+    """The weighted layers of a backbone in the order they run, and the units behind each of its parameters.
 
     Attributes:
         layers: by name.
-        output: the units behind the features, one entry per feature.
+        sets: numbers of sets of units.
+        factors: parameter name → tensors of set numbers that broadcast over the parameter; an entry is in use if all
+            of them are (its unit, and the units that feed it).
+        output: set numbers behind the features, ``(features,)``.
+        owned: names of parameters of which every task has its own.
+        frozen: names of parameters declared to be trained by the first task alone.
+        input_shape: shape of one input, without the batch, on which the backbone was traced.
     """
 
     layers: Mapping[str, WeightedLayer]
-    output: Units
+    sets: UnitSets
+    factors: Mapping[str, tuple[Tensor, ...]]
+    output: Tensor
+    owned: frozenset[str] = frozenset()
+    frozen: frozenset[str] = frozenset()
+    input_shape: tuple[int, ...] = ()
+    _layer_of: dict[str, int] = field(default_factory=dict, repr=False)
 
     def parameter_use(self, *masks: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """How much every parameter is in use: ``min`` of its unit's and its source's use (METHOD §2, §3).
+        """How much every masked parameter is in use: ``min`` of its unit's and its source's use (METHOD §2, §3).
 
         Args:
             masks: one mapping per task, layer name → mask of shape ``(units,)``, bool or float. Uses of several tasks
@@ -64,13 +66,32 @@ class UnitGraph:
         Returns:
             Parameter name (inside the backbone) → float32 tensor that broadcasts over the parameter.
         """
-        uses: dict[str, Tensor] = {}
-        for name, layer in self.layers.items():
-            of_units = torch.stack([mask[name].float() for mask in masks]).sum(0)
-            of_inputs = torch.stack(
-                [layer.sources.usage({k: v.float() for k, v in mask.items()}) for mask in masks]
-            ).sum(0)
-            uses[f"{name}.weight"] = layer.weight_use(of_units, of_inputs)
-            if layer.bias:
-                uses[f"{name}.bias"] = of_units
-        return uses
+        vectors = [torch.cat([mask[name].float() for name in self.layers]) for mask in masks]
+        of_sets = self.sets.use(torch.stack(vectors)).sum(0)
+        return {name: self.entry_use(factors, of_sets) for name, factors in self.factors.items()}
+
+    @staticmethod
+    def entry_use(factors: tuple[Tensor, ...], of_sets: Tensor) -> Tensor:
+        """``min`` over the factors, from the use of every set."""
+        uses = [of_sets[factor.to(of_sets.device)] for factor in factors]
+        result = uses[0]
+        for use in uses[1:]:
+            result = torch.minimum(result, use)
+        return result
+
+    def sources(self, layer: str) -> Tensor | None:
+        """Set numbers that feed a layer, one per input; None where it has no weight of two factors (a bias alone)."""
+        factors = next((f for name, f in self.factors.items() if name.startswith(layer) and len(f) > 1), None)
+        return None if factors is None else compact(factors[1]).reshape(-1)
+
+    def layer_of(self, parameter: str) -> int:
+        """Index of the layer whose sparsity a parameter goes by: that of its (first) unit."""
+        if not self._layer_of:
+            starts = torch.tensor([0, *(layer.units for layer in self.layers.values())]).cumsum(0)
+            for name, factors in self.factors.items():
+                units = [
+                    self.sets.members(number) for number in factors[0].reshape(-1)[:1].tolist() if number != ALWAYS
+                ]
+                first = units[0][0] if units and units[0] else 0
+                self._layer_of[name] = int(torch.searchsorted(starts, first, right=True)) - 1
+        return self._layer_of[parameter]

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from avalanche_amnesia.models.description import Description
 from avalanche_amnesia.models.graph import UnitGraph
+from avalanche_amnesia.models.masked_backbone import MaskedBackbone
 from avalanche_amnesia.models.multi_head import MultiHeadModel, UnknownTaskError, single_task
-from avalanche_amnesia.models.tracing import trace_backbone
+from avalanche_amnesia.models.task_owned import TaskNorm
+from avalanche_amnesia.models.tracing import NormChoice, trace_backbone
 
 
 class _TaskBuffers(nn.Module):
@@ -36,40 +39,84 @@ class _TaskBuffers(nn.Module):
         return tuple(int(name) for name in self._buffers)
 
 
+class OwnModules(nn.ModuleDict):
+    """What one task has of its own besides its head, by name inside the backbone.
+
+    Attributes:
+        learning: whether they may change: not any more once the task's mask is kept, whatever data they are run on.
+    """
+
+    learning = True
+
+    def __getitem__(self, key: str) -> nn.Module:
+        return super().__getitem__(key.replace(".", "/"))  # torch allows no dot in the name of a module
+
+    def train(self, mode: bool = True) -> OwnModules:
+        """Training mode only while they learn."""
+        super().train(mode and self.learning)
+        return self
+
+
 class MaskedModel(MultiHeadModel):
     """Any traceable backbone with one mask per task over the units of all its weighted layers, and one head per task.
 
     A task without a mask (trained by a strategy that does not mask) uses all units. While a task is being masked its
     gate is ``σ(scale · embedding)`` in training mode and binary in evaluation mode; afterwards its binary mask is
-    kept in a buffer. Masks of all layers lie in one vector, in the order of :attr:`graph`'s layers.
+    kept in a buffer. Masks of all layers lie in one vector, in the order of :attr:`graph`'s layers. Norms are the
+    task's own: made with its head from the backbone's, taken over the units in its mask, removed with it.
 
     Args:
         backbone: maps ``(batch, …)`` to features ``(batch, features)``; traced by torch.fx and validated. Its
-            parameters are used as they are (the same objects).
-        input_shape: shape of one input without the batch; only where the features' width can't be read off the layers.
+            parameters are used as they are (the same objects): pretrained weights are ``θ^(0)``.
+        input_shape: shape of one input without the batch; found by trying where the features' width does not depend
+            on it.
+        classifier: name of the backbone's own classifier (``fc`` of a ResNet), which is left out: the features are
+            what it was given. Avalanche's multi-head classifiers are left out by themselves.
+        norm: ``task``: each task has its own parameters and statistics; ``batch``: no parameters, the statistics of
+            the batch at hand in evaluation too, as WSN's authors do.
+        frozen: names of modules or parameters that the first task alone trains; what they return counts as always
+            in use.
+        task_owned: names of modules or parameters of which each task gets a copy.
 
     Raises:
         ModelError: if some part of the backbone can't be masked safely; the message says which, why, and the mend.
+        ValueError: for a norm or a name that is not known.
 
-    Reference: Serrà et al., Overcoming catastrophic forgetting with hard attention to the task, ICML 2018.
+    Reference: Serrà et al., Overcoming catastrophic forgetting with hard attention to the task, ICML 2018;
+    task-owned norms: Duan, HAT-CL, 2023.
     """
 
-    backbone: nn.Module
+    backbone: MaskedBackbone  # type: ignore[assignment]
     graph: UnitGraph
 
-    def __init__(self, backbone: nn.Module, *, input_shape: tuple[int, ...] | None = None) -> None:
-        module, graph = trace_backbone(backbone, input_shape)
-        assert graph.output.size is not None
-        super().__init__(module, graph.output.size)
+    def __init__(
+        self,
+        backbone: nn.Module,
+        *,
+        input_shape: tuple[int, ...] | None = None,
+        classifier: str | None = None,
+        norm: NormChoice = "task",
+        frozen: Collection[str] = (),
+        task_owned: Collection[str] = (),
+    ) -> None:
+        module, graph = trace_backbone(
+            backbone, input_shape, classifier=classifier, norm=norm, frozen=frozen, task_owned=task_owned
+        )
+        super().__init__(module, len(graph.output))
         self.graph = graph
         self._sizes = [layer.units for layer in graph.layers.values()]
         self._binary = _TaskBuffers()
         self._embeddings = _TaskBuffers()
+        self.own = nn.ModuleDict()
         self.embedding: nn.Parameter | None = None
         self.current_task: int | None = None
         self.gate: Tensor | None = None
         self._gate_leaves: dict[str, Tensor] = {}
         self.generation = 0
+
+    def describe(self) -> Description:
+        """Layers, units, what feeds them, and the share of parameters that each rule covers, as a table."""
+        return Description(self.backbone, self.graph)
 
     # Masks ----------------------------------------------------------------------------------------------------
 
@@ -114,6 +161,38 @@ class MaskedModel(MultiHeadModel):
     def _device(self) -> torch.device:
         return next(self.backbone.parameters()).device
 
+    # What a task has of its own -------------------------------------------------------------------------------
+
+    def add_head(self, task: int, n_classes: int) -> None:
+        """Add a freshly drawn head ``features → n_classes`` for a task, and its own norms."""
+        super().add_head(task, n_classes)
+        self.own[str(task)] = self._fresh_own().train(self.training)
+
+    def _fresh_own(self) -> OwnModules:
+        """A copy of everything that tasks have of their own, with the backbone's values."""
+        return OwnModules({name.replace(".", "/"): s.make(self.backbone) for name, s in self.backbone.owned.items()})
+
+    def own_modules(self, task: int) -> nn.Module:
+        """The task's own norms and declared modules; fresh ones for a task that has none."""
+        return self.own[str(task)] if str(task) in self.own else self._fresh_own().train(self.training)
+
+    def task_parameters(self, task: int) -> list[nn.Parameter]:
+        """Parameters of the task's head and of what else it has of its own."""
+        return [*self.head(task).parameters(), *self.own_modules(task).parameters()]
+
+    @torch.no_grad()
+    def _settle_own(self, task: int) -> None:
+        """End the learning of a task's norms; outside its mask they return to their initial values."""
+        own, fresh = self.own[str(task)], self._fresh_own()
+        assert isinstance(own, OwnModules)
+        own.learning = False
+        own.train(False)
+        use = self.graph.sets.use(self._binary.get(task).float())
+        for name, spec in self.backbone.owned.items():
+            mine, template = own[name], fresh[name]
+            if isinstance(mine, TaskNorm) and isinstance(template, TaskNorm):
+                mine.keep(template, None if spec.sets is None else use[spec.sets.to(use.device)])
+
     # Life of a task -------------------------------------------------------------------------------------------
 
     def start_task(self, task: int, embedding: Tensor) -> None:
@@ -137,6 +216,8 @@ class MaskedModel(MultiHeadModel):
         task, embedding = self.current_task, self.embedding.detach()
         self._binary.put(task, self._open_units())
         self._embeddings.put(task, embedding)
+        if str(task) in self.own:
+            self._settle_own(task)
         self._end_training()
 
     def drop_current_task(self) -> None:
@@ -144,7 +225,7 @@ class MaskedModel(MultiHeadModel):
         task = self.current_task
         self._end_training()
         if task is not None and str(task) in self.heads:
-            super().remove_task(task)
+            self.remove_task(task)
 
     def _end_training(self) -> None:
         self.embedding, self.gate, self.current_task = None, None, None
@@ -152,21 +233,25 @@ class MaskedModel(MultiHeadModel):
         self.generation += 1
 
     def remove_task(self, task: int) -> None:
-        """Take out the task's head, mask and embedding."""
+        """Take out the task's head, mask, embedding and norms."""
         super().remove_task(task)
+        if str(task) in self.own:
+            del self.own[str(task)]
         if task in self._binary.tasks:
             self._binary.drop(task)
             self._embeddings.drop(task)
         self.generation += 1
 
     def task_state(self) -> Any:
-        """As the base class's, with masks and embeddings."""
-        return super().task_state(), dict(self._binary._buffers), dict(self._embeddings._buffers)
+        """As the base class's, with masks, embeddings and norms."""
+        buffers = dict(self._binary._buffers), dict(self._embeddings._buffers)
+        return super().task_state(), buffers, dict(self.own._modules)
 
     def restore_task_state(self, state: Any) -> None:
         """As the base class's."""
-        heads, binary, embeddings = state
+        heads, (binary, embeddings), own = state
         super().restore_task_state(heads)
+        self.own._modules = dict(own)
         self._binary._buffers, self._embeddings._buffers = dict(binary), dict(embeddings)
         self.generation += 1
 
@@ -202,40 +287,47 @@ class MaskedModel(MultiHeadModel):
         return self.embedding.detach() > 0  # σ(s·e) > ½ at every scale
 
     def buffer_names(self, tasks: Sequence[int]) -> list[str]:
-        """Names, in ``state_dict``, of the masks and embeddings of the tasks."""
-        kept = {"_binary": self._binary.tasks, "_embeddings": self._embeddings.tasks}
-        return [f"{name}.{task}" for name, have in kept.items() for task in tasks if task in have]
+        """Names, in ``state_dict``, of the tasks' masks, embeddings and statistics."""
+        prefixes = tuple(f"{kind}.{task}" for kind in ("_binary", "_embeddings", "own") for task in tasks)
+        return [name for name, _ in self.named_buffers() if f"{name}.".startswith(tuple(f"{p}." for p in prefixes))]
 
     # Forward --------------------------------------------------------------------------------------------------
 
-    def _binary_gate(self, task: int, dtype: torch.dtype) -> Tensor:
+    def _binary_gate(self, task: int) -> Tensor:
         """The 0/1 vector that masks a task's forward; all ones where the task has no mask."""
         if task == self.current_task:
-            return self._open_units().to(dtype)
+            return self._open_units().float()
         if task in self._binary.tasks:
-            return self._binary.get(task).to(dtype)
-        return torch.ones(self.n_units, dtype=dtype, device=self._device)
+            return self._binary.get(task).float()
+        return torch.ones(self.n_units, device=self._device)
 
     def features(self, x: Tensor, task: int | Tensor) -> Tensor:
         """Features ``(batch, features)`` through the task's mask; one label, or one per sample ``(batch,)``."""
         single = single_task(task)
         if single is not None:
             if single == self.current_task and self.training:
-                return self.backbone(x, self._gate_leaves)
-            return self.masked_features(x, self._binary_gate(single, x.dtype))
+                return self.backbone(x, self.own_modules(single), self._gate_leaves)
+            return self.masked_features(x, self._binary_gate(single), self.own_modules(single))
         assert isinstance(task, Tensor)
-        labels, rows = task.unique(return_inverse=True)
-        gates = [
-            torch.cat(list(self._gate_leaves.values()))
-            if int(label) == self.current_task and self.training
-            else self._binary_gate(int(label), x.dtype)
-            for label in labels
-        ]
-        return self.masked_features(x, torch.stack(gates)[rows])
+        result: Tensor | None = None
+        for label in task.unique():
+            rows = (task == label).nonzero()[:, 0]
+            of_task = self.features(x[rows], int(label))
+            result = of_task.new_zeros(len(x), self.n_features) if result is None else result
+            result = result.index_copy(0, rows, of_task)
+        assert result is not None
+        return result
 
-    def masked_features(self, x: Tensor, mask: Tensor) -> Tensor:
-        """Features ``(batch, features)`` through any mask over all units, ``(n_units,)`` or ``(batch, n_units)``."""
-        return self.backbone(x, self.by_layer(mask.to(x.dtype)))
+    def masked_features(self, x: Tensor, mask: Tensor, own: nn.Module | None = None) -> Tensor:
+        """Features ``(batch, features)`` through any mask.
+
+        Args:
+            x: ``(batch, …)``.
+            mask: over all units, ``(n_units,)``.
+            own: a task's own modules (:meth:`own_modules`); None: fresh ones.
+        """
+        own = self._fresh_own().train(self.training) if own is None else own
+        return self.backbone(x, own, self.by_layer(mask.float()))
 
     # State ----------------------------------------------------------------------------------------------------
 
@@ -249,4 +341,8 @@ class MaskedModel(MultiHeadModel):
                 buffers.drop(task)
             for task, value in saved.items():
                 buffers.put(task, torch.zeros_like(value, device=self._device))
+        for name, own in self.own.items():
+            assert isinstance(own, OwnModules)
+            own.learning = int(name) not in self._binary.tasks
+            own.train(self.training)
         self._end_training()

@@ -1,131 +1,153 @@
-"""Which units stand behind the entries of a value that flows through a backbone.
+"""Which units stand behind every entry of a value that flows through a backbone.
 
-A value of the traced network has one entry per channel (or per feature, once flattened). The classes here say,
-as a small expression tree, which weighted layers' units those entries are; :meth:`Units.usage` evaluates the tree
-on per-layer masks. Max and repeat are all it needs, so the same tree serves binary masks, soft masks and counts.
+A value is followed as an integer tensor of its own shape, whose entries name *sets* of units: an entry is zero
+whenever all units of its set are masked. Reshaping, slicing, concatenating and so on are then nothing but the same
+operation on that tensor, and a sum of values is the union of their sets, entry by entry.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+ALWAYS = 0
+"""The set that no mask covers: the network's input, or an entry that may differ from zero under every mask."""
+NOTHING = 1
+"""The empty set: an entry that is zero under every mask (padding)."""
 
-class UnitsError(ValueError):
-    """Two values do not fit together unit by unit."""
+# Where channels and positions mix again and again (MLP-Mixer) sets multiply. Beyond these bounds an entry counts as
+# always in use, which protects more than necessary.
+_MOST_UNIONS = 2_000_000
+_MOST_PAIRS = 100_000
+_MOST_SETS = 400_000
 
 
-class Units:
-    """One entry per channel of a value; ``size`` is their number, ``None`` while it is not known yet."""
+class UnitSets:
+    """Numbers for sets of units, so that a tensor of integers can hold one per entry.
 
-    size: int | None
+    Units are numbered through all layers in the order in which those were added.
+    """
 
-    def resolved(self, size: int) -> Units:
-        """The same expression, its open sizes settled by a consumer that reads ``size`` entries."""
-        if self.size != size:
-            raise UnitsError(f"{self.size} entries where {size} are read")
-        return self
+    def __init__(self) -> None:
+        self.n_units = 0
+        self._sets: list[frozenset[int]] = [frozenset({-1}), frozenset()]  # -1 stands for "always"
+        self._number = {members: number for number, members in enumerate(self._sets)}
+        self._members: Tensor | None = None
 
-    def usage(self, masks: Mapping[str, Tensor], always: float = 1) -> Tensor:
-        """Mask of the entries, shape ``(…, size)``, from the masks of the layers, each of shape ``(…, units)``.
+    def add_layer(self, units: int) -> Tensor:
+        """Number a layer's units; the sets that hold one of them each, ``(units,)``."""
+        first = self.n_units
+        self.n_units += units
+        return torch.tensor([self._of(frozenset({unit})) for unit in range(first, self.n_units)])
 
-        ``always`` is what the network's own input counts as: 1 for masks, the number of tasks for counts.
+    def _of(self, members: frozenset[int]) -> int:
+        if -1 in members:
+            return ALWAYS
+        number = self._number.get(members)
+        if number is None:
+            number = self._number[members] = len(self._sets)
+            self._sets.append(members)
+            self._members = None
+        return number
+
+    def members(self, number: int) -> list[int]:
+        """Units of a set, in order; none for ``ALWAYS`` and ``NOTHING``."""
+        return sorted(self._sets[number] - {-1})
+
+    def union(self, first: Tensor, second: Tensor) -> Tensor:
+        """Entry by entry, as the tensors broadcast: the set of what is in either."""
+        shape = torch.broadcast_shapes(first.shape, second.shape)
+        first, second = torch.broadcast_tensors(first, second)
+        a, b = compact_together(first, second)
+        if torch.equal(a, b):
+            return first
+        apart = (a == NOTHING) | (b == NOTHING)
+        if bool(apart.all()):
+            return torch.where(a == NOTHING, b, a).expand(shape)
+        pairs, place = torch.stack([a.reshape(-1), b.reshape(-1)]).unique(dim=1, return_inverse=True)
+        if pairs.shape[1] > _MOST_PAIRS or len(self._sets) > _MOST_SETS:
+            return torch.full((), ALWAYS).expand(shape)
+        numbers = torch.tensor([self._of(self._sets[i] | self._sets[j]) for i, j in pairs.T.tolist()])
+        return numbers[place].reshape(a.shape).expand(shape)
+
+    def merge(self, groups: Tensor, ids: Tensor, n_groups: int) -> Tensor:
+        """The union of the sets of every group, ``(n_groups,)``; ``NOTHING`` for a group without entries.
+
+        Args:
+            groups: the group of each entry, from 0; broadcasts with ``ids``.
+            ids: the set of each entry.
+            n_groups: how many groups there are.
         """
-        raise NotImplementedError
-
-
-@dataclass(frozen=True)
-class Inputs(Units):
-    """The network's own input: no mask ever covers it, so it counts as always in use (METHOD §2)."""
-
-    size: int | None = None
-
-    def resolved(self, size: int) -> Units:
-        if self.size not in (None, size):
-            raise UnitsError(f"{self.size} inputs where {size} are read")
-        return Inputs(size)
-
-    def usage(self, masks: Mapping[str, Tensor], always: float = 1) -> Tensor:
-        if self.size is None:
-            raise UnitsError("the number of inputs is not known")
-        some = next(iter(masks.values()))
-        return some.new_full((*some.shape[:-1], self.size), always)
-
-
-@dataclass(frozen=True)
-class LayerUnits(Units):
-    """The units of one weighted layer."""
-
-    layer: str
-    size: int
-
-    def usage(self, masks: Mapping[str, Tensor], always: float = 1) -> Tensor:
-        return masks[self.layer]
-
-
-@dataclass(frozen=True)
-class AnyOf(Units):
-    """Values added up (residual): an entry is in use if any of them uses it."""
-
-    parts: tuple[Units, ...]
-
-    @property
-    def size(self) -> int | None:  # type: ignore[override]
-        return next((part.size for part in self.parts if part.size is not None), None)
-
-    def resolved(self, size: int) -> Units:
-        return AnyOf(tuple(part.resolved(size) for part in self.parts))
-
-    def usage(self, masks: Mapping[str, Tensor], always: float = 1) -> Tensor:
-        result = self.parts[0].usage(masks, always)
-        for part in self.parts[1:]:
-            result = torch.maximum(result, part.usage(masks, always))
+        a, b = compact_together(*torch.broadcast_tensors(groups, ids))
+        pairs = torch.stack([a.reshape(-1), b.reshape(-1)], 1).unique(dim=0)
+        group, number = pairs[:, 0], pairs[:, 1]
+        result = torch.full((n_groups,), NOTHING)
+        result[group] = number
+        counts = torch.bincount(group, minlength=n_groups)
+        several = counts[group] > 1
+        if int(several.sum()) > _MOST_UNIONS:
+            result[group[several]] = ALWAYS
+            return result
+        known: dict[tuple[int, ...], int] = {}
+        starts = counts.cumsum(0) - counts
+        for of_group in (counts > 1).nonzero()[:, 0].tolist():
+            key = tuple(number[starts[of_group] : starts[of_group] + counts[of_group]].tolist())
+            if key not in known:
+                known[key] = self._of(frozenset().union(*(self._sets[i] for i in key)))
+            result[of_group] = known[key]
         return result
 
+    def over(self, ids: Tensor, dims: Sequence[int], keepdim: bool = False) -> Tensor:
+        """The union over some dimensions, as a sum over them would mix the entries."""
+        dims = sorted({dim % ids.dim() for dim in dims})
+        kept = [1 if dim in dims else size for dim, size in enumerate(ids.shape)]
+        n_groups = 1
+        for size in kept:
+            n_groups *= size
+        small = compact(ids)
+        shape = [1 if dim in dims else size for dim, size in enumerate(small.shape)]
+        count = int(torch.tensor(shape).prod())
+        merged = self.merge(torch.arange(count).reshape(shape), small, count).reshape(shape).expand(kept)
+        return merged if keepdim else merged.reshape([size for dim, size in enumerate(kept) if dim not in dims])
 
-@dataclass(frozen=True)
-class Concatenated(Units):
-    """Values put side by side along the channels: so are their masks."""
+    # Masks to uses --------------------------------------------------------------------------------------------
 
-    parts: tuple[Units, ...]
+    def table(self, device: torch.device) -> Tensor:
+        """``(largest set, sets)``: members of every set, filled up; ``n_units`` stands for always, one more for none."""
+        if self._members is None or self._members.device != device:
+            always, nothing = self.n_units, self.n_units + 1
+            rows = [sorted(always if unit < 0 else unit for unit in members) or [nothing] for members in self._sets]
+            width = max(map(len, rows))
+            table = torch.tensor([row + row[:1] * (width - len(row)) for row in rows])
+            self._members = table.T.contiguous().to(device)
+        return self._members
 
-    @property
-    def size(self) -> int | None:  # type: ignore[override]
-        sizes = [part.size for part in self.parts]
-        return None if None in sizes else sum(size for size in sizes if size is not None)
+    def use(self, masks: Tensor) -> Tensor:
+        """How much every set is in use: the maximum over its units.
 
-    def resolved(self, size: int) -> Units:
-        unknown = [part for part in self.parts if part.size is None]
-        rest = size - sum(part.size or 0 for part in self.parts)
-        if len(unknown) > 1 or (unknown and rest < 1) or (not unknown and rest):
-            raise UnitsError(f"{len(unknown)} parts of unknown width in a concatenation of {size} entries")
-        return Concatenated(tuple(part.resolved(rest if part.size is None else part.size) for part in self.parts))
+        Args:
+            masks: over all units, ``(…, n_units)``, values in [0, 1].
 
-    def usage(self, masks: Mapping[str, Tensor], always: float = 1) -> Tensor:
-        return torch.cat([part.usage(masks, always) for part in self.parts], dim=-1)
+        Returns:
+            ``(…, sets)``: 1 for ``ALWAYS``, 0 for ``NOTHING``.
+        """
+        ends = masks.new_tensor([1.0, 0.0]).expand(*masks.shape[:-1], 2)
+        known = torch.cat([masks, ends], -1)
+        return known[..., self.table(masks.device)].amax(-2)
 
 
-@dataclass(frozen=True)
-class Flattened(Units):
-    """Channels × positions laid out in one row, channel by channel."""
+def compact(ids: Tensor) -> Tensor:
+    """The tensor cut to size 1 wherever it is constant: it broadcasts to the same."""
+    for dim in range(ids.dim()):
+        if ids.shape[dim] > 1 and (ids.stride(dim) == 0 or bool((ids == ids.narrow(dim, 0, 1)).all())):
+            ids = ids.narrow(dim, 0, 1)
+    return ids
 
-    part: Units
-    positions: int | None = None
 
-    @property
-    def size(self) -> int | None:  # type: ignore[override]
-        return None if self.positions is None or self.part.size is None else self.positions * self.part.size
-
-    def resolved(self, size: int) -> Units:
-        channels = self.part.size
-        if channels is None or size % channels or self.positions not in (None, size // channels):
-            raise UnitsError(f"{size} entries read from {channels} flattened channels")
-        return Flattened(self.part, size // channels)
-
-    def usage(self, masks: Mapping[str, Tensor], always: float = 1) -> Tensor:
-        if self.positions is None:
-            raise UnitsError("the number of flattened positions is not known")
-        return self.part.usage(masks, always).repeat_interleave(self.positions, dim=-1)
+def compact_together(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+    """Two tensors of one shape, cut to size 1 wherever both are constant, and of one shape again."""
+    first, second = compact(first), compact(second)
+    first, second = torch.broadcast_tensors(first, second)
+    return first, second

@@ -7,7 +7,7 @@ minus METHOD's adjustment rate). :class:`Adjuster` applies it around the optimiz
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Literal
 
 import torch
@@ -41,9 +41,7 @@ class TaskUse:
 
 
 def _dense(uses: Mapping[str, Tensor], parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
-    return {
-        name: uses[name].to(parameter.dtype).expand_as(parameter).contiguous() for name, parameter in parameters.items()
-    }
+    return {name: use.to(parameters[name].dtype).expand_as(parameters[name]).contiguous() for name, use in uses.items()}
 
 
 class AdjustmentRule:
@@ -141,7 +139,7 @@ class Adjuster:
         task: label of the task in training.
         parameters: the backbone's, by name inside the backbone.
         before: their values when the task began; a frozen entry is put back to these after every step.
-        layer_of: parameter name → index of its layer in the vector of layer sparsities.
+        layer_of: from a parameter's name to the index of its layer in the vector of layer sparsities.
     """
 
     def __init__(
@@ -154,12 +152,12 @@ class Adjuster:
         task: int,
         parameters: Mapping[str, nn.Parameter],
         before: Mapping[str, Tensor],
-        layer_of: Mapping[str, int],
+        layer_of: Callable[[str], int],
     ) -> None:
         rule.start(seed, task)
         self.rule, self.space, self.use, self.layer_of = rule, space, use, layer_of
         # Where nothing is in use there is nothing to hold back: the first task pays nothing.
-        self.names = [name for name in parameters if bool((use.covered[name] > 0).any())]
+        self.names = [name for name, covered in use.covered.items() if bool((covered > 0).any())]
         self.parameters = [parameters[name] for name in self.names]
         self.needs_sparsity = rule.reads_sparsity and bool(self.names)
         self._held = self._shares([]) if rule.constant else []
@@ -172,7 +170,7 @@ class Adjuster:
 
     def _shares(self, sparsity: list[float]) -> list[Tensor]:
         return [
-            self.rule.held(self.use, name, sparsity[self.layer_of[name]] if sparsity else 0.0) for name in self.names
+            self.rule.held(self.use, name, sparsity[self.layer_of(name)] if sparsity else 0.0) for name in self.names
         ]
 
     def before_step(self, sparsity: list[float]) -> None:

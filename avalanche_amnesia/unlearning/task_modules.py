@@ -8,15 +8,19 @@ from typing import Any
 from avalanche.models import MultiHeadClassifier
 from torch import nn
 
-from avalanche_amnesia.models import MultiHeadModel
+from avalanche_amnesia.models import MaskedModel, MultiHeadModel
 
 
 def own_parameters(model: nn.Module, task: int) -> frozenset[str]:
-    """Names of the parameters that belong to the task alone (its heads)."""
+    """Names of the parameters that belong to the task alone (its heads and norms)."""
     prefixes = [
         f"{name}.{container}.{task}.".lstrip(".")
         for name, module in model.named_modules()
-        for kind, container in ((MultiHeadModel, "heads"), (MultiHeadClassifier, "classifiers"))
+        for kind, container in (
+            (MultiHeadModel, "heads"),
+            (MaskedModel, "own"),
+            (MultiHeadClassifier, "classifiers"),
+        )
         if isinstance(module, kind)
     ]
     return frozenset(name for name, _ in model.named_parameters() if name.startswith(tuple(prefixes)))

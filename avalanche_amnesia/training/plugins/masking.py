@@ -46,7 +46,6 @@ _WITHIN_A_TASK = frozenset(
         "_step_embedding",
         "_regulariser",
         "_adjuster",
-        "_layer_of",
         "_generation",
     }
 )
@@ -188,14 +187,9 @@ class HATPlugin(SupervisedPlugin):
         # The bare step, without the profiling hooks around it, which cost more than the step of so few numbers.
         self._step_embedding = functools.partial(inspect.unwrap(type(optimizer).step), optimizer)
         for other in model.tasks:  # an optimizer skips what has no gradient, whatever its decay or momentum
-            for parameter in model.head(other).parameters():
+            for parameter in model.task_parameters(other):
                 parameter.requires_grad_(other == task)
                 parameter.grad = None
-        self._layer_of = {
-            name: index
-            for index, layer in enumerate(model.graph.layers)
-            for name in (f"{layer}.weight", f"{layer}.bias")
-        }
         self._prepare(model)
 
     def _prepare(self, model: MaskedModel) -> None:
@@ -218,7 +212,7 @@ class HATPlugin(SupervisedPlugin):
                 for name, value in self.snapshot.values.items()
                 if name.startswith("backbone.")
             },
-            layer_of=self._layer_of,
+            layer_of=model.graph.layer_of,
         )
 
     def _make_embedding_optimizer(self, optimizer: Optimizer, model: MaskedModel) -> Optimizer:
@@ -277,7 +271,7 @@ class HATPlugin(SupervisedPlugin):
         for name in _WITHIN_A_TASK & vars(self).keys():
             delattr(self, name)
         for task in model.tasks:  # heads were frozen for this training alone
-            for parameter in model.head(task).parameters():
+            for parameter in model.task_parameters(task):
                 parameter.requires_grad_(True)
 
     # Around a step --------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from typing import Any
 from avalanche.core import SupervisedPlugin
 from torch import nn
 
-from avalanche_amnesia.models import ModelError
+from avalanche_amnesia.models import MaskedModel, ModelError
 from avalanche_amnesia.training.plugins.lookup import find_plugin
 from avalanche_amnesia.training.plugins.masking import HATPlugin, single_task
 from avalanche_amnesia.training.snapshot import TaskSnapshot
@@ -42,10 +42,11 @@ class TrajectoryPlugin(SupervisedPlugin):
                 f"task {task} is already trained and remains recorded; recorded tasks: {list(self.trajectory.tasks)}. "
                 "Unlearn it first, or give the new data a task label of its own"
             )
+        masked = isinstance(strategy.model, MaskedModel)  # whose tasks have norms of their own
         shared = [
             name
             for name, module in strategy.model.named_modules()
-            if isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats
+            if not masked and isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats
         ]
         if shared:
             raise ModelError(

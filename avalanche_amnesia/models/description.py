@@ -1,0 +1,76 @@
+"""A masked model in words: its layers, what feeds them, which rule covers its parameters."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+
+from avalanche_amnesia.models.graph import UnitGraph
+from avalanche_amnesia.models.units import ALWAYS
+
+
+class Description:
+    """Printed, it is a table; its attributes are what the table says.
+
+    Attributes:
+        rows: per weighted layer: name, kind, units, names of the layers that feed it (``input`` for what is always
+            in use), parameters that its masks cover.
+        shares: rule (``masked``, ``per task``, ``first task only``) → share of the backbone's parameters in [0, 1].
+    """
+
+    def __init__(self, backbone: nn.Module, graph: UnitGraph) -> None:
+        names = list(graph.layers)
+        sizes = {name: parameter.numel() for name, parameter in backbone.named_parameters()}
+        total = sum(sizes.values()) or 1
+        covered = dict.fromkeys(range(len(names)), 0)
+        for parameter in graph.factors:
+            if parameter not in graph.frozen:
+                covered[graph.layer_of(parameter)] += sizes.get(parameter, 0)
+        self.rows = [
+            (name, layer.kind, layer.units, _sources(graph, name), covered[i])
+            for i, (name, layer) in enumerate(graph.layers.items())
+        ]
+        masked = sum(sizes.get(name, 0) for name in graph.factors if name not in graph.frozen)
+        frozen = sum(sizes.get(name, 0) for name in graph.frozen)
+        owned = sum(sizes.get(name, 0) for name in graph.owned)
+        self.shares = {"masked": masked / total, "per task": owned / total, "first task only": frozen / total}
+        self.features, self.parameters, self.input_shape = len(graph.output), total, graph.input_shape
+
+    def __str__(self) -> str:
+        table = Table("layer", "kind", "units", "fed by", "parameters")
+        for name, kind, units, sources, parameters in self.rows:
+            table.add_row(name, kind, str(units), _shortened(sources), f"{parameters:,}")
+        shares = ", ".join(f"{rule} {share:.1%}" for rule, share in self.shares.items() if share)
+        last = (
+            f"{sum(row[2] for row in self.rows):,} units in {len(self.rows)} layers; {self.features} features; "
+            f"{self.parameters:,} parameters: {shares}; traced on inputs of shape {self.input_shape}"
+        )
+        console = Console(file=io.StringIO(), width=120)
+        console.print(table, last, sep="\n")
+        assert isinstance(console.file, io.StringIO)
+        return console.file.getvalue()
+
+    __repr__ = __str__
+
+
+def _shortened(names: Sequence[str], most: int = 3) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def _sources(graph: UnitGraph, layer: str) -> tuple[str, ...]:
+    """Names of the layers whose units feed a layer, in their order; ``input`` first."""
+    sets: Tensor | None = graph.sources(layer)
+    if sets is None:
+        return ("input",)
+    numbers = sets.unique().tolist()
+    units = {unit for number in numbers for unit in graph.sets.members(number)}
+    names, start = [], 0
+    for name, of_layer in graph.layers.items():
+        if any(start <= unit < start + of_layer.units for unit in units):
+            names.append(name)
+        start += of_layer.units
+    return (*(["input"] if ALWAYS in numbers else []), *names)

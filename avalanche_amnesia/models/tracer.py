@@ -1,0 +1,202 @@
+"""From a backbone to its torch.fx graphs, one for training and one for evaluation.
+
+Modules of torch.nn stay whole, as do norms and whatever the user declares; everything else is traced through. Modules
+of torch.nn that hide several weighted layers (attention, transformer layers) are traced through a forward written in
+plain operations, so that every one of their weights is seen.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+
+from avalanche_amnesia.models.graph import ModelError
+
+Decomposition = Callable[..., Any]
+DECOMPOSED: dict[type[nn.Module], Decomposition] = {}
+# Stochastic depth of torchvision and timm branches on `self.training`; as a whole it scales a sample by 0 or 1/(1-p).
+DROPS_BRANCHES = frozenset({"DropPath", "StochasticDepth", "DropBlock2d"})
+
+
+class BackboneTracer(fx.Tracer):
+    """torch.fx's tracer with this package's leaves.
+
+    Args:
+        leaves: names of further modules that stay whole.
+    """
+
+    def __init__(self, leaves: Collection[str] = ()) -> None:
+        super().__init__()
+        self.leaves = frozenset(leaves)
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        """Whether a module stays one node of the graph."""
+        if module_qualified_name in self.leaves or type(m).__name__ in DROPS_BRANCHES:
+            return True
+        if isinstance(m, nn.BatchNorm2d) and hasattr(m, "act"):
+            return False  # timm's norm with an activation behind it
+        if type(m).forward in _WHOLE_FORWARDS:
+            return True
+        return type(m) not in DECOMPOSED and super().is_leaf_module(m, module_qualified_name)
+
+    def call_module(
+        self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Trace a module through its decomposition, where it has one."""
+        decomposed = DECOMPOSED.get(type(m))
+        if decomposed is not None and self.path_of_module(m) not in self.leaves:
+            return super().call_module(m, lambda *a, **k: decomposed(m, *a, **k), args, kwargs)
+        return super().call_module(m, forward, args, kwargs)
+
+
+# A subclass with another name and the same forward is the same layer.
+_WHOLE_FORWARDS = frozenset(
+    kind.forward
+    for kind in (
+        *(nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Embedding),
+        *(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
+        *(nn.BatchNorm2d, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.InstanceNorm2d),
+    )
+)
+
+
+@dataclass(frozen=True)
+class Traces:
+    """The graphs of a backbone, and the constant tensors that its forward made.
+
+    Attributes:
+        training: in training mode.
+        evaluation: in evaluation mode; the same object where the two are equal.
+        constants: by the name under which the graphs look for them.
+    """
+
+    training: fx.Graph
+    evaluation: fx.Graph
+    constants: dict[str, Tensor]
+
+
+def trace_modes(backbone: nn.Module, leaves: Collection[str]) -> Traces:
+    """Trace a backbone in both modes.
+
+    Raises:
+        ModelError: if it can't be traced.
+    """
+    twin = copy.deepcopy(backbone)  # a forward may write to buffers while it is traced
+    constants: dict[str, Tensor] = {}
+    graphs: dict[bool, fx.Graph] = {}
+    for training in (True, False):
+        try:
+            graphs[training] = BackboneTracer(leaves).trace(twin.train(training), _other_arguments(twin))
+        except Exception as error:  # torch.fx raises whatever the model's own code raises on a proxy
+            raise ModelError(
+                f"{type(backbone).__name__} can't be traced by torch.fx ({error}). Take data-dependent control flow "
+                "out of forward, or declare the module that holds it: MaskedModel(backbone, frozen=['its name']) "
+                "(trained by the first task alone) or task_owned=['its name'] (a copy per task)"
+            ) from error
+        for node in graphs[training].nodes:
+            if node.op == "get_attr" and str(node.target).startswith("_tensor_constant"):
+                value = getattr(twin, str(node.target))
+                same = (name for name, known in constants.items() if torch.equal(known, value))
+                node.target = next(same, f"_constant_{len(constants)}")
+                constants[node.target] = value
+    if graphs[True].python_code("self").src == graphs[False].python_code("self").src:
+        graphs[False] = graphs[True]
+    return Traces(graphs[True], graphs[False], constants)
+
+
+def _other_arguments(backbone: nn.Module) -> dict[str, Any]:
+    """What forward takes besides the input, at its defaults.
+
+    Avalanche's multi-task modules take a task label too; their backbone has no use for it.
+    """
+    parameters = list(inspect.signature(backbone.forward).parameters.values())[1:]
+    given = {p.name: p.default for p in parameters if p.default is not p.empty}
+    return {"task_labels": 0} if hasattr(backbone, "known_train_tasks_labels") else given
+
+
+# torch.nn's composite modules, in plain operations -----------------------------------------------------------
+
+
+def decomposes(kind: type[nn.Module]) -> Callable[[Decomposition], Decomposition]:
+    """Register the plain forward of a module of torch.nn."""
+
+    def register(forward: Decomposition) -> Decomposition:
+        DECOMPOSED[kind] = forward
+        return forward
+
+    return register
+
+
+@decomposes(nn.MultiheadAttention)
+def _attention(
+    module: nn.MultiheadAttention,
+    query: Any,
+    key: Any,
+    value: Any,
+    key_padding_mask: Any = None,
+    need_weights: bool = True,
+    attn_mask: Any = None,
+    average_attn_weights: bool = True,
+    is_causal: bool = False,
+) -> tuple[Any, Any]:
+    if module.in_proj_weight is None or module.bias_k is not None or module.add_zero_attn:
+        raise ModelError("nn.MultiheadAttention with kdim, vdim, add_bias_kv or add_zero_attn has no masking rule")
+    if key_padding_mask is not None:
+        raise ModelError("nn.MultiheadAttention with a key_padding_mask has no masking rule")
+    if not module.batch_first:
+        query, key, value = (x.transpose(0, 1) for x in (query, key, value))
+    weights = module.in_proj_weight.chunk(3)
+    biases = (None,) * 3 if module.in_proj_bias is None else module.in_proj_bias.chunk(3)
+    heads = [
+        F.linear(x, weights[i], biases[i]).unflatten(-1, (module.num_heads, module.head_dim)).transpose(1, 2)
+        for i, x in enumerate((query, key, value))
+    ]
+    mixed = F.scaled_dot_product_attention(
+        *heads, attn_mask=attn_mask, dropout_p=module.dropout if module.training else 0.0, is_causal=is_causal
+    )
+    out = module.out_proj(mixed.transpose(1, 2).flatten(2))
+    return (out if module.batch_first else out.transpose(0, 1)), None
+
+
+@decomposes(nn.TransformerEncoderLayer)
+def _encoder_layer(
+    module: nn.TransformerEncoderLayer,
+    src: Any,
+    src_mask: Any = None,
+    src_key_padding_mask: Any = None,
+    is_causal: bool = False,
+) -> Any:
+    def attend(x: Any) -> Any:
+        attended, _ = module.self_attn(
+            x, x, x, key_padding_mask=src_key_padding_mask, attn_mask=src_mask, is_causal=is_causal
+        )
+        return module.dropout1(attended)
+
+    def feed(x: Any) -> Any:
+        return module.dropout2(module.linear2(module.dropout(module.activation(module.linear1(x)))))
+
+    if module.norm_first:
+        src = src + attend(module.norm1(src))
+        return src + feed(module.norm2(src))
+    src = module.norm1(src + attend(src))
+    return module.norm2(src + feed(src))
+
+
+@decomposes(nn.TransformerEncoder)
+def _encoder(
+    module: nn.TransformerEncoder,
+    src: Any,
+    mask: Any = None,
+    src_key_padding_mask: Any = None,
+    is_causal: bool | None = None,
+) -> Any:
+    for layer in module.layers:
+        src = layer(src, src_mask=mask, src_key_padding_mask=src_key_padding_mask, is_causal=bool(is_causal))
+    return src if module.norm is None else module.norm(src)

@@ -1,0 +1,541 @@
+"""One walk over a backbone's graph: sets of units forward, masks in.
+
+Every weighted layer gets units of its own; its mask is multiplied in right behind it, or folded into the norm that
+follows. Each operation has a rule (see :mod:`~avalanche_amnesia.models.rules`) that says which units stand behind its
+result. A function of torch without parameters needs none: its result simply counts as always in use, which protects
+more than necessary and never less. Whatever else has no rule is a :class:`~avalanche_amnesia.models.findings.Finding`.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.func import functional_call
+
+from avalanche_amnesia.models.findings import Finding, Refused
+from avalanche_amnesia.models.graph import WeightedLayer
+from avalanche_amnesia.models.masking import masked, owned_parameter, use_of_sets
+from avalanche_amnesia.models.task_owned import OwnedSpec
+from avalanche_amnesia.models.units import ALWAYS, NOTHING, UnitSets, compact
+from avalanche_amnesia.models.values import Masked, ParameterValue, Value, always_in_use
+
+Rule = Callable[..., Any]
+
+
+@dataclass
+class Book:
+    """What walks over a backbone find out; the walks in training and in evaluation mode write into one."""
+
+    sets: UnitSets = field(default_factory=UnitSets)
+    layers: dict[str, WeightedLayer] = field(default_factory=dict)
+    factors: dict[str, tuple[Tensor, ...]] = field(default_factory=dict)
+    owned: dict[str, OwnedSpec] = field(default_factory=dict)
+    indices: dict[str, Tensor] = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)
+
+    def layer(self, name: str, kind: str, units: int) -> WeightedLayer:
+        """The layer of this name, made where it is new."""
+        if name not in self.layers:
+            self.layers[name] = WeightedLayer(name, units, kind, self.sets.add_layer(units))
+        return self.layers[name]
+
+    def use(self, parameter: ParameterValue, shape: Sequence[int], *factors: Tensor) -> None:
+        """Note that a parameter is used: its entries are in use where all the sets of the factors are.
+
+        Args:
+            parameter: the whole parameter, or the part that is used.
+            shape: of the whole parameter.
+            factors: each broadcasts over the part.
+        """
+        if parameter.owned:
+            return
+        count = int(torch.tensor(shape).prod())
+        index = parameter.index
+        if parameter.frozen:
+            new: tuple[Tensor, ...] = (torch.full((1,) * len(shape), ALWAYS),)
+        elif tuple(index.shape) == tuple(shape) and torch.equal(index.reshape(-1), torch.arange(count)):
+            new = factors
+        elif _is_rows(index, shape):
+            new = tuple(_rows_of(factor, index, shape) for factor in factors)
+        else:
+            new = tuple(
+                self.sets.merge(index, factor.expand(torch.broadcast_shapes(factor.shape, index.shape)), count).reshape(
+                    tuple(shape)
+                )
+                for factor in factors
+            )
+        known = self.factors.get(parameter.name)
+        if known is not None:
+            if len(known) != len(new):
+                raise Refused(f"parameter {parameter.name} is used in two unlike ways", "use two parameters")
+            new = tuple(self.sets.union(a, b) for a, b in zip(known, new, strict=True))
+        self.factors[parameter.name] = tuple(map(compact, new))
+
+
+def _is_rows(index: Tensor, shape: Sequence[int]) -> bool:
+    """Whether a part of a parameter is some of its rows, one after the other."""
+    whole = tuple(index.shape[1:]) == tuple(shape[1:])
+    return whole and torch.equal(index.reshape(-1), torch.arange(int(index.min()), int(index.min()) + index.numel()))
+
+
+def _rows_of(factor: Tensor, index: Tensor, shape: Sequence[int]) -> Tensor:
+    """A factor of some rows as one of all rows: nothing is known of the others."""
+    first = int(index.min()) * shape[0] // int(torch.tensor(shape).prod())
+    rows = torch.full((shape[0], *factor.shape[1:]), NOTHING)
+    rows[first : first + len(index)] = factor
+    return rows
+
+
+RULES: dict[Any, Rule] = {}
+MODULE_RULES: dict[type[nn.Module], Rule] = {}
+NEEDS_ZEROS: set[Rule] = set()
+
+
+def rule(*targets: Any, zeros: bool = False) -> Callable[[Rule], Rule]:
+    """Register what functions, methods (by name) or module types do to units.
+
+    Args:
+        targets: functions, names of tensor methods, types of modules.
+        zeros: whether the rule wants masked entries of its inputs to be exactly zero.
+    """
+
+    def register(function: Rule) -> Rule:
+        for target in targets:
+            if isinstance(target, type) and issubclass(target, nn.Module):
+                MODULE_RULES[target] = function
+            else:
+                RULES[target] = function
+        if zeros:
+            NEEDS_ZEROS.add(function)
+        return function
+
+    return register
+
+
+class Walk:
+    """One walk.
+
+    Args:
+        backbone: whose modules and parameters the graph names.
+        graph: its trace; rewritten in place.
+        book: receives layers, parameter uses and findings.
+        leaves: names of modules declared task-owned, to stay whole.
+        frozen: names of modules and parameters declared frozen.
+        classifier: name of the backbone's own classifier, which is left out.
+        norm: ``task`` or ``batch``.
+    """
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        graph: fx.Graph,
+        book: Book,
+        *,
+        owned: Collection[str] = (),
+        frozen: Collection[str] = (),
+        classifier: str | None = None,
+        norm: str = "task",
+    ) -> None:
+        self.backbone, self.graph, self.book = backbone, graph, book
+        self.owned_modules, self.frozen, self.classifier, self.norm = set(owned), set(frozen), classifier, norm
+        self.modules = dict(backbone.named_modules(remove_duplicate=False))
+        self.parameters = dict(backbone.named_parameters(remove_duplicate=False))
+        self.buffers = dict(backbone.named_buffers(remove_duplicate=False))
+        self.values: dict[fx.Node, Any] = {}
+        self._masked: dict[fx.Node, fx.Node] = {}
+        self._emitted: dict[Any, fx.Node] = {}
+
+    def run(self, inputs: Value) -> Tensor | None:
+        """Walk; the sets behind the features, ``(features,)``, or None where findings stand in the way."""
+        self._clean()
+        places = [node for node in self.graph.nodes if node.op == "placeholder"]
+        for extra in places[1:]:
+            if extra.users:
+                names = [node.name for node in places]
+                self._find("forward", f"it takes {len(places)} inputs {names}", "one tensor is allowed")
+                return None
+            self.graph.erase_node(extra)
+        self.values[places[0]] = inputs
+        with self.graph.inserting_after(places[0]):
+            self.tasks_own = self.graph.placeholder("own")
+        with self.graph.inserting_after(self.tasks_own):
+            self.masks = self.graph.placeholder("masks")
+        with self.graph.inserting_after(self.masks):
+            self._end_of_masks = self.graph.call_function(dict)  # marks a place; taken out again as nobody reads it
+        for node in list(self.graph.nodes):
+            if node.op in ("placeholder", "output"):
+                continue
+            try:
+                self.values[node] = self._value_of(node)
+            except (AttributeError, TypeError, IndexError, RuntimeError, AssertionError) as error:
+                if __import__("os").environ.get("DEV"):
+                    raise
+                self._find(_where(node), f"its masking rule can't take these arguments ({error})", _OTHER_MEND)
+                return None
+            except Refused as refused:
+                self._find(_where(node), refused.reason, refused.mend)
+                stand_in = self._stand_in(node)
+                if stand_in is None:
+                    return None
+                self.values[node] = stand_in
+        output = next(node for node in self.graph.nodes if node.op == "output")
+        try:
+            result = self._output(output)
+        except Refused as refused:
+            self._find("output", refused.reason, refused.mend)
+            return None
+        self._sweep()
+        self.graph.lint()
+        return result
+
+    def _clean(self) -> None:
+        """Take out what does nothing, so that a layer and its norm stand side by side."""
+        for node in list(self.graph.nodes):
+            nothing = node.op == "call_module" and type(self.modules.get(str(node.target))) is nn.Identity
+            if nothing or (node.op == "call_module" and node.target == self.classifier):
+                node.replace_all_uses_with(node.args[0])
+            checks = node.op == "call_function" and node.target is torch._assert
+            if nothing or checks or (node.op == "call_module" and node.target == self.classifier):
+                self.graph.erase_node(node)
+        self._sweep()
+
+    def _sweep(self) -> None:
+        """Take out what nobody reads."""
+        for node in reversed(list(self.graph.nodes)):
+            if not node.users and node.op not in ("placeholder", "output") and not self._writes(node):
+                self.graph.erase_node(node)
+
+    # One node -------------------------------------------------------------------------------------------------
+
+    def _value_of(self, node: fx.Node) -> Any:
+        if node.op == "get_attr":
+            return self._attribute(node)
+        found = self._rule_of(node)
+        if found in NEEDS_ZEROS:
+            self.zero_inputs(node)
+        self._check_in_place(node)
+        if found is None:
+            value = self.anything(node)
+        else:
+            args, kwargs = self.arguments(node)
+            value = found(self, node, *args, **kwargs)
+        if isinstance(value, Value) and value.masked is Masked.DIRTY and not self._norm_follows(node):
+            return self._mask_behind(node, value)
+        return value
+
+    def _rule_of(self, node: fx.Node) -> Rule | None:
+        if node.op == "call_module":
+            name = str(node.target)
+            if name in self.owned_modules or name in self.frozen:
+                return RULES["declared module"]
+            kind = type(self.modules[name])
+            found = next((MODULE_RULES[base] for base in kind.__mro__ if base in MODULE_RULES), None)
+            if found is None:
+                found = RULES.get(kind.__name__)  # classes of libraries that need not be installed
+            return RULES["module without rule"] if found is None else found
+        args, kwargs = self.arguments(node)
+        if not any(isinstance(leaf, (Value, ParameterValue)) for leaf in leaves((args, kwargs))):
+            return RULES["constant"]
+        return RULES.get(node.target)
+
+    def _attribute(self, node: fx.Node) -> Any:
+        name = str(node.target)
+        if name in self.parameters:
+            parameter = self.parameters[name]
+            index = torch.arange(parameter.numel()).reshape(parameter.shape)
+            if name in self.owned_modules:
+                return self._owned_parameter(node, name)
+            return ParameterValue(name, index, parameter.dtype, self.is_frozen(name))
+        if name in self.book.indices:
+            return self.book.indices[name].detach().cpu()
+        if name in self.buffers:
+            return self.buffers[name].detach().cpu()
+        value = operator.attrgetter(name)(self.backbone)
+        return value.detach().cpu() if isinstance(value, Tensor) else value
+
+    def _owned_parameter(self, node: fx.Node, name: str) -> ParameterValue:
+        self.book.owned.setdefault(name, OwnedSpec(name))
+        with self.graph.inserting_after(node):
+            own = self.graph.call_function(owned_parameter, (self.tasks_own, name))
+        node.replace_all_uses_with(own)
+        whole = self.whole(name)
+        self.values[own] = ParameterValue(name, whole.index, whole.dtype, owned=True)
+        return self.values[own]
+
+    def is_frozen(self, parameter: str) -> bool:
+        """Whether a parameter or module is declared frozen, itself or by what it lies in."""
+        parts = parameter.split(".")
+        return any(".".join(parts[:length]) in self.frozen for length in range(1, len(parts) + 1))
+
+    def arguments(self, node: fx.Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """What is known of a node's arguments."""
+        look_up = self.values.__getitem__
+        return fx.node.map_arg(node.args, look_up), fx.node.map_arg(node.kwargs, look_up)
+
+    def anything(self, node: fx.Node) -> Any:
+        """A function of torch without a rule of its own: its result counts as always in use.
+
+        Raises:
+            Refused: for a function that may hide parameters or memory, or that is given a parameter.
+        """
+        name = getattr(node.target, "__name__", str(node.target))
+        args, kwargs = self.arguments(node)
+        parameters = [leaf.name for leaf in leaves((args, kwargs)) if isinstance(leaf, ParameterValue)]
+        if parameters:
+            raise Refused(
+                f"operation {name!r} on parameters {parameters} has no masking rule",
+                "use them through a layer of torch.nn, or declare them frozen=[…]",
+            )
+        if node.op == "call_function" and not _is_of_torch(node.target):
+            raise Refused(f"function {name!r} has no masking rule", "write it with torch's functions and layers")
+        if self._writes(node):
+            raise Refused(f"operation {name!r} writes in place", "use its result instead: the same without '_'")
+        self.zero_inputs(node, dirty_only=True)
+        return _as_always(self.run_on_meta(node))
+
+    def run_on_meta(self, node: fx.Node) -> Any:
+        """What the node returns, as tensors of shape and type alone.
+
+        Raises:
+            Refused: where that depends on values.
+        """
+        args, kwargs = map_leaves(
+            (self.arguments(node)), lambda v: v.meta() if isinstance(v, (Value, ParameterValue)) else v
+        )
+        args, kwargs = map_leaves((args, kwargs), lambda v: v.to("meta") if isinstance(v, Tensor) else v)
+        kwargs = {name: torch.device("meta") if name == "device" else value for name, value in kwargs.items()}
+        try:
+            if node.op == "call_module":
+                module = self.modules[str(node.target)]
+                empty = {
+                    name: torch.empty_like(value, device="meta")
+                    for name, value in (*module.named_parameters(), *module.named_buffers())
+                }
+                return functional_call(module, empty, args, kwargs)
+            if node.op == "call_method":
+                return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+            assert callable(node.target)
+            return node.target(*args, **kwargs)
+        except Exception as error:  # whatever the operation raises
+            raise Refused(f"its result has no shape that could be known in advance ({error})", _SHAPE_MEND) from error
+
+    def _stand_in(self, node: fx.Node) -> Any:
+        try:
+            return _as_always(self.run_on_meta(node))
+        except Refused:
+            return None
+
+    def module(self, node: fx.Node) -> nn.Module:
+        """The module that a node calls."""
+        return self.modules[str(node.target)]
+
+    def value(self, x: Any) -> Value:
+        """What a layer reads, as a value.
+
+        Raises:
+            Refused: for a parameter: a layer of parameters is a parameter of its own.
+        """
+        if isinstance(x, Tensor):
+            return always_in_use(x.shape, x.dtype)
+        if not isinstance(x, Value):
+            raise Refused(
+                "it is given a parameter, not something computed from the input",
+                "declare the parameter frozen=[…], the module around it task_owned=[…], or leave it out",
+            )
+        return x
+
+    def whole(self, name: str) -> ParameterValue:
+        """A parameter of the backbone as a value."""
+        parameter = self.parameters[name]
+        index = torch.arange(parameter.numel()).reshape(parameter.shape)
+        return ParameterValue(name, index, parameter.dtype, self.is_frozen(name))
+
+    def used(self, parameter: ParameterValue, *factors: Tensor) -> None:
+        """Note the use of a parameter, see :meth:`Book.use`."""
+        self.book.use(parameter, self.parameters[parameter.name].shape, *factors)
+
+    # Masks ----------------------------------------------------------------------------------------------------
+
+    def zero_inputs(self, node: fx.Node, *, dirty_only: bool = False) -> None:
+        """Make the masked entries of a node's inputs exactly zero."""
+        for source in list(node.all_input_nodes):
+            value = self.values.get(source)
+            least = Masked.CONSTANT if dirty_only else Masked.ZERO
+            if isinstance(value, Value) and value.masked > least and not value.always:
+                node.replace_input_with(source, self._masked_node(source, value))
+
+    def _masked_node(self, node: fx.Node, value: Value) -> fx.Node:
+        if node not in self._masked:
+            with self.graph.inserting_after(node):
+                here = self.graph.call_function(masked, (node, self.emit(value.ids)))
+            self._masked[node] = here
+            self.values[here] = value.like(masked=Masked.ZERO)
+        return self._masked[node]
+
+    def _mask_behind(self, node: fx.Node, value: Value) -> Value:
+        here = self._masked_node(node, value)
+        node.replace_all_uses_with(here, delete_user_cb=lambda user: user is not here)
+        return value
+
+    def emit(self, ids: Tensor) -> fx.Node | None:
+        """A node with the mask that the sets make, cut to size 1 where it is constant; None where nothing is masked.
+
+        Masks depend on no other value: they all stand at the beginning of the graph, where every node can read them.
+        """
+        small = compact(ids)
+        while small.dim() > 1 and small.shape[0] == 1:
+            small = small[0]
+        if bool((small == ALWAYS).all()):
+            return None
+        key = (tuple(small.shape), tuple(small.reshape(-1).tolist()))
+        if key not in self._emitted:
+            with self.graph.inserting_before(self._end_of_masks):
+                vector = self._emit_vector(small.reshape(-1))
+                if small.dim() > 1:
+                    vector = self.graph.call_method("reshape", (vector, tuple(small.shape)))
+            self._emitted[key] = vector
+        return self._emitted[key]
+
+    def _emit_vector(self, ids: Tensor) -> fx.Node:
+        call = self.graph.call_function
+        rows = [self.book.sets.members(number) for number in ids.tolist()]
+        width = len(rows[0])
+        if width and all(len(row) == width for row in rows):
+            parts = [self._whole_layers([row[place] for row in rows]) for place in range(width)]
+            if all(part is not None for part in parts):
+                nodes = [
+                    call(operator.getitem, (self.masks, part[0]))
+                    if len(part) == 1
+                    else call(torch.cat, ([call(operator.getitem, (self.masks, name)) for name in part],))
+                    for part in parts
+                    if part is not None
+                ]
+                while len(nodes) > 1:
+                    nodes = [call(torch.maximum, (nodes[0], nodes[1])), *nodes[2:]]
+                return nodes[0]
+        units = self.book.sets.n_units
+        fill = {ALWAYS: [units]}
+        filled = [row or fill.get(number, [units + 1]) for row, number in zip(rows, ids.tolist(), strict=True)]
+        width = max(map(len, filled))
+        name = f"_sets_{len(self.book.indices)}"
+        self.book.indices[name] = torch.tensor([row + row[:1] * (width - len(row)) for row in filled]).T.contiguous()
+        layers = [call(operator.getitem, (self.masks, layer)) for layer in self.book.layers]
+        return call(use_of_sets, (layers, self.graph.get_attr(name)))
+
+    def _whole_layers(self, units: Sequence[int]) -> list[str] | None:
+        """Names of the layers whose units these are, one after the other; None where they are none."""
+        result, at = [], 0
+        starts = {int(self.book.sets.members(int(layer.sets[0]))[0]): layer for layer in self.book.layers.values()}
+        while at < len(units):
+            layer = starts.get(units[at])
+            if layer is None or list(units[at : at + layer.units]) != list(range(units[at], units[at] + layer.units)):
+                return None
+            result.append(layer.name)
+            at += layer.units
+        return result
+
+    def _norm_follows(self, node: fx.Node) -> bool:
+        """Whether the only reader is a norm of single channels, into which the mask can be folded."""
+        if len(node.users) != 1:
+            return False
+        user = next(iter(node.users))
+        if not user.args or user.args[0] is not node:
+            return False
+        target = self.modules.get(str(user.target)) if user.op == "call_module" else user.target
+        by_channel = RULES["norms by channel"]()
+        return (type(target) if isinstance(target, nn.Module) else target) in by_channel or (
+            isinstance(target, nn.Module) and isinstance(target, tuple(k for k in by_channel if isinstance(k, type)))
+        )
+
+    # Small parts ----------------------------------------------------------------------------------------------
+
+    def _output(self, node: fx.Node) -> Tensor:
+        result = self.values.get(node.args[0]) if isinstance(node.args[0], fx.Node) else node.args[0]
+        if not isinstance(result, Value):
+            raise Refused(f"the backbone returns a {type(node.args[0]).__name__}", "return one tensor of features")
+        if not self.book.layers:
+            raise Refused("the backbone has no weighted layer to mask", "use a Linear or a Conv")
+        if result.ids.dim() != 2:
+            raise Refused(
+                f"the backbone returns values of shape (batch, {', '.join(map(str, result.ids.shape[1:]))})",
+                "flatten or average them into (batch, features)",
+            )
+        self.zero_inputs(node)
+        return self.book.sets.over(result.ids, [0]).clone()
+
+    def _check_in_place(self, node: fx.Node) -> None:
+        """Refuse to write into a value that is read elsewhere too: there it would change behind its mask."""
+        if not self._writes(node):
+            return
+        written = node.args[0] if node.args else None
+        if not isinstance(written, fx.Node):
+            return
+        if isinstance(self.values.get(written), (ParameterValue, Tensor)) and written.op == "get_attr":
+            raise Refused("it writes in place into a parameter or buffer", "keep what changes in a layer of torch.nn")
+        later = [user for user in written.users if user is not node and not (user < node)]
+        if later:
+            raise Refused(
+                "it writes in place into a value that is read elsewhere too", "use its result (or fix(model))"
+            )
+
+    def _writes(self, node: fx.Node) -> bool:
+        """Whether a node changes its first argument."""
+        if node.op == "call_module":
+            return bool(getattr(self.modules.get(str(node.target)), "inplace", False))
+        name = str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", "")
+        in_place = (operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.setitem)
+        declared = bool(node.kwargs.get("inplace", False))
+        return declared or node.target in in_place or (name.endswith("_") and not name.endswith("__"))
+
+    def _find(self, where: str, reason: str, mend: str) -> None:
+        finding = Finding(f"{where} of {type(self.backbone).__name__}", reason, mend)
+        if finding not in self.book.findings:
+            self.book.findings.append(finding)
+
+
+_OTHER_MEND = "write it in another way, or declare the module around it frozen=[…] or task_owned=[…]"
+_SHAPE_MEND = "write it with operations whose shapes do not depend on the data"
+
+
+def _where(node: fx.Node) -> str:
+    if node.op == "call_module":
+        return f"module {str(node.target)!r}"
+    line = node.stack_trace.strip().splitlines()[-1].strip() if node.stack_trace else ""
+    return f"operation {node.name!r}" + (f" ({line})" if line else "")
+
+
+def _is_of_torch(target: Any) -> bool:
+    module = getattr(target, "__module__", None) or ""
+    known = ("torch", "_operator", "operator", "math", "builtins")
+    return module.split(".")[0] in known or type(target).__module__ == "builtins" or module.startswith("torch._C")
+
+
+def leaves(tree: Any) -> list[Any]:
+    if isinstance(tree, (tuple, list)):
+        return [leaf for part in tree for leaf in leaves(part)]
+    if isinstance(tree, Mapping):
+        return [leaf for part in tree.values() for leaf in leaves(part)]
+    if isinstance(tree, slice):
+        return [leaf for part in (tree.start, tree.stop, tree.step) for leaf in leaves(part)]
+    return [tree]
+
+
+def map_leaves(tree: Any, function: Callable[[Any], Any]) -> Any:
+    if isinstance(tree, list):
+        return [map_leaves(part, function) for part in tree]
+    if isinstance(tree, tuple):
+        return tuple(map_leaves(part, function) for part in tree)
+    if isinstance(tree, Mapping):
+        return {name: map_leaves(part, function) for name, part in tree.items()}
+    if isinstance(tree, slice):
+        return slice(*(map_leaves(part, function) for part in (tree.start, tree.stop, tree.step)))
+    return function(tree)
+
+
+def _as_always(result: Any) -> Any:
+    return map_leaves(result, lambda v: always_in_use(v.shape, v.dtype) if isinstance(v, Tensor) else v)
