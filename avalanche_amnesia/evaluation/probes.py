@@ -88,11 +88,10 @@ class ProbingMetric(PluginMetric):
 
 def take_probe(model: nn.Module, task: int) -> Probe:
     """Copies of a task's mask, norms and head."""
-    masked = isinstance(model, MaskedModel) and task in model.masks
-    mask = model.binary_mask(task) if masked else None
-    own = deepcopy(model.own_modules(task)).eval() if masked else None
     head = deepcopy(model.head(task)) if isinstance(model, MultiHeadModel) else None
-    return Probe(mask, head, own)
+    if not isinstance(model, MaskedModel) or task not in model.masks:
+        return Probe(None, head)
+    return Probe(model.binary_mask(task), head, deepcopy(model.own_modules(task)).eval())
 
 
 def unlearning_of(strategy: Any) -> UnlearningPlugin:

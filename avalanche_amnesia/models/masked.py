@@ -86,7 +86,7 @@ class MaskedModel(MultiHeadModel):
     task-owned norms: Duan, HAT-CL, 2023.
     """
 
-    backbone: MaskedBackbone  # type: ignore[assignment]
+    backbone: MaskedBackbone
     graph: UnitGraph
 
     def __init__(

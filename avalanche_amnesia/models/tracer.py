@@ -159,7 +159,12 @@ def _attention(
         for i, x in enumerate((query, key, value))
     ]
     mixed = F.scaled_dot_product_attention(
-        *heads, attn_mask=attn_mask, dropout_p=module.dropout if module.training else 0.0, is_causal=is_causal
+        heads[0],
+        heads[1],
+        heads[2],
+        attn_mask=attn_mask,
+        dropout_p=module.dropout if module.training else 0.0,
+        is_causal=is_causal,
     )
     out = module.out_proj(mixed.transpose(1, 2).flatten(2))
     return (out if module.batch_first else out.transpose(0, 1)), None

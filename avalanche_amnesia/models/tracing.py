@@ -129,11 +129,11 @@ class _PassingOn(nn.Module):
     def forward(self, x: torch.Tensor, *rest: object) -> torch.Tensor:
         target = self.backbone.get_submodule(self._classifier)
         plain = target.forward
-        target.forward = lambda features, *labels: features  # type: ignore[method-assign,assignment]
+        target.forward = lambda features, *labels: features
         try:
             return self.backbone(x, *rest)
         finally:
-            target.forward = plain  # type: ignore[method-assign]
+            target.forward = plain
             del target.__dict__["forward"]
 
 

@@ -115,7 +115,7 @@ class UnitSets:
     # Masks to uses --------------------------------------------------------------------------------------------
 
     def table(self, device: torch.device) -> Tensor:
-        """``(largest set, sets)``: members of every set, filled up; ``n_units`` stands for always, one more for none."""
+        """``(largest set, sets)``: members of every set, filled up; ``n_units`` is always, one more is nothing."""
         if self._members is None or self._members.device != device:
             always, nothing = self.n_units, self.n_units + 1
             rows = [sorted(always if unit < 0 else unit for unit in members) or [nothing] for members in self._sets]

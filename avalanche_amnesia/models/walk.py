@@ -173,8 +173,6 @@ class Walk:
             try:
                 self.values[node] = self._value_of(node)
             except (AttributeError, TypeError, IndexError, RuntimeError, AssertionError) as error:
-                if __import__("os").environ.get("DEV"):
-                    raise
                 self._find(_where(node), f"its masking rule can't take these arguments ({error})", _OTHER_MEND)
                 return None
             except Refused as refused:
@@ -304,10 +302,7 @@ class Walk:
         Raises:
             Refused: where that depends on values.
         """
-        args, kwargs = map_leaves(
-            (self.arguments(node)), lambda v: v.meta() if isinstance(v, (Value, ParameterValue)) else v
-        )
-        args, kwargs = map_leaves((args, kwargs), lambda v: v.to("meta") if isinstance(v, Tensor) else v)
+        args, kwargs = map_leaves(self.arguments(node), _shape_alone)
         kwargs = {name: torch.device("meta") if name == "device" else value for name, value in kwargs.items()}
         try:
             if node.op == "call_module":
@@ -535,6 +530,12 @@ def map_leaves(tree: Any, function: Callable[[Any], Any]) -> Any:
     if isinstance(tree, slice):
         return slice(*(map_leaves(part, function) for part in (tree.start, tree.stop, tree.step)))
     return function(tree)
+
+
+def _shape_alone(leaf: Any) -> Any:
+    if isinstance(leaf, (Value, ParameterValue)):
+        return leaf.meta()
+    return leaf.to("meta") if isinstance(leaf, Tensor) else leaf
 
 
 def _as_always(result: Any) -> Any:

@@ -74,8 +74,8 @@ def joined(walk: Walk, node: fx.Node, tensors: Sequence[Any], dim: int = 0, **op
         ids = beside.expand(part.index.shape)
         masked = max(masked, adopt(walk, part, ids))
         parts.append(ids)
-    join = {torch.concat: torch.cat, torch.concatenate: torch.cat}.get(node.target, node.target)
-    result = join(parts) if node.target in (torch.hstack, torch.vstack) else join(parts, dim)  # type: ignore[operator]
+    join: Any = torch.cat if node.target in (torch.concat, torch.concatenate) else node.target
+    result = join(parts) if node.target in (torch.hstack, torch.vstack) else join(parts, dim)
     return values[0].like(result, masked)
 
 
@@ -131,7 +131,7 @@ def size(walk: Walk, node: fx.Node, x: Any, *args: Any) -> Any:
     """Numbers, not tensors."""
     if node.target is len:
         return len(x.meta()) if isinstance(x, (Value, ParameterValue)) else len(x)
-    target = node.target if isinstance(node.target, str) else node.target.__name__  # type: ignore[union-attr]
+    target = node.target if isinstance(node.target, str) else node.target.__name__
     return getattr(x.meta(), target)(*args)
 
 

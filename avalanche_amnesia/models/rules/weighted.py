@@ -14,7 +14,7 @@ from avalanche_amnesia.models.units import ALWAYS, compact
 from avalanche_amnesia.models.values import Masked, ParameterValue, Value
 from avalanche_amnesia.models.walk import Walk, rule
 
-_CONVOLUTIONS = {
+_CONVOLUTIONS: dict[Any, str] = {
     F.conv1d: "Conv1d",
     F.conv2d: "Conv2d",
     F.conv3d: "Conv3d",
@@ -22,7 +22,7 @@ _CONVOLUTIONS = {
     torch.conv2d: "Conv2d",
     torch.conv3d: "Conv3d",
 }
-_TRANSPOSED = {
+_TRANSPOSED: dict[Any, str] = {
     F.conv_transpose1d: "ConvTranspose1d",
     F.conv_transpose2d: "ConvTranspose2d",
     F.conv_transpose3d: "ConvTranspose3d",
