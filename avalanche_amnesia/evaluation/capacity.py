@@ -12,19 +12,18 @@ from torchvision.transforms.functional import pil_to_tensor
 from avalanche_amnesia.evaluation.heatmap import mask_heatmap
 from avalanche_amnesia.models import MaskedModel
 from avalanche_amnesia.training import HATPlugin, TrajectoryPlugin
-from avalanche_amnesia.training.adjustment import TaskUse
 from avalanche_amnesia.training.plugins import find_plugin
 
 
 def network_capacity(strategy: Any) -> float | None:
     """Mean adjustment rate over all backbone parameters that a next task would meet: 1 all free, 0 full.
 
-    None for strategies without masks. METHOD §3.
+    Where the strategy has ``locked`` tasks, only their masks count. None for strategies without masks. METHOD §3.
     """
     masking = find_plugin(strategy, HATPlugin)
     if masking is None or not isinstance(strategy.model, MaskedModel):
         return None
-    return masking.rule.capacity(TaskUse(strategy.model))
+    return masking.rule.capacity(masking.task_use(strategy.model))
 
 
 def trajectory_bytes(strategy: Any) -> int | None:

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+import pandas
 import torch
 from torch import Tensor, nn
 
@@ -15,6 +16,7 @@ from avalanche_amnesia.models.masked_backbone import MaskedBackbone
 from avalanche_amnesia.models.multi_head import MultiHeadModel, UnknownTaskError, single_task
 from avalanche_amnesia.models.task_owned import TaskNorm
 from avalanche_amnesia.models.tracing import NormChoice, trace_backbone
+from avalanche_amnesia.models.utilisation import utilisation
 
 
 class _TaskBuffers(nn.Module):
@@ -160,6 +162,14 @@ class MaskedModel(MultiHeadModel):
     @property
     def _device(self) -> torch.device:
         return next(self.backbone.parameters()).device
+
+    def utilisation(self, *, counts: bool = False) -> pandas.DataFrame:
+        """Share of every layer that each task uses; see :func:`~avalanche_amnesia.models.utilisation.utilisation`.
+
+        Args:
+            counts: numbers of open units instead of shares.
+        """
+        return utilisation(self, counts=counts)
 
     # What a task has of its own -------------------------------------------------------------------------------
 

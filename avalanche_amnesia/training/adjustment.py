@@ -7,7 +7,7 @@ minus METHOD's adjustment rate). :class:`Adjuster` applies it around the optimiz
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Literal
 
 import torch
@@ -24,18 +24,23 @@ class TaskUse:
 
     Args:
         model: the masked model; its masks are those of the remaining tasks.
+        locked: the tasks that count, where they remain; None: every remaining task.
 
     Attributes:
+        in_use: cumulative mask ``a^{<t}`` of the tasks that count, bool ``(n_units,)``.
         covered: parameter → 1.0 where ``min`` of the cumulative masks is 1, else 0.0; the parameter's shape.
         importance: parameter → number of tasks, ``min`` of the summative masks; the parameter's shape.
-        n_tasks: remaining tasks.
+        n_tasks: remaining tasks that count.
     """
 
-    def __init__(self, model: MaskedModel) -> None:
+    def __init__(self, model: MaskedModel, locked: Collection[int] | None = None) -> None:
         parameters = dict(model.backbone.named_parameters())
-        masks = list(model.masks.values())
+        counted = {task: mask for task, mask in model.masks.items() if locked is None or task in locked}
+        masks = list(counted.values())
         self.n_tasks = len(masks)
-        cumulative = [model.by_layer(model.cumulative_mask())]
+        nothing = torch.zeros_like(model.cumulative_mask())
+        self.in_use = torch.stack([nothing, *map(model.binary_mask, counted)]).any(0)
+        cumulative = [model.by_layer(self.in_use)]
         self.covered = _dense(model.graph.parameter_use(*cumulative), parameters)
         self.importance = _dense(model.graph.parameter_use(*(masks or cumulative)), parameters)
 

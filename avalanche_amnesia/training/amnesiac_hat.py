@@ -24,7 +24,7 @@ class AmnesiacHAT(HardAttentionStrategy):
         model: a :class:`MaskedModel`.
         optimizer: any torch optimizer over ``model.parameters()``.
         adjustment: ``hat`` (default: parameters in use are frozen, so that an unlearning never touches tasks learned
-            before the one that goes), ``adahat``, ``random`` or ``constant``.
+            before the one that goes, unless ``locked`` left them open to it), ``adahat``, ``random`` or ``constant``.
         keep_probes: whether metrics may keep the masks and heads of tasks that the stream's requests name.
         deadline: a task becomes permanent once this many further tasks have been trained; by default the stream's.
         seed: every draw derives from it and the task.

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 Annealing = Literal["linear", "cosine"]
-EmbeddingInit = Literal["normal", "uniform", "positive", "negative", "last", "ones"]
+EmbeddingInit = Literal["normal", "uniform", "positive", "negative", "last", "ones", "sparse"]
 SparsityMode = Literal["original", "cross", "quota"]
 
 
@@ -69,16 +69,21 @@ def compensate_(gradient: Tensor, embedding: Tensor, scale: float, s_max: float,
 
 
 def initial_embedding(
-    kind: EmbeddingInit, n_units: int, generator: torch.Generator, last: Tensor | None = None
+    kind: EmbeddingInit, n_units: int, generator: torch.Generator, last: Tensor | None = None, *, n_tasks: int
 ) -> Tensor:
     """Initial embedding of a task, ``(n_units,)``.
 
     Args:
         kind: ``normal`` N(0, 1) (HAT), ``uniform`` U(-1, 1), ``positive`` U(0, 1), ``negative`` U(-1, 0), ``ones``
-            (HAT-CL), ``last``: the last remaining task's final embedding (``normal`` for the first task).
+            (HAT-CL), ``last``: the last remaining task's final embedding (``normal`` for the first task), ``sparse``:
+            |N(0, 1)|, above 0 (open) with probability 1/T and below otherwise, independently by unit, so that a
+            task opens its share of a layer on average (``normal`` for T = 2, all open for T = 1).
         n_units: entries.
         generator: seeded from (seed, task).
         last: that embedding, for ``last``.
+        n_tasks: ``T >= 1``, tasks of the stream, for ``sparse``.
+
+    Reference: Serrà et al., ICML 2018; ``ones`` and an initialisation by share: Duan, HAT-CL, 2023.
     """
     if kind == "last" and last is not None:
         return last.clone().cpu()
@@ -86,6 +91,10 @@ def initial_embedding(
         return torch.ones(n_units)
     if kind in ("normal", "last"):
         return torch.randn(n_units, generator=generator)
+    if kind == "sparse":
+        size = torch.randn(n_units, generator=generator).abs()
+        is_open = torch.rand(n_units, generator=generator, dtype=torch.float64) < 1 / n_tasks
+        return torch.where(is_open, size, -size)
     low, high = {"uniform": (-1.0, 1.0), "positive": (0.0, 1.0), "negative": (-1.0, 0.0)}[kind]
     return torch.rand(n_units, generator=generator) * (high - low) + low
 
@@ -102,13 +111,14 @@ class SparsityRegulariser:
     Args:
         weight: ``λ``.
         mode: ``original`` ``R = Σ a(1-a^{<t}) / Σ (1-a^{<t})`` over all layers; ``cross`` the mean of R and
-            ``1 - Σ a·a^{<t} / Σ a^{<t}`` (R where nothing is in use yet); ``quota`` ``Σ_l max(R_l - 1/T, 0)`` (HAT-CL).
+            ``1 - Σ a·a^{<t} / Σ a^{<t}`` (R where nothing is in use yet); ``quota`` ``Σ_l max(R_l - 1/T, 0)`` with
+            ``R_l = Σ a(1-a^{<t}) / Σ (1-a^{<t})`` of one layer (HAT-CL, eq. 5).
         in_use: cumulative mask ``a^{<t}``, bool ``(n_units,)``.
         sizes: units of each layer, summing up to ``n_units``.
-        n_tasks: ``T``, for ``quota``.
+        n_tasks: ``T``, for ``quota``; infinity takes the quota away and leaves ``Σ_l R_l``.
     """
 
-    def __init__(self, weight: float, mode: SparsityMode, in_use: Tensor, sizes: Sequence[int], n_tasks: int) -> None:
+    def __init__(self, weight: float, mode: SparsityMode, in_use: Tensor, sizes: Sequence[int], n_tasks: float) -> None:
         self.weight, self.mode, self.quota = weight, mode, 1 / n_tasks
         free, used = (~in_use).float(), in_use.float()
         slope = free / free.sum().clamp_min(1)

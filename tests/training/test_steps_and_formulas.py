@@ -190,7 +190,7 @@ def test_the_gate_carries_gradient_through_a_mixed_mini_batch():
 
 def test_initial_embeddings():
     def draw(kind, last=None, seed=0):
-        return initial_embedding(kind, 4000, torch.Generator().manual_seed(seed), last)
+        return initial_embedding(kind, 4000, torch.Generator().manual_seed(seed), last, n_tasks=5)
 
     for kind, low, high in (("uniform", -1, 1), ("positive", 0, 1), ("negative", -1, 0)):
         e = draw(kind)

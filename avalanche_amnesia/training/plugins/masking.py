@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 import torch
@@ -69,22 +69,28 @@ class HATPlugin(SupervisedPlugin):
         sparsity: ``original``, ``cross`` or ``quota``.
         s_max: largest scale of the gate, > 1.
         annealing: ``linear`` or ``cosine``, over the mini-batches of each epoch.
-        embedding_init: ``normal``, ``uniform``, ``positive``, ``negative``, ``last`` or ``ones``.
+        embedding_init: ``normal``, ``uniform``, ``positive``, ``negative``, ``last``, ``ones`` or ``sparse`` (a unit
+            begins open with probability 1/T, for the T tasks of the stream).
         embedding_lr: learning rate of the mask embeddings; they are stepped by an optimizer of their own, of the
             strategy's optimizer's class and settings, without weight decay.
         embedding_optimizer: makes that optimizer from ``[embedding]``, where the strategy's class can't be reused.
-        compensation_clamp: ``c`` of the gradient compensation.
+        compensation_clamp: ``c`` of the gradient compensation, in (0, 88]: the cosh of more is no float32.
         embedding_clamp: embeddings stay within ``±embedding_clamp``.
         min_units: a layer never has fewer open units: its strongest ones at the start of each epoch are held open.
         adjustment: ``hat`` (parameters in use are frozen), ``random`` or ``constant``.
         alpha: rate of ``constant``, in [0, 1]; 1 (no protection) by default. Not allowed with another adjustment.
         adjust: ``update`` (protects under every optimizer) or ``gradient`` (as published: right for plain SGD only).
+        locked: labels of the tasks whose masks protect and count as in use: in the regulariser, the adjustment and
+            the network's capacity. None: every remaining task. A label may name a task that is still to come, which
+            is locked once it is trained. A later task may overwrite what only tasks without a lock use, so that their
+            logits change; unlearning that later task brings the overwritten values back.
         seed: every draw derives from it and the task.
 
     Raises:
         ValueError: for a value that is not allowed.
 
-    Reference: Serrà et al., ICML 2018; annealing ``cosine``, ``ones`` and ``quota``: Duan, HAT-CL, 2023.
+    Reference: Serrà et al., ICML 2018; annealing ``cosine``, ``ones``, ``sparse``, ``quota`` and ``locked``: Duan,
+    HAT-CL, 2023.
     """
 
     def __init__(
@@ -103,6 +109,7 @@ class HATPlugin(SupervisedPlugin):
         adjustment: Adjustment = "hat",
         alpha: float | None = None,
         adjust: AdjustSpace = "update",
+        locked: Iterable[int] | None = None,
         seed: int = 0,
     ) -> None:
         super().__init__()
@@ -115,6 +122,11 @@ class HATPlugin(SupervisedPlugin):
         _check_above("embedding_lr", embedding_lr, 0)
         _check_above("compensation_clamp", compensation_clamp, 0)
         _check_above("embedding_clamp", embedding_clamp, 0)
+        if compensation_clamp > 88:
+            raise ValueError(
+                f"compensation_clamp must be at most 88, got {compensation_clamp}: cosh of more overflows float32, and "
+                "the embeddings become NaN"
+            )
         _check_above("min_units", min_units, 1, inclusive=True)
         if int(min_units) != min_units:
             raise ValueError(f"min_units must be a whole number, got {min_units}")
@@ -135,6 +147,7 @@ class HATPlugin(SupervisedPlugin):
             min_units,
         )
         self.adjust, self.seed = adjust, seed
+        self.locked = None if locked is None else _task_labels("locked", locked)
         self.rule = self._make_rule(adjustment, alpha)
         self.snapshot: TaskSnapshot | None = None
         """Values before the task in training; None between tasks."""
@@ -149,6 +162,10 @@ class HATPlugin(SupervisedPlugin):
         if adjustment == "hat":
             return AdjustmentRule()
         return RandomRule() if adjustment == "random" else ConstantRule(1.0 if alpha is None else alpha)
+
+    def task_use(self, model: MaskedModel) -> TaskUse:
+        """What a next task would find in use: by the locked tasks, or by all that remain."""
+        return TaskUse(model, self.locked)
 
     # Around a task --------------------------------------------------------------------------------------------
 
@@ -181,7 +198,7 @@ class HATPlugin(SupervisedPlugin):
         self.snapshot = TaskSnapshot(model, task)
         last = model.task_embedding(tuple(model.masks)[-1]) if model.masks else None
         generator = torch.Generator().manual_seed(derive_seed(self.seed, "embedding", task))
-        embedding = initial_embedding(self.embedding_init, model.n_units, generator, last)
+        embedding = initial_embedding(self.embedding_init, model.n_units, generator, last, n_tasks=self.n_tasks)
         model.start_task(task, embedding)
         optimizer = self._make_embedding_optimizer(strategy.optimizer, model)
         # The bare step, without the profiling hooks around it, which cost more than the step of so few numbers.
@@ -197,13 +214,12 @@ class HATPlugin(SupervisedPlugin):
         assert self.snapshot is not None
         self._generation = model.generation
         sizes = [layer.units for layer in model.graph.layers.values()]
-        self._regulariser = SparsityRegulariser(
-            self.sparsity_weight, self.sparsity, model.cumulative_mask(), sizes, self.n_tasks
-        )
+        use = self.task_use(model)
+        self._regulariser = SparsityRegulariser(self.sparsity_weight, self.sparsity, use.in_use, sizes, self.n_tasks)
         self._adjuster = Adjuster(
             self.rule,
             self.adjust,
-            TaskUse(model),
+            use,
             seed=self.seed,
             task=self.snapshot.task,
             parameters=dict(model.backbone.named_parameters()),
@@ -344,3 +360,11 @@ def single_task(experience: Any) -> int:
 def _check_above(name: str, value: float, bound: float, *, inclusive: bool = False) -> None:
     if not (value >= bound if inclusive else value > bound):
         raise ValueError(f"{name} must be {'at least' if inclusive else 'above'} {bound}, got {value}")
+
+
+def _task_labels(name: str, labels: Iterable[int]) -> frozenset[int]:
+    if isinstance(labels, Iterable):
+        labels = tuple(labels)
+        if all(isinstance(label, int) and not isinstance(label, bool) and label >= 0 for label in labels):
+            return frozenset(labels)
+    raise ValueError(f"{name} must be task labels (ints of at least 0), e.g. [0, 2], or None; got {labels!r}")

@@ -1,0 +1,68 @@
+"""How much of every layer each task uses, as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from avalanche_amnesia.models.masked import MaskedModel
+
+ALL_LAYERS = "all"
+"""Row of a utilisation table that takes all layers together."""
+
+
+def utilisation(model: MaskedModel, *, counts: bool = False) -> pd.DataFrame:
+    """Units that each remaining task's mask opens, layer by layer.
+
+    Args:
+        model: its masks are those of the remaining tasks; a task in training is not among them.
+        counts: numbers of open units instead of shares of the layer.
+
+    Returns:
+        One row per masked layer, in the model's order, and a last row ``all`` for the whole network. One column per
+        task label (int), in the order of training; ``any``: units that some task uses (the cumulative mask);
+        ``units``: how many there are (int). Values but for ``units``: float share in [0, 1], or int numbers.
+
+    Raises:
+        ValueError: if a layer of the model is itself called ``all``.
+
+    >>> from avalanche_amnesia.models import MLP, MaskedModel
+    >>> model = MaskedModel(MLP(4, hidden=(2,), features=4))
+    >>> for task, embedding in enumerate(([1, -1, 1, 1, -1, -1], [1, -1, 1, -1, -1, 1])):
+    ...     model.start_task(task, torch.tensor(embedding).float())
+    ...     model.finish_task()
+    >>> utilisation(model)["any"].to_list()
+    [0.5, 0.75, 0.6666666666666666]
+    >>> utilisation(model, counts=True).loc["all"].to_dict()
+    {0: 3, 1: 3, 'any': 4, 'units': 6}
+
+    Reference: the share of active mask entries by layer and task, Duan, HAT-CL, 2023.
+    """
+    units = {name: layer.units for name, layer in model.graph.layers.items()}
+    if ALL_LAYERS in units:
+        raise ValueError(
+            f"a layer of the model is called {ALL_LAYERS!r}, which is the name of the table's last row: rename it"
+        )
+    remaining = model.masks
+    in_use = {
+        name: torch.stack([torch.zeros(n, dtype=torch.bool), *(mask[name].cpu() for mask in remaining.values())]).any(0)
+        for name, n in units.items()
+    }
+    columns: dict[int | str, Mapping[str, Tensor]] = dict(remaining.items())
+    columns["any"] = in_use
+    active = pd.DataFrame(
+        {column: [int(mask[name].sum()) for name in units] for column, mask in columns.items()},
+        index=pd.Index(units, name="layer"),
+    )
+    active["units"] = list(units.values())
+    active.loc[ALL_LAYERS] = active.sum()
+    active.columns.name = "task"
+    if counts:
+        return active
+    shares = active.div(active["units"], axis="index")
+    return shares.assign(units=active["units"])

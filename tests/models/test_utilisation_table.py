@@ -1,0 +1,79 @@
+"""The table of utilisation against loops over the masks."""
+
+import doctest
+
+import pytest
+import torch
+from torch import nn
+
+from avalanche_amnesia.models import MLP, MaskedModel
+from avalanche_amnesia.models import utilisation as module
+from avalanche_amnesia.models.utilisation import utilisation
+
+
+def model_with(tasks) -> MaskedModel:
+    torch.manual_seed(0)
+    model = MaskedModel(MLP(6, hidden=(5, 9), features=4))
+    for task in tasks:
+        model.add_head(task, 2)
+        model.start_task(task, torch.randn(model.n_units))
+        model.finish_task()
+    return model
+
+
+def test_counts_and_shares_are_those_of_the_masks():
+    model = model_with([2, 0, 7])
+    counts, shares = utilisation(model, counts=True), utilisation(model)
+    layers = list(model.graph.layers)
+    for table in (counts, shares):
+        assert list(table.columns) == [2, 0, 7, "any", "units"]
+        assert list(table.index) == [*layers, "all"]
+        assert table["units"].to_list() == [5, 9, 4, 18]
+    for task in (2, 0, 7):
+        by_hand = [sum(bool(unit) for unit in model.masks[task][layer]) for layer in layers]
+        assert counts[task].to_list() == [*by_hand, sum(by_hand)]
+        assert shares[task].to_list() == [a / n for a, n in zip([*by_hand, sum(by_hand)], [5, 9, 4, 18], strict=True)]
+    some = []
+    for layer, units in zip(layers, (5, 9, 4), strict=True):
+        some.append(sum(any(bool(model.masks[task][layer][unit]) for task in (2, 0, 7)) for unit in range(units)))
+    assert counts["any"].to_list() == [*some, sum(some)]
+    assert all(str(dtype) == "int64" for dtype in counts.dtypes)
+    assert [str(dtype) for dtype in shares.dtypes] == ["float64"] * 4 + ["int64"]
+
+
+def test_it_follows_the_masks_that_remain():
+    model = model_with([0, 1])
+    before = utilisation(model)
+    model.remove_task(0)
+    after = utilisation(model)
+    assert list(after.columns) == [1, "any", "units"]
+    assert after["any"].to_list() == after[1].to_list() == before[1].to_list()
+    model.start_task(5, torch.ones(model.n_units))  # in training: no mask yet
+    assert list(utilisation(model).columns) == [1, "any", "units"]
+
+
+def test_without_tasks_nothing_is_used():
+    table = utilisation(model_with([]))
+    assert list(table.columns) == ["any", "units"]
+    assert table["any"].to_list() == [0, 0, 0, 0]
+
+
+def test_a_layer_of_the_last_rows_name_is_refused():
+    model = MaskedModel(_Named())
+    with pytest.raises(ValueError, match="a layer of the model is called 'all'"):
+        utilisation(model)
+
+
+class _Named(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.all = nn.Linear(3, 2)
+
+    def forward(self, x):
+        return torch.relu(self.all(x))
+
+
+def test_the_example_in_its_documentation():
+    result = doctest.testmod(module)
+    assert result.attempted >= 5
+    assert result.failed == 0

@@ -1,0 +1,73 @@
+"""experiments/mask_learning.py: a few of its nets again, against the table that is committed."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from experiments.mask_learning import CONTENDERS, NOTES, data, learn_mask, main, mean_and_error, run, table
+
+RESULTS = Path(__file__).parents[2] / "experiments" / "results"
+COMMITTED = json.loads((RESULTS / "mask_learning.json").read_text())
+
+
+def committed(name: str, weight: float) -> dict:
+    return next(row for row in COMMITTED["rows"] if (row["name"], row["weight"]) == (name, weight))
+
+
+@pytest.mark.parametrize("contender", CONTENDERS, ids=lambda contender: contender.name)
+def test_committed_counts_are_reproduced(contender):
+    """Three nets of each contender; moving every input by an ulp changes none of these counts."""
+    x, y = data(COMMITTED["seed"])
+    row = committed(contender.name, 0.75)
+    for net in range(3):
+        settings = {name: COMMITTED[name] for name in ("seed", "clamp", "epochs")}
+        outcome = learn_mask(contender, x, y, net=net, weight=0.75, **settings)
+        assert outcome.finite
+        assert outcome.by_epoch == row["by_epoch"][net]
+        assert outcome.by_batch == row["by_batch"][net]
+
+
+def test_the_table_is_that_of_the_committed_counts():
+    assert (RESULTS / "mask_learning.md").read_text() == f"{NOTES}\n{table(COMMITTED['rows'])}\n"
+    assert all(len(row["by_epoch"]) == len(row["by_batch"]) == COMMITTED["nets"] == 100 for row in COMMITTED["rows"])
+
+
+def test_the_paper_s_finding_stands_at_every_weight():
+    for weight in {row["weight"] for row in COMMITTED["rows"]}:
+        hat, _, _ = mean_and_error(committed("HAT", weight)["by_epoch"])
+        hat_cl, _, never = mean_and_error(committed("HAT-CL", weight)["by_epoch"])
+        assert never == 0
+        assert hat > 5 * hat_cl
+    assert mean_and_error(committed("HAT-CL", 0.75)["by_epoch"]) == (25.0, 0.0, 0)  # the paper's 25.0
+
+
+def test_a_count_by_epoch_is_no_earlier_than_one_by_batch_and_whole_epochs():
+    for row in COMMITTED["rows"]:
+        for epoch, batch in zip(row["by_epoch"], row["by_batch"], strict=True):
+            assert epoch is None or (epoch % 25 == 0 and batch <= epoch)
+
+
+def test_failures_are_counted_and_not_averaged():
+    mean, error, never = mean_and_error([25, 75, None])
+    assert (mean, never) == (50.0, 1)
+    assert error == pytest.approx(math.sqrt(1250) / math.sqrt(2))
+    assert math.isnan(mean_and_error([None, None])[0])
+    rows = run(nets=2, seed=0, weights=[0.75], clamp=50.0, epochs=1)
+    assert next(row for row in rows if row["name"] == "HAT")["by_epoch"] == [None, None]
+    assert "| 2/2 |" in table(rows)
+
+
+def test_the_paper_s_clamp_overflows_float32():
+    rows = run(nets=2, seed=0, weights=[0.75], clamp=100.0, epochs=3)
+    assert [row["not_finite"] for row in rows] == [2, 2, 2, 2]
+
+
+def test_the_command_line_writes_what_it_prints(tmp_path, capsys):
+    main(["--nets", "2", "--weights", "0.75", "--epochs", "2", "--output", str(tmp_path / "new" / "few")])
+    printed = capsys.readouterr().out
+    assert (tmp_path / "new" / "few.md").read_text() == f"{NOTES}\n{printed}"
+    document = json.loads((tmp_path / "new" / "few.json").read_text())
+    assert (document["nets"], document["seed"], len(document["rows"])) == (2, 0, 4)
+    assert document["rows"][1]["by_epoch"] == committed("HAT-CL", 0.75)["by_epoch"][:2]
