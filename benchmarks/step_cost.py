@@ -1,8 +1,9 @@
 """What a training step of each strategy costs, as a ratio to a plain PyTorch step of the same network.
 
-    python -m benchmarks.step_cost [--rounds N] [--batch B] [--optimizer sgd|adam]
+    python -m benchmarks.step_cost [--network mlp|resnet18] [--rounds N] [--batch B] [--optimizer sgd|adam]
 
-Every contestant trains MLP 784-256-256 on random mini-batches in one thread through `strategy.train`. Measured is the
+Every contestant trains MLP 784-256-256, or torchvision's ResNet-18 on 32×32 images, on random mini-batches in one
+thread through `strategy.train`. Measured is the
 second task, where half of the units are in use and protection is on. Two ratios, medians over rounds:
 
     step   from zeroing gradients to the updated parameters; a plain step runs before each of them, in the same
@@ -18,9 +19,10 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+import torchvision
 from avalanche.core import SupervisedPlugin
 from avalanche.logging import BaseLogger
 from avalanche.training.plugins import EvaluationPlugin
@@ -40,9 +42,38 @@ def make_optimizer(name: str, parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.Adam(parameters, lr=1e-3, fused=True)
 
 
-def plain_steps(optimizer_name: str, x: Tensor, y: Tensor, batch: int) -> Iterator[float]:
+def mlp() -> nn.Module:
+    return MLP(784, hidden=(256,), features=256)
+
+
+def small_image_resnet18() -> nn.Module:
+    """torchvision's ResNet-18 with the usual stem for 32×32 images, without its classifier."""
+    net = torchvision.models.resnet18()
+    net.conv1 = nn.Conv2d(3, 64, 3, padding=1, bias=False)
+    net.maxpool = nn.Identity()
+    net.fc = nn.Identity()
+    return net
+
+
+class Network(NamedTuple):
+    """A backbone to be timed."""
+
+    make: Callable[[], nn.Module]
+    input_shape: tuple[int, ...]
+    features: int
+    batch: int
+    steps: int
+
+
+NETWORKS = {
+    "mlp": Network(mlp, (784,), 256, batch=64, steps=100),
+    "resnet18": Network(small_image_resnet18, (3, 32, 32), 512, batch=16, steps=6),
+}
+
+
+def plain_steps(network: Network, optimizer_name: str, x: Tensor, y: Tensor, batch: int) -> Iterator[float]:
     """Trains a plain network; yields the seconds of each step."""
-    model = nn.Sequential(MLP(784, hidden=(256,), features=256), nn.Linear(256, N_CLASSES))
+    model = nn.Sequential(network.make(), nn.Linear(network.features, N_CLASSES))
     optimizer = make_optimizer(optimizer_name, model.parameters())
     criterion = nn.CrossEntropyLoss()
     while True:
@@ -85,8 +116,10 @@ class EpochClock(SupervisedPlugin):
         self.seconds = time.perf_counter() - self.began
 
 
-def train_second_task(make: Callable[..., Any], optimizer: str, benchmark: Any, batch: int, plugin: Any) -> None:
-    strategy = make(optimizer, train_mb_size=batch, train_epochs=1, plugins=[plugin])
+def train_second_task(
+    make: Callable[..., Any], network: Network, optimizer: str, benchmark: Any, batch: int, plugin: Any
+) -> None:
+    strategy = make(network, optimizer, train_mb_size=batch, train_epochs=1, plugins=[plugin])
     model = strategy.model
     if isinstance(model, MaskedModel):  # half of the units in use, without spending the time to learn which
         model.add_head(0, N_CLASSES)
@@ -96,16 +129,16 @@ def train_second_task(make: Callable[..., Any], optimizer: str, benchmark: Any, 
 
 
 def masked(strategy_class: type, **options: Any) -> Callable[..., Any]:
-    def make(optimizer_name: str, **common: Any) -> Any:
-        model = MaskedModel(MLP(784, hidden=(256,), features=256))
+    def make(network: Network, optimizer_name: str, **common: Any) -> Any:
+        model = MaskedModel(network.make(), input_shape=network.input_shape)
         optimizer = make_optimizer(optimizer_name, model.parameters())
         return strategy_class(model=model, optimizer=optimizer, **options, **common)
 
     return make
 
 
-def naive(optimizer_name: str, *, plugins: list[Any], **common: Any) -> Any:
-    model = MultiHeadModel(MLP(784, hidden=(256,), features=256))
+def naive(network: Network, optimizer_name: str, *, plugins: list[Any], **common: Any) -> Any:
+    model = MultiHeadModel(network.make(), network.features)
     return Naive(
         model=model,
         optimizer=make_optimizer(optimizer_name, model.parameters()),
@@ -133,29 +166,35 @@ def spread(values: Sequence[float]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--network", choices=list(NETWORKS), default="mlp")
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--steps", type=int, default=100, help="per round")
+    parser.add_argument("--batch", type=int, help="64 for the MLP, 16 for the ResNet")
+    parser.add_argument("--steps", type=int, help="per round; 100 for the MLP, 6 for the ResNet")
     parser.add_argument("--optimizer", choices=["sgd", "adam"], default="sgd")
+    parser.add_argument("--only", nargs="+", choices=list(CONTESTANTS), default=list(CONTESTANTS))
     options = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    n = options.batch * options.steps
-    x, y = torch.randn(n, 784, generator=torch.Generator().manual_seed(0)), torch.arange(n) % N_CLASSES
+    network = NETWORKS[options.network]
+    batch, steps = options.batch or network.batch, options.steps or network.steps
+    n = batch * steps
+    x = torch.randn(n, *network.input_shape, generator=torch.Generator().manual_seed(0))
+    y = torch.arange(n) % N_CLASSES
     benchmark = task_benchmark((x, y), (x[:64], y[:64]), [list(range(N_CLASSES))] * 2)
-    ratios: dict[str, list[tuple[float, float]]] = {name: [] for name in CONTESTANTS}
+    ratios: dict[str, list[tuple[float, float]]] = {name: [] for name in options.only}
     for _ in range(options.rounds):
-        for name, make in CONTESTANTS.items():
-            interleaved = Interleaved(plain_steps(options.optimizer, x, y, options.batch))
-            train_second_task(make, options.optimizer, benchmark, options.batch, interleaved)
+        for name in options.only:
+            make = CONTESTANTS[name]
+            interleaved = Interleaved(plain_steps(network, options.optimizer, x, y, batch))
+            train_second_task(make, network, options.optimizer, benchmark, batch, interleaved)
             clock = EpochClock()
-            train_second_task(make, options.optimizer, benchmark, options.batch, clock)
-            plain = plain_steps(options.optimizer, x, y, options.batch)
+            train_second_task(make, network, options.optimizer, benchmark, batch, clock)
+            plain = plain_steps(network, options.optimizer, x, y, batch)
             began = time.perf_counter()
-            for _ in range(options.steps):
+            for _ in range(steps):
                 next(plain)
             ratios[name].append((interleaved.ratio(), clock.seconds / (time.perf_counter() - began)))
-    print(f"MLP 784-256-256, batch {options.batch}, {options.optimizer}, 1 thread, {options.rounds} rounds")
+    print(f"{options.network}, batch {batch}, {options.optimizer}, 1 thread, {options.rounds} rounds of {steps} steps")
     print("ratio to plain PyTorch: median over rounds (and quartiles)")
     print(f"{'strategy':24}{'step':24}loop")
     for name, values in ratios.items():
