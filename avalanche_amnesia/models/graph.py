@@ -56,6 +56,9 @@ class UnitGraph:
     input_shape: tuple[int, ...] = ()
     _layer_of: dict[str, int] = field(default_factory=dict, repr=False)
 
+    def __deepcopy__(self, memo: object) -> UnitGraph:
+        return self  # nothing in it ever changes, and a copy of all sets would be the larger part of a model's copy
+
     def parameter_use(self, *masks: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """How much every masked parameter is in use: ``min`` of its unit's and its source's use (METHOD §2, §3).
 

@@ -77,7 +77,7 @@ class MaskedModel(MultiHeadModel):
         norm: ``task``: each task has its own parameters and statistics; ``batch``: no parameters, the statistics of
             the batch at hand in evaluation too, as WSN's authors do.
         frozen: names of modules or parameters that the first task alone trains; what they return counts as always
-            in use.
+            in use. Such modules run in evaluation mode: no dropout, and running statistics as they were given.
         task_owned: names of modules or parameters of which each task gets a copy.
 
     Raises:

@@ -39,8 +39,10 @@ class MaskedBackbone(nn.Module):
             device = next(backbone.parameters()).device
             self.register_buffer(name, index.to(device), persistent=False)
         self.owned = dict(book.owned)
+        self._frozen = tuple(sorted(book.frozen_modules))
         self._sources = {mode: _source(graph) for mode, graph in graphs.items()}
         self._compile()
+        self.train(backbone.training)
 
     def _replace(self, classifier: str) -> None:
         """Leave a module out, without touching the user's own object."""
@@ -67,6 +69,13 @@ class MaskedBackbone(nn.Module):
         """
         result: Tensor = self._forwards[self.training](self, x, own, masks)
         return result
+
+    def train(self, mode: bool = True) -> MaskedBackbone:
+        """As usual; modules declared frozen stay in evaluation mode: running statistics would move with every task."""
+        super().train(mode)
+        for name in self._frozen:
+            self.get_submodule(name).eval()
+        return self
 
     def code(self, training: bool = False) -> str:
         """The forward's source, for people."""

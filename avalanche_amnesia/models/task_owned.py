@@ -48,9 +48,10 @@ class TaskNorm(nn.Module):
         self.bias = None if bias is None else nn.Parameter(bias.detach().clone())
         self.eps = eps
 
-    def _folded(self, mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    def _folded(self, mask: Tensor | None, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
         if mask is None:
             return self.weight, self.bias
+        mask = mask.to(dtype if self.weight is None else self.weight.dtype)
         weight = mask if self.weight is None else self.weight * mask
         return weight, None if self.bias is None else self.bias * mask
 
@@ -108,7 +109,7 @@ class TaskBatchNorm(TaskNorm):
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """Normalise ``(batch, channels, …)``; ``mask`` ``(channels,)``."""
-        weight, bias = self._folded(mask)
+        weight, bias = self._folded(mask, x.dtype)
         if self.instance:
             own = self.training or self.running_mean is None
             return F.instance_norm(
@@ -141,7 +142,7 @@ class TaskLayerNorm(TaskNorm):
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """Normalise ``(…, *shape)``; ``mask`` broadcasts over ``shape``."""
-        weight, bias = self._folded(mask)
+        weight, bias = self._folded(mask, x.dtype)
         if mask is None:
             if self.centred:
                 return F.layer_norm(x, self.shape, weight, bias, self.eps)
@@ -168,7 +169,7 @@ class TaskGroupNorm(TaskNorm):
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """Normalise ``(batch, channels, …)``; ``mask`` ``(channels,)``."""
-        weight, bias = self._folded(mask)
+        weight, bias = self._folded(mask, x.dtype)
         if mask is None:
             return F.group_norm(x, self.groups, weight, bias, self.eps)
         grouped = x.reshape(len(x), self.groups, x.shape[1] // self.groups, -1)

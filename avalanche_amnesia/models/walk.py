@@ -36,6 +36,7 @@ class Book:
     factors: dict[str, tuple[Tensor, ...]] = field(default_factory=dict)
     owned: dict[str, OwnedSpec] = field(default_factory=dict)
     indices: dict[str, Tensor] = field(default_factory=dict)
+    frozen_modules: set[str] = field(default_factory=set)
     findings: list[Finding] = field(default_factory=list)
 
     def layer(self, name: str, kind: str, units: int) -> WeightedLayer:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import fx
 
-from avalanche_amnesia.models.findings import Refused
 from avalanche_amnesia.models.masking import call_owned
 from avalanche_amnesia.models.task_owned import OwnedSpec
 from avalanche_amnesia.models.units import ALWAYS
@@ -26,13 +25,8 @@ def declared(walk: Walk, node: fx.Node, *args: Any, **options: Any) -> Any:
         node.replace_all_uses_with(own)
         walk.values[own] = result
         return result
-    module = walk.module(node)
-    if any(isinstance(buffer, Tensor) and buffer.is_floating_point() for buffer in module.buffers()):
-        raise Refused(
-            "a frozen module keeps floating-point buffers (running statistics?), which later tasks would move",
-            f"declare it task_owned=[{name!r}] instead",
-        )
-    for inner, parameter in module.named_parameters():
+    walk.book.frozen_modules.add(name)
+    for inner, parameter in walk.module(node).named_parameters():
         whole = walk.whole(f"{name}.{inner}")
         always = torch.full((1,) * parameter.dim(), ALWAYS)
         walk.used(ParameterValue(whole.name, whole.index, whole.dtype, frozen=True), always)
