@@ -77,7 +77,12 @@ def examine(
         classifier = next((n for n, m in backbone.named_modules() if isinstance(m, MultiHeadClassifier)), None)
     _check_names(backbone, [*frozen, *task_owned, *([] if classifier is None else [classifier])])
     book = Book(findings=_unmaskable_parts(backbone))
-    shape, dtype = input_like(_without(backbone, classifier), input_shape)
+    try:
+        shape, dtype = input_like(_without(backbone, classifier), input_shape)
+    except ModelError:
+        if book.findings:  # it may run once those are mended
+            return None, None, book.findings
+        raise
     leaves = {*frozen, *task_owned, *([] if classifier is None else [classifier])}
     traces = trace_modes(backbone, leaves)
     book.indices.update(traces.constants)
