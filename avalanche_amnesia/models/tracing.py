@@ -77,12 +77,9 @@ def examine(
         classifier = next((n for n, m in backbone.named_modules() if isinstance(m, MultiHeadClassifier)), None)
     _check_names(backbone, [*frozen, *task_owned, *([] if classifier is None else [classifier])])
     book = Book(findings=_unmaskable_parts(backbone))
-    try:
-        shape, dtype = input_like(_without(backbone, classifier), input_shape)
-    except ModelError:
-        if book.findings:  # it may run once those are mended
-            return None, None, book.findings
-        raise
+    if book.findings:  # what else there is can be told only once those are mended
+        return None, None, book.findings
+    shape, dtype = input_like(_without(backbone, classifier), input_shape)
     leaves = {*frozen, *task_owned, *([] if classifier is None else [classifier])}
     traces = trace_modes(backbone, leaves)
     book.indices.update(traces.constants)
@@ -189,6 +186,10 @@ def _unmaskable_parts(backbone: nn.Module) -> list[Finding]:
 def _bake_in(name: str):  # type: ignore[no-untyped-def]
     def mend(model: nn.Module) -> None:
         module = model.get_submodule(name)
+        # torch takes the parametrisation out of the module's class, which copies of the module share.
+        kind = type(module)
+        own = {key: value for key, value in vars(kind).items() if key not in ("__dict__", "__weakref__")}
+        module.__class__ = type(kind.__name__, kind.__bases__, own)
         for parameter in list(module.parametrizations):  # type: ignore[arg-type]
             nn.utils.parametrize.remove_parametrizations(module, str(parameter))
 
