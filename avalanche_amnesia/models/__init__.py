@@ -1,9 +1,11 @@
-"""Backbones, masks over their units, and multi-head models."""
+"""Backbones, masks over their units or weights, and multi-head models."""
 
 from avalanche_amnesia.models.graph import ModelError, UnitGraph, WeightedLayer
 from avalanche_amnesia.models.masked import MaskedModel
 from avalanche_amnesia.models.mlp import MLP
 from avalanche_amnesia.models.multi_head import MultiHeadModel, UnknownTaskError
+from avalanche_amnesia.models.subnet import SubnetModel
+from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.models.tracing import trace_backbone
 
 __all__ = [
@@ -11,6 +13,8 @@ __all__ = [
     "MaskedModel",
     "ModelError",
     "MultiHeadModel",
+    "SubnetModel",
+    "TaskMaskedModel",
     "UnitGraph",
     "UnknownTaskError",
     "WeightedLayer",

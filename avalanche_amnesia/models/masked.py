@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from avalanche_amnesia.models.graph import UnitGraph
-from avalanche_amnesia.models.multi_head import MultiHeadModel, UnknownTaskError, single_task
+from avalanche_amnesia.models.multi_head import UnknownTaskError, single_task
+from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.models.tracing import trace_backbone
 
 
@@ -36,7 +37,7 @@ class _TaskBuffers(nn.Module):
         return tuple(int(name) for name in self._buffers)
 
 
-class MaskedModel(MultiHeadModel):
+class MaskedModel(TaskMaskedModel):
     """Any traceable backbone with one mask per task over the units of all its weighted layers, and one head per task.
 
     A task without a mask (trained by a strategy that does not mask) uses all units. While a task is being masked its

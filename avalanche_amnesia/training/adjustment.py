@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from avalanche_amnesia.models import MaskedModel
+from avalanche_amnesia.models import TaskMaskedModel
 from avalanche_amnesia.seeding import derive_seed
 
 AdjustSpace = Literal["update", "gradient"]
@@ -31,7 +31,7 @@ class TaskUse:
         n_tasks: remaining tasks.
     """
 
-    def __init__(self, model: MaskedModel) -> None:
+    def __init__(self, model: TaskMaskedModel) -> None:
         parameters = dict(model.backbone.named_parameters())
         masks = list(model.masks.values())
         self.n_tasks = len(masks)
@@ -41,9 +41,7 @@ class TaskUse:
 
 
 def _dense(uses: Mapping[str, Tensor], parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
-    return {
-        name: uses[name].to(parameter.dtype).expand_as(parameter).contiguous() for name, parameter in parameters.items()
-    }
+    return {name: use.to(parameters[name].dtype).expand_as(parameters[name]).contiguous() for name, use in uses.items()}
 
 
 class AdjustmentRule:
