@@ -68,10 +68,8 @@ def run(options):
 
 def table(folder):
     runs = [json.loads(path.read_text()) for path in sorted(folder.glob("wsn_permuted_mnist_*.json"))]
-    lines = [
-        "| c | seeds | accuracy % | paper % | forgetting | bit per weight and task: 5 tasks, 10 tasks |",
-        "|" + "---|" * 6,
-    ]
+    head = "| c | seeds | accuracy % | paper % | forgetting | bit per weight and task: 5 tasks, 10 tasks |"
+    lines = [head, "|" + "---|" * 6]
     for sparsity in sorted({run["settings"]["sparsity"] for run in runs}):
         same = [run for run in runs if run["settings"]["sparsity"] == sparsity]
         values = [run["accuracy"] for run in same]
@@ -89,9 +87,7 @@ def table(folder):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--root", default=None, help="data root (or the variable AMNESIA_DATA)")
-    parser.add_argument(
-        "--sparsity", type=float, default=0.5, help="c, share of weights that a task uses (%(default)s)"
-    )
+    parser.add_argument("--sparsity", type=float, default=0.5, help="c, share of weights of a task (%(default)s)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tasks", type=int, default=10)
     parser.add_argument("--epochs", type=int, default=5)

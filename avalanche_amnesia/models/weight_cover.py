@@ -115,9 +115,7 @@ def take_inventory(backbone: nn.Module, sparsity: float, bias: BiasRule, norm: N
             sites[name] = held
     if not layers:
         raise ModelError(f"{type(backbone).__name__} has no Linear, Conv or Embedding whose weights a mask could cover")
-    norms: list[nn.Module] = [
-        module for module in backbone.modules() if isinstance(module, _NORMS) and module.state_dict()
-    ]
+    norms: list[nn.Module] = [m for m in backbone.modules() if isinstance(m, _NORMS) and m.state_dict()]
     return Inventory(WeightCover(layers), sites, biases, norms)
 
 
