@@ -19,7 +19,7 @@ from avalanche_amnesia.training.attention import check_choice
 from avalanche_amnesia.training.plugins.holdout import Holdout
 from avalanche_amnesia.training.plugins.lookup import find_plugin
 from avalanche_amnesia.training.plugins.masking import check_above
-from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin, freshly_optimized, single_task
+from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin, single_task
 from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
 
 ScoresRule = Literal["keep", "redraw"]
@@ -36,10 +36,11 @@ class SubnetPlugin(TaskMaskPlugin):
     Args:
         scores: ``keep``: a task's scores start where the last remaining task's ended, as in the paper (the masks of
             successive tasks resemble each other and compress well); ``redraw``: every task draws its own.
-        score_lr: learning rate of the scores; None: that of the strategy's optimizer (its first group's), epoch by
-            epoch. They are stepped by an optimizer
-            of their own, new for every task, of the strategy's optimizer's class and settings, without weight decay.
-        score_optimizer: makes that optimizer from ``[scores]``, where the strategy's class can't be reused.
+        score_lr: learning rate of the scores, above 0. An Adam of their own steps them, new for every task, whatever
+            the strategy's optimizer: what counts is their ranking, and plain SGD at a rate that suits the weights
+            leaves it nearly as it was, so that later tasks get no weights to train. The rate follows a schedule of the
+            strategy's learning rate within the task, in proportion.
+        score_optimizer: makes another optimizer from ``[scores]``; it is left alone.
         keep: ``last``: the state after the last step; ``best``: that of the epoch with the highest accuracy (then the
             lowest loss) on held out data. Weights, masked biases, scores, normalisation and head are always those of
             one and the same step.
@@ -54,13 +55,15 @@ class SubnetPlugin(TaskMaskPlugin):
     """
 
     model_class = SubnetModel
-    within_a_task = frozenset({"_adjuster", "_step_scores", "_score_optimizer", "_others", "_holdout", "_best"})
+    within_a_task = frozenset(
+        {"_adjuster", "_step_scores", "_score_optimizer", "_first_rate", "_others", "_holdout", "_best"}
+    )
 
     def __init__(
         self,
         *,
         scores: ScoresRule = "keep",
-        score_lr: float | None = None,
+        score_lr: float = 1e-3,
         score_optimizer: Callable[[list[nn.Parameter]], Optimizer] | None = None,
         keep: KeepRule = "last",
         validation_share: float | None = None,
@@ -68,8 +71,7 @@ class SubnetPlugin(TaskMaskPlugin):
     ) -> None:
         check_choice("scores", scores, ScoresRule)
         check_choice("keep", keep, KeepRule)
-        if score_lr is not None:
-            check_above("score_lr", score_lr, 0)
+        check_above("score_lr", score_lr, 0)
         if keep == "last" and validation_share is not None:
             raise ValueError(
                 f"validation_share={validation_share} has no meaning for keep='last'; it is what 'best' holds out"
@@ -106,14 +108,13 @@ class SubnetPlugin(TaskMaskPlugin):
         self._others = model.masked_tasks
         self._adjuster = self._make_adjuster(model, {})
         # The bare step, without the profiling hooks around it.
-        self._score_optimizer = self._make_score_optimizer(strategy.optimizer, model.scores)
+        self._score_optimizer = self._make_score_optimizer(model.scores)
         self._step_scores = functools.partial(inspect.unwrap(type(self._score_optimizer).step), self._score_optimizer)
 
-    def _make_score_optimizer(self, optimizer: Optimizer, scores: nn.Parameter) -> Optimizer:
+    def _make_score_optimizer(self, scores: nn.Parameter) -> Optimizer:
         if self.score_optimizer is not None:
             return self.score_optimizer([scores])
-        lr = optimizer.param_groups[0].get("lr", 0.0) if self.score_lr is None else self.score_lr
-        return freshly_optimized(scores, optimizer, {"weight_decay": 0, "lr": lr})
+        return torch.optim.Adam([scores], lr=self.score_lr, fused=scores.device.type in ("cpu", "cuda"))
 
     def _initial_scores(self, model: SubnetModel, task: int) -> Tensor:
         """``(n_weights,)``: the last remaining task's, or U(−1/√fan_in, 1/√fan_in) as Linear and Conv draw weights."""
@@ -129,10 +130,13 @@ class SubnetPlugin(TaskMaskPlugin):
         return torch.cat(parts)
 
     def before_training_epoch(self, strategy: Any, **kwargs: Any) -> None:
-        """Let the scores' learning rate follow the strategy's, which a schedule may have changed."""
-        if self.score_lr is None and self.score_optimizer is None:
-            for group in self._score_optimizer.param_groups:
-                group["lr"] = strategy.optimizer.param_groups[0].get("lr")
+        """Let the scores' learning rate follow the strategy's."""
+        now = strategy.optimizer.param_groups[0].get("lr")
+        if strategy.clock.train_exp_epochs == 0:
+            self._first_rate = now
+        if self.score_optimizer is None and now is not None:
+            share = float(now / self._first_rate) if self._first_rate else 1.0
+            self._score_optimizer.param_groups[0]["lr"] = self.score_lr * share
 
     @torch.no_grad()
     def after_training_epoch(self, strategy: Any, **kwargs: Any) -> None:

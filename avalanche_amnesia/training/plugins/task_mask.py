@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from avalanche.core import SupervisedPlugin
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch import Tensor
 
 from avalanche_amnesia.models import TaskMaskedModel
 from avalanche_amnesia.training.adjustment import Adjuster, AdjustmentRule, AdjustSpace, TaskUse
@@ -160,16 +158,3 @@ def single_task(experience: Any) -> int:
             "avalanche_amnesia.benchmarks or avalanche's task_incremental_benchmark"
         )
     return int(labels[0])
-
-
-def freshly_optimized(parameter: nn.Parameter, like: Optimizer, settings: Mapping[str, float]) -> Optimizer:
-    """An optimizer of one parameter, of another one's class and default settings.
-
-    Args:
-        parameter: the parameter.
-        like: the optimizer to resemble.
-        settings: what to set otherwise, where its class knows it.
-    """
-    known = inspect.signature(type(like)).parameters
-    kept = {name: value for name, value in like.defaults.items() if name in known}
-    return type(like)([parameter], **kept | {name: value for name, value in settings.items() if name in known})
