@@ -28,8 +28,8 @@ from avalanche.training.supervised import Naive
 from torch import Tensor, nn
 
 from avalanche_amnesia.benchmarks import task_benchmark
-from avalanche_amnesia.models import MLP, MaskedModel, MultiHeadModel
-from avalanche_amnesia.training import HAT, AdaHAT, AmnesiacHAT, InMemoryLoaderPlugin
+from avalanche_amnesia.models import MLP, MaskedModel, MultiHeadModel, SubnetModel
+from avalanche_amnesia.training import HAT, WSN, AdaHAT, AmnesiacHAT, InMemoryLoaderPlugin
 
 N_CLASSES = 10
 
@@ -92,6 +92,10 @@ def train_second_task(make: Callable[..., Any], optimizer: str, benchmark: Any, 
         model.add_head(0, N_CLASSES)
         model.start_task(0, torch.rand(model.n_units, generator=torch.Generator().manual_seed(0)) - 0.5)
         model.finish_task()
+    elif isinstance(model, SubnetModel):
+        model.add_head(0, N_CLASSES)
+        model.start_task(0, torch.rand(model.n_weights, generator=torch.Generator().manual_seed(0)) / 28)
+        model.finish_task()
     strategy.train(benchmark.train_stream[1])
 
 
@@ -102,6 +106,11 @@ def masked(strategy_class: type, **options: Any) -> Callable[..., Any]:
         return strategy_class(model=model, optimizer=optimizer, **options, **common)
 
     return make
+
+
+def wsn(optimizer_name: str, **common: Any) -> Any:
+    model = SubnetModel(MLP(784, hidden=(256,), features=256), sparsity=0.5)
+    return WSN(model=model, optimizer=make_optimizer(optimizer_name, model.parameters()), **common)
 
 
 def naive(optimizer_name: str, *, plugins: list[Any], **common: Any) -> Any:
@@ -122,6 +131,7 @@ CONTESTANTS = {
     "HAT, gradient space": masked(HAT, adjust="gradient"),
     "AdaHAT": masked(AdaHAT),
     "AmnesiacHAT": masked(AmnesiacHAT),
+    "WSN": wsn,
 }
 
 
