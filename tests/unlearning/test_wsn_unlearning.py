@@ -9,6 +9,7 @@ import torch
 from avalanche.evaluation.metrics import accuracy_metrics
 from avalanche.logging import BaseLogger
 from avalanche.training.plugins import EvaluationPlugin
+from test_no_residue import tensors_within
 from torch import nn
 from unlearning_kit import DIGITS, OPTIMIZERS, bits, book, fingerprint, mlp, trajectory
 
@@ -24,6 +25,7 @@ from avalanche_amnesia.evaluation import (
 )
 from avalanche_amnesia.logging import WandBLogger, read_offline_run
 from avalanche_amnesia.models import SubnetModel
+from avalanche_amnesia.models.mask_storage import pack_bits
 from avalanche_amnesia.training import WSN, SubnetPlugin
 from avalanche_amnesia.training.plugins import find_plugin
 
@@ -296,3 +298,19 @@ def test_the_own_probe_looks_through_the_task_s_own_normalisation():
     assert probed.keys() == own.keys()
     assert all(torch.equal(value, own[name]) for name, value in probed.items())
     assert not [n for n in strategy.model.state_dict() if n.startswith("norms.1.")]
+
+
+def test_no_tensor_of_model_or_plugins_repeats_the_forgotten_mask_or_its_scores():
+    strategy = trained(2, keep="best")
+    mask, scores = strategy.model.binary_mask(1), strategy.model.last_scores()
+    parts = strategy.model.by_layer(mask).values()
+    strategy.unlearn([1])
+    plugins = [plugin for plugin in strategy.plugins if not isinstance(plugin, EvaluationPlugin)]
+    reachable = tensors_within([strategy.model, plugins]) + tensors_within(strategy.optimizer)
+    assert len(reachable) > 5
+    for tensor in reachable:
+        assert tensor.shape != scores.shape or not torch.equal(tensor, scores)
+        for suspect in (mask, pack_bits(mask), *parts):
+            if tensor.numel() == suspect.numel():
+                assert not torch.equal(tensor.reshape(-1), suspect.to(tensor.dtype))
+                assert suspect.dtype != torch.bool or not torch.equal(tensor.reshape(-1) != 0, suspect)
