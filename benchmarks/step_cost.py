@@ -30,8 +30,8 @@ from avalanche.training.supervised import Naive
 from torch import Tensor, nn
 
 from avalanche_amnesia.benchmarks import task_benchmark
-from avalanche_amnesia.models import MLP, MaskedModel, MultiHeadModel
-from avalanche_amnesia.training import HAT, AdaHAT, AmnesiacHAT, InMemoryLoaderPlugin
+from avalanche_amnesia.models import MLP, MaskedModel, MultiHeadModel, SubnetModel
+from avalanche_amnesia.training import HAT, WSN, AdaHAT, AmnesiacHAT, InMemoryLoaderPlugin
 
 N_CLASSES = 10
 
@@ -125,6 +125,10 @@ def train_second_task(
         model.add_head(0, N_CLASSES)
         model.start_task(0, torch.rand(model.n_units, generator=torch.Generator().manual_seed(0)) - 0.5)
         model.finish_task()
+    elif isinstance(model, SubnetModel):
+        model.add_head(0, N_CLASSES)
+        model.start_task(0, torch.rand(model.n_weights, generator=torch.Generator().manual_seed(0)) / 28)
+        model.finish_task()
     strategy.train(benchmark.train_stream[1])
 
 
@@ -135,6 +139,11 @@ def masked(strategy_class: type, **options: Any) -> Callable[..., Any]:
         return strategy_class(model=model, optimizer=optimizer, **options, **common)
 
     return make
+
+
+def wsn(network: Network, optimizer_name: str, **common: Any) -> Any:
+    model = SubnetModel(network.make(), sparsity=0.5, n_features=network.features)
+    return WSN(model=model, optimizer=make_optimizer(optimizer_name, model.parameters()), **common)
 
 
 def naive(network: Network, optimizer_name: str, *, plugins: list[Any], **common: Any) -> Any:
@@ -155,6 +164,7 @@ CONTESTANTS = {
     "HAT, gradient space": masked(HAT, adjust="gradient"),
     "AdaHAT": masked(AdaHAT),
     "AmnesiacHAT": masked(AmnesiacHAT),
+    "WSN": wsn,
 }
 
 

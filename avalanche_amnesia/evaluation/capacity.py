@@ -10,9 +10,9 @@ from avalanche.evaluation.metric_results import MetricValue, TensorImage
 from torchvision.transforms.functional import pil_to_tensor
 
 from avalanche_amnesia.evaluation.heatmap import mask_heatmap
-from avalanche_amnesia.models import MaskedModel
-from avalanche_amnesia.training import HATPlugin, TrajectoryPlugin
-from avalanche_amnesia.training.plugins import find_plugin
+from avalanche_amnesia.models import SubnetModel, TaskMaskedModel
+from avalanche_amnesia.training import TrajectoryPlugin
+from avalanche_amnesia.training.plugins import TaskMaskPlugin, find_plugin
 
 
 def network_capacity(strategy: Any) -> float | None:
@@ -20,8 +20,8 @@ def network_capacity(strategy: Any) -> float | None:
 
     Where the strategy has ``locked`` tasks, only their masks count. None for strategies without masks. METHOD §3.
     """
-    masking = find_plugin(strategy, HATPlugin)
-    if masking is None or not isinstance(strategy.model, MaskedModel):
+    masking = find_plugin(strategy, TaskMaskPlugin)
+    if masking is None or not isinstance(strategy.model, TaskMaskedModel):
         return None
     return masking.rule.capacity(masking.task_use(strategy.model))
 
@@ -33,10 +33,11 @@ def trajectory_bytes(strategy: Any) -> int | None:
 
 
 class Capacity(PluginMetric):
-    """Network capacity, units in use, masks as pictures and bytes of trajectory, after every task and unlearning.
+    """Network capacity, units or weights in use, masks as pictures, bytes of trajectory, after tasks and unlearnings.
 
-    Emits ``Capacity`` in [0, 1] (1: all free), ``MaskUse/<layer>`` (share of the layer's units that remaining tasks
-    use), ``TrajectoryBytes``, and, unless ``images`` is False, ``Mask/<layer>`` (a row per remaining task).
+    Emits ``Capacity`` in [0, 1] (1: all free), ``MaskUse/<layer>`` (share of the layer's units, or of the tensor's
+    weights, that remaining tasks use), ``TrajectoryBytes``, ``MaskBits`` (of a SubnetModel: bits per weight and task
+    that the entropy-coded masks take), and, unless ``images`` is False, ``Mask/<layer>`` (a row per remaining task).
     """
 
     def __init__(self, *, images: bool = True) -> None:
@@ -54,9 +55,11 @@ class Capacity(PluginMetric):
     def _values(self, strategy: Any) -> list[MetricValue]:
         named: dict[str, Any] = {"Capacity": network_capacity(strategy), "TrajectoryBytes": trajectory_bytes(strategy)}
         model = strategy.model
-        if isinstance(model, MaskedModel):
+        if isinstance(model, TaskMaskedModel):
             for layer, used in model.by_layer(model.cumulative_mask()).items():
                 named[f"MaskUse/{layer}"] = float(used.float().mean())
+            if isinstance(model, SubnetModel):
+                named["MaskBits"] = model.mask_bits()
             if self.images and model.masks:
                 named |= {f"Mask/{layer}": _picture(model, layer) for layer in model.graph.layers}
         x = strategy.clock.train_iterations
@@ -72,7 +75,7 @@ class Capacity(PluginMetric):
         return "Capacity"
 
 
-def _picture(model: MaskedModel, layer: str) -> TensorImage:
+def _picture(model: TaskMaskedModel, layer: str) -> TensorImage:
     picture = mask_heatmap({task: mask[layer].float() for task, mask in model.masks.items()})
     return TensorImage(pil_to_tensor(picture).to(torch.float32) / 255)  # text loggers skip it, dashboards show it
 

@@ -13,7 +13,7 @@ from avalanche_amnesia.evaluation.features import features_of, mean_features, ta
 from avalanche_amnesia.evaluation.functional import js_divergence
 from avalanche_amnesia.evaluation.probes import Probe, ProbingMetric
 from avalanche_amnesia.evaluation.references import References
-from avalanche_amnesia.models import MaskedModel
+from avalanche_amnesia.models import TaskMaskedModel
 from avalanche_amnesia.training.attention import check_choice
 
 ProbeKind = Literal["own", "remaining"]
@@ -79,11 +79,11 @@ class JSDivergence(ProbingMetric):
         self, model: nn.Module, main: nn.Module, x: Tensor, probe: Probe | None, remaining: Sequence[int]
     ) -> Tensor | None:
         """Features through the probe; None where there is no mask to look through."""
-        if not isinstance(main, MaskedModel):
+        if not isinstance(main, TaskMaskedModel):
             return features_of(model, x)
         if self.probe == "own":
-            return None if probe is None or probe.mask is None else features_of(model, x, probe.mask, probe.own)
-        assert isinstance(model, MaskedModel)
+            return None if probe is None or probe.mask is None else features_of(model, x, probe.mask, parts=probe.parts)
+        assert isinstance(model, TaskMaskedModel)
         return mean_features(model, x, remaining) if remaining else None
 
     def __str__(self) -> str:
@@ -106,22 +106,7 @@ def jsd_metrics(
     return [JSDivergence(references, probe, noise_floor) for probe in probes]
 
 
-def jsd(
-    model: nn.Module,
-    reference: nn.Module,
-    x: Tensor,
-    mask: Tensor | None = None,
-    own: nn.Module | None = None,
-) -> float:
-    """Mean JSD of two models' features of inputs ``(n, …)`` through one mask ``(n_units,)``, in bits.
-
-    Args:
-        model: one.
-        reference: the other.
-        x: inputs ``(n, …)``.
-        mask: over all units of both; None: no mask.
-        own: the norms that go with the mask, as ``own_modules(task)`` returns them; None: the backbone's.
-    """
+def jsd(model: nn.Module, reference: nn.Module, x: Tensor, mask: Tensor | None = None) -> float:
+    """Mean JSD of two models' features of inputs ``(n, …)`` through one mask ``(n,)``, in bits."""
     with torch.no_grad():
-        features = [features_of(m, x, mask, own) for m in (model, reference)]
-        return float(js_divergence(features[0], features[1]).mean())
+        return float(js_divergence(features_of(model, x, mask), features_of(reference, x, mask)).mean())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from avalanche.models import MultiHeadClassifier, avalanche_forward
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from avalanche_amnesia.models import MaskedModel, ModelError, MultiHeadModel
+from avalanche_amnesia.models import ModelError, MultiHeadModel, TaskMaskedModel
 
 
 def task_data(experience: Any) -> tuple[Tensor, Tensor]:
@@ -40,17 +41,22 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def features_of(
-    model: nn.Module, x: Tensor, mask: Tensor | None = None, own: nn.Module | None = None, batch_size: int = 512
+    model: nn.Module,
+    x: Tensor,
+    mask: Tensor | None = None,
+    batch_size: int = 512,
+    parts: nn.Module | None = None,
 ) -> Tensor:
     """Backbone features of inputs.
 
     Args:
-        model: a MaskedModel, a MultiHeadModel, or any model whose classifier is an Avalanche ``MultiHeadClassifier``
-            (its input is taken for the features).
+        model: a MaskedModel, a SubnetModel, a MultiHeadModel, or any model whose classifier is an Avalanche
+            ``MultiHeadClassifier`` (its input is taken for the features).
         x: ``(n, …)``.
-        mask: over all units of a MaskedModel, ``(n_units,)``; None: no mask, as for models without masks.
-        own: a task's own norms, as :meth:`MaskedModel.own_modules` returns them; None: the backbone's.
+        mask: over all units of a MaskedModel ``(n_units,)``, or weights of a SubnetModel ``(n_weights,)``; None: no
+            mask, as for models without masks.
         batch_size: samples at a time.
+        parts: what else a task's features depend on (``model.task_parts(task)``); used with a mask alone.
 
     Returns:
         ``(n, features)`` on the CPU.
@@ -60,13 +66,15 @@ def features_of(
     """
     device = next(model.parameters()).device
     with evaluating(model):
-        return torch.cat([_batch_features(model, part.to(device), mask, own).cpu() for part in x.split(batch_size)])
+        if parts is not None:
+            parts = deepcopy(parts).to(device).eval()
+        return torch.cat([_batch_features(model, part.to(device), mask, parts).cpu() for part in x.split(batch_size)])
 
 
-def _batch_features(model: nn.Module, x: Tensor, mask: Tensor | None, own: nn.Module | None) -> Tensor:
-    if isinstance(model, MaskedModel):
-        everything = torch.ones(model.n_units, device=x.device)
-        return model.masked_features(x, everything if mask is None else mask.to(x.device), own)
+def _batch_features(model: nn.Module, x: Tensor, mask: Tensor | None, parts: nn.Module | None) -> Tensor:
+    if isinstance(model, TaskMaskedModel):
+        chosen = torch.ones_like(model.cumulative_mask()) if mask is None else mask.to(x.device)
+        return model.masked_features(x, chosen, parts)
     if isinstance(model, MultiHeadModel):
         return model.backbone(x)
     classifier = next((m for m in model.modules() if isinstance(m, MultiHeadClassifier)), None)
@@ -85,8 +93,7 @@ def _batch_features(model: nn.Module, x: Tensor, mask: Tensor | None, own: nn.Mo
     return caught[0]
 
 
-def mean_features(model: MaskedModel, x: Tensor, tasks: Sequence[int]) -> Tensor:
-    """Mean of the features over several tasks' masks, ``(n, features)``: the probe ``remaining``."""
-    return torch.stack(
-        [features_of(model, x, model.binary_mask(task), model.own_modules(task)) for task in tasks]
-    ).mean(0)
+def mean_features(model: TaskMaskedModel, x: Tensor, tasks: Sequence[int]) -> Tensor:
+    """Mean of the features as several tasks see them, ``(n, features)``: the probe ``remaining``."""
+    seen = [features_of(model, x, model.binary_mask(task), parts=model.task_parts(task)) for task in tasks]
+    return torch.stack(seen).mean(0)

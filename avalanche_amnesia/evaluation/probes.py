@@ -16,18 +16,18 @@ from avalanche.evaluation.metric_results import MetricValue
 from avalanche.evaluation.metric_utils import get_metric_name
 from torch import Tensor, nn
 
-from avalanche_amnesia.models import MaskedModel, MultiHeadModel
+from avalanche_amnesia.models import MultiHeadModel, TaskMaskedModel
 from avalanche_amnesia.training import UnlearningPlugin
 from avalanche_amnesia.training.plugins import find_plugin
 
 
 @dataclass(frozen=True)
 class Probe:
-    """A forgotten task's mask and norms (None for models without) and head (None if it had none that is known)."""
+    """What was a forgotten task's own: mask (None for models without), head (None if it had none), normalisation."""
 
     mask: Tensor | None
     head: nn.Module | None
-    own: nn.Module | None = None
+    parts: nn.Module | None = None
 
 
 class ProbingMetric(PluginMetric):
@@ -87,11 +87,11 @@ class ProbingMetric(PluginMetric):
 
 
 def take_probe(model: nn.Module, task: int) -> Probe:
-    """Copies of a task's mask, norms and head."""
+    """Copies of a task's mask and head."""
+    mask = model.binary_mask(task) if isinstance(model, TaskMaskedModel) and task in model.masks else None
     head = deepcopy(model.head(task)) if isinstance(model, MultiHeadModel) else None
-    if not isinstance(model, MaskedModel) or task not in model.masks:
-        return Probe(None, head)
-    return Probe(model.binary_mask(task), head, deepcopy(model.own_modules(task)).eval())
+    parts = deepcopy(model.task_parts(task)) if isinstance(model, TaskMaskedModel) else None
+    return Probe(mask, head, parts)
 
 
 def unlearning_of(strategy: Any) -> UnlearningPlugin:
@@ -104,6 +104,6 @@ def unlearning_of(strategy: Any) -> UnlearningPlugin:
     if plugin is None:
         raise TypeError(
             f"unlearning metrics need an UnlearningPlugin, which {type(strategy).__name__} does not have: use "
-            "AmnesiacHAT, or plugins=[TrajectoryPlugin(), UnlearningPlugin()]"
+            "AmnesiacHAT or WSN, or plugins=[TrajectoryPlugin(), UnlearningPlugin()]"
         )
     return plugin

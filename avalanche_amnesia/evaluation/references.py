@@ -16,7 +16,7 @@ from avalanche_amnesia.benchmarks import with_unlearning
 from avalanche_amnesia.bits import tensor_hash
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.training.attention import check_choice
-from avalanche_amnesia.training.plugins import HATPlugin, SeedingPlugin, find_plugin
+from avalanche_amnesia.training.plugins import SeedingPlugin, TaskMaskPlugin, find_plugin
 from avalanche_amnesia.training.plugins.seeding import preserved_rng
 
 Variant = Literal["same", "order", "seed"]
@@ -151,7 +151,7 @@ def _reseed(strategy: Any, seeding: SeedingPlugin, seed: int) -> None:
         if hasattr(module, "reset_parameters"):
             module.reset_parameters()
     seeding.seed = seeding.order_seed = seed
-    masking = find_plugin(strategy, HATPlugin)
+    masking = find_plugin(strategy, TaskMaskPlugin)
     if masking is not None:
         masking.seed = seed
 

@@ -1,10 +1,12 @@
-"""Backbones, masks over their units, and multi-head models."""
+"""Backbones, masks over their units or weights, and multi-head models."""
 
 from avalanche_amnesia.models.findings import Finding
 from avalanche_amnesia.models.graph import ModelError, UnitGraph, WeightedLayer
 from avalanche_amnesia.models.masked import MaskedModel
 from avalanche_amnesia.models.mlp import MLP
 from avalanche_amnesia.models.multi_head import MultiHeadModel, UnknownTaskError
+from avalanche_amnesia.models.subnet import SubnetModel
+from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.models.tracing import trace_backbone
 from avalanche_amnesia.models.validation import fix, validate
 
@@ -14,6 +16,8 @@ __all__ = [
     "MaskedModel",
     "ModelError",
     "MultiHeadModel",
+    "SubnetModel",
+    "TaskMaskedModel",
     "UnitGraph",
     "UnknownTaskError",
     "WeightedLayer",

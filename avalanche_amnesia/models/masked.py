@@ -13,32 +13,12 @@ from torch import Tensor, nn
 from avalanche_amnesia.models.description import Description
 from avalanche_amnesia.models.graph import UnitGraph
 from avalanche_amnesia.models.masked_backbone import MaskedBackbone
-from avalanche_amnesia.models.multi_head import MultiHeadModel, UnknownTaskError, single_task
+from avalanche_amnesia.models.multi_head import UnknownTaskError, single_task
+from avalanche_amnesia.models.task_buffers import TaskBuffers
+from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.models.task_owned import TaskNorm
 from avalanche_amnesia.models.tracing import NormChoice, trace_backbone
 from avalanche_amnesia.models.utilisation import utilisation
-
-
-class _TaskBuffers(nn.Module):
-    """One buffer per task, so that masks follow ``state_dict``, ``.to`` and ``deepcopy``."""
-
-    def put(self, task: int, value: Tensor) -> None:
-        if str(task) in self._buffers:
-            self._buffers[str(task)] = value
-        else:
-            self.register_buffer(str(task), value)
-
-    def get(self, task: int) -> Tensor:
-        value = self._buffers[str(task)]
-        assert value is not None
-        return value
-
-    def drop(self, task: int) -> None:
-        del self._buffers[str(task)]
-
-    @property
-    def tasks(self) -> tuple[int, ...]:
-        return tuple(int(name) for name in self._buffers)
 
 
 class OwnModules(nn.ModuleDict):
@@ -59,7 +39,7 @@ class OwnModules(nn.ModuleDict):
         return self
 
 
-class MaskedModel(MultiHeadModel):
+class MaskedModel(TaskMaskedModel):
     """Any traceable backbone with one mask per task over the units of all its weighted layers, and one head per task.
 
     A task without a mask (trained by a strategy that does not mask) uses all units. While a task is being masked its
@@ -88,6 +68,7 @@ class MaskedModel(MultiHeadModel):
     task-owned norms: Duan, HAT-CL, 2023.
     """
 
+    task_containers = ("heads", "own")
     backbone: MaskedBackbone
     graph: UnitGraph
 
@@ -107,8 +88,8 @@ class MaskedModel(MultiHeadModel):
         super().__init__(module, len(graph.output))
         self.graph = graph
         self._sizes = [layer.units for layer in graph.layers.values()]
-        self._binary = _TaskBuffers()
-        self._embeddings = _TaskBuffers()
+        self._binary = TaskBuffers()
+        self._embeddings = TaskBuffers()
         self.own = nn.ModuleDict()
         self.embedding: nn.Parameter | None = None
         self.current_task: int | None = None
@@ -182,13 +163,18 @@ class MaskedModel(MultiHeadModel):
         """A copy of everything that tasks have of their own, with the backbone's values."""
         return OwnModules({name.replace(".", "/"): s.make(self.backbone) for name, s in self.backbone.owned.items()})
 
-    def own_modules(self, task: int) -> nn.Module:
-        """The task's own norms and declared modules; fresh ones for a task that has none."""
-        return self.own[str(task)] if str(task) in self.own else self._fresh_own().train(self.training)
+    def task_parts(self, task: int) -> nn.Module | None:
+        """The task's own norms and declared modules; None for a task that has none."""
+        return self.own[str(task)] if str(task) in self.own else None  # noqa: SIM401 - it has no get
 
-    def task_parameters(self, task: int) -> list[nn.Parameter]:
-        """Parameters of the task's head and of what else it has of its own."""
-        return [*self.head(task).parameters(), *self.own_modules(task).parameters()]
+    def task_modules(self, task: int) -> list[nn.Module]:
+        """The task's head, norms and declared modules."""
+        own = self.task_parts(task)
+        return [*super().task_modules(task), *([] if own is None else [own])]
+
+    def _parts_of(self, task: int) -> nn.Module:
+        parts = self.task_parts(task)
+        return self._fresh_own().train(self.training) if parts is None else parts
 
     @torch.no_grad()
     def _settle_own(self, task: int) -> None:
@@ -316,8 +302,8 @@ class MaskedModel(MultiHeadModel):
         single = single_task(task)
         if single is not None:
             if single == self.current_task and self.training:
-                return self.backbone(x, self.own_modules(single), self._gate_leaves)
-            return self.masked_features(x, self._binary_gate(single), self.own_modules(single))
+                return self.backbone(x, self._parts_of(single), self._gate_leaves)
+            return self.masked_features(x, self._binary_gate(single), self._parts_of(single))
         assert isinstance(task, Tensor)
         result: Tensor | None = None
         for label in task.unique():
@@ -328,15 +314,15 @@ class MaskedModel(MultiHeadModel):
         assert result is not None
         return result
 
-    def masked_features(self, x: Tensor, mask: Tensor, own: nn.Module | None = None) -> Tensor:
+    def masked_features(self, x: Tensor, mask: Tensor, parts: nn.Module | None = None) -> Tensor:
         """Features ``(batch, features)`` through any mask.
 
         Args:
             x: ``(batch, …)``.
             mask: over all units, ``(n_units,)``.
-            own: a task's own modules (:meth:`own_modules`); None: fresh ones.
+            parts: a task's own modules (:meth:`task_parts`); None: fresh ones.
         """
-        own = self._fresh_own().train(self.training) if own is None else own
+        own = self._fresh_own().train(self.training) if parts is None else parts
         return self.backbone(x, own, self.by_layer(mask.float()))
 
     # State ----------------------------------------------------------------------------------------------------

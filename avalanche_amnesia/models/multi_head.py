@@ -53,6 +53,9 @@ class MultiHeadModel(MultiTaskModule):
         ModelError: if the width of the features is not known.
     """
 
+    task_containers: tuple[str, ...] = ("heads",)
+    """Names of the containers that hold a task's own modules under its label."""
+
     def __init__(self, backbone: nn.Module, n_features: int | None = None) -> None:
         super().__init__()
         width = getattr(backbone, "features", None) if n_features is None else n_features
@@ -79,14 +82,25 @@ class MultiHeadModel(MultiTaskModule):
 
     def add_head(self, task: int, n_classes: int) -> None:
         """Add a freshly drawn head ``features → n_classes`` for a task."""
-        like = next(self.backbone.parameters())
-        self.heads[str(task)] = nn.Linear(self.n_features, n_classes, device=like.device, dtype=like.dtype)
+        self.heads[str(task)] = self._new_head(n_classes)
         self.known_train_tasks_labels.add(task)
+
+    def _new_head(self, n_classes: int) -> nn.Linear:
+        like = next(self.backbone.parameters())
+        return nn.Linear(self.n_features, n_classes, device=like.device, dtype=like.dtype)
 
     def remove_task(self, task: int) -> None:
         """Take out everything that belongs to the task alone."""
         del self.heads[str(task)]
         self.known_train_tasks_labels.discard(task)
+
+    def task_modules(self, task: int) -> list[nn.Module]:
+        """The modules that belong to the task alone.
+
+        Raises:
+            UnknownTaskError: if the task has no head.
+        """
+        return [self.head(task)]
 
     def task_state(self) -> Any:
         """What belongs to single tasks, for :meth:`restore_task_state`; holds references, copies nothing."""

@@ -1,4 +1,4 @@
-"""Strategies and plugins: HAT, AdaHAT, AmnesiacHAT, trajectories and unlearning for any Avalanche strategy."""
+"""Strategies and plugins: HAT, AdaHAT, AmnesiacHAT, WSN, trajectories and unlearning for any Avalanche strategy."""
 
 from avalanche_amnesia.training.adahat import AdaHAT
 from avalanche_amnesia.training.amnesiac_hat import AmnesiacHAT
@@ -10,15 +10,18 @@ from avalanche_amnesia.training.plugins import (
     HATPlugin,
     InMemoryLoaderPlugin,
     SeedingPlugin,
+    SubnetPlugin,
     TaskError,
     TrajectoryPlugin,
     UnlearningPlugin,
 )
 from avalanche_amnesia.training.plugins.unlearning import remaining_experiences
+from avalanche_amnesia.training.wsn import WSN
 
 __all__ = [
     "HAT",
     "PAPER_ALPHA",
+    "WSN",
     "AdaHAT",
     "AdaHATPlugin",
     "AmnesiacHAT",
@@ -26,6 +29,7 @@ __all__ = [
     "HATPlugin",
     "InMemoryLoaderPlugin",
     "SeedingPlugin",
+    "SubnetPlugin",
     "TaskError",
     "TrajectoryPlugin",
     "UnlearningPlugin",

@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from avalanche_amnesia.models import MaskedModel
+from avalanche_amnesia.models import TaskMaskedModel
 from avalanche_amnesia.seeding import derive_seed
 
 AdjustSpace = Literal["update", "gradient"]
@@ -33,7 +33,7 @@ class TaskUse:
         n_tasks: remaining tasks that count.
     """
 
-    def __init__(self, model: MaskedModel, locked: Collection[int] | None = None) -> None:
+    def __init__(self, model: TaskMaskedModel, locked: Collection[int] | None = None) -> None:
         parameters = dict(model.backbone.named_parameters())
         counted = {task: mask for task, mask in model.masks.items() if locked is None or task in locked}
         masks = list(counted.values())

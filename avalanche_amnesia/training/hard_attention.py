@@ -1,4 +1,4 @@
-"""What HAT, AdaHAT and AmnesiacHAT share: an ordinary supervised strategy with the right plugins in the right order."""
+"""What HAT, AdaHAT, AmnesiacHAT and WSN share: a supervised strategy with the right plugins in the right order."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from avalanche.training.templates import SupervisedTemplate
 from torch import nn
 from torch.optim import Optimizer
 
-from avalanche_amnesia.models import MaskedModel
+from avalanche_amnesia.models import TaskMaskedModel
 from avalanche_amnesia.training.listening import ListenerDispatch
 from avalanche_amnesia.training.plugins import (
-    HATPlugin,
     InMemoryLoaderPlugin,
     SeedingPlugin,
+    TaskMaskPlugin,
     TrajectoryPlugin,
     UnlearningPlugin,
     find_plugin,
@@ -32,12 +32,12 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class HardAttentionStrategy(ListenerDispatch, SupervisedTemplate):
-    """A supervised strategy over a :class:`MaskedModel`, composed of this package's plugins.
+    """A supervised strategy over a model with one mask per task, composed of this package's plugins.
 
-    Base of :class:`HAT`, :class:`AdaHAT` and :class:`AmnesiacHAT`, which choose the plugins.
+    Base of :class:`HAT`, :class:`AdaHAT`, :class:`AmnesiacHAT` and :class:`WSN`, which choose the plugins.
 
     Args:
-        model: a :class:`MaskedModel`.
+        model: of the kind that ``masking`` masks (:class:`MaskedModel`, :class:`SubnetModel`).
         optimizer: any torch optimizer over ``model.parameters()``.
         masking: the plugin that learns masks and protects them.
         unlearning: plugins that record and unlearn, behind it.
@@ -50,15 +50,15 @@ class HardAttentionStrategy(ListenerDispatch, SupervisedTemplate):
             ``peval_mode``.
 
     Raises:
-        TypeError: if ``model`` is no MaskedModel, or for an unknown option.
+        TypeError: if ``model`` is of another kind, or for an unknown option.
     """
 
     def __init__(
         self,
         *,
-        model: MaskedModel,
+        model: TaskMaskedModel,
         optimizer: Optimizer,
-        masking: HATPlugin,
+        masking: TaskMaskPlugin,
         unlearning: Sequence[SupervisedPlugin] = (),
         criterion: Any = None,
         plugins: Sequence[SupervisedPlugin] | None = None,
@@ -67,10 +67,10 @@ class HardAttentionStrategy(ListenerDispatch, SupervisedTemplate):
         seed: int = 0,
         **options: Any,
     ) -> None:
-        if not isinstance(model, MaskedModel):
+        if not isinstance(model, masking.model_class):
+            name = masking.model_class.__name__
             raise TypeError(
-                f"model must be a MaskedModel, got {type(model).__name__}: wrap the feature extractor, "
-                "MaskedModel(backbone)"
+                f"model must be a {name}, got {type(model).__name__}: wrap the feature extractor, {name}(backbone)"
             )
         super().__init__(
             model=model,
@@ -136,22 +136,22 @@ class HardAttentionStrategy(ListenerDispatch, SupervisedTemplate):
     def abort_training(self) -> None:
         """Undo a training that was interrupted by an exception; does nothing between tasks."""
         for plugin in self.plugins:
-            if isinstance(plugin, (HATPlugin, TrajectoryPlugin, UnlearningPlugin)):
+            if isinstance(plugin, (TaskMaskPlugin, TrajectoryPlugin, UnlearningPlugin)):
                 plugin.abort(self)
 
     def _unlearning(self) -> UnlearningPlugin:
         plugin = find_plugin(self, UnlearningPlugin)
         if plugin is None:
             raise RequestError(
-                f"{type(self).__name__} does not unlearn: use AmnesiacHAT, or give it "
+                f"{type(self).__name__} does not unlearn: use AmnesiacHAT or WSN, or give it "
                 "plugins=[TrajectoryPlugin(), UnlearningPlugin()]"
             )
         return plugin
 
 
-def plugin_options(plugin: type[HATPlugin]) -> dict[str, inspect.Parameter]:
+def plugin_options(plugin: type[TaskMaskPlugin]) -> dict[str, inspect.Parameter]:
     """Options of a masking plugin, those of its bases included, without the seed that a strategy passes on itself."""
-    parameters = [inspect.signature(kind).parameters for kind in plugin.__mro__ if issubclass(kind, HATPlugin)]
+    parameters = [inspect.signature(kind).parameters for kind in plugin.__mro__ if issubclass(kind, TaskMaskPlugin)]
     return {
         name: parameter
         for of_class in reversed(parameters)
@@ -160,7 +160,7 @@ def plugin_options(plugin: type[HATPlugin]) -> dict[str, inspect.Parameter]:
     }
 
 
-def takes_options_of(*plugins: type[HATPlugin]) -> Callable[[F], F]:
+def takes_options_of(*plugins: type[TaskMaskPlugin]) -> Callable[[F], F]:
     """Decorator of a strategy's ``__init__``: show the plugins' options in its signature, where Avalanche and
     ``help()`` look for them, without writing each of them again."""
 
@@ -176,7 +176,7 @@ def takes_options_of(*plugins: type[HATPlugin]) -> Callable[[F], F]:
     return extend
 
 
-def split_options(options: dict[str, Any], plugin: type[HATPlugin]) -> tuple[dict[str, Any], dict[str, Any]]:
+def split_options(options: dict[str, Any], plugin: type[TaskMaskPlugin]) -> tuple[dict[str, Any], dict[str, Any]]:
     """A strategy's keyword arguments, as those of its masking plugin and the rest."""
     names = plugin_options(plugin)
     of_plugin = {name: value for name, value in options.items() if name in names}

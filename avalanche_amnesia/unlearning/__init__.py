@@ -3,8 +3,8 @@
 from avalanche_amnesia.unlearning.ledger import RequestError, TaskLedger
 from avalanche_amnesia.unlearning.operation import Preparation, Subject, apply, book_only, prepare
 from avalanche_amnesia.unlearning.purge import PurgeContext, register_purger
-from avalanche_amnesia.unlearning.record import TensorChange, UnlearningPlan, UnlearningRecord
-from avalanche_amnesia.unlearning.task_modules import own_parameters, remove_task_modules
+from avalanche_amnesia.unlearning.record import SharedEntries, TensorChange, UnlearningPlan, UnlearningRecord
+from avalanche_amnesia.unlearning.task_modules import own_parameters, remove_task_modules, shared_statistics
 from avalanche_amnesia.unlearning.trajectory import Removal, Trajectory, TrajectoryError
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "PurgeContext",
     "Removal",
     "RequestError",
+    "SharedEntries",
     "Subject",
     "TaskLedger",
     "TensorChange",
@@ -25,4 +26,5 @@ __all__ = [
     "prepare",
     "register_purger",
     "remove_task_modules",
+    "shared_statistics",
 ]

@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from avalanche_amnesia.bits import same_bits, tensor_hash
-from avalanche_amnesia.models import MaskedModel
+from avalanche_amnesia.models import TaskMaskedModel
 from avalanche_amnesia.unlearning.ledger import TaskLedger
 from avalanche_amnesia.unlearning.purge import PurgeContext, holds_learned_state, purger_of
-from avalanche_amnesia.unlearning.record import Claim, TensorChange, UnlearningPlan, UnlearningRecord
+from avalanche_amnesia.unlearning.record import Claim, SharedEntries, TensorChange, UnlearningPlan, UnlearningRecord
 from avalanche_amnesia.unlearning.task_modules import own_parameters, remove_task_modules
-from avalanche_amnesia.unlearning.trajectory import Removal, Trajectory
+from avalanche_amnesia.unlearning.trajectory import Readers, Removal, Trajectory
 
 
 @dataclass
@@ -78,10 +78,11 @@ def prepare(subject: Subject, tasks: Iterable[int], event: str) -> Preparation:
     parameters = dict(model.named_parameters())
     own = frozenset().union(*(own_parameters(model, task) for task in tasks))
     shared = {name: p.detach() for name, p in parameters.items() if name not in own}
-    removal = trajectory.remove(tasks, shared, subject.before)
     remaining = [task for task in subject.ledger.remaining if task not in tasks]
+    readers = _readers(model, remaining)
+    removal = trajectory.remove(tasks, shared, subject.before, readers)
     tainted = {t for t in remaining if t in subject.tainted or subject.ledger.present(t) & set(tasks)}
-    exact = subject.exact_host and not tainted and subject.before is None
+    exact = subject.exact_host and not tainted and not removal.shared and subject.before is None
     claim: Claim = "exact" if exact else "approximate"
     stateful = [plugin for plugin in subject.plugins if purger_of(plugin) is None and holds_learned_state(plugin)]
     plan = UnlearningPlan(
@@ -90,6 +91,7 @@ def prepare(subject: Subject, tasks: Iterable[int], event: str) -> Preparation:
         entries={name: int((~same_bits(value, shared[name])).sum()) for name, value in sorted(removal.values.items())},
         removed=tuple(sorted(own | _task_buffers(model, tasks))),
         affected=_affected(model, remaining, removal, shared),
+        shared=_shared_entries(removal, readers),
         claim=claim,
         trajectory_bytes=sum(trajectory.nbytes(task) for task in tasks),
         purges=tuple(type(plugin).__name__ for plugin in subject.plugins if purger_of(plugin)),
@@ -99,9 +101,29 @@ def prepare(subject: Subject, tasks: Iterable[int], event: str) -> Preparation:
 
 
 def _task_buffers(model: nn.Module, tasks: Sequence[int]) -> frozenset[str]:
-    if not isinstance(model, MaskedModel):
+    if not isinstance(model, TaskMaskedModel):
         return frozenset()
     return frozenset(model.buffer_names(tasks))
+
+
+def _readers(model: nn.Module, remaining: Sequence[int]) -> Readers:
+    """What the remaining tasks read, where that stays as it is whoever wrote it."""
+    if not isinstance(model, TaskMaskedModel) or not model.keeps_shared_entries:
+        return {}
+    return {
+        task: {f"backbone.{name}": use > 0 for name, use in model.graph.parameter_use(model.masks[task]).items()}
+        for task in remaining
+    }
+
+
+def _shared_entries(removal: Removal, readers: Readers) -> dict[str, SharedEntries]:
+    return {
+        name: SharedEntries(
+            entries=int(stays.sum()),
+            tasks=tuple(task for task, reads in readers.items() if bool((reads[name].cpu() & stays).any())),
+        )
+        for name, stays in sorted(removal.shared.items())
+    }
 
 
 def _affected(
@@ -109,7 +131,7 @@ def _affected(
 ) -> tuple[int, ...]:
     if not removal.values:
         return ()
-    if not isinstance(model, MaskedModel):
+    if not isinstance(model, TaskMaskedModel):
         return tuple(remaining)  # without masks every task uses every entry
     changed = {name: ~same_bits(value, shared[name]) for name, value in removal.values.items()}
     return tuple(
@@ -179,7 +201,8 @@ def book_only(
     subject: Subject, preparation: Preparation, announce: Callable[[str, UnlearningRecord | None], None]
 ) -> UnlearningRecord:
     """The control: enter the request into the book and announce it, but leave everything as it is."""
-    plan = replace(preparation.plan, entries={}, removed=(), affected=(), claim="approximate", trajectory_bytes=0)
+    nothing: dict[str, Any] = {"entries": {}, "removed": (), "affected": (), "shared": {}, "trajectory_bytes": 0}
+    plan = replace(preparation.plan, claim="approximate", **nothing)
     with ExitStack() as undo:
         announce("before_unlearning", None)
         undo.callback(subject.ledger.load_state_dict, subject.ledger.state_dict())

@@ -12,6 +12,19 @@ Claim = Literal["exact", "approximate"]
 
 
 @dataclass(frozen=True)
+class SharedEntries:
+    """Entries that tasks which go had trained, and that stay because remaining tasks read them.
+
+    Attributes:
+        entries: how many, each counted once.
+        tasks: the remaining tasks that read some of them, in training order.
+    """
+
+    entries: int
+    tasks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class UnlearningPlan:
     """What unlearning some tasks would change; making one changes nothing.
 
@@ -21,6 +34,8 @@ class UnlearningPlan:
         entries: shared tensor → number of entries that change.
         removed: tensors that go with the tasks (heads, masks, embeddings).
         affected: remaining tasks that use entries which change, in training order.
+        shared: shared tensor → the entries of it that keep what the tasks that go had trained, because remaining tasks
+            read them (WSN); empty where their updates are taken out.
         claim: what the state afterwards can be called.
         trajectory_bytes: bytes of trajectory that are freed.
         purges: host plugins that would be cleaned, by class name.
@@ -32,6 +47,7 @@ class UnlearningPlan:
     entries: Mapping[str, int]
     removed: tuple[str, ...]
     affected: tuple[int, ...]
+    shared: Mapping[str, SharedEntries]
     claim: Claim
     trajectory_bytes: int
     purges: tuple[str, ...]

@@ -8,22 +8,34 @@ from typing import Any
 from avalanche.models import MultiHeadClassifier
 from torch import nn
 
-from avalanche_amnesia.models import MaskedModel, MultiHeadModel
+from avalanche_amnesia.models import MultiHeadModel, TaskMaskedModel
 
 
 def own_parameters(model: nn.Module, task: int) -> frozenset[str]:
-    """Names of the parameters that belong to the task alone (its heads and norms)."""
+    """Names of the parameters that belong to the task alone (its heads, its normalisation)."""
     prefixes = [
         f"{name}.{container}.{task}.".lstrip(".")
         for name, module in model.named_modules()
-        for kind, container in (
-            (MultiHeadModel, "heads"),
-            (MaskedModel, "own"),
-            (MultiHeadClassifier, "classifiers"),
-        )
-        if isinstance(module, kind)
+        for container in _containers(module)
     ]
     return frozenset(name for name, _ in model.named_parameters() if name.startswith(tuple(prefixes)))
+
+
+def _containers(module: nn.Module) -> tuple[str, ...]:
+    if isinstance(module, MultiHeadModel):
+        return module.task_containers
+    return ("classifiers",) if isinstance(module, MultiHeadClassifier) else ()
+
+
+def shared_statistics(model: nn.Module) -> list[str]:
+    """Names of the modules whose running statistics all tasks share."""
+    if isinstance(model, TaskMaskedModel):
+        return []  # those in its backbone never run, and each task has copies of its own
+    return [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats
+    ]
 
 
 def remove_task_modules(model: nn.Module, task: int, undo: ExitStack) -> None:

@@ -25,6 +25,8 @@ from avalanche_amnesia.bits import same_bits
 from avalanche_amnesia.unlearning.sparse import SparseValues
 
 Log = dict[str, SparseValues]
+Readers = Mapping[int, Mapping[str, Tensor]]
+"""Task → tensor name → bool tensor of the entries that it reads, and that must stay as they are."""
 
 
 class TrajectoryError(ValueError):
@@ -40,6 +42,7 @@ class Removal:
         values: tensor name → new values, for tensors that change.
         before: the same for the values before a task that is still in training; empty between tasks.
         logs: the remaining tasks' undo logs afterwards.
+        shared: tensor name → bool tensor of the entries that keep what the tasks wrote, as others read them.
         updates: task that goes → tensor name → its update ``Δ``, float64: for copies of old states (an anchor, say).
     """
 
@@ -47,6 +50,7 @@ class Removal:
     values: Mapping[str, Tensor]
     before: Mapping[str, Tensor]
     logs: Mapping[int, Log]
+    shared: Mapping[str, Tensor]
     updates: Mapping[int, Mapping[str, Tensor]]
 
 
@@ -96,7 +100,11 @@ class Trajectory:
         }
 
     def remove(
-        self, tasks: Sequence[int], current: Mapping[str, Tensor], before: Mapping[str, Tensor] | None = None
+        self,
+        tasks: Sequence[int],
+        current: Mapping[str, Tensor],
+        before: Mapping[str, Tensor] | None = None,
+        readers: Readers | None = None,
     ) -> Removal:
         """Work out the state without some tasks; changes nothing.
 
@@ -104,6 +112,9 @@ class Trajectory:
             tasks: recorded tasks.
             current: tensor name → values now; of tensors that are not named here the logs forget everything.
             before: where a further task is in training, the values before it.
+            readers: remaining tasks, in training order, with the entries that they read. What a task that goes wrote
+                into such an entry stays, and the first of its readers takes the way back over: once no reader is left
+                the entry returns to the value before it.
 
         Raises:
             TrajectoryError: for a task that is not recorded.
@@ -120,11 +131,15 @@ class Trajectory:
         }
         values: dict[str, Tensor] = {}
         new_before: dict[str, Tensor] = {}
+        shared: dict[str, Tensor] = {}
         updates: dict[int, dict[str, Tensor]] = {task: {} for task in tasks}
         for name in sorted({name for task in gone for name in self._logs[task] if name in current}):
             committed = current[name] if before is None or name not in before else before[name]
             writers = [(task, self._logs[task].get(name)) for task in suffix]
-            replayed = _replay(name, committed, writers, logs, updates)
+            reading = {task: reads[name].cpu().reshape(-1) for task, reads in (readers or {}).items() if name in reads}
+            replayed, stays = _replay(name, committed, writers, logs, updates, reading)
+            if bool(stays.any()):
+                shared[name] = stays
             if same_bits(replayed, committed.detach().cpu()).all():
                 continue
             replayed = replayed.to(committed.device)
@@ -132,7 +147,7 @@ class Trajectory:
             if before is not None and name in before:
                 new_before[name] = replayed
                 values[name] = _moved_along(current[name], before[name], replayed)
-        return Removal(tuple(tasks), values, new_before, logs, updates)
+        return Removal(tuple(tasks), values, new_before, logs, shared, updates)
 
     def apply(self, removal: Removal) -> None:
         """Make a removal's logs the trajectory's own."""
@@ -189,11 +204,18 @@ def _replay(
     writers: Sequence[tuple[int, SparseValues | None]],
     logs: dict[int, Log],
     updates: dict[int, dict[str, Tensor]],
-) -> Tensor:
+    reading: Mapping[int, Tensor],
+) -> tuple[Tensor, Tensor]:
     """Values of one tensor without the writers that go (the keys of ``updates``, which receives their updates).
 
-    Puts the remaining writers' new values before into ``logs``.
+    Puts the remaining writers' new values before into ``logs``. The second result marks the entries that keep what
+    those writers wrote, because a remaining task reads them (``reading``: task → bool ``(n,)``).
     """
+    read = torch.zeros(committed.numel(), dtype=torch.bool)
+    for reads in reading.values():
+        read |= reads
+    stays = torch.zeros_like(read)
+    handed: list[tuple[Tensor, Tensor]] = []
     value = committed.detach().cpu().reshape(-1).clone()
     steps: list[tuple[int, SparseValues, Tensor, Tensor, Tensor]] = []
     for task, entry in reversed(writers):  # back to before the first of them, noting what each one wrote
@@ -204,6 +226,11 @@ def _replay(
     for task, entry, index, old, written in reversed(steps):  # and forward again without those that go
         update = written.double() - old.double()
         if task in updates:
+            kept = read[index]
+            value[index[kept]] = written[kept]
+            stays[index[kept]] = True
+            update = torch.where(kept, 0.0, update)
+            handed.append((index[kept], old[kept]))
             updates[task][name] = (
                 torch.zeros(committed.shape, dtype=torch.float64).flatten().index_copy(0, index, update)
             )
@@ -212,7 +239,33 @@ def _replay(
         here = value[index]
         logs[task][name] = SparseValues(entry.chosen, here, entry.shape)
         value[index] = torch.where(same_bits(here, old), written, (here.double() + update).to(here.dtype))
-    return value.reshape(committed.shape)
+    for index, old in handed:
+        _hand_over(name, index, old, reading, logs, tuple(committed.shape))
+    return value.reshape(committed.shape), stays.reshape(committed.shape)
+
+
+def _hand_over(
+    name: str,
+    index: Tensor,
+    values_before: Tensor,
+    reading: Mapping[int, Tensor],
+    logs: dict[int, Log],
+    shape: tuple[int, ...],
+) -> None:
+    """Enter the values before some entries into the log of the first task that reads each of them."""
+    for task, reads in reading.items():
+        taken = reads[index]
+        if not bool(taken.any()):
+            continue
+        entry = logs[task].get(name)
+        where = torch.zeros_like(reads) if entry is None else entry.where.reshape(-1)
+        old = torch.zeros(len(reads), dtype=values_before.dtype)
+        if entry is not None:
+            old[where] = entry.values
+        where[index[taken]] = True
+        old[index[taken]] = values_before[taken]
+        logs[task][name] = SparseValues.of(old.reshape(shape), where.reshape(shape))
+        index, values_before = index[~taken], values_before[~taken]
 
 
 def _moved_along(current: Tensor, before: Tensor, new_before: Tensor) -> Tensor:

@@ -3,8 +3,10 @@
 from avalanche_amnesia.training.plugins.adahat import PAPER_ALPHA, AdaHATPlugin
 from avalanche_amnesia.training.plugins.loading import InMemoryLoaderPlugin
 from avalanche_amnesia.training.plugins.lookup import find_plugin
-from avalanche_amnesia.training.plugins.masking import DivergedError, HATPlugin, TaskError
+from avalanche_amnesia.training.plugins.masking import HATPlugin
 from avalanche_amnesia.training.plugins.seeding import SeedingPlugin
+from avalanche_amnesia.training.plugins.subnetwork import SubnetPlugin
+from avalanche_amnesia.training.plugins.task_mask import DivergedError, TaskError, TaskMaskPlugin
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
 
@@ -15,7 +17,9 @@ __all__ = [
     "HATPlugin",
     "InMemoryLoaderPlugin",
     "SeedingPlugin",
+    "SubnetPlugin",
     "TaskError",
+    "TaskMaskPlugin",
     "TrajectoryPlugin",
     "UnlearningPlugin",
     "find_plugin",

@@ -8,20 +8,12 @@ from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 import torch
-from avalanche.core import SupervisedPlugin
 from torch import nn
 from torch.optim import Optimizer
 
-from avalanche_amnesia.models import MaskedModel
+from avalanche_amnesia.models import MaskedModel, TaskMaskedModel
 from avalanche_amnesia.seeding import derive_seed
-from avalanche_amnesia.training.adjustment import (
-    Adjuster,
-    AdjustmentRule,
-    AdjustSpace,
-    ConstantRule,
-    RandomRule,
-    TaskUse,
-)
+from avalanche_amnesia.training.adjustment import AdjustmentRule, AdjustSpace, ConstantRule, RandomRule, TaskUse
 from avalanche_amnesia.training.attention import (
     Annealing,
     EmbeddingInit,
@@ -33,33 +25,12 @@ from avalanche_amnesia.training.attention import (
     initial_embedding,
     mask_scale,
 )
-from avalanche_amnesia.training.snapshot import TaskSnapshot
+from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin, single_task
 
 Adjustment = Literal["hat", "random", "constant"]
 
-_WITHIN_A_TASK = frozenset(
-    {
-        "_gate",
-        "_scale",
-        "_lowest",
-        "_highest",
-        "_step_embedding",
-        "_regulariser",
-        "_adjuster",
-        "_generation",
-    }
-)
 
-
-class TaskError(ValueError):
-    """An experience can't be trained as a task of its own; nothing changed."""
-
-
-class DivergedError(RuntimeError):
-    """A task's weights became infinite or NaN; its training was undone."""
-
-
-class HATPlugin(SupervisedPlugin):
+class HATPlugin(TaskMaskPlugin):
     """Hard attention to the task: learns a mask per task, protects what earlier masks use, commits what a mask owns.
 
     Works with any Avalanche strategy whose model is a :class:`~avalanche_amnesia.models.MaskedModel`.
@@ -93,6 +64,20 @@ class HATPlugin(SupervisedPlugin):
     HAT-CL, 2023.
     """
 
+    model_class = MaskedModel
+    within_a_task = frozenset(
+        {
+            "_gate",
+            "_scale",
+            "_lowest",
+            "_highest",
+            "_step_embedding",
+            "_regulariser",
+            "_adjuster",
+            "_generation",
+        }
+    )
+
     def __init__(
         self,
         *,
@@ -112,22 +97,21 @@ class HATPlugin(SupervisedPlugin):
         locked: Iterable[int] | None = None,
         seed: int = 0,
     ) -> None:
-        super().__init__()
         check_choice("sparsity", sparsity, SparsityMode)
         check_choice("annealing", annealing, Annealing)
         check_choice("embedding_init", embedding_init, EmbeddingInit)
         check_choice("adjust", adjust, AdjustSpace)
-        _check_above("sparsity_weight", sparsity_weight, 0, inclusive=True)
-        _check_above("s_max", s_max, 1)
-        _check_above("embedding_lr", embedding_lr, 0)
-        _check_above("compensation_clamp", compensation_clamp, 0)
-        _check_above("embedding_clamp", embedding_clamp, 0)
+        check_above("sparsity_weight", sparsity_weight, 0, inclusive=True)
+        check_above("s_max", s_max, 1)
+        check_above("embedding_lr", embedding_lr, 0)
+        check_above("compensation_clamp", compensation_clamp, 0)
+        check_above("embedding_clamp", embedding_clamp, 0)
         if compensation_clamp > 88:
             raise ValueError(
                 f"compensation_clamp must be at most 88, got {compensation_clamp}: cosh of more overflows float32, and "
                 "the embeddings become NaN"
             )
-        _check_above("min_units", min_units, 1, inclusive=True)
+        check_above("min_units", min_units, 1, inclusive=True)
         if int(min_units) != min_units:
             raise ValueError(f"min_units must be a whole number, got {min_units}")
         self.sparsity_weight, self.sparsity, self.s_max, self.annealing = (
@@ -146,12 +130,8 @@ class HATPlugin(SupervisedPlugin):
             embedding_clamp,
             min_units,
         )
-        self.adjust, self.seed = adjust, seed
+        super().__init__(self._make_rule(adjustment, alpha), adjust, seed)
         self.locked = None if locked is None else _task_labels("locked", locked)
-        self.rule = self._make_rule(adjustment, alpha)
-        self.snapshot: TaskSnapshot | None = None
-        """Values before the task in training; None between tasks."""
-        self._starting: int | None = None
 
     def _make_rule(self, adjustment: Adjustment, alpha: float | None) -> AdjustmentRule:
         check_choice("adjustment", adjustment, Adjustment)
@@ -163,39 +143,17 @@ class HATPlugin(SupervisedPlugin):
             return AdjustmentRule()
         return RandomRule() if adjustment == "random" else ConstantRule(1.0 if alpha is None else alpha)
 
-    def task_use(self, model: MaskedModel) -> TaskUse:
+    def task_use(self, model: TaskMaskedModel) -> TaskUse:
         """What a next task would find in use: by the locked tasks, or by all that remain."""
         return TaskUse(model, self.locked)
 
     # Around a task --------------------------------------------------------------------------------------------
 
-    def before_train_dataset_adaptation(self, strategy: Any, **kwargs: Any) -> None:
-        """Check the experience, and undo a training that was interrupted, before anything else happens."""
-        model, task = masked_model(strategy), single_task(strategy.experience)
-        self.abort(strategy)
-        if task in model.masks:
-            raise TaskError(
-                f"task {task} is already trained; tasks with a mask: {list(model.masks)}. Unlearn it first, or give "
-                "the new data a task label of its own"
-            )
-        self._starting = task
-
-    def abort(self, strategy: Any) -> None:
-        """Undo a task whose training was interrupted: weights, mask, head."""
-        model = masked_model(strategy)
-        if self.snapshot is not None:
-            self.snapshot.restore(model)
-            model.drop_current_task()
-            self.snapshot = None
-        elif self._starting in model.tasks and self._starting not in model.masks:
-            model.remove_task(self._starting)  # it got as far as its head
-        self._end_task(model)
-
     def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
         """Start the task's mask; everything that is constant within the task is computed here."""
-        model, task = masked_model(strategy), single_task(strategy.experience)
+        model, task = self.model_of(strategy), single_task(strategy.experience)
         self.n_tasks = len(getattr(strategy.experience, "origin_stream", None) or [task])
-        self.snapshot = TaskSnapshot(model, task)
+        self._take_snapshot(model, task)
         last = model.task_embedding(tuple(model.masks)[-1]) if model.masks else None
         generator = torch.Generator().manual_seed(derive_seed(self.seed, "embedding", task))
         embedding = initial_embedding(self.embedding_init, model.n_units, generator, last, n_tasks=self.n_tasks)
@@ -203,10 +161,6 @@ class HATPlugin(SupervisedPlugin):
         optimizer = self._make_embedding_optimizer(strategy.optimizer, model)
         # The bare step, without the profiling hooks around it, which cost more than the step of so few numbers.
         self._step_embedding = functools.partial(inspect.unwrap(type(optimizer).step), optimizer)
-        for other in model.tasks:  # an optimizer skips what has no gradient, whatever its decay or momentum
-            for parameter in model.task_parameters(other):
-                parameter.requires_grad_(other == task)
-                parameter.grad = None
         self._prepare(model)
 
     def _prepare(self, model: MaskedModel) -> None:
@@ -216,20 +170,7 @@ class HATPlugin(SupervisedPlugin):
         sizes = [layer.units for layer in model.graph.layers.values()]
         use = self.task_use(model)
         self._regulariser = SparsityRegulariser(self.sparsity_weight, self.sparsity, use.in_use, sizes, self.n_tasks)
-        self._adjuster = Adjuster(
-            self.rule,
-            self.adjust,
-            use,
-            seed=self.seed,
-            task=self.snapshot.task,
-            parameters=dict(model.backbone.named_parameters()),
-            before={
-                name.removeprefix("backbone."): value
-                for name, value in self.snapshot.values.items()
-                if name.startswith("backbone.")
-            },
-            layer_of=model.graph.layer_of,
-        )
+        self._adjuster = self._make_adjuster(model, use)
 
     def _make_embedding_optimizer(self, optimizer: Optimizer, model: MaskedModel) -> Optimizer:
         assert model.embedding is not None
@@ -244,12 +185,12 @@ class HATPlugin(SupervisedPlugin):
     @torch.no_grad()
     def before_training_epoch(self, strategy: Any, **kwargs: Any) -> None:
         """Choose, per layer, the units that stay open in this epoch whatever the regulariser says."""
-        embedding = masked_model(strategy).embedding
+        embedding = self.model_of(strategy).embedding
         assert embedding is not None
         self._highest = torch.full_like(embedding, self.embedding_clamp)
         self._lowest = -self._highest
         start = 0
-        for layer in masked_model(strategy).graph.layers.values():
+        for layer in self.model_of(strategy).graph.layers.values():
             strongest = embedding[start : start + layer.units].topk(min(self.min_units, layer.units)).indices
             self._lowest[start + strongest] = min(6 / self.s_max, self.embedding_clamp)  # σ(6) at full scale: open
             start += layer.units
@@ -258,43 +199,18 @@ class HATPlugin(SupervisedPlugin):
     @torch.no_grad()
     def after_training_exp(self, strategy: Any, **kwargs: Any) -> None:
         """Binarise the mask, and return every entry outside it to its bits before the task (commit)."""
-        model = masked_model(strategy)
+        model = self.model_of(strategy)
         assert self.snapshot is not None
         owned = model.graph.parameter_use(model.by_layer(model.binary_mask(self.snapshot.task)))
-        covered = self._adjuster.use.covered
-        frozen = self._adjuster.frozen and self.adjust == "update"
-        keep = {
-            f"backbone.{name}": (use > 0) & (covered[name] == 0) if frozen else (use > 0).expand_as(covered[name])
-            for name, use in owned.items()
-        }
-        self.snapshot.commit(dict(model.named_parameters()), keep)
-        if not all(bool(parameter.isfinite().all()) for parameter in model.parameters()):
-            task = self.snapshot.task
-            for plugin in strategy.plugins:
-                if plugin is not self and hasattr(plugin, "abort"):
-                    plugin.abort(strategy)
-            self.abort(strategy)
-            raise DivergedError(
-                f"task {task} diverged: some of its weights are infinite or NaN. Its training was undone and the other "
-                "tasks are as they were; train it again with a smaller learning rate or gradient clipping"
-            )
+        self._commit(strategy, owned, self._adjuster)
         model.finish_task()
         self._end_task(model)
-
-    def _end_task(self, model: MaskedModel) -> None:
-        """Keep nothing of a task beyond its training: what is left here would outlive its unlearning."""
-        self.snapshot, self._starting = None, None
-        for name in _WITHIN_A_TASK & vars(self).keys():
-            delattr(self, name)
-        for task in model.tasks:  # heads were frozen for this training alone
-            for parameter in model.task_parameters(task):
-                parameter.requires_grad_(True)
 
     # Around a step --------------------------------------------------------------------------------------------
 
     def before_forward(self, strategy: Any, **kwargs: Any) -> None:
         """Open the gate at the mini-batch's scale; look again at the other masks if one of them went."""
-        model = masked_model(strategy)
+        model = self.model_of(strategy)
         batch, batches = strategy.clock.train_epoch_iterations, len(strategy.dataloader)
         self._scale = mask_scale(batch, batches, self.s_max, self.annealing)
         self._gate = model.open_gate(self._scale)
@@ -309,9 +225,9 @@ class HATPlugin(SupervisedPlugin):
     @torch.no_grad()
     def before_update(self, strategy: Any, **kwargs: Any) -> None:
         """Form the embedding's gradient and compensate it; hold back what other tasks use."""
-        embedding, gate = masked_model(strategy).embedding, self._gate
+        embedding, gate = self.model_of(strategy).embedding, self._gate
         assert embedding is not None
-        of_gate = masked_model(strategy).gate_gradient().add_(self._regulariser.gradient(gate))
+        of_gate = self.model_of(strategy).gate_gradient().add_(self._regulariser.gradient(gate))
         embedding.grad = embedding_gradient(of_gate, gate, self._scale)
         compensate_(embedding.grad, embedding, self._scale, self.s_max, self.compensation_clamp)
         sparsity = self._regulariser.layer_sparsity(gate).tolist() if self._adjuster.needs_sparsity else []
@@ -320,7 +236,7 @@ class HATPlugin(SupervisedPlugin):
     @torch.no_grad()
     def after_update(self, strategy: Any, **kwargs: Any) -> None:
         """Take back what is held, step the embedding, keep it within its bounds and its layers open."""
-        model = masked_model(strategy)
+        model = self.model_of(strategy)
         assert model.embedding is not None
         self._adjuster.after_step()
         self._step_embedding()
@@ -328,36 +244,7 @@ class HATPlugin(SupervisedPlugin):
         model.embedding.clamp_(self._lowest, self._highest)
 
 
-def masked_model(strategy: Any) -> MaskedModel:
-    """The strategy's model.
-
-    Raises:
-        TypeError: unless it is a MaskedModel.
-    """
-    if not isinstance(strategy.model, MaskedModel):
-        raise TypeError(
-            f"HAT masks a MaskedModel, got {type(strategy.model).__name__}: wrap the feature extractor, "
-            "MaskedModel(backbone)"
-        )
-    return strategy.model
-
-
-def single_task(experience: Any) -> int:
-    """The one task label of an experience.
-
-    Raises:
-        TaskError: if it has none, or several.
-    """
-    labels = list(getattr(experience, "task_labels", []))
-    if len(labels) != 1:
-        raise TaskError(
-            f"an experience must hold exactly one task, got task labels {labels}; build the stream with "
-            "avalanche_amnesia.benchmarks or avalanche's task_incremental_benchmark"
-        )
-    return int(labels[0])
-
-
-def _check_above(name: str, value: float, bound: float, *, inclusive: bool = False) -> None:
+def check_above(name: str, value: float, bound: float, *, inclusive: bool = False) -> None:
     if not (value >= bound if inclusive else value > bound):
         raise ValueError(f"{name} must be {'at least' if inclusive else 'above'} {bound}, got {value}")
 

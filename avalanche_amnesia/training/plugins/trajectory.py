@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from avalanche.core import SupervisedPlugin
-from torch import nn
 
-from avalanche_amnesia.models import MaskedModel, ModelError
+from avalanche_amnesia.models import ModelError
 from avalanche_amnesia.training.plugins.lookup import find_plugin
-from avalanche_amnesia.training.plugins.masking import HATPlugin, single_task
+from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin, single_task
 from avalanche_amnesia.training.snapshot import TaskSnapshot
-from avalanche_amnesia.unlearning import RequestError, Trajectory, own_parameters
+from avalanche_amnesia.unlearning import RequestError, Trajectory, own_parameters, shared_statistics
 
 
 class TrajectoryPlugin(SupervisedPlugin):
@@ -42,16 +41,11 @@ class TrajectoryPlugin(SupervisedPlugin):
                 f"task {task} is already trained and remains recorded; recorded tasks: {list(self.trajectory.tasks)}. "
                 "Unlearn it first, or give the new data a task label of its own"
             )
-        masked = isinstance(strategy.model, MaskedModel)  # whose tasks have norms of their own
-        shared = [
-            name
-            for name, module in strategy.model.named_modules()
-            if not masked and isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats
-        ]
+        shared = shared_statistics(strategy.model)
         if shared:
             raise ModelError(
                 f"modules {shared} keep running statistics that all tasks share, which no unlearning can take apart; "
-                "use a backbone without them, or track_running_stats=False"
+                "use a backbone without them, track_running_stats=False, or a MaskedModel, where each task has its own"
             )
         self.abort(strategy)
 
@@ -63,12 +57,14 @@ class TrajectoryPlugin(SupervisedPlugin):
 
     def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
         """Remember the values before the task."""
-        masking = find_plugin(strategy, HATPlugin)
+        masking = find_plugin(strategy, TaskMaskPlugin)
         if masking is None:
             self.snapshot = TaskSnapshot(strategy.model, single_task(strategy.experience))
         else:
             if masking.snapshot is None:
-                raise ValueError("put HATPlugin in front of TrajectoryPlugin: what is recorded must be committed first")
+                raise ValueError(
+                    f"put {type(masking).__name__} in front of TrajectoryPlugin: a task is committed, then recorded"
+                )
             self.snapshot = masking.snapshot  # one copy of the model serves both
 
     def after_training_exp(self, strategy: Any, **kwargs: Any) -> None:

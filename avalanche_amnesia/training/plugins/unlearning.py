@@ -14,8 +14,8 @@ from avalanche.training.utils import trigger_plugins
 
 from avalanche_amnesia.training.plugins.loading import InMemoryLoaderPlugin
 from avalanche_amnesia.training.plugins.lookup import find_plugin
-from avalanche_amnesia.training.plugins.masking import HATPlugin, single_task
 from avalanche_amnesia.training.plugins.seeding import SeedingPlugin
+from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin, single_task
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 from avalanche_amnesia.unlearning import (
     RequestError,
@@ -248,7 +248,7 @@ class UnlearningPlugin(SupervisedPlugin):
         """Is a training here a function of (seed, remaining tasks) alone? Any plugin of others may break that."""
         known = (EvaluationPlugin, PeriodicEval, Clock, *_OURS)
         return (
-            find_plugin(strategy, HATPlugin) is not None
+            find_plugin(strategy, TaskMaskPlugin) is not None
             and find_plugin(strategy, SeedingPlugin) is not None
             and getattr(strategy, "optimizer_always_fresh", False)
             and all(isinstance(plugin, known) for plugin in strategy.plugins)
@@ -279,7 +279,7 @@ def remaining_experiences(strategy: Any, experiences: Iterable[Any]) -> list[Any
     return [e for e in experiences if all(int(task) in tasks for task in e.task_labels)]
 
 
-_OURS = (SeedingPlugin, InMemoryLoaderPlugin, HATPlugin, TrajectoryPlugin, UnlearningPlugin)
+_OURS = (SeedingPlugin, InMemoryLoaderPlugin, TaskMaskPlugin, TrajectoryPlugin, UnlearningPlugin)
 
 
 def _drop_last_values(evaluator: Any, tasks: Iterable[int]) -> None:

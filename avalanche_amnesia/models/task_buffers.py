@@ -1,0 +1,29 @@
+"""Tensors that belong to single tasks, kept so that they follow a model wherever it goes."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+
+class TaskBuffers(nn.Module):
+    """One buffer per task: follows ``state_dict``, ``.to`` and ``deepcopy``."""
+
+    def put(self, task: int, value: Tensor) -> None:
+        """Set a task's tensor."""
+        self._buffers.pop(str(task), None)
+        self.register_buffer(str(task), value)
+
+    def get(self, task: int) -> Tensor:
+        """A task's tensor itself."""
+        value = self._buffers[str(task)]
+        assert value is not None
+        return value
+
+    def drop(self, task: int) -> None:
+        """Take a task's tensor out, if it has one."""
+        self._buffers.pop(str(task), None)
+
+    @property
+    def tasks(self) -> tuple[int, ...]:
+        """Tasks that have a tensor, in the order in which they got it."""
+        return tuple(int(name) for name in self._buffers)

@@ -1,0 +1,102 @@
+"""What every model with one mask per task offers, whether its masks lie over units or over weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+from avalanche_amnesia.models.multi_head import MultiHeadModel
+
+
+class MaskCover(Protocol):
+    """What the entries of a mask stand for."""
+
+    @property
+    def layers(self) -> Mapping[str, Any]:
+        """The parts of a mask vector, by name, in its order."""
+
+    def parameter_use(self, *masks: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """How much every parameter is in use.
+
+        Args:
+            masks: one mapping per task, part of the mask → ``(…,)``, bool or float; uses add up.
+
+        Returns:
+            Parameter name (inside the backbone) → float32 tensor that broadcasts over the parameter. A parameter that
+            no mask can ever cover, because no task trains it, is left out.
+        """
+
+    def layer_of(self, parameter: str) -> int:
+        """Index of the part of a mask that a parameter goes by, in :attr:`layers`."""
+
+
+class TaskMaskedModel(MultiHeadModel):
+    """A multi-head model of which every task uses the part that its binary mask names.
+
+    Base of :class:`MaskedModel` (masks over units) and :class:`SubnetModel` (masks over weights): what plans, records,
+    adjustment, metrics and pictures read, so that they serve both.
+
+    Attributes:
+        graph: what the entries of a mask stand for.
+        current_task: label of the task in training, None between tasks.
+        generation: grows with every change of the set of masks.
+        keeps_shared_entries: whether an entry that a forgotten task wrote, and a remaining task reads, stays as it is
+            (the record lists it). False: the forgotten task's update is taken out of it.
+    """
+
+    graph: MaskCover
+    current_task: int | None
+    generation: int
+    keeps_shared_entries: bool = False
+
+    @property
+    def masks(self) -> Mapping[int, Mapping[str, Tensor]]:
+        """Binary masks of the trained tasks: task → part of the mask → bool tensor, one-dimensional."""
+        raise NotImplementedError
+
+    def by_layer(self, vector: Tensor) -> Mapping[str, Tensor]:
+        """A vector over a whole mask ``(…, n)`` cut into its parts."""
+        raise NotImplementedError
+
+    def binary_mask(self, task: int) -> Tensor:
+        """A task's mask, bool ``(n,)``, copied."""
+        raise NotImplementedError
+
+    def cumulative_mask(self) -> Tensor:
+        """Entries that any remaining task uses, bool ``(n,)``."""
+        raise NotImplementedError
+
+    def let_learn(self, task: int, learn: bool) -> None:
+        """Let a task's own modules (its head) receive gradients, or not; drops those that they have."""
+        for module in self.task_modules(task):
+            for parameter in module.parameters():
+                parameter.requires_grad_(learn)
+                parameter.grad = None
+
+    def finish_task(self) -> None:
+        """Keep the mask of the task in training, which ends its training."""
+        raise NotImplementedError
+
+    def drop_current_task(self) -> None:
+        """Give up the task in training, with everything that is its own."""
+        raise NotImplementedError
+
+    def buffer_names(self, tasks: Sequence[int]) -> list[str]:
+        """Names, in ``state_dict``, of everything but parameters that goes with the tasks."""
+        raise NotImplementedError
+
+    def task_parts(self, task: int) -> nn.Module | None:
+        """What else, besides its mask, a task's features depend on alone (its normalisation); None: nothing."""
+        return None
+
+    def masked_features(self, x: Tensor, mask: Tensor, parts: nn.Module | None = None) -> Tensor:
+        """Features ``(batch, features)`` through any mask.
+
+        Args:
+            x: ``(batch, …)``.
+            mask: ``(n,)``.
+            parts: a task's :meth:`task_parts`; None: as the backbone has them.
+        """
+        raise NotImplementedError

@@ -1,0 +1,58 @@
+"""WSN: winning subnetworks that can forget a task on request."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.optim import Optimizer
+
+from avalanche_amnesia.models import SubnetModel
+from avalanche_amnesia.training.hard_attention import HardAttentionStrategy, split_options, takes_options_of
+from avalanche_amnesia.training.plugins import SubnetPlugin, TrajectoryPlugin, UnlearningPlugin
+
+
+class WSN(HardAttentionStrategy):
+    """Each task uses the best-scored weights of every layer; weights of earlier tasks are frozen (METHOD §5).
+
+    Requests come with the experiences (:func:`~avalanche_amnesia.benchmarks.with_unlearning`) or from
+    :meth:`~HardAttentionStrategy.unlearn`. What a forgotten task alone used returns to its initial bits. Weights that
+    it trained and a remaining task uses stay as they are, so that no remaining task's logits change by a bit; the
+    record lists them (``record.plan.shared``), and calls itself approximate. Scores go back to those before the first
+    forgotten task.
+
+    Args:
+        model: a :class:`SubnetModel`.
+        optimizer: any torch optimizer over ``model.parameters()``.
+        keep_probes: whether metrics may keep the masks and heads of tasks that the stream's requests name.
+        deadline: a task becomes permanent once this many further tasks have been trained; by default the stream's.
+        seed: every draw derives from it and the task.
+        options: those of :class:`SubnetPlugin` (``scores``, ``score_lr``, ``keep`` …) and of
+            :class:`HardAttentionStrategy` (``train_mb_size``, ``train_epochs``, ``plugins``, ``evaluator`` …).
+
+    Raises:
+        TypeError: for an unknown option.
+        ValueError: for a value that is not allowed.
+
+    Reference: Kang et al., Forget-free continual learning with winning subnetworks, ICML 2022.
+    """
+
+    @takes_options_of(SubnetPlugin)
+    def __init__(
+        self,
+        *,
+        model: SubnetModel,
+        optimizer: Optimizer,
+        keep_probes: bool = True,
+        deadline: int | None = None,
+        seed: int = 0,
+        **options: Any,
+    ) -> None:
+        masking, rest = split_options(options, SubnetPlugin)
+        super().__init__(
+            model=model,
+            optimizer=optimizer,
+            masking=SubnetPlugin(**masking, seed=seed),
+            unlearning=[TrajectoryPlugin(), UnlearningPlugin(keep_probes=keep_probes, deadline=deadline)],
+            seed=seed,
+            **rest,
+        )

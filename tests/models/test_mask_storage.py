@@ -1,0 +1,74 @@
+"""Masks in few bits: exact, close to the entropy, and never decoded from something else."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from avalanche_amnesia.models.mask_storage import decode_masks, encode_masks, pack_bits, unpack_bits
+
+
+def drawn(seed, n, tasks, stay, share=0.5):
+    """Masks of successive tasks: each entry keeps its bit with probability ``stay``, else it is drawn anew."""
+    rng = np.random.default_rng(seed)
+    rows = [rng.random(n) < share]
+    for _ in range(tasks - 1):
+        rows.append(np.where(rng.random(n) < stay, rows[-1], rng.random(n) < share))
+    return {3 * task: torch.from_numpy(row) for task, row in enumerate(rows)}
+
+
+def same(a, b):
+    return list(a) == list(b) and all(torch.equal(a[task], b[task]) for task in a)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(0, 2**31),
+    st.sampled_from([1, 7, 8, 9, 100, 4095, 4096, 8193, 20000]),
+    st.integers(1, 5),
+    st.sampled_from([0.0, 0.6, 1.0]),
+    st.sampled_from([0.0, 0.03, 0.5, 1.0]),
+)
+def test_any_masks_come_back_exactly(seed, n, tasks, stay, share):
+    masks = drawn(seed, n, tasks, stay, share)
+    assert same(decode_masks(encode_masks(masks)), masks)
+    for mask in masks.values():
+        packed = pack_bits(mask)
+        assert packed.nbytes == -(-n // 8)
+        assert torch.equal(unpack_bits(packed, n), mask)
+
+
+def entropy(p):
+    return 0.0 if p in (0, 1) else float(-p * np.log2(p) - (1 - p) * np.log2(1 - p))
+
+
+@pytest.mark.parametrize(("stay", "share"), [(0.0, 0.5), (0.5, 0.5), (0.9, 0.5), (0.0, 0.1), (0.95, 0.3)])
+def test_the_code_is_within_two_percent_of_the_entropy_of_what_was_drawn(stay, share):
+    n, tasks = 100_000, 5
+    bits = 8 * len(encode_masks(drawn(0, n, tasks, stay, share))) / (n * tasks)
+    after_one, after_zero = stay + (1 - stay) * share, (1 - stay) * share
+    rate = (entropy(share) + (tasks - 1) * (share * entropy(after_one) + (1 - share) * entropy(after_zero))) / tasks
+    assert rate * 0.99 < bits < rate * 1.02 + 0.005
+
+
+def test_nothing_at_all():
+    assert decode_masks(encode_masks({})) == {}
+    empty = {0: torch.zeros(0, dtype=torch.bool)}
+    assert same(decode_masks(encode_masks(empty)), empty)
+
+
+def test_what_is_no_code_is_refused():
+    code = encode_masks(drawn(0, 5000, 3, 0.7))
+    for wrong in (b"", code[:40], code[:-1], code + b"\0", b"XXXX" + code[4:]):
+        with pytest.raises(ValueError, match="these are no encoded masks"):
+            decode_masks(wrong)
+
+
+def test_masks_that_do_not_fit_are_refused():
+    with pytest.raises(
+        ValueError, match=r"bool vectors of one length, got \['torch.bool \(3,\)', 'torch.bool \(4,\)'\]"
+    ):
+        encode_masks({0: torch.ones(3, dtype=torch.bool), 1: torch.ones(4, dtype=torch.bool)})
+    with pytest.raises(ValueError, match="bool vectors"):
+        encode_masks({0: torch.ones(3)})

@@ -1,0 +1,337 @@
+"""Subnetworks: exactly so many weights, straight-through scores, any backbone, nothing left without an owner."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from avalanche_amnesia.models import MLP, ModelError, SubnetModel, UnknownTaskError
+from avalanche_amnesia.models.top_share import count_of_share, mark_largest
+
+
+def slow_marks(values, k):
+    """The k largest, one by one: larger first, then the lower index; NaN last."""
+    numbers = [-1.0 if value != value else value for value in values]
+    best = sorted(range(len(values)), key=lambda i: (-numbers[i], i))[:k]
+    return [1.0 if i in best else 0.0 for i in range(len(values))]
+
+
+magnitudes = st.one_of(
+    st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=1, max_size=40),
+    st.lists(st.floats(0, 2.0**90, width=32), min_size=1, max_size=40),
+    st.lists(st.sampled_from([0.0, 1.0, float("nan"), float("inf")]), min_size=1, max_size=12),
+)
+
+
+@given(magnitudes, st.floats(0.001, 1))
+def test_exactly_k_are_marked_and_ties_go_to_the_lowest_index(values, share):
+    k = count_of_share(share, len(values))
+    marks = torch.full((len(values),), 7.0)
+    mark_largest(torch.tensor(values), k, marks)
+    assert marks.tolist() == slow_marks(values, k)
+    assert 1 <= k <= len(values)
+
+
+class ConvNet(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4)
+        self.up, self.group = nn.ConvTranspose2d(4, 3, 2, stride=2), nn.GroupNorm(1, 3)
+        self.linear, self.layer_norm = nn.Linear(3 * 144, 5), nn.LayerNorm(5)
+
+    def forward(self, x):
+        x = torch.relu(self.norm(self.conv(x.view(-1, 1, 8, 8))))
+        x = torch.relu(self.group(self.up(x)))
+        return self.layer_norm(self.linear(x.flatten(1)))
+
+
+class Untraceable(nn.Module):
+    """Control flow by data, a tied weight, an embedding, a constant of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.first, self.second = nn.Embedding(16, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+        self.second.weight = self.first.weight
+        self.scale = nn.Parameter(torch.tensor(2.0), requires_grad=False)
+
+    def forward(self, x):
+        x = self.words((x.abs() * 15).long().clamp(0, 15)).mean(1)
+        if float(x.detach().sum()) > 0:
+            x = torch.tanh(self.first(x))
+        return self.second(x) * self.scale
+
+
+BACKBONES = {
+    "mlp": (lambda: MLP(64, hidden=(7,), features=5), 5, {}),
+    "masked biases": (lambda: MLP(64, hidden=(7,), features=5), 5, {"bias": "masked"}),
+    "conv": (ConvNet, 5, {}),
+    "conv, batch statistics": (ConvNet, 5, {"norm": "batch", "bias": "masked"}),
+    "untraceable": (Untraceable, 8, {"sparsity": 0.2}),
+}
+
+
+def build(name, tasks=(3, 1)):
+    """A model with trained looking tasks, in evaluation mode, and a batch."""
+    make, width, options = BACKBONES[name]
+    torch.manual_seed(0)
+    model = SubnetModel(make(), n_features=width, **options)
+    x = torch.rand(20, 64)
+    for task in tasks:
+        model.train()
+        model.add_head(task, 2)
+        model.start_task(task, torch.randn(model.n_weights))
+        model(x + task, task)  # normalisation sees the task
+        model.finish_task()
+    return model.eval(), x
+
+
+@pytest.mark.parametrize("name", BACKBONES)
+def test_a_task_reads_its_weights_and_no_others(name):
+    model, x = build(name)
+    for task in model.tasks:
+        masks = model.masks[task]
+        before = model(x, task)
+        assert [int(mask.sum()) for mask in masks.values()] == [t.kept for t in model.graph.layers.values()]
+        real = {n: p.detach().clone() for n, p in model.backbone.named_parameters()}
+        for parameter_name, mask in masks.items():
+            weight = model.backbone.get_parameter(parameter_name)
+            with torch.no_grad():
+                weight.view(-1)[~mask] += 3.0
+            assert torch.equal(model(x, task), before), parameter_name
+            moved = model.backbone.get_parameter(parameter_name)
+            with torch.no_grad():
+                moved.view(-1)[mask] *= -1.5
+            assert not torch.equal(model(x, task), before), parameter_name
+            with torch.no_grad():
+                moved.copy_(real[parameter_name])
+        assert torch.equal(model(x, task), before)
+
+
+@pytest.mark.parametrize("name", ["mlp", "masked biases", "conv"])
+def test_a_mixed_batch_is_what_each_task_makes_of_its_samples(name):
+    model, x = build(name)
+    labels = torch.tensor([3, 1] * 10)
+    mixed = model(x, labels)
+    for task in (3, 1):
+        assert torch.allclose(mixed[labels == task], model(x[labels == task], task))
+
+
+def test_gradients_are_those_of_autograd_through_a_straight_through_estimator():
+    torch.manual_seed(0)
+    model = SubnetModel(MLP(6, hidden=(5,), features=4), sparsity=0.4, bias="masked")
+    model.add_head(0, 3)
+    model.start_task(0, torch.randn(model.n_weights))
+    x, y = torch.randn(9, 6), torch.arange(9) % 3
+    for _ in range(2):  # two backward passes of one step add up
+        F.cross_entropy(model(x, 0), y).backward()
+    model.pass_gradients()
+    twin = copy.deepcopy(model.backbone)
+    scores = model.scores.detach().clone().requires_grad_()
+    marks = model.best_scored(scores.detach())
+    through = dict(model.by_layer(marks + scores.abs() - scores.abs().detach()))
+    for parameter in twin.parameters():
+        parameter.grad = None
+    masked = {n: p * through[n].view_as(p) for n, p in twin.named_parameters()}
+    loss = F.cross_entropy(model.head(0)(torch.func.functional_call(twin, masked, (x,))), y)
+    (2 * loss).backward()
+    assert torch.allclose(model.scores.grad, scores.grad, rtol=1e-5, atol=1e-7)
+    assert (scores.grad != 0).float().mean() > 0.5
+    for name, parameter in twin.named_parameters():
+        ours = model.backbone.get_parameter(name).grad
+        assert torch.allclose(ours, parameter.grad, rtol=1e-5, atol=1e-7)
+        assert not ours.view(-1)[~model.by_layer(marks)[name].bool()].any()
+
+
+def test_a_layer_that_no_backward_pass_reached_passes_no_gradient():
+    class TwoPaths(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.used, self.unused = nn.Linear(3, 2), nn.Linear(3, 2)
+
+        def forward(self, x):
+            return self.used(x)
+
+    model = SubnetModel(TwoPaths(), n_features=2)
+    model.add_head(0, 2)
+    model.start_task(0, torch.randn(model.n_weights))
+    model(torch.rand(4, 3), 0).sum().backward()
+    model.pass_gradients()
+    by_name = model.by_layer(model.scores.grad)
+    assert by_name["used.weight"].any()
+    assert not by_name["unused.weight"].any()
+    assert model.backbone.unused.weight.grad is None
+
+
+def test_biases_are_off_or_masked_and_heads_follow():
+    off = SubnetModel(MLP(6, hidden=(5,), features=4))
+    off.add_head(0, 2)
+    assert all(layer.bias is None for layer in off.backbone.layers)
+    assert off.head(0).bias is None
+    assert list(off.graph.layers) == ["layers.0.weight", "layers.1.weight"]
+    masked = SubnetModel(MLP(6, hidden=(5,), features=4), bias="masked", sparsity=0.4)
+    masked.add_head(0, 2)
+    assert {n: t.kept for n, t in masked.graph.layers.items()} == {
+        "layers.0.weight": 12,
+        "layers.0.bias": 2,
+        "layers.1.weight": 8,
+        "layers.1.bias": 2,
+    }
+    assert masked.head(0).bias is not None
+
+
+def test_a_task_s_normalisation_begins_as_the_backbone_s_and_stops_with_its_training():
+    backbone = ConvNet()
+    with torch.no_grad():
+        backbone.norm.weight.fill_(1.7)
+        backbone.norm.running_mean.fill_(0.3)
+    model = SubnetModel(backbone, n_features=5).train()
+    x = torch.rand(20, 64)
+    for task in (0, 1):
+        model.add_head(task, 2)
+        own = model.task_parts(task)[0]
+        assert own.weight.unique().tolist() == [pytest.approx(1.7)]
+        assert own.running_mean.unique().tolist() == [pytest.approx(0.3)]
+        model.start_task(task, torch.randn(model.n_weights))
+        model(x, task)
+        assert not torch.equal(own.running_mean, backbone.norm.running_mean)
+        model.finish_task()
+    kept = {n: v.clone() for n, v in model.state_dict().items()}
+    model.train()(x, torch.tensor([0, 1] * 10))
+    assert all(torch.equal(v, kept[n]) for n, v in model.state_dict().items())
+    assert not backbone.norm.weight.requires_grad
+    assert model.task_parts(0)[0].weight.requires_grad
+
+
+def test_a_frozen_parameter_stays_frozen_in_every_task_s_copy():
+    backbone = ConvNet()
+    backbone.norm.weight.requires_grad_(False)
+    backbone.linear.weight.requires_grad_(False)
+    model = SubnetModel(backbone, n_features=5)
+    model.add_head(0, 2)
+    model.let_learn(0, True)
+    assert not model.task_parts(0)[0].weight.requires_grad
+    assert model.task_parts(0)[0].bias.requires_grad
+    assert "linear.weight" not in model.graph.layers
+
+
+def test_normalisation_by_batch_statistics_holds_nothing():
+    model, _ = build("conv, batch statistics")
+    assert not [n for n in model.state_dict() if "norm" in n or "group" in n]
+
+
+class Loose(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.offset = nn.Linear(3, 2), nn.Parameter(torch.zeros(2))
+
+
+class MaxNorm(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words = nn.Embedding(4, 2, max_norm=1.0)
+
+
+@pytest.mark.parametrize(
+    ("backbone", "message"),
+    [
+        (Loose, r"parameter 'offset' of Loose, held by Loose: .* freeze it with requires_grad_\(False\)"),
+        (lambda: nn.GRU(3, 2), r"parameter 'weight_ih_l0' of GRU"),
+        (lambda: nn.MultiheadAttention(4, 2), r"parameter 'in_proj_weight' of MultiheadAttention"),
+        (lambda: nn.utils.parametrizations.weight_norm(nn.Linear(3, 2)), r"parametrizations.weight.original0"),
+        (MaxNorm, r"parameter 'words.weight' of MaxNorm: an Embedding with max_norm="),
+        (nn.ReLU, r"ReLU has no Linear, Conv or Embedding"),
+    ],
+)
+def test_what_nobody_would_own_is_refused_before_anything_changed(backbone, message):
+    made = backbone()
+    before = [name for name, _ in made.named_parameters()]
+    with pytest.raises(ModelError, match=message):
+        SubnetModel(made, n_features=2)
+    assert [name for name, _ in made.named_parameters()] == before
+
+
+@pytest.mark.parametrize("sparsity", [0, -0.1, 1.01])
+def test_a_share_outside_its_range_is_refused(sparsity):
+    with pytest.raises(ValueError, match=rf"sparsity must lie in \(0, 1\].* got {sparsity}"):
+        SubnetModel(MLP(3, hidden=(), features=2), sparsity=sparsity)
+
+
+def test_unknown_rules_and_unknown_widths_are_refused():
+    with pytest.raises(ValueError, match="bias must be one of 'off', 'masked', got 'on'"):
+        SubnetModel(MLP(3, hidden=(), features=2), bias="on")
+    with pytest.raises(ValueError, match="norm must be one of 'task', 'batch', got None"):
+        SubnetModel(MLP(3, hidden=(), features=2), norm=None)
+    sequential = nn.Sequential(nn.Linear(3, 2))
+    with pytest.raises(ModelError, match="n_features="):
+        SubnetModel(sequential)
+    assert sequential[0].bias is not None  # it was refused before it was taken over
+
+
+@pytest.mark.parametrize("name", ["conv", "masked biases"])
+@pytest.mark.parametrize("how", ["plain", "compressed"])
+def test_save_and_load(name, how, tmp_path):
+    model, x = build(name, tasks=(10, 2, 7))
+    state = model.state_dict() if how == "plain" else model.compressed_state()
+    save_file(state, tmp_path / "model.safetensors")
+    other, _ = build(name, tasks=(7, 4))
+    loaded = load_file(tmp_path / "model.safetensors")
+    if how == "plain":
+        other.load_state_dict(loaded)
+    else:
+        other.load_compressed_state(loaded)
+    assert set(other.tasks) == {10, 2, 7}
+    assert other.masked_tasks == model.masked_tasks == (10, 2, 7)  # a file knows no order, the model does
+    assert torch.equal(other.last_scores(), model.last_scores())
+    for task in model.tasks:
+        assert torch.equal(other.binary_mask(task), model.binary_mask(task))
+        assert torch.equal(other.eval()(x, task), model(x, task))
+
+
+def test_a_state_from_the_middle_of_a_task_is_refused():
+    model = SubnetModel(MLP(3, hidden=(), features=2))
+    model.add_head(0, 2)
+    model.start_task(0, torch.randn(model.n_weights))
+    with pytest.raises(ValueError, match="middle of a task"):
+        SubnetModel(MLP(3, hidden=(), features=2)).load_state_dict(model.state_dict())
+
+
+def test_taking_a_task_out_takes_everything_of_it_and_scores_that_came_of_it():
+    model, x = build("conv", tasks=(5, 6, 7))
+    names = set(model.state_dict())
+    announced = set(model.buffer_names([6])) | {n for n, _ in model.named_parameters() if ".6." in n}
+    state = model.task_state()
+    logits = model(x, 7)
+    model.remove_task(6)
+    assert names - set(model.state_dict()) == announced
+    assert "_scores.7" in announced
+    assert "_scores.5" not in announced
+    assert torch.equal(model(x, 7), logits)
+    with pytest.raises(UnknownTaskError, match="task 6 has no mask"):
+        model.binary_mask(6)
+    model.restore_task_state(state)
+    assert set(model.state_dict()) == names
+    assert model.masked_tasks == (5, 6, 7)
+
+
+def test_a_copy_runs_on_its_own():
+    model, x = build("conv")
+    copied = copy.deepcopy(model)
+    before = model(x, 3)
+    with torch.no_grad():
+        for parameter in copied.parameters():
+            parameter.add_(1.0)
+    assert torch.equal(model(x, 3), before)
+    assert not torch.equal(copied(x, 3), before)
+
+
+def test_an_error_in_the_backbone_leaves_its_weights_in_place():
+    model, _ = build("conv")
+    before = {n: id(p) for n, p in model.named_parameters()}
+    with pytest.raises(RuntimeError):
+        model(torch.rand(2, 63), 3)
+    assert {n: id(p) for n, p in model.named_parameters()} == before

@@ -1,0 +1,263 @@
+"""WSN: nothing learned is lost, only what a mask owns stays, best state from one step, the same runs again."""
+
+import copy
+import itertools
+
+import pytest
+import torch
+from avalanche.training.plugins import LRSchedulerPlugin
+from small_runs import OPTIMIZERS, assert_retained, logits, permuted, same_state, split, state, train_all
+from torch import nn
+
+from avalanche_amnesia.models import MLP, MaskedModel, SubnetModel
+from avalanche_amnesia.training import WSN, DivergedError, SubnetPlugin
+from avalanche_amnesia.training.plugins import find_plugin
+
+
+class ConvNet(nn.Module):
+    features = 12
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(1, 6, 3, padding=1), nn.BatchNorm2d(6)
+        self.second, self.last = nn.Conv2d(6, 8, 3, stride=2), nn.Linear(8 * 9, 12)
+        self.layer_norm = nn.LayerNorm(12)
+
+    def forward(self, x):
+        x = torch.relu(self.second(torch.relu(self.norm(self.first(x)))))
+        return self.layer_norm(torch.relu(self.last(x.flatten(1))))
+
+
+def subnet(net=lambda: MLP(64, hidden=(40,), features=30), **options):
+    torch.manual_seed(0)
+    return SubnetModel(net(), **{"sparsity": 0.3, **options})
+
+
+def wsn(*, optimizer="adam", model=None, **options):
+    model = subnet() if model is None else model
+    options = {"train_mb_size": 16, "train_epochs": 2, "eval_mb_size": 64, "seed": 3, **options}
+    return WSN(model=model, optimizer=OPTIMIZERS[optimizer](model.parameters()), **options)
+
+
+@pytest.mark.parametrize("optimizer", [name for name in OPTIMIZERS if name != "fused sgd"])
+def test_earlier_tasks_keep_their_bits_under_every_optimizer(optimizer):
+    assert_retained(wsn(optimizer=optimizer), split(), 3)
+
+
+@pytest.mark.parametrize("optimizer", ["nesterov", "adam decay"])
+@pytest.mark.parametrize("options", [{"bias": "masked"}, {"sparsity": 0.9}])
+def test_earlier_tasks_keep_their_bits_with_an_optimizer_that_lives_on(optimizer, options):
+    assert_retained(wsn(optimizer=optimizer, model=subnet(**options), reset_optimizer=False), split(), 3)
+
+
+@pytest.mark.parametrize("norm", ["task", "batch"])
+def test_earlier_tasks_keep_their_bits_in_a_conv_net_with_normalisation(norm):
+    strategy = wsn(optimizer="adam decay", model=subnet(ConvNet, norm=norm), train_epochs=3)
+    assert_retained(strategy, split(), 3)
+
+
+def test_learns():
+    benchmark = split(1000)
+    strategy = train_all(wsn(train_epochs=8), benchmark)
+    for task, out in logits(strategy, benchmark, range(5)).items():
+        assert (out.argmax(1) == benchmark.test_stream[task].tensors[1]).float().mean() > 0.9
+
+
+@pytest.mark.parametrize("optimizer", ["momentum", "adam decay"])
+def test_only_what_a_mask_owns_moves_and_only_once(optimizer):
+    strategy, benchmark = wsn(optimizer=optimizer), split()
+    model = strategy.model
+    initial = {name: p.detach().clone() for name, p in model.backbone.named_parameters()}
+    previous, used = initial, {name: torch.zeros(p.numel(), dtype=torch.bool) for name, p in initial.items()}
+    for experience in benchmark.train_stream:
+        strategy.train(experience)
+        masks = model.masks[experience.task_label]
+        now = {name: p.detach().clone() for name, p in model.backbone.named_parameters()}
+        for name, value in now.items():
+            moved = (value != previous[name]).view(-1)
+            assert moved.any()
+            assert not moved[used[name]].any(), "a weight of an earlier task moved"
+            assert not moved[~masks[name]].any(), "a weight outside the mask moved"
+            used[name] |= masks[name]
+            assert torch.equal(value.view(-1)[~used[name]], initial[name].view(-1)[~used[name]])
+        previous = now
+        assert all(int(m.sum()) == model.graph.layers[n].kept for n, m in masks.items())
+
+
+def overlaps(strategy):
+    masks = [strategy.model.binary_mask(task) for task in strategy.model.masked_tasks]
+    return [float((a & b).sum() / a.sum()) for a, b in itertools.pairwise(masks)]
+
+
+def test_kept_scores_make_masks_alike_and_redrawn_ones_do_not():
+    kept = overlaps(train_all(wsn(), split()))
+    redrawn = overlaps(train_all(wsn(scores="redraw"), split()))
+    assert min(kept) > 0.7
+    assert max(redrawn) < 0.5  # 0.3 by chance
+
+
+def test_five_real_masks_of_half_the_weights_take_less_than_085_bit_each():
+    model = subnet(lambda: MLP(64, hidden=(100,), features=100), sparsity=0.5)
+    strategy = train_all(wsn(model=model, train_mb_size=10, train_epochs=5, seed=0), permuted(5, 1437))
+    assert 0.5 < strategy.model.mask_bits() <= 0.85
+    loaded = subnet(lambda: MLP(64, hidden=(100,), features=100), sparsity=0.5)
+    loaded.load_compressed_state(model.compressed_state())
+    assert all(torch.equal(loaded.binary_mask(t), model.binary_mask(t)) for t in range(5))
+
+
+@pytest.mark.parametrize("options", [{}, {"scores": "redraw"}, {"keep": "best"}])
+def test_the_same_run_gives_the_same_bits_whatever_was_evaluated_between(options):
+    benchmark = split()
+    one = train_all(wsn(**options), benchmark, 2)
+    other = wsn(**options)
+    for experience in benchmark.train_stream[:2]:
+        torch.rand(3)
+        other.train(experience, eval_streams=[benchmark.test_stream])
+        other.eval(benchmark.test_stream)
+    assert same_state(state(one.model), state(other.model))
+
+
+def test_the_scores_follow_the_learning_rate_of_the_strategy_unless_they_have_an_optimizer_of_the_user_s():
+    class Rates(SubnetPlugin):
+        seen: list
+
+        def after_update(self, strategy, **kwargs):
+            super().after_update(strategy, **kwargs)
+            self.seen.append(self._score_optimizer.param_groups[0]["lr"])
+
+    rates = {}
+    for name, options in {"followed": {}, "own": {"score_optimizer": lambda p: torch.optim.SGD(p, lr=0.5)}}.items():
+        model = subnet()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.5)
+        strategy = WSN(
+            model=model, optimizer=optimizer, plugins=[LRSchedulerPlugin(schedule)], train_epochs=3, train_mb_size=64
+        )
+        plugin = Rates(**({"score_lr": 0.1} | options))
+        plugin.seen = []
+        strategy.plugins = [plugin if isinstance(p, SubnetPlugin) else p for p in strategy.plugins]
+        strategy.train(split().train_stream[0])
+        rates[name] = sorted(set(plugin.seen))
+    assert rates == {"followed": pytest.approx([0.025, 0.05, 0.1]), "own": [0.5]}
+
+
+# Best -------------------------------------------------------------------------------------------------------------
+
+
+class Diary(SubnetPlugin):
+    """Notes, after every epoch, what the held out data says and the whole state of that step."""
+
+    def after_training_epoch(self, strategy, **kwargs):
+        super().after_training_epoch(strategy, **kwargs)
+        self.pages.append((self._holdout.score(strategy), copy.deepcopy(self._state(strategy.model))))
+        self.sizes = (len(self._holdout.out), len(strategy.adapted_dataset), len(strategy.dataloader))
+
+    def after_training_exp(self, strategy, **kwargs):
+        batches = strategy.dataloader
+        self.trained_on = torch.cat([batch[0] for batch in batches])
+        self.held_out = strategy.experience.tensors[0][self._holdout.out]
+        super().after_training_exp(strategy, **kwargs)
+
+
+@pytest.mark.parametrize("net", [lambda: MLP(64, hidden=(40,), features=30), ConvNet], ids=["mlp", "conv"])
+def test_best_weights_mask_head_and_normalisation_are_of_one_step(net):
+    strategy = wsn(optimizer="momentum", model=subnet(net, bias="masked"), keep="best", train_epochs=6)
+    strategy.optimizer.param_groups[0]["lr"] = 0.3  # wild enough for the best not to be the last
+    diary = Diary(keep="best", seed=3)
+    strategy.plugins = [diary if isinstance(p, SubnetPlugin) else p for p in strategy.plugins]
+    earlier_than_last = 0
+    for experience in split(600).train_stream[:3]:
+        before = {n: p.detach().clone() for n, p in strategy.model.backbone.named_parameters()}
+        diary.pages = []
+        strategy.train(experience)
+        scores = [score for score, _ in diary.pages]
+        best = scores.index(max(scores))
+        earlier_than_last += best < 5
+        page, model, task = diary.pages[best][1], strategy.model, experience.task_label
+        mask = model.best_scored(page["scores"]).bool()
+        assert torch.equal(model.binary_mask(task), mask)
+        for name, part in model.by_layer(mask).items():
+            weight = model.backbone.get_parameter(name).detach().view(-1)
+            assert torch.equal(weight[part], page[f"backbone.{name}"].view(-1)[part])
+            outside = ~model.by_layer(model.cumulative_mask())[name]
+            assert torch.equal(weight[outside], before[name].view(-1)[outside])
+        for index, module in enumerate(model.task_modules(task)):
+            for name, value in module.state_dict().items():
+                assert torch.equal(value, page[f"{index}.{name}"]), name
+    assert earlier_than_last
+
+
+def test_held_out_data_is_never_trained_on():
+    strategy = wsn(keep="best", validation_share=0.25)
+    diary = Diary(keep="best", validation_share=0.25, seed=3)
+    diary.pages = []
+    strategy.plugins = [diary if isinstance(p, SubnetPlugin) else p for p in strategy.plugins]
+    experience = split().train_stream[0]
+    strategy.train(experience)
+    n = len(experience.dataset)
+    held = round(n / 4)
+    assert diary.sizes == (held, n - held, -(-(n - held) // 16))
+    rows = torch.cat([diary.trained_on, diary.held_out]).flatten(1)
+    assert sorted(map(tuple, rows.tolist())) == sorted(map(tuple, experience.tensors[0].flatten(1).tolist()))
+
+
+# Errors -----------------------------------------------------------------------------------------------------------
+
+
+def test_options_that_mean_nothing_are_refused():
+    with pytest.raises(ValueError, match="scores must be one of 'keep', 'redraw', got 'drop'"):
+        wsn(scores="drop")
+    with pytest.raises(ValueError, match=r"validation_share=0.2 has no meaning for keep='last'"):
+        wsn(validation_share=0.2)
+    with pytest.raises(ValueError, match=r"validation_share must lie in \(0, 1\), got 1.0"):
+        wsn(keep="best", validation_share=1.0)
+    with pytest.raises(ValueError, match="score_lr must be above 0, got 0"):
+        wsn(score_lr=0)
+    with pytest.raises(TypeError, match=r"model must be a SubnetModel, got MaskedModel: .* SubnetModel\(backbone\)"):
+        wsn(model=MaskedModel(MLP(64, hidden=(), features=3)))
+
+
+class Stop(Exception):
+    pass
+
+
+@pytest.mark.parametrize("keep", ["last", "best"])
+def test_an_interrupted_task_is_undone(keep):
+    class Interrupt(SubnetPlugin):
+        def after_update(self, strategy, **kwargs):
+            super().after_update(strategy, **kwargs)
+            if strategy.clock.train_exp_iterations == 5:
+                raise Stop
+
+    benchmark = split()
+    strategy = wsn(model=subnet(ConvNet), keep=keep)
+    strategy.train(benchmark.train_stream[0])
+    before = state(strategy.model)
+    ours = find_plugin(strategy, SubnetPlugin)
+    interrupting = Interrupt(keep=keep, seed=3)
+    strategy.plugins = [interrupting if p is ours else p for p in strategy.plugins]
+    with pytest.raises(Stop):
+        strategy.train(benchmark.train_stream[1])
+    strategy.abort_training()
+    assert same_state(before, state(strategy.model))
+    strategy.plugins = [ours if p is interrupting else p for p in strategy.plugins]
+    strategy.train(benchmark.train_stream[1])
+    again = train_all(wsn(model=subnet(ConvNet), keep=keep), benchmark, 2)
+    assert same_state(state(strategy.model), state(again.model))
+
+
+def test_a_diverged_task_is_undone():
+    strategy, benchmark = wsn(optimizer="sgd"), split()
+    strategy.train(benchmark.train_stream[0])
+    before = state(strategy.model)
+    strategy.optimizer.param_groups[0]["lr"] = 1e30
+    with pytest.raises(DivergedError, match="task 1 diverged"):
+        strategy.train(benchmark.train_stream[1])
+    assert same_state(before, state(strategy.model))
+
+
+def test_nothing_of_a_task_stays_in_the_plugin():
+    strategy = train_all(wsn(keep="best"), split(), 2)
+    plugin = find_plugin(strategy, SubnetPlugin)
+    assert not [name for name in vars(plugin) if name.startswith("_") and name != "_starting"]
+    assert plugin.snapshot is None
