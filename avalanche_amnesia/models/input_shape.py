@@ -55,6 +55,7 @@ def input_like(backbone: nn.Module, given: tuple[int, ...] | None) -> tuple[tupl
             raise ModelError(f"the backbone does not run on an input of shape {tuple(given)}: {error}") from error
         return tuple(given), dtype
     found: tuple[tuple[int, ...], torch.Size] | None = None
+    other: tuple[int, ...] | None = None  # it runs on this one, but what it returns are no features
     last = "it has no layer that says what it reads"
     for shape in _candidates(backbone):
         try:
@@ -62,8 +63,9 @@ def input_like(backbone: nn.Module, given: tuple[int, ...] | None) -> tuple[tupl
         except Exception as error:  # the next candidate may do
             last = str(error)
             continue
-        if not isinstance(result, Tensor):
-            return shape, dtype
+        if not isinstance(result, Tensor) or result.dim() != 2 or len(result) != 2:
+            other = shape if other is None else other
+            continue
         if found is not None and found[1] != result.shape:
             raise ModelError(
                 f"the number of features depends on the size of the input ({tuple(found[1][1:])} from {found[0]}, "
@@ -72,6 +74,8 @@ def input_like(backbone: nn.Module, given: tuple[int, ...] | None) -> tuple[tupl
         if found is not None:
             break
         found = shape, result.shape
+    if found is None and other is not None:
+        return other, dtype
     if found is None:
         raise ModelError(f"no input was found on which {type(backbone).__name__} runs ({last}); {_MEND}")
     return found[0], dtype
