@@ -63,7 +63,7 @@ def input_like(backbone: nn.Module, given: tuple[int, ...] | None) -> tuple[tupl
         except Exception as error:  # the next candidate may do
             last = str(error)
             continue
-        if not isinstance(result, Tensor) or result.dim() != 2:  # not features; another candidate may do
+        if not isinstance(result, Tensor) or result.dim() != 2 or len(result) != 2:  # no features; try the next one
             unlike = unlike or shape
             continue
         if found is not None and found[1] != result.shape:

@@ -158,16 +158,25 @@ def _attention(
         F.linear(x, weights[i], biases[i]).unflatten(-1, (module.num_heads, module.head_dim)).transpose(1, 2)
         for i, x in enumerate((query, key, value))
     ]
+    if isinstance(attn_mask, fx.Proxy):  # its type is not known yet
+        attn_mask = attn_mask.tracer.create_proxy("call_function", _may_attend, (attn_mask,), {})
+    elif attn_mask is not None:
+        attn_mask = _may_attend(attn_mask)
     mixed = F.scaled_dot_product_attention(
         heads[0],
         heads[1],
         heads[2],
         attn_mask=attn_mask,
         dropout_p=module.dropout if module.training else 0.0,
-        is_causal=is_causal,
+        is_causal=is_causal and attn_mask is None,  # a hint about the mask
     )
     out = module.out_proj(mixed.transpose(1, 2).flatten(2))
     return (out if module.batch_first else out.transpose(0, 1)), None
+
+
+def _may_attend(mask: Tensor) -> Tensor:
+    """nn.MultiheadAttention's mask as scaled_dot_product_attention's: there True keeps apart, here it lets meet."""
+    return ~mask if mask.dtype == torch.bool else mask
 
 
 @decomposes(nn.TransformerEncoderLayer)

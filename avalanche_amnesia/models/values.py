@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from avalanche_amnesia.models.units import ALWAYS
+from avalanche_amnesia.models.units import ALWAYS, NOTHING, compact
 
 
 class Masked(IntEnum):
@@ -33,6 +33,10 @@ class Value:
     ids: Tensor
     dtype: torch.dtype
     masked: Masked = Masked.ZERO
+
+    def __post_init__(self) -> None:
+        if self.masked is not Masked.ZERO:  # padding that is no longer zero is there under every mask
+            object.__setattr__(self, "ids", filled(self.ids))
 
     def meta(self) -> Tensor:
         """A tensor of this shape and type without memory."""
@@ -69,6 +73,13 @@ class ParameterValue:
     def meta(self) -> Tensor:
         """A tensor of this shape and type without memory."""
         return torch.empty(self.index.shape, dtype=self.dtype, device="meta")
+
+
+def filled(ids: Tensor) -> Tensor:
+    """The sets of entries that are not kept zero where nothing stands behind them: there they are always in use."""
+    small = compact(ids)
+    empty = small == NOTHING
+    return torch.where(empty, ALWAYS, small).expand(ids.shape) if bool(empty.any()) else ids
 
 
 def always_in_use(shape: Any, dtype: torch.dtype) -> Value:

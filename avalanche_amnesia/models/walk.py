@@ -80,7 +80,7 @@ class Book:
 
 def _is_rows(index: Tensor, shape: Sequence[int]) -> bool:
     """Whether a part of a parameter is some of its rows, one after the other."""
-    whole = tuple(index.shape[1:]) == tuple(shape[1:])
+    whole = index.dim() == len(shape) and tuple(index.shape[1:]) == tuple(shape[1:])
     return whole and torch.equal(index.reshape(-1), torch.arange(int(index.min()), int(index.min()) + index.numel()))
 
 
@@ -95,6 +95,8 @@ def _rows_of(factor: Tensor, index: Tensor, shape: Sequence[int]) -> Tensor:
 RULES: dict[Any, Rule] = {}
 MODULE_RULES: dict[type[nn.Module], Rule] = {}
 NEEDS_ZEROS: set[Rule] = set()
+MAY_RETURN_ITSELF: set[Any] = set()
+"""Functions, methods and types of modules whose result may share its memory with their first argument."""
 
 
 def rule(*targets: Any, zeros: bool = False) -> Callable[[Rule], Rule]:
@@ -162,6 +164,7 @@ class Walk:
                 return None
             self.graph.erase_node(extra)
         self.values[places[0]] = inputs
+        self._batch = len(inputs.ids)
         with self.graph.inserting_after(places[0]):
             self.tasks_own = self.graph.placeholder("own")
         with self.graph.inserting_after(self.tasks_own):
@@ -223,7 +226,7 @@ class Walk:
         else:
             args, kwargs = self.arguments(node)
             value = found(self, node, *args, **kwargs)
-        if isinstance(value, Value) and value.masked is Masked.DIRTY and not self._norm_follows(node):
+        if isinstance(value, Value) and value.masked is Masked.DIRTY and not self._norm_follows(node, value):
             return self._mask_behind(node, value)
         return value
 
@@ -435,9 +438,12 @@ class Walk:
             at += layer.units
         return result
 
-    def _norm_follows(self, node: fx.Node) -> bool:
+    def _norm_follows(self, node: fx.Node, value: Value) -> bool:
         """Whether the only reader is a norm of single channels, into which the mask can be folded."""
         if len(node.users) != 1:
+            return False
+        others = [size for dim, size in enumerate(compact(value.ids).shape) if dim != 1]
+        if any(size > 1 for size in others):  # the units of one channel of the norm are not all masked together
             return False
         user = next(iter(node.users))
         if not user.args or user.args[0] is not node:
@@ -453,7 +459,7 @@ class Walk:
     def _output(self, node: fx.Node) -> Tensor:
         result = self.values.get(node.args[0]) if isinstance(node.args[0], fx.Node) else node.args[0]
         if not isinstance(result, Value):
-            raise Refused(f"the backbone returns a {type(node.args[0]).__name__}", "return one tensor of features")
+            raise Refused(f"the backbone returns a {type(result).__name__}", "return one tensor of features")
         if not self.book.layers:
             raise Refused("the backbone has no weighted layer to mask", "use a Linear or a Conv")
         if result.ids.dim() != 2:
@@ -461,11 +467,15 @@ class Walk:
                 f"the backbone returns values of shape (batch, {', '.join(map(str, result.ids.shape[1:]))})",
                 "flatten or average them into (batch, features)",
             )
+        if len(result.ids) != self._batch:
+            raise Refused("the backbone's result has another first dimension than its input", "keep the batch there")
         self.zero_inputs(node)
         return self.book.sets.over(result.ids, [0]).clone()
 
     def _check_in_place(self, node: fx.Node) -> None:
         """Refuse to write into a value that is read elsewhere too: there it would change behind its mask."""
+        if node.kwargs.get("out") is not None:
+            raise Refused("it writes its result into another tensor (out=…)", "use what it returns")
         if not self._writes(node):
             return
         written = node.args[0] if node.args else None
@@ -473,11 +483,27 @@ class Walk:
             return
         if isinstance(self.values.get(written), (ParameterValue, Tensor)) and written.op == "get_attr":
             raise Refused("it writes in place into a parameter or buffer", "keep what changes in a layer of torch.nn")
-        later = [user for user in written.users if user is not node and not (user < node)]
-        if later:
+        if any(user is not node and not (user < node) for alias in self._aliases(written, node) for user in alias.users):
             raise Refused(
                 "it writes in place into a value that is read elsewhere too", "use its result (or fix(model))"
             )
+
+    def _aliases(self, written: fx.Node, writer: fx.Node) -> list[fx.Node]:
+        """Nodes in front of a writer whose results may lie in the memory that it writes to."""
+        root = written
+        while self._may_return_itself(root) and root.args and isinstance(root.args[0], fx.Node):
+            root = root.args[0]
+        found = [root]
+        for node in found:
+            found += [user for user in node.users if user < writer and self._may_return_itself(user)]
+        return found
+
+    def _may_return_itself(self, node: fx.Node) -> bool:
+        target: Any = node.target
+        if node.op == "call_module":
+            kind = type(self.modules.get(str(node.target)))
+            return self._writes(node) or kind in MAY_RETURN_ITSELF or kind.__name__ in MAY_RETURN_ITSELF
+        return self._writes(node) or target in MAY_RETURN_ITSELF
 
     def _writes(self, node: fx.Node) -> bool:
         """Whether a node changes its first argument."""
@@ -525,7 +551,9 @@ def map_leaves(tree: Any, function: Callable[[Any], Any]) -> Any:
     if isinstance(tree, list):
         return [map_leaves(part, function) for part in tree]
     if isinstance(tree, tuple):
-        return tuple(map_leaves(part, function) for part in tree)
+        parts = [map_leaves(part, function) for part in tree]
+        # `torch.max(x, 1).values`: what torch returns under names keeps them
+        return type(tree)(parts) if type(tree).__module__ == "torch.return_types" else tuple(parts)
     if isinstance(tree, Mapping):
         return {name: map_leaves(part, function) for name, part in tree.items()}
     if isinstance(tree, slice):

@@ -10,7 +10,7 @@ from torch import Tensor, fx
 
 from avalanche_amnesia.models.findings import Refused
 from avalanche_amnesia.models.units import ALWAYS
-from avalanche_amnesia.models.values import Masked, ParameterValue, Value
+from avalanche_amnesia.models.values import Masked, ParameterValue, Value, filled
 from avalanche_amnesia.models.walk import Walk, rule
 
 
@@ -78,7 +78,7 @@ def adopt(walk: Walk, parameter: ParameterValue, ids: Tensor) -> Masked:
     if parameter.owned:
         return Masked.CONSTANT
     places = torch.arange(parameter.index.numel()).reshape(parameter.index.shape)
-    of_entries = walk.book.sets.merge(places, ids, parameter.index.numel()).reshape(parameter.index.shape)
+    of_entries = walk.book.sets.merge(places, filled(ids), parameter.index.numel()).reshape(parameter.index.shape)
     walk.used(parameter, of_entries)
     return Masked.CONSTANT if parameter.frozen else Masked.DIRTY
 
@@ -90,19 +90,19 @@ def divided(walk: Walk, node: fx.Node, a: Any, b: Any, **options: Any) -> Value:
     if isinstance(b, Value):
         if b.masked is Masked.ZERO and not b.always:
             raise Refused("masked units are zero, and are divided by", "add a small number to the denominator first")
-        if not isinstance(a, Value):
-            return b.like(masked=Masked.CONSTANT)
+        if not isinstance(a, Value):  # masked entries hold a number divided by a constant: as if that were added
+            return add(walk, a, b)
     return multiply(walk, a, b)
 
 
 @rule(operator.pow, torch.pow, "pow")
 def power(walk: Walk, node: fx.Node, a: Any, b: Any) -> Value:
     """``x ** n`` keeps zeros for a number ``n > 0``."""
-    if isinstance(a, Value) and isinstance(b, (int, float)) and b > 0:
+    if isinstance(a, Value) and isinstance(b, (int, float)) and b >= 1:
         return a
     if isinstance(a, Value) and isinstance(b, (int, float)):
-        if b < 0 and a.masked is Masked.ZERO and not a.always:
-            raise Refused("masked units are zero, where this power is infinite", "add a small number first")
+        if b != 0 and a.masked is Masked.ZERO and not a.always:
+            raise Refused("masked units are zero, where this power or its slope is infinite", "add a small number first")
         return a.like(masked=Masked.CONSTANT)
     if isinstance(b, Value) and isinstance(a, (int, float)):
         return b.like(masked=Masked.CONSTANT)

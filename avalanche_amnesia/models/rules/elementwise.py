@@ -12,7 +12,7 @@ from torch import fx, nn
 from avalanche_amnesia.models.findings import Refused
 from avalanche_amnesia.models.rules.arithmetic import multiply
 from avalanche_amnesia.models.values import Masked, ParameterValue, Value
-from avalanche_amnesia.models.walk import Walk, rule
+from avalanche_amnesia.models.walk import MAY_RETURN_ITSELF, Walk, leaves, rule
 
 _KEEP_ZERO_MODULES = (
     *(nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.CELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish, nn.Tanh, nn.RReLU),
@@ -24,9 +24,9 @@ _KEEP_ZERO = (
     *(F.hardswish, F.softsign, F.tanhshrink, F.softshrink, F.hardshrink, torch.relu, torch.relu_, torch.tanh),
     *(F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, torch.dropout),
     *(torch.abs, torch.neg, torch.sin, torch.tan, torch.asin, torch.atan, torch.sinh, torch.asinh, torch.erf),
-    *(torch.expm1, torch.log1p, torch.sqrt, torch.square, torch.sign, torch.round, torch.floor, torch.ceil),
+    *(torch.expm1, torch.log1p, torch.square, torch.sign, torch.round, torch.floor, torch.ceil),
     *(torch.trunc, torch.nan_to_num, torch.clone, operator.neg, abs, operator.abs),
-    *("relu", "relu_", "tanh", "tanh_", "abs", "neg", "sin", "sqrt", "square", "sign", "erf", "expm1", "log1p"),
+    *("relu", "relu_", "tanh", "tanh_", "abs", "neg", "sin", "square", "sign", "erf", "expm1", "log1p"),
     *("contiguous", "clone", "detach", "float", "double", "half", "bfloat16", "to", "type", "type_as", "round"),
     *("nan_to_num", "requires_grad_", "cpu"),
 )
@@ -42,19 +42,29 @@ _LIFT = (
 )
 
 
+MAY_RETURN_ITSELF |= {nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, F.dropout, F.dropout1d, F.dropout2d}
+MAY_RETURN_ITSELF |= {F.dropout3d, torch.dropout, "contiguous", "detach", "to", "type", "type_as", "float", "double"}
+MAY_RETURN_ITSELF |= {"half", "bfloat16", "cpu", "DropPath", "StochasticDepth", "DropBlock2d"}
+
+
 @rule(*_KEEP_ZERO_MODULES, *_KEEP_ZERO, "DropPath", "StochasticDepth", "DropBlock2d")
 def keeps_zero(walk: Walk, node: fx.Node, x: Any, *rest: Any, **options: Any) -> Any:
     """``f(0) = 0`` entry by entry: a masked unit stays zero."""
     if isinstance(x, ParameterValue) and node.target in _SAME_VALUES:
         return x
     value = _tensor(x, options)
+    if node.target not in _SAME_VALUES and _meets_others(value, x, rest, options):
+        return walk.anything(node)
     return value if node.op == "call_module" else value.like_dtype(walk.run_on_meta(node).dtype)
 
 
 @rule(*_LIFT_MODULES, *_LIFT)
 def lifts(walk: Walk, node: fx.Node, x: Any, *rest: Any, **options: Any) -> Value:
     """``f(0) ≠ 0`` entry by entry: a masked unit becomes a constant."""
-    return _tensor(x, options).like(masked=Masked.CONSTANT)
+    value = _tensor(x, options)
+    if _meets_others(value, x, rest, options):
+        return walk.anything(node)
+    return value.like(masked=Masked.CONSTANT)
 
 
 @rule(nn.PReLU)
@@ -66,15 +76,20 @@ def prelu(walk: Walk, node: fx.Node, x: Value) -> Value:
 
 
 @rule(
-    *(torch.log, torch.log2, torch.log10, torch.reciprocal, torch.rsqrt),
-    *("log", "log2", "log10", "reciprocal", "rsqrt"),
+    *(torch.log, torch.log2, torch.log10, torch.reciprocal, torch.rsqrt, torch.sqrt),
+    *("log", "log2", "log10", "reciprocal", "rsqrt", "sqrt"),
 )
 def has_pole(walk: Walk, node: fx.Node, x: Any) -> Value:
-    """``f(0)`` is infinite: refused where a mask makes zeros."""
+    """``f(0)`` or its slope is infinite, which leaves no gradient: refused where a mask makes zeros."""
     value = _tensor(x, {})
     if value.masked is Masked.ZERO and not value.always:
-        raise Refused("masked units are zero, where this function is infinite", "add a small number first")
+        raise Refused("masked units are zero, where this function or its slope is infinite", "add a small number first")
     return value.like(masked=Masked.CONSTANT)
+
+
+def _meets_others(value: Value, *arguments: Any) -> bool:
+    """Whether bounds, masks and the like are values or parameters themselves."""
+    return any(isinstance(leaf, (Value, ParameterValue)) and leaf is not value for leaf in leaves(arguments))
 
 
 def _tensor(x: Any, options: dict[str, Any]) -> Value:

@@ -74,6 +74,8 @@ def attended(
     mask = options.get("attn_mask", attn_mask)
     if isinstance(mask, ParameterValue):
         raise Refused("a learned attention bias is in no mask", "declare it frozen=[…] or task_owned=[…]")
+    if isinstance(query, ParameterValue) or isinstance(key, ParameterValue):
+        raise Refused("a learned query or key is in no mask", "declare it frozen=[…] or task_owned=[…]")
     if not isinstance(value, Value) or value.masked is not Masked.ZERO:
         return walk.anything(node)
     ids = walk.book.sets.over(value.ids, [-2], keepdim=True)

@@ -12,7 +12,7 @@ from avalanche_amnesia.models.findings import Refused
 from avalanche_amnesia.models.masking import call_owned
 from avalanche_amnesia.models.task_owned import NormKind, OwnedSpec
 from avalanche_amnesia.models.units import compact
-from avalanche_amnesia.models.values import Masked, ParameterValue, Value
+from avalanche_amnesia.models.values import Masked, ParameterValue, Value, filled
 from avalanche_amnesia.models.walk import RULES, Walk, rule
 
 _BATCH = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
@@ -139,7 +139,7 @@ def _own(walk: Walk, node: fx.Node, x: Any, spec: OwnedSpec) -> Value:
         dims = range(x.ids.dim() - len(spec.shape))
     else:
         dims = [dim for dim in range(x.ids.dim()) if dim != 1]  # type: ignore[assignment]
-    sets = walk.book.sets.over(x.ids, dims)
+    sets = filled(walk.book.sets.over(x.ids, dims))  # a norm's statistics and shifts reach padding too
     if walk.norm == "batch":
         spec = spec.affine_free()
     mask = walk.emit(sets)

@@ -15,7 +15,7 @@ from avalanche_amnesia.models.findings import Refused
 from avalanche_amnesia.models.rules.arithmetic import adopt
 from avalanche_amnesia.models.units import NOTHING, compact
 from avalanche_amnesia.models.values import ParameterValue, Value
-from avalanche_amnesia.models.walk import RULES, Walk, leaves, map_leaves, rule
+from avalanche_amnesia.models.walk import MAY_RETURN_ITSELF, RULES, Walk, leaves, map_leaves, rule
 
 _MOVES = (
     *(torch.flatten, torch.reshape, torch.permute, torch.transpose, torch.swapaxes, torch.swapdims, torch.movedim),
@@ -31,11 +31,18 @@ _MOVES = (
 _JOINS = (torch.cat, torch.concat, torch.concatenate, torch.stack, torch.hstack, torch.vstack)
 
 
+_VIEWS = (nn.Flatten, nn.Unflatten, operator.getitem, getattr)
+MAY_RETURN_ITSELF |= {*_MOVES, *_VIEWS}
+
+
 @rule(*_MOVES)
 def moved(walk: Walk, node: fx.Node, *args: Any, **options: Any) -> Any:
     """The same operation on the sets."""
     operands = [leaf for leaf in leaves((args, options)) if isinstance(leaf, (Value, ParameterValue))]
     first = operands[0]
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    if len(operands) > 1 and not name.endswith("_as"):
+        return walk.anything(node)  # which entries are moved depends on another value
     args, options = map_leaves((args, options), _places)
     target = {"view": "reshape", "view_as": "reshape_as"}.get(str(node.target), node.target)
     result = getattr(args[0], target)(*args[1:], **options) if isinstance(target, str) else target(*args, **options)
@@ -79,7 +86,7 @@ def joined(walk: Walk, node: fx.Node, tensors: Sequence[Any], dim: int = 0, **op
     return values[0].like(result, masked)
 
 
-@rule(F.pad)
+@rule(F.pad, zeros=True)
 def padded(
     walk: Walk, node: fx.Node, x: Any, pad: Sequence[int], mode: str = "constant", value: float | None = None
 ) -> Value:
@@ -87,12 +94,11 @@ def padded(
     if not isinstance(x, Value):
         raise Refused("a parameter is padded before it is used", "use it as it is")
     if mode != "constant" or value:
-        walk.zero_inputs(node)
         return walk.anything(node)
     return x.like(F.pad(x.ids, list(pad), value=NOTHING))
 
 
-@rule(nn.ZeroPad1d, nn.ZeroPad2d, nn.ZeroPad3d)
+@rule(nn.ZeroPad1d, nn.ZeroPad2d, nn.ZeroPad3d, zeros=True)
 def padded_by_module(walk: Walk, node: fx.Node, x: Value) -> Value:
     """A module that pads with zeros."""
     return x.like(F.pad(x.ids, list(walk.module(node).padding), value=NOTHING))  # type: ignore[arg-type]
@@ -135,9 +141,15 @@ def size(walk: Walk, node: fx.Node, x: Any, *args: Any) -> Any:
     return getattr(x.meta(), target)(*args)
 
 
+_RANDOM = ("rand", "normal", "bernoulli", "multinomial", "poisson", "empty", "new_empty", "dropout", "exponential")
+
+
 def constant(walk: Walk, node: fx.Node, *args: Any, **options: Any) -> Any:
     """Nothing of the network's values is in it: computed as it stands."""
     target = node.target
+    name = target if isinstance(target, str) else getattr(target, "__name__", "")
+    if name.startswith(_RANDOM):  # other values at every call: nothing may be read off this one
+        return walk.anything(node)
     try:
         if isinstance(target, str):
             return getattr(args[0], target)(*args[1:], **options)

@@ -1,0 +1,108 @@
+"""What a masked backbone must hold to, whatever it is made of: checked by moving everything that a mask leaves out."""
+
+import copy
+
+import torch
+from torch import Tensor, nn
+
+from avalanche_amnesia.models import MaskedModel
+
+
+def batch(shape: tuple[int, ...], size: int, tokens: int | None = None) -> Tensor:
+    """Random inputs, the same for the same size."""
+    generator = torch.Generator().manual_seed(size)
+    if tokens is not None:
+        return torch.randint(0, tokens, (size, *shape), generator=generator)
+    return torch.randn(size, *shape, generator=generator)
+
+
+def some_mask(model: MaskedModel, seed: int, share: float = 0.5) -> Tensor:
+    return torch.rand(model.n_units, generator=torch.Generator().manual_seed(seed)) < share
+
+
+def features(model: MaskedModel, x: Tensor, mask: Tensor) -> Tensor:
+    """Features with fresh own modules, and the same dropout at every call."""
+    torch.manual_seed(1)
+    with torch.no_grad():
+        return model.masked_features(x, mask)
+
+
+@torch.no_grad()
+def move(model: MaskedModel, use: dict[str, Tensor], *, used: bool) -> None:
+    """Give all the entries that are in use, or all that are not, other values."""
+    generator = torch.Generator().manual_seed(5)
+    for name, parameter in model.backbone.named_parameters():
+        if name in model.graph.owned:
+            continue
+        other = torch.randn(parameter.shape, generator=generator).to(parameter.dtype) * 3
+        parameter.copy_(torch.where((use[name] > 0).expand_as(parameter) == used, other, parameter))
+
+
+def assert_sound(model: MaskedModel, x: Tensor, mask: Tensor) -> None:
+    """No parameter outside of a mask's use reaches a feature, in either mode; what is in use does."""
+    use = model.graph.parameter_use(model.by_layer(mask))
+    assert set(use) | set(model.graph.owned) >= {name for name, _ in model.backbone.named_parameters()}
+    for training in (False, True):
+        moved = copy.deepcopy(model).train(training)
+        before = features(moved, x, mask)
+        move(moved, use, used=False)
+        assert torch.equal(features(moved, x, mask), before), f"a leak, training={training}"
+        if before.any():
+            move(moved, use, used=True)
+            assert not torch.equal(features(moved, x, mask), before), "nothing reaches the features at all"
+
+
+def assert_masked_right(
+    make, shape: tuple[int, ...], *, tokens: int | None = None, double: bool = False, same: bool = True, **options
+) -> MaskedModel:
+    """An open mask leaves the backbone as it was; any mask is sound; batches of any size and both modes run.
+
+    Args:
+        make: the backbone's factory.
+        shape: of one input.
+        tokens: how many, where inputs are integers.
+        double: float64.
+        same: whether the open mask is to compute what the backbone computes.
+        options: of the model.
+    """
+    torch.manual_seed(0)
+    original = make().eval()
+    original = original.double() if double else original
+    model = MaskedModel(copy.deepcopy(original), **options).eval()
+    everything = torch.ones(model.n_units)
+    for size in (1, 3, 7):
+        x = batch(shape, size, tokens)
+        x = x.double() if double else x
+        found = features(model, x, everything)
+        assert found.shape == (size, model.n_features)
+        if same:
+            with torch.no_grad():
+                assert torch.allclose(found, original(x), atol=1e-5, rtol=1e-4), "an open mask changes the function"
+        if size > 1:
+            for seed, share in enumerate((0.5, 0.3, 0.8)):
+                assert_sound(model, x, some_mask(model, seed, share))
+            assert_sound(model, x, torch.zeros(model.n_units))
+        else:
+            features(model, x, some_mask(model, 4))
+    gate = torch.rand(model.n_units, generator=torch.Generator().manual_seed(2)).requires_grad_()
+    for mask in (gate, some_mask(model, 1).float().requires_grad_()):
+        model.train()
+        loss = model.masked_features(x, mask).square().sum()
+        if loss.requires_grad:
+            loss.backward()
+        for name, parameter in (("mask", mask), *model.backbone.named_parameters()):
+            assert parameter.grad is None or bool(parameter.grad.isfinite().all()), f"gradient of {name}"
+    return model.eval()
+
+
+class Net(nn.Module):
+    """Modules and parameters of the test's choice around its forward."""
+
+    def __init__(self, forward, **parts) -> None:
+        super().__init__()
+        for name, part in parts.items():
+            setattr(self, name, part)
+        self.given = (forward,)
+
+    def forward(self, x):
+        return self.given[0](self, x)
