@@ -2,6 +2,7 @@
 
 import functools
 import io
+import itertools
 
 import numpy as np
 import pytest
@@ -28,7 +29,7 @@ def cifar(root, n: int = 600):
     with np.load(root / "cifar10-jpeg" / "cifar10_jpeg.npz", allow_pickle=False) as file:
         offsets, y = file["train_offsets"][: n + 1], file["train_labels"][:n]
         bytes_ = file["train_jpeg"][: offsets[-1]].tobytes()
-    images = [np.array(Image.open(io.BytesIO(bytes_[a:b]))) for a, b in zip(offsets, offsets[1:], strict=False)]
+    images = [np.array(Image.open(io.BytesIO(bytes_[a:b]))) for a, b in itertools.pairwise(offsets)]
     return torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).float() / 255, torch.from_numpy(y).long()
 
 
