@@ -24,14 +24,15 @@ def runs_on(backbone: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) -> 
         name: torch.empty_like(value, device="meta")
         for name, value in (*backbone.named_parameters(), *backbone.named_buffers())
     }
-    was_training = backbone.training
+    modes = [(module, module.training) for module in backbone.modules()]  # they need not all be the same
     arguments = (0,) if hasattr(backbone, "known_train_tasks_labels") else ()
     try:
         with torch.no_grad():
             x = torch.empty((2, *shape), dtype=dtype, device="meta")
             return functional_call(backbone.eval(), empty, (x, *arguments))
     finally:
-        backbone.train(was_training)
+        for module, training in modes:
+            module.training = training
 
 
 def input_like(backbone: nn.Module, given: tuple[int, ...] | None) -> tuple[tuple[int, ...], torch.dtype]:

@@ -25,7 +25,8 @@ class OwnModules(nn.ModuleDict):
     """What one task has of its own besides its head, by name inside the backbone.
 
     Attributes:
-        learning: whether they may change: not any more once the task's mask is kept, whatever data they are run on.
+        learning: whether their statistics may change: only in their own task's training, whatever data they are run
+            on. An unlearning takes out what later tasks did to parameters; to statistics nobody could.
     """
 
     learning = True
@@ -153,6 +154,16 @@ class MaskedModel(TaskMaskedModel):
         return utilisation(self, counts=counts)
 
     # What a task has of its own -------------------------------------------------------------------------------
+
+    def adaptation(self, experience: Any) -> None:
+        """As the base class's; in a training only the norms of its own tasks learn, whatever samples are replayed."""
+        super().adaptation(experience)
+        if self.training:
+            labels = {int(task) for task in experience.task_labels} - set(self._binary.tasks)
+            for name, own in self.own.items():
+                assert isinstance(own, OwnModules)
+                own.learning = int(name) in labels
+                own.train()
 
     def add_head(self, task: int, n_classes: int) -> None:
         """Add a freshly drawn head ``features → n_classes`` for a task, and its own norms."""

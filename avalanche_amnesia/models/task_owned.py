@@ -51,7 +51,7 @@ class TaskNorm(nn.Module):
     def _folded(self, mask: Tensor | None, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
         if mask is None:
             return self.weight, self.bias
-        mask = mask.to(dtype if self.weight is None else self.weight.dtype)
+        mask = mask.to(dtype if self.weight is None else self.weight.dtype)  # a float32 mask would widen the result
         weight = mask if self.weight is None else self.weight * mask
         return weight, None if self.bias is None else self.bias * mask
 
@@ -109,7 +109,7 @@ class TaskBatchNorm(TaskNorm):
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """Normalise ``(batch, channels, …)``; ``mask`` ``(channels,)``."""
-        weight, bias = self._folded(mask, x.dtype)
+        weight, bias = self._folded(mask, x.dtype if self.running_mean is None else self.running_mean.dtype)
         if self.instance:
             own = self.training or self.running_mean is None
             return F.instance_norm(
@@ -148,7 +148,7 @@ class TaskLayerNorm(TaskNorm):
                 return F.layer_norm(x, self.shape, weight, bias, self.eps)
             return F.rms_norm(x, self.shape, weight, self.eps)
         dims = tuple(range(-len(self.shape), 0))
-        normal = _normalised(x, mask.to(x.dtype).expand(self.shape), dims, self.eps, self.centred)
+        normal = _normalised(x, mask.expand(self.shape), dims, self.eps, self.centred)
         assert weight is not None
         return normal * weight if bias is None else torch.addcmul(bias, normal, weight)
 
@@ -173,7 +173,7 @@ class TaskGroupNorm(TaskNorm):
         if mask is None:
             return F.group_norm(x, self.groups, weight, bias, self.eps)
         grouped = x.reshape(len(x), self.groups, x.shape[1] // self.groups, -1)
-        of_group = mask.to(x.dtype).reshape(self.groups, -1, 1).expand(grouped.shape[1:])
+        of_group = mask.reshape(self.groups, -1, 1).expand(grouped.shape[1:])
         normal = _normalised(grouped, of_group, (-2, -1), self.eps, centred=True).reshape(x.shape)
         assert weight is not None
         per_channel = (len(weight), *(1,) * (x.dim() - 2))
@@ -182,11 +182,14 @@ class TaskGroupNorm(TaskNorm):
 
 
 def _normalised(x: Tensor, mask: Tensor, dims: tuple[int, ...], eps: float, centred: bool) -> Tensor:
+    dtype = x.dtype
+    x = x.to(torch.promote_types(dtype, torch.float32))  # as torch's own norms: half a float has no room for squares
+    mask = mask.to(x.dtype)
     count = mask.sum(dims, keepdim=True).clamp_min(1e-6)  # a group of which no unit is open: its values are all zero
     if centred:
         x = x - x.sum(dims, keepdim=True) / count
     variance = (x.square() * mask).sum(dims, keepdim=True) / count
-    return x * (variance + eps).rsqrt()
+    return (x * (variance + eps).rsqrt()).to(dtype)
 
 
 @dataclass(frozen=True)

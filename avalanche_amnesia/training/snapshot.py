@@ -1,4 +1,4 @@
-"""The values of a model's parameters before a task, and the way back to them."""
+"""The values of a model before a task, and the way back to them."""
 
 from __future__ import annotations
 
@@ -7,25 +7,33 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from avalanche_amnesia.models import MaskedModel
+
 
 class TaskSnapshot:
-    """Copies of all parameters of a model, taken when a task begins.
+    """Copies of all parameters of a model, and of the task's own statistics, taken when the task begins.
 
     Args:
-        model: its parameters are copied.
+        model: its values are copied.
         task: label of the task that begins.
     """
 
     def __init__(self, model: nn.Module, task: int) -> None:
         self.task = task
         self.values = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+        # Of other tasks' buffers no copy is taken: none of them changes, and one of them may be unlearned meanwhile.
+        own = set(model.buffer_names([task])) if isinstance(model, MaskedModel) else set()
+        self._statistics = {name: buffer.clone() for name, buffer in model.named_buffers() if name in own}
 
     @torch.no_grad()
     def restore(self, model: nn.Module) -> None:
-        """Put the copied values back into the parameters that still exist."""
+        """Put the copied values back into what still exists."""
         for name, parameter in model.named_parameters():
             if name in self.values:
                 parameter.copy_(self.values[name])
+        for name, buffer in model.named_buffers():
+            if name in self._statistics:
+                buffer.copy_(self._statistics[name])
 
     @torch.no_grad()
     def commit(self, parameters: Mapping[str, nn.Parameter], keep: Mapping[str, Tensor]) -> None:

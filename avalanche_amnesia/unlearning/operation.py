@@ -137,7 +137,8 @@ def _affected(
     return tuple(
         task
         for task in remaining
-        if any(
+        if task not in model.masks  # trained by a strategy that does not mask: it uses every entry
+        or any(
             bool((changed[f"backbone.{name}"] & (use > 0)).any())
             for name, use in model.graph.parameter_use(model.masks[task]).items()
             if f"backbone.{name}" in changed

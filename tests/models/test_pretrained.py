@@ -1,0 +1,181 @@
+"""Pretrained backbones: their weights are the initial values, and come back to the bit."""
+
+import copy
+
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+from torchvision.models import resnet18
+
+from avalanche_amnesia.benchmarks import task_benchmark
+from avalanche_amnesia.models import MaskedModel
+from avalanche_amnesia.training import AmnesiacHAT
+
+
+def rgb_digits(n_tasks=2, side=32):
+    """Real digits as small colour images."""
+    data = load_digits()
+    x = torch.from_numpy(data.images[:120]).float()[:, None] / 16
+    x = nn.functional.interpolate(x, side).expand(-1, 3, -1, -1).contiguous()
+    y = torch.from_numpy(data.target[:120])
+    return task_benchmark((x, y), (x, y), [[2 * task, 2 * task + 1] for task in range(n_tasks)])
+
+
+@torch.no_grad()
+def lived_in(model: nn.Module) -> nn.Module:
+    """Weights and statistics that no initialisation makes."""
+    generator = torch.Generator().manual_seed(5)
+    for name, value in (*model.named_parameters(), *model.named_buffers()):
+        if "running" in name or "bn" in name or "norm" in name:
+            if value.is_floating_point():
+                value.add_(torch.rand(value.shape, generator=generator) * 0.3)
+        elif value.dim() == 0 and "batches" in name:
+            value.fill_(1000)
+    return model
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A file with the state of a trained resnet18."""
+    torch.manual_seed(11)
+    path = tmp_path_factory.mktemp("weights") / "resnet18.pth"
+    torch.save(lived_in(resnet18()).state_dict(), path)
+    return path
+
+
+def pretrained(saved) -> nn.Module:
+    """What ``resnet18(weights=…)`` does, without the download."""
+    torch.manual_seed(0)
+    model = resnet18()
+    model.load_state_dict(torch.load(saved, weights_only=True))
+    return model
+
+
+def amnesiac(model, **options):
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, weight_decay=5e-4)
+    return AmnesiacHAT(model=model, optimizer=optimizer, train_mb_size=9, train_epochs=1, seed=0, **options)
+
+
+def assert_pretrained_again(strategy, state, n_tasks=2):
+    """Train, unlearn everything, compare with the file."""
+    model, stream = strategy.model, rgb_digits(n_tasks).train_stream
+    for experience in stream:
+        strategy.train(experience)
+    parameters = dict(model.backbone.named_parameters())
+    assert any(not torch.equal(p, state[name]) for name, p in parameters.items())
+    strategy.unlearn(range(n_tasks))
+    for name, value in (*parameters.items(), *model.backbone.named_buffers()):
+        assert torch.equal(value, state[name]), name
+    assert [name for name in model.state_dict() if not name.startswith("backbone.")] == []
+
+
+def test_a_loaded_backbone_is_used_as_it_is(saved):
+    backbone, state = pretrained(saved), torch.load(saved, weights_only=True)
+    model = MaskedModel(backbone, classifier="fc")
+    theirs = dict(backbone.named_parameters())
+    ours = dict(model.backbone.named_parameters())
+    assert ours.keys() == {name for name in theirs if not name.startswith("fc.")}
+    for name, parameter in ours.items():
+        assert parameter is theirs[name]
+        assert torch.equal(parameter, state[name])
+    assert model.n_features == 512
+
+
+def test_the_user_s_own_object_keeps_its_classifier(saved):
+    backbone = pretrained(saved).eval()
+    backbone.layer1.train()
+    modes = [module.training for module in backbone.modules()]
+    MaskedModel(backbone, classifier="fc")
+    assert [module.training for module in backbone.modules()] == modes
+    backbone.eval()
+    x = rgb_digits().test_stream[0].tensors[0][:4]
+    with torch.no_grad():
+        expected = backbone(x)
+        model = MaskedModel(backbone, classifier="fc").eval()
+        assert isinstance(backbone.fc, nn.Linear)
+        assert not backbone.training
+        assert "forward" not in vars(backbone.fc)
+        assert torch.equal(backbone(x), expected)
+        features = model.masked_features(x, torch.ones(model.n_units))
+        assert torch.allclose(backbone.fc(features), expected, atol=1e-4)
+
+
+def test_a_nested_classifier_is_left_out_of_the_copy_alone():
+    torch.manual_seed(0)
+    backbone = nn.Sequential()
+    backbone.add_module("body", nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU()))
+    backbone.add_module("top", nn.Sequential(nn.Linear(8, 6), nn.Linear(6, 3)))
+    layer = backbone.top[1]
+    model = MaskedModel(backbone, classifier="top.1", input_shape=(64,))
+    assert backbone.top[1] is layer
+    assert model.n_features == 6
+    assert [name for name, _ in model.backbone.named_parameters() if name.startswith("top.1")] == []
+    assert model.backbone.get_parameter("top.0.weight") is backbone.top[0].weight
+
+
+def test_norms_of_a_task_start_at_the_pretrained_statistics(saved):
+    state = torch.load(saved, weights_only=True)
+    model = MaskedModel(pretrained(saved), classifier="fc")
+    model.add_head(0, 2)
+    norms = {name.replace("/", "."): own for name, own in model.own["0"].items()}
+    assert len(norms) == 20
+    for name, own in norms.items():
+        for kind in ("weight", "bias", "running_mean", "running_var"):
+            value = getattr(own, kind)
+            assert torch.equal(value, state[f"{name}.{kind}"])
+            assert value.data_ptr() != model.backbone.get_submodule(name).state_dict()[kind].data_ptr()
+
+
+@pytest.mark.slow
+def test_unlearning_everything_gives_the_pretrained_network_back(saved):
+    state = torch.load(saved, weights_only=True)
+    assert_pretrained_again(amnesiac(MaskedModel(pretrained(saved), classifier="fc")), state)
+
+
+def test_weights_loaded_into_the_masked_model_are_used_too(saved):
+    """Loading into the wrapped backbone, or into the user's own object afterwards: they share their parameters."""
+    state = torch.load(saved, weights_only=True)
+    torch.manual_seed(1)
+    backbone = resnet18()
+    model = MaskedModel(backbone, classifier="fc")
+    backbone.load_state_dict(state)
+    model.add_head(0, 2)
+    assert torch.equal(model.backbone.get_parameter("layer3.0.conv1.weight"), state["layer3.0.conv1.weight"])
+    assert torch.equal(model.own_modules(0)["layer3.0.bn1"].running_mean, state["layer3.0.bn1.running_mean"])
+
+
+def test_timm_checkpoints(tmp_path):
+    timm = pytest.importorskip("timm")
+    small = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 2}
+    name = "vit_tiny_patch16_224"
+    torch.manual_seed(3)
+    path = tmp_path / "vit.pth"
+    torch.save(lived_in(timm.create_model(name, num_classes=5, **small)).state_dict(), path)
+    backbone = timm.create_model(name, pretrained=False, checkpoint_path=str(path), num_classes=5, **small)
+    state = torch.load(path, weights_only=True)
+    model = MaskedModel(backbone, classifier="head")
+    for parameter, value in model.backbone.named_parameters():
+        assert torch.equal(value, state[parameter])
+        assert value is backbone.get_parameter(parameter)
+    assert isinstance(backbone.head, nn.Linear)
+    assert_pretrained_again(amnesiac(model), state, n_tasks=3)
+
+
+def test_timm_convolutions_with_norms(tmp_path):
+    timm = pytest.importorskip("timm")
+    torch.manual_seed(3)
+    small = {"stem_width": 8, "channels": (8, 12, 16, 16), "num_classes": 0}
+    path = tmp_path / "resnet.pth"
+    torch.save(lived_in(timm.create_model("resnet10t", **small)).state_dict(), path)
+    backbone = timm.create_model("resnet10t", pretrained=False, checkpoint_path=str(path), **small)
+    state = torch.load(path, weights_only=True)
+    model = MaskedModel(backbone)
+    model.add_head(7, 2)
+    starts = copy.deepcopy(model.own_modules(7).state_dict())
+    model.remove_task(7)
+    assert starts
+    for name, value in starts.items():
+        if not name.endswith("num_batches_tracked"):
+            assert torch.equal(value, state[name.replace("/", ".")]), name
+    assert_pretrained_again(amnesiac(model), state)

@@ -1,0 +1,146 @@
+"""Every network family through the life of tasks: nothing drifts, nothing stays behind, every layer learns its mask."""
+
+import pytest
+import torch
+from avalanche.core import SupervisedPlugin
+from avalanche.training.plugins import ReplayPlugin
+from network_families import FAMILIES, stream
+
+from avalanche_amnesia.models import MaskedModel
+from avalanche_amnesia.training import HAT, AmnesiacHAT
+
+ADAM = {"kind": torch.optim.Adam, "lr": 1e-3, "weight_decay": 5e-4}
+MOMENTUM = {"kind": torch.optim.SGD, "lr": 0.02, "momentum": 0.9, "weight_decay": 5e-4}
+_SLOW = {"resnet18", "resnet basic", "resnet bottleneck"}
+ALL = [pytest.param(name, marks=pytest.mark.slow) if name in _SLOW else name for name in FAMILIES]
+
+
+class GateGradients(SupervisedPlugin):
+    """Largest gradient that the loss sends to the gate of each layer, over a training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.largest = {}
+
+    def after_backward(self, strategy, **kwargs):
+        for name, part in strategy.model.by_layer(strategy.model.gate_gradient().abs()).items():
+            self.largest[name] = max(self.largest.get(name, 0.0), float(part.max()))
+
+
+def build(name, seed=0):
+    make, _, options = FAMILIES[name]
+    torch.manual_seed(seed)
+    return MaskedModel(make(), **options)
+
+
+def strategy_of(model, strategy=AmnesiacHAT, optimizer=ADAM, **options):
+    settings = dict(optimizer)
+    made = settings.pop("kind")(model.parameters(), **settings)
+    return strategy(model=model, optimizer=made, **{"train_mb_size": 16, "train_epochs": 2, "seed": 1, **options})
+
+
+@torch.no_grad()
+def logits(model, benchmark):
+    training = model.training
+    model.eval()
+    result = {}
+    for task in model.masks:
+        data = benchmark.test_stream[task].dataset
+        result[task] = model(torch.stack([torch.as_tensor(data[i][0]) for i in range(12)]), task)
+    model.train(training)
+    return result
+
+
+def assert_same(now, expected, tasks):
+    for task in tasks:
+        assert now[task].isfinite().all()
+        assert torch.equal(now[task], expected[task]), f"the logits of task {task} drifted"
+
+
+def parameters(model):
+    return {name: p.detach().clone() for name, p in model.backbone.named_parameters()}
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_life_of_tasks(name, data_root):
+    model, benchmark = build(name), stream(data_root, FAMILIES[name][1])
+    shares = model.describe().shares
+    assert sum(shares.values()) == pytest.approx(1)
+    assert {n for n, _ in model.backbone.named_parameters()} == set(model.graph.factors) | model.graph.owned
+    initial, gates = parameters(model), GateGradients()
+    strategy = strategy_of(model, plugins=[gates])
+    kept = {}
+    for task, experience in enumerate(benchmark.train_stream):
+        before = parameters(model)
+        strategy.train(experience)
+        assert_same(logits(model, benchmark), kept, range(task))
+        kept = logits(model, benchmark)
+        moved = [n for n, p in parameters(model).items() if not torch.equal(p, before[n])]
+        assert moved, f"task {task} moved nothing"
+        if task == 0:
+            assert [layer for layer, size in gates.largest.items() if size == 0] == []
+            assert gates.largest.keys() == model.graph.layers.keys()
+    fresh = build(name, seed=5)
+    fresh.load_state_dict(model.state_dict())
+    assert_same(logits(fresh, benchmark), kept, range(3))
+    strategy.unlearn([2])
+    assert model.tasks == (0, 1)
+    assert_same(logits(model, benchmark), kept, range(2))
+    strategy.unlearn([0, 1])
+    assert model.tasks == ()
+    assert dict(model.masks) == {}
+    assert len(model.own) == 0
+    for parameter, value in parameters(model).items():
+        assert torch.equal(value, initial[parameter]), parameter
+    assert [n for n in model.state_dict() if not n.startswith("backbone.")] == []
+
+
+@pytest.mark.parametrize("kind", [HAT, AmnesiacHAT])
+@pytest.mark.parametrize("name", ["vgg bn", "resnet cifar", "vit"])
+def test_momentum_and_decay_beside_replay(name, kind, data_root):
+    """One optimizer for all tasks, whose momentum outlives them, and old tasks' samples in every batch."""
+    model, benchmark = build(name), stream(data_root, FAMILIES[name][1])
+    strategy = strategy_of(model, kind, MOMENTUM, reset_optimizer=False, plugins=[ReplayPlugin(mem_size=30)])
+    kept = {}
+    for task, experience in enumerate(benchmark.train_stream):
+        before = parameters(model)
+        strategy.train(experience)
+        assert_same(logits(model, benchmark), kept, range(task))
+        kept = logits(model, benchmark)
+        assert any(not torch.equal(p, before[n]) for n, p in parameters(model).items())
+
+
+@pytest.mark.parametrize("optimizer", [ADAM, MOMENTUM], ids=["adam", "momentum"])
+@pytest.mark.parametrize("name", ["vgg bn", "resnet cifar", "text transformer"])
+def test_adahat_lets_parameters_move_but_no_norm_of_another_task(name, optimizer, data_root):
+    model, benchmark = build(name), stream(data_root, FAMILIES[name][1])
+    initial = parameters(model)
+    strategy = strategy_of(model, AmnesiacHAT, optimizer, adjustment="adahat", alpha=0.1)
+    own = {}
+    for task, experience in enumerate(benchmark.train_stream):
+        strategy.train(experience)
+        for earlier in range(task):
+            assert own[earlier].keys() == model.own_modules(earlier).state_dict().keys()
+            for key, value in model.own_modules(earlier).state_dict().items():
+                assert torch.equal(value, own[earlier][key])
+        own[task] = {key: value.clone() for key, value in model.own_modules(task).state_dict().items()}
+    strategy.unlearn([0, 1, 2])
+    for parameter, value in parameters(model).items():
+        assert torch.equal(value, initial[parameter]), parameter
+
+
+def test_the_gradient_check_sees_a_layer_that_learns_nothing(data_root):
+    """The control of the gate's gradients: behind a product with zero no layer learns."""
+
+    class Cut(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = torch.nn.Linear(64, 12), torch.nn.Linear(64, 8)
+
+        def forward(self, x):
+            return torch.cat([torch.relu(self.a(x)) * 0.0, torch.relu(self.b(x))], 1)
+
+    torch.manual_seed(0)
+    model, gates = MaskedModel(Cut()), GateGradients()
+    strategy_of(model, plugins=[gates]).train(stream(data_root, (64,)).train_stream[0])
+    assert gates.largest["a"] == 0 < gates.largest["b"]
