@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
@@ -72,6 +73,10 @@ def together(walk: Shrinking, node: fx.Node, *args: Any, **kwargs: Any) -> Any:
         return NotImplemented
     if product and (same := _times_one(walk, operands, axis, kept, full)) is not None:
         return live(same, full, axis % dim, kept, fill)
+    if walk.rule_of_units(node) is arithmetic.added:
+        summed = _added_into(walk, node, args, kwargs, axis, kept)
+        if summed is not None:
+            return live(summed, full, axis % dim, kept, fill)
     brought: dict[int, Any] = {id(o): _bring(walk, o, axis, kept, units) for o in operands}
 
     def arranged(leaf: Any) -> Any:
@@ -144,6 +149,29 @@ def _times_one(walk: Shrinking, operands: list[Any], axis: int, kept: Tensor, fu
     mask = masks[0]
     cut = mask.index_select(axis, kept) if mask.dim() >= -axis and mask.shape[axis] > 1 else mask
     return walk.bring(values[0], kept, axis).node if bool((cut == 1).all()) else None
+
+
+def _added_into(walk: Shrinking, node: fx.Node, args: Any, kwargs: Any, axis: int, kept: Tensor) -> fx.Node | None:
+    """A sum of two values that lack different entries: the narrower one is added into the wider one's places.
+
+    None for any other sum.
+    """
+    if node.target not in _SUMS or kwargs or len(args) != 2 or not all(isinstance(x, Live) for x in args):
+        return None
+    wide, narrow = sorted(args, key=lambda x: -len(x.kept(axis)))
+    if wide.shape != narrow.shape or wide.dtype != narrow.dtype or wide.fill != 0 or narrow.fill != 0:
+        return None
+    if len(narrow.kept(axis)) == len(kept):
+        return None
+    axis %= wide.dim
+    places = walk.places(narrow, kept, axis)
+    if len(wide.kept(axis)) == len(kept):
+        return walk.new.call_function(torch.index_add, (wide.node, axis, places, narrow.node))
+    fresh = walk.put_back(wide, kept, axis)
+    return walk.new.call_method("index_add_", (fresh, axis, places, narrow.node))
+
+
+_SUMS = (operator.add, operator.iadd, torch.add, "add", "add_")
 
 
 def _bring(walk: Shrinking, operand: Any, axis: int, kept: Tensor, units: int) -> Any:

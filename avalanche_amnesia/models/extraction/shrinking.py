@@ -79,7 +79,23 @@ class Shrinking:
             else:
                 self.known[node] = self._known_of(node)
         self.new.eliminate_dead_code(lambda node: node.op in ("placeholder", "output"))
+        self._overwrite()
         return fx.GraphModule(self.result, self.new, "Subnet").eval()  # takes over what the graph names, and no more
+
+    def _overwrite(self) -> None:
+        """Let a ReLU write over what a layer or a sum just made for it alone."""
+        for node in self.new.nodes:
+            relu = node.target in (torch.relu, F.relu) or self._made(node, nn.ReLU)
+            source = node.args[0] if relu else None
+            if isinstance(source, fx.Node) and len(source.users) == 1 and self._is_fresh(source):
+                node.op, node.target, node.args, node.kwargs = "call_function", torch.relu_, (source,), {}
+
+    def _is_fresh(self, node: fx.Node) -> bool:
+        sums = node.target in (operator.add, torch.add, torch.index_add, "index_add_")
+        return sums or self._made(node, (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.BatchNorm1d, nn.BatchNorm2d))
+
+    def _made(self, node: fx.Node, kinds: Any) -> bool:
+        return node.op == "call_module" and isinstance(self.result.get_submodule(str(node.target)), kinds)
 
     def _known_of(self, node: fx.Node) -> Any:
         if node.op == "get_attr":
@@ -299,15 +315,19 @@ class Shrinking:
             else:
                 assert value.fill is not None, "entries without a known value were asked for"
                 value = self.bring(value, held[torch.isin(held, index)], axis)
-                self._brought[key] = self._put_back(value, value.kept(axis), index, axis)
+                self._brought[key] = self.put_back(value, index, axis)
         return live(self._brought[key], value.full, axis, index, value.fill)
 
-    def _put_back(self, value: Live, held: Tensor, index: Tensor, axis: int) -> fx.Node:
+    def put_back(self, value: Live, index: Tensor, axis: int) -> fx.Node:
+        """A fresh tensor of more entries of an axis, so that it may be written into."""
         shape = list(self.shape_of(value))
         shape[axis] = len(index)
         empty = self.new.call_method("new_full", (value.node, tuple(shape), value.fill))
-        places = self.put_tensor(places_in(held, index), "index")
-        return self.new.call_function(torch.index_copy, (empty, axis, places, value.node))
+        return self.new.call_method("index_copy_", (empty, axis, self.places(value, index, axis), value.node))
+
+    def places(self, value: Live, within: Tensor, axis: int) -> fx.Node:
+        """Where the kept entries of a value lie among others."""
+        return self.put_tensor(places_in(value.kept(axis), within), "index")
 
     # Looking ahead --------------------------------------------------------------------------------------------
 
