@@ -45,6 +45,7 @@ class UnitGraph:
         owned: names of parameters of which every task has its own.
         frozen: names of parameters declared to be trained by the first task alone.
         input_shape: shape of one input, without the batch, on which the backbone was traced.
+        input_dtype: type of its entries.
     """
 
     layers: Mapping[str, WeightedLayer]
@@ -54,6 +55,7 @@ class UnitGraph:
     owned: frozenset[str] = frozenset()
     frozen: frozenset[str] = frozenset()
     input_shape: tuple[int, ...] = ()
+    input_dtype: torch.dtype = torch.float32
     _layer_of: dict[str, int] = field(default_factory=dict, repr=False)
 
     def __deepcopy__(self, memo: object) -> UnitGraph:

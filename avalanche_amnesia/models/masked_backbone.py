@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import types
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -77,6 +78,14 @@ class MaskedBackbone(nn.Module):
             self.get_submodule(name).eval()
         return self
 
+    def evaluation_with(self, replaced: Mapping[Callable[..., Any], Callable[..., Any]]) -> Callable[..., Tensor]:
+        """The forward of evaluation mode, called as ``f(self, x, own, masks)``, to be traced again.
+
+        Args:
+            replaced: functions that it calls → what it calls in their place.
+        """
+        return _compiled(*self._sources[False], replaced=replaced)
+
     def code(self, training: bool = False) -> str:
         """The forward's source, for people."""
         return self._sources[training][0]
@@ -112,7 +121,11 @@ def _source(graph: fx.Graph) -> tuple[str, dict[str, tuple[str, str | None]]]:
     return code.src, names
 
 
-def _compiled(source: str, names: Mapping[str, tuple[str, str | None]]) -> Callable[..., Tensor]:
+def _compiled(
+    source: str,
+    names: Mapping[str, tuple[str, str | None]],
+    replaced: Mapping[Callable[..., Any], Callable[..., Any]] = MappingProxyType({}),
+) -> Callable[..., Tensor]:
     scope: dict[str, Any] = {}
     for name, (module, attribute) in names.items():
         if not module:
@@ -121,7 +134,7 @@ def _compiled(source: str, names: Mapping[str, tuple[str, str | None]]) -> Calla
         value: Any = importlib.import_module(module)
         for part in (attribute or "").split(".") if attribute else ():
             value = getattr(value, part)
-        scope[name] = value
+        scope[name] = replaced.get(value, value) if callable(value) else value
     exec(compile(source, "<masked backbone>", "exec"), scope)
     forward: Callable[..., Tensor] = scope["forward"]
     return forward

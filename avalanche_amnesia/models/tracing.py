@@ -101,7 +101,8 @@ def examine(
         book.findings += _uncovered(backbone, book, owned, classifier)
     if book.findings or output is None:
         return None, None, book.findings
-    own_graph = UnitGraph(book.layers, book.sets, book.factors, output, owned, _frozen_names(book, frozen), shape)
+    frozen_names = _frozen_names(book, frozen)
+    own_graph = UnitGraph(book.layers, book.sets, book.factors, output, owned, frozen_names, shape, dtype)
     graphs = {True: traces.training, False: traces.evaluation}
     return MaskedBackbone(backbone, graphs, book, classifier), own_graph, []
 

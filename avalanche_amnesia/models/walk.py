@@ -483,7 +483,9 @@ class Walk:
             return
         if isinstance(self.values.get(written), (ParameterValue, Tensor)) and written.op == "get_attr":
             raise Refused("it writes in place into a parameter or buffer", "keep what changes in a layer of torch.nn")
-        if any(user is not node and not (user < node) for alias in self._aliases(written, node) for user in alias.users):
+        if any(
+            user is not node and not (user < node) for alias in self._aliases(written, node) for user in alias.users
+        ):
             raise Refused(
                 "it writes in place into a value that is read elsewhere too", "use its result (or fix(model))"
             )

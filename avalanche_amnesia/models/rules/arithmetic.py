@@ -102,7 +102,9 @@ def power(walk: Walk, node: fx.Node, a: Any, b: Any) -> Value:
         return a
     if isinstance(a, Value) and isinstance(b, (int, float)):
         if b != 0 and a.masked is Masked.ZERO and not a.always:
-            raise Refused("masked units are zero, where this power or its slope is infinite", "add a small number first")
+            raise Refused(
+                "masked units are zero, where this power or its slope is infinite", "add a small number first"
+            )
         return a.like(masked=Masked.CONSTANT)
     if isinstance(b, Value) and isinstance(a, (int, float)):
         return b.like(masked=Masked.CONSTANT)

@@ -23,7 +23,7 @@ def reduced(walk: Walk, node: fx.Node, x: Any, *args: Any, **options: Any) -> An
     result = walk.run_on_meta(node)
     if not isinstance(x, Value) or not isinstance(result, Tensor):
         return walk.anything(node)
-    dims = _reduced_dims(x.ids.shape, args, options)
+    dims = reduced_dims(x.ids.shape, args, options)
     if dims is None:
         return walk.anything(node)
     if 0 in dims and len(x.ids) == 2:
@@ -32,7 +32,8 @@ def reduced(walk: Walk, node: fx.Node, x: Any, *args: Any, **options: Any) -> An
     return Value(ids, result.dtype, x.masked)
 
 
-def _reduced_dims(shape: torch.Size, args: tuple[Any, ...], options: dict[str, Any]) -> list[int] | None:
+def reduced_dims(shape: torch.Size, args: tuple[Any, ...], options: dict[str, Any]) -> list[int] | None:
+    """The axes that a reduction is taken over; None where that is every axis, or none that is known."""
     named = options.get("dim", options.get("axis"))
     found = [named] if named is not None else [a for a in args if isinstance(a, (int, tuple, list))][:1]
     if not found or isinstance(found[0], bool):

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from avalanche_amnesia.models.values import Value
-from avalanche_amnesia.models.walk import Walk, rule
+from avalanche_amnesia.models.walk import Rule, Walk, rule
 
 _BY_AXES = {
     1: (
@@ -29,6 +29,10 @@ _BY_AXES = {
 _RESIZES = (nn.Upsample, nn.UpsamplingNearest2d, nn.UpsamplingBilinear2d, F.interpolate, F.upsample)
 
 
+OVER_POSITIONS: set[Rule] = set()
+"""The rules of this file."""
+
+
 def _pooled(walk: Walk, node: fx.Node, x: Value, axes: int) -> Any:
     result = walk.run_on_meta(node)
     if not isinstance(result, torch.Tensor):
@@ -42,10 +46,13 @@ for _axes, _targets in _BY_AXES.items():
     def _rule(walk: Walk, node: fx.Node, x: Any, *args: Any, _axes: int = _axes, **options: Any) -> Any:
         return _pooled(walk, node, x, _axes)
 
-    rule(*_targets)(_rule)
+    OVER_POSITIONS.add(rule(*_targets)(_rule))
 
 
 @rule(*_RESIZES)
 def resized(walk: Walk, node: fx.Node, x: Value, *args: Any, **options: Any) -> Any:
     """Interpolation between positions of a channel."""
     return _pooled(walk, node, x, x.ids.dim() - 2)
+
+
+OVER_POSITIONS.add(resized)

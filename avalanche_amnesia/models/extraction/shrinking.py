@@ -1,0 +1,398 @@
+"""One walk over a task's graph that writes the same network without its dead units.
+
+Every class of operations that the unit graph knows (:mod:`avalanche_amnesia.models.rules`) may have a rule here that
+says how it works on values of which some entries are left out. Whatever has none gets its inputs whole again, with
+the entries that are left out put back, and runs as it was: always right, and the next layer with weights
+reads the live entries alone.
+"""
+
+from __future__ import annotations
+
+import builtins
+import copy
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+from torch.func import functional_call
+
+from avalanche_amnesia.models.extraction.layout import Live, Size, live, places_in
+from avalanche_amnesia.models.task_owned import TaskBatchNorm
+from avalanche_amnesia.models.tracer import DROPS_BRANCHES
+from avalanche_amnesia.models.walk import MODULE_RULES, RULES, Rule, leaves, map_leaves
+
+Shrink = Callable[..., Any]
+SHRINKS: dict[Any, Shrink] = {}
+BATCHES = (2, 3)
+"""Shapes are followed for two sizes of batch: what differs depends on the batch."""
+
+
+def shrinks(*kinds: Any) -> Callable[[Shrink], Shrink]:
+    """Register how operations work on values of which entries are left out.
+
+    The rule is called with the walk, the node, and the node's arguments; it returns NotImplemented where it can't do
+    without the whole values.
+
+    Args:
+        kinds: rules of the unit graph (all operations of this rule), functions, or types of modules.
+    """
+
+    def register(function: Shrink) -> Shrink:
+        SHRINKS.update(dict.fromkeys(kinds, function))
+        return function
+
+    return register
+
+
+class Shrinking:
+    """One walk.
+
+    Args:
+        root: whose modules and parameters the graph names.
+        graph: from the input to the logits; not changed.
+        input_shape: of one input, without the batch.
+        dtype: of the input.
+    """
+
+    def __init__(self, root: nn.Module, graph: fx.Graph, input_shape: Sequence[int], dtype: torch.dtype) -> None:
+        self.root, self.old, self.new = root, graph, fx.Graph()
+        self.input = tuple(torch.empty((n, *input_shape), dtype=dtype, device="meta") for n in BATCHES)
+        self.result = nn.Module()
+        self.known: dict[fx.Node, Any] = {}
+        self.whole_again: dict[str, int] = {}
+        self._names: set[str] = set()
+        self._tensors: dict[Any, fx.Node] = {}
+        self._modules: dict[Any, str] = {}
+        self._brought: dict[Any, fx.Node] = {}
+
+    @torch.no_grad()
+    def run(self) -> fx.GraphModule:
+        """Walk; the smaller network."""
+        for node in self.old.nodes:
+            if node.op == "placeholder":
+                self.known[node] = Live(self.new.placeholder("x"), self.input)  # type: ignore[arg-type]
+            elif node.op == "output":
+                self.new.output(self.as_node(node.args[0] and self.known[node.args[0]]))
+            else:
+                self.known[node] = self._known_of(node)
+        self.new.eliminate_dead_code(lambda node: node.op in ("placeholder", "output"))
+        self._overwrite()
+        return fx.GraphModule(self.result, self.new, "Subnet").eval()  # takes over what the graph names, and no more
+
+    def _overwrite(self) -> None:
+        """Let a ReLU write over what a layer or a sum just made for it alone."""
+        for node in self.new.nodes:
+            relu = node.target in (torch.relu, F.relu) or self._made(node, nn.ReLU)
+            source = node.args[0] if relu else None
+            if isinstance(source, fx.Node) and len(source.users) == 1 and self._is_fresh(source):
+                node.op, node.target, node.args, node.kwargs = "call_function", torch.relu_, (source,), {}
+
+    def _is_fresh(self, node: fx.Node) -> bool:
+        sums = node.target in (operator.add, torch.add, torch.index_add, "index_add_")
+        return sums or self._made(node, (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.BatchNorm1d, nn.BatchNorm2d))
+
+    def _made(self, node: fx.Node, kinds: Any) -> bool:
+        return node.op == "call_module" and isinstance(self.result.get_submodule(str(node.target)), kinds)
+
+    def _known_of(self, node: fx.Node) -> Any:
+        if node.op == "get_attr":
+            return operator.attrgetter(str(node.target))(self.root).detach()
+        args, kwargs = self.arguments(node)
+        if not any(isinstance(leaf, (Live, Size)) for leaf in leaves((args, kwargs))):
+            return self._call(node, args, kwargs)
+        rule = self._rule_of(node)
+        found = NotImplemented if rule is None else rule(self, node, *args, **kwargs)
+        return self.as_it_was(node, *args, **kwargs) if found is NotImplemented else found
+
+    def _rule_of(self, node: fx.Node) -> Shrink | None:
+        if node.op == "call_module":
+            module = self.module(node)
+            if not module.training and (isinstance(module, _IDLE) or type(module).__name__ in DROPS_BRANCHES):
+                return _passed_on
+            own = next((SHRINKS[base] for base in type(module).__mro__ if base in SHRINKS), None)
+            return own or SHRINKS.get(self.rule_of_units(node))
+        return SHRINKS.get(node.target) or SHRINKS.get(self.rule_of_units(node))
+
+    def arguments(self, node: fx.Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """What is known of a node's arguments."""
+        look_up = self.known.__getitem__
+        return fx.node.map_arg(node.args, look_up), fx.node.map_arg(node.kwargs, look_up)
+
+    def module(self, node: fx.Node) -> nn.Module:
+        """The module that a node of the full network calls."""
+        return self.root.get_submodule(str(node.target))
+
+    def _call(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
+        if node.op == "call_module":
+            return self.module(node)(*args, **kwargs)
+        if node.op == "call_method":
+            return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+        assert callable(node.target)
+        return node.target(*args, **kwargs)
+
+    # Whole operations -----------------------------------------------------------------------------------------
+
+    def on_meta(self, node: fx.Node, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        """What an operation of the full network returns for the two sizes of batch, as shapes and types."""
+        results = []
+        for example in range(len(BATCHES)):
+            a, k = map_leaves((args, kwargs), lambda leaf, example=example: _example(leaf, example))
+            k = {name: torch.device("meta") if name == "device" else value for name, value in k.items()}
+            if node.op == "call_module":
+                module = self.module(node)
+                state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+                empty = {name: torch.empty_like(value, device="meta") for name, value in state.items()}
+                results.append(functional_call(module, empty, a, k))
+            else:
+                results.append(self._call(node, a, k))
+        return results[0], results[1]
+
+    def as_it_was(self, node: fx.Node, *args: Any, **kwargs: Any) -> Any:
+        """The operation of the full network on whole values."""
+        if any(isinstance(leaf, Live) and leaf.axis is not None for leaf in leaves((args, kwargs))):
+            self.note_whole(type(self.module(node)).__name__ if node.op == "call_module" else _name(node.target))
+        results = self.on_meta(node, *args, **kwargs)
+        here = self.emit(node, *map_leaves((args, kwargs), self.as_node))
+        return self._wrapped(here, *results)
+
+    def note_whole(self, kind: str) -> None:
+        """Count an operation that was given its values whole again."""
+        self.whole_again[kind] = self.whole_again.get(kind, 0) + 1
+
+    def _wrapped(self, node: fx.Node, first: Any, second: Any) -> Any:
+        if isinstance(first, Tensor):
+            return Live(node, (first, second))
+        if isinstance(first, (tuple, list)):
+            parts = (self._wrapped(self.item(node, i), *pair) for i, pair in enumerate(zip(first, second, strict=True)))
+            return type(first)(parts) if type(first) in (tuple, list) else tuple(parts)
+        return first if first == second else Size(node, (first, second))
+
+    # Operations on the kept entries ---------------------------------------------------------------------------
+
+    def emit(self, node: fx.Node, args: Any, kwargs: Any) -> fx.Node:
+        """The operation of a node in the smaller network, out of place.
+
+        Args:
+            node: of the full network.
+            args: with values as they are laid out.
+            kwargs: likewise.
+        """
+        a, k = map_leaves((args, kwargs), self._as_laid_out)
+        if node.op == "call_module":
+            return self.new.call_module(self.put_module(str(node.target), self.module(node)), a, k)
+        target = _OUT_OF_PLACE.get(node.target, node.target)
+        if node.op == "call_method":
+            name = str(target)
+            target = "reshape" if name == "view" and not any(isinstance(arg, torch.dtype) for arg in a) else name
+            target = target.removesuffix("_") if not target.endswith("__") else target
+        k = {name: False if name == "inplace" else value for name, value in k.items()}
+        return self.new.create_node(node.op, target, a, k)
+
+    def _as_laid_out(self, leaf: Any) -> Any:
+        return leaf.node if isinstance(leaf, Live) else self.as_node(leaf)
+
+    def item(self, node: fx.Node, number: int) -> fx.Node:
+        """One of several results."""
+        return self.new.call_function(operator.getitem, (node, number))
+
+    def worked_out(self, node: fx.Node, args: Any, kwargs: Any, stands_for: Callable[[Any], Any]) -> Any:
+        """What an operation makes of other values.
+
+        Args:
+            node: of the full network.
+            args: with :class:`Live` and :class:`Size` leaves.
+            kwargs: likewise.
+            stands_for: leaf → the value in its place.
+        """
+
+        def value(leaf: Any) -> Any:
+            leaf = stands_for(leaf)
+            return leaf.examples[0] if isinstance(leaf, Size) else leaf
+
+        a, k = map_leaves((args, kwargs), value)
+        if node.op == "call_module":
+            return copy.deepcopy(self.module(node))(*a, **k)
+        target = {"view": "reshape", "view_as": "reshape_as"}.get(str(node.target), node.target)
+        if node.op == "call_method":
+            return getattr(a[0], str(target))(*a[1:], **k)
+        assert callable(target)
+        return target(*a, **k)
+
+    def rule_of_units(self, node: fx.Node) -> Rule | None:
+        """The unit graph's rule for a node."""
+        if node.op != "call_module":
+            return RULES.get(node.target)
+        kinds = type(self.module(node)).__mro__
+        return next((MODULE_RULES[base] for base in kinds if base in MODULE_RULES), None)
+
+    def shape_of(self, value: Live) -> tuple[Any, ...]:
+        """A value's full shape as arguments of the smaller network."""
+        return tuple(
+            self.new.call_method("size", (value.node, dim)) if a != b else a
+            for dim, (a, b) in enumerate(zip(value.full[0].shape, value.full[1].shape, strict=True))
+        )
+
+    # Parts of the smaller network -----------------------------------------------------------------------------
+
+    def as_node(self, leaf: Any) -> Any:
+        """An argument of the smaller network, whole."""
+        if isinstance(leaf, Live):
+            return self.whole(leaf)
+        if isinstance(leaf, Size):
+            return leaf.node
+        return self.put_tensor(leaf) if isinstance(leaf, Tensor) else leaf
+
+    def put_tensor(self, value: Tensor, name: str = "constant") -> fx.Node:
+        """A constant as a buffer."""
+        value = value.detach().cpu().contiguous()
+        key = (value.dtype, tuple(value.shape), value.reshape(-1).view(torch.uint8).numpy().tobytes())
+        if key not in self._tensors:
+            name = self._free(name)
+            self.result.register_buffer(name, value.clone())
+            with self.new.inserting_after(next(iter(self.new.nodes))):
+                self._tensors[key] = self.new.get_attr(name)
+        return self._tensors[key]
+
+    def put_module(self, name: str, module: nn.Module, key: Any = None) -> str:
+        """A module of the smaller network; the same for the same key.
+
+        Args:
+            name: what it is called in the full network.
+            module: copied if no key is given.
+            key: of what it was made from.
+        """
+        known = key if key is not None else (name, id(module))
+        if known not in self._modules:
+            self._modules[known] = self._free(name.replace(".", "_").replace("/", "_"))
+            made = copy.deepcopy(module) if key is None else module
+            for part in made.modules():
+                if getattr(part, "inplace", False):
+                    part.inplace = False  # type: ignore[assignment]
+            self.result.add_module(self._modules[known], made.eval())
+        return self._modules[known]
+
+    def _free(self, name: str) -> str:
+        name = name.removeprefix("backbone_").removeprefix("own_")
+        name = f"layer_{name}" if name[:1].isdigit() else name
+        free, count = name, 0
+        while free in self._names or hasattr(nn.Module, free):
+            count += 1
+            free = f"{name}_{count}"
+        self._names.add(free)
+        return free
+
+    def whole(self, value: Live) -> fx.Node:
+        """A value with the entries that are left out put back."""
+        if value.axis is None:
+            return value.node
+        return self.bring(value, torch.arange(value.shape[value.axis]), value.axis).node
+
+    def bring(self, value: Live, index: Tensor, axis: int) -> Live:
+        """A value with other entries of an axis.
+
+        Args:
+            value: whole, or without some entries of this axis; others are put back first.
+            index: what to keep, ascending.
+            axis: of the full value.
+        """
+        axis %= value.dim
+        if value.axis not in (None, axis):
+            value = Live(self.whole(value), value.full)
+        held = value.kept(axis)
+        if torch.equal(held, index):
+            return value
+        key = (value.node, axis, tuple(index.tolist()))
+        if key not in self._brought:
+            if bool(torch.isin(index, held).all()):
+                places = self.put_tensor(places_in(index, held), "index")
+                self._brought[key] = self.new.call_function(torch.index_select, (value.node, axis, places))
+            else:
+                assert value.fill is not None, "entries without a known value were asked for"
+                value = self.bring(value, held[torch.isin(held, index)], axis)
+                self._brought[key] = self.put_back(value, index, axis)
+        return live(self._brought[key], value.full, axis, index, value.fill)
+
+    def put_back(self, value: Live, index: Tensor, axis: int) -> fx.Node:
+        """A fresh tensor of more entries of an axis, so that it may be written into."""
+        shape = list(self.shape_of(value))
+        shape[axis] = len(index)
+        empty = self.new.call_method("new_full", (value.node, tuple(shape), value.fill))
+        return self.new.call_method("index_copy_", (empty, axis, self.places(value, index, axis), value.node))
+
+    def places(self, value: Live, within: Tensor, axis: int) -> fx.Node:
+        """Where the kept entries of a value lie among others."""
+        return self.put_tensor(places_in(value.kept(axis), within), "index")
+
+    # Looking ahead --------------------------------------------------------------------------------------------
+
+    def wanted(self, node: fx.Node, axis: int) -> Tensor | None:
+        """Which entries of an axis anyone reads, bool ``(entries,)``; None where no mask stands right behind a node."""
+        shape = self.on_meta(node, *self.arguments(node)[0], **self.arguments(node)[1])[0].shape
+        result: Tensor | None = None
+        for user in self.readers(node):
+            mask = self._mask_in(user, node, shape)
+            if mask is None:
+                return None
+            others = [dim for dim in range(len(shape)) if dim != axis % len(shape)]
+            here = (mask != 0).expand(shape).sum(others) > 0
+            result = here if result is None else result | here
+        return result
+
+    def readers(self, node: fx.Node) -> list[fx.Node]:
+        """Who reads the entries of a node of the full network, not only its shape."""
+        return [user for user in node.users if not _is_size(user)]
+
+    def _mask_in(self, user: fx.Node, node: fx.Node, shape: torch.Size) -> Tensor | None:
+        """The mask with which a node is read, as it broadcasts over it."""
+        if len(user.args) < 2 or user.args[0] is not node:
+            return None
+        mask = user.args[1]
+        if not isinstance(mask, fx.Node) or mask.op != "get_attr":
+            return None
+        value: Tensor = operator.attrgetter(str(mask.target))(self.root)
+        if user.op == "call_module" and isinstance(self.module(user), TaskBatchNorm):
+            value = value.reshape(-1, *(1,) * (len(shape) - 2))
+        elif user.target is not operator.mul:
+            return None
+        return value if torch.broadcast_shapes(value.shape, shape) == shape else None
+
+
+_IDLE = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout, nn.Identity)
+_SIZES = {"size", "dim", "ndimension", "numel", "stride", "is_floating_point", "get_device", len}
+_SIZE_ATTRIBUTES = {"shape", "ndim", "dtype", "device"}
+
+
+_OUT_OF_PLACE: dict[Any, Any] = {
+    operator.iadd: operator.add,
+    operator.isub: operator.sub,
+    operator.imul: operator.mul,
+    operator.itruediv: operator.truediv,
+    torch.relu_: torch.relu,
+    F.relu_: F.relu,
+}
+
+
+def _is_size(node: fx.Node) -> bool:
+    """Whether a node reads nothing of a value but its shape and type."""
+    if node.target in (getattr, builtins.getattr):
+        return node.args[1] in _SIZE_ATTRIBUTES
+    return node.target in _SIZES
+
+
+def _passed_on(walk: Shrinking, node: fx.Node, x: Any, *args: Any, **kwargs: Any) -> Any:
+    return x
+
+
+def _example(leaf: Any, which: int) -> Any:
+    if isinstance(leaf, Live):
+        return leaf.full[which]
+    if isinstance(leaf, Size):
+        return leaf.examples[which]
+    return leaf.to("meta") if isinstance(leaf, Tensor) else leaf
+
+
+def _name(target: Any) -> str:
+    return target if isinstance(target, str) else getattr(target, "__name__", str(target))

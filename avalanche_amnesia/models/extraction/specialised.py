@@ -1,0 +1,71 @@
+"""One task's forward as a plain graph: its masks become constants, its own norms and its head become modules."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from avalanche_amnesia.models.masked import MaskedModel
+from avalanche_amnesia.models.masked_backbone import MaskedBackbone
+from avalanche_amnesia.models.masking import masked
+from avalanche_amnesia.models.multi_head import UnknownTaskError
+
+
+class TaskForward(nn.Module):
+    """What a masked model computes for one task, from the input to the logits.
+
+    Args:
+        backbone: of the model.
+        own: the task's own modules.
+        head: the task's head.
+        masks: layer name → ``(units,)``.
+    """
+
+    def __init__(self, backbone: MaskedBackbone, own: nn.Module, head: nn.Module, masks: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self.backbone, self.own, self.head = backbone, own, head
+        self._masks = dict(masks)
+        self._features = backbone.evaluation_with({masked: _times})
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``(batch, …)`` → logits ``(batch, classes)``."""
+        logits: Tensor = self.head(self._features(self.backbone, x, self.own, self._masks))
+        return logits
+
+
+def _times(values: Any, mask: Tensor | None) -> Any:
+    return values if mask is None else values * mask
+
+
+class _Whole(fx.Tracer):
+    """Leaves every module whole: the masked backbone's graph was traced as deep as need be."""
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return True
+
+
+def specialise(model: MaskedModel, task: int) -> tuple[TaskForward, fx.Graph]:
+    """The forward of one task and its graph, in which masks are constants.
+
+    Args:
+        model: a masked model; not changed.
+        task: a task with a kept mask.
+
+    Raises:
+        UnknownTaskError: for a task without a head or a mask.
+        ValueError: for the task in training.
+    """
+    if task == model.current_task:
+        raise ValueError(f"task {task} is in training, its mask still moves: finish it, then extract its subnet")
+    if task not in model.tasks:
+        raise UnknownTaskError(
+            f"task {task} has no head: it was never trained, or was unlearned; tasks with a head: {list(model.tasks)}"
+        )
+    mask = model.binary_mask(task)
+    like = next((p for p in model.backbone.parameters() if p.is_floating_point()), torch.empty(()))
+    masks = model.by_layer(mask.to(like.dtype))
+    forward = TaskForward(model.backbone, model.own_modules(task), model.head(task), masks)
+    return forward, _Whole().trace(forward)
