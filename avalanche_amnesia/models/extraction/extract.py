@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 
-import torch
 from torch import fx
 
 from avalanche_amnesia.models.extraction import entrywise, moves, norms, weighted
