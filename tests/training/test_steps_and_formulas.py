@@ -300,7 +300,7 @@ def adjuster(rule, space, model, seed=0):
         task=9,
         parameters=parameters,
         before={name: p.detach().clone() for name, p in parameters.items()},
-        layer_of={name: layers.index(name.rsplit(".", 1)[0]) for name in parameters},
+        layer_of=lambda name: layers.index(name.rsplit(".", 1)[0]),
     )
 
 
