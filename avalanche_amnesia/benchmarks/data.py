@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 
 from avalanche_amnesia.benchmarks.transforms import BatchTransform
 
@@ -62,3 +62,26 @@ class LazyTask(Dataset[tuple[Any, int]]):
 
     def __getitem__(self, item: int) -> tuple[Any, int]:
         return self.base[self.index[item]][0], self.targets[item]
+
+
+def task_data(experience: Any, index: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Inputs and labels of an experience, as its evaluation sees them, without touching a global random stream.
+
+    Args:
+        experience: any experience with a data set.
+        index: positions of the samples, int64 ``(n,)``; None: all.
+
+    Returns:
+        ``(n, …)`` and ``(n,)``.
+    """
+    tensors = getattr(experience, "tensors", None)
+    if tensors is not None:
+        x, y = tensors
+        return (x, y) if index is None else (x[index], y[index])
+    data = experience.dataset.eval()
+    if index is not None:
+        data = data.subset(index.tolist())
+    # A loader draws a seed for its workers even where it has none; a generator of its own takes that draw.
+    loader = DataLoader(data, batch_size=256, generator=torch.Generator())
+    batches = [(batch[0], batch[1]) for batch in loader]
+    return torch.cat([x for x, _ in batches]), torch.cat([y for _, y in batches])

@@ -10,9 +10,9 @@ from avalanche.evaluation.metric_results import MetricValue
 from avalanche.evaluation.metric_utils import get_metric_name
 from avalanche.models import avalanche_forward
 
-from avalanche_amnesia.evaluation.features import evaluating
 from avalanche_amnesia.evaluation.probes import unlearning_of
 from avalanche_amnesia.evaluation.references import References
+from avalanche_amnesia.models.modes import evaluating
 
 
 class AccuracyDifference(PluginMetric):

@@ -9,7 +9,8 @@ import torch
 from avalanche.evaluation.metric_results import MetricValue
 from torch import Tensor, nn
 
-from avalanche_amnesia.evaluation.features import features_of, mean_features, task_data
+from avalanche_amnesia.benchmarks.data import task_data
+from avalanche_amnesia.evaluation.features import features_of, mean_features
 from avalanche_amnesia.evaluation.functional import js_divergence
 from avalanche_amnesia.evaluation.probes import Probe, ProbingMetric
 from avalanche_amnesia.evaluation.references import References

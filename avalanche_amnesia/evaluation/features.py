@@ -2,42 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from copy import deepcopy
-from typing import Any
 
 import torch
 from avalanche.models import MultiHeadClassifier, avalanche_forward
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
 
 from avalanche_amnesia.models import ModelError, MultiHeadModel, TaskMaskedModel
-
-
-def task_data(experience: Any) -> tuple[Tensor, Tensor]:
-    """Inputs ``(n, …)`` and labels ``(n,)`` of an experience, without touching a global random stream."""
-    tensors = getattr(experience, "tensors", None)
-    if tensors is not None:
-        x, y = tensors
-        return x, y
-    # A loader draws a seed for its workers even where it has none; a generator of its own takes that draw.
-    loader = DataLoader(experience.dataset.eval(), batch_size=256, generator=torch.Generator())
-    batches = [(batch[0], batch[1]) for batch in loader]
-    return torch.cat([x for x, _ in batches]), torch.cat([y for _, y in batches])
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode and no gradients inside; every module's own mode again afterwards."""
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
+from avalanche_amnesia.models.modes import evaluating
 
 
 def features_of(

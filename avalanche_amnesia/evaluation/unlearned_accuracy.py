@@ -8,7 +8,8 @@ from typing import Any
 from avalanche.evaluation.metric_results import MetricValue
 from torch import nn
 
-from avalanche_amnesia.evaluation.features import features_of, task_data
+from avalanche_amnesia.benchmarks.data import task_data
+from avalanche_amnesia.evaluation.features import features_of
 from avalanche_amnesia.evaluation.functional import accuracy
 from avalanche_amnesia.evaluation.probes import ProbingMetric
 from avalanche_amnesia.evaluation.references import References

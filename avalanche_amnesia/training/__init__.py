@@ -6,6 +6,7 @@ from avalanche_amnesia.training.hat import HAT
 from avalanche_amnesia.training.plugins import (
     PAPER_ALPHA,
     AdaHATPlugin,
+    CounterfactualPlugin,
     DivergedError,
     HATPlugin,
     InMemoryLoaderPlugin,
@@ -25,6 +26,7 @@ __all__ = [
     "AdaHAT",
     "AdaHATPlugin",
     "AmnesiacHAT",
+    "CounterfactualPlugin",
     "DivergedError",
     "HATPlugin",
     "InMemoryLoaderPlugin",

@@ -9,9 +9,16 @@ from torch.optim import Optimizer
 from avalanche_amnesia.models import MaskedModel
 from avalanche_amnesia.training.attention import check_choice
 from avalanche_amnesia.training.hard_attention import HardAttentionStrategy, split_options, takes_options_of
-from avalanche_amnesia.training.plugins import AdaHATPlugin, HATPlugin, TrajectoryPlugin, UnlearningPlugin
+from avalanche_amnesia.training.plugins import (
+    AdaHATPlugin,
+    CounterfactualPlugin,
+    HATPlugin,
+    TrajectoryPlugin,
+    UnlearningPlugin,
+)
 
 AmnesiacAdjustment = Literal["hat", "adahat", "random", "constant"]
+CompensationChoice = Literal["none", "counterfactual"]
 
 
 class AmnesiacHAT(HardAttentionStrategy):
@@ -25,6 +32,8 @@ class AmnesiacHAT(HardAttentionStrategy):
         optimizer: any torch optimizer over ``model.parameters()``.
         adjustment: ``hat`` (default: parameters in use are frozen, so that an unlearning never touches tasks learned
             before the one that goes, unless ``locked`` left them open to it), ``adahat``, ``random`` or ``constant``.
+        compensation: what makes up to tasks that were learned on top of one that goes: ``counterfactual`` (heads fitted
+            in advance, :class:`CounterfactualPlugin`) or ``none``.
         keep_probes: whether metrics may keep the masks and heads of tasks that the stream's requests name.
         deadline: a task becomes permanent once this many further tasks have been trained; by default the stream's.
         seed: every draw derives from it and the task.
@@ -42,12 +51,14 @@ class AmnesiacHAT(HardAttentionStrategy):
         model: MaskedModel,
         optimizer: Optimizer,
         adjustment: AmnesiacAdjustment = "hat",
+        compensation: CompensationChoice = "counterfactual",
         keep_probes: bool = True,
         deadline: int | None = None,
         seed: int = 0,
         **options: Any,
     ) -> None:
         check_choice("adjustment", adjustment, AmnesiacAdjustment)
+        check_choice("compensation", compensation, CompensationChoice)
         masking: HATPlugin
         if adjustment == "adahat":
             of_plugin, rest = split_options(options, AdaHATPlugin)
@@ -59,7 +70,11 @@ class AmnesiacHAT(HardAttentionStrategy):
             model=model,
             optimizer=optimizer,
             masking=masking,
-            unlearning=[TrajectoryPlugin(), UnlearningPlugin(keep_probes=keep_probes, deadline=deadline)],
+            unlearning=[
+                TrajectoryPlugin(),
+                *([CounterfactualPlugin(seed=seed)] if compensation == "counterfactual" else []),
+                UnlearningPlugin(keep_probes=keep_probes, deadline=deadline),
+            ],
             seed=seed,
             **rest,
         )

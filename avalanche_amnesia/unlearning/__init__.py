@@ -1,5 +1,6 @@
 """Taking tasks out of a model: who may be asked for, what they changed, and how it goes."""
 
+from avalanche_amnesia.unlearning.compensation import Compensation
 from avalanche_amnesia.unlearning.ledger import RequestError, TaskLedger
 from avalanche_amnesia.unlearning.operation import Preparation, Subject, apply, book_only, prepare
 from avalanche_amnesia.unlearning.purge import PurgeContext, register_purger
@@ -8,6 +9,7 @@ from avalanche_amnesia.unlearning.task_modules import own_parameters, remove_tas
 from avalanche_amnesia.unlearning.trajectory import Removal, Trajectory, TrajectoryError
 
 __all__ = [
+    "Compensation",
     "Preparation",
     "PurgeContext",
     "Removal",

@@ -1,5 +1,7 @@
 """Who was trained, who was unlearned, who is permanent."""
 
+from __future__ import annotations
+
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -171,6 +173,12 @@ class TaskLedger:
             del self._entries[task]
             self._unlearned.append(task)
         return request
+
+    def copy(self) -> TaskLedger:
+        """A ledger of its own with the same content, to think ahead in."""
+        result = TaskLedger()
+        result.load_state_dict(self.state_dict())
+        return result
 
     def state_dict(self) -> dict[str, Any]:
         """The whole ledger in plain JSON types."""

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from avalanche_amnesia.bits import same_bits, tensor_hash
 from avalanche_amnesia.models import TaskMaskedModel
+from avalanche_amnesia.unlearning.compensation import Compensation
 from avalanche_amnesia.unlearning.ledger import TaskLedger
 from avalanche_amnesia.unlearning.purge import PurgeContext, holds_learned_state, purger_of
 from avalanche_amnesia.unlearning.record import Claim, SharedEntries, TensorChange, UnlearningPlan, UnlearningRecord
@@ -32,6 +33,7 @@ class Subject:
         trajectory: the tasks' updates.
         ledger: who may be asked for.
         plugins: the host's plugins, to be purged.
+        compensations: what makes up to the remaining tasks.
         counters: task → the host's experience counter when it was trained.
         before: values before a task that is in training, by parameter name; None between tasks. Replaced in place.
         optimized: the host's own book of optimized parameters, by name; cleaned too.
@@ -46,6 +48,7 @@ class Subject:
     trajectory: Trajectory
     ledger: TaskLedger
     plugins: Sequence[object]
+    compensations: Sequence[Compensation]
     counters: Mapping[int, int]
     before: dict[str, Tensor] | None
     optimized: dict[str, Any] | None
@@ -85,12 +88,15 @@ def prepare(subject: Subject, tasks: Iterable[int], event: str) -> Preparation:
     exact = subject.exact_host and not tainted and not removal.shared and subject.before is None
     claim: Claim = "exact" if exact else "approximate"
     stateful = [plugin for plugin in subject.plugins if purger_of(plugin) is None and holds_learned_state(plugin)]
+    affected = _affected(model, remaining, removal, shared)
+    covered = tuple(task for task in affected if any(c.covers(task, tasks) for c in subject.compensations))
     plan = UnlearningPlan(
         tasks=tuple(tasks),
         event=event,
         entries={name: int((~same_bits(value, shared[name])).sum()) for name, value in sorted(removal.values.items())},
         removed=tuple(sorted(own | _task_buffers(model, tasks))),
-        affected=_affected(model, remaining, removal, shared),
+        affected=affected,
+        compensated=covered,
         shared=_shared_entries(removal, readers),
         claim=claim,
         trajectory_bytes=sum(trajectory.nbytes(task) for task in tasks),
@@ -170,6 +176,8 @@ def apply(
         _replace(subject.before, removal.before, preparation.own, undo)
         for task in plan.tasks:
             remove_task_modules(subject.model, task, undo)
+        for compensation in subject.compensations:
+            purged += compensation.compensate(subject.model, plan.tasks, undo)
         undo.callback(subject.trajectory.restore, subject.trajectory.logs)
         subject.trajectory.apply(removal)
         context = PurgeContext(plan.tasks, order, subject.counters, preparation.own, removal)
@@ -202,7 +210,14 @@ def book_only(
     subject: Subject, preparation: Preparation, announce: Callable[[str, UnlearningRecord | None], None]
 ) -> UnlearningRecord:
     """The control: enter the request into the book and announce it, but leave everything as it is."""
-    nothing: dict[str, Any] = {"entries": {}, "removed": (), "affected": (), "shared": {}, "trajectory_bytes": 0}
+    nothing: dict[str, Any] = {
+        "entries": {},
+        "removed": (),
+        "affected": (),
+        "compensated": (),
+        "shared": {},
+        "trajectory_bytes": 0,
+    }
     plan = replace(preparation.plan, claim="approximate", **nothing)
     with ExitStack() as undo:
         announce("before_unlearning", None)

@@ -34,6 +34,7 @@ class UnlearningPlan:
         entries: shared tensor → number of entries that change.
         removed: tensors that go with the tasks (heads, masks, embeddings).
         affected: remaining tasks that use entries which change, in training order.
+        compensated: those of them for which something was prepared that makes up for the loss.
         shared: shared tensor → the entries of it that keep what the tasks that go had trained, because remaining tasks
             read them (WSN); empty where their updates are taken out.
         claim: what the state afterwards can be called.
@@ -47,6 +48,7 @@ class UnlearningPlan:
     entries: Mapping[str, int]
     removed: tuple[str, ...]
     affected: tuple[int, ...]
+    compensated: tuple[int, ...]
     shared: Mapping[str, SharedEntries]
     claim: Claim
     trajectory_bytes: int

@@ -1,6 +1,7 @@
 """Avalanche plugins: masking, adjustment, trajectories, unlearning, and what keeps runs reproducible."""
 
 from avalanche_amnesia.training.plugins.adahat import PAPER_ALPHA, AdaHATPlugin
+from avalanche_amnesia.training.plugins.counterfactual import CounterfactualPlugin
 from avalanche_amnesia.training.plugins.loading import InMemoryLoaderPlugin
 from avalanche_amnesia.training.plugins.lookup import find_plugin
 from avalanche_amnesia.training.plugins.masking import HATPlugin
@@ -13,6 +14,7 @@ from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
 __all__ = [
     "PAPER_ALPHA",
     "AdaHATPlugin",
+    "CounterfactualPlugin",
     "DivergedError",
     "HATPlugin",
     "InMemoryLoaderPlugin",

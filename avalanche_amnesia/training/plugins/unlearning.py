@@ -12,12 +12,14 @@ from avalanche.training.plugins.clock import Clock
 from avalanche.training.templates.base_sgd import PeriodicEval
 from avalanche.training.utils import trigger_plugins
 
+from avalanche_amnesia.training.plugins.counterfactual import CounterfactualPlugin
 from avalanche_amnesia.training.plugins.loading import InMemoryLoaderPlugin
 from avalanche_amnesia.training.plugins.lookup import find_plugin
 from avalanche_amnesia.training.plugins.seeding import SeedingPlugin
 from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin, single_task
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 from avalanche_amnesia.unlearning import (
+    Compensation,
     RequestError,
     Subject,
     TaskLedger,
@@ -146,8 +148,7 @@ class UnlearningPlugin(SupervisedPlugin):
 
     def _rehearse(self, experience: Any, task: int) -> None:
         """Go through the task's requests on paper: one that can't be obeyed is an error before the training."""
-        paper = TaskLedger()
-        paper.load_state_dict(self.ledger.state_dict())
+        paper = self.ledger.copy()
         for request in (*self._still_due(experience, "before"), *self._still_due(experience, "iteration")):
             paper.forget(request.tasks, request.event(task), self._known)
         paper.learn(task, permanent=bool(getattr(experience, "permanent", False)))
@@ -183,6 +184,9 @@ class UnlearningPlugin(SupervisedPlugin):
         self._counters[task] = strategy.clock.train_exp_counter
         self.current_task = None
         self._obeyed = {(of, request) for of, request in self._obeyed if of != task}
+        for plugin in strategy.plugins:
+            if isinstance(plugin, Compensation):
+                plugin.prepare(strategy, task, self.ledger.unlearnable)
         for request in _due(strategy.experience, "after"):
             self._unlearn(strategy, request.tasks, request.event(task), self.keep_probes_of_stream)
 
@@ -235,6 +239,7 @@ class UnlearningPlugin(SupervisedPlugin):
             trajectory=trajectory.trajectory,
             ledger=self.ledger,
             plugins=[p for p in strategy.plugins if not isinstance(p, (EvaluationPlugin, *_OURS))],
+            compensations=[p for p in strategy.plugins if isinstance(p, Compensation)],
             counters=self._counters,
             before=None if snapshot is None else snapshot.values,
             optimized=getattr(strategy, "optimized_param_id", None),
@@ -279,7 +284,10 @@ def remaining_experiences(strategy: Any, experiences: Iterable[Any]) -> list[Any
     return [e for e in experiences if all(int(task) in tasks for task in e.task_labels)]
 
 
-_OURS = (SeedingPlugin, InMemoryLoaderPlugin, TaskMaskPlugin, TrajectoryPlugin, UnlearningPlugin)
+_OURS = (
+    *(SeedingPlugin, InMemoryLoaderPlugin, TaskMaskPlugin, TrajectoryPlugin, UnlearningPlugin),
+    CounterfactualPlugin,
+)
 
 
 def _drop_last_values(evaluator: Any, tasks: Iterable[int]) -> None:

@@ -1,0 +1,174 @@
+"""Heads fitted in advance for the worlds without the tasks that may still be unlearned (METHOD §6, ``counterfactual``)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from itertools import combinations
+from typing import Any
+
+import torch
+from avalanche.core import SupervisedPlugin
+from torch import Tensor, nn
+
+from avalanche_amnesia.benchmarks.data import task_data
+from avalanche_amnesia.models import TaskMaskedModel
+from avalanche_amnesia.models.modes import evaluating
+from avalanche_amnesia.seeding import derive_seed
+from avalanche_amnesia.training.plugins.lookup import find_plugin
+from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
+from avalanche_amnesia.unlearning import Trajectory
+from avalanche_amnesia.unlearning.logistic import fit_head
+
+Head = tuple[Tensor, Tensor]
+
+
+class CounterfactualPlugin(SupervisedPlugin):
+    """Fits, when a task ends, its head for every world in which some earlier tasks were unlearned.
+
+    While the task's data is still at hand, the updates of those earlier tasks are taken out of the backbone for one
+    forward pass, the head is fitted to the features of that world, and the backbone is put back bit for bit. An
+    unlearning then only swaps heads: no data is kept, and a training step costs nothing. Only tasks whose updates
+    the task's mask reads count; heads for a world that can't come any more (a task of it became permanent) are dropped,
+    and so are heads that were fitted in the presence of a task that was unlearned without them.
+
+    Needs :class:`TrajectoryPlugin` and :class:`UnlearningPlugin` beside it and a masked model.
+
+    Args:
+        max_sets: worlds per task, at least 1: single tasks first, then pairs, and so on; among equals the newest
+            tasks first. 31 are all sets of five tasks. Each costs one forward pass over ``samples``, and one head.
+        samples: at most so many of the task's training samples are used, at least 1.
+        seed: their choice derives from it and the task.
+
+    Attributes:
+        heads: task → set of earlier tasks that are gone → weight ``(classes, features)`` and bias ``(classes,)``.
+        sources: task → earlier tasks whose updates it reads, and that could be unlearned when it was trained.
+
+    Raises:
+        ValueError: for a value that is not allowed.
+        TypeError: before a training, if the model has no masks.
+    """
+
+    def __init__(self, *, max_sets: int = 31, samples: int = 20_000, seed: int = 0) -> None:
+        super().__init__()
+        for name, value in (("max_sets", max_sets), ("samples", samples)):
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name} must be an int of at least 1, got {value!r}")
+        self.max_sets, self.samples, self.seed = max_sets, samples, seed
+        self.heads: dict[int, dict[frozenset[int], Head]] = {}
+        self.sources: dict[int, frozenset[int]] = {}
+
+    def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
+        """Check the model."""
+        if not isinstance(strategy.model, TaskMaskedModel):
+            raise TypeError(
+                f"counterfactual heads need a model with masks, got {type(strategy.model).__name__}: where later tasks "
+                "change what a task reads, a head that was fitted in advance no longer fits"
+            )
+
+    @torch.no_grad()
+    def prepare(self, strategy: Any, task: int, unlearnable: Collection[int]) -> None:
+        """Fit the heads of a task that has just been trained."""
+        self._drop_impossible(unlearnable)
+        model, trajectory = strategy.model, _trajectory_of(strategy)
+        use = {f"backbone.{name}": u > 0 for name, u in model.graph.parameter_use(model.masks[task]).items()}
+        sources = frozenset(
+            earlier
+            for earlier in unlearnable
+            if earlier != task and not model.keeps_shared_entries and _reads(use, trajectory.moved(earlier))
+        )
+        self.sources[task], self.heads[task] = sources, {}
+        if not sources:
+            return
+        generator = torch.Generator().manual_seed(derive_seed(self.seed, "counterfactual", task))
+        size = len(strategy.experience.dataset)
+        index = torch.randperm(size, generator=generator)[: self.samples].sort().values
+        x, y = task_data(strategy.experience, index)
+        n_classes = int(model.head(task).out_features)  # type: ignore[arg-type]
+        for gone in _worlds(sources, trajectory.tasks, self.max_sets):
+            with _without(model, trajectory, gone):
+                features = _features(model, x, task)
+            self.heads[task][gone] = fit_head(features, y.to(features.device), n_classes)
+
+    def _drop_impossible(self, unlearnable: Iterable[int]) -> None:
+        possible = frozenset(unlearnable)
+        self.sources = {task: sources & possible for task, sources in self.sources.items()}
+        self.heads = {
+            task: {gone: head for gone, head in heads.items() if gone <= possible} for task, heads in self.heads.items()
+        }
+
+    # As a compensation ----------------------------------------------------------------------------------------
+
+    def covers(self, task: int, gone: Collection[int]) -> bool:
+        """Whether there is a head of the task for the world without these tasks."""
+        lost = self.sources.get(task, frozenset()) & frozenset(gone)
+        return lost in self.heads.get(task, {})
+
+    @torch.no_grad()
+    def compensate(self, model: nn.Module, gone: Collection[int], undo: ExitStack) -> list[str]:
+        """Swap in the heads of the new world, and keep only those for worlds beyond it."""
+        assert isinstance(model, TaskMaskedModel)
+        undo.callback(self.__dict__.update, heads=self.heads, sources=self.sources)
+        lost = frozenset(gone)
+        swapped = []
+        kept: dict[int, dict[frozenset[int], Head]] = {}
+        for task, heads in self.heads.items():
+            if task in lost:
+                continue
+            here = self.sources[task] & lost
+            if here in heads:
+                for parameter, value in zip(_linear(model, task), heads[here], strict=True):
+                    undo.callback(parameter.data.copy_, parameter.detach().clone())
+                    parameter.data.copy_(value)
+                swapped.append(task)
+            kept[task] = {world - here: head for world, head in heads.items() if here < world}
+        self.heads = kept
+        self.sources = {task: sources - lost for task, sources in self.sources.items() if task not in lost}
+        return [f"heads of tasks {swapped} replaced by those fitted for the world without {sorted(lost)}"]
+
+
+def _trajectory_of(strategy: Any) -> Trajectory:
+    plugin = find_plugin(strategy, TrajectoryPlugin)
+    if plugin is None:
+        raise ValueError(
+            "CounterfactualPlugin() needs TrajectoryPlugin() beside it: it reads what earlier tasks changed"
+        )
+    return plugin.trajectory
+
+
+def _reads(use: Mapping[str, Tensor], moved: Mapping[str, Tensor]) -> bool:
+    return any(name in use and bool((use[name].cpu() & where).any()) for name, where in moved.items())
+
+
+def _worlds(sources: Collection[int], order: Collection[int], limit: int) -> Iterator[frozenset[int]]:
+    newest_first = [task for task in reversed(tuple(order)) if task in sources]
+    found = (frozenset(s) for size in range(1, len(newest_first) + 1) for s in combinations(newest_first, size))
+    yield from (world for world, _ in zip(found, range(limit), strict=False))
+
+
+@contextmanager
+def _without(model: TaskMaskedModel, trajectory: Trajectory, gone: Collection[int]) -> Iterator[None]:
+    """The backbone as if some tasks had been unlearned; afterwards as it was, bit for bit."""
+    parameters = {n: p for n, p in model.named_parameters() if n.startswith("backbone.")}
+    removal = trajectory.remove(tuple(gone), {name: p.detach() for name, p in parameters.items()})
+    before = {name: parameters[name].detach().clone() for name in removal.values}
+    try:
+        for name, value in removal.values.items():
+            parameters[name].data.copy_(value)
+        yield
+    finally:
+        for name, value in before.items():
+            parameters[name].data.copy_(value)
+
+
+def _features(model: TaskMaskedModel, x: Tensor, task: int, batch_size: int = 512) -> Tensor:
+    device = next(model.parameters()).device
+    mask, parts = model.binary_mask(task), model.task_parts(task)
+    with evaluating(model):
+        return torch.cat([model.masked_features(part.to(device), mask, parts) for part in x.split(batch_size)])
+
+
+def _linear(model: TaskMaskedModel, task: int) -> tuple[Tensor, Tensor]:
+    head = model.head(task)
+    assert isinstance(head, nn.Linear)
+    return head.weight, head.bias

@@ -1,0 +1,43 @@
+"""What makes up to the remaining tasks for what an unlearning takes from them (METHOD §6, step 2)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from contextlib import ExitStack
+from typing import Any, Protocol, runtime_checkable
+
+from torch import nn
+
+
+@runtime_checkable
+class Compensation(Protocol):
+    """Prepared while tasks are trained, applied inside an unlearning, as a part of its all or nothing."""
+
+    def prepare(self, strategy: Any, task: int, unlearnable: Collection[int]) -> None:
+        """Look ahead, when a task has been trained, committed and recorded, and its data is still at hand.
+
+        Args:
+            strategy: whose ``experience`` holds the task.
+            task: its label.
+            unlearnable: tasks that may be requested from now on.
+        """
+
+    def covers(self, task: int, gone: Collection[int]) -> bool:
+        """Whether a remaining task that is affected can be compensated for the loss of others.
+
+        Args:
+            task: a remaining task that uses entries which change.
+            gone: the tasks that go, together.
+        """
+
+    def compensate(self, model: nn.Module, gone: Collection[int], undo: ExitStack) -> list[str]:
+        """Compensate every task that :meth:`covers` says can be, and drop whatever is kept of the tasks that go.
+
+        Args:
+            model: from which their updates have been taken out.
+            gone: the tasks that go, together.
+            undo: receives the way back of every change before the change.
+
+        Returns:
+            Lines for the record.
+        """
