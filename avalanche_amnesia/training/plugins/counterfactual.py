@@ -1,4 +1,4 @@
-"""Heads fitted in advance for the worlds without the tasks that may still be unlearned (METHOD §6, ``counterfactual``)."""
+"""Heads fitted in advance for the worlds without tasks that may be unlearned (METHOD §6, ``counterfactual``)."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class CounterfactualPlugin(SupervisedPlugin):
         size = len(strategy.experience.dataset)
         index = torch.randperm(size, generator=generator)[: self.samples].sort().values
         x, y = task_data(strategy.experience, index)
-        n_classes = int(model.head(task).out_features)  # type: ignore[arg-type]
+        n_classes = int(model.head(task).out_features)
         for gone in _worlds(sources, trajectory.tasks, self.max_sets):
             with _without(model, trajectory, gone):
                 features = _features(model, x, task)
@@ -130,9 +130,7 @@ class CounterfactualPlugin(SupervisedPlugin):
 def _trajectory_of(strategy: Any) -> Trajectory:
     plugin = find_plugin(strategy, TrajectoryPlugin)
     if plugin is None:
-        raise ValueError(
-            "CounterfactualPlugin() needs TrajectoryPlugin() beside it: it reads what earlier tasks changed"
-        )
+        raise ValueError("CounterfactualPlugin() needs TrajectoryPlugin() beside it, for what earlier tasks changed")
     return plugin.trajectory
 
 
