@@ -301,12 +301,10 @@ def test_masks_are_compressed_by_the_weights_and_come_back_with_no_others(dtype)
     model.finish_task()  # the mask of the largest weights: little remains to be said
     assert model.mask_bits() < 0.1
     state = model.compressed_state()
-    cast = {key: value.to(torch.bfloat16) if value.is_floating_point() else value for key, value in state.items()}
     name = "backbone.layers.0.weight"
-    for wrong in (cast, state | {name: other.state_dict()[name]}):
-        with pytest.raises(ValueError, match="not of these classes"):
-            other.load_compressed_state(wrong)
-        assert other.tasks == ()
+    with pytest.raises(ValueError, match="not of these classes"):
+        other.load_compressed_state(state | {name: other.state_dict()[name]})
+    assert other.tasks == ()
     other.bfloat16().load_compressed_state(state)
     assert torch.equal(other.binary_mask(0), model.binary_mask(0))
 
