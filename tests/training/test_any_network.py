@@ -120,10 +120,10 @@ def test_adahat_lets_parameters_move_but_no_norm_of_another_task(name, optimizer
     for task, experience in enumerate(benchmark.train_stream):
         strategy.train(experience)
         for earlier in range(task):
-            assert own[earlier].keys() == model.own_modules(earlier).state_dict().keys()
-            for key, value in model.own_modules(earlier).state_dict().items():
+            assert own[earlier].keys() == model.task_parts(earlier).state_dict().keys()
+            for key, value in model.task_parts(earlier).state_dict().items():
                 assert torch.equal(value, own[earlier][key])
-        own[task] = {key: value.clone() for key, value in model.own_modules(task).state_dict().items()}
+        own[task] = {key: value.clone() for key, value in model.task_parts(task).state_dict().items()}
     strategy.unlearn([0, 1, 2])
     for parameter, value in parameters(model).items():
         assert torch.equal(value, initial[parameter]), parameter
