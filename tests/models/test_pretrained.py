@@ -3,6 +3,7 @@
 import copy
 
 import pytest
+import timm
 import torch
 from sklearn.datasets import load_digits
 from torch import nn
@@ -146,7 +147,6 @@ def test_weights_loaded_into_the_masked_model_are_used_too(saved):
 
 
 def test_timm_checkpoints(tmp_path):
-    timm = pytest.importorskip("timm")
     small = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 2}
     name = "vit_tiny_patch16_224"
     torch.manual_seed(3)
@@ -163,7 +163,6 @@ def test_timm_checkpoints(tmp_path):
 
 
 def test_timm_convolutions_with_norms(tmp_path):
-    timm = pytest.importorskip("timm")
     torch.manual_seed(3)
     small = {"stem_width": 8, "channels": (8, 12, 16, 16), "num_classes": 0}
     path = tmp_path / "resnet.pth"

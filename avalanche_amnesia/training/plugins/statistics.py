@@ -2,55 +2,69 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
-from itertools import islice
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from avalanche_amnesia.training.plugins.seeding import preserved_rng
+from avalanche_amnesia.models import TaskMaskedModel
+from avalanche_amnesia.models.multi_head import single_task
 
 
-@torch.no_grad()
-def retake_statistics(strategy: Any, task: int, n_batches: int) -> None:
-    """Take the running statistics of a task's norms from its training data, as its final weights and mask see it.
+class TaskStatistics:
+    """The running statistics of one task's norms (BatchNorm), and the mini-batches that its network saw last.
 
     What training leaves behind lags behind the weights where it was short, and mixes the soft masks of every scale
-    with hard ones. Here each statistic is the plain average over mini-batches, through the binary mask, with dropout
-    off. The strategy's loader gives the batches; the global random streams stay as they were. Of a batch that holds
-    samples of other tasks too (replay), the task's own are used; fewer than two have no variance and are passed over.
+    with hard ones. So the statistics are taken again from the last mini-batches: the very tensors that the network
+    was given, after every transform and plugin.
 
     Args:
-        strategy: at the end of the task's training.
-        task: its label.
-        n_batches: mini-batches to read, at most; 0: nothing changes.
+        model: in which the task is trained.
+        task: its label; it has its norms already.
+        n_batches: mini-batches to hold; 0, or a task without running statistics: none are held, nothing is changed.
     """
-    model = strategy.model
-    parts = model.task_parts(task)
-    norms = [] if parts is None else [m for m in parts.modules() if getattr(m, "running_mean", None) is not None]
-    if not norms or n_batches == 0:
-        return
-    was, momenta = model.training, [norm.momentum for norm in norms]
-    handles = [norm.register_forward_pre_hook(_plain_average()) for norm in norms]
-    model.eval()
-    for norm in norms:
-        norm.training = True
-    try:
-        with preserved_rng():
-            for batch in islice(strategy.dataloader, n_batches):
-                x = batch[0][batch[-1] == task].to(strategy.device)
-                if len(x) > 1:
-                    model.features(x, task)
-    finally:
-        for norm, momentum, handle in zip(norms, momenta, handles, strict=True):
+
+    def __init__(self, model: TaskMaskedModel, task: int, n_batches: int) -> None:
+        self.model, self.task = model, task
+        parts = model.task_parts(task)
+        modules = [] if parts is None else parts.modules()
+        self._norms: list[Any] = [norm for norm in modules if getattr(norm, "running_mean", None) is not None]
+        self._seen: deque[Tensor] = deque(maxlen=n_batches if self._norms else 0)
+
+    def see(self, x: Tensor, labels: Tensor) -> None:
+        """Hold a mini-batch instead of the oldest one.
+
+        Args:
+            x: ``(batch, …)``.
+            labels: task labels ``(batch,)``; other tasks' samples (replay) are left out.
+        """
+        if self._norms:
+            self._seen.append(x if single_task(labels) == self.task else x[labels == self.task])
+
+    @torch.no_grad()
+    def retake(self) -> None:
+        """Set each statistic to its plain average over the mini-batches, through the binary mask, without dropout.
+
+        Mini-batches with fewer than two samples of the task have no variance and are passed over.
+        """
+        was, momenta = self.model.training, [norm.momentum for norm in self._norms]
+        hooks = [norm.register_forward_pre_hook(_plain_average()) for norm in self._norms]
+        self.model.eval()
+        for norm in self._norms:
+            norm.training = True
+        for x in self._seen:
+            if len(x) > 1:
+                self.model.features(x, self.task)
+        for norm, momentum, hook in zip(self._norms, momenta, hooks, strict=True):
             norm.momentum = momentum
-            handle.remove()
-        model.train(was)
+            hook.remove()
+        self.model.train(was)
 
 
 def _plain_average() -> Callable[[nn.Module, Any], None]:
-    """A hook that weighs the n-th call of a norm with 1/n; the first replaces what was there."""
+    """A hook that weighs the n-th call of a norm with 1/n: the first replaces what was there."""
     calls = 0
 
     def weigh(norm: Any, inputs: Any) -> None:
