@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
+from avalanche_amnesia.models.dry_run import dry_run
 from avalanche_amnesia.models.graph import ModelError
 
 _SIDES = (32, 28, 224, 64, 96, 128, 48, 16, 8, 256, 299, 384, 512)
@@ -20,16 +20,10 @@ def runs_on(backbone: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) -> 
     Raises:
         Exception: whatever the backbone raises on them.
     """
-    empty = {
-        name: torch.empty_like(value, device="meta")
-        for name, value in (*backbone.named_parameters(), *backbone.named_buffers())
-    }
     modes = [(module, module.training) for module in backbone.modules()]  # they need not all be the same
     arguments = (0,) if hasattr(backbone, "known_train_tasks_labels") else ()
     try:
-        with torch.no_grad():
-            x = torch.empty((2, *shape), dtype=dtype, device="meta")
-            return functional_call(backbone.eval(), empty, (x, *arguments))
+        return dry_run(backbone.eval(), (torch.empty((2, *shape), dtype=dtype, device="meta"), *arguments))
     finally:
         for module, training in modes:
             module.training = training
