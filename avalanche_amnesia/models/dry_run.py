@@ -22,13 +22,14 @@ def dry_run(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | 
         kwargs: likewise.
 
     Raises:
-        Exception: whatever the module raises on zeros.
+        Exception: whatever the module raises.
     """
     with torch.no_grad():
         try:
             return _call(module, lambda value: torch.empty_like(value, device="meta"), args, kwargs)
-        except Exception:  # the error on zeros is the one that people know
-            pass
+        except Exception as error:  # whatever the module raises
+            if "meta" not in str(error):
+                raise
         device = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
         given = pytree.tree_map_only(Tensor, lambda x: torch.zeros_like(x, device=device), (tuple(args), kwargs))
         with torch.random.fork_rng(devices=[]):

@@ -115,4 +115,5 @@ def _candidates(backbone: nn.Module) -> Iterator[tuple[int, ...]]:
         yield (matrix.shape[1],)
         yield (matrix.shape[0],)
     if isinstance(channels, int):
-        yield from ((channels, side, side) for side in range(4, 130))
+        axes = {nn.Conv1d: 1, nn.ConvTranspose1d: 1, nn.Conv3d: 3, nn.ConvTranspose3d: 3}.get(type(first), 2)
+        yield from ((channels, *(side,) * axes) for side in range(1, 130))

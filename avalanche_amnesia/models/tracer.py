@@ -104,6 +104,8 @@ def trace_modes(backbone: nn.Module, leaves: Collection[str]) -> Traces:
         _check_buffers(backbone, twin)
         registered = dict((*twin.named_parameters(remove_duplicate=False), *twin.named_buffers(remove_duplicate=False)))
         for node in graphs[training].nodes:
+            if not node.args and "input" in node.kwargs and "condition" not in node.kwargs:
+                node.args, node.kwargs = (node.kwargs["input"],), {k: v for k, v in node.kwargs.items() if k != "input"}
             if node.op == "get_attr" and str(node.target) not in registered:
                 value = operator.attrgetter(str(node.target))(twin)
                 if value.requires_grad:

@@ -138,7 +138,7 @@ def _bound_to_a_batch(backbone: MaskedBackbone, graph: UnitGraph) -> Finding | N
         return Finding(
             f"forward of {backbone.original}",
             f"masked, it runs on batches of {_BATCH} and not of {_OTHER_BATCH} ({error})",
-            "keep the samples on an axis of their own where units are folded (reshape(len(x), -1, …))",
+            "keep the samples on an axis of their own where units are folded (x.reshape(x.shape[0], -1, …))",
         )
     return None
 
