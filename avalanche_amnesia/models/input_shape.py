@@ -51,12 +51,12 @@ def input_like(backbone: nn.Module, given: tuple[int, ...] | None) -> tuple[tupl
         return tuple(given), dtype
     found: tuple[tuple[int, ...], torch.Size] | None = None
     unlike: tuple[int, ...] | None = None
-    last = "it has no layer that says what it reads"
+    first_error = ""
     for shape in _candidates(backbone):
         try:
             result = runs_on(backbone, shape, dtype)
         except Exception as error:  # the next candidate may do
-            last = str(error)
+            first_error = first_error or str(error)
             continue
         if not isinstance(result, Tensor) or result.dim() != 2 or len(result) != 2:  # no features; try the next one
             unlike = unlike or shape
@@ -72,7 +72,7 @@ def input_like(backbone: nn.Module, given: tuple[int, ...] | None) -> tuple[tupl
     if found is None and unlike is not None:
         return unlike, dtype  # what is wrong with its result is said where it is examined
     if found is None:
-        raise ModelError(f"no input was found on which {type(backbone).__name__} runs ({last}); {_MEND}")
+        raise ModelError(f"no input was found on which {type(backbone).__name__} runs ({first_error}); {_MEND}")
     return found[0], dtype
 
 

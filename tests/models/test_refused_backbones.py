@@ -58,8 +58,15 @@ REFUSED = {
     ),
     "several outputs": (lambda: linears(lambda self, x: (self.a(x), self.b(self.a(x)))), "returns a tuple; return one"),
     "unknown width": (lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten()), "depends on the size.*input_shape="),
-    "nothing to mask": (lambda: nn.Sequential(nn.Flatten(), nn.ReLU()), "no weighted layer to mask; use a Linear"),
-    "widths that differ": (lambda: nn.Sequential(nn.Linear(6, 4), nn.Linear(5, 4)), "2x4 and 5x4|5, 4"),
+    "nothing to mask": (
+        lambda: nn.Sequential(nn.Flatten(), nn.ReLU()),
+        "no weighted layer to mask; use a Linear",
+        {"input_shape": (6,)},
+    ),
+    "widths that differ": (
+        lambda: nn.Sequential(nn.Linear(6, 4), nn.Linear(5, 4)),
+        r"no input was found.*\[2, 4\] X \[5, 4\]",
+    ),
     "linear on a map": (lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.Linear(4, 4)), "returns values of shape"),
     "mean over samples": (lambda: linears(lambda self, x: self.b(self.a(x)) - self.a(x).mean(0)), "samples of a batch"),
     "concatenation of samples": (
@@ -93,11 +100,6 @@ REFUSED = {
     "two uses of one parameter": (
         lambda: linears(lambda self, x: self.b(self.a(x)) * self.b.weight[0]),
         r"b\.weight is used in two unlike ways",
-    ),
-    "frozen norm": (
-        lambda: nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4)),
-        "a norm can't be frozen",
-        {"frozen": ["1"]},
     ),
     # In place, the value that is used later changes behind its mask.
     "sigmoid in place": (
