@@ -1,4 +1,4 @@
-"""Modules as people write them, and worse: each is masked right, to the bit, or refused by name; never half protected."""
+"""Modules as people write them, and worse: each is masked right to the bit, or refused by name, never half covered."""
 
 import pytest
 import torch
