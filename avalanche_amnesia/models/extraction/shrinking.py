@@ -12,6 +12,7 @@ import builtins
 import copy
 import operator
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -139,7 +140,7 @@ class Shrinking:
         """What an operation of the full network returns for the two sizes of batch, as shapes and types."""
         results = []
         for example in range(len(BATCHES)):
-            a, k = map_leaves((args, kwargs), lambda leaf, example=example: _example(leaf, example))
+            a, k = map_leaves((args, kwargs), partial(_example, which=example))
             k = {name: torch.device("meta") if name == "device" else value for name, value in k.items()}
             if node.op == "call_module":
                 module = self.module(node)
@@ -228,13 +229,6 @@ class Shrinking:
         kinds = type(self.module(node)).__mro__
         return next((MODULE_RULES[base] for base in kinds if base in MODULE_RULES), None)
 
-    def shape_of(self, value: Live) -> tuple[Any, ...]:
-        """A value's full shape as arguments of the smaller network."""
-        return tuple(
-            self.new.call_method("size", (value.node, dim)) if a != b else a
-            for dim, (a, b) in enumerate(zip(value.full[0].shape, value.full[1].shape, strict=True))
-        )
-
     # Parts of the smaller network -----------------------------------------------------------------------------
 
     def as_node(self, leaf: Any) -> Any:
@@ -316,9 +310,10 @@ class Shrinking:
         return live(self._brought[key], value.full, axis, index, value.fill)
 
     def put_back(self, value: Live, index: Tensor, axis: int) -> fx.Node:
-        """A fresh tensor of more entries of an axis, so that it may be written into."""
-        shape = list(self.shape_of(value))
-        shape[axis] = len(index)
+        """A fresh tensor of more entries of an axis, so that it may be written into; images may be of any size."""
+        shape = [
+            len(index) if dim == axis else self.new.call_method("size", (value.node, dim)) for dim in range(value.dim)
+        ]
         empty = self.new.call_method("new_full", (value.node, tuple(shape), value.fill))
         return self.new.call_method("index_copy_", (empty, axis, self.places(value, index, axis), value.node))
 
