@@ -1,6 +1,6 @@
 """How long a task's dense subnet takes, as a ratio to the masked model and to the plain backbone without masks.
 
-    python -m benchmarks.subnet_latency [--network resnet18|slimresnet18|mlp] [--batch B …] [--share S] [--rounds N]
+    python -m benchmarks.subnet_latency [--network NAME …] [--batch B …] [--share S] [--rounds N] [--channels-last]
 
 One task with a random mask, evaluation mode, one thread. In every round the plain network, the masked model and the
 subnet run one after the other, so that whatever else the machine does meets all three; a figure is the median over the
@@ -66,7 +66,9 @@ def masked_model(network: Network, share: float) -> MaskedModel:
 
 
 @torch.no_grad()
-def seconds(contestants: Mapping[str, Callable[[Tensor], Any]], x: Tensor, rounds: int, calls: int) -> dict[str, list]:
+def seconds(
+    contestants: Mapping[str, Callable[[Tensor], Any]], x: Tensor, rounds: int, calls: int
+) -> dict[str, list[float]]:
     """Seconds of one forward, contestant → one figure per round; they take turns."""
     found: dict[str, list[float]] = {name: [] for name in contestants}
     for run in contestants.values():
@@ -87,7 +89,7 @@ def ratio(of: list[float], to: list[float]) -> str:
     return f"{median(ordered):.2f} ({low:.2f} to {high:.2f})"
 
 
-def measure(name: str, batch: int, share: float, rounds: int, calls: int) -> str:
+def measure(name: str, batch: int, share: float, rounds: int, calls: int, memory_format: torch.memory_format) -> str:
     """One line of the table."""
     network = NETWORKS[name]
     model = masked_model(network, share)
@@ -95,7 +97,16 @@ def measure(name: str, batch: int, share: float, rounds: int, calls: int) -> str
     x = torch.randn(batch, *network.input_shape, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         assert torch.allclose(subnet(x), model(x, TASK), atol=1e-5)
-    contestants = {"plain": network.make().eval(), "masked": lambda x: model(x, TASK), "subnet": subnet}
+    plain = network.make().eval()
+    if x.dim() == 4:
+        x = x.to(memory_format=memory_format)
+        for module in (plain, model, subnet):
+            module.to(memory_format=memory_format)
+    contestants: dict[str, Callable[[Tensor], Any]] = {
+        "plain": plain,
+        "masked": lambda x: model(x, TASK),
+        "subnet": subnet,
+    }
     found = seconds(contestants, x, rounds, calls)
     return (
         f"{name:14}{batch:<7}{report.parameter_share:<12.3f}{report.flop_share:<8.3f}"
@@ -111,7 +122,9 @@ def main() -> None:
     parser.add_argument("--share", type=float, default=0.5, help="of units that the mask opens")
     parser.add_argument("--rounds", type=int, default=31)
     parser.add_argument("--calls", type=int, default=3, help="forwards per contestant and round")
+    parser.add_argument("--channels-last", action="store_true", help="memory format of weights and images, of all three")
     options = parser.parse_args()
+    memory_format = torch.channels_last if options.channels_last else torch.contiguous_format
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     print(f"a share of {options.share} of the units, 1 thread, {options.rounds} rounds: median ratio (and quartiles)")
@@ -119,7 +132,7 @@ def main() -> None:
     print("".join(f"{head:<{width}}" for head, width in zip(heads, (14, 7, 12, 8, 24, 24, 24, 0), strict=True)))
     for name in options.network:
         for batch in options.batch:
-            print(measure(name, batch, options.share, options.rounds, options.calls), flush=True)
+            print(measure(name, batch, options.share, options.rounds, options.calls, memory_format), flush=True)
 
 
 if __name__ == "__main__":

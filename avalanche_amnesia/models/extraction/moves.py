@@ -48,7 +48,11 @@ def moved(walk: Shrinking, node: fx.Node, *args: Any, **kwargs: Any) -> Any:
         return args[0][args[1]] if not any(map(_depends, leaves(args[1:]))) else NotImplemented
     if len(values) != 1 or values[0].axis is None or any(isinstance(v, Tensor) for v in leaves((args, kwargs))):
         return NotImplemented
-    x = values[0]
+    given = values[0]
+    assert given.axis is not None
+    assert given.index is not None
+    x = walk.bring(given, given.index.sort().values, given.axis)
+    args, kwargs = map_leaves((args, kwargs), lambda leaf: x if leaf is given else leaf)
     assert x.axis is not None
     assert x.index is not None
     places = torch.arange(x.shape.numel()).reshape(x.shape)
@@ -142,7 +146,7 @@ def joined(walk: Shrinking, node: fx.Node, tensors: Sequence[Any], dim: int = 0,
     assert index is not None
     for value in values[1:]:
         assert value.index is not None
-        index = union(index, value.index)
+        index = union(index, value.index, full[0].shape[axis])
     if len(values) < len(tensors):
         wanted = walk.wanted(node, axis)
         if wanted is None:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from avalanche_amnesia.models.extraction.layout import Live, live, nonzero
+from avalanche_amnesia.models.extraction.layout import Live, as_they_lie, live, nonzero
 from avalanche_amnesia.models.extraction.shrinking import Shrinking, shrinks
 from avalanche_amnesia.models.extraction.weighted import filled, folded
 from avalanche_amnesia.models.task_owned import TaskBatchNorm, TaskGroupNorm, TaskLayerNorm, TaskNorm
@@ -38,7 +38,7 @@ def by_channel(walk: Shrinking, node: fx.Node, x: Live, mask: Tensor | None = No
     module: Any = walk.module(node)
     units = x.shape[1]
     open_ = _open(mask, units)
-    kept = nonzero(open_)
+    kept = as_they_lie(nonzero(open_), x.kept(1))
     x = walk.bring(x, kept, 1)
     weight, bias = _affine(module, open_, kept)
     mean, var = (None if s is None else s[kept] for s in (module.running_mean, module.running_var))
@@ -90,7 +90,7 @@ def layer_norm(walk: Shrinking, node: fx.Node, x: Live, mask: Tensor | None = No
     if len(module.shape) > 1:
         kept, shape = torch.arange(x.shape[-1]), module.shape
     else:
-        kept = nonzero(open_)
+        kept = as_they_lie(nonzero(open_), x.kept(-1))
         shape = (len(kept),)
     x = walk.bring(x, kept, -1)
     if len(module.shape) > 1:

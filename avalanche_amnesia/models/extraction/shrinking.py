@@ -92,7 +92,7 @@ class Shrinking:
                 node.op, node.target, node.args, node.kwargs = "call_function", torch.relu_, (source,), {}
 
     def _is_fresh(self, node: fx.Node) -> bool:
-        sums = node.target in (operator.add, torch.add, torch.index_add, "index_add_")
+        sums = node.target in (operator.add, torch.add, "index_add_")
         return sums or self._made(node, (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.BatchNorm1d, nn.BatchNorm2d))
 
     def _made(self, node: fx.Node, kinds: Any) -> bool:
@@ -289,7 +289,7 @@ class Shrinking:
 
         Args:
             value: whole, or without some entries of this axis; others are put back first.
-            index: what to keep, ascending.
+            index: what to keep, in this order.
             axis: of the full value.
         """
         axis %= value.dim
@@ -300,26 +300,29 @@ class Shrinking:
             return value
         key = (value.node, axis, tuple(index.tolist()))
         if key not in self._brought:
-            if bool(torch.isin(index, held).all()):
-                places = self.put_tensor(places_in(index, held), "index")
-                self._brought[key] = self.new.call_function(torch.index_select, (value.node, axis, places))
-            else:
-                assert value.fill is not None, "entries without a known value were asked for"
-                value = self.bring(value, held[torch.isin(held, index)], axis)
-                self._brought[key] = self.put_back(value, index, axis)
+            self._brought[key] = self.fresh(value, index, axis)
         return live(self._brought[key], value.full, axis, index, value.fill)
 
-    def put_back(self, value: Live, index: Tensor, axis: int) -> fx.Node:
-        """A fresh tensor of more entries of an axis, so that it may be written into; images may be of any size."""
-        shape = [
-            len(index) if dim == axis else self.new.call_method("size", (value.node, dim)) for dim in range(value.dim)
-        ]
-        empty = self.new.call_method("new_full", (value.node, tuple(shape), value.fill))
-        return self.new.call_method("index_copy_", (empty, axis, self.places(value, index, axis), value.node))
+    def fresh(self, value: Live, index: Tensor, axis: int) -> fx.Node:
+        """A value with other entries of an axis as a tensor that nobody else reads, so that it may be written into.
 
-    def places(self, value: Live, within: Tensor, axis: int) -> fx.Node:
-        """Where the kept entries of a value lie among others."""
-        return self.put_tensor(places_in(value.kept(axis), within), "index")
+        Padding keeps the memory format that the value comes in, and works on images of any size.
+        """
+        held = value.kept(axis)
+        if torch.equal(held, index):
+            return self.new.call_method("clone", (value.node,))
+        behind = torch.equal(held, index[: len(held)])
+        lacking = len(index) - len(held) if behind else int(not bool(torch.isin(index, held).all()))
+        node = value.node
+        if lacking:
+            assert value.fill is not None, "entries without a known value were asked for"
+            pad = (0, 0) * (value.dim - 1 - axis) + (0, lacking)
+            node = self.new.call_function(F.pad, (node, pad), {"value": value.fill} if value.fill else {})
+        return node if behind else self.new.call_function(torch.index_select, (node, axis, self.places(index, held)))
+
+    def places(self, index: Tensor, within: Tensor) -> fx.Node:
+        """Where entries lie among others, as a constant of the smaller network."""
+        return self.put_tensor(places_in(index, within), "index")
 
     # Looking ahead --------------------------------------------------------------------------------------------
 
