@@ -347,5 +347,5 @@ def test_what_has_no_subnet_is_refused():
     model.remove_task(1)
     with pytest.raises(UnknownTaskError, match="task 1 has no head"):
         subnet_report(model, 1)
-    with pytest.raises(ModelError, match="SubnetModel masks single weights"):
+    with pytest.raises(ModelError, match="SubnetModel has no masks over units"):
         extract(SubnetModel(MLP(10, hidden=(8,), features=4)), 0)

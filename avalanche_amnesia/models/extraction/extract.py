@@ -57,8 +57,8 @@ def masked_model(model: TaskMaskedModel, task: int) -> MaskedModel:
     """
     if not isinstance(model, MaskedModel):
         raise ModelError(
-            f"{type(model).__name__} masks single weights: every unit keeps some of them, so that no unit could be "
-            "taken out; extract works on MaskedModel, whose masks close whole units"
+            f"{type(model).__name__} has no masks over units: where single weights are masked, hardly a unit loses all "
+            "of its own, and nothing smaller can be taken out of a dense layer. extract takes a MaskedModel"
         )
     if task == model.current_task:
         raise ValueError(f"task {task} is in training, its mask still moves: finish it, then extract its subnet")
