@@ -21,9 +21,10 @@ from torch import Tensor, fx, nn
 from torch.func import functional_call
 
 from avalanche_amnesia.models.extraction.layout import Live, Size, live, places_in
+from avalanche_amnesia.models.registry import MODULE_RULES, RULES, Rule
 from avalanche_amnesia.models.task_owned import TaskBatchNorm
 from avalanche_amnesia.models.tracer import DROPS_BRANCHES
-from avalanche_amnesia.models.walk import MODULE_RULES, RULES, Rule, leaves, map_leaves
+from avalanche_amnesia.models.trees import leaves, map_leaves
 
 Shrink = Callable[..., Any]
 SHRINKS: dict[Any, Shrink] = {}
