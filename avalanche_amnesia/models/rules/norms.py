@@ -10,18 +10,17 @@ from torch import Tensor, fx, nn
 
 from avalanche_amnesia.models.findings import Refused
 from avalanche_amnesia.models.masking import call_owned
+from avalanche_amnesia.models.registry import rule
 from avalanche_amnesia.models.task_owned import NormKind, OwnedSpec
 from avalanche_amnesia.models.units import compact
 from avalanche_amnesia.models.values import Masked, ParameterValue, Value, filled
-from avalanche_amnesia.models.walk import RULES, Walk, rule
+from avalanche_amnesia.models.walk import Walk
 
 _BATCH = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 _INSTANCE = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
-_BY_CHANNEL = (*_BATCH, *_INSTANCE, F.batch_norm, F.instance_norm, torch.batch_norm, torch.instance_norm)
-RULES["norms by channel"] = lambda: _BY_CHANNEL
 
 
-@rule(*_BATCH, *_INSTANCE)
+@rule(*_BATCH, *_INSTANCE, by_channel=True)
 def by_channel(walk: Walk, node: fx.Node, x: Value) -> Value:
     """Batch and instance norm."""
     module: Any = walk.module(node)
@@ -39,7 +38,7 @@ def by_channel(walk: Walk, node: fx.Node, x: Value) -> Value:
     return _own(walk, node, x, spec)
 
 
-@rule(F.batch_norm)
+@rule(F.batch_norm, by_channel=True)
 def functional_batch_norm(
     walk: Walk,
     node: fx.Node,
