@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from copy import deepcopy
+from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
@@ -16,11 +18,25 @@ from avalanche_amnesia.models import TaskMaskedModel
 from avalanche_amnesia.models.modes import evaluating
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.training.plugins.lookup import find_plugin
+from avalanche_amnesia.training.plugins.statistics import retake, running_norms
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 from avalanche_amnesia.unlearning import Trajectory
 from avalanche_amnesia.unlearning.logistic import fit_head
 
-Head = tuple[Tensor, Tensor]
+
+@dataclass(frozen=True)
+class FittedHead:
+    """What a task needs in a world without some others.
+
+    Attributes:
+        weight: ``(classes, features)``.
+        bias: ``(classes,)``.
+        statistics: of the task's norms in that world, by name in its parts; empty without running statistics.
+    """
+
+    weight: Tensor
+    bias: Tensor
+    statistics: Mapping[str, Tensor]
 
 
 class CounterfactualPlugin(SupervisedPlugin):
@@ -41,7 +57,7 @@ class CounterfactualPlugin(SupervisedPlugin):
         seed: their choice derives from it and the task.
 
     Attributes:
-        heads: task → set of earlier tasks that are gone → weight ``(classes, features)`` and bias ``(classes,)``.
+        heads: task → set of earlier tasks that are gone → :class:`FittedHead`.
         sources: task → earlier tasks whose updates it reads, and that could be unlearned when it was trained.
 
     Raises:
@@ -55,7 +71,7 @@ class CounterfactualPlugin(SupervisedPlugin):
             if not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name} must be an int of at least 1, got {value!r}")
         self.max_sets, self.samples, self.seed = max_sets, samples, seed
-        self.heads: dict[int, dict[frozenset[int], Head]] = {}
+        self.heads: dict[int, dict[frozenset[int], FittedHead]] = {}
         self.sources: dict[int, frozenset[int]] = {}
 
     def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
@@ -87,8 +103,9 @@ class CounterfactualPlugin(SupervisedPlugin):
         n_classes = int(model.head(task).out_features)
         for gone in _worlds(sources, trajectory.tasks, self.max_sets):
             with _without(model, trajectory, gone):
-                features = _features(model, x, task)
-            self.heads[task][gone] = fit_head(features, y.to(features.device), n_classes)
+                features, statistics = _features(model, x, task, strategy.train_mb_size)
+            weight, bias = fit_head(features, y.to(features.device), n_classes)
+            self.heads[task][gone] = FittedHead(weight, bias, statistics)
 
     def _drop_impossible(self, unlearnable: Iterable[int]) -> None:
         possible = frozenset(unlearnable)
@@ -111,15 +128,15 @@ class CounterfactualPlugin(SupervisedPlugin):
         undo.callback(self.__dict__.update, heads=self.heads, sources=self.sources)
         lost = frozenset(gone)
         swapped = []
-        kept: dict[int, dict[frozenset[int], Head]] = {}
+        kept: dict[int, dict[frozenset[int], FittedHead]] = {}
         for task, heads in self.heads.items():
             if task in lost:
                 continue
             here = self.sources[task] & lost
             if here in heads:
-                for parameter, value in zip(_linear(model, task), heads[here], strict=True):
-                    undo.callback(parameter.data.copy_, parameter.detach().clone())
-                    parameter.data.copy_(value)
+                for tensor, value in _places(model, task, heads[here]):
+                    undo.callback(tensor.copy_, tensor.detach().clone())
+                    tensor.copy_(value)
                 swapped.append(task)
             kept[task] = {world - here: head for world, head in heads.items() if here < world}
         self.heads = kept
@@ -159,14 +176,29 @@ def _without(model: TaskMaskedModel, trajectory: Trajectory, gone: Collection[in
             parameters[name].data.copy_(value)
 
 
-def _features(model: TaskMaskedModel, x: Tensor, task: int, batch_size: int = 512) -> Tensor:
+def _features(model: TaskMaskedModel, x: Tensor, task: int, mb_size: int) -> tuple[Tensor, dict[str, Tensor]]:
+    """Features in the world that the backbone is in, and the running statistics that the task's norms have there."""
     device = next(model.parameters()).device
-    mask, parts = model.binary_mask(task), model.task_parts(task)
+    mask, parts = model.binary_mask(task), deepcopy(model.task_parts(task))
     with evaluating(model):
-        return torch.cat([model.masked_features(part.to(device), mask, parts) for part in x.split(batch_size)])
+        norms = running_norms(parts)
+        if norms:
+            batches = (part.to(device) for part in x.split(mb_size)[:_STATISTICS_BATCHES] if len(part) > 1)
+            retake(norms, batches, lambda part: model.masked_features(part, mask, parts))
+        features = torch.cat([model.masked_features(part.to(device), mask, parts) for part in x.split(512)])
+    return features, dict(parts.named_buffers()) if parts is not None and norms else {}
 
 
-def _linear(model: TaskMaskedModel, task: int) -> tuple[Tensor, Tensor]:
-    head = model.head(task)
+_STATISTICS_BATCHES = 16
+
+
+def _places(model: TaskMaskedModel, task: int, fitted: FittedHead) -> Iterator[tuple[Tensor, Tensor]]:
+    """The model's tensors that a fitted head replaces, and their values."""
+    head, parts = model.head(task), model.task_parts(task)
     assert isinstance(head, nn.Linear)
-    return head.weight, head.bias
+    yield head.weight.data, fitted.weight
+    yield head.bias.data, fitted.bias
+    if parts is not None:
+        buffers = dict(parts.named_buffers())
+        for name, value in fitted.statistics.items():
+            yield buffers[name], value

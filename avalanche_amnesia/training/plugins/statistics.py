@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -28,9 +28,7 @@ class TaskStatistics:
 
     def __init__(self, model: TaskMaskedModel, task: int, n_batches: int) -> None:
         self.model, self.task = model, task
-        parts = model.task_parts(task)
-        modules = [] if parts is None else parts.modules()
-        self._norms: list[Any] = [norm for norm in modules if getattr(norm, "running_mean", None) is not None]
+        self._norms = running_norms(model.task_parts(task))
         self._seen: deque[Tensor] = deque(maxlen=n_batches if self._norms else 0)
 
     def see(self, x: Tensor, labels: Tensor) -> None:
@@ -49,18 +47,35 @@ class TaskStatistics:
 
         Mini-batches with fewer than two samples of the task have no variance and are passed over.
         """
-        was, momenta = self.model.training, [norm.momentum for norm in self._norms]
-        hooks = [norm.register_forward_pre_hook(_plain_average()) for norm in self._norms]
+        was = self.model.training
         self.model.eval()
-        for norm in self._norms:
-            norm.training = True
-        for x in self._seen:
-            if len(x) > 1:
-                self.model.features(x, self.task)
-        for norm, momentum, hook in zip(self._norms, momenta, hooks, strict=True):
-            norm.momentum = momentum
-            hook.remove()
+        retake(self._norms, [x for x in self._seen if len(x) > 1], lambda x: self.model.features(x, self.task))
         self.model.train(was)
+
+
+def running_norms(parts: nn.Module | None) -> list[Any]:
+    """Those of a task's own modules that have running statistics."""
+    modules = [] if parts is None else parts.modules()
+    return [norm for norm in modules if getattr(norm, "running_mean", None) is not None]
+
+
+def retake(norms: Sequence[Any], batches: Iterable[Tensor], run: Callable[[Tensor], object]) -> None:
+    """Set running statistics to their plain averages over mini-batches.
+
+    Args:
+        norms: whose statistics; in evaluation mode, also afterwards.
+        batches: ``(batch, …)`` each, at least two samples.
+        run: runs the network that the norms are part of, in evaluation mode, without gradients.
+    """
+    momenta = [norm.momentum for norm in norms]
+    hooks = [norm.register_forward_pre_hook(_plain_average()) for norm in norms]
+    for norm in norms:
+        norm.training = True
+    for x in batches:
+        run(x)
+    for norm, momentum, hook in zip(norms, momenta, hooks, strict=True):
+        norm.momentum, norm.training = momentum, False
+        hook.remove()
 
 
 def _plain_average() -> Callable[[nn.Module, Any], None]:
