@@ -27,6 +27,8 @@ class AmnesiacHAT(HardAttentionStrategy):
             before the one that goes, unless ``locked`` left them open to it), ``adahat``, ``random`` or ``constant``.
         keep_probes: whether metrics may keep the masks and heads of tasks that the stream's requests name.
         deadline: a task becomes permanent once this many further tasks have been trained; by default the stream's.
+        trajectory: how updates are kept, ``TrajectoryPlugin(threshold=…, dtype=…, path=…)``; by default all of them,
+            lossless, in memory.
         seed: every draw derives from it and the task.
         options: those of :class:`HATPlugin` or :class:`AdaHATPlugin` and of :class:`HardAttentionStrategy`.
 
@@ -44,6 +46,7 @@ class AmnesiacHAT(HardAttentionStrategy):
         adjustment: AmnesiacAdjustment = "hat",
         keep_probes: bool = True,
         deadline: int | None = None,
+        trajectory: TrajectoryPlugin | None = None,
         seed: int = 0,
         **options: Any,
     ) -> None:
@@ -59,7 +62,10 @@ class AmnesiacHAT(HardAttentionStrategy):
             model=model,
             optimizer=optimizer,
             masking=masking,
-            unlearning=[TrajectoryPlugin(), UnlearningPlugin(keep_probes=keep_probes, deadline=deadline)],
+            unlearning=[
+                TrajectoryPlugin() if trajectory is None else trajectory,
+                UnlearningPlugin(keep_probes=keep_probes, deadline=deadline),
+            ],
             seed=seed,
             **rest,
         )

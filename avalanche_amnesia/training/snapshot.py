@@ -1,4 +1,4 @@
-"""The values of a model before a task, and the way back to them."""
+"""The values of a model before a task, the way back to them, and which of them the task's steps move."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from avalanche_amnesia.bits import same_bits
 from avalanche_amnesia.models import MaskedModel
 
 
@@ -46,3 +47,33 @@ class TaskSnapshot:
         for name, kept in keep.items():
             parameter = parameters[name]
             parameter.copy_(torch.where(kept, parameter, self.values[name]))
+
+
+class StepActivity:
+    """In how many of a task's steps each parameter's entries moved.
+
+    Args:
+        model: its parameters are watched from now on.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._parameters = dict(model.named_parameters())
+        self._moves = {n: torch.zeros_like(p, dtype=torch.int32) for n, p in self._parameters.items()}
+        self._steps = 0
+        self.look_again()
+
+    def look_again(self) -> None:
+        """Start from the present values: what moved since the last step was none."""
+        self._seen = {name: parameter.detach().clone() for name, parameter in self._parameters.items()}
+
+    @torch.no_grad()
+    def count(self) -> None:
+        """Enter a step."""
+        self._steps += 1
+        for name, parameter in self._parameters.items():
+            self._moves[name] += ~same_bits(parameter, self._seen[name])
+            self._seen[name].copy_(parameter)
+
+    def share(self) -> dict[str, Tensor]:
+        """Parameter name → share of the steps in which each entry moved, float64."""
+        return {name: moves.double() / max(self._steps, 1) for name, moves in self._moves.items()}

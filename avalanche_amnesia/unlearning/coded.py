@@ -1,0 +1,146 @@
+"""Updates of chosen entries in few bits, from which the values before come back exactly all the same.
+
+A task that is kept this way is *committed* to its coded update: its entries are set to ``before + Δ̂``, so that the
+model, not its forgetting, carries the error. Undoing subtracts ``Δ̂`` in float64; the few entries that this would not
+bring back bit for bit (``before`` has lower bits than ``before + Δ̂`` can hold) keep their value as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from avalanche_amnesia.bits import same_bits
+from avalanche_amnesia.unlearning.sparse import pack, size, unpack
+
+LEVELS = 127
+"""int8 codes run from −127 to 127."""
+
+
+@dataclass(frozen=True)
+class SparseUpdates:
+    """Coded updates of chosen entries of a tensor.
+
+    Attributes:
+        chosen: as of :class:`~avalanche_amnesia.unlearning.sparse.SparseValues`.
+        codes: of the chosen entries in order, ``(k,)``: float32, float16, bfloat16 or int8.
+        scales: with int8 one float32 factor per row (first dimension) of the tensor, or one in all for a vector;
+            empty otherwise.
+        kept: packed bits, one per chosen entry: those that subtraction would not bring back.
+        values: values before of those entries, in the tensor's dtype.
+        shape: of the tensor.
+    """
+
+    chosen: Tensor
+    codes: Tensor
+    scales: Tensor
+    kept: Tensor
+    values: Tensor
+    shape: tuple[int, ...]
+    follows_value = True
+
+    @property
+    def where(self) -> Tensor:
+        """Bool tensor of the tensor's shape."""
+        return unpack(self.chosen, size(self.shape)).reshape(self.shape)
+
+    @property
+    def parts(self) -> Mapping[str, Tensor]:
+        """The stored tensors."""
+        return {name: getattr(self, name) for name in ("chosen", "codes", "scales", "kept", "values")}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of positions, codes, scales, and of the values that are kept."""
+        return sum(part.nbytes for part in self.parts.values())
+
+    def before(self, written: Tensor) -> Tensor:
+        """Values before the task: what it left minus the coded update."""
+        old = self._subtracted(written)
+        old[unpack(self.kept, len(self.codes))] = self.values
+        return old
+
+    def rebased(self, before: Tensor, written: Tensor) -> SparseUpdates:
+        """The same codes, with the values that they don't lead back to from the new ground."""
+        missed = ~same_bits(self._subtracted(written), before)
+        return SparseUpdates(self.chosen, self.codes, self.scales, pack(missed), before[missed], self.shape)
+
+    def extended(self, index: Tensor, values: Tensor) -> SparseUpdates:
+        """With entries whose values before are kept as they are."""
+        n, where = size(self.shape), self.where.reshape(-1)
+        codes, kept = torch.zeros(n, dtype=self.codes.dtype), torch.zeros(n, dtype=torch.bool)
+        old = torch.zeros(n, dtype=self.values.dtype)
+        codes[where], kept[where] = self.codes, unpack(self.kept, len(self.codes))
+        old[kept] = self.values
+        where[index], kept[index], old[index] = True, True, values
+        return SparseUpdates(pack(where), codes[where], self.scales, pack(kept[where]), old[kept], self.shape)
+
+    def restricted(self, keep: Tensor) -> SparseUpdates:
+        """Some of the entries."""
+        where = self.where.reshape(-1)
+        stays, kept = keep[where], unpack(self.kept, len(self.codes))
+        return SparseUpdates(
+            pack(where & keep),
+            self.codes[stays].clone(),
+            self.scales,
+            pack(kept[stays]),
+            self.values[stays[kept]].clone(),
+            self.shape,
+        )
+
+    def _subtracted(self, written: Tensor) -> Tensor:
+        index = self.where.reshape(-1).nonzero()[:, 0]
+        return (written.double() - decode(self.codes, self.scales, index, self.shape)).to(self.values.dtype)
+
+
+def coded(before: Tensor, after: Tensor, dtype: torch.dtype) -> tuple[Tensor, SparseUpdates]:
+    """Commit a tensor to its coded update.
+
+    Args:
+        before: values before the task.
+        after: values that it left, of the same shape and dtype.
+        dtype: of the codes: float32, float16, bfloat16 or int8.
+
+    Returns:
+        The values ``before + Δ̂`` to which the tensor is to be set, and the updates. An update that the codes can't
+        hold (infinite, NaN) stays as it is; one that they round to nothing is gone.
+    """
+    shape, n = tuple(before.shape), before.numel()
+    old, new = before.reshape(-1), after.reshape(-1)
+    delta = new.double() - old.double()
+    everywhere = torch.arange(n)
+    codes, scales = encode(delta, shape, dtype)
+    update = decode(codes, scales, everywhere, shape)
+    held = update.isfinite() & delta.isfinite()
+    codes = torch.where(held, codes, torch.zeros_like(codes))
+    committed = torch.where(held, (old.double() + update).to(old.dtype), new)
+    committed = torch.where(same_bits(old, new), old, committed)
+    moved = ~same_bits(old, committed)
+    updates = SparseUpdates(pack(moved), codes[moved], scales, pack(moved[moved]), old[moved], shape)
+    return committed.reshape(shape), updates.rebased(old[moved], committed[moved])
+
+
+def encode(delta: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Codes ``(n,)`` and scales of a flat float64 tensor."""
+    if dtype is not torch.int8:
+        return delta.to(dtype), torch.zeros(0)
+    rows = _rows(shape)
+    finite = torch.where(delta.isfinite(), delta, 0.0).reshape(rows, -1)
+    scales = (finite.abs().amax(dim=1) / LEVELS).float() if delta.numel() else torch.zeros(rows)
+    steps = finite / torch.where(scales > 0, scales, 1.0).double()[:, None]
+    return steps.round().clamp(-LEVELS, LEVELS).to(torch.int8).reshape(-1), scales
+
+
+def decode(codes: Tensor, scales: Tensor, index: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Updates, float64, of the codes of the entries at flat ``index``."""
+    if codes.dtype is not torch.int8:
+        return codes.double()
+    per_row = max(size(shape) // _rows(shape), 1)
+    return codes.double() * scales.double()[index // per_row]
+
+
+def _rows(shape: tuple[int, ...]) -> int:
+    return shape[0] if len(shape) > 1 and size(shape) else 1
