@@ -59,20 +59,21 @@ class StepActivity:
     def __init__(self, model: nn.Module) -> None:
         self._parameters = dict(model.named_parameters())
         self._moves = {n: torch.zeros_like(p, dtype=torch.int32) for n, p in self._parameters.items()}
+        self._start = {n: torch.empty_like(p, requires_grad=False) for n, p in self._parameters.items()}
         self._steps = 0
-        self.look_again()
-
-    def look_again(self) -> None:
-        """Start from the present values: what moved since the last step was none."""
-        self._seen = {name: parameter.detach().clone() for name, parameter in self._parameters.items()}
 
     @torch.no_grad()
-    def count(self) -> None:
+    def before_step(self) -> None:
+        """Look where a step starts: what moved since the last one (an unlearning, say) was none."""
+        for name, parameter in self._parameters.items():
+            self._start[name].copy_(parameter)
+
+    @torch.no_grad()
+    def after_step(self) -> None:
         """Enter a step."""
         self._steps += 1
         for name, parameter in self._parameters.items():
-            self._moves[name] += ~same_bits(parameter, self._seen[name])
-            self._seen[name].copy_(parameter)
+            self._moves[name] += ~same_bits(parameter, self._start[name])
 
     def share(self) -> dict[str, Tensor]:
         """Parameter name → share of the steps in which each entry moved, float64."""

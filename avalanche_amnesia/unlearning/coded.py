@@ -27,8 +27,8 @@ class SparseUpdates:
     Attributes:
         chosen: as of :class:`~avalanche_amnesia.unlearning.sparse.SparseValues`.
         codes: of the chosen entries in order, ``(k,)``: float32, float16, bfloat16 or int8.
-        scales: with int8 one float32 factor per row (first dimension) of the tensor, or one in all for a vector;
-            empty otherwise.
+        scales: with int8 one factor per row (first dimension) of the tensor, or one in all for a vector, bfloat16: a
+            code times it is exact in float32; empty otherwise.
         kept: packed bits, one per chosen entry: those that subtraction would not bring back.
         values: values before of those entries, in the tensor's dtype.
         shape: of the tensor.
@@ -126,10 +126,11 @@ def coded(before: Tensor, after: Tensor, dtype: torch.dtype) -> tuple[Tensor, Sp
 def encode(delta: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Codes ``(n,)`` and scales of a flat float64 tensor."""
     if dtype is not torch.int8:
-        return delta.to(dtype), torch.zeros(0)
+        return delta.to(dtype), torch.zeros(0, dtype=torch.bfloat16)
     rows = _rows(shape)
     finite = torch.where(delta.isfinite(), delta, 0.0).reshape(rows, -1)
-    scales = (finite.abs().amax(dim=1) / LEVELS).float() if delta.numel() else torch.zeros(rows)
+    largest = finite.abs().amax(dim=1) if delta.numel() else torch.zeros(rows)
+    scales = (largest / LEVELS).bfloat16()
     steps = finite / torch.where(scales > 0, scales, 1.0).double()[:, None]
     return steps.round().clamp(-LEVELS, LEVELS).to(torch.int8).reshape(-1), scales
 

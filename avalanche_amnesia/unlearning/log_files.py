@@ -132,7 +132,12 @@ class LogDirectory:
         written = {task: log if self._has(log) else self._write(task, log) for task, log in logs.items()}
         rows = [{"task": task, "file": log.file} for task, log in written.items()]
         index = json.dumps({"logs": rows, "merged": sorted(merged)}, indent=1).encode()
-        _replace(self.path / INDEX, lambda part: part.write_bytes(index))
+        try:
+            self._point_to(index)
+        except BaseException:
+            if self._index_on_disk() != self._index:  # interrupted just behind the replacement
+                self._point_to(self._index)
+            raise
         self._index = index
         return written
 
@@ -142,6 +147,12 @@ class LogDirectory:
         for file in self.path.iterdir():
             if _OURS.fullmatch(file.name) and file.name not in named:
                 file.unlink(missing_ok=True)
+
+    def _point_to(self, index: bytes) -> None:
+        if index:
+            _replace(self.path / INDEX, lambda part: part.write_bytes(index))
+        else:
+            (self.path / INDEX).unlink(missing_ok=True)
 
     def _index_on_disk(self) -> bytes:
         index = self.path / INDEX

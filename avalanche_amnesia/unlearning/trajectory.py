@@ -145,8 +145,7 @@ class Trajectory:
         }
         counted = sum(value.numel() for value in shared.values()) if parameters is None else parameters
         log = Log.of(commitments, counted)
-        self._swap({**self._logs, task: log}, self._merged)
-        self.settle()
+        self._change({**self._logs, task: log}, self._merged)
         return {
             name: commitment.values.to(shared[name].device)
             for name, commitment in commitments.items()
@@ -168,8 +167,7 @@ class Trajectory:
             self._log(task)
         if merged == self._merged:
             return
-        self._swap(_without_unneeded(self._logs, merged), merged)
-        self.settle()
+        self._change(_without_unneeded(self._logs, merged), merged)
 
     def remove(
         self,
@@ -248,6 +246,16 @@ class Trajectory:
         """Delete the files of logs that are the trajectory's no longer; :meth:`restore` may still go back to them."""
         if self._directory is not None:
             self._directory.sweep()
+
+    def _change(self, logs: Mapping[int, Log], merged: frozenset[int]) -> None:
+        """Swap and settle, or leave everything as it was."""
+        before = self._logs, self._merged
+        self._swap(logs, merged)
+        try:
+            self.settle()
+        except BaseException:
+            self._swap(*before)
+            raise
 
     def _swap(self, logs: Mapping[int, Log], merged: frozenset[int]) -> None:
         """Make some logs the trajectory's own, on disk first."""

@@ -96,15 +96,15 @@ class TrajectoryPlugin(SupervisedPlugin):
         if self.trajectory.fidelity.min_active_steps is not None:
             self._activity = StepActivity(strategy.model)
 
+    def before_update(self, strategy: Any, **kwargs: Any) -> None:
+        """Look where the step starts, where moves are counted."""
+        if self._activity is not None:
+            self._activity.before_step()
+
     def after_update(self, strategy: Any, **kwargs: Any) -> None:
         """Count the entries that the step moved, where that is asked for."""
         if self._activity is not None:
-            self._activity.count()
-
-    def after_unlearning(self, strategy: Any, **kwargs: Any) -> None:
-        """Entries that an unlearning in the middle of a task moved don't count as moved by its steps."""
-        if self._activity is not None:
-            self._activity.look_again()
+            self._activity.after_step()
 
     @torch.no_grad()
     def after_training_exp(self, strategy: Any, **kwargs: Any) -> None:
