@@ -1,8 +1,10 @@
 """Updates of chosen entries in few bits, from which the values before come back exactly all the same.
 
 A task that is kept this way is *committed* to its coded update: its entries are set to ``before + Δ̂``, so that the
-model, not its forgetting, carries the error. Undoing subtracts ``Δ̂`` in float64; the few entries that this would not
-bring back bit for bit (``before`` has lower bits than ``before + Δ̂`` can hold) keep their value as well.
+model, not its forgetting, carries the error. Undoing subtracts ``Δ̂`` in float64. Where ``before`` has lower bits than
+``before + Δ̂`` can hold, this misses it by some units in the last place: how many is kept too, mostly 0.
+
+The way back starts at the values that the task left: whatever else writes them must be recorded as a task.
 """
 
 from __future__ import annotations
@@ -13,11 +15,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from avalanche_amnesia.bits import same_bits
-from avalanche_amnesia.unlearning.sparse import pack, size, unpack
+from avalanche_amnesia.bits import as_integers, same_bits
+from avalanche_amnesia.unlearning.sparse import expand, pack, shrink, size, unpack
 
 LEVELS = 127
-"""int8 codes run from −127 to 127."""
+"""int8 codes, and steps of the last place, run from −127 to 127."""
+KEPT = -128
+"""In the place of a number of steps: the value before is kept as it is."""
 
 
 @dataclass(frozen=True)
@@ -29,18 +33,24 @@ class SparseUpdates:
         codes: of the chosen entries in order, ``(k,)``: float32, float16, bfloat16 or int8.
         scales: with int8 one factor per row (first dimension) of the tensor, or one in all for a vector, bfloat16: a
             code times it is exact in float32; empty otherwise.
-        kept: packed bits, one per chosen entry: those that subtraction would not bring back.
-        values: values before of those entries, in the tensor's dtype.
+        steps: uint8; how far subtraction misses each chosen entry, in units of the last place, int8 ``(k,)``, or the
+            zlib of these where shorter.
+        values: values before of the entries that it misses by more than 127, in the tensor's dtype.
         shape: of the tensor.
     """
 
     chosen: Tensor
     codes: Tensor
     scales: Tensor
-    kept: Tensor
+    steps: Tensor
     values: Tensor
     shape: tuple[int, ...]
     follows_value = True
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the tensor."""
+        return self.values.dtype
 
     @property
     def where(self) -> Tensor:
@@ -50,50 +60,57 @@ class SparseUpdates:
     @property
     def parts(self) -> Mapping[str, Tensor]:
         """The stored tensors."""
-        return {name: getattr(self, name) for name in ("chosen", "codes", "scales", "kept", "values")}
+        return {name: getattr(self, name) for name in ("chosen", "codes", "scales", "steps", "values")}
 
     @property
     def nbytes(self) -> int:
-        """Bytes of positions, codes, scales, and of the values that are kept."""
+        """Bytes of positions, codes, scales, steps, and of the values that are kept."""
         return sum(part.nbytes for part in self.parts.values())
 
     def before(self, written: Tensor) -> Tensor:
-        """Values before the task: what it left minus the coded update."""
-        old = self._subtracted(written)
-        old[unpack(self.kept, len(self.codes))] = self.values
+        """Values before the task: what it left minus the coded update, set right."""
+        steps = self._steps
+        old = (as_integers(self._subtracted(written)) + steps).view(self.dtype)
+        old[steps == KEPT] = self.values
         return old
 
     def rebased(self, before: Tensor, written: Tensor) -> SparseUpdates:
-        """The same codes, with the values that they don't lead back to from the new ground."""
-        missed = ~same_bits(self._subtracted(written), before)
-        return SparseUpdates(self.chosen, self.codes, self.scales, pack(missed), before[missed], self.shape)
+        """The same codes, set right on the new ground."""
+        missed = as_integers(before) - as_integers(self._subtracted(written))
+        kept = (missed > LEVELS) | (missed < -LEVELS)
+        steps = torch.where(kept, KEPT, missed).to(torch.int8)
+        return SparseUpdates(self.chosen, self.codes, self.scales, _stored(steps), before[kept], self.shape)
 
     def extended(self, index: Tensor, values: Tensor) -> SparseUpdates:
         """With entries whose values before are kept as they are."""
         n, where = size(self.shape), self.where.reshape(-1)
-        codes, kept = torch.zeros(n, dtype=self.codes.dtype), torch.zeros(n, dtype=torch.bool)
-        old = torch.zeros(n, dtype=self.values.dtype)
-        codes[where], kept[where] = self.codes, unpack(self.kept, len(self.codes))
-        old[kept] = self.values
-        where[index], kept[index], old[index] = True, True, values
-        return SparseUpdates(pack(where), codes[where], self.scales, pack(kept[where]), old[kept], self.shape)
+        codes, steps = torch.zeros(n, dtype=self.codes.dtype), torch.zeros(n, dtype=torch.int8)
+        old = torch.zeros(n, dtype=self.dtype)
+        codes[where], steps[where] = self.codes, self._steps
+        old[steps == KEPT] = self.values
+        where[index], steps[index], old[index] = True, KEPT, values
+        kept = old[steps == KEPT]
+        return SparseUpdates(pack(where), codes[where], self.scales, _stored(steps[where]), kept, self.shape)
 
     def restricted(self, keep: Tensor) -> SparseUpdates:
         """Some of the entries."""
-        where = self.where.reshape(-1)
-        stays, kept = keep[where], unpack(self.kept, len(self.codes))
-        return SparseUpdates(
-            pack(where & keep),
-            self.codes[stays].clone(),
-            self.scales,
-            pack(kept[stays]),
-            self.values[stays[kept]].clone(),
-            self.shape,
-        )
+        where, steps = self.where.reshape(-1), self._steps
+        stays = keep[where]
+        values = self.values[stays[steps == KEPT]]
+        codes = self.codes[stays]
+        return SparseUpdates(pack(where & keep), codes, self.scales, _stored(steps[stays]), values, self.shape)
+
+    @property
+    def _steps(self) -> Tensor:
+        return torch.from_numpy(expand(self.steps, len(self.codes))).view(torch.int8)
 
     def _subtracted(self, written: Tensor) -> Tensor:
         index = self.where.reshape(-1).nonzero()[:, 0]
-        return (written.double() - decode(self.codes, self.scales, index, self.shape)).to(self.values.dtype)
+        return (written.double() - decode(self.codes, self.scales, index, self.shape)).to(self.dtype)
+
+
+def _stored(steps: Tensor) -> Tensor:
+    return shrink(steps.view(torch.uint8).numpy())
 
 
 def coded(before: Tensor, after: Tensor, dtype: torch.dtype) -> tuple[Tensor, SparseUpdates]:
@@ -119,7 +136,7 @@ def coded(before: Tensor, after: Tensor, dtype: torch.dtype) -> tuple[Tensor, Sp
     committed = torch.where(held, (old.double() + update).to(old.dtype), new)
     committed = torch.where(same_bits(old, new), old, committed)
     moved = ~same_bits(old, committed)
-    updates = SparseUpdates(pack(moved), codes[moved], scales, pack(moved[moved]), old[moved], shape)
+    updates = SparseUpdates(pack(moved), codes[moved], scales, _stored(codes[:0].to(torch.int8)), old[:0], shape)
     return committed.reshape(shape), updates.rebased(old[moved], committed[moved])
 
 

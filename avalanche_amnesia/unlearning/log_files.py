@@ -16,6 +16,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
@@ -42,7 +43,7 @@ def write_logs(path: Path, logs: Mapping[int, Log], merged: frozenset[int] = fro
     }
     heads = {
         task: {
-            "shapes": {name: list(entry.shape) for name, entry in log.items()},
+            "tensors": {name: [str(e.dtype).removeprefix("torch."), *e.shape] for name, e in log.items()},
             "parameters": log.parameters,
             "errors": {option: asdict(error) for option, error in log.errors.items()},
         }
@@ -66,15 +67,16 @@ def read_logs(path: Path) -> tuple[dict[int, Log], frozenset[int]]:
             stored.setdefault(owner, {})[part] = file.get_tensor(key)
         for task in json.loads(metadata["tasks"]):
             head = heads[str(task)]
-            entries = {name: _entries(stored[f"{task}/{name}"], shape) for name, shape in head["shapes"].items()}
+            entries = {name: _entries(stored[f"{task}/{name}"], *kind) for name, kind in head["tensors"].items()}
             errors = {option: AddedError(**error) for option, error in head["errors"].items()}
             logs[task] = Log(entries, head["parameters"], errors)
     return logs, frozenset(json.loads(metadata["merged"]))
 
 
-def _entries(parts: Mapping[str, Any], shape: list[int]) -> SparseEntries:
-    kind = SparseUpdates if "codes" in parts else SparseValues
-    return kind(**parts, shape=tuple(shape))
+def _entries(parts: Mapping[str, Any], dtype: str, *shape: int) -> SparseEntries:
+    if "codes" in parts:
+        return SparseUpdates(**parts, shape=shape)
+    return SparseValues(**parts, dtype=getattr(torch, dtype), shape=shape)
 
 
 class LogDirectory:
