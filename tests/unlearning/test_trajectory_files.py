@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_all_or_nothing import after_call, raiser
 from test_trajectory_store import SHAPES, assert_same, drawn, events
-from unlearning_kit import DIGITS, amnesiac, bits, fingerprint, frozen, trajectory
+from unlearning_kit import DIGITS, amnesiac, bits, book, fingerprint, frozen, stock, trajectory
 
 from avalanche_amnesia.training import TrajectoryPlugin
+from avalanche_amnesia.training.plugins import find_plugin
 from avalanche_amnesia.unlearning import TaskLedger, Trajectory, TrajectoryError, log_files, operation
 
 
@@ -180,6 +181,25 @@ def test_the_place_of_the_logs_makes_no_difference(tmp_path):
         strategy.unlearn([1])
     assert bits(runs[0].model) == bits(runs[1].model)
     assert contents(trajectory(runs[0])) == contents(trajectory(runs[1]))
+
+
+@pytest.mark.parametrize("make", [amnesiac, stock])
+def test_a_task_that_can_not_be_written_is_not_learned(tmp_path, monkeypatch, make):
+    plugin = TrajectoryPlugin(path=tmp_path)
+    strategy = make(trajectory=plugin) if make is amnesiac else make()
+    find_plugin(strategy, TrajectoryPlugin).trajectory = plugin.trajectory
+    strategy.train(DIGITS.train_stream[0])
+    before, on_disk = bits(strategy.model), contents(Trajectory(path=tmp_path))
+    with monkeypatch.context() as patch:
+        patch.setattr(log_files, "save_file", raiser(OSError))
+        with pytest.raises(OSError, match="injected"):
+            strategy.train(DIGITS.train_stream[1])
+    after = bits(strategy.model)
+    assert {name: after[name] for name in before} == before
+    assert contents(Trajectory(path=tmp_path)) == on_disk
+    book(strategy).abort(strategy)
+    strategy.train(DIGITS.train_stream[1])
+    assert Trajectory(path=tmp_path).tasks == (0, 1) == book(strategy).ledger.remaining
 
 
 def test_two_trajectories_in_one_directory_are_told_apart(tmp_path):

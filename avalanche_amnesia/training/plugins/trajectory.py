@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from avalanche.core import SupervisedPlugin
 
-from avalanche_amnesia.models import ModelError
+from avalanche_amnesia.models import ModelError, TaskMaskedModel
 from avalanche_amnesia.training.plugins.lookup import find_plugin
 from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin, single_task
 from avalanche_amnesia.training.snapshot import StepActivity, TaskSnapshot
@@ -19,7 +19,8 @@ class TrajectoryPlugin(SupervisedPlugin):
     """Records the update of every task in a :class:`~avalanche_amnesia.unlearning.Trajectory`.
 
     Works with the masked strategies (where an update is sparse, because it is committed to the mask) and with stock
-    ones (where it is dense). A training that was interrupted is undone before the next one.
+    ones (where it is dense). A training that was interrupted is undone before the next one, and one that can't be
+    recorded (the disk is full) at once.
 
     The economies are taken out of the model when the task ends, before it is used: they cost the task a little
     accuracy, and unlearning nothing (``trajectory.report()`` has both figures). Put this plugin in front of those that
@@ -115,13 +116,19 @@ class TrajectoryPlugin(SupervisedPlugin):
         before = {name: value for name, value in self.snapshot.values.items() if name not in own}
         parameters = dict(model.named_parameters())
         of_others = frozenset().union(*(own_parameters(model, other) for other in self.trajectory.tasks))
-        committed = self.trajectory.record(
-            task,
-            before,
-            parameters,
-            active=None if self._activity is None else self._activity.share(),
-            parameters=sum(value.numel() for name, value in before.items() if name not in of_others),
-        )
+        try:
+            committed = self.trajectory.record(
+                task,
+                before,
+                parameters,
+                active=None if self._activity is None else self._activity.share(),
+                parameters=sum(value.numel() for name, value in before.items() if name not in of_others),
+            )
+        except BaseException:  # a full disk, say: what can't be taken out again must not stay
+            self.abort(strategy)
+            if isinstance(model, TaskMaskedModel) and task in model.tasks:
+                model.remove_task(task)
+            raise
         for name, value in committed.items():
             parameters[name].copy_(value)
         self.snapshot, self._activity = None, None
