@@ -87,7 +87,7 @@ class Trajectory:
         return sum(entry.nbytes for log in logs for entry in log.values())
 
     def moved(self, task: int) -> dict[str, Tensor]:
-        """Tensor name → bool tensor of the entries that the task moved."""
+        """Tensor name → bool tensor of the entries that the task moved; of a merged task, of those that are kept."""
         return {name: entry.where for name, entry in self._log(task).items()}
 
     def report(self) -> pandas.DataFrame:
