@@ -18,8 +18,12 @@ def same_bits(a: Tensor, b: Tensor) -> Tensor:
     Returns:
         Bool tensor of the same shape.
     """
-    integer = _INTEGERS[a.element_size()]
-    return a.contiguous().view(integer) == b.contiguous().view(integer)
+    return as_integers(a) == as_integers(b)
+
+
+def as_integers(tensor: Tensor) -> Tensor:
+    """The stored bits as integers of the same width; a view where the tensor is contiguous."""
+    return tensor.contiguous().view(_INTEGERS[tensor.element_size()])
 
 
 def tensor_hash(tensor: Tensor) -> str:

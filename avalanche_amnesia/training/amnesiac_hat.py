@@ -36,6 +36,8 @@ class AmnesiacHAT(HardAttentionStrategy):
             in advance, :class:`CounterfactualPlugin`) or ``none``.
         keep_probes: whether metrics may keep the masks and heads of tasks that the stream's requests name.
         deadline: a task becomes permanent once this many further tasks have been trained; by default the stream's.
+        trajectory: how updates are kept, ``TrajectoryPlugin(threshold=…, dtype=…, path=…)``; by default all of them,
+            lossless, in memory.
         seed: every draw derives from it and the task.
         options: those of :class:`HATPlugin` or :class:`AdaHATPlugin` and of :class:`HardAttentionStrategy`.
 
@@ -54,6 +56,7 @@ class AmnesiacHAT(HardAttentionStrategy):
         compensation: CompensationChoice = "counterfactual",
         keep_probes: bool = True,
         deadline: int | None = None,
+        trajectory: TrajectoryPlugin | None = None,
         seed: int = 0,
         **options: Any,
     ) -> None:
@@ -71,7 +74,7 @@ class AmnesiacHAT(HardAttentionStrategy):
             optimizer=optimizer,
             masking=masking,
             unlearning=[
-                TrajectoryPlugin(),
+                TrajectoryPlugin() if trajectory is None else trajectory,
                 *([CounterfactualPlugin(seed=seed)] if compensation == "counterfactual" else []),
                 UnlearningPlugin(keep_probes=keep_probes, deadline=deadline),
             ],

@@ -1,4 +1,4 @@
-"""The values of a model before a task, and the way back to them."""
+"""The values of a model before a task, the way back to them, and which of them the task's steps move."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from avalanche_amnesia.bits import same_bits
 from avalanche_amnesia.models import MaskedModel
 
 
@@ -46,3 +47,34 @@ class TaskSnapshot:
         for name, kept in keep.items():
             parameter = parameters[name]
             parameter.copy_(torch.where(kept, parameter, self.values[name]))
+
+
+class StepActivity:
+    """In how many of a task's steps each parameter's entries moved.
+
+    Args:
+        model: its parameters are watched from now on.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._parameters = dict(model.named_parameters())
+        self._moves = {n: torch.zeros_like(p, dtype=torch.int32) for n, p in self._parameters.items()}
+        self._start = {n: torch.empty_like(p, requires_grad=False) for n, p in self._parameters.items()}
+        self._steps = 0
+
+    @torch.no_grad()
+    def before_step(self) -> None:
+        """Look where a step starts: what moved since the last one (an unlearning, say) was none."""
+        for name, parameter in self._parameters.items():
+            self._start[name].copy_(parameter)
+
+    @torch.no_grad()
+    def after_step(self) -> None:
+        """Enter a step."""
+        self._steps += 1
+        for name, parameter in self._parameters.items():
+            self._moves[name] += ~same_bits(parameter, self._start[name])
+
+    def share(self) -> dict[str, Tensor]:
+        """Parameter name → share of the steps in which each entry moved, float64."""
+        return {name: moves.double() / max(self._steps, 1) for name, moves in self._moves.items()}

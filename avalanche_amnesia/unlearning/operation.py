@@ -202,6 +202,7 @@ def apply(
             seconds=time.perf_counter() - preparation.started,
         )
         announce("after_unlearning", record)
+        subject.trajectory.settle()
         undo.pop_all()
     return record
 

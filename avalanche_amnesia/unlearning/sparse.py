@@ -1,41 +1,166 @@
-"""Some entries of a tensor, losslessly: one bit per entry that says which, and their values."""
+"""Some entries of a tensor, losslessly: which they are, and their values before a task moved them.
+
+Two ways to keep the values: as they are (:class:`SparseValues`), or as a coded update that leads back to them
+(:class:`~avalanche_amnesia.unlearning.coded.SparseUpdates`). Both give the same bits back.
+"""
 
 from __future__ import annotations
 
+import sys
+import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 
-@dataclass(frozen=True)
-class SparseValues:
-    """Values of chosen entries of a tensor.
+class SparseEntries(Protocol):
+    """Chosen entries of a tensor and what they held before a task."""
 
-    Attributes:
-        chosen: packed bits, uint8 ``(⌈n/8⌉,)``, one per entry of the flattened tensor.
-        values: of the chosen entries in order, ``(k,)``.
-        shape: of the tensor.
-    """
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the tensor."""
 
-    chosen: Tensor
-    values: Tensor
-    shape: tuple[int, ...]
-
-    @classmethod
-    def of(cls, tensor: Tensor, where: Tensor) -> SparseValues:
-        """The entries of ``tensor`` at which the bool tensor ``where`` is True."""
-        bits = torch.from_numpy(np.packbits(where.detach().cpu().numpy().reshape(-1)))
-        return cls(bits, tensor.detach().reshape(-1)[where.reshape(-1)].cpu().clone(), tuple(tensor.shape))
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the tensor."""
 
     @property
     def where(self) -> Tensor:
         """Bool tensor of the tensor's shape."""
-        n = int(np.prod(self.shape, dtype=np.int64))
-        return torch.from_numpy(np.unpackbits(self.chosen.numpy(), count=n).astype(bool)).reshape(self.shape)
+
+    @property
+    def parts(self) -> Mapping[str, Tensor]:
+        """The stored tensors by name; all that is needed beside shape and dtype."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes of bits and values."""
-        return self.chosen.nbytes + self.values.nbytes
+        """Bytes of the stored tensors."""
+
+    @property
+    def follows_value(self) -> bool:
+        """Whether the way back starts at the value that the task left."""
+
+    def before(self, written: Tensor) -> Tensor:
+        """Values before the task ``(k,)``, from those that it left ``(k,)``."""
+
+    def rebased(self, before: Tensor, written: Tensor) -> SparseEntries:
+        """The same update on other ground: from ``before`` ``(k,)`` to ``written`` ``(k,)``."""
+
+    def extended(self, index: Tensor, values: Tensor) -> SparseEntries:
+        """With the entries at flat ``index`` ``(m,)`` leading back to ``values`` ``(m,)``."""
+
+    def restricted(self, keep: Tensor) -> SparseEntries:
+        """Those of the entries at which ``keep`` (bool ``(n,)``) is True."""
+
+
+@dataclass(frozen=True)
+class SparseValues:
+    """Values of chosen entries of a tensor.
+
+    Weights that were drawn within bounds have few signs and exponents, and random digits: of their highest bytes zlib
+    leaves a third, of the others all.
+
+    Attributes:
+        chosen: uint8; packed bits, one per entry of the flattened tensor, or their zlib where that is shorter.
+        high: uint8; the highest byte of each chosen entry in order, ``(k,)``, or the zlib of these where shorter.
+        low: uint8; their other bytes, ``(k, bytes − 1)``.
+        dtype: of the tensor.
+        shape: of the tensor.
+    """
+
+    chosen: Tensor
+    high: Tensor
+    low: Tensor
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    follows_value = False
+
+    @classmethod
+    def of(cls, tensor: Tensor, where: Tensor) -> SparseValues:
+        """The entries of ``tensor`` at which the bool tensor ``where`` is True."""
+        return cls._made(pack(where), tensor.detach().reshape(-1)[where.reshape(-1)].cpu(), tuple(tensor.shape))
+
+    @classmethod
+    def _made(cls, chosen: Tensor, values: Tensor, shape: tuple[int, ...]) -> SparseValues:
+        planes = values.contiguous().view(torch.uint8).reshape(len(values), values.element_size())
+        if sys.byteorder == "big":
+            planes = planes.flip(1)
+        return cls(chosen, shrink(planes[:, -1].numpy()), planes[:, :-1].clone(), values.dtype, shape)
+
+    @property
+    def where(self) -> Tensor:
+        """Bool tensor of the tensor's shape."""
+        return unpack(self.chosen, size(self.shape)).reshape(self.shape)
+
+    @property
+    def values(self) -> Tensor:
+        """Of the chosen entries in order, ``(k,)``."""
+        high = torch.from_numpy(expand(self.high, len(self.low)))
+        planes = torch.cat([self.low, high[:, None]], dim=1)
+        if sys.byteorder == "big":
+            planes = planes.flip(1)
+        return planes.contiguous().reshape(-1).view(self.dtype)
+
+    @property
+    def parts(self) -> Mapping[str, Tensor]:
+        """Positions and values."""
+        return {"chosen": self.chosen, "high": self.high, "low": self.low}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of positions and values."""
+        return sum(part.nbytes for part in self.parts.values())
+
+    def before(self, written: Tensor) -> Tensor:
+        """The values, whatever the task left."""
+        return self.values
+
+    def rebased(self, before: Tensor, written: Tensor) -> SparseValues:
+        """The same entries, with other values."""
+        return self._made(self.chosen, before, self.shape)
+
+    def extended(self, index: Tensor, values: Tensor) -> SparseValues:
+        """With further entries, or other values at some of these."""
+        where, old = self.where.reshape(-1), torch.zeros(size(self.shape), dtype=self.dtype)
+        old[where] = self.values
+        where[index], old[index] = True, values
+        return self._made(pack(where), old[where], self.shape)
+
+    def restricted(self, keep: Tensor) -> SparseValues:
+        """Some of the entries."""
+        where = self.where.reshape(-1)
+        return self._made(pack(where & keep), self.values[keep[where]], self.shape)
+
+
+def pack(where: Tensor) -> Tensor:
+    """A bool tensor as packed bits, or as their zlib where that is shorter (uint8).
+
+    What a task moves is mostly an outer product of units: equal rows, of which zlib leaves next to nothing.
+    """
+    return shrink(np.packbits(where.detach().cpu().numpy().reshape(-1)))
+
+
+def unpack(bits: Tensor, n: int) -> Tensor:
+    """The ``n`` bools that :func:`pack` packed, flat."""
+    return torch.from_numpy(np.unpackbits(expand(bits, -(-n // 8)), count=n).astype(bool))
+
+
+def shrink(data: np.ndarray) -> Tensor:
+    """Bytes, or their zlib where that is shorter (uint8)."""
+    coded = np.frombuffer(zlib.compress(data.tobytes()), dtype=np.uint8)
+    return torch.from_numpy((data if len(coded) >= len(data) else coded).copy())
+
+
+def expand(shrunk: Tensor, n: int) -> np.ndarray:
+    """The ``n`` bytes that :func:`shrink` was given; the length tells which form they have."""
+    data = shrunk.numpy()
+    return data if len(data) == n else np.frombuffer(zlib.decompress(data.tobytes()), dtype=np.uint8).copy()
+
+
+def size(shape: tuple[int, ...]) -> int:
+    """Entries of a tensor of this shape."""
+    return int(np.prod(shape, dtype=np.int64))

@@ -7,30 +7,30 @@ remaining writers of each entry on top of the value before the first one that go
 * an entry that only they wrote gets its initial value back, bit for bit;
 * an entry that they wrote last gets the bits before them;
 * an entry that others wrote later loses their update, subtracted in float64.
+
+Economies (:class:`~avalanche_amnesia.unlearning.fidelity.Fidelity`) change what a task leaves in the model, never what
+its log gives back: all of the above holds with each of them.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import pandas
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from avalanche_amnesia.bits import same_bits
-from avalanche_amnesia.unlearning.sparse import SparseValues
+from avalanche_amnesia.unlearning.fidelity import Fidelity
+from avalanche_amnesia.unlearning.log import Log, report
+from avalanche_amnesia.unlearning.log_files import LogDirectory, TrajectoryError, read_logs, write_logs
+from avalanche_amnesia.unlearning.sparse import SparseEntries, SparseValues
 
-Log = dict[str, SparseValues]
 Readers = Mapping[int, Mapping[str, Tensor]]
 """Task → tensor name → bool tensor of the entries that it reads, and that must stay as they are."""
-
-
-class TrajectoryError(ValueError):
-    """A task's update can't be recorded or found."""
 
 
 @dataclass(frozen=True)
@@ -55,10 +55,26 @@ class Removal:
 
 
 class Trajectory:
-    """The undo logs of the remaining tasks, in the order in which they were trained."""
+    """The undo logs of the remaining tasks, in the order in which they were trained.
 
-    def __init__(self) -> None:
+    Args:
+        path: directory in which every task's log is a safetensors file, mapped into memory when read; one that holds
+            logs already is continued. One directory serves one trajectory. By default logs are kept in memory.
+        options: those of :class:`~avalanche_amnesia.unlearning.fidelity.Fidelity`: ``threshold``,
+            ``min_active_steps``, ``dtype``. Lossless without them.
+
+    Raises:
+        ValueError: for an option that is not allowed.
+        TrajectoryError: if ``path`` holds something else.
+    """
+
+    def __init__(self, *, path: str | Path | None = None, **options: Any) -> None:
+        self.fidelity = Fidelity(**options)
+        self._directory = None if path is None else LogDirectory(path)
         self._logs: dict[int, Log] = {}
+        self._merged: frozenset[int] = frozenset()
+        if self._directory is not None:
+            self._logs, self._merged = self._directory.open()
 
     @property
     def tasks(self) -> tuple[int, ...]:
@@ -71,33 +87,87 @@ class Trajectory:
         return sum(entry.nbytes for log in logs for entry in log.values())
 
     def moved(self, task: int) -> dict[str, Tensor]:
-        """Tensor name → bool tensor of the entries that the task moved."""
+        """Tensor name → bool tensor of the entries that the task moved; of a merged task, of those that are kept."""
         return {name: entry.where for name, entry in self._log(task).items()}
 
-    def record(self, task: int, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> None:
+    def report(self) -> pandas.DataFrame:
+        """What every task's log costs, and the error that keeping it this way added to the model.
+
+        Returns:
+            A row per task with ``entries``, ``share`` (of the parameters that it could have moved), ``bytes``,
+            ``bytes_per_parameter``, ``error_max`` and ``error_l2`` (of its weights, against what its training left),
+            the same two for each economy in use (``threshold_max`` …), and ``merged``.
+        """
+        return report(self._logs, self._merged)
+
+    def record(
+        self,
+        task: int,
+        before: Mapping[str, Tensor],
+        after: Mapping[str, Tensor],
+        active: Mapping[str, Tensor] | None = None,
+        parameters: int | None = None,
+    ) -> dict[str, Tensor]:
         """Record a finished task.
 
         Args:
             task: its label, not recorded yet.
             before: tensor name → values before it; tensors that are new since are the task's own and left out.
             after: tensor name → values now.
+            active: tensor name → share of the task's steps in which each entry moved; for ``min_active_steps``.
+            parameters: how many the report's shares refer to; by default the entries of all tensors in ``before``.
+
+        Returns:
+            Tensor name → values that the model must hold from now on, where an economy changed them: put them there
+            before anything reads the model. Empty in a lossless store.
 
         Raises:
-            TrajectoryError: if the task is recorded already, or a tensor changed its shape.
+            TrajectoryError: if the task is recorded already, a tensor changed its shape, or ``active`` is missing.
+            OSError: if the log can't be written; the trajectory is as it was.
         """
         if task in self._logs:
             raise TrajectoryError(f"task {task} is recorded already; recorded tasks: {list(self._logs)}")
-        shared = {name: value for name, value in after.items() if name in before}
+        if self.fidelity.min_active_steps is not None and active is None:
+            raise TrajectoryError(
+                f"task {task}: min_active_steps={self.fidelity.min_active_steps} needs active=, the share of steps in "
+                "which each entry moved; TrajectoryPlugin counts them"
+            )
+        shared = {name: value.detach() for name, value in after.items() if name in before}
         for name, value in shared.items():
             if value.shape != before[name].shape:
                 raise TrajectoryError(
                     f"{name} grew from {tuple(before[name].shape)} to {tuple(value.shape)} during task {task}: an "
                     "update of a growing tensor can't be taken out; use one head per task (MultiHeadModel)"
                 )
-        moved = {name: ~same_bits(before[name], value.detach()) for name, value in shared.items()}
-        self._logs[task] = {
-            name: SparseValues.of(before[name], where) for name, where in moved.items() if bool(where.any())
+        commitments = {
+            name: self.fidelity.commit(before[name], value, None if active is None else active[name])
+            for name, value in shared.items()
         }
+        counted = sum(value.numel() for value in shared.values()) if parameters is None else parameters
+        log = Log.of(commitments, counted)
+        self._change({**self._logs, task: log}, self._merged)
+        return {
+            name: commitment.values.to(shared[name].device)
+            for name, commitment in commitments.items()
+            if any(error.entries for error in commitment.errors.values())
+        }
+
+    def merge(self, tasks: Iterable[int]) -> None:
+        """Merge the updates of tasks that will never be taken out; can't be taken apart again.
+
+        Kept is only what taking others out needs: where an earlier task that may still go wrote the same entry, one
+        value per stretch of merged writers. A later call adds to the merged tasks.
+
+        Raises:
+            TrajectoryError: for a task that is not recorded.
+            OSError: if logs can't be written; the trajectory is as it was.
+        """
+        merged = self._merged | frozenset(tasks)
+        for task in merged:
+            self._log(task)
+        if merged == self._merged:
+            return
+        self._change(_without_unneeded(self._logs, merged), merged)
 
     def remove(
         self,
@@ -117,15 +187,20 @@ class Trajectory:
                 the entry returns to the value before it.
 
         Raises:
-            TrajectoryError: for a task that is not recorded.
+            TrajectoryError: for a task that is not recorded, or merged.
         """
         gone = set(tasks)
         for task in tasks:
             self._log(task)
+        if gone & self._merged:
+            raise TrajectoryError(
+                f"tasks {sorted(gone & self._merged)} can't be taken out: they became permanent and their updates were "
+                "merged; recorded with merge_permanent=False they would have stayed apart"
+            )
         first = min(map(self.tasks.index, tasks))
         suffix = self.tasks[first:]  # earlier logs are not touched: their values came before
         logs = {  # a tensor that goes with the tasks (their head) leaves the later tasks' logs too
-            task: {name: entry for name, entry in log.items() if name in current}
+            task: log.with_entries({name: entry for name, entry in log.items() if name in current})
             for task, log in self._logs.items()
             if task not in gone
         }
@@ -147,11 +222,16 @@ class Trajectory:
             if before is not None and name in before:
                 new_before[name] = replayed
                 values[name] = _moved_along(current[name], before[name], replayed)
+        logs = {task: log.unless_same(self._logs[task]) for task, log in _without_unneeded(logs, self._merged).items()}
         return Removal(tuple(tasks), values, new_before, logs, shared, updates)
 
     def apply(self, removal: Removal) -> None:
-        """Make a removal's logs the trajectory's own."""
-        self._logs = dict(removal.logs)
+        """Make a removal's logs the trajectory's own; on disk the old files stay until :meth:`settle`.
+
+        Raises:
+            OSError: if they can't be written; the trajectory is as it was.
+        """
+        self._swap(removal.logs, self._merged)
 
     @property
     def logs(self) -> Mapping[int, Log]:
@@ -160,7 +240,27 @@ class Trajectory:
 
     def restore(self, logs: Mapping[int, Log]) -> None:
         """Go back to what :attr:`logs` returned."""
-        self._logs = dict(logs)
+        self._swap(logs, self._merged)
+
+    def settle(self) -> None:
+        """Delete the files of logs that are the trajectory's no longer; :meth:`restore` may still go back to them."""
+        if self._directory is not None:
+            self._directory.sweep()
+
+    def _change(self, logs: Mapping[int, Log], merged: frozenset[int]) -> None:
+        """Swap and settle, or leave everything as it was."""
+        before = self._logs, self._merged
+        self._swap(logs, merged)
+        try:
+            self.settle()
+        except BaseException:
+            self._swap(*before)
+            raise
+
+    def _swap(self, logs: Mapping[int, Log], merged: frozenset[int]) -> None:
+        """Make some logs the trajectory's own, on disk first."""
+        self._logs = dict(logs) if self._directory is None else self._directory.write(logs, merged)
+        self._merged = merged
 
     def _log(self, task: int) -> Log:
         if task not in self._logs:
@@ -170,39 +270,22 @@ class Trajectory:
     # On disk --------------------------------------------------------------------------------------------------
 
     def save(self, path: str | Path) -> None:
-        """Write the trajectory to one safetensors file."""
-        tensors = {
-            f"{task}/{name}/{part}": getattr(entry, part)
-            for task, log in self._logs.items()
-            for name, entry in log.items()
-            for part in ("chosen", "values")
-        }
-        shapes = {str(task): {name: list(e.shape) for name, e in log.items()} for task, log in self._logs.items()}
-        save_file(tensors, str(path), metadata={"tasks": json.dumps(list(self._logs)), "shapes": json.dumps(shapes)})
+        """Write the whole trajectory to one safetensors file."""
+        write_logs(Path(path), self._logs, self._merged)
 
     @classmethod
-    def load(cls, path: str | Path) -> Trajectory:
-        """Read what :meth:`save` wrote."""
-        result = cls()
-        with safe_open(str(path), framework="pt") as file:
-            shapes = json.loads(file.metadata()["shapes"])
-            for task in json.loads(file.metadata()["tasks"]):
-                result._logs[task] = {
-                    name: SparseValues(
-                        file.get_tensor(f"{task}/{name}/chosen"),
-                        file.get_tensor(f"{task}/{name}/values"),
-                        tuple(shape),
-                    )
-                    for name, shape in shapes[str(task)].items()
-                }
+    def load(cls, path: str | Path, **options: Any) -> Trajectory:
+        """Read what :meth:`save` wrote; later tasks are recorded with these options."""
+        result = cls(**options)
+        result._swap(*read_logs(Path(path)))
         return result
 
 
 def _replay(
     name: str,
     committed: Tensor,
-    writers: Sequence[tuple[int, SparseValues | None]],
-    logs: dict[int, Log],
+    writers: Sequence[tuple[int, SparseEntries | None]],
+    logs: Mapping[int, Log],
     updates: dict[int, dict[str, Tensor]],
     reading: Mapping[int, Tensor],
 ) -> tuple[Tensor, Tensor]:
@@ -217,12 +300,13 @@ def _replay(
     stays = torch.zeros_like(read)
     handed: list[tuple[Tensor, Tensor]] = []
     value = committed.detach().cpu().reshape(-1).clone()
-    steps: list[tuple[int, SparseValues, Tensor, Tensor, Tensor]] = []
+    steps: list[tuple[int, SparseEntries, Tensor, Tensor, Tensor]] = []
     for task, entry in reversed(writers):  # back to before the first of them, noting what each one wrote
         if entry is not None:
             index = entry.where.reshape(-1).nonzero()[:, 0]
-            steps.append((task, entry, index, entry.values, value[index]))
-            value[index] = entry.values
+            written = value[index]
+            value[index] = entry.before(written)
+            steps.append((task, entry, index, value[index], written))
     for task, entry, index, old, written in reversed(steps):  # and forward again without those that go
         update = written.double() - old.double()
         if task in updates:
@@ -237,8 +321,12 @@ def _replay(
             updates[task][name] = updates[task][name].reshape(committed.shape)
             continue
         here = value[index]
-        logs[task][name] = SparseValues(entry.chosen, here, entry.shape)
-        value[index] = torch.where(same_bits(here, old), written, (here.double() + update).to(here.dtype))
+        unmoved = same_bits(here, old)
+        if bool(unmoved.all()):
+            value[index] = written
+            continue
+        value[index] = torch.where(unmoved, written, (here.double() + update).to(here.dtype))
+        logs[task][name] = entry.rebased(here, value[index])
     for index, old in handed:
         _hand_over(name, index, old, reading, logs, tuple(committed.shape))
     return value.reshape(committed.shape), stays.reshape(committed.shape)
@@ -249,7 +337,7 @@ def _hand_over(
     index: Tensor,
     values_before: Tensor,
     reading: Mapping[int, Tensor],
-    logs: dict[int, Log],
+    logs: Mapping[int, Log],
     shape: tuple[int, ...],
 ) -> None:
     """Enter the values before some entries into the log of the first task that reads each of them."""
@@ -257,15 +345,39 @@ def _hand_over(
         taken = reads[index]
         if not bool(taken.any()):
             continue
-        entry = logs[task].get(name)
-        where = torch.zeros_like(reads) if entry is None else entry.where.reshape(-1)
-        old = torch.zeros(len(reads), dtype=values_before.dtype)
-        if entry is not None:
-            old[where] = entry.values
-        where[index[taken]] = True
-        old[index[taken]] = values_before[taken]
-        logs[task][name] = SparseValues.of(old.reshape(shape), where.reshape(shape))
+        nothing = torch.zeros(shape, dtype=torch.bool)
+        entry = logs[task].get(name) or SparseValues.of(nothing.to(values_before.dtype), nothing)
+        logs[task][name] = entry.extended(index[taken], values_before[taken])
         index, values_before = index[~taken], values_before[~taken]
+
+
+def _without_unneeded(logs: Mapping[int, Log], merged: frozenset[int]) -> dict[int, Log]:
+    """Logs of which those of merged tasks hold only what taking others out needs.
+
+    A merged task's entry is needed where an earlier task that may go wrote it too: the way back there leads over it.
+    Of several merged writers with no such task's write between them the first one's value before is enough, unless the
+    way back to it starts at what itself had written.
+    """
+    result = {task: log.with_entries(log) for task, log in logs.items()}
+    for name in {name for task in merged & set(logs) for name in logs[task]}:
+        wrote: Tensor | None = None
+        for task, log in result.items():
+            if name not in log:
+                continue
+            where = log[name].where.reshape(-1)
+            if wrote is None:
+                wrote, held = torch.zeros_like(where), torch.zeros_like(where)
+            if task not in merged:
+                wrote, held = wrote | where, held & ~where
+                continue
+            needed = where & wrote & ~held
+            if not log[name].follows_value:
+                held = held | needed
+            if not bool(needed.any()):
+                del log[name]
+            elif not torch.equal(needed, where):
+                log[name] = log[name].restricted(needed)
+    return {task: log.unless_same(logs[task]) for task, log in result.items()}
 
 
 def _moved_along(current: Tensor, before: Tensor, new_before: Tensor) -> Tensor:

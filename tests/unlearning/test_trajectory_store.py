@@ -210,7 +210,7 @@ def test_a_tensor_that_goes_with_the_tasks_leaves_the_later_logs():  # LwF and E
     assert list(store.logs[1]) == ["w"]
 
 
-def test_a_log_costs_one_bit_per_entry_and_the_moved_values():
+def test_a_log_costs_at_most_one_bit_per_entry_and_the_moved_values():
     before = {"w": torch.zeros(80), "still": torch.zeros(8)}
     after = {"w": torch.zeros(80), "still": torch.zeros(8)}
     after["w"][:5] = 1.0

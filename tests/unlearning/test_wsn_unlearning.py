@@ -26,7 +26,7 @@ from avalanche_amnesia.evaluation import (
 from avalanche_amnesia.logging import WandBLogger, read_offline_run
 from avalanche_amnesia.models import SubnetModel
 from avalanche_amnesia.models.mask_storage import pack_bits
-from avalanche_amnesia.training import WSN, SubnetPlugin
+from avalanche_amnesia.training import WSN, SubnetPlugin, TrajectoryPlugin
 from avalanche_amnesia.training.plugins import find_plugin
 
 
@@ -42,7 +42,9 @@ class NormNet(nn.Module):
         return self.layer_norm(torch.relu(self.linear(torch.relu(self.norm(self.conv(x))).flatten(1))))
 
 
-def wsn(*, net=mlp, optimizer="adam", bias="off", sparsity=0.3, **options):
+def wsn(*, net=mlp, optimizer="adam", bias="off", sparsity=0.3, economies=None, **options):
+    if economies is not None:
+        options["trajectory"] = TrajectoryPlugin(**economies)
     torch.manual_seed(0)
     model = SubnetModel(net(), sparsity=sparsity, bias=bias)
     options = {"train_mb_size": 40, "train_epochs": 2, "eval_mb_size": 200, **options}
@@ -71,6 +73,7 @@ CASES = [
     pytest.param({"optimizer": "adamw", "bias": "masked", "reset_optimizer": False}, id="kept adamw, masked biases"),
     pytest.param({"net": NormNet, "optimizer": "momentum", "scores": "redraw"}, id="conv, redrawn scores"),
     pytest.param({"net": NormNet, "keep": "best", "sparsity": 0.7}, id="conv, best, dense"),
+    pytest.param({"economies": {"dtype": torch.int8, "threshold": 1e-3}}, id="coded updates"),
 ]
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import torch
 from avalanche.core import SupervisedPlugin
 
-from avalanche_amnesia.models import ModelError
+from avalanche_amnesia.models import ModelError, TaskMaskedModel
 from avalanche_amnesia.training.plugins.lookup import find_plugin
 from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin, single_task
-from avalanche_amnesia.training.snapshot import TaskSnapshot
+from avalanche_amnesia.training.snapshot import StepActivity, TaskSnapshot
 from avalanche_amnesia.unlearning import RequestError, Trajectory, own_parameters, shared_statistics
 
 
@@ -17,21 +19,47 @@ class TrajectoryPlugin(SupervisedPlugin):
     """Records the update of every task in a :class:`~avalanche_amnesia.unlearning.Trajectory`.
 
     Works with the masked strategies (where an update is sparse, because it is committed to the mask) and with stock
-    ones (where it is dense). A training that was interrupted is undone before the next one.
+    ones (where it is dense). A training that was interrupted is undone before the next one, and one that can't be
+    recorded (the disk is full) at once.
+
+    The economies are taken out of the model when the task ends, before it is used: they cost the task a little
+    accuracy, and unlearning nothing (``trajectory.report()`` has both figures). Put this plugin in front of those that
+    read the model when a task ends (EWC, LwF).
+
+    Args:
+        threshold: entries that a task moved by less than this return to their value before it.
+        min_active_steps: so do entries that moved in less than this share of the task's steps, in (0, 1]. Counting
+            takes a copy of the model, a counter of 4 bytes per parameter, and a comparison per step.
+        dtype: keep updates as ``torch.float32``, ``float16``, ``bfloat16`` or ``int8`` where that is smaller; the task
+            is set to its coded update.
+        path: directory of the logs, one file per task; by default they stay in memory. Every strategy, and every
+            reference, needs one of its own.
+        merge_permanent: merge the updates of tasks that have become permanent, at the end of the next training.
 
     Attributes:
         trajectory: the store.
         snapshot: values before the task in training; None between tasks.
 
     Raises:
+        ValueError: for an option that is not allowed.
         ModelError: before a training, if the model keeps running statistics that all tasks share (BatchNorm): they
             can't be taken apart again.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        *,
+        threshold: float | None = None,
+        min_active_steps: float | None = None,
+        dtype: torch.dtype | None = None,
+        path: str | Path | None = None,
+        merge_permanent: bool = False,
+    ) -> None:
         super().__init__()
-        self.trajectory = Trajectory()
+        self.trajectory = Trajectory(path=path, threshold=threshold, min_active_steps=min_active_steps, dtype=dtype)
+        self.merge_permanent = merge_permanent
         self.snapshot: TaskSnapshot | None = None
+        self._activity: StepActivity | None = None
 
     def before_train_dataset_adaptation(self, strategy: Any, **kwargs: Any) -> None:
         """Check the task and the model, and undo a training that was interrupted."""
@@ -53,7 +81,7 @@ class TrajectoryPlugin(SupervisedPlugin):
         """Undo a task whose training was interrupted."""
         if self.snapshot is not None:
             self.snapshot.restore(strategy.model)
-            self.snapshot = None
+            self.snapshot, self._activity = None, None
 
     def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
         """Remember the values before the task."""
@@ -66,12 +94,41 @@ class TrajectoryPlugin(SupervisedPlugin):
                     f"put {type(masking).__name__} in front of TrajectoryPlugin: a task is committed, then recorded"
                 )
             self.snapshot = masking.snapshot  # one copy of the model serves both
+        if self.trajectory.fidelity.min_active_steps is not None:
+            self._activity = StepActivity(strategy.model)
 
+    def before_update(self, strategy: Any, **kwargs: Any) -> None:
+        """Look where the step starts, where moves are counted."""
+        if self._activity is not None:
+            self._activity.before_step()
+
+    def after_update(self, strategy: Any, **kwargs: Any) -> None:
+        """Count the entries that the step moved, where that is asked for."""
+        if self._activity is not None:
+            self._activity.after_step()
+
+    @torch.no_grad()
     def after_training_exp(self, strategy: Any, **kwargs: Any) -> None:
-        """Record the task's update of everything that is not its own."""
+        """Record the task's update of everything that is not its own, and take out of the model what is not kept."""
         assert self.snapshot is not None
-        task = self.snapshot.task
-        own = own_parameters(strategy.model, task)
+        model, task = strategy.model, self.snapshot.task
+        own = own_parameters(model, task)
         before = {name: value for name, value in self.snapshot.values.items() if name not in own}
-        self.trajectory.record(task, before, dict(strategy.model.named_parameters()))
-        self.snapshot = None
+        parameters = dict(model.named_parameters())
+        of_others = frozenset().union(*(own_parameters(model, other) for other in self.trajectory.tasks))
+        try:
+            committed = self.trajectory.record(
+                task,
+                before,
+                parameters,
+                active=None if self._activity is None else self._activity.share(),
+                parameters=sum(value.numel() for name, value in before.items() if name not in of_others),
+            )
+        except BaseException:  # a full disk, say: what can't be taken out again must not stay
+            self.abort(strategy)
+            if isinstance(model, TaskMaskedModel) and task in model.tasks:
+                model.remove_task(task)
+            raise
+        for name, value in committed.items():
+            parameters[name].copy_(value)
+        self.snapshot, self._activity = None, None

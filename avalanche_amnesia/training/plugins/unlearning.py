@@ -189,6 +189,9 @@ class UnlearningPlugin(SupervisedPlugin):
                 plugin.prepare(strategy, task, self.ledger.unlearnable)
         for request in _due(strategy.experience, "after"):
             self._unlearn(strategy, request.tasks, request.event(task), self.keep_probes_of_stream)
+        recorder = self._trajectory(strategy)
+        if recorder.merge_permanent:
+            recorder.trajectory.merge(self.ledger.permanent)
 
     def _obey(self, strategy: Any, request: Any, task: int) -> None:
         self._unlearn(strategy, request.tasks, request.event(task), self.keep_probes_of_stream)

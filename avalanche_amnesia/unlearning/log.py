@@ -1,0 +1,81 @@
+"""A task's undo log, and what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import reduce
+from math import sqrt
+from operator import add
+
+import pandas
+
+from avalanche_amnesia.unlearning.fidelity import AddedError, Commitment
+from avalanche_amnesia.unlearning.sparse import SparseEntries
+
+
+class Log(dict[str, SparseEntries]):
+    """Tensor name → the entries of it that a task moved, with the way back.
+
+    Args:
+        entries: by tensor name.
+        parameters: how many parameters the task could have moved.
+        errors: option → the error that it added to what the task left.
+        file: name of the file that holds exactly this log; None where none does.
+    """
+
+    def __init__(
+        self,
+        entries: Mapping[str, SparseEntries],
+        parameters: int,
+        errors: Mapping[str, AddedError],
+        file: str | None = None,
+    ) -> None:
+        super().__init__(entries)
+        self.parameters, self.errors, self.file = parameters, dict(errors), file
+
+    @classmethod
+    def of(cls, commitments: Mapping[str, Commitment], parameters: int) -> Log:
+        """The log of a task whose tensors' updates were reduced to these."""
+        options = dict.fromkeys(option for c in commitments.values() for option in c.errors)
+        errors = {
+            option: reduce(add, [c.errors[option] for c in commitments.values() if option in c.errors])
+            for option in options
+        }
+        moved = {name: c.entries for name, c in commitments.items() if bool(c.entries.where.any())}
+        return cls(moved, parameters, errors)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it takes."""
+        return sum(entry.nbytes for entry in self.values())
+
+    def with_entries(self, entries: Mapping[str, SparseEntries]) -> Log:
+        """A log of the same task with other entries; no file holds it yet."""
+        return Log(entries, self.parameters, self.errors)
+
+    def unless_same(self, other: Log) -> Log:
+        """``other`` where it holds the very same entries, and perhaps has a file."""
+        same = self.keys() == other.keys() and all(self[name] is other[name] for name in self)
+        return other if same else self
+
+
+def report(logs: Mapping[int, Log], merged: frozenset[int]) -> pandas.DataFrame:
+    """A row per task: entries, bytes, error added; see :meth:`Trajectory.report`."""
+    options = list(dict.fromkeys(option for log in logs.values() for option in log.errors))
+    rows = {}
+    for task, log in logs.items():
+        entries = sum(int(entry.where.sum()) for entry in log.values())
+        errors = log.errors.values()
+        rows[task] = {
+            "entries": entries,
+            "share": entries / max(log.parameters, 1),
+            "bytes": log.nbytes,
+            "bytes_per_parameter": log.nbytes / max(log.parameters, 1),
+            "error_max": max((error.largest for error in errors), default=0.0),
+            "error_l2": sqrt(sum(error.squares for error in errors)),  # no entry is counted by two options
+        }
+        for option in options:
+            error = log.errors.get(option, AddedError())
+            rows[task] |= {f"{option}_max": error.largest, f"{option}_l2": error.l2}
+        rows[task]["merged"] = task in merged
+    return pandas.DataFrame.from_dict(rows, orient="index").rename_axis("task")
