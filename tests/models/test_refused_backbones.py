@@ -203,3 +203,10 @@ def test_mlp_shapes_and_dropout():
         (6, 7),
         (5, 6),
     ]
+
+
+@pytest.mark.parametrize("part", ["1", "1.weight"])
+def test_a_norm_that_is_declared_frozen_is_refused(part):
+    backbone = nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.ReLU())
+    with pytest.raises(ModelError, match="a norm can't be frozen"):
+        MaskedModel(backbone, frozen=[part])
