@@ -205,8 +205,8 @@ def test_mlp_shapes_and_dropout():
     ]
 
 
-@pytest.mark.parametrize("part", ["1", "1.weight"])
-def test_a_norm_that_is_declared_frozen_is_refused(part):
+def test_a_part_of_a_norm_can_not_be_frozen_but_the_whole_of_it():
     backbone = nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.ReLU())
-    with pytest.raises(ModelError, match="a norm can't be frozen"):
-        MaskedModel(backbone, frozen=[part])
+    with pytest.raises(ModelError, match="a norm can't be frozen in part"):
+        MaskedModel(backbone, frozen=["1.weight"])
+    assert MaskedModel(backbone, frozen=["1"]).graph.frozen == {"1.weight", "1.bias"}
