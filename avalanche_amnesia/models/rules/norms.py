@@ -132,8 +132,10 @@ def _own(walk: Walk, node: fx.Node, x: Any, spec: OwnedSpec) -> Value:
     """Put the task's own copy in the node's place."""
     if not isinstance(x, Value):
         raise Refused("a parameter is normalised", "use it as it is")
-    if walk.is_frozen(spec.name):
-        raise Refused("a norm can't be frozen", "leave it out of frozen=[…]: every task has its own")
+    if any(walk.is_frozen(name) for name in (spec.name, *spec.parameters) if name is not None):
+        raise Refused(
+            "a norm can't be frozen in part", "declare all of it frozen=[…], or nothing: every task has its own"
+        )
     if spec.kind in ("layer", "rms"):
         dims = range(x.ids.dim() - len(spec.shape))
     else:
