@@ -16,6 +16,7 @@ from avalanche_amnesia.training.plugins import (
     UnlearningPlugin,
 )
 from avalanche_amnesia.training.plugins.unlearning import remaining_experiences
+from avalanche_amnesia.training.pools import CapacityError
 from avalanche_amnesia.training.wsn import WSN
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "AdaHAT",
     "AdaHATPlugin",
     "AmnesiacHAT",
+    "CapacityError",
     "DivergedError",
     "HATPlugin",
     "InMemoryLoaderPlugin",
