@@ -1,4 +1,4 @@
-"""Isolation by pools: which units a task may take and read, so that unlearning it is exact (METHOD §6).
+"""Isolation by pools: which units a task may take and read, so that unlearning it is exact.
 
 Every layer is cut into as many equal pools as there are *slots*. A task that may still be unlearned trains units of its
 own slot's pool, and reads nothing but those and the units of tasks that can never be unlearned. Which slot that is, and
@@ -112,7 +112,7 @@ class Plot:
         return self.own | self.readable
 
     @property
-    def seen(self) -> frozenset[int]:
+    def saw(self) -> frozenset[int]:
         """The tasks that can leave a trace in its training."""
         return self.open_tasks | self.neighbours
 
@@ -174,8 +174,8 @@ def plot_of(task: int, model: MaskedModel, layout: StreamLayout, *, min_units: i
 
 
 _CHOICES = (
-    "unlearn one of them first, give slots= a larger number from the beginning, or allow when_full='share', after which "
-    "the unlearning of tasks in that pool is approximate"
+    "unlearn one of them first, give slots= a larger number from the beginning, or allow when_full='share', with which "
+    "tasks in one pool are unlearned approximately"
 )
 
 
@@ -199,7 +199,7 @@ def use_within(model: MaskedModel, plot: Plot) -> TaskUse:
     Tasks that are permanent from the start may adjust what permanent tasks use, as the rule says; any other task
     leaves it as it is.
     """
-    use = TaskUse(model, plot.seen)
+    use = TaskUse(model, plot.saw)
     use.in_use = ~plot.own
     parameters = dict(model.backbone.named_parameters())
     fixed = {}

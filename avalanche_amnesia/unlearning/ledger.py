@@ -202,8 +202,7 @@ class TaskLedger:
         try:
             deadline, n_trained = state["deadline"], state["n_trained"]
             entries = {
-                row["task"]: _Entry(row["order"], row["declared"], frozenset(row["saw"]))
-                for row in state["remaining"]
+                row["task"]: _Entry(row["order"], row["declared"], frozenset(row["saw"])) for row in state["remaining"]
             }
             unlearned = list(state["unlearned"])
         except (KeyError, TypeError) as error:

@@ -263,8 +263,7 @@ def _purge_optimizers(subject: Subject, preparation: Preparation, undo: ExitStac
         undo.callback(setattr, optimizer, "state", optimizer.state)
         kept = {p: entry for p, entry in optimizer.state.items() if id(p) not in gone} if keeps else {}
         optimizer.state = defaultdict(dict)
-        for parameter, entry in kept.items():
-            optimizer.state[parameter] = _without(entry, changed.get(id(parameter)))
+        optimizer.state.update({p: _without(entry, changed.get(id(p))) for p, entry in kept.items()})
         for group in optimizer.param_groups:
             undo.callback(group.__setitem__, "params", group["params"])
             group["params"] = [p for p in group["params"] if id(p) not in gone]

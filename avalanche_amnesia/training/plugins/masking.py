@@ -199,7 +199,7 @@ class HATPlugin(TaskMaskPlugin):
 
     def _make_plot(self, strategy: Any, model: MaskedModel, task: int) -> Plot | None:
         """The units that the task may use; None: all of them."""
-        self.seen = None
+        self.saw = None
         if self.isolation == "none":
             return None
         unlearning = find_plugin(strategy, UnlearningPlugin)
@@ -211,7 +211,7 @@ class HATPlugin(TaskMaskPlugin):
             self._give_up(strategy)
             raise
         if is_entrywise(strategy.optimizer):
-            self.seen = plot.seen
+            self.saw = plot.saw
         return plot
 
     @property

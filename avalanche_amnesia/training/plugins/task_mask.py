@@ -31,7 +31,7 @@ class TaskMaskPlugin(SupervisedPlugin):
 
     Attributes:
         snapshot: values before the task in training; None between tasks.
-        seen: the tasks that can leave a trace in the training of the current task, because it reads their units or
+        saw: the tasks that can leave a trace in the training of the current task, because it reads their units or
             is damped by them; None: every task that remains.
     """
 
@@ -45,7 +45,7 @@ class TaskMaskPlugin(SupervisedPlugin):
         self.rule, self.adjust, self.seed = rule, adjust, seed
         self.snapshot: TaskSnapshot | None = None
         self._starting: int | None = None
-        self.seen: frozenset[int] | None = None
+        self.saw: frozenset[int] | None = None
 
     def model_of(self, strategy: Any) -> Any:
         """The strategy's model.

@@ -158,7 +158,7 @@ class UnlearningPlugin(SupervisedPlugin):
     def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
         """Check iterations against the real loader; look whose traces the task can carry."""
         self.current_task = single_task(strategy.experience)
-        self._saw = self._seen_by_training(strategy)
+        self._saw = self._saw_by_training(strategy)
         self._upcoming = self._still_due(strategy.experience, "iteration")
         for request in self._upcoming:
             _check_iteration(request, self.current_task, strategy.train_epochs * len(strategy.dataloader))
@@ -189,12 +189,12 @@ class UnlearningPlugin(SupervisedPlugin):
         for request in _due(strategy.experience, "after"):
             self._unlearn(strategy, request.tasks, request.event(task), self.keep_probes_of_stream)
 
-    def _seen_by_training(self, strategy: Any) -> frozenset[int]:
+    def _saw_by_training(self, strategy: Any) -> frozenset[int]:
         """The remaining tasks that can leave a trace in the task in training, directly or by way of another one."""
         masking, remaining = find_plugin(strategy, TaskMaskPlugin), frozenset(self.ledger.remaining)
-        if masking is None or masking.seen is None:
+        if masking is None or masking.saw is None:
             return remaining
-        return masking.seen.union(*(self.ledger.saw(task) for task in masking.seen & remaining)) & remaining
+        return masking.saw.union(*(self.ledger.saw(task) for task in masking.saw & remaining)) & remaining
 
     def _obey(self, strategy: Any, request: Any, task: int) -> None:
         self._unlearn(strategy, request.tasks, request.event(task), self.keep_probes_of_stream)
