@@ -163,18 +163,19 @@ def plot_of(task: int, model: MaskedModel, layout: StreamLayout, *, min_units: i
         )
     taken = _union(model, neighbours)
     own = free & ~taken
+    permanent = task in layout.permanent  # such tasks share freely with each other: a full region is still readable
     narrow = [name for name, part in model.by_layer(own).items() if int(part.sum()) < min_units]
-    if narrow and when_full == "error":
+    if narrow and when_full == "error" and not permanent:
         holders = sorted(other for other in open_tasks if bool((model.binary_mask(other) & ground).any()))
         raise CapacityError(
             f"task {task} finds fewer than {min_units} free units in layers {narrow} of its pool (slot "
-            f"{sorted(layout.slots_of(task))} of {layout.slots}), which the permanent tasks {holders} use: {_CHOICES}"
+            f"{sorted(layout.slots_of(task))} of {layout.slots}), which tasks {holders} keep for good: {_CHOICES}"
         )
-    return Plot(own, readable | taken, open_tasks, neighbours, task in layout.permanent)
+    return Plot(own, readable | taken, open_tasks, neighbours, permanent)
 
 
 _CHOICES = (
-    "unlearn one of them first, give slots= a larger number from the beginning, or allow when_full='share', with which "
+    "unlearn what can be first, give slots= a larger number from the beginning, or allow when_full='share', with which "
     "tasks in one pool are unlearned approximately"
 )
 
