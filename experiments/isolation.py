@@ -2,8 +2,8 @@
 
 python -m experiments.isolation --root DATA --seeds 0 1 2 --output experiments/results/isolation
 
-Ten permuted tasks are learned, three of them are unlearned at once (1, 4 and 7), and three new ones are learned, in this
-net and in one that kept everything. The net has ten slots: full before the request.
+Ten permuted tasks are learned, three of them (1, 4 and 7) are unlearned at once, and three new ones are learned, in
+this net and in one that kept everything. The net has ten slots: full before the request.
 """
 
 import argparse
@@ -92,8 +92,8 @@ def table(options, results):
     lines = [
         "# What exact unlearning costs",
         "",
-        f"{options.data}, permuted, {options.n_train} training images a task; MLP with two layers of {options.width} units,",
-        f"Adam {options.lr}, batch {options.batch}, {options.epochs} epochs; mean over seeds {options.seeds}, in per cent.",
+        f"Permuted {options.data}, {options.n_train} training images a task; MLP with two layers of {options.width} units,",
+        f"Adam {options.lr}, batch {options.batch}, {options.epochs} epochs; mean of seeds {options.seeds}, %.",
         "",
         "| contender | " + " | ".join(COLUMNS.values()) + " |",
         "|---" * (len(COLUMNS) + 1) + "|",

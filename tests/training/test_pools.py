@@ -159,7 +159,7 @@ def test_exact_under_every_optimizer_that_moves_entries_one_by_one(optimizer):
 
 @pytest.mark.parametrize(
     "family",
-    ["vgg bn", "resnet cifar", "mobilenet v3", "shufflenet", "densenet", "convnext", "vit", "group norm", "transposed"],
+    ["vgg bn", "resnet cifar", "mobilenet v3", "vit", "group norm", "transposed"],
 )
 def test_exact_in_every_kind_of_network(family, data_root):
     factory, shape, model_options = FAMILIES[family]
