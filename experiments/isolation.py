@@ -94,6 +94,7 @@ def table(options, results):
         "",
         f"Permuted {options.data}, {options.n_train} training images a task; MLP with two layers of {options.width} units,",
         f"Adam {options.lr}, batch {options.batch}, {options.epochs} epochs; mean of seeds {options.seeds}, %.",
+        "Without the request the ten pools are full: a new task finds no unit of its own there, and sharing HAT some.",
         "",
         "| contender | " + " | ".join(COLUMNS.values()) + " |",
         "|---" * (len(COLUMNS) + 1) + "|",
