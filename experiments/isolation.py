@@ -92,8 +92,9 @@ def table(options, results):
     lines = [
         "# What exact unlearning costs",
         "",
-        f"Permuted {options.data}, {options.n_train} training images a task; MLP with two layers of {options.width} units,",
-        f"Adam {options.lr}, batch {options.batch}, {options.epochs} epochs; mean of seeds {options.seeds}, %.",
+        f"Permuted {options.data}, {options.n_train} training images a task; MLP with two layers of",
+        f"{options.width} units, Adam {options.lr}, batch {options.batch}, {options.epochs} epochs.",
+        f"Mean of seeds {options.seeds}, in per cent.",
         "Without the request the ten pools are full: a new task finds no unit of its own there, and sharing HAT some.",
         "",
         "| contender | " + " | ".join(COLUMNS.values()) + " |",
