@@ -16,7 +16,7 @@ from avalanche_amnesia.benchmarks import with_unlearning
 from avalanche_amnesia.bits import tensor_hash
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.training.attention import check_choice
-from avalanche_amnesia.training.plugins import SeedingPlugin, TaskMaskPlugin, find_plugin
+from avalanche_amnesia.training.plugins import HATPlugin, SeedingPlugin, TaskMaskPlugin, find_plugin
 from avalanche_amnesia.training.plugins.seeding import preserved_rng
 
 Variant = Literal["same", "order", "seed"]
@@ -54,7 +54,7 @@ class References:
         self.make_strategy = make_strategy
         self.benchmark = benchmark
         self.train_options = dict(train_options or {})
-        stream = with_unlearning(benchmark, {}).train_stream
+        stream = _without_requests(benchmark).train_stream
         self._experiences = {int(experience.task_label): experience for experience in stream}
         self._models: dict[tuple[Variant, tuple[int, ...]], nn.Module] = {}
         self._seconds: dict[tuple[Variant, tuple[int, ...]], float] = {}
@@ -137,11 +137,21 @@ class References:
                 f"{type(strategy).__name__} from make_strategy draws from a running random stream, so that no run can "
                 "be repeated: plugins=[SeedingPlugin(seed), …] must come first"
             )
+        masking = find_plugin(strategy, HATPlugin)
+        if masking is not None and masking.isolation == "pools":
+            masking.when_full = "share"  # the full model keeps every task: it may hold more than there are slots
         if variant == "order":
             seeding.order_seed = derive_seed(seeding.order_seed, "another order")
         elif variant == "seed":
             _reseed(strategy, seeding, derive_seed(seeding.seed, "another seed"))
         return strategy
+
+
+def _without_requests(benchmark: Any) -> Any:
+    """The benchmark without its requests; what is permanent by the stream stays so."""
+    train = list(benchmark.train_stream)
+    permanent = [int(experience.task_label) for experience in train if getattr(experience, "permanent", False)]
+    return with_unlearning(benchmark, {}, permanent, getattr(train[0], "deadline", None))
 
 
 def _reseed(strategy: Any, seeding: SeedingPlugin, seed: int) -> None:

@@ -84,6 +84,22 @@ class UnitGraph:
             result = torch.minimum(result, use)
         return result
 
+    def entries_within(self, units: Tensor) -> dict[str, Tensor]:
+        """The entries that nobody can read without one of these units: one of their factors lies within them.
+
+        Args:
+            units: over all units, bool ``(n_units,)``.
+
+        Returns:
+            Parameter name (inside the backbone) → bool tensor that broadcasts over the parameter.
+        """
+        outside, everything = self.sets.use(torch.stack([~units, torch.ones_like(units)]).float())
+        within = ((outside == 0) & (everything > 0)).float()
+        return {
+            name: torch.stack(torch.broadcast_tensors(*(within[f.to(within.device)] for f in factors))).amax(0) > 0
+            for name, factors in self.factors.items()
+        }
+
     def sources(self, layer: str) -> Tensor | None:
         """Set numbers that feed a layer, one per input; None where it has no weight of two factors (a bias alone)."""
         factors = next((f for name, f in self.factors.items() if name.startswith(layer) and len(f) > 1), None)

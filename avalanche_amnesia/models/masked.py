@@ -95,6 +95,7 @@ class MaskedModel(TaskMaskedModel):
         self.embedding: nn.Parameter | None = None
         self.current_task: int | None = None
         self.gate: Tensor | None = None
+        self._allowed: Tensor | None = None
         self._gate_leaves: dict[str, Tensor] = {}
         self.generation = 0
 
@@ -202,17 +203,20 @@ class MaskedModel(TaskMaskedModel):
 
     # Life of a task -------------------------------------------------------------------------------------------
 
-    def start_task(self, task: int, embedding: Tensor) -> None:
+    def start_task(self, task: int, embedding: Tensor, allowed: Tensor | None = None) -> None:
         """Begin to learn a task's mask.
 
         Args:
             task: its label; it must have no mask yet.
             embedding: initial values, ``(n_units,)``.
+            allowed: the units that the task may open, bool ``(n_units,)``; every other one's gate is exactly 0, in
+                training too. None: all of them.
         """
         if task in self._binary.tasks or self.current_task is not None:
             raise ValueError(f"task {task} can't start: masks {self._binary.tasks}, in training {self.current_task}")
         self.embedding = nn.Parameter(embedding.detach().clone().to(self._device))
         self.current_task = task
+        self._allowed = None if allowed is None else allowed.to(self._device)
         self.open_gate(1.0)
         self.generation += 1
 
@@ -235,7 +239,7 @@ class MaskedModel(TaskMaskedModel):
             self.remove_task(task)
 
     def _end_training(self) -> None:
-        self.embedding, self.gate, self.current_task = None, None, None
+        self.embedding, self.gate, self.current_task, self._allowed = None, None, None, None
         self._gate_leaves = {}
         self.generation += 1
 
@@ -280,6 +284,8 @@ class MaskedModel(TaskMaskedModel):
             self.gate = torch.empty_like(self.embedding)
             self._gate_leaves = {name: part.requires_grad_() for name, part in self.by_layer(self.gate).items()}
         torch.mul(self.embedding, scale, out=self.gate).sigmoid_()
+        if self._allowed is not None:
+            self.gate.mul_(self._allowed)
         for leaf in self._gate_leaves.values():
             leaf.grad = None
         return self.gate
@@ -291,7 +297,8 @@ class MaskedModel(TaskMaskedModel):
 
     def _open_units(self) -> Tensor:
         assert self.embedding is not None
-        return self.embedding.detach() > 0  # σ(s·e) > ½ at every scale
+        is_open = self.embedding.detach() > 0  # σ(s·e) > ½ at every scale
+        return is_open if self._allowed is None else is_open & self._allowed
 
     def buffer_names(self, tasks: Sequence[int]) -> list[str]:
         """Names, in ``state_dict``, of the tasks' masks, embeddings and statistics."""

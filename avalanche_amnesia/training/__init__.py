@@ -17,6 +17,7 @@ from avalanche_amnesia.training.plugins import (
     UnlearningPlugin,
 )
 from avalanche_amnesia.training.plugins.unlearning import remaining_experiences
+from avalanche_amnesia.training.pools import CapacityError
 from avalanche_amnesia.training.wsn import WSN
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "AdaHAT",
     "AdaHATPlugin",
     "AmnesiacHAT",
+    "CapacityError",
     "CounterfactualPlugin",
     "DivergedError",
     "HATPlugin",

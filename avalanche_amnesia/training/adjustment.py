@@ -31,6 +31,7 @@ class TaskUse:
         covered: parameter → 1.0 where ``min`` of the cumulative masks is 1, else 0.0; the parameter's shape.
         importance: parameter → number of tasks, ``min`` of the summative masks; the parameter's shape.
         n_tasks: remaining tasks that count.
+        fixed: parameter → 1.0 where an entry must keep its bits whatever the rule says, else 0.0; empty: nowhere.
     """
 
     def __init__(self, model: TaskMaskedModel, locked: Collection[int] | None = None) -> None:
@@ -43,6 +44,7 @@ class TaskUse:
         cumulative = [model.by_layer(self.in_use)]
         self.covered = _dense(model.graph.parameter_use(*cumulative), parameters)
         self.importance = _dense(model.graph.parameter_use(*(masks or cumulative)), parameters)
+        self.fixed: Mapping[str, Tensor] = {}
 
 
 def _dense(uses: Mapping[str, Tensor], parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
@@ -56,7 +58,7 @@ class AdjustmentRule:
     reads_sparsity = False
 
     def start(self, seed: int, task: int) -> None:
-        """Prepare for the steps of a task (or for its rest, after an unlearning in its middle)."""
+        """Prepare for the steps of a task."""
 
     def held(self, use: TaskUse, name: str, sparsity: float) -> Tensor:
         """Share of the update held back, of the parameter's shape: 0 free, 1 frozen.
@@ -137,11 +139,9 @@ class Adjuster:
     """Applies a rule to a backbone around each optimizer step.
 
     Args:
-        rule: what is held back.
+        rule: what is held back; started.
         space: ``update`` or ``gradient``.
         use: what the remaining tasks use.
-        seed: what the rule draws from, together with the task.
-        task: label of the task in training.
         parameters: the backbone's, by name inside the backbone.
         before: their values when the task began; a frozen entry is put back to these after every step.
         layer_of: from a parameter's name to the index of its layer in the vector of layer sparsities.
@@ -153,30 +153,36 @@ class Adjuster:
         space: AdjustSpace,
         use: TaskUse,
         *,
-        seed: int,
-        task: int,
         parameters: Mapping[str, nn.Parameter],
         before: Mapping[str, Tensor],
         layer_of: Callable[[str], int],
     ) -> None:
-        rule.start(seed, task)
         self.rule, self.space, self.use, self.layer_of = rule, space, use, layer_of
         # Where nothing is in use there is nothing to hold back: the first task pays nothing.
-        self.names = [name for name, covered in use.covered.items() if bool((covered > 0).any())]
+        self.names = [
+            name
+            for name, covered in use.covered.items()
+            if bool((covered > 0).any()) or (name in use.fixed and bool(use.fixed[name].any()))
+        ]
         self.parameters = [parameters[name] for name in self.names]
         self.needs_sparsity = rule.reads_sparsity and bool(self.names)
         self._held = self._shares([]) if rule.constant else []
         self._free = [1 - held for held in self._held] if space == "gradient" else []
         # A frozen entry never moves within the task, so the values at its start are the values before every step.
-        self.frozen = rule.constant and all(
-            torch.equal(held, use.covered[name]) for name, held in zip(self.names, self._held, strict=True)
-        )
+        self.frozen = rule.constant and all(bool(((held == 0) | (held == 1)).all()) for held in self._held)
         self._before = [before[name] if self.frozen else torch.empty_like(before[name]) for name in self.names]
 
     def _shares(self, sparsity: list[float]) -> list[Tensor]:
-        return [
-            self.rule.held(self.use, name, sparsity[self.layer_of(name)] if sparsity else 0.0) for name in self.names
-        ]
+        held = {
+            name: self.rule.held(self.use, name, sparsity[self.layer_of(name)] if sparsity else 0.0)
+            for name in self.names
+        }
+        fixed = self.use.fixed
+        return [torch.maximum(share, fixed[name]) if name in fixed else share for name, share in held.items()]
+
+    def frozen_entries(self) -> dict[str, Tensor]:
+        """Parameter → bool tensor of the entries that are held back as a whole; empty unless all shares are 0 or 1."""
+        return dict(zip(self.names, (held == 1 for held in self._held), strict=True)) if self.frozen else {}
 
     def before_step(self, sparsity: list[float]) -> None:
         """After backward, before the optimizer's step; ``sparsity`` is ``κ`` per layer (empty: not read)."""

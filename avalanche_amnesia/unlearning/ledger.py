@@ -17,7 +17,7 @@ class _Entry:
 
     order: int
     declared: bool
-    present: frozenset[int]
+    saw: frozenset[int]
 
 
 class TaskLedger:
@@ -73,8 +73,8 @@ class TaskLedger:
         """Trainings finished so far; a task learned twice counts twice."""
         return self._n_trained
 
-    def present(self, task: int) -> frozenset[int]:
-        """The other tasks that remained at the moment when a remaining task was learned.
+    def saw(self, task: int) -> frozenset[int]:
+        """The other tasks that could leave a trace in a remaining task when it was learned.
 
         Args:
             task: a remaining task.
@@ -83,15 +83,16 @@ class TaskLedger:
             RequestError: ``task`` does not remain.
         """
         if task not in self._entries:
-            raise RequestError(f"present({task!r}): this task does not remain; remaining are {_listed(self.remaining)}")
-        return self._entries[task].present
+            raise RequestError(f"saw({task!r}): this task does not remain; remaining are {_listed(self.remaining)}")
+        return self._entries[task].saw
 
-    def learn(self, task: int, permanent: bool = False) -> None:
+    def learn(self, task: int, permanent: bool = False, saw: Collection[int] | None = None) -> None:
         """Record that a task's training is finished.
 
         Args:
             task: the task; one that was unlearned may be learned again and leaves ``unlearned``.
             permanent: declare it permanent at once.
+            saw: the remaining tasks that could leave a trace in it; None: all of them.
 
         Raises:
             RequestError: ``task`` is not an int, or is trained and still remains.
@@ -103,10 +104,10 @@ class TaskLedger:
                 f"training of task {task}: it is already trained and still remains; only a task that was "
                 f"unlearned may be learned again"
             )
-        present = frozenset(self._entries)
+        seen = frozenset(self._entries) if saw is None else frozenset(saw) & self._entries.keys()
         if task in self._unlearned:
             self._unlearned.remove(task)
-        self._entries[task] = _Entry(self._n_trained, bool(permanent), present)
+        self._entries[task] = _Entry(self._n_trained, bool(permanent), seen)
         self._n_trained += 1
 
     def declare_permanent(self, tasks: Iterable[int]) -> None:
@@ -190,7 +191,7 @@ class TaskLedger:
                     "task": task,
                     "order": entry.order,
                     "declared": entry.declared,
-                    "present": sorted(entry.present),
+                    "saw": sorted(entry.saw),
                 }
                 for task, entry in self._entries.items()
             ],
@@ -209,8 +210,7 @@ class TaskLedger:
         try:
             deadline, n_trained = state["deadline"], state["n_trained"]
             entries = {
-                row["task"]: _Entry(row["order"], row["declared"], frozenset(row["present"]))
-                for row in state["remaining"]
+                row["task"]: _Entry(row["order"], row["declared"], frozenset(row["saw"])) for row in state["remaining"]
             }
             unlearned = list(state["unlearned"])
         except (KeyError, TypeError) as error:
@@ -218,7 +218,7 @@ class TaskLedger:
                 f"This is no saved TaskLedger ({type(error).__name__}: {error}); give what state_dict() returned"
             ) from error
         numbers = [n_trained, *entries, *unlearned, *(entry.order for entry in entries.values())]
-        numbers += [task for entry in entries.values() for task in entry.present]
+        numbers += [task for entry in entries.values() for task in entry.saw]
         if not all(map(_is_int, numbers)):
             raise ValueError("This is no saved TaskLedger: tasks, orders and n_trained must be integers")
         if set(entries) & set(unlearned):

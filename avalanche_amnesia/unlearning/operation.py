@@ -38,6 +38,7 @@ class Subject:
         before: values before a task that is in training, by parameter name; None between tasks. Replaced in place.
         optimized: the host's own book of optimized parameters, by name; cleaned too.
         tainted: remaining tasks whose training saw a task that was unlearned later.
+        saw: the tasks that can leave a trace in a task that is in training; empty between tasks.
         exact_host: whether the training itself is reproducible from (seed, remaining tasks) alone.
         known: every task of the stream, None where that is not known.
         iteration: training iterations finished.
@@ -54,8 +55,13 @@ class Subject:
     optimized: dict[str, Any] | None
     tainted: set[int]
     exact_host: bool
+    saw: frozenset[int] = frozenset()
     known: frozenset[int] | None = None
     iteration: int = 0
+
+    def in_training_without(self, tasks: Iterable[int]) -> bool:
+        """Whether a task is in training in which none of these can have left a trace."""
+        return self.before is not None and not self.saw & set(tasks)
 
 
 @dataclass(frozen=True)
@@ -84,8 +90,9 @@ def prepare(subject: Subject, tasks: Iterable[int], event: str) -> Preparation:
     remaining = [task for task in subject.ledger.remaining if task not in tasks]
     readers = _readers(model, remaining)
     removal = trajectory.remove(tasks, shared, subject.before, readers)
-    tainted = {t for t in remaining if t in subject.tainted or subject.ledger.present(t) & set(tasks)}
-    exact = subject.exact_host and not tainted and not removal.shared and subject.before is None
+    tainted = {t for t in remaining if t in subject.tainted or subject.ledger.saw(t) & set(tasks)}
+    undisturbed = subject.before is None or subject.in_training_without(tasks)
+    exact = subject.exact_host and not tainted and not removal.shared and undisturbed
     claim: Claim = "exact" if exact else "approximate"
     stateful = [plugin for plugin in subject.plugins if purger_of(plugin) is None and holds_learned_state(plugin)]
     affected = _affected(model, remaining, removal, shared)
@@ -169,7 +176,7 @@ def apply(
         announce("before_unlearning", None)
         hashes = _hashes(subject.model, [*removal.values, *plan.removed])
         order = subject.ledger.remaining
-        purged = _purge_optimizers(subject, preparation.own, undo)
+        purged = _purge_optimizers(subject, preparation, undo)
         for name, value in removal.values.items():
             undo.callback(parameters[name].copy_, parameters[name].detach().clone())
             parameters[name].copy_(value)
@@ -252,15 +259,27 @@ def _replace(store: dict[str, Tensor] | None, new: Mapping[str, Tensor], gone: f
         del store[name]
 
 
-def _purge_optimizers(subject: Subject, own: frozenset[str], undo: ExitStack) -> list[str]:
-    """Drop all optimizer state (moments mix every task that they saw), gradients, and the parameters that go."""
+def _purge_optimizers(subject: Subject, preparation: Preparation, undo: ExitStack) -> list[str]:
+    """Drop gradients, the parameters that go, and all optimizer state: moments mix every task that they saw.
+
+    Only those of a task in training that saw none of the tasks stay, as far as they belong to entries that stay.
+    """
+    own, removal = preparation.own, preparation.removal
+    keeps = subject.in_training_without(preparation.plan.tasks)
+    changed = {
+        id(p): ~same_bits(removal.values[name], p.detach())
+        for name, p in subject.model.named_parameters()
+        if name in removal.values
+    }
     for parameter in subject.model.parameters():
         undo.callback(setattr, parameter, "grad", parameter.grad)
         parameter.grad = None
     gone = {id(p) for name, p in subject.model.named_parameters() if name in own}
     for optimizer in subject.optimizers:
         undo.callback(setattr, optimizer, "state", optimizer.state)
+        kept = {p: entry for p, entry in optimizer.state.items() if id(p) not in gone} if keeps else {}
         optimizer.state = defaultdict(dict)
+        optimizer.state.update({p: _without(entry, changed.get(id(p))) for p, entry in kept.items()})
         for group in optimizer.param_groups:
             undo.callback(group.__setitem__, "params", group["params"])
             group["params"] = [p for p in group["params"] if id(p) not in gone]
@@ -270,4 +289,18 @@ def _purge_optimizers(subject: Subject, own: frozenset[str], undo: ExitStack) ->
         )
         for name in own:
             subject.optimized.pop(name, None)
-    return ["optimizer: its state was dropped, with the tasks' own parameters"] if subject.optimizers else []
+    if not subject.optimizers:
+        return []
+    if keeps:
+        return ["optimizer: the state of the entries that change was zeroed; the tasks' own parameters were dropped"]
+    return ["optimizer: its state was dropped, with the tasks' own parameters"]
+
+
+def _without(state: Mapping[str, Any], changed: Tensor | None) -> dict[str, Any]:
+    """One parameter's optimizer state with zeros at some entries."""
+    if changed is None:
+        return dict(state)
+    return {
+        name: value.masked_fill(changed, 0) if isinstance(value, Tensor) and value.shape == changed.shape else value
+        for name, value in state.items()
+    }

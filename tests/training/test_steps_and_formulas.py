@@ -289,15 +289,14 @@ def test_capacity_against_the_mean_of_the_element_loop():
     assert [rule.capacity(empty) for rule in (AdjustmentRule(), AdaHATRule(0.05, 0.1), ConstantRule(0))] == [1, 1, 1]
 
 
-def adjuster(rule, space, model, seed=0):
+def adjuster(rule, space, model):
+    rule.start(0, 9)
     parameters = dict(model.backbone.named_parameters())
     layers = list(model.graph.layers)
     return Adjuster(
         rule,
         space,
         TaskUse(model),
-        seed=0,
-        task=9,
         parameters=parameters,
         before={name: p.detach().clone() for name, p in parameters.items()},
         layer_of=lambda name: layers.index(name.rsplit(".", 1)[0]),

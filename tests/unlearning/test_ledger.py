@@ -28,18 +28,18 @@ def test_a_task_learned_again_is_a_new_task():
     ledger.learn(0)
     assert ledger.remaining == (2, 0)
     assert ledger.unlearned == (1,)
-    assert ledger.present(0) == {2}
+    assert ledger.saw(0) == {2}
     assert ledger.n_trained == 4
 
 
-def test_present_is_who_remained_when_the_task_was_learned():
+def test_a_task_saw_who_remained_when_it_was_learned():
     ledger = ledger_of(0, 1)
     ledger.forget([0])
     ledger.learn(2)
     ledger.forget([1])
-    assert ledger.present(2) == {1}
+    assert ledger.saw(2) == {1}
     with pytest.raises(RequestError, match="does not remain; remaining are 2"):
-        ledger.present(1)
+        ledger.saw(1)
 
 
 def test_learning_a_remaining_task_is_an_error():
@@ -145,8 +145,8 @@ def test_the_state_survives_json_and_deepcopy():
         assert twin.remaining == (4, 1, 2, 7)
         assert twin.unlearned == (0,)
         assert twin.permanent == {4, 2}
-        assert twin.present(7) == {4, 1, 2}
-        assert twin.present(1) == {4, 0}
+        assert twin.saw(7) == {4, 1, 2}
+        assert twin.saw(1) == {4, 0}
         assert (twin.deadline, twin.n_trained) == (3, 5)
     assert ledger.remaining == (4, 1, 2)
 

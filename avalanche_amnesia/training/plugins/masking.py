@@ -25,8 +25,20 @@ from avalanche_amnesia.training.attention import (
     initial_embedding,
     mask_scale,
 )
+from avalanche_amnesia.training.plugins.lookup import find_plugin
 from avalanche_amnesia.training.plugins.statistics import TaskStatistics
 from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin, single_task
+from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
+from avalanche_amnesia.training.pools import (
+    CapacityError,
+    Isolation,
+    Plot,
+    StreamLayout,
+    WhenFull,
+    is_entrywise,
+    plot_of,
+    use_within,
+)
 
 Adjustment = Literal["hat", "random", "constant"]
 
@@ -37,12 +49,13 @@ class HATPlugin(TaskMaskPlugin):
     Works with any Avalanche strategy whose model is a :class:`~avalanche_amnesia.models.MaskedModel`.
 
     Args:
-        sparsity_weight: ``λ >= 0`` of the sparsity regulariser.
+        sparsity_weight: ``λ >= 0`` of the sparsity regulariser; None: 0.75, and 0 for a task with a pool of its own.
         sparsity: ``original``, ``cross`` or ``quota``.
         s_max: largest scale of the gate, > 1.
         annealing: ``linear`` or ``cosine``, over the mini-batches of each epoch.
         embedding_init: ``normal``, ``uniform``, ``positive``, ``negative``, ``last``, ``ones`` or ``sparse`` (a unit
-            begins open with probability 1/T, for the T tasks of the stream).
+            begins open with probability 1/T, for the T tasks of the stream); None: ``normal``, and ``positive`` for
+            a task with a pool of its own.
         embedding_lr: learning rate of the mask embeddings; they are stepped by an optimizer of their own, of the
             strategy's optimizer's class and settings, without weight decay.
         embedding_optimizer: makes that optimizer from ``[embedding]``, where the strategy's class can't be reused.
@@ -59,10 +72,21 @@ class HATPlugin(TaskMaskPlugin):
             the network's capacity. None: every remaining task. A label may name a task that is still to come, which
             is locked once it is trained. A later task may overwrite what only tasks without a lock use, so that their
             logits change; unlearning that later task brings the overwritten values back.
+        isolation: ``pools`` makes unlearning exact, to the bit: every layer is cut into ``slots`` equal pools; a task
+            trains units of its own slot's pool and reads only those and the units of tasks that are permanent by the
+            stream, or past its deadline. Those of ``mark_permanent`` are protected, but not read: nothing in the
+            stream tells a retrained model when it was called. Parameters that belong to no unit keep their values.
+            ``none``: tasks share freely.
+        slots: number of pools, by default one per task of the stream. A task's slot is its label modulo ``slots``
+            where that is given, else the rank of its label in the stream; tasks that the stream declares permanent
+            have their slots' pools in common.
+        when_full: what becomes of a task whose slot holds another one that may still be unlearned: ``error``, or
+            ``share`` the pool as HAT does, after which records of unlearning these tasks say ``approximate``.
         seed: every draw derives from it and the task.
 
     Raises:
         ValueError: for a value that is not allowed.
+        CapacityError: before a training, if a task finds no pool of its own.
 
     Reference: Serrà et al., ICML 2018; annealing ``cosine``, ``ones``, ``sparse``, ``quota`` and ``locked``: Duan,
     HAT-CL, 2023.
@@ -80,17 +104,18 @@ class HATPlugin(TaskMaskPlugin):
             "_adjuster",
             "_statistics",
             "_generation",
+            "_plot",
         }
     )
 
     def __init__(
         self,
         *,
-        sparsity_weight: float = 0.75,
+        sparsity_weight: float | None = None,
         sparsity: SparsityMode = "original",
         s_max: float = 400.0,
         annealing: Annealing = "linear",
-        embedding_init: EmbeddingInit = "normal",
+        embedding_init: EmbeddingInit | None = None,
         embedding_lr: float = 0.05,
         embedding_optimizer: Callable[[list[nn.Parameter]], Optimizer] | None = None,
         compensation_clamp: float = 50.0,
@@ -101,13 +126,18 @@ class HATPlugin(TaskMaskPlugin):
         alpha: float | None = None,
         adjust: AdjustSpace = "update",
         locked: Iterable[int] | None = None,
+        isolation: Isolation = "none",
+        slots: int | None = None,
+        when_full: WhenFull = "error",
         seed: int = 0,
     ) -> None:
         check_choice("sparsity", sparsity, SparsityMode)
         check_choice("annealing", annealing, Annealing)
-        check_choice("embedding_init", embedding_init, EmbeddingInit)
+        if embedding_init is not None:
+            check_choice("embedding_init", embedding_init, EmbeddingInit)
         check_choice("adjust", adjust, AdjustSpace)
-        check_above("sparsity_weight", sparsity_weight, 0, inclusive=True)
+        if sparsity_weight is not None:
+            check_above("sparsity_weight", sparsity_weight, 0, inclusive=True)
         check_above("s_max", s_max, 1)
         check_above("embedding_lr", embedding_lr, 0)
         check_above("compensation_clamp", compensation_clamp, 0)
@@ -140,6 +170,8 @@ class HATPlugin(TaskMaskPlugin):
         self.statistics_batches = statistics_batches
         super().__init__(self._make_rule(adjustment, alpha), adjust, seed)
         self.locked = None if locked is None else _task_labels("locked", locked)
+        _check_isolation(isolation, slots, when_full, embedding_init, adjust, self.locked)
+        self.isolation, self.slots, self.when_full = isolation, slots, when_full
 
     def _make_rule(self, adjustment: Adjustment, alpha: float | None) -> AdjustmentRule:
         check_choice("adjustment", adjustment, Adjustment)
@@ -161,24 +193,49 @@ class HATPlugin(TaskMaskPlugin):
         """Start the task's mask; everything that is constant within the task is computed here."""
         model, task = self.model_of(strategy), single_task(strategy.experience)
         self.n_tasks = len(getattr(strategy.experience, "origin_stream", None) or [task])
+        self._plot = self._make_plot(strategy, model, task)
         self._take_snapshot(model, task)
         last = model.task_embedding(tuple(model.masks)[-1]) if model.masks else None
         generator = torch.Generator().manual_seed(derive_seed(self.seed, "embedding", task))
-        embedding = initial_embedding(self.embedding_init, model.n_units, generator, last, n_tasks=self.n_tasks)
-        model.start_task(task, embedding)
+        kind = self.embedding_init or ("positive" if self._alone else "normal")
+        embedding = initial_embedding(kind, model.n_units, generator, last, n_tasks=self.n_tasks)
+        model.start_task(task, embedding, None if self._plot is None else self._plot.allowed)
         self._statistics = TaskStatistics(model, task, self.statistics_batches)
         optimizer = self._make_embedding_optimizer(strategy.optimizer, model)
         # The bare step, without the profiling hooks around it, which cost more than the step of so few numbers.
         self._step_embedding = functools.partial(inspect.unwrap(type(optimizer).step), optimizer)
         self._prepare(model)
 
+    def _make_plot(self, strategy: Any, model: MaskedModel, task: int) -> Plot | None:
+        """The units that the task may use; None: all of them."""
+        self.saw = None
+        if self.isolation == "none":
+            return None
+        unlearning = find_plugin(strategy, UnlearningPlugin)
+        deadline = getattr(strategy.experience, "deadline", None) if unlearning is None else unlearning.ledger.deadline
+        layout = StreamLayout.of(strategy.experience, self.slots, deadline)
+        try:
+            plot = plot_of(task, model, layout, min_units=self.min_units, when_full=self.when_full)
+        except CapacityError:
+            self._give_up(strategy)
+            raise
+        if is_entrywise(strategy.optimizer):
+            self.saw = plot.saw
+        return plot
+
+    @property
+    def _alone(self) -> bool:
+        """Whether the task in training has a pool of its own, where there is nothing to save for others."""
+        return self._plot is not None and not self._plot.permanent and not self._plot.neighbours
+
     def _prepare(self, model: MaskedModel) -> None:
         """Whatever depends on the other tasks' masks; again when one of them goes in the middle of this task."""
         assert self.snapshot is not None
         self._generation = model.generation
         sizes = [layer.units for layer in model.graph.layers.values()]
-        use = self.task_use(model)
-        self._regulariser = SparsityRegulariser(self.sparsity_weight, self.sparsity, use.in_use, sizes, self.n_tasks)
+        use = self.task_use(model) if self._plot is None else use_within(model, self._plot)
+        weight = (0.0 if self._alone else 0.75) if self.sparsity_weight is None else self.sparsity_weight
+        self._regulariser = SparsityRegulariser(weight, self.sparsity, use.in_use, sizes, self.n_tasks)
         self._adjuster = self._make_adjuster(model, use)
 
     def _make_embedding_optimizer(self, optimizer: Optimizer, model: MaskedModel) -> Optimizer:
@@ -196,13 +253,17 @@ class HATPlugin(TaskMaskPlugin):
         """Choose, per layer, the units that stay open in this epoch whatever the regulariser says."""
         embedding = self.model_of(strategy).embedding
         assert embedding is not None
+        allowed = torch.ones_like(embedding, dtype=torch.bool) if self._plot is None else self._plot.allowed
+        rank = embedding.masked_fill(~allowed, -torch.inf)
         self._highest = torch.full_like(embedding, self.embedding_clamp)
         self._lowest = -self._highest
         start = 0
         for layer in self.model_of(strategy).graph.layers.values():
-            strongest = embedding[start : start + layer.units].topk(min(self.min_units, layer.units)).indices
+            part = slice(start, start + layer.units)
+            strongest = rank[part].topk(min(self.min_units, int(allowed[part].sum()))).indices
             self._lowest[start + strongest] = min(6 / self.s_max, self.embedding_clamp)  # σ(6) at full scale: open
             start += layer.units
+        self._highest[~allowed] = -self.embedding_clamp
         embedding.clamp_(self._lowest, self._highest)
 
     @torch.no_grad()
@@ -258,6 +319,30 @@ class HATPlugin(TaskMaskPlugin):
 def check_above(name: str, value: float, bound: float, *, inclusive: bool = False) -> None:
     if not (value >= bound if inclusive else value > bound):
         raise ValueError(f"{name} must be {'at least' if inclusive else 'above'} {bound}, got {value}")
+
+
+def _check_isolation(
+    isolation: Isolation,
+    slots: int | None,
+    when_full: WhenFull,
+    embedding_init: EmbeddingInit | None,
+    adjust: AdjustSpace,
+    locked: frozenset[int] | None,
+) -> None:
+    check_choice("isolation", isolation, Isolation)
+    check_choice("when_full", when_full, WhenFull)
+    if slots is not None and (isinstance(slots, bool) or not isinstance(slots, int) or slots < 1):
+        raise ValueError(f"slots must be a whole number of at least 1, or None (one per task), got {slots!r}")
+    if isolation == "none":
+        if slots is not None or when_full != "error":
+            raise ValueError(f"slots={slots} and when_full={when_full!r} have a meaning with isolation='pools' alone")
+        return
+    if embedding_init == "last":
+        raise ValueError("embedding_init='last' starts from another task's mask, which isolation='pools' rules out")
+    if adjust != "update":
+        raise ValueError(f"isolation='pools' holds in update space alone: adjust='update', got {adjust!r}")
+    if locked is not None:
+        raise ValueError("isolation='pools' protects every remaining task: leave locked out")
 
 
 def _task_labels(name: str, labels: Iterable[int]) -> frozenset[int]:

@@ -31,6 +31,8 @@ class TaskMaskPlugin(SupervisedPlugin):
 
     Attributes:
         snapshot: values before the task in training; None between tasks.
+        saw: the tasks that can leave a trace in the training of the current task, because it reads their units or
+            is damped by them; None: every task that remains.
     """
 
     model_class: ClassVar[type[TaskMaskedModel]]
@@ -43,6 +45,7 @@ class TaskMaskPlugin(SupervisedPlugin):
         self.rule, self.adjust, self.seed = rule, adjust, seed
         self.snapshot: TaskSnapshot | None = None
         self._starting: int | None = None
+        self.saw: frozenset[int] | None = None
 
     def model_of(self, strategy: Any) -> Any:
         """The strategy's model.
@@ -83,6 +86,7 @@ class TaskMaskPlugin(SupervisedPlugin):
     def _take_snapshot(self, model: TaskMaskedModel, task: int) -> None:
         """Remember the values before the task, and let it train no other task's own modules."""
         self.snapshot = TaskSnapshot(model, task)
+        self.rule.start(self.seed, task)
         for other in model.tasks:  # an optimizer skips what has no gradient, whatever its decay or momentum
             model.let_learn(other, other == task)
 
@@ -97,8 +101,6 @@ class TaskMaskPlugin(SupervisedPlugin):
             self.rule,
             self.adjust,
             use,
-            seed=self.seed,
-            task=self.snapshot.task,
             parameters={n: p for n, p in model.backbone.named_parameters() if n in use.covered},
             before={
                 name.removeprefix("backbone."): value
@@ -121,23 +123,26 @@ class TaskMaskPlugin(SupervisedPlugin):
         """
         model = self.model_of(strategy)
         assert self.snapshot is not None
-        covered = adjuster.use.covered
-        frozen = adjuster.frozen and self.adjust == "update"
-        keep = {
-            f"backbone.{name}": (use > 0) & (covered[name] == 0) if frozen else (use > 0).expand_as(covered[name])
-            for name, use in owned.items()
-        }
+        frozen = adjuster.frozen_entries() if self.adjust == "update" else {}
+        keep = {}
+        for name, use in owned.items():
+            mine = (use > 0).expand_as(adjuster.use.covered[name])
+            keep[f"backbone.{name}"] = mine & ~frozen[name] if name in frozen else mine
         self.snapshot.commit(dict(model.named_parameters()), keep)
         if not all(bool(parameter.isfinite().all()) for parameter in model.parameters()):
             task = self.snapshot.task
-            for plugin in strategy.plugins:
-                if plugin is not self and hasattr(plugin, "abort"):
-                    plugin.abort(strategy)
-            self.abort(strategy)
+            self._give_up(strategy)
             raise DivergedError(
                 f"task {task} diverged: some of its weights are infinite or NaN. Its training was undone and the other "
                 "tasks are as they were; train it again with a smaller learning rate or gradient clipping"
             )
+
+    def _give_up(self, strategy: Any) -> None:
+        """Undo the task in training, here and in every plugin that knows of it."""
+        for plugin in strategy.plugins:
+            if plugin is not self and hasattr(plugin, "abort"):
+                plugin.abort(strategy)
+        self.abort(strategy)
 
     def _end_task(self, model: TaskMaskedModel) -> None:
         """Keep nothing of a task beyond its training: what is left here would outlive its unlearning."""

@@ -66,6 +66,7 @@ class UnlearningPlugin(SupervisedPlugin):
         self._tainted: set[int] = set()
         self.current_task: int | None = None
         self._forgotten_in_task: set[int] = set()
+        self._saw: frozenset[int] = frozenset()
         self._upcoming: list[Any] = []
         self._known: set[int] = set()
         self._obeyed: set[tuple[int, Any]] = set()
@@ -115,7 +116,7 @@ class UnlearningPlugin(SupervisedPlugin):
     def abort(self, strategy: Any) -> None:
         """Give up a task whose training was interrupted; what its requests unlearned stays unlearned."""
         self._trajectory(strategy).abort(strategy)
-        self.current_task = None
+        self.current_task, self._saw = None, frozenset()
 
     @property
     def trained(self) -> tuple[int, ...]:
@@ -156,8 +157,9 @@ class UnlearningPlugin(SupervisedPlugin):
             paper.forget(request.tasks, request.event(task), self._known)
 
     def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
-        """Check iterations against the real loader."""
+        """Check iterations against the real loader; look whose traces the task can carry."""
         self.current_task = single_task(strategy.experience)
+        self._saw = self._saw_by_training(strategy)
         self._upcoming = self._still_due(strategy.experience, "iteration")
         for request in self._upcoming:
             _check_iteration(request, self.current_task, strategy.train_epochs * len(strategy.dataloader))
@@ -178,9 +180,10 @@ class UnlearningPlugin(SupervisedPlugin):
     def after_training_exp(self, strategy: Any, **kwargs: Any) -> None:
         """Enter the task into the book; fire the requests that come after it."""
         task = single_task(strategy.experience)
-        if self._tainted or self._forgotten_in_task:
-            self._tainted.add(task)  # it learned beside tasks that are not what the reference has
-        self.ledger.learn(task, permanent=bool(getattr(strategy.experience, "permanent", False)))
+        if self._saw & (self._tainted | self._forgotten_in_task):
+            self._tainted.add(task)  # it learned from tasks that are not what the reference has
+        self.ledger.learn(task, permanent=bool(getattr(strategy.experience, "permanent", False)), saw=self._saw)
+        self._saw = frozenset()
         self._counters[task] = strategy.clock.train_exp_counter
         self.current_task = None
         self._obeyed = {(of, request) for of, request in self._obeyed if of != task}
@@ -192,6 +195,13 @@ class UnlearningPlugin(SupervisedPlugin):
         recorder = self._trajectory(strategy)
         if recorder.merge_permanent:
             recorder.trajectory.merge(self.ledger.permanent)
+
+    def _saw_by_training(self, strategy: Any) -> frozenset[int]:
+        """The remaining tasks that can leave a trace in the task in training, directly or by way of another one."""
+        masking, remaining = find_plugin(strategy, TaskMaskPlugin), frozenset(self.ledger.remaining)
+        if masking is None or masking.saw is None:
+            return remaining
+        return masking.saw.union(*(self.ledger.saw(task) for task in masking.saw & remaining)) & remaining
 
     def _obey(self, strategy: Any, request: Any, task: int) -> None:
         self._unlearn(strategy, request.tasks, request.event(task), self.keep_probes_of_stream)
@@ -247,6 +257,7 @@ class UnlearningPlugin(SupervisedPlugin):
             before=None if snapshot is None else snapshot.values,
             optimized=getattr(strategy, "optimized_param_id", None),
             tainted=self._tainted,
+            saw=self._saw,
             exact_host=self._is_exact_host(strategy),
             known=frozenset(self._known) or None,
             iteration=strategy.clock.train_iterations,
