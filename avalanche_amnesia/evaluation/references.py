@@ -54,7 +54,7 @@ class References:
         self.make_strategy = make_strategy
         self.benchmark = benchmark
         self.train_options = dict(train_options or {})
-        stream = with_unlearning(benchmark, {}).train_stream
+        stream = _without_requests(benchmark).train_stream
         self._experiences = {int(experience.task_label): experience for experience in stream}
         self._models: dict[tuple[Variant, tuple[int, ...]], nn.Module] = {}
         self._seconds: dict[tuple[Variant, tuple[int, ...]], float] = {}
@@ -142,6 +142,13 @@ class References:
         elif variant == "seed":
             _reseed(strategy, seeding, derive_seed(seeding.seed, "another seed"))
         return strategy
+
+
+def _without_requests(benchmark: Any) -> Any:
+    """The benchmark without its requests; what is permanent by the stream stays so."""
+    train = list(benchmark.train_stream)
+    permanent = [int(experience.task_label) for experience in train if getattr(experience, "permanent", False)]
+    return with_unlearning(benchmark, {}, permanent, getattr(train[0], "deadline", None))
 
 
 def _reseed(strategy: Any, seeding: SeedingPlugin, seed: int) -> None:

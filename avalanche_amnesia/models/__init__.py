@@ -5,6 +5,7 @@ from avalanche_amnesia.models.graph import ModelError, UnitGraph, WeightedLayer
 from avalanche_amnesia.models.masked import MaskedModel
 from avalanche_amnesia.models.mlp import MLP
 from avalanche_amnesia.models.multi_head import MultiHeadModel, UnknownTaskError
+from avalanche_amnesia.models.networks import NetworkPerTask, SideNetworks
 from avalanche_amnesia.models.subnet import SubnetModel
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.models.tracing import trace_backbone
@@ -16,6 +17,8 @@ __all__ = [
     "MaskedModel",
     "ModelError",
     "MultiHeadModel",
+    "NetworkPerTask",
+    "SideNetworks",
     "SubnetModel",
     "TaskMaskedModel",
     "UnitGraph",

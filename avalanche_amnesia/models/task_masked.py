@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 from torch import Tensor, nn
@@ -81,10 +81,6 @@ class TaskMaskedModel(MultiHeadModel):
 
     def drop_current_task(self) -> None:
         """Give up the task in training, with everything that is its own."""
-        raise NotImplementedError
-
-    def buffer_names(self, tasks: Sequence[int]) -> list[str]:
-        """Names, in ``state_dict``, of everything but parameters that goes with the tasks."""
         raise NotImplementedError
 
     def task_parts(self, task: int) -> nn.Module | None:
