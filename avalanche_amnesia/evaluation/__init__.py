@@ -13,6 +13,7 @@ from avalanche_amnesia.evaluation.functional import (
     mask_overlap,
 )
 from avalanche_amnesia.evaluation.heatmap import mask_heatmap
+from avalanche_amnesia.evaluation.probes import Probe, take_probe
 from avalanche_amnesia.evaluation.references import References, ReferencesError
 from avalanche_amnesia.evaluation.unlearned_accuracy import UnlearnedAccuracy, unlearned_accuracy_metrics
 
@@ -20,6 +21,7 @@ __all__ = [
     "AccuracyDifference",
     "Capacity",
     "JSDivergence",
+    "Probe",
     "References",
     "ReferencesError",
     "UnlearnedAccuracy",
@@ -36,6 +38,7 @@ __all__ = [
     "mask_heatmap",
     "mask_overlap",
     "network_capacity",
+    "take_probe",
     "trajectory_bytes",
     "unlearned_accuracy_metrics",
 ]

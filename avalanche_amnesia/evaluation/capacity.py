@@ -37,7 +37,8 @@ class Capacity(PluginMetric):
 
     Emits ``Capacity`` in [0, 1] (1: all free), ``MaskUse/<layer>`` (share of the layer's units, or of the tensor's
     weights, that remaining tasks use), ``TrajectoryBytes``, ``MaskBits`` (of a SubnetModel: bits per weight and task
-    that the entropy-coded masks take), and, unless ``images`` is False, ``Mask/<layer>`` (a row per remaining task).
+    that the masks take, entropy-coded given the weights), and, unless ``images`` is False, ``Mask/<layer>`` (a row per
+    remaining task).
     """
 
     def __init__(self, *, images: bool = True) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
-import torch
 from avalanche.evaluation.metric_results import MetricValue
 from torch import Tensor, nn
 
@@ -108,7 +107,15 @@ def jsd_metrics(
     return [JSDivergence(references, probe, noise_floor) for probe in probes]
 
 
-def jsd(model: nn.Module, reference: nn.Module, x: Tensor, mask: Tensor | None = None) -> float:
-    """Mean JSD of two models' features of inputs ``(n, …)`` through one mask ``(n,)``, in bits."""
-    with torch.no_grad():
-        return float(js_divergence(features_of(model, x, mask), features_of(reference, x, mask)).mean())
+def jsd(model: nn.Module, reference: nn.Module, x: Tensor, probe: Probe | None = None) -> float:
+    """Mean JSD of two models' features of the same inputs, in bits.
+
+    Args:
+        model: any that :func:`features_of` takes.
+        reference: the same.
+        x: ``(n, …)``.
+        probe: a task's mask and norms, through which both are seen (:func:`take_probe`); None: the plain backbones.
+    """
+    mask, parts = (None, None) if probe is None else (probe.mask, probe.parts)
+    features = [features_of(each, x, mask, parts=parts) for each in (model, reference)]
+    return float(js_divergence(*features).mean())

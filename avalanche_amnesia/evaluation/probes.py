@@ -87,7 +87,15 @@ class ProbingMetric(PluginMetric):
 
 
 def take_probe(model: nn.Module, task: int) -> Probe:
-    """Copies of a task's mask and head."""
+    """Copies of what a task has of its own: mask, head, norms.
+
+    Args:
+        model: any model; of one without masks or heads there is less to copy.
+        task: one that it has learned.
+
+    Raises:
+        UnknownTaskError: for a task without a head.
+    """
     mask = model.binary_mask(task) if isinstance(model, TaskMaskedModel) and task in model.masks else None
     head = deepcopy(model.head(task)) if isinstance(model, MultiHeadModel) else None
     parts = deepcopy(model.task_parts(task)) if isinstance(model, TaskMaskedModel) else None

@@ -1,5 +1,6 @@
 """Backbones, masks over their units or weights, and multi-head models."""
 
+from avalanche_amnesia.models.extraction import SubnetReport, extract, subnet_report
 from avalanche_amnesia.models.findings import Finding
 from avalanche_amnesia.models.graph import ModelError, UnitGraph, WeightedLayer
 from avalanche_amnesia.models.masked import MaskedModel
@@ -20,11 +21,14 @@ __all__ = [
     "NetworkPerTask",
     "SideNetworks",
     "SubnetModel",
+    "SubnetReport",
     "TaskMaskedModel",
     "UnitGraph",
     "UnknownTaskError",
     "WeightedLayer",
+    "extract",
     "fix",
+    "subnet_report",
     "trace_backbone",
     "validate",
 ]

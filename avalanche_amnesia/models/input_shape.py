@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
+from avalanche_amnesia.models.dry_run import dry_run
 from avalanche_amnesia.models.graph import ModelError
 
 _SIDES = (32, 28, 224, 64, 96, 128, 48, 16, 8, 256, 299, 384, 512)
@@ -20,16 +20,10 @@ def runs_on(backbone: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) -> 
     Raises:
         Exception: whatever the backbone raises on them.
     """
-    empty = {
-        name: torch.empty_like(value, device="meta")
-        for name, value in (*backbone.named_parameters(), *backbone.named_buffers())
-    }
     modes = [(module, module.training) for module in backbone.modules()]  # they need not all be the same
     arguments = (0,) if hasattr(backbone, "known_train_tasks_labels") else ()
     try:
-        with torch.no_grad():
-            x = torch.empty((2, *shape), dtype=dtype, device="meta")
-            return functional_call(backbone.eval(), empty, (x, *arguments))
+        return dry_run(backbone.eval(), (torch.empty((2, *shape), dtype=dtype, device="meta"), *arguments))
     finally:
         for module, training in modes:
             module.training = training
@@ -57,12 +51,12 @@ def input_like(backbone: nn.Module, given: tuple[int, ...] | None) -> tuple[tupl
         return tuple(given), dtype
     found: tuple[tuple[int, ...], torch.Size] | None = None
     unlike: tuple[int, ...] | None = None
-    last = "it has no layer that says what it reads"
+    first_error = ""
     for shape in _candidates(backbone):
         try:
             result = runs_on(backbone, shape, dtype)
         except Exception as error:  # the next candidate may do
-            last = str(error)
+            first_error = first_error or str(error)
             continue
         if not isinstance(result, Tensor) or result.dim() != 2 or len(result) != 2:  # no features; try the next one
             unlike = unlike or shape
@@ -78,7 +72,7 @@ def input_like(backbone: nn.Module, given: tuple[int, ...] | None) -> tuple[tupl
     if found is None and unlike is not None:
         return unlike, dtype  # what is wrong with its result is said where it is examined
     if found is None:
-        raise ModelError(f"no input was found on which {type(backbone).__name__} runs ({last}); {_MEND}")
+        raise ModelError(f"no input was found on which {type(backbone).__name__} runs ({first_error}); {_MEND}")
     return found[0], dtype
 
 
@@ -121,4 +115,5 @@ def _candidates(backbone: nn.Module) -> Iterator[tuple[int, ...]]:
         yield (matrix.shape[1],)
         yield (matrix.shape[0],)
     if isinstance(channels, int):
-        yield from ((channels, side, side) for side in range(4, 130))
+        axes = {nn.Conv1d: 1, nn.ConvTranspose1d: 1, nn.Conv3d: 3, nn.ConvTranspose3d: 3}.get(type(first), 2)
+        yield from ((channels, *(side,) * axes) for side in range(1, 130))

@@ -43,7 +43,7 @@ class MaskedBackbone(nn.Module):
         self._frozen = tuple(sorted(book.frozen_modules))
         self._sources = {mode: _source(graph) for mode, graph in graphs.items()}
         self._compile()
-        self.train(backbone.training)
+        self._settle_frozen()  # the modes of all others are the user's
 
     def _replace(self, classifier: str) -> None:
         """Leave a module out, without touching the user's own object."""
@@ -74,9 +74,12 @@ class MaskedBackbone(nn.Module):
     def train(self, mode: bool = True) -> MaskedBackbone:
         """As usual; modules declared frozen stay in evaluation mode: running statistics would move with every task."""
         super().train(mode)
+        self._settle_frozen()
+        return self
+
+    def _settle_frozen(self) -> None:
         for name in self._frozen:
             self.get_submodule(name).eval()
-        return self
 
     def evaluation_with(self, replaced: Mapping[Callable[..., Any], Callable[..., Any]]) -> Callable[..., Tensor]:
         """The forward of evaluation mode, called as ``f(self, x, own, masks)``, to be traced again.

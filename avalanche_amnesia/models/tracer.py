@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import operator
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
@@ -100,15 +101,42 @@ def trace_modes(backbone: nn.Module, leaves: Collection[str]) -> Traces:
                 "out of forward, or declare the module that holds it: MaskedModel(backbone, frozen=['its name']) "
                 "(trained by the first task alone) or task_owned=['its name'] (a copy per task)"
             ) from error
+        _check_buffers(backbone, twin)
+        registered = dict((*twin.named_parameters(remove_duplicate=False), *twin.named_buffers(remove_duplicate=False)))
         for node in graphs[training].nodes:
-            if node.op == "get_attr" and str(node.target).startswith("_tensor_constant"):
-                value = getattr(twin, str(node.target))
-                same = (name for name, known in constants.items() if torch.equal(known, value))
+            if not node.args and "input" in node.kwargs and "condition" not in node.kwargs:
+                node.args, node.kwargs = (node.kwargs["input"],), {k: v for k, v in node.kwargs.items() if k != "input"}
+            if node.op == "get_attr" and str(node.target) not in registered:
+                value = operator.attrgetter(str(node.target))(twin)
+                if value.requires_grad:
+                    raise ModelError(
+                        f"forward of {type(backbone).__name__} uses a tensor of shape {tuple(value.shape)} that learns "
+                        "and is no parameter of the backbone, so that no mask would protect it; make it an "
+                        "nn.Parameter of the module that uses it, and use it there as it is"
+                    )
+                same = (name for name, known in constants.items() if _equal(known, value))
                 node.target = next(same, f"_constant_{len(constants)}")
                 constants[node.target] = value
     if graphs[True].python_code("self").src == graphs[False].python_code("self").src:
         graphs[False] = graphs[True]
     return Traces(graphs[True], graphs[False], constants)
+
+
+def _check_buffers(backbone: nn.Module, traced: nn.Module) -> None:
+    """Refuse a forward that changes buffers: in a graph they would stay as they are."""
+    for (name, before), after in zip(backbone.named_buffers(), traced.buffers(), strict=True):
+        if not _equal(before, after):
+            holder = name.rpartition(".")[0] or "its name"
+            raise ModelError(
+                f"forward of {type(backbone).__name__} writes to buffer {name!r}, which all tasks would share; keep "
+                "what changes in a norm of torch.nn, or declare the module that holds it: "
+                f"MaskedModel(backbone, task_owned=[{holder!r}]) (a copy per task)"
+            )
+
+
+def _equal(first: Tensor, second: Tensor) -> bool:
+    """Whether two tensors are the same in all that they hold, NaN included."""
+    return first.dtype == second.dtype and torch.equal(torch.nan_to_num(first), torch.nan_to_num(second))
 
 
 def _other_arguments(backbone: nn.Module) -> dict[str, Any]:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Literal, get_args
 
 import torch
 from avalanche.models import MultiHeadClassifier
 from torch import fx, nn
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 
 from avalanche_amnesia.models import rules
+from avalanche_amnesia.models.dry_run import dry_run
 from avalanche_amnesia.models.findings import Finding
 from avalanche_amnesia.models.graph import ModelError, UnitGraph
 from avalanche_amnesia.models.input_shape import input_like
@@ -18,6 +21,7 @@ from avalanche_amnesia.models.tracer import trace_modes
 from avalanche_amnesia.models.values import always_in_use
 from avalanche_amnesia.models.walk import Book, Walk
 
+_BATCH, _OTHER_BATCH = 2, 3
 NormChoice = Literal["task", "batch"]
 _ = rules  # imported for its registrations
 
@@ -86,7 +90,7 @@ def examine(
 
     def walk(graph: fx.Graph) -> torch.Tensor | None:
         return Walk(backbone, graph, book, owned=task_owned, frozen=frozen, classifier=classifier, norm=norm).run(
-            always_in_use((2, *shape), dtype)
+            always_in_use((_BATCH, *shape), dtype)
         )
 
     output = walk(traces.training)
@@ -104,7 +108,39 @@ def examine(
     frozen_names = _frozen_names(book, frozen)
     own_graph = UnitGraph(book.layers, book.sets, book.factors, output, owned, frozen_names, shape, dtype)
     graphs = {True: traces.training, False: traces.evaluation}
-    return MaskedBackbone(backbone, graphs, book, classifier), own_graph, []
+    masked = MaskedBackbone(backbone, graphs, book, classifier)
+    finding = _bound_to_a_batch(masked, own_graph)
+    return (masked, own_graph, []) if finding is None else (None, None, [finding])
+
+
+class _WithOwn(nn.Module):
+    """A masked backbone with what a task has of its own."""
+
+    def __init__(self, backbone: MaskedBackbone) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.own = nn.ModuleList(spec.make(backbone) for spec in backbone.owned.values())
+
+    def forward(self, x: torch.Tensor, masks: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        result: torch.Tensor = self.backbone(x, dict(zip(self.backbone.owned, self.own, strict=True)), masks)
+        return result
+
+
+def _bound_to_a_batch(backbone: MaskedBackbone, graph: UnitGraph) -> Finding | None:
+    """Whether masks are right for batches of one size alone: where samples and units were folded into one axis."""
+    x = torch.empty((_OTHER_BATCH, *graph.input_shape), dtype=graph.input_dtype, device="meta")
+    masks = {name: torch.empty(layer.units, device="meta") for name, layer in graph.layers.items()}
+    try:
+        result = dry_run(_WithOwn(backbone), (x, masks))
+        if tuple(result.shape) != (_OTHER_BATCH, len(graph.output)):
+            return Finding("output", "the number of features depends on the size of the batch", "keep samples apart")
+    except Exception as error:  # whatever a mask of another shape leads to
+        return Finding(
+            f"forward of {backbone.original}",
+            f"masked, it runs on batches of {_BATCH} and not of {_OTHER_BATCH} ({error})",
+            "keep the samples on an axis of their own where units are folded (x.reshape(x.shape[0], -1, …))",
+        )
+    return None
 
 
 def _check_names(backbone: nn.Module, names: Collection[str]) -> None:
@@ -140,6 +176,9 @@ class _PassingOn(nn.Module):
             del target.__dict__["forward"]
 
 
+_OLD_NORMS = (WeightNorm, SpectralNorm)
+
+
 def _unmaskable_parts(backbone: nn.Module) -> list[Finding]:
     """What no graph shows: hooks, parametrisations, one parameter under two names."""
     kind = type(backbone).__name__
@@ -152,6 +191,14 @@ def _unmaskable_parts(backbone: nn.Module) -> list[Finding]:
                     "its weights are computed from others (a parametrisation), which no mask would protect",
                     "bake them in: torch.nn.utils.parametrize.remove_parametrizations, or fix(model)",
                     mends=_bake_in(name),
+                )
+            )
+        elif any(isinstance(hook, _OLD_NORMS) for hook in module._forward_pre_hooks.values()):
+            found.append(
+                Finding(
+                    f"module {name!r} of {kind}",
+                    "its weight is computed from others (weight_norm or spectral_norm of torch.nn.utils)",
+                    "bake it in: torch.nn.utils.remove_weight_norm or remove_spectral_norm",
                 )
             )
         elif module._forward_hooks or module._forward_pre_hooks:

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.func import functional_call
 
+from avalanche_amnesia.models.dry_run import dry_run
 from avalanche_amnesia.models.findings import Finding, Refused
 from avalanche_amnesia.models.graph import WeightedLayer
 from avalanche_amnesia.models.masking import masked, owned_parameter, use_of_sets
@@ -310,12 +310,7 @@ class Walk:
         kwargs = {name: torch.device("meta") if name == "device" else value for name, value in kwargs.items()}
         try:
             if node.op == "call_module":
-                module = self.modules[str(node.target)]
-                empty = {
-                    name: torch.empty_like(value, device="meta")
-                    for name, value in (*module.named_parameters(), *module.named_buffers())
-                }
-                return functional_call(module, empty, args, kwargs)
+                return dry_run(self.modules[str(node.target)], args, kwargs)
             if node.op == "call_method":
                 return getattr(args[0], str(node.target))(*args[1:], **kwargs)
             assert callable(node.target)
@@ -512,9 +507,8 @@ class Walk:
         if node.op == "call_module":
             return bool(getattr(self.modules.get(str(node.target)), "inplace", False))
         name = str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", "")
-        in_place = (operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.setitem)
         declared = bool(node.kwargs.get("inplace", False))
-        return declared or node.target in in_place or (name.endswith("_") and not name.endswith("__"))
+        return declared or name in _IN_PLACE or (name.endswith("_") and not name.endswith("__"))
 
     def _find(self, where: str, reason: str, mend: str) -> None:
         finding = Finding(f"{where} of {type(self.backbone).__name__}", reason, mend)
@@ -522,6 +516,12 @@ class Walk:
             self.book.findings.append(finding)
 
 
+# The operators and, called by hand, the methods behind them.
+_IN_PLACE = frozenset(
+    form
+    for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor")
+    for form in (f"i{name}", f"__i{name}__")
+) | {"setitem", "__setitem__"}
 _OTHER_MEND = "write it in another way, or declare the module around it frozen=[…] or task_owned=[…]"
 _SHAPE_MEND = "write it with operations whose shapes do not depend on the data"
 

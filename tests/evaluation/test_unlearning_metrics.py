@@ -18,14 +18,17 @@ from torch.optim import SGD, Adam
 from avalanche_amnesia.benchmarks import PermutedDigits, UnlearningRequest, with_unlearning
 from avalanche_amnesia.bits import tensor_hash
 from avalanche_amnesia.evaluation import (
+    Probe,
     References,
     ReferencesError,
     accuracy_difference_metrics,
     capacity_metrics,
     features_of,
+    js_divergence,
     jsd,
     jsd_metrics,
     network_capacity,
+    take_probe,
     trajectory_bytes,
     unlearned_accuracy_metrics,
 )
@@ -420,3 +423,23 @@ def test_metrics_without_an_unlearning_plugin_say_what_is_missing(references):
     strategy.train(BENCHMARK.train_stream[0])
     with pytest.raises(TypeError, match=r"need an UnlearningPlugin, which Naive does not have"):
         strategy.eval([TEST[0]])
+
+
+def test_jsd_looks_through_a_task_s_norms_too():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(64, 24), nn.BatchNorm1d(24), nn.ReLU(), nn.Linear(24, 8))
+    model = MaskedModel(net)
+    strategy = AmnesiacHAT(model=model, optimizer=torch.optim.Adam(model.parameters()), train_mb_size=32, seed=0)
+    reference = deepcopy(model)
+    strategy.train(BENCHMARK.train_stream[0])
+    x, _ = TEST[0].tensors
+    probe = take_probe(model, 0)
+    model.eval()
+    with torch.no_grad():
+        seen = model.features(x, 0)
+        through = reference.eval().masked_features(x, probe.mask, probe.parts)
+    assert jsd(model, reference, x, probe) == pytest.approx(float(js_divergence(seen, through).mean()))
+    bare = jsd(model, reference, x, Probe(probe.mask, None))
+    assert bare != pytest.approx(jsd(model, reference, x, probe), rel=1e-3)
+    strategy.unlearn([0])
+    assert jsd(model, reference, x, probe) == 0  # the same initial bits, through the same mask and norms

@@ -119,15 +119,49 @@ class FunctionalDropout(nn.Module):
 
 
 class Function(nn.Module):
-    """Three linear layers under a function of the test's choice."""
+    """Three linear layers, or the parts given, under a function of the test's choice."""
 
-    def __init__(self, function, width: int = 6) -> None:
+    def __init__(self, function, **parts) -> None:
         super().__init__()
-        self.a, self.b, self.c = nn.Linear(6, width), nn.Linear(width, width), nn.Linear(width, 3)
+        if not parts.keys() - {"g"}:
+            parts |= {"a": nn.Linear(6, 6), "b": nn.Linear(6, 6), "c": nn.Linear(6, 3)}
+        for name, part in parts.items():
+            setattr(self, name, part)
         self.function = (function,)
 
     def forward(self, x):
         return self.function[0](self, x)
+
+
+class Tokens(nn.Module):
+    """A token of its own in front of a sequence, and a place for everyone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 4), nn.Linear(4, 3)
+        self.token, self.places = parameter(1, 1, 4), parameter(1, 3, 4)
+
+    def forward(self, x):
+        x = torch.cat([self.token.expand(x.shape[0], -1, -1), self.a(x)], 1)
+        return torch.tanh(self.b(x + self.places)).flatten(1)
+
+
+def under_two_names() -> nn.Module:
+    layer = nn.Linear(6, 6)
+    return nn.Sequential(layer, nn.Tanh(), layer, nn.Tanh(), nn.Linear(6, 3))
+
+
+def parameter(*shape: int) -> nn.Parameter:
+    return nn.Parameter(torch.randn(shape))
+
+
+@torch.no_grad()
+def lived_in(norm: nn.Module) -> nn.Module:
+    """Weights, shifts and statistics that no initialisation makes."""
+    for value in (*norm.parameters(), *norm.buffers()):
+        if value.is_floating_point():
+            value.copy_(torch.rand(value.shape) + 0.5)
+    return norm
 
 
 class Pyramid(nn.Module):
@@ -210,7 +244,7 @@ NETWORKS = {
         {},
     ),
     "added in place": (
-        lambda: Function(lambda net, x: net.c(torch.tanh(net.a(x)).add_(net.b(x)).sigmoid_())),
+        lambda: Function(lambda net, x: net.c((2 * net.a(x)).add_(net.b(x)).sigmoid_())),
         (6,),
         {},
     ),
@@ -222,54 +256,206 @@ NETWORKS = {
         (1, 2, 2, 2),
         {},
     ),
+    "batch norm": (
+        lambda: nn.Sequential(nn.Conv2d(1, 3, 2), lived_in(nn.BatchNorm2d(3)), nn.Flatten(), nn.Linear(12, 3)),
+        (1, 3, 3),
+        {"input_shape": (1, 3, 3)},
+    ),
+    "layer norm": (
+        lambda: nn.Sequential(nn.Linear(6, 4), lived_in(nn.LayerNorm(4)), nn.Tanh(), nn.Linear(4, 3)),
+        (6,),
+        {},
+    ),
+    "group norm": (
+        lambda: nn.Sequential(nn.Conv2d(1, 4, 2), lived_in(nn.GroupNorm(2, 4)), nn.Flatten(), nn.Linear(16, 3)),
+        (1, 3, 3),
+        {"input_shape": (1, 3, 3)},
+    ),
+    "prelu": (lambda: nn.Sequential(nn.Linear(6, 4), nn.PReLU(4), nn.Linear(4, 3)), (6,), {}),
+    "transposed": (
+        lambda: nn.Sequential(
+            *(nn.Conv2d(2, 4, 1), nn.Tanh(), nn.ConvTranspose2d(4, 6, 2, groups=2), nn.Flatten(), nn.Linear(54, 3))
+        ),
+        (2, 2, 2),
+        {},
+    ),
+    "embedding": (
+        lambda: Function(
+            lambda net, x: net.d(torch.tanh(net.e(x)).flatten(1)), e=nn.Embedding(5, 4), d=nn.Linear(8, 3)
+        ),
+        (2,),
+        {"input_shape": (2,)},
+    ),
+    "raw parameter": (
+        lambda: Function(lambda net, x: net.c(torch.tanh(net.b(net.a(x) * net.g + net.g))), g=parameter(6)),
+        (6,),
+        {},
+    ),
+    "functional linear": (
+        lambda: Function(
+            lambda net, x: net.d(torch.tanh(F.linear(x, net.w, net.g))),
+            w=parameter(4, 6),
+            g=parameter(4),
+            d=nn.Linear(4, 3),
+        ),
+        (6,),
+        {},
+    ),
+    "functional convolution": (
+        lambda: Function(
+            lambda net, x: net.d(torch.tanh(F.conv2d(net.k(x), net.w)).flatten(1)),
+            k=nn.Conv2d(1, 3, 1),
+            w=parameter(4, 3, 2, 2),
+            d=nn.Linear(4, 3),
+        ),
+        (1, 2, 2),
+        {"input_shape": (1, 2, 2)},
+    ),
+    "rows of one weight": (
+        lambda: Function(
+            lambda net, x: net.d(torch.tanh(F.linear(torch.tanh(F.linear(x, net.w[:4])), net.w[4:, :4]))),
+            w=parameter(8, 6),
+            d=nn.Linear(4, 3),
+        ),
+        (6,),
+        {},
+    ),
+    "parameter from the right": (
+        lambda: Function(lambda net, x: net.d(torch.tanh(x @ net.w)), w=parameter(6, 4), d=nn.Linear(4, 3)),
+        (6,),
+        {},
+    ),
+    "every other unit": (
+        lambda: Function(
+            lambda net, x: net.d((h := torch.sigmoid(net.a(x)))[:, ::2] - 2 * h[:, 1::2]),
+            a=nn.Linear(6, 8),
+            d=nn.Linear(4, 3),
+        ),
+        (6,),
+        {},
+    ),
+    "halves": (
+        lambda: Function(
+            lambda net, x: net.d(torch.cat(net.a(x).chunk(2, 1)[::-1], 1)), a=nn.Linear(6, 8), d=nn.Linear(8, 3)
+        ),
+        (6,),
+        {},
+    ),
+    "shuffled channels": (
+        lambda: Function(
+            lambda net, x: net.d(F.channel_shuffle(torch.tanh(net.k(x)), 2).flatten(1)),
+            k=nn.Conv2d(1, 4, 2),
+            d=nn.Linear(4, 3),
+        ),
+        (1, 2, 2),
+        {"input_shape": (1, 2, 2)},
+    ),
+    "rolled and padded": (
+        lambda: Function(
+            lambda net, x: net.d(F.pad(torch.roll(torch.sigmoid(net.a(x)), 1, 1), (1, 0))),
+            a=nn.Linear(6, 4),
+            d=nn.Linear(5, 3),
+        ),
+        (6,),
+        {},
+    ),
+    "features summed": (lambda: Function(lambda net, x: net.c(net.b(torch.tanh(net.a(x)))).cumsum(1)), (6,), {}),
+    "one module under two names": (under_two_names, (6,), {}),
+    "class token and positions": (
+        Tokens,
+        (2, 6),
+        {"input_shape": (2, 6)},
+    ),
 }
+
+# Here the graph covers more than reaches the features, as documented: a product goes by one of its factors, and what
+# torch makes of values without a rule of its own counts as always in use.
+COVER_MORE = {
+    "product of branches": (
+        lambda: Function(lambda net, x: net.c((h := net.a(x)) * torch.sigmoid(net.b(h)))),
+        (6,),
+        {},
+    ),
+    "product of zeros": (lambda: Function(lambda net, x: net.c((h := net.a(x)) * torch.tanh(net.b(h)))), (6,), {}),
+    "softmax": (lambda: nn.Sequential(nn.Linear(6, 4), nn.Softmax(1), nn.Linear(4, 3)), (6,), {}),
+    "sorted": (lambda: Function(lambda net, x: net.c(net.b(torch.tanh(net.a(x))).sort(1)[0])), (6,), {}),
+    "pool over units": (
+        lambda: nn.Sequential(nn.Linear(6, 4), nn.MaxPool1d(3, stride=1, padding=1), nn.Linear(4, 4)),
+        (6,),
+        {},
+    ),
+    "attention": (
+        lambda: Function(
+            lambda net, x: net.d(net.m(h := net.k(x), h, h)[0].mean(1)),
+            k=nn.Linear(6, 4),
+            m=nn.MultiheadAttention(4, 2, batch_first=True),
+            d=nn.Linear(4, 3),
+        ),
+        (2, 6),
+        {"input_shape": (2, 6)},
+    ),
+    "squeeze and excite": (
+        lambda: Function(
+            lambda net, x: ((h := torch.relu(net.k(x))) * torch.sigmoid(net.e(h.mean((2, 3), keepdim=True)))).mean(
+                (2, 3)
+            ),
+            k=nn.Conv2d(2, 4, 2),
+            e=nn.Conv2d(4, 4, 1),
+        ),
+        (2, 3, 3),
+        {},
+    ),
+}
+ALL = NETWORKS | COVER_MORE
 
 
 def network(name: str, seed: int = 0) -> tuple[MaskedModel, torch.Tensor]:
     """The masked network in evaluation mode, and a batch for it."""
     torch.manual_seed(seed)
-    make, shape, options = NETWORKS[name]
+    make, shape, options = ALL[name]
     model = MaskedModel(make(), **options).eval()
-    return model, torch.randn(32, *shape)
+    return model, inputs(model, shape, 32)
+
+
+def inputs(model: MaskedModel, shape: tuple[int, ...], size: int) -> torch.Tensor:
+    """Numbers, or tokens where the backbone reads those."""
+    tokens = next((m.num_embeddings for m in model.backbone.modules() if isinstance(m, nn.Embedding)), None)
+    return torch.randn(size, *shape) if tokens is None else torch.randint(0, tokens, (size, *shape))
 
 
 def random_mask(model: MaskedModel, seed: int) -> torch.Tensor:
     return torch.rand(model.n_units, generator=torch.Generator().manual_seed(seed)) < 0.55
 
 
-@torch.no_grad()
-def probe(model: MaskedModel, mask: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Features, and every layer's masked outputs over all its calls."""
-    seen: dict[str, list[torch.Tensor]] = {name: [] for name in model.graph.layers}
-    masks = model.by_layer(mask)
-    hooks = []
-    for name in model.graph.layers:
-
-        def keep(module, inputs, output, name=name):
-            seen[name].append(output[:, masks[name]].clone())
-
-        hooks.append(model.backbone.get_submodule(name).register_forward_hook(keep))
-    features = model.masked_features(x, mask)
-    for hook in hooks:
-        hook.remove()
-    return features, {name: torch.cat(values) for name, values in seen.items()}
+def open_behind(model: MaskedModel, name: str, mask: torch.Tensor) -> torch.Tensor:
+    """The mask with all layers open behind the last one that a parameter's use depends on."""
+    numbers = torch.cat([factor.reshape(-1) for factor in model.graph.factors[name]]).unique().tolist()
+    last = max((unit for number in numbers for unit in model.graph.sets.members(number)), default=-1)
+    ends = torch.tensor([layer.units for layer in model.graph.layers.values()]).cumsum(0)
+    behind = int(ends[ends > last][0]) if last >= 0 else 0
+    return torch.where(torch.arange(len(mask)) < behind, mask, True)
 
 
 @torch.no_grad()
-def use_by_perturbation(model: MaskedModel, mask: torch.Tensor, x: torch.Tensor) -> tuple[dict, dict]:
-    """Move one parameter entry at a time, by a lot: does its layer's masked output change, do the features?"""
-    base, outputs = probe(model, mask, x)
-    of_layer, of_features = {}, {}
+def use_by_perturbation(model: MaskedModel, mask: torch.Tensor, x: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Move one parameter entry at a time, by a lot, with all layers behind it open: do the features change?
+
+    What lies behind an entry does not matter to its use: a later task may open it.
+    """
+    own, result = model._fresh_own().eval(), {}
     for name, parameter in model.backbone.named_parameters():
-        layer = name.rpartition(".")[0]
-        changed, moved = torch.zeros(parameter.numel()), torch.zeros(parameter.numel())
-        flat = parameter.data.view(-1)
+        if name in model.graph.owned:
+            continue
+        opened = open_behind(model, name, mask)
+        base = model.masked_features(x, opened, own)
+        flat, reaches = parameter.data.view(-1), torch.zeros(parameter.numel())
         for entry in range(parameter.numel()):
             old = flat[entry].clone()
-            flat[entry] = old + 37
-            features, now = probe(model, mask, x)
+            for step in (37, -37, 0.5):
+                flat[entry] = old + step
+                reaches[entry] += not torch.equal(model.masked_features(x, opened, own), base)
+                if reaches[entry]:
+                    break
             flat[entry] = old
-            changed[entry] = not torch.equal(now[layer], outputs[layer])
-            moved[entry] = not torch.equal(features, base)
-        of_layer[name], of_features[name] = changed.view_as(parameter), moved.view_as(parameter)
-    return of_layer, of_features
+        result[name] = reaches.view_as(parameter)
+    return result

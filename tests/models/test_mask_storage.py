@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from avalanche_amnesia.models.mask_storage import decode_masks, encode_masks, pack_bits, unpack_bits
+from avalanche_amnesia.models.mask_storage import decode_masks, encode_masks, magnitude_classes, pack_bits, unpack_bits
 
 
 def drawn(seed, n, tasks, stay, share=0.5):
@@ -18,14 +18,20 @@ def drawn(seed, n, tasks, stay, share=0.5):
     return {3 * task: torch.from_numpy(row) for task, row in enumerate(rows)}
 
 
+def weights_of(masks, seed):
+    """Weights that are small where no task uses them."""
+    values = torch.randn(len(masks[0]), generator=torch.Generator().manual_seed(seed))
+    return torch.where(torch.stack(list(masks.values())).any(0), values, 0.1 * values)
+
+
 def same(a, b):
     return list(a) == list(b) and all(torch.equal(a[task], b[task]) for task in a)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(
     st.integers(0, 2**31),
-    st.sampled_from([1, 7, 8, 9, 100, 4095, 4096, 8193, 20000]),
+    st.sampled_from([1, 7, 8, 9, 100, 4095, 8192, 8193]),
     st.integers(1, 5),
     st.sampled_from([0.0, 0.6, 1.0]),
     st.sampled_from([0.0, 0.03, 0.5, 1.0]),
@@ -33,6 +39,8 @@ def same(a, b):
 def test_any_masks_come_back_exactly(seed, n, tasks, stay, share):
     masks = drawn(seed, n, tasks, stay, share)
     assert same(decode_masks(encode_masks(masks)), masks)
+    classes = magnitude_classes(weights_of(masks, seed))
+    assert same(decode_masks(encode_masks(masks, classes), classes), masks)
     for mask in masks.values():
         packed = pack_bits(mask)
         assert packed.nbytes == -(-n // 8)
@@ -44,12 +52,45 @@ def entropy(p):
 
 
 @pytest.mark.parametrize(("stay", "share"), [(0.0, 0.5), (0.5, 0.5), (0.9, 0.5), (0.0, 0.1), (0.95, 0.3)])
-def test_the_code_is_within_two_percent_of_the_entropy_of_what_was_drawn(stay, share):
+def test_the_code_takes_a_hundredth_of_a_bit_over_the_entropy_of_what_was_drawn(stay, share):
     n, tasks = 100_000, 5
     bits = 8 * len(encode_masks(drawn(0, n, tasks, stay, share))) / (n * tasks)
     after_one, after_zero = stay + (1 - stay) * share, (1 - stay) * share
     rate = (entropy(share) + (tasks - 1) * (share * entropy(after_one) + (1 - share) * entropy(after_zero))) / tasks
-    assert rate * 0.99 < bits < rate * 1.02 + 0.005
+    assert rate * 0.99 < bits < rate + 0.011
+
+
+def test_classes_are_of_one_size_by_magnitude_and_the_same_for_equal_values():
+    values = torch.randn(1600, generator=torch.Generator().manual_seed(0))
+    classes = magnitude_classes(values)
+    assert classes.bincount().tolist() == [100] * 16
+    assert classes[values.abs().argsort()].diff().min() == 0
+    assert magnitude_classes(torch.ones(50)).unique().numel() == 1
+    assert magnitude_classes(values.half()).tolist() == magnitude_classes(values.half().double()).tolist()
+
+
+@pytest.mark.parametrize("tasks", [1, 5])
+def test_knowing_which_weights_no_task_uses_saves_what_that_tells(tasks):
+    masks = drawn(0, 100_000, tasks, 0.5)
+    used = torch.stack(list(masks.values())).any(0)
+    classes = 15 * used.long()
+    saved = 8 * (len(encode_masks(masks)) - len(encode_masks(masks, classes))) / 100_000
+    assert saved == pytest.approx(entropy(float(used.float().mean())), abs=0.01)
+
+
+def test_other_classes_are_refused():
+    masks = drawn(0, 5000, 3, 0.7)
+    weights = weights_of(masks, 0)
+    code = encode_masks(masks, magnitude_classes(weights))
+    moved = weights.clone()
+    moved[weights.abs().argmax()] = 0
+    for wrong in (None, magnitude_classes(moved), magnitude_classes(weights[1:])):
+        with pytest.raises(ValueError, match="not of these classes"):
+            decode_masks(code, wrong)
+    with pytest.raises(ValueError, match=r"classes must be int64 \(5000,\) in 0..15, got torch.float32"):
+        encode_masks(masks, weights)
+    with pytest.raises(ValueError, match=r"in 0..15"):
+        encode_masks(masks, magnitude_classes(weights) + 1)
 
 
 def test_nothing_at_all():

@@ -3,6 +3,7 @@
 import copy
 
 import pytest
+import timm
 import torch
 from sklearn.datasets import load_digits
 from torch import nn
@@ -142,11 +143,10 @@ def test_weights_loaded_into_the_masked_model_are_used_too(saved):
     backbone.load_state_dict(state)
     model.add_head(0, 2)
     assert torch.equal(model.backbone.get_parameter("layer3.0.conv1.weight"), state["layer3.0.conv1.weight"])
-    assert torch.equal(model.own_modules(0)["layer3.0.bn1"].running_mean, state["layer3.0.bn1.running_mean"])
+    assert torch.equal(model.task_parts(0)["layer3.0.bn1"].running_mean, state["layer3.0.bn1.running_mean"])
 
 
 def test_timm_checkpoints(tmp_path):
-    timm = pytest.importorskip("timm")
     small = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 2}
     name = "vit_tiny_patch16_224"
     torch.manual_seed(3)
@@ -163,7 +163,6 @@ def test_timm_checkpoints(tmp_path):
 
 
 def test_timm_convolutions_with_norms(tmp_path):
-    timm = pytest.importorskip("timm")
     torch.manual_seed(3)
     small = {"stem_width": 8, "channels": (8, 12, 16, 16), "num_classes": 0}
     path = tmp_path / "resnet.pth"
@@ -172,7 +171,7 @@ def test_timm_convolutions_with_norms(tmp_path):
     state = torch.load(path, weights_only=True)
     model = MaskedModel(backbone)
     model.add_head(7, 2)
-    starts = copy.deepcopy(model.own_modules(7).state_dict())
+    starts = copy.deepcopy(model.task_parts(7).state_dict())
     model.remove_task(7)
     assert starts
     for name, value in starts.items():

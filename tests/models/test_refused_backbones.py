@@ -1,25 +1,12 @@
-"""What can't be masked safely is refused, with a message that names it."""
+"""What can't be masked safely is refused, with a message that names it, the reason, and a way out."""
 
 import pytest
 import torch
 import torch.nn.functional as F
+from soundness import Net
 from torch import nn
 
-from avalanche_amnesia.models import MLP, MaskedModel, ModelError
-
-
-class Forward(nn.Module):
-    """Two linear layers (and whatever else is given) around a forward of the test's choice."""
-
-    def __init__(self, forward, **parts) -> None:
-        super().__init__()
-        self.a, self.b = nn.Linear(6, 4), nn.Linear(4, 4)
-        for name, part in parts.items():
-            setattr(self, name, part)
-        self.given = (forward,)
-
-    def forward(self, x):
-        return self.given[0](self, x)
+from avalanche_amnesia.models import MLP, MaskedModel, ModelError, validate
 
 
 class TwoInputs(nn.Module):
@@ -28,7 +15,7 @@ class TwoInputs(nn.Module):
         self.a = nn.Linear(6, 4)
 
     def forward(self, x, y):
-        return self.a(x)
+        return self.a(x) + y
 
 
 def tied() -> nn.Module:
@@ -37,99 +24,134 @@ def tied() -> nn.Module:
     return net
 
 
-class Conv(nn.Module):
-    """Two convolutions, and a reduction of the test's choice in between or behind."""
+def linears(forward, **parts) -> nn.Module:
+    return Net(forward, a=nn.Linear(6, 4), b=nn.Linear(4, 4), **parts)
 
-    def __init__(self, forward, kind=nn.Conv2d) -> None:
-        super().__init__()
-        self.a, self.b = kind(1, 4, 1), kind(4, 4, 1)
-        self.given = (forward,)
 
-    def forward(self, x):
-        return self.given[0](self, x)
+def convs(forward, kind=nn.Conv2d) -> nn.Module:
+    return Net(forward, a=kind(1, 4, 1), b=kind(4, 4, 1))
 
 
 REFUSED = {
-    "batch norm": (lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten()), "'1'.*BatchNorm2d"),
-    "layer norm": (lambda: nn.Sequential(nn.Linear(6, 4), nn.LayerNorm(4)), "'1'.*LayerNorm"),
-    "group norm": (lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4)), "'1'.*GroupNorm"),
-    "prelu": (lambda: nn.Sequential(nn.Linear(6, 4), nn.PReLU()), "'1'.*PReLU"),
-    "softmax": (lambda: nn.Sequential(nn.Linear(6, 4), nn.Softmax(1)), "'1'.*Softmax"),
-    "lstm": (lambda: nn.Sequential(nn.Linear(6, 4), nn.LSTM(4, 4)), "'1'.*LSTM"),
-    "transposed convolution": (lambda: nn.Sequential(nn.ConvTranspose2d(1, 2, 3), nn.Flatten()), "ConvTranspose2d"),
-    "raw parameter": (
-        lambda: Forward(lambda self, x: self.b(self.a(x) + self.p), p=nn.Parameter(torch.ones(4))),
-        "parameter or buffer used directly",
+    "lstm": (
+        lambda: nn.Sequential(nn.Linear(6, 4), nn.LSTM(4, 4)),
+        r"module '1'.*LSTM has no masking rule; .*frozen=\['1'\]",
     ),
-    "functional linear": (lambda: Forward(lambda self, x: F.linear(x, self.a.weight)), "used directly"),
-    "unused layer": (lambda: Forward(lambda self, x: self.a(x)), r"b\.bias.*b\.weight"),
-    "tied weights": (tied, "one parameter under two names"),
+    "unused layer": (
+        lambda: linears(lambda self, x: self.a(x)),
+        r"b\.weight.*b\.bias.*no mask would protect.*fix\(model\)",
+    ),
+    "tied weights": (tied, r"'0\.weight', '2\.weight'.*one parameter under two names.*fix\(model\)"),
     "control flow": (
-        lambda: Forward(lambda self, x: self.b(self.a(x)) if x.sum() > 0 else self.a(x)),
-        "Forward can't be traced",
+        lambda: linears(lambda self, x: self.b(self.a(x)) if x.sum() > 0 else self.a(x)),
+        "Net can't be traced.*control flow.*frozen=",
     ),
-    "two inputs": (TwoInputs, r"2 inputs.*'x', 'y'"),
-    "map output": (lambda: nn.Sequential(nn.Conv2d(1, 2, 3)), "returns a map"),
-    "pooled map output": (lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.AdaptiveAvgPool2d(2)), "returns a map"),
-    "product of branches": (
-        lambda: Forward(lambda self, x: self.a(x) * torch.sigmoid(self.b(self.a(x)))),
-        "'mul' has no masking rule",
+    "two inputs": (TwoInputs, r"no input was found|2 inputs"),
+    "map output": (lambda: nn.Sequential(nn.Conv2d(1, 2, 3)), r"returns values of shape.*flatten or average"),
+    "pooled map output": (
+        lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.AdaptiveAvgPool2d(2)),
+        r"shape \(batch, 2, 2, 2\).*flatten",
     ),
-    "matrix product": (lambda: Forward(lambda self, x: self.b(self.a(x)) @ self.a(x).T), "no masking rule"),
-    "several outputs": (lambda: Forward(lambda self, x: (self.a(x), self.b(self.a(x)))), "returns tuple"),
-    "unknown width": (lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten()), r"input_shape="),
-    "nothing to mask": (lambda: nn.Sequential(nn.Flatten(), nn.ReLU()), "no Linear or Conv"),
-    "widths that differ": (lambda: nn.Sequential(nn.Linear(6, 4), nn.Linear(5, 4)), "'1'.*4 entries where 5"),
-    "linear on a map": (lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.Linear(4, 4)), "mixes positions"),
-    "convolution on units": (lambda: nn.Sequential(nn.Linear(6, 4), nn.Conv1d(4, 4, 1)), "convolution on flattened"),
-    "mean over units": (lambda: Forward(lambda self, x: self.b(self.a(x)).mean(1)), "mixes units"),
+    "samples compared": (
+        lambda: linears(lambda self, x: self.b(self.a(x)) @ self.a(x).T),
+        "features depends on the size of the batch",
+    ),
+    "several outputs": (lambda: linears(lambda self, x: (self.a(x), self.b(self.a(x)))), "returns a tuple; return one"),
+    "unknown width": (lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten()), "depends on the size.*input_shape="),
+    "nothing to mask": (
+        lambda: nn.Sequential(nn.Flatten(), nn.ReLU()),
+        "no weighted layer to mask; use a Linear",
+        {"input_shape": (6,)},
+    ),
+    "widths that differ": (
+        lambda: nn.Sequential(nn.Linear(6, 4), nn.Linear(5, 4)),
+        r"no input was found.*\[2, 4\] X \[5, 4\]",
+    ),
+    "linear on a map": (lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.Linear(4, 4)), "returns values of shape"),
+    "mean over samples": (lambda: linears(lambda self, x: self.b(self.a(x)) - self.a(x).mean(0)), "samples of a batch"),
     "concatenation of samples": (
-        lambda: Forward(lambda self, x: self.b(torch.cat([self.a(x), self.a(x)], 0))),
-        "concatenation along axis 0",
+        lambda: linears(lambda self, x: self.b(torch.cat([self.a(x), self.a(x)], 0))),
+        "another first dimension",
     ),
-    "slice of units": (lambda: Forward(lambda self, x: self.b(self.a(x))[:, :2]), "'getitem'"),
-    "transpose": (lambda: Forward(lambda self, x: self.b(self.a(x)).t()), "'t'"),
-    "softmax of units": (lambda: Forward(lambda self, x: F.softmax(self.b(self.a(x)), 1)), "'softmax'"),
+    "transpose": (
+        lambda: linears(lambda self, x: self.b(self.a(x)).t()),
+        "another first dimension|depends on the size",
+    ),
+    "samples and units folded": (
+        lambda: Net(
+            lambda self, x: self.b(torch.sigmoid(self.a(x)).view(-1, 2)).view(-1, 4),
+            a=nn.Linear(6, 4),
+            b=nn.Linear(2, 2),
+        ),
+        "batches of 2 and not of 3.*axis of their own",
+    ),
+    "learned tensor of no module": (
+        lambda: linears(lambda self, x: self.b(self.a(x)) * (self.list[0] * 2), list=[nn.Parameter(torch.ones(4))]),
+        "learns and is no parameter",
+    ),
+    "product of parameters": (
+        lambda: linears(
+            lambda self, x: self.b(self.a(x)) * (self.g * self.h),
+            g=nn.Parameter(torch.ones(4)),
+            h=nn.Parameter(torch.ones(4)),
+        ),
+        "parameters are combined.*one by one",
+    ),
+    "two uses of one parameter": (
+        lambda: linears(lambda self, x: self.b(self.a(x)) * self.b.weight[0]),
+        r"b\.weight is used in two unlike ways",
+    ),
     # In place, the value that is used later changes behind its mask.
     "sigmoid in place": (
-        lambda: Forward(lambda self, x: (h := self.a(x), h.sigmoid_(), self.b(h))[2]),
-        "sigmoid_.*in place",
+        lambda: linears(lambda self, x: (h := self.a(x), h.sigmoid_(), self.b(h))[2]),
+        "'sigmoid_'.*in place.*use its result",
+    ),
+    "relu in place by position": (
+        lambda: linears(lambda self, x: (h := self.a(x), F.relu(h, True), self.b(h))[2]),
+        "'relu'.*in place",
     ),
     "branch added in place": (
-        lambda: Forward(lambda self, x: (h := self.a(x), h.add_(self.b(h)), h)[2]),
-        "add_.*in place",
+        lambda: linears(lambda self, x: (h := self.a(x), h.add_(self.b(h)), h)[2]),
+        "'add_'.*in place",
+    ),
+    "an entry set": (
+        lambda: linears(lambda self, x: (h := self.a(x), h.__setitem__(0, 1.0), self.b(h))[2]),
+        "in place",
     ),
     "hard sigmoid in place": (
-        lambda: Forward(lambda self, x: (h := self.a(x), self.b(self.s(h)) + h)[1], s=nn.Hardsigmoid(inplace=True)),
-        "'s'.*in place",
+        lambda: linears(lambda self, x: (h := self.a(x), self.b(self.s(h)) + h)[1], s=nn.Hardsigmoid(inplace=True)),
+        "module 's'.*in place",
     ),
-    # Reductions and pools that see other axes than the positions.
-    "mean over one of two position axes": (lambda: Conv(lambda self, x: self.b(self.a(x)).mean(2)), "mean"),
-    "mean over channels of a sequence": (
-        lambda: Conv(lambda self, x: self.b(self.a(x)).mean((-2, -1)), nn.Conv1d),
-        "mean",
-    ),
+    # Reductions that leave no features, poles where masks make zeros.
+    "mean over one of two position axes": (lambda: convs(lambda self, x: self.b(self.a(x)).mean(2)), "of shape"),
     "broadcast map output": (
-        lambda: Conv(lambda self, x: F.adaptive_avg_pool2d(self.a(x), 1) + self.b(self.a(x))),
-        "returns a map",
+        lambda: convs(lambda self, x: F.adaptive_avg_pool2d(self.a(x), 1) + self.b(self.a(x))),
+        "returns values of shape",
     ),
-    "map beside features": (
-        lambda: Forward(lambda self, x: torch.cat([self.c(x), self.a(x)], 1), c=nn.Conv1d(6, 4, 1)),
-        "positions beside one without",
-    ),
-    "division by units": (lambda: Forward(lambda self, x: 1 / self.b(self.a(x))), "'truediv'"),
-    "pool over units": (
-        lambda: nn.Sequential(nn.Linear(6, 4), nn.MaxPool1d(3, stride=1, padding=1), nn.Linear(4, 4)),
-        "MaxPool1d",
+    "division by units": (lambda: linears(lambda self, x: 1 / self.b(self.a(x))), "'truediv'.*divided by; add a small"),
+    "root of units": (
+        lambda: linears(lambda self, x: self.b(self.a(x).relu().sqrt())),
+        "'sqrt'.*infinite; add a small",
     ),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_refused_with_a_message_that_names_it(name):
-    make, message = REFUSED[name]
+def test_refused_with_a_message_that_names_it_and_left_as_it_was(name):
+    make, message, *options = REFUSED[name]
+    torch.manual_seed(0)
+    backbone = make().train()
+    next(backbone.modules()).eval()  # modes need not all be the same
+    state = {key: value.clone() for key, value in backbone.state_dict().items()}
+    modes = [module.training for module in backbone.modules()]
     with pytest.raises(ModelError, match=message):
-        MaskedModel(make())
+        MaskedModel(backbone, **dict(*options))
+    assert modes == [module.training for module in backbone.modules()]
+    assert all(torch.equal(value, state[key]) for key, value in backbone.state_dict().items())
+    assert not any(module._forward_hooks or "forward" in vars(module) for module in backbone.modules())
+    findings = validate(backbone, **dict(*options))
+    assert findings
+    assert all(finding.where and finding.reason and finding.mend for finding in findings)
 
 
 def test_a_wrong_input_shape_is_refused_and_the_mode_kept():
@@ -141,13 +163,18 @@ def test_a_wrong_input_shape_is_refused_and_the_mode_kept():
     assert backbone.training
 
 
-def test_a_refused_backbone_is_left_as_it_was():
-    backbone = nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.LayerNorm(4))
-    x = torch.randn(3, 6)
-    expected = backbone(x)
-    with pytest.raises(ModelError):
-        MaskedModel(backbone)
-    assert torch.equal(backbone(x), expected)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"frozen": ["7"]}, "no module or parameter '7'; it has"),
+        ({"task_owned": ["0.weights"]}, "no module or parameter '0.weights'"),
+        ({"classifier": "fc"}, "no module or parameter 'fc'"),
+        ({"norm": "shared"}, "norm must be one of 'task', 'batch', got 'shared'"),
+    ],
+)
+def test_names_that_are_not_known_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        MaskedModel(nn.Sequential(nn.Linear(6, 4), nn.Tanh()), **options)
 
 
 @pytest.mark.parametrize(

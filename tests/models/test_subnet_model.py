@@ -292,6 +292,23 @@ def test_save_and_load(name, how, tmp_path):
         assert torch.equal(other.eval()(x, task), model(x, task))
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16])
+def test_masks_are_compressed_by_the_weights_and_come_back_with_no_others(dtype):
+    torch.manual_seed(0)
+    model, other = (SubnetModel(MLP(64, hidden=(100,), features=100)).to(dtype) for _ in range(2))
+    model.add_head(0, 2)
+    model.start_task(0, torch.cat([weight.flatten() for weight in model.backbone.parameters()]).float())
+    model.finish_task()  # the mask of the largest weights: little remains to be said
+    assert model.mask_bits() < 0.1
+    state = model.compressed_state()
+    name = "backbone.layers.0.weight"
+    with pytest.raises(ValueError, match="not of these classes"):
+        other.load_compressed_state(state | {name: other.state_dict()[name]})
+    assert other.tasks == ()
+    other.bfloat16().load_compressed_state(state)
+    assert torch.equal(other.binary_mask(0), model.binary_mask(0))
+
+
 def test_a_state_from_the_middle_of_a_task_is_refused():
     model = SubnetModel(MLP(3, hidden=(), features=2))
     model.add_head(0, 2)

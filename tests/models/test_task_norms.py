@@ -75,7 +75,7 @@ def amnesiac(model, **options):
 
 
 def own(model, task):
-    return {name: value.clone() for name, value in model.own_modules(task).state_dict().items()}
+    return {name: value.clone() for name, value in model.task_parts(task).state_dict().items()}
 
 
 def same(a, b):
@@ -205,8 +205,8 @@ def test_stock_strategies_learn_and_unlearn_with_a_norm_per_task(kind, plugins):
     for task in range(3):
         strategy.train(DIGITS.train_stream[task])
         for earlier, values in statistics.items():
-            assert same({n: v.clone() for n, v in model.own_modules(earlier).named_buffers()}, values)
-        statistics[task] = {name: value.clone() for name, value in model.own_modules(task).named_buffers()}
+            assert same({n: v.clone() for n, v in model.task_parts(earlier).named_buffers()}, values)
+        statistics[task] = {name: value.clone() for name, value in model.task_parts(task).named_buffers()}
         if task == 1:
             everything = {n: v.clone() for n, v in model.state_dict().items()}
     unlearning = find_plugin(strategy, UnlearningPlugin)
@@ -346,19 +346,19 @@ def test_what_a_mask_closes_reaches_no_feature(kind, training):
     model = build(kind).train(training)
     generator = torch.Generator().manual_seed(1)
     mask = (torch.rand(model.n_units, generator=generator) > 0.4).float()
-    own_modules = model._fresh_own().train(training)
-    start = {name: value.clone() for name, value in own_modules.state_dict().items()}
-    expected = model.masked_features(batch(), mask, own_modules)
+    parts = model._fresh_own().train(training)
+    start = {name: value.clone() for name, value in parts.state_dict().items()}
+    expected = model.masked_features(batch(), mask, parts)
     assert expected.abs().sum() > 0
-    own_modules.load_state_dict(start)
+    parts.load_state_dict(start)
     for name, use in model.graph.parameter_use(model.by_layer(mask)).items():
         parameter = model.backbone.get_parameter(name)
         parameter[(use == 0).expand_as(parameter)] += 37
     for norm, layer in (("norm1", "conv1"), ("norm2", "conv2")):
-        for value in own_modules[norm].state_dict().values():
+        for value in parts[norm].state_dict().values():
             if value.dim():
                 value[model.by_layer(mask)[layer] == 0] += 37
-    assert torch.equal(model.masked_features(batch(), mask, own_modules), expected)
+    assert torch.equal(model.masked_features(batch(), mask, parts), expected)
 
 
 @pytest.mark.parametrize("kind", ["batch", "batch, not affine", "instance"])
@@ -406,5 +406,5 @@ def test_references_and_probes_carry_the_task_s_own_norms():
     assert exact == 1  # task 2 after itself; what was learned beside task 0 is tainted
     assert seen == {"JSD_own", "JSD_remaining", "JSD_own_floor_order", "JSD_remaining_floor_order"}
     probe = metrics[0].probes[4]
-    assert "norm1" in dict(probe.own.named_children())
-    assert not any(module.training for module in probe.own.modules())
+    assert "norm1" in dict(probe.parts.named_children())
+    assert not any(module.training for module in probe.parts.modules())

@@ -5,11 +5,10 @@ import io
 import itertools
 
 import numpy as np
-import pytest
+import timm
 import torch
 import torch.nn.functional as F
 from PIL import Image
-from sklearn.datasets import load_digits
 from torch import nn
 from torchvision import models as zoo
 from torchvision.models import mobilenetv3
@@ -18,6 +17,7 @@ from torchvision.models.efficientnet import EfficientNet, MBConvConfig
 from torchvision.models.resnet import BasicBlock, Bottleneck, ResNet
 
 from avalanche_amnesia.benchmarks import task_benchmark
+from avalanche_amnesia.benchmarks.idx import load_idx
 from avalanche_amnesia.models import MLP
 
 # Images -----------------------------------------------------------------------------------------------------------
@@ -38,17 +38,19 @@ def images(root, side: int):
     return (F.interpolate(x, side, mode="area") - 0.5) * 4, y
 
 
-def digits(shape):
-    data = load_digits()
-    return torch.from_numpy(data.data).float().reshape(-1, *shape) / 8 - 1, torch.from_numpy(data.target)
+@functools.cache
+def mnist(root, side: int = 8, n: int = 600):
+    """The first MNIST images, ``(n, 1, side, side)`` in [0, 1], and labels."""
+    (x, y), _ = load_idx("MNIST", root, download=False)
+    return F.interpolate(x[:n].float() / 255, side, mode="area"), y[:n]
 
 
 class Tokens(torch.utils.data.Dataset):
-    """Digits as sequences of 64 grey levels: token ids, which no float tensor can hold."""
+    """MNIST as sequences of 64 grey levels: token ids, which no float tensor can hold."""
 
-    def __init__(self, n: int) -> None:
-        data = load_digits()
-        self.x, self.targets = torch.from_numpy(data.data[:n]).long(), data.target[:n].tolist()
+    def __init__(self, root, n: int) -> None:
+        x, y = mnist(root)
+        self.x, self.targets = (x[:n].flatten(1) * 16).round().long(), y[:n].tolist()
 
     def __len__(self):
         return len(self.x)
@@ -57,20 +59,22 @@ class Tokens(torch.utils.data.Dataset):
         return self.x[i], self.targets[i]
 
 
-def stream(root, shape, *, n_tasks: int = 3, per_task: int = 40):
+def stream(root, shape, *, n_tasks: int = 3, per_task: int = 40, dtype=torch.float32):
     """A benchmark of tasks of two classes each, some images of each."""
     classes = [[2 * task, 2 * task + 1] for task in range(n_tasks)]
     if shape == "tokens":
-        return task_benchmark(Tokens(200), Tokens(100), classes)
+        return task_benchmark(Tokens(root, 200), Tokens(root, 100), classes)
     if shape[0] == 3:
         x, y = images(root, shape[-1])
     elif shape[:2] == (1, 3):
         x, y = images(root, shape[-1])
         x = x[:, None]
     else:
-        x, y = digits(shape)
+        x, y = mnist(root, 28 if shape[-1] == 28 else 8)
+        x = x.reshape(-1, *shape) * 3 - 1
     chosen = torch.cat([(torch.isin(y, torch.tensor(pair))).nonzero()[:per_task, 0] for pair in classes])
-    return task_benchmark((x[chosen], y[chosen]), (x[chosen], y[chosen]), classes)
+    x, y = x[chosen].to(dtype), y[chosen]
+    return task_benchmark((x, y), (x, y), classes)
 
 
 # Networks ---------------------------------------------------------------------------------------------------------
@@ -79,12 +83,12 @@ def stream(root, shape, *, n_tasks: int = 3, per_task: int = 40):
 class LeNet(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.conv1, self.conv2 = nn.Conv2d(1, 4, 3), nn.Conv2d(4, 6, 2)
-        self.fc1, self.fc2 = nn.Linear(24, 16), nn.Linear(16, 12)
+        self.conv1, self.conv2 = nn.Conv2d(1, 6, 5, padding=2), nn.Conv2d(6, 16, 5)
+        self.fc1, self.fc2 = nn.Linear(400, 120), nn.Linear(120, 84)
 
     def forward(self, x):
         x = F.max_pool2d(F.relu(self.conv1(x)), 2)
-        x = F.relu(self.conv2(x)).flatten(1)
+        x = F.max_pool2d(F.relu(self.conv2(x)), 2).flatten(1)
         return torch.tanh(self.fc2(F.relu(self.fc1(x))))
 
 
@@ -200,7 +204,6 @@ def efficientnet() -> nn.Module:
 
 
 def timm_model(name: str, **options):
-    timm = pytest.importorskip("timm")
     return timm.create_model(name, pretrained=False, num_classes=0, **options)
 
 
@@ -221,7 +224,7 @@ def slim_resnet(name: str):
 # name → (factory, shape of an input, options of MaskedModel)
 FAMILIES = {
     "mlp": (lambda: MLP(64, hidden=(32,), features=16, dropout=0.1), (64,), {}),
-    "lenet": (LeNet, (1, 8, 8), {}),
+    "lenet": (LeNet, (1, 28, 28), {"input_shape": (1, 28, 28)}),
     "alexnet": (AlexNet, (3, 32, 32), {}),
     "vgg": (lambda: vgg(False), (3, 16, 16), {}),
     "vgg bn": (lambda: vgg(True), (3, 16, 16), {}),
@@ -233,6 +236,7 @@ FAMILIES = {
         {"classifier": "fc"},
     ),
     "resnet18": (zoo.resnet18, (3, 32, 32), {"classifier": "fc"}),
+    "resnet50": (zoo.resnet50, (3, 32, 32), {"classifier": "fc"}),
     "mobilenet v2": (
         lambda: zoo.MobileNetV2(
             width_mult=0.25, inverted_residual_setting=[[1, 16, 1, 1], [3, 24, 2, 2], [3, 32, 1, 2]]
@@ -295,6 +299,7 @@ FAMILIES = {
     ),
     "slim resnet": (lambda: slim_resnet("SlimResNet18"), (3, 32, 32), {"classifier": "linear"}),
     "multi-task slim resnet": (lambda: slim_resnet("MTSlimResNet18"), (3, 32, 32), {}),
+    "timm mobilenet": (lambda: timm_model("mobilenetv3_small_050"), (3, 32, 32), {}),
     "conv1d": (
         lambda: nn.Sequential(
             *(nn.Conv1d(8, 12, 3), nn.BatchNorm1d(12), nn.GELU(), nn.Conv1d(12, 8, 3), nn.ReLU()),
@@ -310,6 +315,14 @@ FAMILIES = {
         ),
         (1, 3, 16, 16),
         {"input_shape": (1, 3, 16, 16)},
+    ),
+    "transposed, first": (
+        lambda: nn.Sequential(
+            *(nn.ConvTranspose1d(8, 12, 3, stride=2), nn.ReLU(), nn.ConvTranspose1d(12, 6, 2, groups=2), nn.ReLU()),
+            *(nn.AdaptiveAvgPool1d(2), nn.Flatten()),
+        ),
+        (8, 8),
+        {"input_shape": (8, 8)},
     ),
     "transposed": (UpAndDown, (1, 8, 8), {"input_shape": (1, 8, 8)}),
     "group norm": (lambda: NormNet(lambda n: nn.GroupNorm(2, n)), (3, 16, 16), {}),

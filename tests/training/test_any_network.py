@@ -1,17 +1,21 @@
 """Every network family through the life of tasks: nothing drifts, nothing stays behind, every layer learns its mask."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 from avalanche.core import SupervisedPlugin
 from avalanche.training.plugins import ReplayPlugin
 from network_families import FAMILIES, stream
+from torchvision import models as zoo
 
 from avalanche_amnesia.models import MaskedModel
 from avalanche_amnesia.training import HAT, AmnesiacHAT
 
 ADAM = {"kind": torch.optim.Adam, "lr": 1e-3, "weight_decay": 5e-4}
 MOMENTUM = {"kind": torch.optim.SGD, "lr": 0.02, "momentum": 0.9, "weight_decay": 5e-4}
-_SLOW = {"resnet18", "resnet basic", "resnet bottleneck"}
+_SLOW = {"resnet18", "resnet50"}
 ALL = [pytest.param(name, marks=pytest.mark.slow) if name in _SLOW else name for name in FAMILIES]
 
 
@@ -27,10 +31,10 @@ class GateGradients(SupervisedPlugin):
             self.largest[name] = max(self.largest.get(name, 0.0), float(part.max()))
 
 
-def build(name, seed=0):
+def build(name, seed=0, dtype=torch.float32):
     make, _, options = FAMILIES[name]
     torch.manual_seed(seed)
-    return MaskedModel(make(), **options)
+    return MaskedModel(make().to(dtype), **options)
 
 
 def strategy_of(model, strategy=AmnesiacHAT, optimizer=ADAM, **options):
@@ -82,7 +86,8 @@ def test_the_life_of_tasks(name, data_root):
             assert gates.largest.keys() == model.graph.layers.keys()
     fresh = build(name, seed=5)
     fresh.load_state_dict(model.state_dict())
-    assert_same(logits(fresh, benchmark), kept, range(3))
+    for twin in (fresh, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert_same(logits(twin, benchmark), kept, range(3))
     strategy.unlearn([2])
     assert model.tasks == (0, 1)
     assert_same(logits(model, benchmark), kept, range(2))
@@ -93,6 +98,47 @@ def test_the_life_of_tasks(name, data_root):
     for parameter, value in parameters(model).items():
         assert torch.equal(value, initial[parameter]), parameter
     assert [n for n in model.state_dict() if not n.startswith("backbone.")] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "classifier"),
+    [
+        *(("resnet34", "fc"), ("resnet101", "fc"), ("resnet152", "fc"), ("resnext50_32x4d", "fc")),
+        *(("mobilenet_v2", "classifier"), ("mobilenet_v3_large", "classifier"), ("shufflenet_v2_x1_0", "fc")),
+        *(("densenet121", "classifier"), ("convnext_tiny", "classifier.2"), ("efficientnet_b0", "classifier")),
+    ],
+)
+def test_every_parameter_of_a_published_size_is_covered(name, classifier):
+    with torch.device("meta"):  # the structure alone matters: no weights to draw
+        skeleton = getattr(zoo, name)()
+    model = MaskedModel(skeleton.to_empty(device="cpu"), classifier=classifier)
+    names = {n for n, _ in model.backbone.named_parameters()}
+    assert names == set(model.graph.factors) | model.graph.owned
+    assert sum(model.describe().shares.values()) == pytest.approx(1)
+    assert all(layer in str(model.describe()) for layer in model.graph.layers)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=["bfloat16", "float64"])
+@pytest.mark.parametrize(
+    "name", ["mlp", "vgg bn", "resnet cifar", "vit", "group norm", "instance norm", "text transformer", "transposed"]
+)
+def test_backbones_of_other_precision(name, dtype, data_root):
+    model = build(name, dtype=dtype)
+    benchmark = stream(data_root, FAMILIES[name][1], dtype=dtype)
+    initial, strategy = parameters(model), strategy_of(model, train_epochs=1)
+    kept = {}
+    for task, experience in enumerate(benchmark.train_stream):
+        before = parameters(model)
+        strategy.train(experience)
+        assert any(not torch.equal(p, before[n]) for n, p in parameters(model).items())
+        assert_same(logits(model, benchmark), kept, range(task))
+        kept = logits(model, benchmark)
+        assert kept[task].dtype == dtype
+    strategy.unlearn([0, 1, 2])
+    for parameter, value in parameters(model).items():
+        assert value.dtype == dtype
+        assert torch.equal(value, initial[parameter]), parameter
 
 
 @pytest.mark.parametrize("kind", [HAT, AmnesiacHAT])
@@ -120,10 +166,10 @@ def test_adahat_lets_parameters_move_but_no_norm_of_another_task(name, optimizer
     for task, experience in enumerate(benchmark.train_stream):
         strategy.train(experience)
         for earlier in range(task):
-            assert own[earlier].keys() == model.own_modules(earlier).state_dict().keys()
-            for key, value in model.own_modules(earlier).state_dict().items():
+            assert own[earlier].keys() == model.task_parts(earlier).state_dict().keys()
+            for key, value in model.task_parts(earlier).state_dict().items():
                 assert torch.equal(value, own[earlier][key])
-        own[task] = {key: value.clone() for key, value in model.own_modules(task).state_dict().items()}
+        own[task] = {key: value.clone() for key, value in model.task_parts(task).state_dict().items()}
     strategy.unlearn([0, 1, 2])
     for parameter, value in parameters(model).items():
         assert torch.equal(value, initial[parameter]), parameter

@@ -118,10 +118,8 @@ def _unmasked(
     """What is kept of a result that is zero under no mask alone, and what its other entries hold."""
     whole = torch.arange(units)
     kept = torch.empty(0, dtype=torch.long)
-    for operand in operands:
-        if isinstance(operand, Live) and operand.axis is not None:
-            assert operand.index is not None
-            kept = union(kept, operand.index)
+    for index in sorted((o.index for o in operands if isinstance(o, Live) and o.index is not None), key=len)[::-1]:
+        kept = union(kept, index, units)
     wanted = walk.wanted(node, axis)
     if wanted is not None and bool(torch.isin(nonzero(wanted), kept).all()):
         return nonzero(wanted), None
@@ -161,14 +159,11 @@ def _added_into(walk: Shrinking, node: fx.Node, args: Any, kwargs: Any, axis: in
     wide, narrow = sorted(args, key=lambda x: -len(x.kept(axis)))
     if wide.shape != narrow.shape or wide.dtype != narrow.dtype or wide.fill != 0 or narrow.fill != 0:
         return None
-    if len(narrow.kept(axis)) == len(kept):
+    if len(narrow.kept(axis)) == len(kept) or not bool(torch.isin(narrow.kept(axis), kept).all()):
         return None
     axis %= wide.dim
-    places = walk.places(narrow, kept, axis)
-    if len(wide.kept(axis)) == len(kept):
-        return walk.new.call_function(torch.index_add, (wide.node, axis, places, narrow.node))
-    fresh = walk.put_back(wide, kept, axis)
-    return walk.new.call_method("index_add_", (fresh, axis, places, narrow.node))
+    places = walk.places(narrow.kept(axis), kept)
+    return walk.new.call_method("index_add_", (walk.fresh(wide, kept, axis), axis, places, narrow.node))
 
 
 _SUMS = (operator.add, operator.iadd, torch.add, "add", "add_")

@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-import copy
-
 from torch import fx
 
 from avalanche_amnesia.models.extraction import entrywise, moves, norms, weighted
 from avalanche_amnesia.models.extraction.shrinking import Shrinking
 from avalanche_amnesia.models.extraction.specialised import specialise
+from avalanche_amnesia.models.graph import ModelError
 from avalanche_amnesia.models.masked import MaskedModel
+from avalanche_amnesia.models.multi_head import UnknownTaskError
+from avalanche_amnesia.models.task_masked import TaskMaskedModel
 
 _ = (entrywise, moves, norms, weighted)  # imported for their registrations
 
 
-def extract(model: MaskedModel, task: int, *, input_shape: tuple[int, ...] | None = None) -> fx.GraphModule:
+def extract(model: TaskMaskedModel, task: int, *, input_shape: tuple[int, ...] | None = None) -> fx.GraphModule:
     """A task's subnet as a plain module: same logits, without the units that the task's mask closes.
 
     Layers keep the rows of open units and the columns of live inputs, norms the channels; batch norms are folded into
-    the layer in front of them. What can't be cut runs on whole values. The result holds modules and functions of torch
-    alone (and what the model declared ``frozen`` or ``task_owned``, as it is), takes batches of any size, and is in
-    evaluation mode.
+    the layer in front of them. What can't be cut runs on whole values: ``subnet.meta["whole"]`` counts such operations
+    by name. The result holds modules and functions of torch alone (and what the model declared ``frozen`` or
+    ``task_owned``, as it is), takes batches of any size, and is in evaluation mode.
 
     Args:
-        model: any masked model; not changed, nothing is shared with it.
+        model: any :class:`MaskedModel`; not changed, nothing is shared with it.
         task: a task with a head and a kept mask.
         input_shape: shape of one input without the batch, where it is not the one on which the model was traced.
 
@@ -31,16 +32,43 @@ def extract(model: MaskedModel, task: int, *, input_shape: tuple[int, ...] | Non
         ``(batch, …)`` → logits ``(batch, classes)``.
 
     Raises:
-        UnknownTaskError: for a task that was never trained, or was unlearned.
+        ModelError: for a model whose masks lie over weights, not over units.
+        UnknownTaskError: for a task without a head or a mask.
         ValueError: for the task in training.
     """
+    model = masked_model(model, task)
     forward, graph = specialise(model, task)
-    device = next(forward.parameters()).device
-    twin = copy.deepcopy(forward).cpu().eval()
     dtype = model.graph.input_dtype
     if dtype.is_floating_point:
-        dtype = next((p.dtype for p in twin.parameters() if p.is_floating_point()), dtype)
-    walk = Shrinking(twin, graph, model.graph.input_shape if input_shape is None else input_shape, dtype)
-    subnet = walk.run().to(device)
-    subnet.whole_again = walk.whole_again
+        dtype = next((p.dtype for p in forward.parameters() if p.is_floating_point()), dtype)
+    walk = Shrinking(forward, graph, model.graph.input_shape if input_shape is None else input_shape, dtype)
+    subnet = walk.run().to(next(model.parameters()).device)
+    subnet.meta["whole"] = walk.whole_again
     return subnet
+
+
+def masked_model(model: TaskMaskedModel, task: int) -> MaskedModel:
+    """The model, where a task's subnet can be extracted from it.
+
+    Raises:
+        ModelError: as :func:`extract`.
+        UnknownTaskError: as :func:`extract`.
+        ValueError: as :func:`extract`.
+    """
+    if not isinstance(model, MaskedModel):
+        raise ModelError(
+            f"{type(model).__name__} has no masks over units: where single weights are masked, hardly a unit loses all "
+            "of its own, and nothing smaller can be taken out of a dense layer. extract takes a MaskedModel"
+        )
+    if task == model.current_task:
+        raise ValueError(f"task {task} is in training, its mask still moves: finish it, then extract its subnet")
+    if task not in model.tasks:
+        raise UnknownTaskError(
+            f"task {task} has no head: it was never trained, or was unlearned; tasks with a head: {list(model.tasks)}"
+        )
+    if task not in model.masks:
+        raise UnknownTaskError(
+            f"task {task} was trained without a mask and uses all units, so that none could be taken out; tasks with "
+            f"a mask: {list(model.masks)}. Train with HAT, AdaHAT or AmnesiacHAT"
+        )
+    return model

@@ -17,7 +17,7 @@ class Live:
         node: what computes it in the smaller network.
         full: its shape and type in the full network, on the meta device, for two sizes of batch.
         axis: of which only some entries are kept; None: the value is whole.
-        index: the entries that are kept, ascending; never none of them.
+        index: the entries that are kept, in the order in which they lie; never none of them, nor all.
         fill: what all other entries hold in the full network; None: whatever it is, it is masked before it is read.
     """
 
@@ -86,16 +86,28 @@ def nonzero(open_: Tensor) -> Tensor:
 
 
 def places_in(index: Tensor, within: Tensor) -> Tensor:
-    """Where each entry of ``index`` lies in ``within``; both ascending, the first part of the second."""
-    return torch.searchsorted(within, index)
+    """Where each entry of ``index`` lies in ``within``; one past its end for what it lacks."""
+    places = torch.full((int(torch.cat([index, within]).max()) + 1,), len(within))
+    places[within] = torch.arange(len(within))
+    return places[index]
 
 
-def union(first: Tensor, second: Tensor) -> Tensor:
-    """Entries of either, ascending."""
-    return torch.cat([first, second]).unique()
+def union(first: Tensor, second: Tensor, units: int) -> Tensor:
+    """Entries of either: the first's as they lie, then what they lack, so that a value grows at its end alone.
+
+    All ``units`` entries are a whole value, in order.
+    """
+    both = torch.cat([first, second[~torch.isin(second, first)]])
+    return both if len(both) < units else torch.arange(units)
+
+
+def as_they_lie(wanted: Tensor, held: Tensor) -> Tensor:
+    """The entries that are wanted, in the order in which they are held if they all are."""
+    found = held[torch.isin(held, wanted)]
+    return found if len(found) == len(wanted) else wanted
 
 
 def common(first: Tensor, second: Tensor) -> Tensor:
-    """Entries of both, ascending; the first of all where there is none."""
+    """Entries of both, as they lie in the first; the first of all where there is none."""
     both = first[torch.isin(first, second)]
     return both if len(both) else first[:1]

@@ -48,7 +48,12 @@ def moved(walk: Shrinking, node: fx.Node, *args: Any, **kwargs: Any) -> Any:
         return args[0][args[1]] if not any(map(_depends, leaves(args[1:]))) else NotImplemented
     if len(values) != 1 or values[0].axis is None or any(isinstance(v, Tensor) for v in leaves((args, kwargs))):
         return NotImplemented
-    x = values[0]
+    given = values[0]
+    assert given.axis is not None
+    assert given.index is not None
+    x = walk.bring(given, given.index.sort().values, given.axis)
+    args, kwargs = map_leaves((args, kwargs), lambda leaf: x if leaf is given else leaf)
+    assert x.axis is not None
     assert x.index is not None
     places = torch.arange(x.shape.numel()).reshape(x.shape)
     kept = places.index_select(x.axis, x.index)
@@ -56,13 +61,15 @@ def moved(walk: Shrinking, node: fx.Node, *args: Any, **kwargs: Any) -> Any:
     is_kept[kept.reshape(-1)] = True
 
     def on(numbers: Tensor, arguments: Any) -> list[Tensor]:
-        return _parts(walk.worked_out(node, *arguments, lambda leaf: numbers if leaf is x else leaf))
+        a, k = arguments
+        return _parts(walk.worked_out(node, a, k, lambda leaf: numbers if leaf is x else leaf))
 
     goals = on(places, (args, kwargs))
-    cuts = [_cut(is_kept[goal]) for goal in goals]
-    if any(cut is None for cut in cuts):
+    found_cuts = [_cut(is_kept[goal]) for goal in goals]
+    cuts = [cut for cut in found_cuts if cut is not None]
+    if len(cuts) < len(goals):
         return NotImplemented
-    expected = [goal.index_select(*cut) for goal, cut in zip(goals, cuts, strict=True) if cut is not None]
+    expected = [goal.index_select(axis, index) for goal, (axis, index) in zip(goals, cuts, strict=True)]
     for changed in _candidates(args, kwargs, goals, expected):
         try:
             found = on(kept, changed)
@@ -107,10 +114,12 @@ def _candidates(args: Any, kwargs: Any, goals: list[Tensor], expected: list[Tens
 
 def _laid_out(walk: Shrinking, here: fx.Node, full: tuple[Any, Any], cuts: Sequence[Any], fill: Any) -> Any:
     if isinstance(full[0], Tensor):
-        return live(here, full, *cuts[0], fill)
+        axis, index = cuts[0]
+        return live(here, full, axis, index, fill)
     parts = [walk.item(here, number) for number in range(len(cuts))]
     return tuple(
-        live(part, pair, *cut, fill) for part, pair, cut in zip(parts, zip(*full, strict=True), cuts, strict=True)
+        live(part, pair, axis, index, fill)
+        for part, pair, (axis, index) in zip(parts, zip(*full, strict=True), cuts, strict=True)
     )
 
 
@@ -137,7 +146,7 @@ def joined(walk: Shrinking, node: fx.Node, tensors: Sequence[Any], dim: int = 0,
     assert index is not None
     for value in values[1:]:
         assert value.index is not None
-        index = union(index, value.index)
+        index = union(index, value.index, full[0].shape[axis])
     if len(values) < len(tensors):
         wanted = walk.wanted(node, axis)
         if wanted is None:

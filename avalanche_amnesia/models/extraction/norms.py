@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from avalanche_amnesia.models.extraction.layout import Live, live, nonzero
+from avalanche_amnesia.models.extraction.layout import Live, as_they_lie, live, nonzero
 from avalanche_amnesia.models.extraction.shrinking import Shrinking, shrinks
 from avalanche_amnesia.models.extraction.weighted import filled, folded
 from avalanche_amnesia.models.task_owned import TaskBatchNorm, TaskGroupNorm, TaskLayerNorm, TaskNorm
@@ -22,7 +22,8 @@ def _open(mask: Tensor | None, units: int) -> Tensor:
 
 def _affine(module: TaskNorm, mask: Tensor, index: Tensor) -> tuple[Tensor | None, Tensor | None]:
     """Weight and bias of the units that are kept, mask included; None where they are ones, or zeros."""
-    weight, bias, here = module.weight, module.bias, mask[index]
+    weight: Tensor | None = module.weight
+    bias, here = module.bias, mask[index]
     if weight is None and not bool((here == 1).all()):
         weight = torch.ones(len(mask))
     like = next(module.parameters(), here)
@@ -37,7 +38,7 @@ def by_channel(walk: Shrinking, node: fx.Node, x: Live, mask: Tensor | None = No
     module: Any = walk.module(node)
     units = x.shape[1]
     open_ = _open(mask, units)
-    kept = nonzero(open_)
+    kept = as_they_lie(nonzero(open_), x.kept(1))
     x = walk.bring(x, kept, 1)
     weight, bias = _affine(module, open_, kept)
     mean, var = (None if s is None else s[kept] for s in (module.running_mean, module.running_var))
@@ -89,7 +90,7 @@ def layer_norm(walk: Shrinking, node: fx.Node, x: Live, mask: Tensor | None = No
     if len(module.shape) > 1:
         kept, shape = torch.arange(x.shape[-1]), module.shape
     else:
-        kept = nonzero(open_)
+        kept = as_they_lie(nonzero(open_), x.kept(-1))
         shape = (len(kept),)
     x = walk.bring(x, kept, -1)
     if len(module.shape) > 1:
@@ -131,31 +132,30 @@ def group_norm(walk: Shrinking, node: fx.Node, x: Live, mask: Tensor | None = No
 def _written_out(
     walk: Shrinking, node: fx.Node, x: Live, module: Any, open_: Tensor, groups: int | None = None
 ) -> Live:
-    """The norm over the open units of the whole value, in plain operations."""
+    """The norm over the open units of the whole value, in plain operations; images may be of any size."""
     walk.note_whole(type(module).__name__)
     call, method, put = walk.new.call_function, walk.new.call_method, walk.put_tensor
-    flat = method("flatten", (walk.whole(x), x.dim - open_.dim())) if groups is None else None
-    values = flat if flat is not None else method("flatten", (method("unflatten", (walk.whole(x), 1, (groups, -1))), 2))
-    like = x.full[0].dtype
-    if groups is None:
-        mask = open_.reshape(-1).to(like)
-    else:
-        positions = x.shape[2:].numel()
-        mask = open_.repeat_interleave(positions, dim=1).to(like)
-    share = put(mask / mask.sum(-1, keepdim=True).clamp_min(1e-6))
-    if getattr(module, "centred", True):
-        mean = method("sum", (call(torch.mul, (values, share)), -1, True))
-        values = call(torch.sub, (values, mean))
-    variance = method("sum", (call(torch.mul, (call(torch.square, (values,)), share)), -1, True))
-    values = call(torch.mul, (values, call(torch.rsqrt, (call(torch.add, (variance, module.eps)),))))
-    values = call(torch.reshape, (values, walk.shape_of(x)))
-    shape = open_.shape if groups is None else (-1, *(1,) * (x.dim - 2))
-    weight = (
-        open_.reshape(shape)
-        if module.weight is None
-        else (open_.reshape(-1) * module.weight.reshape(-1)).reshape(shape)
+    whole, like = walk.whole(x), x.dtype
+    values = whole if groups is None else method("unflatten", (whole, 1, (groups, -1)))
+    dims = list(range(-open_.dim(), 0)) if groups is None else [2]
+    positions = [] if groups is None else list(range(3, x.dim + 1))
+    share = open_ / open_.sum([dim for dim in range(open_.dim()) if groups is None or dim], keepdim=True).clamp_min(
+        1e-6
     )
-    values = call(torch.mul, (values, put(weight.to(like))))
+    weights = put(share.reshape(*share.shape, *(1 for _ in positions)).to(like))
+
+    def mean(of: fx.Node) -> fx.Node:
+        of = method("mean", (of, positions, True)) if positions else of
+        return method("sum", (call(torch.mul, (of, weights)), dims, True))
+
+    if getattr(module, "centred", True):
+        values = call(torch.sub, (values, mean(values)))
+    variance = mean(call(torch.square, (values,)))
+    values = call(torch.mul, (values, call(torch.rsqrt, (call(torch.add, (variance, module.eps)),))))
+    values = values if groups is None else method("reshape_as", (values, whole))
+    shape = open_.shape if groups is None else (-1, *(1,) * (x.dim - 2))
+    scale = open_.reshape(-1) if module.weight is None else open_.reshape(-1) * module.weight.reshape(-1)
+    values = call(torch.mul, (values, put(scale.reshape(shape).to(like))))
     if module.bias is not None:
         values = call(torch.add, (values, put((open_.reshape(-1) * module.bias.reshape(-1)).reshape(shape).to(like))))
     return Live(values, x.full)

@@ -12,6 +12,7 @@ import builtins
 import copy
 import operator
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -91,7 +92,7 @@ class Shrinking:
                 node.op, node.target, node.args, node.kwargs = "call_function", torch.relu_, (source,), {}
 
     def _is_fresh(self, node: fx.Node) -> bool:
-        sums = node.target in (operator.add, torch.add, torch.index_add, "index_add_")
+        sums = node.target in (operator.add, torch.add, "index_add_")
         return sums or self._made(node, (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.BatchNorm1d, nn.BatchNorm2d))
 
     def _made(self, node: fx.Node, kinds: Any) -> bool:
@@ -139,7 +140,7 @@ class Shrinking:
         """What an operation of the full network returns for the two sizes of batch, as shapes and types."""
         results = []
         for example in range(len(BATCHES)):
-            a, k = map_leaves((args, kwargs), lambda leaf, example=example: _example(leaf, example))
+            a, k = map_leaves((args, kwargs), partial(_example, which=example))
             k = {name: torch.device("meta") if name == "device" else value for name, value in k.items()}
             if node.op == "call_module":
                 module = self.module(node)
@@ -228,13 +229,6 @@ class Shrinking:
         kinds = type(self.module(node)).__mro__
         return next((MODULE_RULES[base] for base in kinds if base in MODULE_RULES), None)
 
-    def shape_of(self, value: Live) -> tuple[Any, ...]:
-        """A value's full shape as arguments of the smaller network."""
-        return tuple(
-            self.new.call_method("size", (value.node, dim)) if a != b else a
-            for dim, (a, b) in enumerate(zip(value.full[0].shape, value.full[1].shape, strict=True))
-        )
-
     # Parts of the smaller network -----------------------------------------------------------------------------
 
     def as_node(self, leaf: Any) -> Any:
@@ -295,7 +289,7 @@ class Shrinking:
 
         Args:
             value: whole, or without some entries of this axis; others are put back first.
-            index: what to keep, ascending.
+            index: what to keep, in this order.
             axis: of the full value.
         """
         axis %= value.dim
@@ -306,25 +300,29 @@ class Shrinking:
             return value
         key = (value.node, axis, tuple(index.tolist()))
         if key not in self._brought:
-            if bool(torch.isin(index, held).all()):
-                places = self.put_tensor(places_in(index, held), "index")
-                self._brought[key] = self.new.call_function(torch.index_select, (value.node, axis, places))
-            else:
-                assert value.fill is not None, "entries without a known value were asked for"
-                value = self.bring(value, held[torch.isin(held, index)], axis)
-                self._brought[key] = self.put_back(value, index, axis)
+            self._brought[key] = self.fresh(value, index, axis)
         return live(self._brought[key], value.full, axis, index, value.fill)
 
-    def put_back(self, value: Live, index: Tensor, axis: int) -> fx.Node:
-        """A fresh tensor of more entries of an axis, so that it may be written into."""
-        shape = list(self.shape_of(value))
-        shape[axis] = len(index)
-        empty = self.new.call_method("new_full", (value.node, tuple(shape), value.fill))
-        return self.new.call_method("index_copy_", (empty, axis, self.places(value, index, axis), value.node))
+    def fresh(self, value: Live, index: Tensor, axis: int) -> fx.Node:
+        """A value with other entries of an axis as a tensor that nobody else reads, so that it may be written into.
 
-    def places(self, value: Live, within: Tensor, axis: int) -> fx.Node:
-        """Where the kept entries of a value lie among others."""
-        return self.put_tensor(places_in(value.kept(axis), within), "index")
+        Padding keeps the memory format that the value comes in, and works on images of any size.
+        """
+        held = value.kept(axis)
+        if torch.equal(held, index):
+            return self.new.call_method("clone", (value.node,))
+        behind = torch.equal(held, index[: len(held)])
+        lacking = len(index) - len(held) if behind else int(not bool(torch.isin(index, held).all()))
+        node = value.node
+        if lacking:
+            assert value.fill is not None, "entries without a known value were asked for"
+            pad = (0, 0) * (value.dim - 1 - axis) + (0, lacking)
+            node = self.new.call_function(F.pad, (node, pad), {"value": value.fill} if value.fill else {})
+        return node if behind else self.new.call_function(torch.index_select, (node, axis, self.places(index, held)))
+
+    def places(self, index: Tensor, within: Tensor) -> fx.Node:
+        """Where entries lie among others, as a constant of the smaller network."""
+        return self.put_tensor(places_in(index, within), "index")
 
     # Looking ahead --------------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,7 +12,6 @@ from torch import Tensor, fx, nn
 from avalanche_amnesia.models.masked import MaskedModel
 from avalanche_amnesia.models.masked_backbone import MaskedBackbone
 from avalanche_amnesia.models.masking import masked
-from avalanche_amnesia.models.multi_head import UnknownTaskError
 
 
 class TaskForward(nn.Module):
@@ -48,24 +48,15 @@ class _Whole(fx.Tracer):
 
 
 def specialise(model: MaskedModel, task: int) -> tuple[TaskForward, fx.Graph]:
-    """The forward of one task and its graph, in which masks are constants.
+    """A copy of one task's forward, on the CPU, and its graph, in which masks are constants.
 
     Args:
         model: a masked model; not changed.
-        task: a task with a kept mask.
-
-    Raises:
-        UnknownTaskError: for a task without a head or a mask.
-        ValueError: for the task in training.
+        task: a task with a head and a kept mask.
     """
-    if task == model.current_task:
-        raise ValueError(f"task {task} is in training, its mask still moves: finish it, then extract its subnet")
-    if task not in model.tasks:
-        raise UnknownTaskError(
-            f"task {task} has no head: it was never trained, or was unlearned; tasks with a head: {list(model.tasks)}"
-        )
-    mask = model.binary_mask(task)
     like = next((p for p in model.backbone.parameters() if p.is_floating_point()), torch.empty(()))
-    masks = model.by_layer(mask.to(like.dtype))
-    forward = TaskForward(model.backbone, model.own_modules(task), model.head(task), masks)
+    masks = model.by_layer(model.binary_mask(task).to("cpu", like.dtype))
+    own = model.task_parts(task)
+    assert own is not None
+    forward = copy.deepcopy(TaskForward(model.backbone, own, model.head(task), masks)).cpu().eval()
     return forward, _Whole().trace(forward)

@@ -240,11 +240,6 @@ def folded(module: nn.Module, scale: Tensor, shift: Tensor, rows: Tensor) -> nn.
         made = nn.Linear(module.in_features, module.out_features, device="meta")
     else:
         options = {n: getattr(module, n) for n in ("stride", "padding", "dilation", "groups", "padding_mode")}
-        made = type(module)(
-            module.in_channels,
-            module.out_channels,
-            module.kernel_size,
-            **options,
-            device="meta",  # type: ignore[arg-type]
-        )
+        kind: Any = type(module)
+        made = kind(module.in_channels, module.out_channels, module.kernel_size, **options, device="meta")
     return filled(made, weight=weight, bias=bias.to(module.weight.dtype))

@@ -16,9 +16,9 @@ from avalanche_amnesia.models.walk import Walk, rule
 
 @rule(operator.add, operator.iadd, torch.add, operator.sub, operator.isub, torch.sub, "add", "add_", "sub", "sub_")
 @rule(torch.subtract, torch.rsub)
-def added(walk: Walk, node: fx.Node, a: Any, b: Any, **options: Any) -> Value:
+def added(walk: Walk, node: fx.Node, a: Any, other: Any, **options: Any) -> Value:
     """A sum, or a difference: in use where either is."""
-    return add(walk, a, options.pop("other", b))
+    return add(walk, a, other)
 
 
 def add(walk: Walk, a: Any, b: Any) -> Value:
@@ -31,9 +31,9 @@ def add(walk: Walk, a: Any, b: Any) -> Value:
 
 
 @rule(operator.mul, operator.imul, torch.mul, torch.multiply, "mul", "mul_", "multiply")
-def multiplied(walk: Walk, node: fx.Node, a: Any, b: Any, **options: Any) -> Value:
+def multiplied(walk: Walk, node: fx.Node, a: Any, other: Any) -> Value:
     """A product: zero where either factor is."""
-    return multiply(walk, a, b)
+    return multiply(walk, a, other)
 
 
 def multiply(walk: Walk, a: Any, b: Any) -> Value:
@@ -85,14 +85,14 @@ def adopt(walk: Walk, parameter: ParameterValue, ids: Tensor) -> Masked:
 
 @rule(operator.truediv, operator.itruediv, torch.div, torch.true_divide, "div", "div_", "true_divide")
 @rule(operator.floordiv, operator.mod, torch.remainder, torch.fmod)
-def divided(walk: Walk, node: fx.Node, a: Any, b: Any, **options: Any) -> Value:
+def divided(walk: Walk, node: fx.Node, a: Any, other: Any, **options: Any) -> Value:
     """A quotient: zero where the numerator is."""
-    if isinstance(b, Value):
-        if b.masked is Masked.ZERO and not b.always:
+    if isinstance(other, Value):
+        if other.masked is Masked.ZERO and not other.always:
             raise Refused("masked units are zero, and are divided by", "add a small number to the denominator first")
         if not isinstance(a, Value):  # masked entries hold a number divided by a constant: as if that were added
-            return add(walk, a, b)
-    return multiply(walk, a, b)
+            return add(walk, a, other)
+    return multiply(walk, a, other)
 
 
 @rule(operator.pow, torch.pow, "pow")

@@ -15,15 +15,18 @@ from avalanche_amnesia.models.units import ALWAYS
 from avalanche_amnesia.models.values import Masked, ParameterValue, Value
 from avalanche_amnesia.models.walk import RULES, Walk, rule
 
+_WITH_ORDER = (torch.norm, torch.linalg.vector_norm, "norm")
+"""They take the order of the norm in front of the axes."""
 
-@rule(torch.mean, torch.sum, torch.amax, torch.amin, torch.std, torch.var, torch.norm, torch.linalg.vector_norm)
-@rule("mean", "sum", "amax", "amin", "std", "var", "norm")
+
+@rule(torch.mean, torch.sum, torch.amax, torch.amin, torch.std, torch.var, "mean", "sum", "amax", "amin", "std", "var")
+@rule(*_WITH_ORDER)
 def reduced(walk: Walk, node: fx.Node, x: Any, *args: Any, **options: Any) -> Any:
     """In use where any of the entries is that it is taken over."""
     result = walk.run_on_meta(node)
     if not isinstance(x, Value) or not isinstance(result, Tensor):
         return walk.anything(node)
-    dims = reduced_dims(x.ids.shape, args, options)
+    dims = reduced_dims(x.ids.shape, args[1:] if node.target in _WITH_ORDER else args, options)
     if dims is None:
         return walk.anything(node)
     if 0 in dims and len(x.ids) == 2:
@@ -36,7 +39,7 @@ def reduced_dims(shape: torch.Size, args: tuple[Any, ...], options: dict[str, An
     """The axes that a reduction is taken over; None where that is every axis, or none that is known."""
     named = options.get("dim", options.get("axis"))
     found = [named] if named is not None else [a for a in args if isinstance(a, (int, tuple, list))][:1]
-    if not found or isinstance(found[0], bool):
+    if not found or isinstance(found[0], bool) or found[0] in ((), []):
         return None
     dims = [found[0]] if isinstance(found[0], int) else list(found[0])
     return sorted({dim % len(shape) for dim in dims})

@@ -25,6 +25,7 @@ from avalanche_amnesia.training.attention import (
     initial_embedding,
     mask_scale,
 )
+from avalanche_amnesia.training.plugins.statistics import TaskStatistics
 from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin, single_task
 
 Adjustment = Literal["hat", "random", "constant"]
@@ -48,6 +49,9 @@ class HATPlugin(TaskMaskPlugin):
         compensation_clamp: ``c`` of the gradient compensation, in (0, 88]: the cosh of more is no float32.
         embedding_clamp: embeddings stay within ``±embedding_clamp``.
         min_units: a layer never has fewer open units: its strongest ones at the start of each epoch are held open.
+        statistics_batches: running statistics of the task's norms (BatchNorm) are taken again at its end, through its
+            binary mask, over its last mini-batches, so many of which are held in memory. 0: those that training left,
+            which lag behind the weights after few steps, and saw soft masks.
         adjustment: ``hat`` (parameters in use are frozen), ``random`` or ``constant``.
         alpha: rate of ``constant``, in [0, 1]; 1 (no protection) by default. Not allowed with another adjustment.
         adjust: ``update`` (protects under every optimizer) or ``gradient`` (as published: right for plain SGD only).
@@ -74,6 +78,7 @@ class HATPlugin(TaskMaskPlugin):
             "_step_embedding",
             "_regulariser",
             "_adjuster",
+            "_statistics",
             "_generation",
         }
     )
@@ -91,6 +96,7 @@ class HATPlugin(TaskMaskPlugin):
         compensation_clamp: float = 50.0,
         embedding_clamp: float = 6.0,
         min_units: int = 1,
+        statistics_batches: int = 16,
         adjustment: Adjustment = "hat",
         alpha: float | None = None,
         adjust: AdjustSpace = "update",
@@ -111,9 +117,10 @@ class HATPlugin(TaskMaskPlugin):
                 f"compensation_clamp must be at most 88, got {compensation_clamp}: cosh of more overflows float32, and "
                 "the embeddings become NaN"
             )
-        check_above("min_units", min_units, 1, inclusive=True)
-        if int(min_units) != min_units:
-            raise ValueError(f"min_units must be a whole number, got {min_units}")
+        for name, number, least in (("min_units", min_units, 1), ("statistics_batches", statistics_batches, 0)):
+            check_above(name, number, least, inclusive=True)
+            if int(number) != number:
+                raise ValueError(f"{name} must be a whole number, got {number}")
         self.sparsity_weight, self.sparsity, self.s_max, self.annealing = (
             sparsity_weight,
             sparsity,
@@ -130,6 +137,7 @@ class HATPlugin(TaskMaskPlugin):
             embedding_clamp,
             min_units,
         )
+        self.statistics_batches = statistics_batches
         super().__init__(self._make_rule(adjustment, alpha), adjust, seed)
         self.locked = None if locked is None else _task_labels("locked", locked)
 
@@ -158,6 +166,7 @@ class HATPlugin(TaskMaskPlugin):
         generator = torch.Generator().manual_seed(derive_seed(self.seed, "embedding", task))
         embedding = initial_embedding(self.embedding_init, model.n_units, generator, last, n_tasks=self.n_tasks)
         model.start_task(task, embedding)
+        self._statistics = TaskStatistics(model, task, self.statistics_batches)
         optimizer = self._make_embedding_optimizer(strategy.optimizer, model)
         # The bare step, without the profiling hooks around it, which cost more than the step of so few numbers.
         self._step_embedding = functools.partial(inspect.unwrap(type(optimizer).step), optimizer)
@@ -198,11 +207,12 @@ class HATPlugin(TaskMaskPlugin):
 
     @torch.no_grad()
     def after_training_exp(self, strategy: Any, **kwargs: Any) -> None:
-        """Binarise the mask, and return every entry outside it to its bits before the task (commit)."""
+        """Binarise the mask, return every entry outside it to its bits before the task (commit), settle the norms."""
         model = self.model_of(strategy)
         assert self.snapshot is not None
         owned = model.graph.parameter_use(model.by_layer(model.binary_mask(self.snapshot.task)))
         self._commit(strategy, owned, self._adjuster)
+        self._statistics.retake()
         model.finish_task()
         self._end_task(model)
 
@@ -220,6 +230,7 @@ class HATPlugin(TaskMaskPlugin):
     @torch.no_grad()
     def before_backward(self, strategy: Any, **kwargs: Any) -> None:
         """Add ``λ·R`` to the loss's value; its gradient is added behind the backward pass, where it is a constant."""
+        self._statistics.see(strategy.mb_x, strategy.mb_task_id)
         strategy.loss.detach().add_(self._regulariser(self._gate))
 
     @torch.no_grad()

@@ -1,0 +1,125 @@
+"""Running statistics of a task's norms are taken again at its end."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from avalanche.training.plugins import ReplayPlugin
+from torch import nn
+
+from avalanche_amnesia.benchmarks import SplitDigits, task_benchmark
+from avalanche_amnesia.benchmarks.idx import load_idx
+from avalanche_amnesia.models import MaskedModel
+from avalanche_amnesia.training import HAT
+from avalanche_amnesia.training.plugins import HATPlugin, find_plugin
+
+DIGITS = SplitDigits(n_train=200, n_test=60)
+
+
+class Net(nn.Module):
+    def __init__(self, norm=nn.BatchNorm2d) -> None:
+        super().__init__()
+        self.conv1, self.norm1 = nn.Conv2d(1, 16, 3, padding=1), norm(16)
+        self.conv2, self.norm2 = nn.Conv2d(16, 32, 3, padding=1), norm(32)
+
+    def forward(self, x):
+        x = F.max_pool2d(torch.relu(self.norm1(self.conv1(x))), 2)
+        return F.adaptive_avg_pool2d(torch.relu(self.norm2(self.conv2(x))), 1).flatten(1)
+
+
+class Seen:
+    """Every mini-batch that the network was given."""
+
+    def __init__(self) -> None:
+        self.batches = []
+
+    def after_forward(self, strategy, **kwargs):
+        self.batches.append((strategy.mb_x, strategy.mb_task_id))
+
+
+class Shift:
+    """Changes what the network is given, as transforms on the device do."""
+
+    def before_training_iteration(self, strategy, **kwargs):
+        strategy.mbatch[0] = strategy.mbatch[0] * 2 + 1
+
+
+def strategy_of(seed=0, norm=nn.BatchNorm2d, **options):
+    torch.manual_seed(seed)
+    model = MaskedModel(Net(norm), input_shape=(1, 8, 8), **options.pop("model", {}))
+    settings = {"train_mb_size": 16, "train_epochs": 2, "seed": seed, **options}
+    return HAT(model=model, optimizer=torch.optim.Adam(model.parameters(), lr=3e-3), **settings)
+
+
+def statistics(model, task, norm="norm1"):
+    own = model.task_parts(task)[norm]
+    return own.running_mean, own.running_var
+
+
+@pytest.mark.parametrize("n_batches", [1, 3, 16])
+def test_they_are_the_average_over_the_last_batches(n_batches):
+    seen = Seen()
+    strategy = strategy_of(statistics_batches=n_batches, plugins=[Shift(), seen, ReplayPlugin(mem_size=20)])
+    model = strategy.model
+    for task in range(2):
+        strategy.train(DIGITS.train_stream[task])
+    assert any((labels != 1).any() for _, labels in seen.batches[-n_batches:])
+    mask = model.masks[1]["conv1"]
+    own = [x[labels == 1] for x, labels in seen.batches[-n_batches:]]
+    maps = [model.backbone.conv1(x)[:, mask].detach() for x in own if len(x) > 1]
+    mean, var = statistics(model, 1)
+    assert torch.allclose(mean[mask], torch.stack([m.mean((0, 2, 3)) for m in maps]).mean(0), atol=1e-5)
+    assert torch.allclose(var[mask], torch.stack([m.var((0, 2, 3)) for m in maps]).mean(0), rtol=1e-4)
+    assert 0 < mask.sum() < len(mask)
+    assert torch.equal(mean[~mask], torch.zeros_like(mean[~mask]))
+    assert torch.equal(var[~mask], torch.ones_like(var[~mask]))
+    assert model.task_parts(1)["norm1"].momentum == 0.1
+    assert not model.task_parts(1)["norm1"]._forward_pre_hooks
+    assert not hasattr(find_plugin(strategy, HATPlugin), "_statistics")  # it holds samples
+
+
+def test_nothing_else_changes():
+    """With and without: the same weights, masks, heads and random stream, to the bit."""
+    states, draws = [], []
+    for n_batches in (0, 5):
+        strategy = strategy_of(statistics_batches=n_batches)
+        for task in range(2):
+            strategy.train(DIGITS.train_stream[task])
+        states.append({n: v for n, v in strategy.model.state_dict().items() if "num_batches" not in n})
+        draws.append(torch.rand(1))
+    differing = [name for name, value in states[0].items() if not torch.equal(value, states[1][name])]
+    assert states[0].keys() == states[1].keys()
+    assert {name.rpartition(".")[2] for name in differing} == {"running_mean", "running_var"}
+    assert torch.equal(*draws)
+
+
+@pytest.mark.parametrize("norm", [lambda n: nn.InstanceNorm2d(n, track_running_stats=True), nn.BatchNorm2d])
+def test_other_modules_of_a_task_s_own(norm):
+    """Instance norms, and norms inside a module of which each task has a copy."""
+    declared = {"task_owned": ["conv1", "norm1"]} if norm is nn.BatchNorm2d else {}
+    seen = Seen()
+    strategy = strategy_of(norm=norm, statistics_batches=2, model=declared, plugins=[seen])
+    strategy.train(DIGITS.train_stream[0])
+    model = strategy.model
+    conv = model.task_parts(0)["conv1"] if declared else model.backbone.conv1
+    means = torch.stack([conv(x).mean((0, 2, 3)) for x, _ in seen.batches[-2:]]).mean(0)
+    used = slice(None) if declared else model.masks[0]["conv1"]
+    assert torch.allclose(statistics(model, 0)[0][used], means[used], atol=1e-5)
+
+
+def test_a_short_training_is_evaluated_as_it_learned(data_root):
+    """One epoch of 14 mini-batches: what training left of the statistics costs points."""
+    (x, y), (x_test, y_test) = load_idx("FashionMNIST", data_root, download=False)
+    train, test = ((a[:2200].float() / 85 - 1.5, b[:2200]) for a, b in ((x, y), (x_test, y_test)))
+    benchmark = task_benchmark(train, test, [[0, 1], [2, 3]])
+    means = {}
+    for n_batches in (0, 16):
+        right = []
+        for seed in range(2):
+            strategy = strategy_of(seed, statistics_batches=n_batches, train_mb_size=32, train_epochs=1)
+            for task in range(2):
+                strategy.train(benchmark.train_stream[task])
+                x, y = benchmark.test_stream[task].tensors
+                with torch.no_grad():
+                    right.append((strategy.model.eval()(x, task).argmax(1) == y).float().mean())
+        means[n_batches] = float(torch.stack(right).mean())
+    assert means[16] > means[0] + 0.03, means
