@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from avalanche_amnesia.benchmarks.data import task_data
 from avalanche_amnesia.evaluation.features import features_of, mean_features
 from avalanche_amnesia.evaluation.functional import js_divergence
-from avalanche_amnesia.evaluation.probes import ProbingMetric
+from avalanche_amnesia.evaluation.probes import Probe, ProbingMetric
 from avalanche_amnesia.evaluation.references import References
 from avalanche_amnesia.models import TaskMaskedModel
 from avalanche_amnesia.training.attention import check_choice

@@ -14,7 +14,6 @@ from avalanche.training.utils import trigger_plugins
 
 from avalanche_amnesia.models import MultiHeadModel
 from avalanche_amnesia.training.attention import check_choice
-from avalanche_amnesia.training.plugins.counterfactual import CounterfactualPlugin
 from avalanche_amnesia.training.plugins.loading import InMemoryLoaderPlugin
 from avalanche_amnesia.training.plugins.lookup import find_plugin
 from avalanche_amnesia.training.plugins.seeding import SeedingPlugin
@@ -33,7 +32,6 @@ from avalanche_amnesia.unlearning import (
     own_modules_only,
     prepare,
 )
-
 
 Obedience = Literal[True, False, "head"]
 
@@ -252,7 +250,7 @@ class UnlearningPlugin(SupervisedPlugin):
             optimizers=[strategy.optimizer],
             trajectory=trajectory.trajectory,
             ledger=self.ledger,
-            plugins=[p for p in strategy.plugins if not isinstance(p, (EvaluationPlugin, *_OURS))],
+            plugins=[p for p in strategy.plugins if not isinstance(p, (EvaluationPlugin, Compensation, *_OURS))],
             compensations=[p for p in strategy.plugins if isinstance(p, Compensation)] if self.obey is True else [],
             counters=self._counters,
             before=None if snapshot is None else snapshot.values,
@@ -265,7 +263,7 @@ class UnlearningPlugin(SupervisedPlugin):
 
     def _is_exact_host(self, strategy: Any) -> bool:
         """Is a training here a function of (seed, remaining tasks) alone? Any plugin of others may break that."""
-        known = (EvaluationPlugin, PeriodicEval, Clock, *_OURS)
+        known = (EvaluationPlugin, PeriodicEval, Clock, Compensation, *_OURS)
         isolates = isinstance(strategy.model, MultiHeadModel) and strategy.model.isolates
         return (
             (isolates or find_plugin(strategy, TaskMaskPlugin) is not None)
@@ -299,10 +297,7 @@ def remaining_experiences(strategy: Any, experiences: Iterable[Any]) -> list[Any
     return [e for e in experiences if all(int(task) in tasks for task in e.task_labels)]
 
 
-_OURS = (
-    *(SeedingPlugin, InMemoryLoaderPlugin, TaskMaskPlugin, TrajectoryPlugin, UnlearningPlugin),
-    CounterfactualPlugin,
-)
+_OURS = (SeedingPlugin, InMemoryLoaderPlugin, TaskMaskPlugin, TrajectoryPlugin, UnlearningPlugin)
 
 
 def _drop_last_values(evaluator: Any, tasks: Iterable[int]) -> None:
