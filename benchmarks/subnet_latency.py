@@ -122,7 +122,9 @@ def main() -> None:
     parser.add_argument("--share", type=float, default=0.5, help="of units that the mask opens")
     parser.add_argument("--rounds", type=int, default=31)
     parser.add_argument("--calls", type=int, default=3, help="forwards per contestant and round")
-    parser.add_argument("--channels-last", action="store_true", help="memory format of weights and images, of all three")
+    parser.add_argument(
+        "--channels-last", action="store_true", help="memory format of weights and images, of all three"
+    )
     options = parser.parse_args()
     memory_format = torch.channels_last if options.channels_last else torch.contiguous_format
     torch.set_num_threads(1)

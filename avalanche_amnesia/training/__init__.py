@@ -7,6 +7,7 @@ from avalanche_amnesia.training.plugins import (
     PAPER_ALPHA,
     AdaHATPlugin,
     CounterfactualPlugin,
+    DarkReplayPlugin,
     DivergedError,
     HATPlugin,
     InMemoryLoaderPlugin,
@@ -15,6 +16,7 @@ from avalanche_amnesia.training.plugins import (
     TaskError,
     TrajectoryPlugin,
     UnlearningPlugin,
+    find_plugin,
 )
 from avalanche_amnesia.training.plugins.unlearning import remaining_experiences
 from avalanche_amnesia.training.wsn import WSN
@@ -27,6 +29,7 @@ __all__ = [
     "AdaHATPlugin",
     "AmnesiacHAT",
     "CounterfactualPlugin",
+    "DarkReplayPlugin",
     "DivergedError",
     "HATPlugin",
     "InMemoryLoaderPlugin",
@@ -35,5 +38,6 @@ __all__ = [
     "TaskError",
     "TrajectoryPlugin",
     "UnlearningPlugin",
+    "find_plugin",
     "remaining_experiences",
 ]

@@ -18,6 +18,7 @@ from avalanche_amnesia.training.plugins import (
 )
 
 AmnesiacAdjustment = Literal["hat", "adahat", "random", "constant"]
+DeletionChoice = Literal["updates", "exclusive"]
 CompensationChoice = Literal["none", "counterfactual"]
 
 
@@ -32,6 +33,9 @@ class AmnesiacHAT(HardAttentionStrategy):
         optimizer: any torch optimizer over ``model.parameters()``.
         adjustment: ``hat`` (default: parameters in use are frozen, so that an unlearning never touches tasks learned
             before the one that goes, unless ``locked`` left them open to it), ``adahat``, ``random`` or ``constant``.
+        deletion: ``updates`` takes out all that the task wrote; ``exclusive``, HAT-CL's way and kept for comparison,
+            returns only what no remaining task uses to its initial bits: no remaining task's logits change, and what
+            the task taught the units that others share stays (``record.plan.shared``).
         compensation: what makes up to tasks that were learned on top of one that goes: ``counterfactual`` (heads fitted
             in advance, :class:`CounterfactualPlugin`) or ``none``.
         keep_probes: whether metrics may keep the masks and heads of tasks that the stream's requests name.
@@ -51,6 +55,7 @@ class AmnesiacHAT(HardAttentionStrategy):
         model: MaskedModel,
         optimizer: Optimizer,
         adjustment: AmnesiacAdjustment = "hat",
+        deletion: DeletionChoice = "updates",
         compensation: CompensationChoice = "counterfactual",
         keep_probes: bool = True,
         deadline: int | None = None,
@@ -58,6 +63,7 @@ class AmnesiacHAT(HardAttentionStrategy):
         **options: Any,
     ) -> None:
         check_choice("adjustment", adjustment, AmnesiacAdjustment)
+        check_choice("deletion", deletion, DeletionChoice)
         check_choice("compensation", compensation, CompensationChoice)
         masking: HATPlugin
         if adjustment == "adahat":
@@ -78,3 +84,4 @@ class AmnesiacHAT(HardAttentionStrategy):
             seed=seed,
             **rest,
         )
+        model.keeps_shared_entries = deletion == "exclusive"

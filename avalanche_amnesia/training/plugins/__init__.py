@@ -2,6 +2,7 @@
 
 from avalanche_amnesia.training.plugins.adahat import PAPER_ALPHA, AdaHATPlugin
 from avalanche_amnesia.training.plugins.counterfactual import CounterfactualPlugin
+from avalanche_amnesia.training.plugins.dark_replay import DarkReplayPlugin
 from avalanche_amnesia.training.plugins.loading import InMemoryLoaderPlugin
 from avalanche_amnesia.training.plugins.lookup import find_plugin
 from avalanche_amnesia.training.plugins.masking import HATPlugin
@@ -15,6 +16,7 @@ __all__ = [
     "PAPER_ALPHA",
     "AdaHATPlugin",
     "CounterfactualPlugin",
+    "DarkReplayPlugin",
     "DivergedError",
     "HATPlugin",
     "InMemoryLoaderPlugin",
