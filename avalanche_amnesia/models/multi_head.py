@@ -90,7 +90,7 @@ class MultiHeadModel(MultiTaskModule):
         self.heads[str(task)] = self._new_head(n_classes)
         self.known_train_tasks_labels.add(task)
 
-    def _new_head(self, n_classes: int) -> nn.Linear:
+    def _new_head(self, n_classes: int) -> nn.Module:
         like = next(self.backbone.parameters())
         return nn.Linear(self.n_features, n_classes, device=like.device, dtype=like.dtype)
 
@@ -105,7 +105,7 @@ class MultiHeadModel(MultiTaskModule):
         Raises:
             UnknownTaskError: if the task has no head.
         """
-        return [self.head(task)]
+        return [self.heads[str(task)] if str(task) in self.heads else self.head(task)]
 
     def buffer_names(self, tasks: Sequence[int]) -> list[str]:
         """Names, in ``state_dict``, of everything but parameters that goes with the tasks."""

@@ -13,6 +13,7 @@ from avalanche_amnesia.training.plugins import (
     AdaHATPlugin,
     CounterfactualPlugin,
     HATPlugin,
+    SharedHeadCounterfactualPlugin,
     TrajectoryPlugin,
     UnlearningPlugin,
 )
@@ -72,13 +73,15 @@ class AmnesiacHAT(HardAttentionStrategy):
         else:
             of_plugin, rest = split_options(options, HATPlugin)
             masking = HATPlugin(**of_plugin, adjustment=adjustment, seed=seed)
+        shared = getattr(model, "shared_head", None) is not None
+        refit = SharedHeadCounterfactualPlugin if shared else CounterfactualPlugin
         super().__init__(
             model=model,
             optimizer=optimizer,
             masking=masking,
             unlearning=[
                 TrajectoryPlugin(),
-                *([CounterfactualPlugin(seed=seed)] if compensation == "counterfactual" else []),
+                *([refit(seed=seed)] if compensation == "counterfactual" else []),
                 UnlearningPlugin(keep_probes=keep_probes, deadline=deadline),
             ],
             seed=seed,

@@ -117,8 +117,12 @@ def _readers(model: nn.Module, remaining: Sequence[int]) -> Readers:
     """What the remaining tasks read, where that stays as it is whoever wrote it."""
     if not isinstance(model, TaskMaskedModel) or not model.keeps_shared_entries:
         return {}
+    shapes = {name: parameter.shape for name, parameter in model.backbone.named_parameters()}
     return {
-        task: {f"backbone.{name}": use > 0 for name, use in model.graph.parameter_use(model.masks[task]).items()}
+        task: {
+            f"backbone.{name}": (use > 0).expand(shapes[name])
+            for name, use in model.graph.parameter_use(model.masks[task]).items()
+        }
         for task in remaining
     }
 

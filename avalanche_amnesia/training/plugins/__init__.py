@@ -7,6 +7,7 @@ from avalanche_amnesia.training.plugins.loading import InMemoryLoaderPlugin
 from avalanche_amnesia.training.plugins.lookup import find_plugin
 from avalanche_amnesia.training.plugins.masking import HATPlugin
 from avalanche_amnesia.training.plugins.seeding import SeedingPlugin
+from avalanche_amnesia.training.plugins.shared_counterfactual import SharedHeadCounterfactualPlugin
 from avalanche_amnesia.training.plugins.subnetwork import SubnetPlugin
 from avalanche_amnesia.training.plugins.task_mask import DivergedError, TaskError, TaskMaskPlugin
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
@@ -21,6 +22,7 @@ __all__ = [
     "HATPlugin",
     "InMemoryLoaderPlugin",
     "SeedingPlugin",
+    "SharedHeadCounterfactualPlugin",
     "SubnetPlugin",
     "TaskError",
     "TaskMaskPlugin",

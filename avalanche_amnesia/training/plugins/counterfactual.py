@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from itertools import combinations
 from typing import Any
 
@@ -84,11 +84,30 @@ class CounterfactualPlugin(SupervisedPlugin):
         size = len(strategy.experience.dataset)
         index = torch.randperm(size, generator=generator)[: self.samples].sort().values
         x, y = task_data(strategy.experience, index)
-        n_classes = int(model.head(task).out_features)
         for gone in _worlds(sources, trajectory.tasks, self.max_sets):
-            with _without(model, trajectory, gone):
+            with self._world(model, trajectory, gone):
                 features = _features(model, x, task)
-            self.heads[task][gone] = fit_head(features, y.to(features.device), n_classes)
+                head = self._fit(model, task, features, y.to(features.device))
+            if head is not None:
+                self.heads[task][gone] = head
+
+    def _world(
+        self, model: TaskMaskedModel, trajectory: Trajectory, gone: Collection[int]
+    ) -> AbstractContextManager[None]:
+        """The model as if some tasks had been unlearned, for the length of a block."""
+        return _without(model, trajectory, gone)
+
+    def _fit(self, model: TaskMaskedModel, task: int, features: Tensor, y: Tensor) -> Head | None:
+        """A head for the world that the model shows; None where there is nothing to fit."""
+        head = model.head(task)
+        assert isinstance(head, nn.Linear)
+        return fit_head(features, y, head.out_features)
+
+    def _swap(self, model: TaskMaskedModel, task: int, head: Head, undo: ExitStack) -> None:
+        """Put a head in the place of the task's."""
+        for parameter, value in zip(_linear(model, task), head, strict=True):
+            undo.callback(parameter.data.copy_, parameter.detach().clone())
+            parameter.data.copy_(value)
 
     def _drop_impossible(self, unlearnable: Iterable[int]) -> None:
         possible = frozenset(unlearnable)
@@ -116,10 +135,8 @@ class CounterfactualPlugin(SupervisedPlugin):
             if task in lost:
                 continue
             here = self.sources[task] & lost
-            if here in heads:
-                for parameter, value in zip(_linear(model, task), heads[here], strict=True):
-                    undo.callback(parameter.data.copy_, parameter.detach().clone())
-                    parameter.data.copy_(value)
+            if self.covers(task, lost):
+                self._swap(model, task, heads[here], undo)
                 swapped.append(task)
             kept[task] = {world - here: head for world, head in heads.items() if here < world}
         self.heads = kept

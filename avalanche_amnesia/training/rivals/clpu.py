@@ -88,7 +88,7 @@ class CLPUPlugin(SupervisedPlugin):
             model.train()
             for _ in range(self.merge_steps):
                 optimizer.zero_grad()
-                self.memory.loss(model, model.main_tasks, self.batch_size).backward()  # type: ignore[no-untyped-call]
+                self.memory.loss(model, model.main_tasks, self.batch_size).backward()
                 optimizer.step()
         optimizer.zero_grad()
         model.train(training)

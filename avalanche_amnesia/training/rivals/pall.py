@@ -52,9 +52,9 @@ class PALLPlugin(SubnetPlugin):
         self.memory, self.store = memory, store
         self.repair_steps, self.repair_lr, self.repair_batch = repair_steps, repair_lr, repair_batch
 
-    def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
+    def before_training_exp(self, strategy: Any, shuffle: bool = True, drop_last: bool = False, **kwargs: Any) -> None:
         """As the base class's, then draw the free weights; those that the task does not take return to ``θ^(0)``."""
-        super().before_training_exp(strategy, **kwargs)
+        super().before_training_exp(strategy, shuffle, drop_last, **kwargs)
         model = self.model_of(strategy)
         drawn = model.by_layer(self._draw(model, "weights", model.current_task))
         parameters = dict(model.backbone.named_parameters())
