@@ -77,8 +77,8 @@ class MaskedModel(TaskMaskedModel):
         task_owned: names of modules or parameters of which each task gets a copy.
         shared_head: number of classes of the one head that all tasks share (domain-incremental learning, the task
             label picks the mask); None: a head per task. It is masked with the features: a task trains the columns of
-            the units it opens, and each column is protected as any weight of its unit is. It has no bias, which would
-            belong to all tasks at once.
+            the units that it is the first to open; those in use are frozen under every adjustment. It has no bias,
+            which would belong to all tasks at once.
 
     Raises:
         ModelError: if some part of the backbone can't be masked safely; the message says which, why, and the mend.
@@ -132,6 +132,11 @@ class MaskedModel(TaskMaskedModel):
         """The one head of all tasks; None where each has its own."""
         head = getattr(self.backbone, SHARED_HEAD, None)
         return head if isinstance(head, nn.Linear) else None
+
+    @property
+    def frozen_in_use(self) -> frozenset[str]:
+        """The shared head: each of its columns is written by one task, whom a later one can do without."""
+        return frozenset() if self.shared_head is None else frozenset({f"{SHARED_HEAD}.weight"})
 
     def head(self, task: int) -> nn.Module:
         """The head of a task, or the one that all share.

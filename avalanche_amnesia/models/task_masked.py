@@ -52,6 +52,11 @@ class TaskMaskedModel(MultiHeadModel):
     keeps_shared_entries: bool = False
 
     @property
+    def frozen_in_use(self) -> frozenset[str]:
+        """Names of the backbone's parameters that are frozen where they are in use, whatever the adjustment."""
+        return frozenset()
+
+    @property
     def masks(self) -> Mapping[int, Mapping[str, Tensor]]:
         """Binary masks of the trained tasks: task → part of the mask → bool tensor, one-dimensional."""
         raise NotImplementedError

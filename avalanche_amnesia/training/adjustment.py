@@ -31,6 +31,7 @@ class TaskUse:
         covered: parameter → 1.0 where ``min`` of the cumulative masks is 1, else 0.0; the parameter's shape.
         importance: parameter → number of tasks, ``min`` of the summative masks; the parameter's shape.
         n_tasks: remaining tasks that count.
+        frozen: names of parameters that are frozen where they are covered, whatever the rule.
     """
 
     def __init__(self, model: TaskMaskedModel, locked: Collection[int] | None = None) -> None:
@@ -38,6 +39,7 @@ class TaskUse:
         counted = {task: mask for task, mask in model.masks.items() if locked is None or task in locked}
         masks = list(counted.values())
         self.n_tasks = len(masks)
+        self.frozen = model.frozen_in_use
         nothing = torch.zeros_like(model.cumulative_mask())
         self.in_use = torch.stack([nothing, *map(model.binary_mask, counted)]).any(0)
         cumulative = [model.by_layer(self.in_use)]
@@ -175,7 +177,10 @@ class Adjuster:
 
     def _shares(self, sparsity: list[float]) -> list[Tensor]:
         return [
-            self.rule.held(self.use, name, sparsity[self.layer_of(name)] if sparsity else 0.0) for name in self.names
+            self.use.covered[name]
+            if name in self.use.frozen
+            else self.rule.held(self.use, name, sparsity[self.layer_of(name)] if sparsity else 0.0)
+            for name in self.names
         ]
 
     def before_step(self, sparsity: list[float]) -> None:

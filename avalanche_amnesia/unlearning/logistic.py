@@ -52,7 +52,7 @@ def fit_head(
 
 
 def fit_correction(
-    features: Tensor, labels: Tensor, logits: Tensor, *, penalty: float = 1e-3, iterations: int = 30
+    features: Tensor, labels: Tensor, logits: Tensor, *, penalty: float = 1e-2, iterations: int = 30
 ) -> Tensor:
     """What to add to weights that others read too: ``min mean cross-entropy + penalty / 2 · ‖D‖²``, from zero.
 
@@ -70,9 +70,7 @@ def fit_correction(
         ``D``, ``(classes, features)``, on the features' device.
     """
     change = features.new_zeros(logits.shape[1], features.shape[1], requires_grad=True)
-    optimizer = torch.optim.LBFGS(
-        [change], max_iter=iterations, history_size=iterations, line_search_fn="strong_wolfe"
-    )
+    optimizer = torch.optim.LBFGS([change], max_iter=iterations, history_size=iterations, line_search_fn="strong_wolfe")
 
     def loss() -> Tensor:
         optimizer.zero_grad()

@@ -18,11 +18,12 @@ from avalanche_amnesia.unlearning.logistic import fit_correction
 class SharedHeadCounterfactualPlugin(CounterfactualPlugin):
     """Fits the columns of the shared head that a task alone trained, for every world without some earlier tasks.
 
-    A column belongs to the task that first opened its unit; later tasks read it and, with ``adjustment="hat"``, never
-    change it. In a world without some tasks the other columns are as they would be there (those of unlearned tasks at
-    their initial values, those of earlier tasks refitted for that world), and the task's own are fitted beside them. So
-    every column keeps one owner, and a task that is unlearned later takes its refitted columns with it. A column that
-    several remaining tasks have written is left alone; where a task has none of its own nothing is fitted.
+    A column belongs to the task that first opened its unit; later tasks read it and never change it (under
+    ``adjust="update"``). In a world without some tasks the other columns are as they would be there: those of unlearned
+    tasks at their initial values, those of earlier tasks refitted for that world. The task's own are fitted beside
+    them, as a small change, since later tasks read them too. So every column keeps one owner, and a task that is
+    unlearned later takes its refitted columns with it. A column that several remaining tasks have written is left
+    alone; where a task has none of its own nothing is fitted.
 
     Args:
         options: those of :class:`CounterfactualPlugin`.
