@@ -155,12 +155,13 @@ class CLPUDERpp(TaskStrategy):
         self._networks = CLPUPlugin(
             memory, merge_steps=merge_steps, merge_lr=merge_lr, batch_size=replay_batch, seed=seed
         )
+        self._recorder = TrajectoryPlugin()
         super().__init__(
             model=model,
             optimizer=optimizer,
             method=[
                 self._networks,
-                TrajectoryPlugin(),
+                self._recorder,
                 UnlearningPlugin(keep_probes=keep_probes, deadline=deadline),
             ],
             seed=seed,
@@ -168,6 +169,7 @@ class CLPUDERpp(TaskStrategy):
         )
 
     def mark_permanent(self, tasks: Iterable[int]) -> None:
-        """Declare remaining tasks permanent, and merge their side networks."""
+        """Declare remaining tasks permanent, and merge their side networks; while a task is in training, at its end."""
         super().mark_permanent(tasks)
-        self._networks.merge(self, self._unlearning().ledger.unlearnable)
+        if self._recorder.snapshot is None:
+            self._networks.merge(self, self._unlearning().ledger.unlearnable)
