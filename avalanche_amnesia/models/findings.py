@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
+Mend = Callable[[nn.Module], None]
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -22,7 +24,7 @@ class Finding:
     where: str
     reason: str
     mend: str
-    mends: Callable[[nn.Module], None] | None = field(default=None, repr=False, compare=False)
+    mends: Mend | None = field(default=None, repr=False, compare=False)
 
     def __str__(self) -> str:
         return f"{self.where}: {self.reason}; {self.mend}"

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from avalanche_amnesia.models.walk import Book
+from avalanche_amnesia.models.book import Book
 
 
 class MaskedBackbone(nn.Module):

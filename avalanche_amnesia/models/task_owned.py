@@ -108,7 +108,8 @@ class TaskBatchNorm(TaskNorm):
         self.momentum, self.instance = momentum, instance
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """Normalise ``(batch, channels, …)``; ``mask`` ``(channels,)``."""
+        """Normalise ``(batch, channels, …)``; ``mask`` ``(channels,)``, or ``(1,)`` where one unit masks them all."""
+        mask = None if mask is None else mask.expand(x.shape[1]).contiguous()
         weight, bias = self._folded(mask, x.dtype if self.running_mean is None else self.running_mean.dtype)
         if self.instance:
             own = self.training or self.running_mean is None
@@ -168,7 +169,8 @@ class TaskGroupNorm(TaskNorm):
         self.groups = groups
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """Normalise ``(batch, channels, …)``; ``mask`` ``(channels,)``."""
+        """Normalise ``(batch, channels, …)``; ``mask`` ``(channels,)``, or ``(1,)`` where one unit masks them all."""
+        mask = None if mask is None else mask.expand(x.shape[1]).contiguous()
         weight, bias = self._folded(mask, x.dtype)
         if mask is None:
             return F.group_norm(x, self.groups, weight, bias, self.eps)

@@ -12,14 +12,16 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
 from avalanche_amnesia.models import rules
+from avalanche_amnesia.models.book import Book
 from avalanche_amnesia.models.dry_run import dry_run
 from avalanche_amnesia.models.findings import Finding
 from avalanche_amnesia.models.graph import ModelError, UnitGraph
 from avalanche_amnesia.models.input_shape import input_like
 from avalanche_amnesia.models.masked_backbone import MaskedBackbone
+from avalanche_amnesia.models.mends import bake_in, drop, unhook, untie
 from avalanche_amnesia.models.tracer import trace_modes
 from avalanche_amnesia.models.values import always_in_use
-from avalanche_amnesia.models.walk import Book, Walk
+from avalanche_amnesia.models.walk import Walk
 
 _BATCH, _OTHER_BATCH = 2, 3
 NormChoice = Literal["task", "batch"]
@@ -190,7 +192,7 @@ def _unmaskable_parts(backbone: nn.Module) -> list[Finding]:
                     f"module {name!r} of {kind}",
                     "its weights are computed from others (a parametrisation), which no mask would protect",
                     "bake them in: torch.nn.utils.parametrize.remove_parametrizations, or fix(model)",
-                    mends=_bake_in(name),
+                    mends=bake_in(name),
                 )
             )
         elif any(isinstance(hook, _OLD_NORMS) for hook in module._forward_pre_hooks.values()):
@@ -207,7 +209,7 @@ def _unmaskable_parts(backbone: nn.Module) -> list[Finding]:
                     f"module {name!r} of {kind}",
                     "it has forward hooks, which masks can't see through",
                     "remove them, or fix(model)",
-                    mends=_unhook(name),
+                    mends=unhook(name),
                 )
             )
     names: dict[int, list[str]] = {}
@@ -225,42 +227,10 @@ def _unmaskable_parts(backbone: nn.Module) -> list[Finding]:
                     f"parameters {shared} of {kind}",
                     "one parameter under two names: a mask could protect only one of them",
                     "call one module twice instead, or give each its own parameter: fix(model)",
-                    mends=_untie(shared),
+                    mends=untie(shared),
                 )
             )
     return found
-
-
-def _bake_in(name: str):  # type: ignore[no-untyped-def]
-    def mend(model: nn.Module) -> None:
-        module = model.get_submodule(name)
-        # torch takes the parametrisation out of the module's class, which copies of the module share.
-        kind = type(module)
-        own = {key: value for key, value in vars(kind).items() if key not in ("__dict__", "__weakref__")}
-        module.__class__ = type(kind.__name__, kind.__bases__, own)
-        for parameter in list(module.parametrizations):  # type: ignore[arg-type]
-            nn.utils.parametrize.remove_parametrizations(module, str(parameter))
-
-    return mend
-
-
-def _unhook(name: str):  # type: ignore[no-untyped-def]
-    def mend(model: nn.Module) -> None:
-        module = model.get_submodule(name)
-        module._forward_hooks.clear()
-        module._forward_pre_hooks.clear()
-
-    return mend
-
-
-def _untie(names: list[str]):  # type: ignore[no-untyped-def]
-    def mend(model: nn.Module) -> None:
-        for name in names[1:]:
-            owner, _, last = name.rpartition(".")
-            module = model.get_submodule(owner)
-            setattr(module, last, nn.Parameter(getattr(module, last).detach().clone()))
-
-    return mend
 
 
 def _owned_names(backbone: nn.Module, book: Book) -> frozenset[str]:
@@ -294,20 +264,6 @@ def _uncovered(backbone: nn.Module, book: Book, owned: frozenset[str], classifie
             "they are in no masked layer, so that no mask would protect them",
             "use them in forward, take them out of the backbone (fix(model) removes modules that forward never "
             "reads), or leave its classifier out: classifier='its name'",
-            mends=_drop(loose),
+            mends=drop(loose),
         )
     ]
-
-
-def _drop(names: list[str]):  # type: ignore[no-untyped-def]
-    def mend(model: nn.Module) -> None:
-        for name in names:
-            owner, _, last = name.rpartition(".")
-            delattr(model.get_submodule(owner), last)
-        for name, module in reversed(list(model.named_modules())):  # modules of which nothing is left
-            gone = any(dropped.startswith(f"{name}.") for dropped in names)
-            if name and gone and not list(module.parameters()) and not list(module.children()):
-                owner, _, last = name.rpartition(".")
-                delattr(model.get_submodule(owner), last)
-
-    return mend

@@ -9,115 +9,29 @@ more than necessary and never less. Whatever else has no rule is a :class:`~aval
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
+from avalanche_amnesia.models.book import Book
 from avalanche_amnesia.models.dry_run import dry_run
 from avalanche_amnesia.models.findings import Finding, Refused
-from avalanche_amnesia.models.graph import WeightedLayer
 from avalanche_amnesia.models.masking import masked, owned_parameter, use_of_sets
+from avalanche_amnesia.models.registry import (
+    MAY_RETURN_ITSELF,
+    NEEDS_ZEROS,
+    NORMS_BY_CHANNEL,
+    RULES,
+    Fallback,
+    Rule,
+    module_rule,
+)
 from avalanche_amnesia.models.task_owned import OwnedSpec
-from avalanche_amnesia.models.units import ALWAYS, NOTHING, UnitSets, compact
+from avalanche_amnesia.models.trees import leaves, map_leaves
+from avalanche_amnesia.models.units import ALWAYS, compact
 from avalanche_amnesia.models.values import Masked, ParameterValue, Value, always_in_use
-
-Rule = Callable[..., Any]
-
-
-@dataclass
-class Book:
-    """What walks over a backbone find out; the walks in training and in evaluation mode write into one."""
-
-    sets: UnitSets = field(default_factory=UnitSets)
-    layers: dict[str, WeightedLayer] = field(default_factory=dict)
-    factors: dict[str, tuple[Tensor, ...]] = field(default_factory=dict)
-    owned: dict[str, OwnedSpec] = field(default_factory=dict)
-    indices: dict[str, Tensor] = field(default_factory=dict)
-    frozen_modules: set[str] = field(default_factory=set)
-    findings: list[Finding] = field(default_factory=list)
-
-    def layer(self, name: str, kind: str, units: int) -> WeightedLayer:
-        """The layer of this name, made where it is new."""
-        if name not in self.layers:
-            self.layers[name] = WeightedLayer(name, units, kind, self.sets.add_layer(units))
-        return self.layers[name]
-
-    def use(self, parameter: ParameterValue, shape: Sequence[int], *factors: Tensor) -> None:
-        """Note that a parameter is used: its entries are in use where all the sets of the factors are.
-
-        Args:
-            parameter: the whole parameter, or the part that is used.
-            shape: of the whole parameter.
-            factors: each broadcasts over the part.
-        """
-        if parameter.owned:
-            return
-        count = int(torch.tensor(shape).prod())
-        index = parameter.index
-        if parameter.frozen:
-            new: tuple[Tensor, ...] = (torch.full((1,) * len(shape), ALWAYS),)
-        elif tuple(index.shape) == tuple(shape) and torch.equal(index.reshape(-1), torch.arange(count)):
-            new = factors
-        elif _is_rows(index, shape):
-            new = tuple(_rows_of(factor, index, shape) for factor in factors)
-        else:
-            new = tuple(
-                self.sets.merge(index, factor.expand(torch.broadcast_shapes(factor.shape, index.shape)), count).reshape(
-                    tuple(shape)
-                )
-                for factor in factors
-            )
-        known = self.factors.get(parameter.name)
-        if known is not None:
-            if len(known) != len(new):
-                raise Refused(f"parameter {parameter.name} is used in two unlike ways", "use two parameters")
-            new = tuple(self.sets.union(a, b) for a, b in zip(known, new, strict=True))
-        self.factors[parameter.name] = tuple(map(compact, new))
-
-
-def _is_rows(index: Tensor, shape: Sequence[int]) -> bool:
-    """Whether a part of a parameter is some of its rows, one after the other."""
-    whole = index.dim() == len(shape) and tuple(index.shape[1:]) == tuple(shape[1:])
-    return whole and torch.equal(index.reshape(-1), torch.arange(int(index.min()), int(index.min()) + index.numel()))
-
-
-def _rows_of(factor: Tensor, index: Tensor, shape: Sequence[int]) -> Tensor:
-    """A factor of some rows as one of all rows: nothing is known of the others."""
-    first = int(index.min()) * shape[0] // int(torch.tensor(shape).prod())
-    rows = torch.full((shape[0], *factor.shape[1:]), NOTHING)
-    rows[first : first + len(index)] = factor
-    return rows
-
-
-RULES: dict[Any, Rule] = {}
-MODULE_RULES: dict[type[nn.Module], Rule] = {}
-NEEDS_ZEROS: set[Rule] = set()
-MAY_RETURN_ITSELF: set[Any] = set()
-"""Functions, methods and types of modules whose result may share its memory with their first argument."""
-
-
-def rule(*targets: Any, zeros: bool = False) -> Callable[[Rule], Rule]:
-    """Register what functions, methods (by name) or module types do to units.
-
-    Args:
-        targets: functions, names of tensor methods, types of modules.
-        zeros: whether the rule wants masked entries of its inputs to be exactly zero.
-    """
-
-    def register(function: Rule) -> Rule:
-        for target in targets:
-            if isinstance(target, type) and issubclass(target, nn.Module):
-                MODULE_RULES[target] = function
-            else:
-                RULES[target] = function
-        if zeros:
-            NEEDS_ZEROS.add(function)
-        return function
-
-    return register
 
 
 class Walk:
@@ -234,15 +148,11 @@ class Walk:
         if node.op == "call_module":
             name = str(node.target)
             if name in self.owned_modules or name in self.frozen:
-                return RULES["declared module"]
-            kind = type(self.modules[name])
-            found = next((MODULE_RULES[base] for base in kind.__mro__ if base in MODULE_RULES), None)
-            if found is None:
-                found = RULES.get(kind.__name__)  # classes of libraries that need not be installed
-            return RULES["module without rule"] if found is None else found
+                return RULES[Fallback.DECLARED_MODULE]
+            return module_rule(self.modules[name]) or RULES[Fallback.UNKNOWN_MODULE]
         args, kwargs = self.arguments(node)
         if not any(isinstance(leaf, (Value, ParameterValue)) for leaf in leaves((args, kwargs))):
-            return RULES["constant"]
+            return RULES[Fallback.CONSTANT]
         return RULES.get(node.target)
 
     def _attribute(self, node: fx.Node) -> Any:
@@ -443,11 +353,10 @@ class Walk:
         user = next(iter(node.users))
         if not user.args or user.args[0] is not node:
             return False
-        target = self.modules.get(str(user.target)) if user.op == "call_module" else user.target
-        by_channel = RULES["norms by channel"]()
-        return (type(target) if isinstance(target, nn.Module) else target) in by_channel or (
-            isinstance(target, nn.Module) and isinstance(target, tuple(k for k in by_channel if isinstance(k, type)))
-        )
+        if user.op == "call_module":
+            kinds = type(self.modules[str(user.target)]).__mro__
+            return any(kind in NORMS_BY_CHANNEL for kind in kinds)
+        return user.target in NORMS_BY_CHANNEL
 
     # Small parts ----------------------------------------------------------------------------------------------
 
@@ -537,30 +446,6 @@ def _is_of_torch(target: Any) -> bool:
     module = getattr(target, "__module__", None) or ""
     known = ("torch", "_operator", "operator", "math", "builtins")
     return module.split(".")[0] in known or type(target).__module__ == "builtins" or module.startswith("torch._C")
-
-
-def leaves(tree: Any) -> list[Any]:
-    if isinstance(tree, (tuple, list)):
-        return [leaf for part in tree for leaf in leaves(part)]
-    if isinstance(tree, Mapping):
-        return [leaf for part in tree.values() for leaf in leaves(part)]
-    if isinstance(tree, slice):
-        return [leaf for part in (tree.start, tree.stop, tree.step) for leaf in leaves(part)]
-    return [tree]
-
-
-def map_leaves(tree: Any, function: Callable[[Any], Any]) -> Any:
-    if isinstance(tree, list):
-        return [map_leaves(part, function) for part in tree]
-    if isinstance(tree, tuple):
-        parts = [map_leaves(part, function) for part in tree]
-        # `torch.max(x, 1).values`: what torch returns under names keeps them
-        return type(tree)(parts) if type(tree).__module__ == "torch.return_types" else tuple(parts)
-    if isinstance(tree, Mapping):
-        return {name: map_leaves(part, function) for name, part in tree.items()}
-    if isinstance(tree, slice):
-        return slice(*(map_leaves(part, function) for part in (tree.start, tree.stop, tree.step)))
-    return function(tree)
 
 
 def _shape_alone(leaf: Any) -> Any:

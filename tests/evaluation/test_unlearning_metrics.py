@@ -427,8 +427,8 @@ def test_metrics_without_an_unlearning_plugin_say_what_is_missing(references):
 
 def test_jsd_looks_through_a_task_s_norms_too():
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(64, 24), nn.BatchNorm1d(24), nn.ReLU(), nn.Linear(24, 8))
-    model = MaskedModel(net)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 24), nn.BatchNorm1d(24), nn.ReLU(), nn.Linear(24, 8))
+    model = MaskedModel(net, input_shape=(1, 8, 8))
     strategy = AmnesiacHAT(model=model, optimizer=torch.optim.Adam(model.parameters()), train_mb_size=32, seed=0)
     reference = deepcopy(model)
     strategy.train(BENCHMARK.train_stream[0])

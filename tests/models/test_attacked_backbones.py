@@ -201,6 +201,11 @@ MASKED = {
         lambda: a_c(c=Linear(7, 3), n=lived_in(nn.BatchNorm1d(7))),
         (6,),
     ),
+    "norms of channels under one unit": (
+        lambda s, x: s.c((s.n(h := s.k(x) * s.b(x)) + s.m(h)).mean((2, 3))),
+        lambda: k_c(b=Conv2d(2, 1, 3), n=lived_in(nn.GroupNorm(2, 4)), m=nn.BatchNorm2d(4, affine=False)),
+        IMAGE,
+    ),
     "norm over positions": (
         lambda s, x: s.c(torch.relu(s.n(s.a(x)))).mean(1),
         lambda: a_c(n=lived_in(nn.BatchNorm1d(3))),

@@ -206,12 +206,15 @@ def test_the_logits_are_the_masked_model_s(name):
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15, deadline=None, derandomize=True)
 @given(name=st.sampled_from(["gated", "mixed norms", "tokens", "lenet", "vit"]), seed=st.integers(0, 1000))
 def test_any_mask(name, seed):
-    model = trained(name, seed)
+    """In double precision: norms over one or two units that are nearly equal magnify how float32 rounds."""
+    model, x = trained(name, seed).double(), batch(name, 2)
+    x = x.double() if x.is_floating_point() else x
     for task in model.tasks:
-        assert_same_logits(extract(model, task), model, task, batch(name, 2))
+        with torch.no_grad():
+            assert torch.allclose(extract(model, task)(x), model(x, task), rtol=1e-10, atol=1e-10)
 
 
 def test_closed_units_are_gone():

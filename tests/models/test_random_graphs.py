@@ -23,7 +23,6 @@ ANYWHERE = {
 # 4 channels of 2 by 2 to 4 channels of 2 by 2
 ON_IMAGES = ANYWHERE | {
     "convolution": lambda: Conv2d(4, 4, 3, padding=1),
-    "without bias": lambda: Conv2d(4, 4, 1, bias=False),
     "depthwise": lambda: Conv2d(4, 4, 3, padding=1, groups=4),
     "grouped": lambda: Conv2d(4, 4, 1, groups=2),
     "transposed": lambda: Transposed(4, 4, 3, padding=1),
@@ -42,22 +41,20 @@ ON_IMAGES = ANYWHERE | {
     "largest": lambda: nn.MaxPool2d(3, 1, 1),
     "mean": lambda: nn.AvgPool2d(3, 1, 1),
     "batch norm": lambda: lived_in(nn.BatchNorm2d(4)),
-    "slopes": lambda: nn.PReLU(4),
 }
 # 6 units to 6 units
 ON_VECTORS = ANYWHERE | {
     "linear": lambda: Linear(6, 6),
     "functional": lambda: Net(lambda s, x: F.linear(x, s.w[1:], s.v), w=parameter(7, 6), v=parameter(6)),
-    "from the right": lambda: Net(lambda s, x: x @ s.w, w=parameter(6, 6)),
     "residual": lambda: Net(lambda s, x: x + torch.tanh(s.a(x)), a=Linear(6, 6)),
     "three paths": lambda: Net(lambda s, x: torch.cat([s.a(x), x[:, 2:5], s.b(x)], 1), a=Linear(6, 2), b=Linear(6, 1)),
     "one module twice": lambda: Net(lambda s, x: s.a(torch.tanh(s.a(x))), a=Linear(6, 6)),
     "scaled and shifted": lambda: Net(lambda s, x: x * s.g + s.h, g=parameter(6), h=parameter(6)),
     "batch norm": lambda: lived_in(nn.BatchNorm1d(6)),
-    "slopes": lambda: nn.PReLU(6),
 }
-# Operations that may leave an entry without effect that is in use: closed by a ReLU, centred away by a norm, the
-# masked factor of a product, or always in use where torch's function has no rule.
+# Operations that may leave an entry without effect that is in use: closed by a ReLU, on a slope where nothing is
+# negative, behind an open unit without bias that nothing feeds, centred away by a norm, the masked factor of a product,
+# or always in use where torch's function has no rule.
 COVER_MORE_ANYWHERE = {
     "relu": nn.ReLU,
     "softmax": lambda: nn.Softmax(1),
@@ -68,6 +65,8 @@ COVER_MORE_ANYWHERE = {
     "dropped": lambda: nn.Dropout(0.3),
 }
 COVER_MORE_ON_IMAGES = COVER_MORE_ANYWHERE | {
+    "without bias": lambda: Conv2d(4, 4, 1, bias=False),
+    "slopes": lambda: nn.PReLU(4),
     "gate": lambda: Net(lambda s, x: x * torch.sigmoid(s.a(x)), a=Conv2d(4, 4, 1)),
     "product": lambda: Net(lambda s, x: s.b(x) * s.a(x), a=Conv2d(4, 4, 1), b=Conv2d(4, 1, 1)),
     "excited": lambda: Net(lambda s, x: x * torch.sigmoid(s.a(x.mean((2, 3))))[..., None, None], a=Linear(4, 4)),
@@ -82,6 +81,8 @@ COVER_MORE_ON_IMAGES = COVER_MORE_ANYWHERE | {
     "layer norm of rows": lambda: lived_in(nn.LayerNorm(2)),
 }
 COVER_MORE_ON_VECTORS = COVER_MORE_ANYWHERE | {
+    "from the right": lambda: Net(lambda s, x: x @ s.w, w=parameter(6, 6)),
+    "slopes": lambda: nn.PReLU(6),
     "gate": lambda: Net(lambda s, x: torch.tanh(x) * torch.sigmoid(s.a(x)), a=Linear(6, 6)),
     "linear unit": lambda: Net(lambda s, x: F.glu(s.a(x)), a=Linear(6, 12)),
     "outer": lambda: Net(
@@ -93,7 +94,7 @@ COVER_MORE_ON_VECTORS = COVER_MORE_ANYWHERE | {
 READS = {
     "an image": (lambda: nn.Identity(), (4, 2, 2)),
     "a vector": (lambda: nn.Unflatten(1, (4, 2, 2)), (16,)),
-    "tokens": (lambda: Net(lambda s, x: s.e(x).reshape(x.shape[0], 4, 2, 2), e=nn.Embedding(5, 8)), (2,)),
+    "tokens": (lambda: Net(lambda s, x: s.e(x).transpose(1, 2).unflatten(2, (2, 2)), e=nn.Embedding(5, 4)), (4,)),
 }
 
 
@@ -123,7 +124,7 @@ def plans(images, vectors) -> st.SearchStrategy:
     )
 
 
-@settings(max_examples=50, deadline=None, derandomize=True)
+@settings(max_examples=40, deadline=None, derandomize=True)
 @given(plan=plans(ON_IMAGES, ON_VECTORS), seed=st.integers(0, 1000))
 def test_uses_capacity_and_purge_equal_the_twin_s(plan, seed):
     model, x = build(*plan)
@@ -148,7 +149,7 @@ def test_uses_capacity_and_purge_equal_the_twin_s(plan, seed):
         assert torch.equal(free_again, (of_both[name] == 1) & (reaches == 0)), name
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=100, deadline=None, derandomize=True)
 @given(
     plan=plans(ON_IMAGES | COVER_MORE_ON_IMAGES, ON_VECTORS | COVER_MORE_ON_VECTORS),
     seed=st.integers(0, 1000),

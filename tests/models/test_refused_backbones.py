@@ -203,3 +203,10 @@ def test_mlp_shapes_and_dropout():
         (6, 7),
         (5, 6),
     ]
+
+
+def test_a_part_of_a_norm_can_not_be_frozen_but_the_whole_of_it():
+    backbone = nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.ReLU())
+    with pytest.raises(ModelError, match="a norm can't be frozen in part"):
+        MaskedModel(backbone, frozen=["1.weight"])
+    assert MaskedModel(backbone, frozen=["1"]).graph.frozen == {"1.weight", "1.bias"}

@@ -59,7 +59,7 @@ class Tokens(torch.utils.data.Dataset):
         return self.x[i], self.targets[i]
 
 
-def stream(root, shape, *, n_tasks: int = 3, per_task: int = 40, dtype=torch.float32):
+def stream(root, shape, *, n_tasks: int = 3, per_task: int = 40):
     """A benchmark of tasks of two classes each, some images of each."""
     classes = [[2 * task, 2 * task + 1] for task in range(n_tasks)]
     if shape == "tokens":
@@ -73,8 +73,7 @@ def stream(root, shape, *, n_tasks: int = 3, per_task: int = 40, dtype=torch.flo
         x, y = mnist(root, 28 if shape[-1] == 28 else 8)
         x = x.reshape(-1, *shape) * 3 - 1
     chosen = torch.cat([(torch.isin(y, torch.tensor(pair))).nonzero()[:per_task, 0] for pair in classes])
-    x, y = x[chosen].to(dtype), y[chosen]
-    return task_benchmark((x, y), (x, y), classes)
+    return task_benchmark((x[chosen], y[chosen]), (x[chosen], y[chosen]), classes)
 
 
 # Networks ---------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from torch import Tensor, fx, nn
 from avalanche_amnesia.models.extraction.layout import Live, common, live, nonzero, union
 from avalanche_amnesia.models.extraction.shrinking import Shrinking, shrinks
 from avalanche_amnesia.models.rules import arithmetic, elementwise
-from avalanche_amnesia.models.walk import leaves, map_leaves
+from avalanche_amnesia.models.trees import leaves, map_leaves
 
 _PRODUCTS = {arithmetic.multiplied, arithmetic.divided}
 

@@ -13,7 +13,7 @@ from torch import Tensor, fx
 from avalanche_amnesia.models.extraction.layout import Live, Size, live, union
 from avalanche_amnesia.models.extraction.shrinking import Shrinking, shrinks
 from avalanche_amnesia.models.rules import mixing, pooling, shapes
-from avalanche_amnesia.models.walk import leaves, map_leaves
+from avalanche_amnesia.models.trees import leaves, map_leaves
 
 
 @shrinks(*pooling.OVER_POSITIONS)

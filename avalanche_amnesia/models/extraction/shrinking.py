@@ -18,12 +18,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
-from torch.func import functional_call
 
+from avalanche_amnesia.models.dry_run import dry_run
 from avalanche_amnesia.models.extraction.layout import Live, Size, live, places_in
+from avalanche_amnesia.models.registry import MODULE_RULES, RULES, Rule
 from avalanche_amnesia.models.task_owned import TaskBatchNorm
 from avalanche_amnesia.models.tracer import DROPS_BRANCHES
-from avalanche_amnesia.models.walk import MODULE_RULES, RULES, Rule, leaves, map_leaves
+from avalanche_amnesia.models.trees import leaves, map_leaves
 
 Shrink = Callable[..., Any]
 SHRINKS: dict[Any, Shrink] = {}
@@ -143,10 +144,7 @@ class Shrinking:
             a, k = map_leaves((args, kwargs), partial(_example, which=example))
             k = {name: torch.device("meta") if name == "device" else value for name, value in k.items()}
             if node.op == "call_module":
-                module = self.module(node)
-                state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-                empty = {name: torch.empty_like(value, device="meta") for name, value in state.items()}
-                results.append(functional_call(module, empty, a, k))
+                results.append(dry_run(self.module(node), a, k))
             else:
                 results.append(self._call(node, a, k))
         return results[0], results[1]

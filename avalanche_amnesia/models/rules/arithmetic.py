@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, fx
 
 from avalanche_amnesia.models.findings import Refused
+from avalanche_amnesia.models.registry import rule
 from avalanche_amnesia.models.units import ALWAYS
 from avalanche_amnesia.models.values import Masked, ParameterValue, Value, filled
-from avalanche_amnesia.models.walk import Walk, rule
+from avalanche_amnesia.models.walk import Walk
 
 
 @rule(operator.add, operator.iadd, torch.add, operator.sub, operator.isub, torch.sub, "add", "add_", "sub", "sub_")

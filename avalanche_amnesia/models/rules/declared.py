@@ -8,12 +8,14 @@ import torch
 from torch import fx
 
 from avalanche_amnesia.models.masking import call_owned
+from avalanche_amnesia.models.registry import Fallback, rule
 from avalanche_amnesia.models.task_owned import OwnedSpec
 from avalanche_amnesia.models.units import ALWAYS
 from avalanche_amnesia.models.values import ParameterValue
-from avalanche_amnesia.models.walk import RULES, Walk
+from avalanche_amnesia.models.walk import Walk
 
 
+@rule(Fallback.DECLARED_MODULE)
 def declared(walk: Walk, node: fx.Node, *args: Any, **options: Any) -> Any:
     """Whatever it computes: its result counts as always in use."""
     name = str(node.target)
@@ -31,6 +33,3 @@ def declared(walk: Walk, node: fx.Node, *args: Any, **options: Any) -> Any:
         always = torch.full((1,) * parameter.dim(), ALWAYS)
         walk.used(ParameterValue(whole.name, whole.index, whole.dtype, frozen=True), always)
     return result
-
-
-RULES["declared module"] = declared

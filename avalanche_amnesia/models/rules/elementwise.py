@@ -10,9 +10,11 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from avalanche_amnesia.models.findings import Refused
+from avalanche_amnesia.models.registry import MAY_RETURN_ITSELF, rule
 from avalanche_amnesia.models.rules.arithmetic import multiply
+from avalanche_amnesia.models.trees import leaves
 from avalanche_amnesia.models.values import Masked, ParameterValue, Value
-from avalanche_amnesia.models.walk import MAY_RETURN_ITSELF, Walk, leaves, rule
+from avalanche_amnesia.models.walk import Walk
 
 _KEEP_ZERO_MODULES = (
     *(nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.CELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish, nn.Tanh, nn.RReLU),

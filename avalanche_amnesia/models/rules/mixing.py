@@ -10,10 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from avalanche_amnesia.models.findings import Refused
+from avalanche_amnesia.models.registry import Fallback, rule
 from avalanche_amnesia.models.rules.weighted import connect
 from avalanche_amnesia.models.units import ALWAYS
 from avalanche_amnesia.models.values import Masked, ParameterValue, Value
-from avalanche_amnesia.models.walk import RULES, Walk, rule
+from avalanche_amnesia.models.walk import Walk
 
 _WITH_ORDER = (torch.norm, torch.linalg.vector_norm, "norm")
 """They take the order of the norm in front of the axes."""
@@ -98,6 +99,7 @@ def probabilities(walk: Walk, node: fx.Node, x: Value) -> Any:
     return walk.anything(node)
 
 
+@rule(Fallback.UNKNOWN_MODULE)
 def module_without_rule(walk: Walk, node: fx.Node, *args: Any, **options: Any) -> Any:
     """A module of torch.nn without parameters or buffers is a function; any other needs a rule."""
     module = walk.module(node)
@@ -109,6 +111,3 @@ def module_without_rule(walk: Walk, node: fx.Node, *args: Any, **options: Any) -
         f"declare it: MaskedModel(backbone, frozen=[{node.target!r}]) (trained by the first task alone) or "
         f"task_owned=[{node.target!r}] (a copy per task); or use layers of torch.nn that have one",
     )
-
-
-RULES["module without rule"] = module_without_rule

@@ -10,18 +10,17 @@ from torch import Tensor, fx, nn
 
 from avalanche_amnesia.models.findings import Refused
 from avalanche_amnesia.models.masking import call_owned
+from avalanche_amnesia.models.registry import rule
 from avalanche_amnesia.models.task_owned import NormKind, OwnedSpec
 from avalanche_amnesia.models.units import compact
 from avalanche_amnesia.models.values import Masked, ParameterValue, Value, filled
-from avalanche_amnesia.models.walk import RULES, Walk, rule
+from avalanche_amnesia.models.walk import Walk
 
 _BATCH = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 _INSTANCE = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
-_BY_CHANNEL = (*_BATCH, *_INSTANCE, F.batch_norm, F.instance_norm, torch.batch_norm, torch.instance_norm)
-RULES["norms by channel"] = lambda: _BY_CHANNEL
 
 
-@rule(*_BATCH, *_INSTANCE)
+@rule(*_BATCH, *_INSTANCE, by_channel=True)
 def by_channel(walk: Walk, node: fx.Node, x: Value) -> Value:
     """Batch and instance norm."""
     module: Any = walk.module(node)
@@ -39,7 +38,7 @@ def by_channel(walk: Walk, node: fx.Node, x: Value) -> Value:
     return _own(walk, node, x, spec)
 
 
-@rule(F.batch_norm)
+@rule(F.batch_norm, by_channel=True)
 def functional_batch_norm(
     walk: Walk,
     node: fx.Node,
@@ -133,8 +132,10 @@ def _own(walk: Walk, node: fx.Node, x: Any, spec: OwnedSpec) -> Value:
     """Put the task's own copy in the node's place."""
     if not isinstance(x, Value):
         raise Refused("a parameter is normalised", "use it as it is")
-    if walk.is_frozen(spec.name):
-        raise Refused("a norm can't be frozen", "leave it out of frozen=[…]: every task has its own")
+    if any(walk.is_frozen(name) for name in (spec.name, *spec.parameters) if name is not None):
+        raise Refused(
+            "a norm can't be frozen in part", "declare all of it frozen=[…], or nothing: every task has its own"
+        )
     if spec.kind in ("layer", "rms"):
         dims = range(x.ids.dim() - len(spec.shape))
     else:

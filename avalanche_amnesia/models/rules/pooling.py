@@ -8,8 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
+from avalanche_amnesia.models.registry import Rule, rule
 from avalanche_amnesia.models.values import Value
-from avalanche_amnesia.models.walk import Rule, Walk, rule
+from avalanche_amnesia.models.walk import Walk
 
 _BY_AXES = {
     1: (

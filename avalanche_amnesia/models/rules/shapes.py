@@ -12,10 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from avalanche_amnesia.models.findings import Refused
+from avalanche_amnesia.models.registry import MAY_RETURN_ITSELF, Fallback, rule
 from avalanche_amnesia.models.rules.arithmetic import adopt
+from avalanche_amnesia.models.trees import leaves, map_leaves
 from avalanche_amnesia.models.units import NOTHING, compact
 from avalanche_amnesia.models.values import ParameterValue, Value
-from avalanche_amnesia.models.walk import MAY_RETURN_ITSELF, RULES, Walk, leaves, map_leaves, rule
+from avalanche_amnesia.models.walk import Walk
 
 _MOVES = (
     *(torch.flatten, torch.reshape, torch.permute, torch.transpose, torch.swapaxes, torch.swapdims, torch.movedim),
@@ -144,6 +146,7 @@ def size(walk: Walk, node: fx.Node, x: Any, *args: Any) -> Any:
 _RANDOM = ("rand", "normal", "bernoulli", "multinomial", "poisson", "empty", "new_empty", "dropout", "exponential")
 
 
+@rule(Fallback.CONSTANT)
 def constant(walk: Walk, node: fx.Node, *args: Any, **options: Any) -> Any:
     """Nothing of the network's values is in it: computed as it stands."""
     target = node.target
@@ -157,9 +160,6 @@ def constant(walk: Walk, node: fx.Node, *args: Any, **options: Any) -> Any:
         return target(*args, **options)
     except Exception as error:  # whatever the operation raises
         raise Refused(f"it can't be worked out in advance ({error})", "compute it outside of forward") from error
-
-
-RULES["constant"] = constant
 
 
 def _places(leaf: Any) -> Any:

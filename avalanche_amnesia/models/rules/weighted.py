@@ -10,9 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from avalanche_amnesia.models.findings import Refused
+from avalanche_amnesia.models.registry import rule
 from avalanche_amnesia.models.units import ALWAYS, compact
 from avalanche_amnesia.models.values import Masked, ParameterValue, Value
-from avalanche_amnesia.models.walk import Walk, rule
+from avalanche_amnesia.models.walk import Walk
 
 _CONVOLUTIONS: dict[Any, str] = {
     F.conv1d: "Conv1d",
