@@ -9,7 +9,7 @@ from unlearning_kit import bits, mlp, quiet
 
 from avalanche_amnesia.benchmarks import PermutedDigits, RotatedDigits, SplitDigits
 from avalanche_amnesia.evaluation import References
-from avalanche_amnesia.models import MLP, MaskedModel, ModelError
+from avalanche_amnesia.models import MLP, MaskedModel, ModelError, extract
 from avalanche_amnesia.training import HAT, AdaHAT, AmnesiacHAT, find_plugin
 from avalanche_amnesia.training.plugins import SharedHeadCounterfactualPlugin
 
@@ -149,3 +149,15 @@ def test_other_classes_and_other_models_are_refused():
     strategy = HAT(model=own, optimizer=Adam(own.parameters()), plugins=[SharedHeadCounterfactualPlugin()])
     with pytest.raises(TypeError, match="refits a shared head"):
         strategy.train(STREAMS["permuted"].train_stream[0])
+
+
+def test_the_head_is_described_extracted_and_copied():
+    strategy, stream = train(make(train_epochs=1), STREAMS["permuted"], 2), STREAMS["permuted"]
+    model = strategy.model.eval()
+    n = sum(p.numel() for p in model.backbone.parameters())
+    assert f"{n:,} parameters: masked 100.0%" in str(model.describe())
+    x = stream.test_stream[1].tensors[0]
+    with torch.no_grad():
+        expected = model(x, 1)
+        torch.testing.assert_close(extract(model, 1)(x), expected, atol=1e-6, rtol=0)
+        assert torch.equal(copy.deepcopy(model)(x, 1), expected)
