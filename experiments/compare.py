@@ -1,10 +1,12 @@
 """Compare strategies on one stream with unlearning requests, over several seeds: an ordinary Avalanche script.
 
     python experiments/compare.py --benchmark split_digits --methods hat amnesiac_hat ewc --seeds 0 1 2
+    python experiments/compare.py --benchmark rotated_digits --shared-head 10 --methods hat subtract amnesiac_hat
     python experiments/compare.py --benchmark permuted_mnist --root DATA --n-train 3000 --requests '{"1": [0]}'
 
-HAT and AdaHAT are controls here: they learn the same stream and obey no request. The others unlearn: AmnesiacHAT by
-itself, EWC, LwF and Naive because two plugins make them. Copy what you need.
+HAT and AdaHAT are controls here: they learn the same stream and obey no request. The others unlearn: AmnesiacHAT, WSN
+and the rivals by themselves, Naive, EWC, LwF, Replay and DER++ because two plugins make them. ``--controls`` runs every
+method twice more: one that does nothing, one that takes out heads (and masks) alone. Copy what you need.
 """
 
 import argparse
@@ -19,7 +21,7 @@ os.environ.setdefault("WANDB_SILENT", "true")
 import torch
 from avalanche.evaluation.metrics import accuracy_metrics
 from avalanche.training.plugins import EvaluationPlugin
-from avalanche.training.supervised import EWC, LwF, Naive
+from avalanche.training.supervised import EWC, LwF, Naive, Replay
 from torch import nn
 from torch.optim import SGD, Adam
 
@@ -33,28 +35,51 @@ from avalanche_amnesia.evaluation import (
     unlearned_accuracy_metrics,
 )
 from avalanche_amnesia.logging import WandBLogger
-from avalanche_amnesia.models import MLP, MaskedModel, MultiHeadModel
+from avalanche_amnesia.models import MLP, MaskedModel, MultiHeadModel, NetworkPerTask, SideNetworks, SubnetModel
 from avalanche_amnesia.training import (
     HAT,
+    WSN,
     AdaHAT,
     AmnesiacHAT,
+    DarkReplayPlugin,
     InMemoryLoaderPlugin,
     SeedingPlugin,
     TrajectoryPlugin,
     UnlearningPlugin,
+    find_plugin,
     remaining_experiences,
 )
+from avalanche_amnesia.training.rivals import PALL, CLPUDERpp, Independent
 
 STREAMS = {
     "split_digits": benchmarks.SplitDigits,
     "permuted_digits": benchmarks.PermutedDigits,
     "split_mnist": benchmarks.SplitMNIST,
     "permuted_mnist": benchmarks.PermutedMNIST,
+    "rotated_digits": benchmarks.RotatedDigits,
     "rotated_mnist": benchmarks.RotatedMNIST,
     "split_fashion_mnist": benchmarks.SplitFashionMNIST,
 }
-MASKED = {"hat": HAT, "adahat": AdaHAT, "amnesiac_hat": AmnesiacHAT}
-STOCK = {"ewc": (EWC, {"ewc_lambda": 1e4}), "lwf": (LwF, {"alpha": 1.0, "temperature": 2.0}), "naive": (Naive, {})}
+OWN = {
+    "hat": (HAT, MaskedModel, {}),
+    "adahat": (AdaHAT, MaskedModel, {}),
+    "amnesiac_hat": (AmnesiacHAT, MaskedModel, {}),
+    "amnesiac_adahat": (AmnesiacHAT, MaskedModel, {"adjustment": "adahat"}),
+    "subtract": (AmnesiacHAT, MaskedModel, {"compensation": "none"}),
+    "hat_cl": (AmnesiacHAT, MaskedModel, {"deletion": "exclusive"}),
+    "wsn": (WSN, SubnetModel, {"score_lr": 1e-2}),
+    "pall": (PALL, SubnetModel, {"score_lr": 1e-2}),
+    "clpu_derpp": (CLPUDERpp, SideNetworks, {}),
+    "independent": (Independent, NetworkPerTask, {}),
+}
+STOCK = {
+    "naive": (Naive, {}),
+    "ewc": (EWC, {"ewc_lambda": 1e4}),
+    "lwf": (LwF, {"alpha": 1.0, "temperature": 2.0}),
+    "replay": (Replay, {"mem_size": 250}),
+    "derpp": (Naive, {}),  # with DarkReplayPlugin: Avalanche's DER knows no heads
+}
+CONTROLS = {"": True, "+nothing": False, "+head": "head"}
 MEASURES = {
     "accuracy": "mean test accuracy of the remaining tasks",
     "unlearned": "accuracy on unlearned tasks through the head and mask they had",
@@ -77,18 +102,25 @@ def make_strategy(method, options, seed, in_features, **kwargs):
     torch.manual_seed(seed)  # the same initial bits at every call: the references rely on it
     backbone = MLP(in_features, hidden=(256, 100), features=64)
     common = {"train_mb_size": options.batch, "train_epochs": options.epochs, "eval_mb_size": 512} | kwargs
-    if method in MASKED:
-        model = MaskedModel(backbone)
-        if method != "amnesiac_hat":  # controls: requests are entered into the book, and nothing is unlearned
+    method, _, control = method.partition("+")
+    if method in OWN:
+        strategy, wrap, settings = OWN[method]
+        model = wrap(backbone, **({"shared_head": options.shared_head} if options.shared_head else {}))
+        if strategy in (HAT, AdaHAT):  # requests are entered into the book, and nothing is unlearned
             common["plugins"] = [TrajectoryPlugin(), UnlearningPlugin(obey=False)]
-        return MASKED[method](model=model, optimizer=Adam(model.parameters(), lr=options.lr), seed=seed, **common)
-    strategy, settings = STOCK[method]
-    model = MultiHeadModel(backbone)
-    plugins = [SeedingPlugin(seed), InMemoryLoaderPlugin(), TrajectoryPlugin(), UnlearningPlugin()]
-    optimizer = SGD(model.parameters(), lr=options.lr_stock)
-    return strategy(
-        model=model, optimizer=optimizer, criterion=nn.CrossEntropyLoss(), plugins=plugins, **settings, **common
-    )
+        made = strategy(model=model, optimizer=Adam(model.parameters(), lr=options.lr), seed=seed, **settings, **common)
+    else:
+        strategy, settings = STOCK[method]
+        model = MultiHeadModel(backbone)
+        plugins = [SeedingPlugin(seed), InMemoryLoaderPlugin(), TrajectoryPlugin(), UnlearningPlugin()]
+        plugins += [DarkReplayPlugin(seed=seed)] if method == "derpp" else []
+        optimizer = SGD(model.parameters(), lr=options.lr_stock)
+        made = strategy(
+            model=model, optimizer=optimizer, criterion=nn.CrossEntropyLoss(), plugins=plugins, **settings, **common
+        )
+    if control:
+        find_plugin(made, UnlearningPlugin).obey = CONTROLS[f"+{control}"]
+    return made
 
 
 def run(method, options, seed):
@@ -143,7 +175,9 @@ def parse():
     parser.add_argument("--benchmark", choices=STREAMS, default="split_digits")
     parser.add_argument("--root", default=None, help="data root of the MNIST family (or the variable AMNESIA_DATA)")
     parser.add_argument("--download", action="store_true", help="let torchvision download what is missing")
-    parser.add_argument("--methods", nargs="+", choices=[*MASKED, *STOCK], default=[*MASKED, *STOCK])
+    parser.add_argument("--methods", nargs="+", choices=[*OWN, *STOCK], default=[*OWN, *STOCK])
+    parser.add_argument("--controls", action="store_true", help="each method also doing nothing, and dropping heads")
+    parser.add_argument("--shared-head", type=int, default=None, help="classes of one head for all tasks (HAT's kind)")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--tasks", type=int, default=5)
     parser.add_argument("--n-train", type=int, default=None, help="subsample, stratified")
@@ -161,7 +195,13 @@ def parse():
         default={1: [0], 3: [1], 4: [4]},
         help='JSON, after which task: which tasks to unlearn, e.g. \'{"1": [0], "3": [1], "4": [4]}\'',
     )
-    return parser.parse_args()
+    options = parser.parse_args()
+    headed = [method for method in options.methods if OWN.get(method, (None, None))[1] is not MaskedModel]
+    if options.shared_head and headed:
+        parser.error(f"--shared-head is for methods over a MaskedModel, not for {', '.join(headed)}")
+    if options.controls:
+        options.methods = [method + control for method in options.methods for control in CONTROLS]
+    return options
 
 
 def main():
@@ -174,9 +214,9 @@ def main():
         writer.writeheader()
         writer.writerows(rows)
     print(f"\n{options.benchmark}, requests {options.requests}, {len(options.seeds)} seeds, mean ± standard deviation")
-    print(f"{'method':14}" + "".join(f"{measure:>20}" for measure in MEASURES))
+    print(f"{'method':21}" + "".join(f"{measure:>20}" for measure in MEASURES))
     for method in options.methods:
-        print(f"{method:14}" + "".join(f"{summary(rows, method, measure):>20}" for measure in MEASURES))
+        print(f"{method:21}" + "".join(f"{summary(rows, method, measure):>20}" for measure in MEASURES))
     for measure, meaning in MEASURES.items():
         print(f"  {measure}: {meaning}")
     print(f"\nper seed: {options.out / 'per_seed.csv'}; W&B runs: {options.out / 'wandb'} (a group per method)")

@@ -1,6 +1,6 @@
 """Streams of tasks, and the unlearning requests that they carry."""
 
-from avalanche_amnesia.benchmarks.digits import PermutedDigits, SplitDigits
+from avalanche_amnesia.benchmarks.digits import PermutedDigits, RotatedDigits, SplitDigits
 from avalanche_amnesia.benchmarks.idx import CorruptDataError, DataNotFoundError
 from avalanche_amnesia.benchmarks.mnist import PermutedMNIST, RotatedMNIST, SplitFashionMNIST, SplitMNIST
 from avalanche_amnesia.benchmarks.requests import UnlearningRequest, with_unlearning
@@ -13,6 +13,7 @@ __all__ = [
     "PermutedDigits",
     "PermutedMNIST",
     "RequestError",
+    "RotatedDigits",
     "RotatedMNIST",
     "SplitDigits",
     "SplitFashionMNIST",

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from avalanche.benchmarks import CLScenario
 
-from avalanche_amnesia.benchmarks.families import Images, permuted, split
+from avalanche_amnesia.benchmarks.families import Images, permuted, rotated, split
 from avalanche_amnesia.benchmarks.subsets import stratified
 
 N_TEST = 360
@@ -55,6 +55,29 @@ def PermutedDigits(
         ValueError: a value that is not allowed; the message names those that are.
     """
     return permuted(_digits(seed).subset(n_train, n_test, seed), n_tasks, seed)
+
+
+def RotatedDigits(
+    n_tasks: int = 5,
+    *,
+    angles: Sequence[float] | None = None,
+    seed: int = 0,
+    n_train: int | None = None,
+    n_test: int | None = None,
+) -> CLScenario:
+    """All ten digits in every task, turned by an angle of the task's own.
+
+    Args:
+        n_tasks: at least 1.
+        angles: one per task, in degrees; None: evenly from 0 to 90.
+        seed: draws the train/test split and the subsets.
+        n_train: images per task (the same ones in every task), stratified, 10 to 1,437; None: all.
+        n_test: the same of the test set, 10 to 360.
+
+    Raises:
+        ValueError: a value that is not allowed; the message names those that are.
+    """
+    return rotated(_digits(seed).subset(n_train, n_test, seed), n_tasks, angles)
 
 
 def _digits(seed: int) -> Images:

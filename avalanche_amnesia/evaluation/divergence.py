@@ -70,17 +70,18 @@ class JSDivergence(ProbingMetric):
         result = {}
         for task in unlearned:
             x, _ = task_data(self.references.test_experience(task))
-            features = [self._features(m, main, x, self.probes.get(task), remaining) for m in (model, reference)]
+            features = [self._features(m, main, x, task, remaining) for m in (model, reference)]
             if features[0] is not None and features[1] is not None:
                 result[task] = float(js_divergence(features[0], features[1]).mean())
         return result
 
     def _features(
-        self, model: nn.Module, main: nn.Module, x: Tensor, probe: Probe | None, remaining: Sequence[int]
+        self, model: nn.Module, main: nn.Module, x: Tensor, task: int, remaining: Sequence[int]
     ) -> Tensor | None:
         """Features through the probe; None where there is no mask to look through."""
         if not isinstance(main, TaskMaskedModel):
-            return features_of(model, x)
+            return features_of(model, x, task=task)
+        probe = self.probes.get(task)
         if self.probe == "own":
             return None if probe is None or probe.mask is None else features_of(model, x, probe.mask, parts=probe.parts)
         assert isinstance(model, TaskMaskedModel)

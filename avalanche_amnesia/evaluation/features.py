@@ -19,6 +19,7 @@ def features_of(
     mask: Tensor | None = None,
     batch_size: int = 512,
     parts: nn.Module | None = None,
+    task: int | None = None,
 ) -> Tensor:
     """Backbone features of inputs.
 
@@ -30,6 +31,7 @@ def features_of(
             mask, as for models without masks.
         batch_size: samples at a time.
         parts: what else a task's features depend on (``model.task_parts(task)``); used with a mask alone.
+        task: whose features, where a model has a network per task; None: those of a task that it does not have.
 
     Returns:
         ``(n, features)`` on the CPU.
@@ -39,17 +41,20 @@ def features_of(
     """
     device = next(model.parameters()).device
     with evaluating(model):
+        batches = x.split(batch_size)
         if parts is not None:
             parts = deepcopy(parts).to(device).eval()
-        return torch.cat([_batch_features(model, part.to(device), mask, parts).cpu() for part in x.split(batch_size)])
+        return torch.cat([_batch_features(model, part.to(device), mask, parts, task).cpu() for part in batches])
 
 
-def _batch_features(model: nn.Module, x: Tensor, mask: Tensor | None, parts: nn.Module | None) -> Tensor:
+def _batch_features(
+    model: nn.Module, x: Tensor, mask: Tensor | None, parts: nn.Module | None, task: int | None
+) -> Tensor:
     if isinstance(model, TaskMaskedModel):
         chosen = torch.ones_like(model.cumulative_mask()) if mask is None else mask.to(x.device)
         return model.masked_features(x, chosen, parts)
     if isinstance(model, MultiHeadModel):
-        return model.backbone(x)
+        return model.backbone(x) if task is None else model.features(x, task)
     classifier = next((m for m in model.modules() if isinstance(m, MultiHeadClassifier)), None)
     if classifier is None or not classifier.classifiers:
         raise ModelError(

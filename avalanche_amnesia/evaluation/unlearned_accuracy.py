@@ -49,7 +49,7 @@ class UnlearnedAccuracy(ProbingMetric):
             probe = self.probes.get(task)
             if probe is not None and probe.head is not None:
                 x, y = task_data(self.experiences[task])
-                features = features_of(model, x, probe.mask, parts=probe.parts)
+                features = features_of(model, x, probe.mask, parts=probe.parts, task=task)
                 by_task[task] = accuracy(probe.head.cpu()(features), y)
         return by_task
 

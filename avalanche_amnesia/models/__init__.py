@@ -6,6 +6,7 @@ from avalanche_amnesia.models.graph import ModelError, UnitGraph, WeightedLayer
 from avalanche_amnesia.models.masked import MaskedModel
 from avalanche_amnesia.models.mlp import MLP
 from avalanche_amnesia.models.multi_head import MultiHeadModel, UnknownTaskError
+from avalanche_amnesia.models.networks import NetworkPerTask, SideNetworks
 from avalanche_amnesia.models.subnet import SubnetModel
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.models.tracing import trace_backbone
@@ -17,6 +18,8 @@ __all__ = [
     "MaskedModel",
     "ModelError",
     "MultiHeadModel",
+    "NetworkPerTask",
+    "SideNetworks",
     "SubnetModel",
     "SubnetReport",
     "TaskMaskedModel",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from avalanche_amnesia.models.description import Description
-from avalanche_amnesia.models.graph import UnitGraph
+from avalanche_amnesia.models.graph import ModelError, UnitGraph
 from avalanche_amnesia.models.masked_backbone import MaskedBackbone
 from avalanche_amnesia.models.multi_head import UnknownTaskError, single_task
 from avalanche_amnesia.models.task_buffers import TaskBuffers
@@ -19,6 +20,8 @@ from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.models.task_owned import TaskNorm
 from avalanche_amnesia.models.tracing import NormChoice, trace_backbone
 from avalanche_amnesia.models.utilisation import utilisation
+
+SHARED_HEAD = "_shared_head"
 
 
 class OwnModules(nn.ModuleDict):
@@ -38,6 +41,18 @@ class OwnModules(nn.ModuleDict):
         """Training mode only while they learn."""
         super().train(mode and self.learning)
         return self
+
+
+class SharedHead(nn.Module):
+    """Stands among the heads for a task whose head is the one that all tasks share.
+
+    Args:
+        n_classes: of the task, and of all others.
+    """
+
+    def __init__(self, n_classes: int) -> None:
+        super().__init__()
+        self.register_buffer("weight", torch.zeros(n_classes, 0))  # a saved state tells the task by it
 
 
 class MaskedModel(TaskMaskedModel):
@@ -60,6 +75,10 @@ class MaskedModel(TaskMaskedModel):
         frozen: names of modules or parameters that the first task alone trains; what they return counts as always
             in use. Such modules run in evaluation mode: no dropout, and running statistics as they were given.
         task_owned: names of modules or parameters of which each task gets a copy.
+        shared_head: number of classes of the one head that all tasks share (domain-incremental learning, the task
+            label picks the mask); None: a head per task. It is masked with the features: a task trains the columns of
+            the units that it is the first to open; those in use are frozen under every adjustment. It has no bias,
+            which would belong to all tasks at once.
 
     Raises:
         ModelError: if some part of the backbone can't be masked safely; the message says which, why, and the mend.
@@ -82,12 +101,13 @@ class MaskedModel(TaskMaskedModel):
         norm: NormChoice = "task",
         frozen: Collection[str] = (),
         task_owned: Collection[str] = (),
+        shared_head: int | None = None,
     ) -> None:
         module, graph = trace_backbone(
             backbone, input_shape, classifier=classifier, norm=norm, frozen=frozen, task_owned=task_owned
         )
         super().__init__(module, len(graph.output))
-        self.graph = graph
+        self.graph = graph if shared_head is None else self._add_shared_head(graph, shared_head)
         self._sizes = [layer.units for layer in graph.layers.values()]
         self._binary = TaskBuffers()
         self._embeddings = TaskBuffers()
@@ -98,6 +118,46 @@ class MaskedModel(TaskMaskedModel):
         self._allowed: Tensor | None = None
         self._gate_leaves: dict[str, Tensor] = {}
         self.generation = 0
+
+    def _add_shared_head(self, graph: UnitGraph, n_classes: int) -> UnitGraph:
+        """Make the head that all tasks share, and enter it into the graph: a column is in use as its feature is."""
+        if not isinstance(n_classes, int) or isinstance(n_classes, bool) or n_classes < 1:
+            raise ValueError(f"shared_head must be the number of classes (an int of at least 1) or None: {n_classes!r}")
+        like = next(self.backbone.parameters())
+        head = nn.Linear(self.n_features, n_classes, bias=False, device=like.device, dtype=like.dtype)
+        self.backbone.add_module(SHARED_HEAD, head)
+        return replace(graph, factors={**graph.factors, f"{SHARED_HEAD}.weight": (graph.output.reshape(1, -1),)})
+
+    @property
+    def shared_head(self) -> nn.Linear | None:
+        """The one head of all tasks; None where each has its own."""
+        head = getattr(self.backbone, SHARED_HEAD, None)
+        return head if isinstance(head, nn.Linear) else None
+
+    @property
+    def frozen_in_use(self) -> frozenset[str]:
+        """The shared head: each of its columns is written by one task, whom a later one can do without."""
+        return frozenset() if self.shared_head is None else frozenset({f"{SHARED_HEAD}.weight"})
+
+    def head(self, task: int) -> nn.Module:
+        """The head of a task, or the one that all share.
+
+        Raises:
+            UnknownTaskError: if the task has none.
+        """
+        own = super().head(task)
+        return own if self.shared_head is None or not isinstance(own, SharedHead) else self.shared_head
+
+    def _new_head(self, n_classes: int) -> nn.Module:
+        shared = self.shared_head
+        if shared is None:
+            return super()._new_head(n_classes)
+        if n_classes != shared.out_features:
+            raise ModelError(
+                f"a task has {n_classes} classes, the shared head has {shared.out_features}: all tasks must have the "
+                f"same classes; use MaskedModel(backbone, shared_head={n_classes}), or a head per task (None)"
+            )
+        return SharedHead(n_classes).to(shared.weight.device)
 
     def describe(self) -> Description:
         """Layers, units, what feeds them, and the share of parameters that each rule covers, as a table."""
@@ -302,7 +362,7 @@ class MaskedModel(TaskMaskedModel):
 
     def buffer_names(self, tasks: Sequence[int]) -> list[str]:
         """Names, in ``state_dict``, of the tasks' masks, embeddings and statistics."""
-        prefixes = tuple(f"{kind}.{task}" for kind in ("_binary", "_embeddings", "own") for task in tasks)
+        prefixes = tuple(f"{kind}.{task}" for kind in ("_binary", "_embeddings", "own", "heads") for task in tasks)
         return [name for name, _ in self.named_buffers() if f"{name}.".startswith(tuple(f"{p}." for p in prefixes))]
 
     # Forward --------------------------------------------------------------------------------------------------

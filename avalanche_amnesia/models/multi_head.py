@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -67,6 +67,11 @@ class MultiHeadModel(MultiTaskModule):
         self._evaluated_untrained: dict[int, int] = {}
 
     @property
+    def isolates(self) -> bool:
+        """Whether the training of a task neither reads nor writes anything of one that may be unlearned."""
+        return False
+
+    @property
     def tasks(self) -> tuple[int, ...]:
         """Labels of the tasks that have a head, in the order they were made."""
         return tuple(int(name) for name in self.heads)
@@ -85,7 +90,7 @@ class MultiHeadModel(MultiTaskModule):
         self.heads[str(task)] = self._new_head(n_classes)
         self.known_train_tasks_labels.add(task)
 
-    def _new_head(self, n_classes: int) -> nn.Linear:
+    def _new_head(self, n_classes: int) -> nn.Module:
         like = next(self.backbone.parameters())
         return nn.Linear(self.n_features, n_classes, device=like.device, dtype=like.dtype)
 
@@ -100,7 +105,12 @@ class MultiHeadModel(MultiTaskModule):
         Raises:
             UnknownTaskError: if the task has no head.
         """
-        return [self.head(task)]
+        return [self.heads[str(task)] if str(task) in self.heads else self.head(task)]
+
+    def buffer_names(self, tasks: Sequence[int]) -> list[str]:
+        """Names, in ``state_dict``, of everything but parameters that goes with the tasks."""
+        prefixes = tuple(f"{container}.{task}." for container in self.task_containers for task in tasks)
+        return [name for name, _ in self.named_buffers() if name.startswith(prefixes)]
 
     def task_state(self) -> Any:
         """What belongs to single tasks, for :meth:`restore_task_state`; holds references, copies nothing."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 from torch import Tensor, nn
@@ -52,6 +52,11 @@ class TaskMaskedModel(MultiHeadModel):
     keeps_shared_entries: bool = False
 
     @property
+    def frozen_in_use(self) -> frozenset[str]:
+        """Names of the backbone's parameters that are frozen where they are in use, whatever the adjustment."""
+        return frozenset()
+
+    @property
     def masks(self) -> Mapping[int, Mapping[str, Tensor]]:
         """Binary masks of the trained tasks: task → part of the mask → bool tensor, one-dimensional."""
         raise NotImplementedError
@@ -81,10 +86,6 @@ class TaskMaskedModel(MultiHeadModel):
 
     def drop_current_task(self) -> None:
         """Give up the task in training, with everything that is its own."""
-        raise NotImplementedError
-
-    def buffer_names(self, tasks: Sequence[int]) -> list[str]:
-        """Names, in ``state_dict``, of everything but parameters that goes with the tasks."""
         raise NotImplementedError
 
     def task_parts(self, task: int) -> nn.Module | None:

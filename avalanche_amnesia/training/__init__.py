@@ -7,6 +7,7 @@ from avalanche_amnesia.training.plugins import (
     PAPER_ALPHA,
     AdaHATPlugin,
     CounterfactualPlugin,
+    DarkReplayPlugin,
     DivergedError,
     HATPlugin,
     InMemoryLoaderPlugin,
@@ -15,6 +16,7 @@ from avalanche_amnesia.training.plugins import (
     TaskError,
     TrajectoryPlugin,
     UnlearningPlugin,
+    find_plugin,
 )
 from avalanche_amnesia.training.plugins.unlearning import remaining_experiences
 from avalanche_amnesia.training.pools import CapacityError
@@ -29,6 +31,7 @@ __all__ = [
     "AmnesiacHAT",
     "CapacityError",
     "CounterfactualPlugin",
+    "DarkReplayPlugin",
     "DivergedError",
     "HATPlugin",
     "InMemoryLoaderPlugin",
@@ -37,5 +40,6 @@ __all__ = [
     "TaskError",
     "TrajectoryPlugin",
     "UnlearningPlugin",
+    "find_plugin",
     "remaining_experiences",
 ]

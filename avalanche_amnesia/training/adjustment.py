@@ -44,7 +44,7 @@ class TaskUse:
         cumulative = [model.by_layer(self.in_use)]
         self.covered = _dense(model.graph.parameter_use(*cumulative), parameters)
         self.importance = _dense(model.graph.parameter_use(*(masks or cumulative)), parameters)
-        self.fixed: Mapping[str, Tensor] = {}
+        self.fixed: Mapping[str, Tensor] = {name: self.covered[name] for name in model.frozen_in_use}
 
 
 def _dense(uses: Mapping[str, Tensor], parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:

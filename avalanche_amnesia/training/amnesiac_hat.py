@@ -13,11 +13,13 @@ from avalanche_amnesia.training.plugins import (
     AdaHATPlugin,
     CounterfactualPlugin,
     HATPlugin,
+    SharedHeadCounterfactualPlugin,
     TrajectoryPlugin,
     UnlearningPlugin,
 )
 
 AmnesiacAdjustment = Literal["hat", "adahat", "random", "constant"]
+DeletionChoice = Literal["updates", "exclusive"]
 CompensationChoice = Literal["none", "counterfactual"]
 
 
@@ -32,6 +34,9 @@ class AmnesiacHAT(HardAttentionStrategy):
         optimizer: any torch optimizer over ``model.parameters()``.
         adjustment: ``hat`` (default: parameters in use are frozen, so that an unlearning never touches tasks learned
             before the one that goes, unless ``locked`` left them open to it), ``adahat``, ``random`` or ``constant``.
+        deletion: ``updates`` takes out all that the task wrote; ``exclusive``, HAT-CL's way and kept for comparison,
+            returns only what no remaining task uses to its initial bits: no remaining task's logits change, and what
+            the task taught the units that others share stays (``record.plan.shared``).
         compensation: what makes up to tasks that were learned on top of one that goes: ``counterfactual`` (heads fitted
             in advance, :class:`CounterfactualPlugin`) or ``none``.
         keep_probes: whether metrics may keep the masks and heads of tasks that the stream's requests name.
@@ -53,6 +58,7 @@ class AmnesiacHAT(HardAttentionStrategy):
         model: MaskedModel,
         optimizer: Optimizer,
         adjustment: AmnesiacAdjustment = "hat",
+        deletion: DeletionChoice = "updates",
         compensation: CompensationChoice = "counterfactual",
         keep_probes: bool = True,
         deadline: int | None = None,
@@ -61,6 +67,7 @@ class AmnesiacHAT(HardAttentionStrategy):
         **options: Any,
     ) -> None:
         check_choice("adjustment", adjustment, AmnesiacAdjustment)
+        check_choice("deletion", deletion, DeletionChoice)
         check_choice("compensation", compensation, CompensationChoice)
         masking: HATPlugin
         if adjustment == "adahat":
@@ -69,15 +76,18 @@ class AmnesiacHAT(HardAttentionStrategy):
         else:
             of_plugin, rest = split_options(options, HATPlugin)
             masking = HATPlugin(**of_plugin, adjustment=adjustment, seed=seed)
+        shared = getattr(model, "shared_head", None) is not None
+        refit = SharedHeadCounterfactualPlugin if shared else CounterfactualPlugin
         super().__init__(
             model=model,
             optimizer=optimizer,
             masking=masking,
             unlearning=[
                 TrajectoryPlugin() if trajectory is None else trajectory,
-                *([CounterfactualPlugin(seed=seed)] if compensation == "counterfactual" else []),
+                *([refit(seed=seed)] if compensation == "counterfactual" else []),
                 UnlearningPlugin(keep_probes=keep_probes, deadline=deadline),
             ],
             seed=seed,
             **rest,
         )
+        model.keeps_shared_entries = deletion == "exclusive"

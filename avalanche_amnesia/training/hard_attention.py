@@ -1,4 +1,4 @@
-"""What HAT, AdaHAT, AmnesiacHAT and WSN share: a supervised strategy with the right plugins in the right order."""
+"""What this package's strategies share: supervised learning with the right plugins in the right order."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from avalanche.training.templates import SupervisedTemplate
 from torch import nn
 from torch.optim import Optimizer
 
-from avalanche_amnesia.models import TaskMaskedModel
+from avalanche_amnesia.models import MultiHeadModel, TaskMaskedModel
 from avalanche_amnesia.training.listening import ListenerDispatch
 from avalanche_amnesia.training.plugins import (
     InMemoryLoaderPlugin,
@@ -31,16 +31,15 @@ from avalanche_amnesia.unlearning import RequestError, UnlearningPlan, Unlearnin
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class HardAttentionStrategy(ListenerDispatch, SupervisedTemplate):
-    """A supervised strategy over a model with one mask per task, composed of this package's plugins.
+class TaskStrategy(ListenerDispatch, SupervisedTemplate):
+    """A supervised strategy over one task after another, seeded by task, that plans and unlearns on request.
 
-    Base of :class:`HAT`, :class:`AdaHAT`, :class:`AmnesiacHAT` and :class:`WSN`, which choose the plugins.
+    Base of this package's strategies, which choose the plugins.
 
     Args:
-        model: of the kind that ``masking`` masks (:class:`MaskedModel`, :class:`SubnetModel`).
+        model: a :class:`MultiHeadModel`, or one of its kinds.
         optimizer: any torch optimizer over ``model.parameters()``.
-        masking: the plugin that learns masks and protects them.
-        unlearning: plugins that record and unlearn, behind it.
+        method: the plugins that make the strategy, in order: those that learn, then those that record and unlearn.
         criterion: loss of logits and labels; cross-entropy by default.
         plugins: further plugins, behind this package's.
         evaluator: Avalanche's EvaluationPlugin; by default one without loggers.
@@ -56,10 +55,9 @@ class HardAttentionStrategy(ListenerDispatch, SupervisedTemplate):
     def __init__(
         self,
         *,
-        model: TaskMaskedModel,
+        model: MultiHeadModel,
         optimizer: Optimizer,
-        masking: TaskMaskPlugin,
-        unlearning: Sequence[SupervisedPlugin] = (),
+        method: Sequence[SupervisedPlugin] = (),
         criterion: Any = None,
         plugins: Sequence[SupervisedPlugin] | None = None,
         evaluator: EvaluationPlugin | Any = None,
@@ -67,16 +65,11 @@ class HardAttentionStrategy(ListenerDispatch, SupervisedTemplate):
         seed: int = 0,
         **options: Any,
     ) -> None:
-        if not isinstance(model, masking.model_class):
-            name = masking.model_class.__name__
-            raise TypeError(
-                f"model must be a {name}, got {type(model).__name__}: wrap the feature extractor, {name}(backbone)"
-            )
         super().__init__(
             model=model,
             optimizer=optimizer,
             criterion=nn.CrossEntropyLoss() if criterion is None else criterion,
-            plugins=[SeedingPlugin(seed), InMemoryLoaderPlugin(), masking, *unlearning, *(plugins or [])],
+            plugins=[SeedingPlugin(seed), InMemoryLoaderPlugin(), *method, *(plugins or [])],
             evaluator=EvaluationPlugin(loggers=[BaseLogger()]) if evaluator is None else evaluator,
             **options,
         )
@@ -147,6 +140,42 @@ class HardAttentionStrategy(ListenerDispatch, SupervisedTemplate):
                 "plugins=[TrajectoryPlugin(), UnlearningPlugin()]"
             )
         return plugin
+
+
+class HardAttentionStrategy(TaskStrategy):
+    """A strategy over a model with one mask per task.
+
+    Base of :class:`HAT`, :class:`AdaHAT`, :class:`AmnesiacHAT` and :class:`WSN`, which choose the plugins.
+
+    Args:
+        model: of the kind that ``masking`` masks (:class:`MaskedModel`, :class:`SubnetModel`).
+        masking: the plugin that learns masks and protects them.
+        unlearning: plugins that record and unlearn, behind it.
+        options: those of :class:`TaskStrategy`.
+
+    Raises:
+        TypeError: if ``model`` is of another kind, or for an unknown option.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: TaskMaskedModel,
+        masking: TaskMaskPlugin,
+        unlearning: Sequence[SupervisedPlugin] = (),
+        **options: Any,
+    ) -> None:
+        check_model(model, masking.model_class)
+        super().__init__(model=model, method=[masking, *unlearning], **options)
+
+
+def check_model(model: nn.Module, kind: type[nn.Module]) -> None:
+    """Raise ``TypeError`` with the mend unless a strategy's model is of the kind that it needs."""
+    if not isinstance(model, kind):
+        raise TypeError(
+            f"model must be a {kind.__name__}, got {type(model).__name__}: wrap the feature extractor, "
+            f"{kind.__name__}(backbone)"
+        )
 
 
 def plugin_options(plugin: type[TaskMaskPlugin]) -> dict[str, inspect.Parameter]:

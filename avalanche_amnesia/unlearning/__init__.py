@@ -3,9 +3,10 @@
 from avalanche_amnesia.unlearning.compensation import Compensation
 from avalanche_amnesia.unlearning.ledger import RequestError, TaskLedger
 from avalanche_amnesia.unlearning.log_files import TrajectoryError
-from avalanche_amnesia.unlearning.operation import Preparation, Subject, apply, book_only, prepare
+from avalanche_amnesia.unlearning.operation import Preparation, Subject, apply, book_only, own_modules_only, prepare
 from avalanche_amnesia.unlearning.purge import PurgeContext, register_purger
 from avalanche_amnesia.unlearning.record import SharedEntries, TensorChange, UnlearningPlan, UnlearningRecord
+from avalanche_amnesia.unlearning.repaired import RepairedTrajectory
 from avalanche_amnesia.unlearning.task_modules import own_parameters, remove_task_modules, shared_statistics
 from avalanche_amnesia.unlearning.trajectory import Removal, Trajectory
 
@@ -14,6 +15,7 @@ __all__ = [
     "Preparation",
     "PurgeContext",
     "Removal",
+    "RepairedTrajectory",
     "RequestError",
     "SharedEntries",
     "Subject",
@@ -25,6 +27,7 @@ __all__ = [
     "UnlearningRecord",
     "apply",
     "book_only",
+    "own_modules_only",
     "own_parameters",
     "prepare",
     "register_purger",

@@ -11,7 +11,10 @@ from torch import nn
 
 @runtime_checkable
 class Compensation(Protocol):
-    """Prepared while tasks are trained, applied inside an unlearning, as a part of its all or nothing."""
+    """Prepared while tasks are trained, applied inside an unlearning, as a part of its all or nothing.
+
+    It purges itself of the tasks that go, and what it draws derives from (seed, task): a record may be exact beside it.
+    """
 
     def prepare(self, strategy: Any, task: int, unlearnable: Collection[int]) -> None:
         """Look ahead, when a task has been trained, committed and recorded, and its data is still at hand.

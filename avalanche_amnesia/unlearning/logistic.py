@@ -49,3 +49,36 @@ def fit_head(
     with torch.no_grad():
         unwhitened = torch.linalg.solve_triangular(factor.T, weight.T, upper=True).T
         return unwhitened.contiguous(), (bias - unwhitened @ mean).contiguous()
+
+
+def fit_correction(
+    features: Tensor, labels: Tensor, logits: Tensor, *, penalty: float = 1e-2, iterations: int = 30
+) -> Tensor:
+    """What to add to weights that others read too: ``min mean cross-entropy + penalty / 2 · ‖D‖²``, from zero.
+
+    The penalty is on the change itself, not on whitened features as in :func:`fit_head`: directions in which these
+    samples hardly vary must not grow, as other tasks' samples vary there.
+
+    Args:
+        features: that the weights multiply, ``(n, features)``.
+        labels: ``(n,)``.
+        logits: as they are without the change, ``(n, classes)``.
+        penalty: above 0.
+        iterations: of L-BFGS, at least 1.
+
+    Returns:
+        ``D``, ``(classes, features)``, on the features' device.
+    """
+    change = features.new_zeros(logits.shape[1], features.shape[1], requires_grad=True)
+    optimizer = torch.optim.LBFGS([change], max_iter=iterations, history_size=iterations, line_search_fn="strong_wolfe")
+
+    def loss() -> Tensor:
+        optimizer.zero_grad()
+        with torch.enable_grad():
+            value = F.cross_entropy(logits + F.linear(features, change), labels)
+            value = value + penalty / 2 * change.square().sum()
+        value.backward()
+        return value
+
+    optimizer.step(loss)
+    return change.detach()

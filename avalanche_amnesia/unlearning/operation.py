@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from avalanche_amnesia.bits import same_bits, tensor_hash
-from avalanche_amnesia.models import TaskMaskedModel
+from avalanche_amnesia.models import MultiHeadModel, TaskMaskedModel
 from avalanche_amnesia.unlearning.compensation import Compensation
 from avalanche_amnesia.unlearning.ledger import TaskLedger
 from avalanche_amnesia.unlearning.purge import PurgeContext, holds_learned_state, purger_of
 from avalanche_amnesia.unlearning.record import Claim, SharedEntries, TensorChange, UnlearningPlan, UnlearningRecord
 from avalanche_amnesia.unlearning.task_modules import own_parameters, remove_task_modules
-from avalanche_amnesia.unlearning.trajectory import Readers, Removal, Trajectory
+from avalanche_amnesia.unlearning.trajectory import Log, Readers, Removal, Trajectory
 
 
 @dataclass
@@ -66,13 +66,14 @@ class Subject:
 
 @dataclass(frozen=True)
 class Preparation:
-    """A checked request, worked out: the plan to show and the change to make."""
+    """A checked request, worked out: the plan to show, the change to make, and the logs as they are before it."""
 
     plan: UnlearningPlan
     removal: Removal
     tainted: frozenset[int]
     started: float
     own: frozenset[str] = field(default_factory=frozenset)
+    logs: Mapping[int, Log] = field(default_factory=dict)
 
 
 def prepare(subject: Subject, tasks: Iterable[int], event: str) -> Preparation:
@@ -110,21 +111,23 @@ def prepare(subject: Subject, tasks: Iterable[int], event: str) -> Preparation:
         purges=tuple(type(plugin).__name__ for plugin in subject.plugins if purger_of(plugin)),
         unpurged=tuple(type(plugin).__name__ for plugin in stateful),
     )
-    return Preparation(plan, removal, frozenset(tainted), started, own)
+    return Preparation(plan, removal, frozenset(tainted), started, own, trajectory.logs)
 
 
 def _task_buffers(model: nn.Module, tasks: Sequence[int]) -> frozenset[str]:
-    if not isinstance(model, TaskMaskedModel):
-        return frozenset()
-    return frozenset(model.buffer_names(tasks))
+    return frozenset(model.buffer_names(tasks)) if isinstance(model, MultiHeadModel) else frozenset()
 
 
 def _readers(model: nn.Module, remaining: Sequence[int]) -> Readers:
     """What the remaining tasks read, where that stays as it is whoever wrote it."""
     if not isinstance(model, TaskMaskedModel) or not model.keeps_shared_entries:
         return {}
+    shapes = {name: parameter.shape for name, parameter in model.backbone.named_parameters()}
     return {
-        task: {f"backbone.{name}": use > 0 for name, use in model.graph.parameter_use(model.masks[task]).items()}
+        task: {
+            f"backbone.{name}": (use > 0).expand(shapes[name])
+            for name, use in model.graph.parameter_use(model.masks[task]).items()
+        }
         for task in remaining
     }
 
@@ -243,6 +246,15 @@ def book_only(
         announce("after_unlearning", record)
         undo.pop_all()
     return record
+
+
+def own_modules_only(preparation: Preparation) -> Preparation:
+    """The control: what the tasks have of their own goes, every entry that tasks share stays as it is."""
+    removal, gone = preparation.removal, set(preparation.plan.tasks)
+    logs = {task: log for task, log in preparation.logs.items() if task not in gone}
+    untouched = Removal(removal.tasks, {}, {}, logs, {}, {task: {} for task in gone})
+    plan = replace(preparation.plan, claim="approximate", entries={}, affected=(), compensated=(), shared={})
+    return replace(preparation, plan=plan, removal=untouched)
 
 
 def _hashes(model: nn.Module, names: Sequence[str]) -> dict[str, str]:

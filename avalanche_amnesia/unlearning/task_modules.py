@@ -8,7 +8,7 @@ from typing import Any
 from avalanche.models import MultiHeadClassifier
 from torch import nn
 
-from avalanche_amnesia.models import MultiHeadModel, TaskMaskedModel
+from avalanche_amnesia.models import MultiHeadModel, NetworkPerTask, TaskMaskedModel
 
 
 def own_parameters(model: nn.Module, task: int) -> frozenset[str]:
@@ -29,8 +29,8 @@ def _containers(module: nn.Module) -> tuple[str, ...]:
 
 def shared_statistics(model: nn.Module) -> list[str]:
     """Names of the modules whose running statistics all tasks share."""
-    if isinstance(model, TaskMaskedModel):
-        return []  # those in its backbone never run, and each task has copies of its own
+    if isinstance(model, (TaskMaskedModel, NetworkPerTask)):
+        return []  # those in its backbone never run for a task that can go: each task has copies of its own
     return [
         name
         for name, module in model.named_modules()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Any
 
@@ -29,14 +29,16 @@ class FittedHead:
     """What a task needs in a world without some others.
 
     Attributes:
-        weight: ``(classes, features)``.
-        bias: ``(classes,)``.
+        weight: ``(classes, features)``, or those columns of it that are the task's own.
+        bias: ``(classes,)``; None where it stays.
+        columns: bool ``(features,)``, which columns ``weight`` holds; None: all.
         statistics: of the task's norms in that world, by name in its parts; empty without running statistics.
     """
 
     weight: Tensor
-    bias: Tensor
-    statistics: Mapping[str, Tensor]
+    bias: Tensor | None = None
+    columns: Tensor | None = None
+    statistics: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 class CounterfactualPlugin(SupervisedPlugin):
@@ -100,12 +102,32 @@ class CounterfactualPlugin(SupervisedPlugin):
         size = len(strategy.experience.dataset)
         index = torch.randperm(size, generator=generator)[: self.samples].sort().values
         x, y = task_data(strategy.experience, index)
-        n_classes = int(model.head(task).out_features)
         for gone in _worlds(sources, trajectory.tasks, self.max_sets):
-            with _without(model, trajectory, gone):
+            with self._world(model, trajectory, gone):
                 features, statistics = _features(model, x, task, strategy.train_mb_size)
-            weight, bias = fit_head(features, y.to(features.device), n_classes)
-            self.heads[task][gone] = FittedHead(weight, bias, statistics)
+                head = self._fit(model, task, features, y.to(features.device))
+            if head is not None:
+                self.heads[task][gone] = replace(head, statistics=statistics)
+
+    def _world(
+        self, model: TaskMaskedModel, trajectory: Trajectory, gone: Collection[int]
+    ) -> AbstractContextManager[None]:
+        """The model as if some tasks had been unlearned, for the length of a block."""
+        return _without(model, trajectory, gone)
+
+    def _fit(self, model: TaskMaskedModel, task: int, features: Tensor, y: Tensor) -> FittedHead | None:
+        """A head for the world that the model shows; None where there is nothing to fit."""
+        head = model.head(task)
+        assert isinstance(head, nn.Linear)
+        return FittedHead(*fit_head(features, y, head.out_features))
+
+    def _places(self, model: TaskMaskedModel, task: int, fitted: FittedHead) -> Iterator[tuple[Tensor, Tensor]]:
+        """The model's tensors that a fitted head replaces, and their values."""
+        head = model.head(task)
+        assert isinstance(head, nn.Linear)
+        yield head.weight.data, fitted.weight
+        assert fitted.bias is not None
+        yield head.bias.data, fitted.bias
 
     def _drop_impossible(self, unlearnable: Iterable[int]) -> None:
         possible = frozenset(unlearnable)
@@ -133,8 +155,8 @@ class CounterfactualPlugin(SupervisedPlugin):
             if task in lost:
                 continue
             here = self.sources[task] & lost
-            if here in heads:
-                for tensor, value in _places(model, task, heads[here]):
+            if self.covers(task, lost):
+                for tensor, value in (*self._places(model, task, heads[here]), *_statistics(model, task, heads[here])):
                     undo.callback(tensor.copy_, tensor.detach().clone())
                     tensor.copy_(value)
                 swapped.append(task)
@@ -192,13 +214,9 @@ def _features(model: TaskMaskedModel, x: Tensor, task: int, mb_size: int) -> tup
 _STATISTICS_BATCHES = 16
 
 
-def _places(model: TaskMaskedModel, task: int, fitted: FittedHead) -> Iterator[tuple[Tensor, Tensor]]:
-    """The model's tensors that a fitted head replaces, and their values."""
-    head, parts = model.head(task), model.task_parts(task)
-    assert isinstance(head, nn.Linear)
-    yield head.weight.data, fitted.weight
-    yield head.bias.data, fitted.bias
-    if parts is not None:
-        buffers = dict(parts.named_buffers())
-        for name, value in fitted.statistics.items():
-            yield buffers[name], value
+def _statistics(model: TaskMaskedModel, task: int, fitted: FittedHead) -> Iterator[tuple[Tensor, Tensor]]:
+    """The running statistics that come with a fitted head, and their values."""
+    parts = model.task_parts(task)
+    buffers = {} if parts is None else dict(parts.named_buffers())
+    for name, value in fitted.statistics.items():
+        yield buffers[name], value

@@ -121,7 +121,10 @@ class SubnetPlugin(TaskMaskPlugin):
         last = model.last_scores() if self.scores == "keep" else None
         if last is not None:
             return last
-        purpose = ("scores",) if self.scores == "keep" else ("scores", task)
+        return self._draw(model, *(("scores",) if self.scores == "keep" else ("scores", task)))
+
+    def _draw(self, model: SubnetModel, *purpose: int | str) -> Tensor:
+        """``(n_weights,)``: U(−1/√fan_in, 1/√fan_in), from the seed and the purpose."""
         generator = torch.Generator().manual_seed(derive_seed(self.seed, *purpose))
         parts = []
         for tensor in model.graph.layers.values():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 from avalanche.core import SupervisedPlugin
 from avalanche.training.plugins import EvaluationPlugin
@@ -12,7 +12,8 @@ from avalanche.training.plugins.clock import Clock
 from avalanche.training.templates.base_sgd import PeriodicEval
 from avalanche.training.utils import trigger_plugins
 
-from avalanche_amnesia.training.plugins.counterfactual import CounterfactualPlugin
+from avalanche_amnesia.models import MultiHeadModel
+from avalanche_amnesia.training.attention import check_choice
 from avalanche_amnesia.training.plugins.loading import InMemoryLoaderPlugin
 from avalanche_amnesia.training.plugins.lookup import find_plugin
 from avalanche_amnesia.training.plugins.seeding import SeedingPlugin
@@ -20,6 +21,7 @@ from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin, single_
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 from avalanche_amnesia.unlearning import (
     Compensation,
+    Preparation,
     RequestError,
     Subject,
     TaskLedger,
@@ -27,8 +29,11 @@ from avalanche_amnesia.unlearning import (
     UnlearningRecord,
     apply,
     book_only,
+    own_modules_only,
     prepare,
 )
+
+Obedience = Literal[True, False, "head"]
 
 
 class UnlearningPlugin(SupervisedPlugin):
@@ -44,7 +49,9 @@ class UnlearningPlugin(SupervisedPlugin):
             measure how well it was forgotten. They are residue of the task, kept in the metrics alone.
         deadline: a task becomes permanent by itself once this many further tasks have been trained; by default the
             stream's.
-        obey: False for the control that enters requests into its book, and announces them, but changes nothing else.
+        obey: for controls: ``False`` enters requests into the book, and announces them, but changes nothing else;
+            ``"head"`` takes out what the tasks have of their own (heads, masks, norms, samples in the host's plugins)
+            and leaves every entry that tasks share as it is.
 
     Attributes:
         ledger: the book of tasks.
@@ -53,8 +60,9 @@ class UnlearningPlugin(SupervisedPlugin):
         current_task: the task in training; None between tasks.
     """
 
-    def __init__(self, *, keep_probes: bool = True, deadline: int | None = None, obey: bool = True) -> None:
+    def __init__(self, *, keep_probes: bool = True, deadline: int | None = None, obey: Obedience = True) -> None:
         super().__init__()
+        check_choice("obey", obey, Obedience)
         self.obey = obey
         self.keep_probes_of_stream = keep_probes
         self.ledger = TaskLedger(deadline)
@@ -79,7 +87,7 @@ class UnlearningPlugin(SupervisedPlugin):
         Raises:
             RequestError: if they can't be requested now.
         """
-        return prepare(self._subject(strategy), tasks, self._between_tasks(strategy)).plan
+        return self._prepare(self._subject(strategy), tasks, self._between_tasks(strategy)).plan
 
     def unlearn(self, strategy: Any, tasks: Iterable[int], *, keep_probes: bool = False) -> UnlearningRecord:
         """Unlearn tasks now, outside a training call: as a whole, or not at all.
@@ -199,6 +207,8 @@ class UnlearningPlugin(SupervisedPlugin):
     def _saw_by_training(self, strategy: Any) -> frozenset[int]:
         """The remaining tasks that can leave a trace in the task in training, directly or by way of another one."""
         masking, remaining = find_plugin(strategy, TaskMaskPlugin), frozenset(self.ledger.remaining)
+        if _isolates(strategy.model):
+            return frozenset()
         if masking is None or masking.saw is None:
             return remaining
         return masking.saw.union(*(self.ledger.saw(task) for task in masking.saw & remaining)) & remaining
@@ -224,7 +234,7 @@ class UnlearningPlugin(SupervisedPlugin):
                 f"{event}: tasks {list(self.current.tasks)} are just being unlearned; ask again after that"
             )
         subject = self._subject(strategy)
-        preparation = prepare(subject, tasks, event)
+        preparation = self._prepare(subject, tasks, event)
         self.current, self.keep_probes = preparation.plan, keep_probes
 
         def announce(name: str, record: UnlearningRecord | None) -> None:
@@ -243,6 +253,10 @@ class UnlearningPlugin(SupervisedPlugin):
         finally:
             self.current = None
 
+    def _prepare(self, subject: Subject, tasks: Iterable[int], event: str) -> Preparation:
+        preparation = prepare(subject, tasks, event)
+        return own_modules_only(preparation) if self.obey == "head" else preparation
+
     def _subject(self, strategy: Any) -> Subject:
         trajectory = self._trajectory(strategy)
         snapshot = trajectory.snapshot
@@ -251,8 +265,8 @@ class UnlearningPlugin(SupervisedPlugin):
             optimizers=[strategy.optimizer],
             trajectory=trajectory.trajectory,
             ledger=self.ledger,
-            plugins=[p for p in strategy.plugins if not isinstance(p, (EvaluationPlugin, *_OURS))],
-            compensations=[p for p in strategy.plugins if isinstance(p, Compensation)],
+            plugins=[p for p in strategy.plugins if not isinstance(p, (EvaluationPlugin, Compensation, *_OURS))],
+            compensations=[p for p in strategy.plugins if isinstance(p, Compensation)] if self.obey is True else [],
             counters=self._counters,
             before=None if snapshot is None else snapshot.values,
             optimized=getattr(strategy, "optimized_param_id", None),
@@ -265,9 +279,9 @@ class UnlearningPlugin(SupervisedPlugin):
 
     def _is_exact_host(self, strategy: Any) -> bool:
         """Is a training here a function of (seed, remaining tasks) alone? Any plugin of others may break that."""
-        known = (EvaluationPlugin, PeriodicEval, Clock, *_OURS)
+        known = (EvaluationPlugin, PeriodicEval, Clock, Compensation, *_OURS)
         return (
-            find_plugin(strategy, TaskMaskPlugin) is not None
+            (_isolates(strategy.model) or find_plugin(strategy, TaskMaskPlugin) is not None)
             and find_plugin(strategy, SeedingPlugin) is not None
             and getattr(strategy, "optimizer_always_fresh", False)
             and all(isinstance(plugin, known) for plugin in strategy.plugins)
@@ -281,6 +295,10 @@ class UnlearningPlugin(SupervisedPlugin):
                 "plugins=[TrajectoryPlugin(), UnlearningPlugin()]"
             )
         return plugin
+
+
+def _isolates(model: Any) -> bool:
+    return isinstance(model, MultiHeadModel) and model.isolates
 
 
 def remaining_experiences(strategy: Any, experiences: Iterable[Any]) -> list[Any]:
@@ -298,10 +316,7 @@ def remaining_experiences(strategy: Any, experiences: Iterable[Any]) -> list[Any
     return [e for e in experiences if all(int(task) in tasks for task in e.task_labels)]
 
 
-_OURS = (
-    *(SeedingPlugin, InMemoryLoaderPlugin, TaskMaskPlugin, TrajectoryPlugin, UnlearningPlugin),
-    CounterfactualPlugin,
-)
+_OURS = (SeedingPlugin, InMemoryLoaderPlugin, TaskMaskPlugin, TrajectoryPlugin, UnlearningPlugin)
 
 
 def _drop_last_values(evaluator: Any, tasks: Iterable[int]) -> None:

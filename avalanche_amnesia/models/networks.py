@@ -1,0 +1,138 @@
+"""A network of its own for every task, or for those that may be unlearned."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from avalanche_amnesia.models.multi_head import MultiHeadModel, single_task
+
+
+class NetworkPerTask(MultiHeadModel):
+    """One network and one head per task; a task that goes takes all that it ever changed with it.
+
+    Each network is a copy of the backbone as it was given, which no task trains and which stands in for tasks that the
+    model does not have.
+
+    Args:
+        backbone: maps ``(batch, …)`` to features ``(batch, features)``.
+        n_features: width of the features; by default ``backbone.features``, where that is an integer.
+
+    Raises:
+        ModelError: if the width of the features is not known.
+    """
+
+    task_containers = ("heads", "networks")
+
+    def __init__(self, backbone: nn.Module, n_features: int | None = None) -> None:
+        super().__init__(backbone, n_features)
+        self.networks = nn.ModuleDict()
+
+    @property
+    def isolates(self) -> bool:
+        """Whether the training of a task neither reads nor writes anything of one that may be unlearned."""
+        return True
+
+    def network(self, task: int) -> nn.Module:
+        """The network that a task runs through: its own, or the one that was given."""
+        return self.networks[str(task)] if str(task) in self.networks else self.backbone  # noqa: SIM401 - it has no get
+
+    def add_head(self, task: int, n_classes: int) -> None:
+        """Add a freshly drawn head for a task, and a copy of the backbone."""
+        super().add_head(task, n_classes)
+        self.networks[str(task)] = deepcopy(self.backbone)
+
+    def remove_task(self, task: int) -> None:
+        """Take out the task's head and network."""
+        super().remove_task(task)
+        if str(task) in self.networks:
+            del self.networks[str(task)]
+
+    def task_modules(self, task: int) -> list[nn.Module]:
+        """The task's head and its own network."""
+        own = [self.networks[str(task)]] if str(task) in self.networks else []
+        return [*super().task_modules(task), *own]
+
+    def task_state(self) -> Any:
+        """As the base class's, with the networks."""
+        return super().task_state(), dict(self.networks._modules)
+
+    def restore_task_state(self, state: Any) -> None:
+        """As the base class's."""
+        heads, networks = state
+        super().restore_task_state(heads)
+        self.networks._modules = dict(networks)
+
+    def features(self, x: Tensor, task: int | Tensor) -> Tensor:
+        """Features ``(batch, features)`` through the network of a task; one label, or one per sample ``(batch,)``."""
+        single = single_task(task)
+        if single is not None:
+            features: Tensor = self.network(single)(x)
+            return features
+        assert isinstance(task, Tensor)
+        rows = [(task == label).nonzero()[:, 0] for label in task.unique()]
+        parts = [self.network(int(task[of_task[0]]))(x[of_task]) for of_task in rows]
+        return torch.cat(parts)[torch.cat(rows).argsort()]
+
+
+class SideNetworks(NetworkPerTask):
+    """A main network for permanent tasks, and a side network for each task that may be unlearned.
+
+    A side network begins as a copy of the main one. The main one stands in for tasks that the model does not have.
+
+    Args:
+        backbone: the main network; maps ``(batch, …)`` to features ``(batch, features)``.
+        n_features: width of the features; by default ``backbone.features``, where that is an integer.
+
+    Raises:
+        ModelError: if the width of the features is not known.
+    """
+
+    def __init__(self, backbone: nn.Module, n_features: int | None = None) -> None:
+        super().__init__(backbone, n_features)
+        self._merged_late: Tensor
+        self.register_buffer("_merged_late", torch.tensor(False))
+
+    @property
+    def merged_late(self) -> bool:
+        """Whether a task that had a side network was merged into the main one.
+
+        When that happens depends on all tasks that were trained: a model retrained without some of them would differ.
+        """
+        return bool(self._merged_late)
+
+    @property
+    def isolates(self) -> bool:
+        """As the base class's; no longer once a task was merged late."""
+        return not self.merged_late
+
+    @property
+    def main_tasks(self) -> tuple[int, ...]:
+        """Tasks that run through the main network."""
+        return tuple(task for task in self.tasks if str(task) not in self.networks)
+
+    def adaptation(self, experience: Any) -> None:
+        """As the base class's; a task that is permanent from the start gets no side network."""
+        new = {int(task) for task in experience.task_labels} - set(self.tasks)
+        super().adaptation(experience)
+        if self.training and getattr(experience, "permanent", False):
+            for task in new:
+                del self.networks[str(task)]
+
+    def drop_network(self, task: int) -> None:
+        """Let a task that had a side network run through the main one from now on."""
+        del self.networks[str(task)]
+        self._merged_late = torch.ones_like(self._merged_late)
+
+    def _match_tasks(self, state: Mapping[str, Any]) -> None:
+        super()._match_tasks(state)
+        for task in self.tasks:
+            has_network = any(name.startswith(f"networks.{task}.") for name in state)
+            if not has_network and str(task) in self.networks:
+                del self.networks[str(task)]
+            elif has_network and str(task) not in self.networks:
+                self.networks[str(task)] = deepcopy(self.backbone)

@@ -1,0 +1,190 @@
+"""PALL: subnetworks of weights, reset and fine-tuned when a task is unlearned."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Adam, Optimizer
+
+from avalanche_amnesia.models import SubnetModel
+from avalanche_amnesia.models.modes import evaluating
+from avalanche_amnesia.seeding import derive_seed
+from avalanche_amnesia.training.hard_attention import HardAttentionStrategy
+from avalanche_amnesia.training.memory import EpisodicMemory
+from avalanche_amnesia.training.plugins import SubnetPlugin, TrajectoryPlugin, UnlearningPlugin
+from avalanche_amnesia.training.plugins.masking import check_above
+from avalanche_amnesia.unlearning import RepairedTrajectory
+
+
+class PALLPlugin(SubnetPlugin):
+    """Every task draws its scores and the weights that are still free anew; what a forgotten task trained is reset.
+
+    Args:
+        memory: samples for fine-tuning.
+        store: what tasks and repairs wrote.
+        repair_steps: fine-tuning steps after an unlearning, at least 0.
+        repair_lr: learning rate of its Adam, above 0.
+        repair_batch: samples per step.
+        options: those of :class:`SubnetPlugin`.
+
+    Raises:
+        ValueError: for a value that is not allowed.
+    """
+
+    def __init__(
+        self,
+        memory: EpisodicMemory,
+        store: RepairedTrajectory,
+        *,
+        repair_steps: int = 50,
+        repair_lr: float = 1e-2,
+        repair_batch: int = 64,
+        **options: Any,
+    ) -> None:
+        super().__init__(scores="redraw", **options)
+        check_above("repair_steps", repair_steps, 0, inclusive=True)
+        check_above("repair_lr", repair_lr, 0)
+        check_above("repair_batch", repair_batch, 1, inclusive=True)
+        self.memory, self.store = memory, store
+        self.repair_steps, self.repair_lr, self.repair_batch = repair_steps, repair_lr, repair_batch
+
+    def before_training_exp(self, strategy: Any, shuffle: bool = True, drop_last: bool = False, **kwargs: Any) -> None:
+        """As the base class's, then draw the free weights; those that the task does not take return to ``θ^(0)``."""
+        super().before_training_exp(strategy, shuffle, drop_last, **kwargs)
+        model = self.model_of(strategy)
+        drawn = model.by_layer(self._draw(model, "weights", model.current_task))
+        parameters = dict(model.backbone.named_parameters())
+        with torch.no_grad():
+            for name, fresh in drawn.items():
+                weight, covered = parameters[name], self._adjuster.use.covered[name]
+                weight.copy_(torch.where(covered > 0, weight, fresh.to(weight).view_as(weight)))
+
+    # As a compensation ----------------------------------------------------------------------------------------
+
+    def prepare(self, strategy: Any, task: int, unlearnable: Collection[int]) -> None:
+        """Keep samples of a task that has just been trained."""
+        self.memory.keep(strategy.model, strategy.experience, task)
+
+    def covers(self, task: int, gone: Collection[int]) -> bool:
+        """Whether there are samples to fine-tune the task with."""
+        return self.repair_steps > 0 and task in self.memory.samples
+
+    def compensate(self, model: nn.Module, gone: Collection[int], undo: ExitStack) -> list[str]:
+        """Fine-tune the reset weights that remaining tasks read, on their samples; nothing else moves by a bit."""
+        assert isinstance(model, SubnetModel)
+        undo.callback(setattr, self.memory, "samples", self.memory.samples)
+        lines = [f"memory: {self.memory.drop(gone)} samples of tasks {sorted(gone)} dropped"]
+        shared, readers = self._shared(model, self.store.written_for(gone))
+        if not readers or not self.repair_steps:
+            return lines
+        parameters = {name: p for name, p in model.named_parameters() if name in shared}
+        before = {name: p.detach().clone() for name, p in parameters.items()}
+        for name, parameter in parameters.items():
+            undo.callback(parameter.data.copy_, before[name])
+        self._fine_tune(model, parameters, shared, readers, gone)
+        self.store.repair(readers, before, parameters, undo)
+        if self.snapshot is not None:  # a task is in training: it goes on from here
+            for name, parameter in parameters.items():
+                old = self.snapshot.values[name]
+                self.snapshot.values[name] = torch.where(shared[name], parameter.detach(), old)
+        n = sum(int(where.sum()) for where in shared.values())
+        return [*lines, f"{n} reset weights fine-tuned for {self.repair_steps} steps on memory of tasks {readers}"]
+
+    def _shared(self, model: SubnetModel, reset: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[int]]:
+        """The reset entries that remaining tasks read, by tensor, and those tasks."""
+        shared: dict[str, Tensor] = {}
+        readers = []
+        for task, mask in model.masks.items():
+            use = model.graph.parameter_use(mask)
+            reads = {
+                name: where.to(use[name.removeprefix("backbone.")].device) & (use[name.removeprefix("backbone.")] > 0)
+                for name, where in reset.items()
+            }
+            if task in self.memory.samples and any(bool(where.any()) for where in reads.values()):
+                readers.append(task)
+                shared = {name: shared[name] | where if name in shared else where for name, where in reads.items()}
+        return {name: where for name, where in shared.items() if bool(where.any())}, readers
+
+    def _fine_tune(
+        self,
+        model: SubnetModel,
+        parameters: Mapping[str, nn.Parameter],
+        shared: Mapping[str, Tensor],
+        readers: Collection[int],
+        gone: Collection[int],
+    ) -> None:
+        generator = torch.Generator().manual_seed(derive_seed(self.seed, "repair", *sorted(gone)))
+        optimizer = Adam(parameters.values(), lr=self.repair_lr)  # fresh: where the gradient is 0 it moves nothing
+        with evaluating(model), torch.enable_grad():
+            for _ in range(self.repair_steps):
+                loss = self.memory.loss(model, readers, self.repair_batch, generator)
+                gradients = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
+                for (name, parameter), gradient in zip(parameters.items(), gradients, strict=True):
+                    parameter.grad = None if gradient is None else gradient * shared[name]
+                optimizer.step()
+        optimizer.zero_grad()
+
+
+class PALL(HardAttentionStrategy):
+    """Privacy-aware lifelong learning: subnetworks as in WSN, whose forgotten parts are reset and fine-tuned.
+
+    Each task uses the best-scored weights of every layer and trains those that are free; scores and free weights are
+    drawn anew for it. Unlearning resets every weight that the task, or a repair made with its samples, trained; those
+    that remaining tasks read are then fine-tuned for a few steps on samples of these tasks (DER++'s loss). The record
+    is approximate where later tasks remain, whose own weights were trained beside the forgotten ones.
+
+    Args:
+        model: a :class:`SubnetModel`.
+        optimizer: any torch optimizer over ``model.parameters()``.
+        memory_per_task: samples kept of each task, at least 1.
+        logit_weight: α, of the squared error to the logits in memory.
+        label_weight: β, of the cross-entropy to their labels.
+        repair_steps: fine-tuning steps after an unlearning, at least 0.
+        repair_lr: learning rate of its Adam, above 0.
+        score_lr: learning rate of the scores.
+        keep_probes: whether metrics may keep the masks and heads of tasks that the stream's requests name.
+        deadline: a task becomes permanent once this many further tasks have been trained; by default the stream's.
+        seed: every draw derives from it and the task.
+        options: those of :class:`HardAttentionStrategy`.
+
+    Raises:
+        TypeError: for an unknown option.
+        ValueError: for a value that is not allowed.
+
+    Reference: Özdenizci et al., Privacy-aware lifelong learning, ICLR 2025.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: SubnetModel,
+        optimizer: Optimizer,
+        memory_per_task: int = 50,
+        logit_weight: float = 0.5,
+        label_weight: float = 0.5,
+        repair_steps: int = 50,
+        repair_lr: float = 1e-2,
+        score_lr: float = 1e-3,
+        keep_probes: bool = True,
+        deadline: int | None = None,
+        seed: int = 0,
+        **options: Any,
+    ) -> None:
+        recorder = TrajectoryPlugin()
+        store = recorder.trajectory = RepairedTrajectory()
+        memory = EpisodicMemory(memory_per_task, logit_weight, label_weight, seed)
+        masking = PALLPlugin(
+            memory, store, repair_steps=repair_steps, repair_lr=repair_lr, score_lr=score_lr, seed=seed
+        )
+        super().__init__(
+            model=model,
+            optimizer=optimizer,
+            masking=masking,
+            unlearning=[recorder, UnlearningPlugin(keep_probes=keep_probes, deadline=deadline)],
+            seed=seed,
+            **options,
+        )

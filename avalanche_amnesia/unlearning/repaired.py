@@ -1,0 +1,75 @@
+"""A trajectory in which repairs are writers of their own, taken out with any task whose data they used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+
+from torch import Tensor
+
+from avalanche_amnesia.unlearning.trajectory import Readers, Removal, Trajectory
+
+
+class RepairedTrajectory(Trajectory):
+    """Takes out what tasks trained whoever reads it, and every repair made with their data.
+
+    A repair is recorded under a negative number, behind the tasks trained so far.
+
+    Attributes:
+        repairs: number of a repair → the tasks whose data it used; also of those that are gone again.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.repairs: dict[int, frozenset[int]] = {}
+        self._pending: list[tuple[frozenset[int], Mapping[str, Tensor], Mapping[str, Tensor]]] = []
+
+    def written_for(self, tasks: Iterable[int]) -> dict[str, Tensor]:
+        """Tensor name → bool tensor of the entries that the tasks, or repairs made with their data, moved."""
+        result: dict[str, Tensor] = {}
+        for writer in self._writers(tasks):
+            for name, where in self.moved(writer).items():
+                result[name] = result[name] | where if name in result else where
+        return result
+
+    def _writers(self, tasks: Iterable[int]) -> list[int]:
+        tasks = tuple(tasks)
+        recorded = set(self.tasks)
+        return [*tasks, *(n for n, of in self.repairs.items() if n in recorded and of & set(tasks))]
+
+    def remove(
+        self,
+        tasks: Sequence[int],
+        current: Mapping[str, Tensor],
+        before: Mapping[str, Tensor] | None = None,
+        readers: Readers | None = None,
+    ) -> Removal:
+        """As the base class's, with the repairs; nothing stays for the sake of its readers."""
+        return super().remove(self._writers(tasks), current, before)
+
+    def repair(
+        self,
+        tasks: Iterable[int],
+        before: Mapping[str, Tensor],
+        after: Mapping[str, Tensor],
+        undo: ExitStack,
+    ) -> None:
+        """Record a repair once the removal that it belongs to is applied.
+
+        Args:
+            tasks: whose data it used.
+            before: tensor name → values before it.
+            after: tensor name → values now.
+            undo: receives the way back.
+        """
+        undo.callback(self._pending.clear)
+        self._pending.append((frozenset(tasks), before, after))
+
+    def apply(self, removal: Removal) -> None:
+        """As the base class's; then record the repair."""
+        super().apply(removal)
+        for tasks, before, after in self._pending:
+            number = min(self.repairs, default=0) - 1
+            self.repairs = {**self.repairs, number: tasks}
+            self.record(number, before, after)
+        self._pending.clear()
