@@ -17,6 +17,7 @@ from avalanche_amnesia.training.plugins import (
     TrajectoryPlugin,
     UnlearningPlugin,
 )
+from avalanche_amnesia.unlearning import RepairedTrajectory
 
 AmnesiacAdjustment = Literal["hat", "adahat", "random", "constant"]
 DeletionChoice = Literal["updates", "exclusive"]
@@ -73,14 +74,17 @@ class AmnesiacHAT(HardAttentionStrategy):
         else:
             of_plugin, rest = split_options(options, HATPlugin)
             masking = HATPlugin(**of_plugin, adjustment=adjustment, seed=seed)
-        shared = getattr(model, "shared_head", None) is not None
+        shared = getattr(model, "shared_head", None) is not None and deletion == "updates"
+        recorder = TrajectoryPlugin()
+        if shared:
+            recorder.trajectory = RepairedTrajectory()
         refit = SharedHeadCounterfactualPlugin if shared else CounterfactualPlugin
         super().__init__(
             model=model,
             optimizer=optimizer,
             masking=masking,
             unlearning=[
-                TrajectoryPlugin(),
+                recorder,
                 *([refit(seed=seed)] if compensation == "counterfactual" else []),
                 UnlearningPlugin(keep_probes=keep_probes, deadline=deadline),
             ],

@@ -75,7 +75,7 @@ class CounterfactualPlugin(SupervisedPlugin):
         sources = frozenset(
             earlier
             for earlier in unlearnable
-            if earlier != task and not model.keeps_shared_entries and _reads(use, trajectory.moved(earlier))
+            if earlier != task and not model.keeps_shared_entries and _reads(use, self._moved(trajectory, earlier))
         )
         self.sources[task], self.heads[task] = sources, {}
         if not sources:
@@ -87,7 +87,7 @@ class CounterfactualPlugin(SupervisedPlugin):
         for gone in _worlds(sources, trajectory.tasks, self.max_sets):
             with self._world(model, trajectory, gone):
                 features = _features(model, x, task)
-                head = self._fit(model, task, features, y.to(features.device))
+                head = self._fit(model, task, gone, features, y.to(features.device))
             if head is not None:
                 self.heads[task][gone] = head
 
@@ -97,7 +97,13 @@ class CounterfactualPlugin(SupervisedPlugin):
         """The model as if some tasks had been unlearned, for the length of a block."""
         return _without(model, trajectory, gone)
 
-    def _fit(self, model: TaskMaskedModel, task: int, features: Tensor, y: Tensor) -> Head | None:
+    def _moved(self, trajectory: Trajectory, task: int) -> Mapping[str, Tensor]:
+        """Tensor name → bool tensor of the entries that go with a task."""
+        return trajectory.moved(task)
+
+    def _fit(
+        self, model: TaskMaskedModel, task: int, gone: Collection[int], features: Tensor, y: Tensor
+    ) -> Head | None:
         """A head for the world that the model shows; None where there is nothing to fit."""
         head = model.head(task)
         assert isinstance(head, nn.Linear)
