@@ -17,6 +17,7 @@ from avalanche_amnesia.training.plugins import (
     TrajectoryPlugin,
     UnlearningPlugin,
 )
+from avalanche_amnesia.unlearning import RepairedTrajectory
 
 AmnesiacAdjustment = Literal["hat", "adahat", "random", "constant"]
 DeletionChoice = Literal["updates", "exclusive"]
@@ -76,14 +77,22 @@ class AmnesiacHAT(HardAttentionStrategy):
         else:
             of_plugin, rest = split_options(options, HATPlugin)
             masking = HATPlugin(**of_plugin, adjustment=adjustment, seed=seed)
-        shared = getattr(model, "shared_head", None) is not None
+        shared = getattr(model, "shared_head", None) is not None and deletion == "updates"
+        if shared and trajectory is not None:
+            raise ValueError(
+                "trajectory= can't be chosen with a shared head, whose refitted columns are recorded in a store of their "
+                "own kind; leave it out"
+            )
+        recorder = TrajectoryPlugin() if trajectory is None else trajectory
+        if shared:
+            recorder.trajectory = RepairedTrajectory()
         refit = SharedHeadCounterfactualPlugin if shared else CounterfactualPlugin
         super().__init__(
             model=model,
             optimizer=optimizer,
             masking=masking,
             unlearning=[
-                TrajectoryPlugin() if trajectory is None else trajectory,
+                recorder,
                 *([refit(seed=seed)] if compensation == "counterfactual" else []),
                 UnlearningPlugin(keep_probes=keep_probes, deadline=deadline),
             ],

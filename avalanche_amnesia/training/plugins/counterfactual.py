@@ -93,7 +93,7 @@ class CounterfactualPlugin(SupervisedPlugin):
         sources = frozenset(
             earlier
             for earlier in unlearnable
-            if earlier != task and not model.keeps_shared_entries and _reads(use, trajectory.moved(earlier))
+            if earlier != task and not model.keeps_shared_entries and _reads(use, self._moved(trajectory, earlier))
         )
         self.sources[task], self.heads[task] = sources, {}
         if not sources:
@@ -105,7 +105,7 @@ class CounterfactualPlugin(SupervisedPlugin):
         for gone in _worlds(sources, trajectory.tasks, self.max_sets):
             with self._world(model, trajectory, gone):
                 features, statistics = _features(model, x, task, strategy.train_mb_size)
-                head = self._fit(model, task, features, y.to(features.device))
+                head = self._fit(model, task, gone, features, y.to(features.device))
             if head is not None:
                 self.heads[task][gone] = replace(head, statistics=statistics)
 
@@ -115,7 +115,13 @@ class CounterfactualPlugin(SupervisedPlugin):
         """The model as if some tasks had been unlearned, for the length of a block."""
         return _without(model, trajectory, gone)
 
-    def _fit(self, model: TaskMaskedModel, task: int, features: Tensor, y: Tensor) -> FittedHead | None:
+    def _moved(self, trajectory: Trajectory, task: int) -> Mapping[str, Tensor]:
+        """Tensor name → bool tensor of the entries that go with a task."""
+        return trajectory.moved(task)
+
+    def _fit(
+        self, model: TaskMaskedModel, task: int, gone: Collection[int], features: Tensor, y: Tensor
+    ) -> FittedHead | None:
         """A head for the world that the model shows; None where there is nothing to fit."""
         head = model.head(task)
         assert isinstance(head, nn.Linear)
@@ -128,6 +134,12 @@ class CounterfactualPlugin(SupervisedPlugin):
         yield head.weight.data, fitted.weight
         assert fitted.bias is not None
         yield head.bias.data, fitted.bias
+
+    def _swap(self, model: TaskMaskedModel, task: int, fitted: FittedHead, undo: ExitStack) -> None:
+        """Put a fitted head in the place of the task's."""
+        for tensor, value in (*self._places(model, task, fitted), *_statistics(model, task, fitted)):
+            undo.callback(tensor.copy_, tensor.clone())
+            tensor.copy_(value)
 
     def _drop_impossible(self, unlearnable: Iterable[int]) -> None:
         possible = frozenset(unlearnable)
@@ -156,9 +168,7 @@ class CounterfactualPlugin(SupervisedPlugin):
                 continue
             here = self.sources[task] & lost
             if self.covers(task, lost):
-                for tensor, value in (*self._places(model, task, heads[here]), *_statistics(model, task, heads[here])):
-                    undo.callback(tensor.copy_, tensor.detach().clone())
-                    tensor.copy_(value)
+                self._swap(model, task, heads[here], undo)
                 swapped.append(task)
             kept[task] = {world - here: head for world, head in heads.items() if here < world}
         self.heads = kept
