@@ -2,8 +2,23 @@
 
 from avalanche_amnesia.unlearning.compensation import Compensation
 from avalanche_amnesia.unlearning.ledger import RequestError, TaskLedger
-from avalanche_amnesia.unlearning.operation import Preparation, Subject, apply, book_only, prepare
-from avalanche_amnesia.unlearning.purge import PurgeContext, register_purger
+from avalanche_amnesia.unlearning.operation import (
+    Preparation,
+    Subject,
+    apply,
+    book_only,
+    prepare,
+    refuse_unknown_state,
+)
+from avalanche_amnesia.unlearning.purging import (
+    PurgeContext,
+    SavedState,
+    StateAdapter,
+    UnknownStateError,
+    adapter_of,
+    register_adapter,
+    register_purger,
+)
 from avalanche_amnesia.unlearning.record import SharedEntries, TensorChange, UnlearningPlan, UnlearningRecord
 from avalanche_amnesia.unlearning.task_modules import own_parameters, remove_task_modules, shared_statistics
 from avalanche_amnesia.unlearning.trajectory import Removal, Trajectory, TrajectoryError
@@ -14,18 +29,24 @@ __all__ = [
     "PurgeContext",
     "Removal",
     "RequestError",
+    "SavedState",
     "SharedEntries",
+    "StateAdapter",
     "Subject",
     "TaskLedger",
     "TensorChange",
     "Trajectory",
     "TrajectoryError",
+    "UnknownStateError",
     "UnlearningPlan",
     "UnlearningRecord",
+    "adapter_of",
     "apply",
     "book_only",
     "own_parameters",
     "prepare",
+    "refuse_unknown_state",
+    "register_adapter",
     "register_purger",
     "remove_task_modules",
     "shared_statistics",

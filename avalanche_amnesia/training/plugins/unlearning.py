@@ -25,9 +25,11 @@ from avalanche_amnesia.unlearning import (
     TaskLedger,
     UnlearningPlan,
     UnlearningRecord,
+    adapter_of,
     apply,
     book_only,
     prepare,
+    refuse_unknown_state,
 )
 
 
@@ -44,6 +46,8 @@ class UnlearningPlugin(SupervisedPlugin):
             measure how well it was forgotten. They are residue of the task, kept in the metrics alone.
         deadline: a task becomes permanent by itself once this many further tasks have been trained; by default the
             stream's.
+        allow_unknown: leave plugins that keep learned state and have no adapter as they are, and say so in the record,
+            instead of refusing every request.
         obey: False for the control that enters requests into its book, and announces them, but changes nothing else.
 
     Attributes:
@@ -53,9 +57,17 @@ class UnlearningPlugin(SupervisedPlugin):
         current_task: the task in training; None between tasks.
     """
 
-    def __init__(self, *, keep_probes: bool = True, deadline: int | None = None, obey: bool = True) -> None:
+    def __init__(
+        self,
+        *,
+        keep_probes: bool = True,
+        deadline: int | None = None,
+        allow_unknown: bool = False,
+        obey: bool = True,
+    ) -> None:
         super().__init__()
         self.obey = obey
+        self.allow_unknown = allow_unknown
         self.keep_probes_of_stream = keep_probes
         self.ledger = TaskLedger(deadline)
         self.records: list[UnlearningRecord] = []
@@ -80,18 +92,22 @@ class UnlearningPlugin(SupervisedPlugin):
         """
         return prepare(self._subject(strategy), tasks, self._between_tasks(strategy)).plan
 
-    def unlearn(self, strategy: Any, tasks: Iterable[int], *, keep_probes: bool = False) -> UnlearningRecord:
+    def unlearn(
+        self, strategy: Any, tasks: Iterable[int], *, keep_probes: bool = False, allow_unknown: bool | None = None
+    ) -> UnlearningRecord:
         """Unlearn tasks now, outside a training call: as a whole, or not at all.
 
         Args:
             strategy: the strategy that this plugin belongs to.
             tasks: labels of remaining, not permanent tasks.
             keep_probes: whether metrics may keep the tasks' masks and heads.
+            allow_unknown: this time, in place of the plugin's own ``allow_unknown``.
 
         Raises:
             RequestError: if they can't be requested now; nothing changed.
+            UnknownStateError: if a plugin, or the strategy, keeps learned state and has no adapter; nothing changed.
         """
-        return self._unlearn(strategy, tasks, self._between_tasks(strategy), keep_probes)
+        return self._unlearn(strategy, tasks, self._between_tasks(strategy), keep_probes, allow_unknown)
 
     def mark_permanent(self, tasks: Iterable[int]) -> None:
         """Declare remaining tasks permanent: never to be requested again.
@@ -158,6 +174,10 @@ class UnlearningPlugin(SupervisedPlugin):
     def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
         """Check iterations against the real loader."""
         self.current_task = single_task(strategy.experience)
+        for plugin in (*strategy.plugins, strategy):
+            adapter = adapter_of(plugin)
+            if adapter is not None:
+                adapter.before_training(plugin, self.current_task)
         self._upcoming = self._still_due(strategy.experience, "iteration")
         for request in self._upcoming:
             _check_iteration(request, self.current_task, strategy.train_epochs * len(strategy.dataloader))
@@ -205,13 +225,22 @@ class UnlearningPlugin(SupervisedPlugin):
 
     # The operation --------------------------------------------------------------------------------------------
 
-    def _unlearn(self, strategy: Any, tasks: Iterable[int], event: str, keep_probes: bool) -> UnlearningRecord:
+    def _unlearn(
+        self,
+        strategy: Any,
+        tasks: Iterable[int],
+        event: str,
+        keep_probes: bool,
+        allow_unknown: bool | None = None,
+    ) -> UnlearningRecord:
         if self.current is not None:
             raise RequestError(
                 f"{event}: tasks {list(self.current.tasks)} are just being unlearned; ask again after that"
             )
         subject = self._subject(strategy)
         preparation = prepare(subject, tasks, event)
+        if self.obey and not (self.allow_unknown if allow_unknown is None else allow_unknown):
+            refuse_unknown_state(subject)
         self.current, self.keep_probes = preparation.plan, keep_probes
 
         def announce(name: str, record: UnlearningRecord | None) -> None:
@@ -233,12 +262,13 @@ class UnlearningPlugin(SupervisedPlugin):
     def _subject(self, strategy: Any) -> Subject:
         trajectory = self._trajectory(strategy)
         snapshot = trajectory.snapshot
+        ours = [p for p in strategy.plugins if isinstance(p, (EvaluationPlugin, *_OURS))]
         return Subject(
             model=strategy.model,
             optimizers=[strategy.optimizer],
             trajectory=trajectory.trajectory,
             ledger=self.ledger,
-            plugins=[p for p in strategy.plugins if not isinstance(p, (EvaluationPlugin, *_OURS))],
+            plugins=[*(p for p in strategy.plugins if p not in ours), strategy],
             compensations=[p for p in strategy.plugins if isinstance(p, Compensation)],
             counters=self._counters,
             before=None if snapshot is None else snapshot.values,
@@ -247,6 +277,8 @@ class UnlearningPlugin(SupervisedPlugin):
             exact_host=self._is_exact_host(strategy),
             known=frozenset(self._known) or None,
             iteration=strategy.clock.train_iterations,
+            in_training=self.current_task,
+            others=[*ours, strategy.evaluator],
         )
 
     def _is_exact_host(self, strategy: Any) -> bool:
