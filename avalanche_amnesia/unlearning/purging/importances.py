@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from contextlib import ExitStack
 from copy import deepcopy
 from typing import Any
@@ -11,6 +12,7 @@ from avalanche.training.plugins import EWCPlugin, MASPlugin, SynapticIntelligenc
 from avalanche.training.utils import ParamData
 from torch import Tensor, nn
 
+from avalanche_amnesia.models import MultiHeadModel
 from avalanche_amnesia.unlearning.purging.registry import PurgeContext, SavedState, StateAdapter, register_adapter
 
 Store = dict[str, Any]  # name → the host's ParamData
@@ -28,8 +30,17 @@ def _store(state: SavedState, prefix: str) -> Store:
     }
 
 
-def _dropped(store: Store, names: frozenset[str]) -> Store:
-    return {name: kept for name, kept in store.items() if name not in names}
+def _only(store: Store, names: Collection[str]) -> Store:
+    return {name: kept for name, kept in store.items() if name in names}
+
+
+def _lasting(model: nn.Module) -> set[str]:
+    """Names of the parameters that outlive a training: a mask in the making (``embedding``) is the task's own."""
+    names = {name for name, _ in model.named_parameters()}
+    if not isinstance(model, MultiHeadModel):
+        return names
+    prefixes = ("backbone.", *(f"{container}." for container in model.task_containers))
+    return {name for name in names if name.startswith(prefixes)}
 
 
 def _filled(store: Store, value: float) -> Store:
@@ -125,9 +136,10 @@ class MASAdapter(StateAdapter):
         if plugin.params is None:
             return "MAS: no anchor yet"
         undo.callback(plugin.__dict__.update, params=plugin.params, importance=plugin.importance)
-        plugin.params = _at_last_commit(_dropped(plugin.params, context.own_parameters), context)
+        names = _lasting(context.model)
+        plugin.params = _at_last_commit(_only(plugin.params, names), context)
         # The host insists on importances once a task was trained: zeros, which hold nothing.
-        plugin.importance = _filled(_dropped(plugin.importance, context.own_parameters), 0.0)
+        plugin.importance = _filled(_only(plugin.importance, names), 0.0)
         return "MAS: the anchor is the state without the tasks; the importances, which mix all tasks, were dropped"
 
 
@@ -150,10 +162,12 @@ class SIAdapter(StateAdapter):
     def purge(self, plugin: Any, context: PurgeContext, undo: ExitStack) -> str:
         """Put the anchor to the new state, and the sums to zero, but for a training that is under way."""
         undo.callback(plugin.__dict__.update, ewc_data=plugin.ewc_data, syn_data=plugin.syn_data)
-        own = context.own_parameters
-        anchor, importance = (_dropped(store, own) for store in plugin.ewc_data)
+        names = _lasting(context.model)
+        if context.in_training is not None:
+            names |= {name for name, _ in context.model.named_parameters()}
+        anchor, importance = (_only(store, names) for store in plugin.ewc_data)
         plugin.ewc_data = (_at_last_commit(anchor, context), _filled(importance, 0.0))
-        kept = {part: _dropped(store, own) for part, store in plugin.syn_data.items()}
+        kept = {part: _only(store, names) for part, store in plugin.syn_data.items()}
         # The path integral of the task in training is its own; everything else mixes tasks or repeats old weights.
         plugin.syn_data = {
             part: store if part == "trajectory" and context.in_training is not None else _filled(store, 0.0)
