@@ -127,6 +127,9 @@ def test_saved_state_goes_into_a_fresh_host(name):
     assert list(again.tensors) == list(state.tensors)
     assert all(torch.equal(again.tensors[key], value) for key, value in state.tensors.items())
     assert bool(state.tensors) == (name != "packnet")
+    if name in ("replay", "der"):  # and the loaded samples can be added to
+        other.train(STREAM.train_stream[2])
+        assert len(fresh.storage_policy.buffer) > 30 or name == "replay"
 
 
 def test_logits_of_samples_from_before_the_forgotten_task_stay():

@@ -33,21 +33,24 @@ def subset_alone(data: AvalancheDataset, kept: Sequence[int]) -> AvalancheDatase
     result = data.subset(list(kept))
     result._flat_data = _compact(result._flat_data, range(len(result)))
     for attribute in list(result._data_attributes.values()):
-        set_attribute(result, attribute, _compact(attribute._data, range(len(result))))
+        set_attribute(result, attribute, list(attribute))
     return result
 
 
-def set_attribute(data: AvalancheDataset, attribute: Any, values: Any) -> None:
+def set_attribute(data: AvalancheDataset, attribute: Any, values: list[Any]) -> None:
     """Give a data set other values of one of its attributes, in place."""
-    new = DataAttribute(values, attribute.name, use_in_getitem=attribute.use_in_getitem)
+    new = DataAttribute(_sequence(values), attribute.name, use_in_getitem=attribute.use_in_getitem)
     data._data_attributes[attribute.name] = new
     if attribute.name in data.__dict__:
         data.__dict__[attribute.name] = new
 
 
+def _sequence(values: list[Any]) -> FlatData[Any]:
+    """Values in two parts: the host fails to append a repeated value (task labels) to what has only one."""
+    return FlatData([values[:1], values[1:] or values[:1]], indices=list(range(len(values))))
+
+
 def _compact(flat: Any, kept: Sequence[int]) -> Any:
-    if not isinstance(flat, FlatData):  # one value, repeated
-        return flat
     places = [flat._get_idx(i) for i in kept]
     datasets, offsets, position = [], {}, 0
     for number in sorted({number for number, _ in places}):
@@ -171,6 +174,8 @@ def load_samples(tensors: Mapping[str, Tensor], prefix: str) -> AvalancheDataset
     x, y, task = (tensors[f"{prefix}/column{number}"] for number in range(3))
     samples = list(zip(x.clone(), y.tolist(), strict=True))
     data = _make_taskaware_classification_dataset(samples, targets=y.tolist(), task_labels=task.tolist())
+    for attribute in list(data._data_attributes.values()):
+        set_attribute(data, attribute, list(attribute))
     logits = tensors.get(f"{prefix}/column3")
     if logits is None:
         return data

@@ -66,7 +66,7 @@ class EWCAdapter(StateAdapter):
 
     def save(self, plugin: Any) -> SavedState:
         """Both stores, by experience."""
-        tensors = {}
+        tensors: dict[str, Tensor] = {}
         for part in ("saved_params", "importances"):
             for counter, store in getattr(plugin, part).items():
                 tensors |= _tensors(f"{part}/{counter}", store)

@@ -7,7 +7,6 @@ from contextlib import ExitStack
 from typing import Any
 
 import torch
-from avalanche.benchmarks.utils.flat_data import FlatData
 from avalanche.models import avalanche_forward
 from avalanche.training import DER, ER_ACE, ER_AML
 from avalanche.training.plugins import ReplayPlugin
@@ -109,5 +108,5 @@ def _renew_logits(buffer: Any, context: PurgeContext, undo: ExitStack) -> int:
         logits[i] = row.clone()
     undo.callback(setattr, buffer, "buffer", buffer.buffer)
     buffer.buffer = subset_alone(buffer.buffer, range(len(tasks)))
-    set_attribute(buffer.buffer, attribute, FlatData([logits], discard_elements_not_in_indices=True))
+    set_attribute(buffer.buffer, attribute, logits)
     return len(stale)
