@@ -1,6 +1,9 @@
 """Taking tasks out of a model: who may be asked for, what they changed, and how it goes."""
 
+from avalanche_amnesia.unlearning.auditing import AuditReport, Finding, audit
 from avalanche_amnesia.unlearning.compensation import Compensation
+from avalanche_amnesia.unlearning.evidence import Evidence
+from avalanche_amnesia.unlearning.fingerprint import Fingerprint
 from avalanche_amnesia.unlearning.ledger import RequestError, TaskLedger
 from avalanche_amnesia.unlearning.operation import (
     Preparation,
@@ -19,18 +22,35 @@ from avalanche_amnesia.unlearning.purging import (
     register_adapter,
     register_purger,
 )
-from avalanche_amnesia.unlearning.record import SharedEntries, TensorChange, UnlearningPlan, UnlearningRecord
+from avalanche_amnesia.unlearning.record import (
+    Measurement,
+    Provenance,
+    RecordError,
+    SharedEntries,
+    TensorChange,
+    UnlearningPlan,
+    UnlearningRecord,
+)
+from avalanche_amnesia.unlearning.signing import SigningError, verify
 from avalanche_amnesia.unlearning.task_modules import own_parameters, remove_task_modules, shared_statistics
 from avalanche_amnesia.unlearning.trajectory import Removal, Trajectory, TrajectoryError
 
 __all__ = [
+    "AuditReport",
     "Compensation",
+    "Evidence",
+    "Finding",
+    "Fingerprint",
+    "Measurement",
     "Preparation",
+    "Provenance",
     "PurgeContext",
+    "RecordError",
     "Removal",
     "RequestError",
     "SavedState",
     "SharedEntries",
+    "SigningError",
     "StateAdapter",
     "Subject",
     "TaskLedger",
@@ -42,6 +62,7 @@ __all__ = [
     "UnlearningRecord",
     "adapter_of",
     "apply",
+    "audit",
     "book_only",
     "own_parameters",
     "prepare",
@@ -50,4 +71,5 @@ __all__ = [
     "register_purger",
     "remove_task_modules",
     "shared_statistics",
+    "verify",
 ]

@@ -7,15 +7,17 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from avalanche_amnesia.bits import same_bits, tensor_hash
+from avalanche_amnesia.bits import same_bits, state_hashes
 from avalanche_amnesia.models import TaskMaskedModel
 from avalanche_amnesia.unlearning.compensation import Compensation
+from avalanche_amnesia.unlearning.fingerprint import Fingerprint
 from avalanche_amnesia.unlearning.ledger import TaskLedger
 from avalanche_amnesia.unlearning.purging import (
     PurgeContext,
@@ -24,7 +26,14 @@ from avalanche_amnesia.unlearning.purging import (
     cleaned_anyway,
     learned_state,
 )
-from avalanche_amnesia.unlearning.record import Claim, SharedEntries, TensorChange, UnlearningPlan, UnlearningRecord
+from avalanche_amnesia.unlearning.record import (
+    Claim,
+    Provenance,
+    SharedEntries,
+    TensorChange,
+    UnlearningPlan,
+    UnlearningRecord,
+)
 from avalanche_amnesia.unlearning.task_modules import own_parameters, remove_task_modules
 from avalanche_amnesia.unlearning.trajectory import Readers, Removal, Trajectory
 
@@ -49,6 +58,7 @@ class Subject:
         iteration: training iterations finished.
         in_training: the task in whose training the request fires; None between tasks.
         others: what else belongs to the host and is cleaned elsewhere: its evaluator, this package's plugins.
+        provenance: for the record.
     """
 
     model: nn.Module
@@ -66,6 +76,7 @@ class Subject:
     iteration: int = 0
     in_training: int | None = None
     others: Sequence[object] = ()
+    provenance: Provenance = field(default_factory=lambda: Provenance("unknown"))
 
 
 @dataclass(frozen=True)
@@ -77,6 +88,7 @@ class Preparation:
     tainted: frozenset[int]
     started: float
     own: frozenset[str] = field(default_factory=frozenset)
+    fingerprint: Fingerprint | None = None
 
 
 def prepare(subject: Subject, tasks: Iterable[int], event: str) -> Preparation:
@@ -200,7 +212,7 @@ def apply(
     parameters = dict(subject.model.named_parameters())
     with ExitStack() as undo:
         announce("before_unlearning", None)
-        hashes = _hashes(subject.model, [*removal.values, *plan.removed])
+        before = state_hashes(subject.model.state_dict())
         order = subject.ledger.remaining
         purged = _purge_optimizers(subject, preparation.own, undo)
         for name, value in removal.values.items():
@@ -226,15 +238,23 @@ def apply(
         undo.callback(subject.tainted.clear)
         subject.tainted.clear()
         subject.tainted.update(preparation.tainted)
-        after = _hashes(subject.model, list(removal.values))
+        after = state_hashes(subject.model.state_dict())
         record = UnlearningRecord(
             plan=plan,
-            changes=tuple(TensorChange(name, digest, after.get(name)) for name, digest in hashes.items()),
+            changes=tuple(
+                TensorChange(name, before.get(name), after.get(name))
+                for name in sorted({*before, *after})
+                if before.get(name) != after.get(name)
+            ),
+            unchanged={name: digest for name, digest in after.items() if before.get(name) == digest},
             purged=tuple(purged),
             remaining=subject.ledger.remaining,
             n_trained=subject.ledger.n_trained,
             iteration=subject.iteration,
             seconds=time.perf_counter() - preparation.started,
+            time=_now(),
+            provenance=subject.provenance,
+            fingerprint=preparation.fingerprint,
         )
         announce("after_unlearning", record)
         undo.pop_all()
@@ -266,15 +286,17 @@ def book_only(
             n_trained=subject.ledger.n_trained,
             iteration=subject.iteration,
             seconds=time.perf_counter() - preparation.started,
+            unchanged=state_hashes(subject.model.state_dict()),
+            time=_now(),
+            provenance=subject.provenance,
         )
         announce("after_unlearning", record)
         undo.pop_all()
     return record
 
 
-def _hashes(model: nn.Module, names: Sequence[str]) -> dict[str, str]:
-    state = model.state_dict()
-    return {name: tensor_hash(state[name]) for name in sorted(names) if name in state}
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def _replace(store: dict[str, Tensor] | None, new: Mapping[str, Tensor], gone: frozenset[str], undo: ExitStack) -> None:

@@ -128,6 +128,7 @@ def test_saved_state_goes_into_a_fresh_host(name):
     assert all(torch.equal(again.tensors[key], value) for key, value in state.tensors.items())
     assert bool(state.tensors) == (name != "packnet")
     if name in ("replay", "der"):  # and the loaded samples can be added to
+        other.model.load_state_dict(strategy.model.state_dict())
         other.train(STREAM.train_stream[2])
         assert len(fresh.storage_policy.buffer) > 30 or name == "replay"
 

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
+import torch
 from avalanche.core import SupervisedPlugin
 from avalanche.training.plugins import EvaluationPlugin
 from avalanche.training.plugins.clock import Clock
 from avalanche.training.templates.base_sgd import PeriodicEval
 from avalanche.training.utils import trigger_plugins
 
+from avalanche_amnesia.benchmarks.data import task_data
 from avalanche_amnesia.training.plugins.counterfactual import CounterfactualPlugin
 from avalanche_amnesia.training.plugins.loading import InMemoryLoaderPlugin
 from avalanche_amnesia.training.plugins.lookup import find_plugin
 from avalanche_amnesia.training.plugins.seeding import SeedingPlugin
 from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin, single_task
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
+from avalanche_amnesia.training.provenance import labels_fingerprint, provenance_of
 from avalanche_amnesia.unlearning import (
     Compensation,
+    Evidence,
     RequestError,
     Subject,
     TaskLedger,
@@ -48,6 +53,8 @@ class UnlearningPlugin(SupervisedPlugin):
             stream's.
         allow_unknown: leave plugins that keep learned state and have no adapter as they are, and say so in the record,
             instead of refusing every request.
+        fingerprint: let every record keep hashes and sketches by which an audit recognises what was removed, see
+            :class:`~avalanche_amnesia.unlearning.Fingerprint`.
         obey: False for the control that enters requests into its book, and announces them, but changes nothing else.
 
     Attributes:
@@ -63,11 +70,13 @@ class UnlearningPlugin(SupervisedPlugin):
         keep_probes: bool = True,
         deadline: int | None = None,
         allow_unknown: bool = False,
+        fingerprint: bool = False,
         obey: bool = True,
     ) -> None:
         super().__init__()
         self.obey = obey
         self.allow_unknown = allow_unknown
+        self.fingerprint = fingerprint
         self.keep_probes_of_stream = keep_probes
         self.ledger = TaskLedger(deadline)
         self.records: list[UnlearningRecord] = []
@@ -75,6 +84,7 @@ class UnlearningPlugin(SupervisedPlugin):
         self.keep_probes = False
         self._given_deadline = deadline
         self._counters: dict[int, int] = {}
+        self._data: dict[int, str] = {}
         self._tainted: set[int] = set()
         self.current_task: int | None = None
         self._forgotten_in_task: set[int] = set()
@@ -108,6 +118,24 @@ class UnlearningPlugin(SupervisedPlugin):
             UnknownStateError: if a plugin, or the strategy, keeps learned state and has no adapter; nothing changed.
         """
         return self._unlearn(strategy, tasks, self._between_tasks(strategy), keep_probes, allow_unknown)
+
+    def evidence(self, strategy: Any, tasks: Iterable[int], experiences: Iterable[Any] = ()) -> Evidence:
+        """What tasks have put into the model, to be looked for after they are unlearned; changes nothing.
+
+        Args:
+            strategy: the strategy that this plugin belongs to.
+            tasks: that could be unlearned now.
+            experiences: the tasks' data, if their samples shall be looked for too.
+
+        Raises:
+            RequestError: if the tasks can't be requested now.
+        """
+        subject = self._subject(strategy)
+        preparation = prepare(subject, tasks, self._between_tasks(strategy))
+        samples = [task_data(experience)[0] for experience in experiences]
+        return Evidence.of(
+            subject.model, preparation.removal, preparation.plan.removed, torch.cat(samples) if samples else None
+        )
 
     def mark_permanent(self, tasks: Iterable[int]) -> None:
         """Declare remaining tasks permanent: never to be requested again.
@@ -202,6 +230,7 @@ class UnlearningPlugin(SupervisedPlugin):
             self._tainted.add(task)  # it learned beside tasks that are not what the reference has
         self.ledger.learn(task, permanent=bool(getattr(strategy.experience, "permanent", False)))
         self._counters[task] = strategy.clock.train_exp_counter
+        self._data[task] = labels_fingerprint(strategy.experience)
         self.current_task = None
         self._obeyed = {(of, request) for of, request in self._obeyed if of != task}
         for plugin in strategy.plugins:
@@ -241,6 +270,9 @@ class UnlearningPlugin(SupervisedPlugin):
         preparation = prepare(subject, tasks, event)
         if self.obey and not (self.allow_unknown if allow_unknown is None else allow_unknown):
             refuse_unknown_state(subject)
+        if self.obey and self.fingerprint:
+            evidence = Evidence.of(subject.model, preparation.removal, preparation.plan.removed)
+            preparation = replace(preparation, fingerprint=evidence.fingerprint())
         self.current, self.keep_probes = preparation.plan, keep_probes
 
         def announce(name: str, record: UnlearningRecord | None) -> None:
@@ -252,6 +284,7 @@ class UnlearningPlugin(SupervisedPlugin):
         try:
             record = (apply if self.obey else book_only)(subject, preparation, announce)
             _drop_last_values(strategy.evaluator, record.tasks)
+            self._data = {task: digest for task, digest in self._data.items() if task not in record.tasks}
             return record
         except BaseException:
             self.records = records
@@ -279,6 +312,7 @@ class UnlearningPlugin(SupervisedPlugin):
             iteration=strategy.clock.train_iterations,
             in_training=self.current_task,
             others=[*ours, strategy.evaluator],
+            provenance=provenance_of(strategy, self._data),
         )
 
     def _is_exact_host(self, strategy: Any) -> bool:
