@@ -16,7 +16,7 @@ _PLAIN = (bool, int, float, str, type(None))
 
 
 def labels_fingerprint(experience: Any) -> str:
-    """SHA-256 of an experience's labels, in order, and of how many there are. Inputs are not hashed: they may be many."""
+    """SHA-256 of an experience's labels, in order, and of how many there are; inputs may be many and are not hashed."""
     labels = np.asarray([int(label) for label in experience.dataset.targets], dtype=np.int64)
     digest = hashlib.sha256(f"{len(labels)}:".encode())
     digest.update(labels.tobytes())
@@ -32,12 +32,8 @@ def provenance_of(strategy: Any, data: Mapping[int, str]) -> Provenance:
     """
     seeding = find_plugin(strategy, SeedingPlugin)
     optimizer = strategy.optimizer
-    options = {
-        type(strategy).__name__: _settings(vars(strategy)),
-        type(optimizer).__name__: _settings(optimizer.defaults),
-    }
-    for plugin in strategy.plugins:
-        options[type(plugin).__name__] = _settings(vars(plugin))
+    options = {type(thing).__name__: _settings(vars(thing)) for thing in (strategy, *strategy.plugins)}
+    options[type(optimizer).__name__] = _settings(optimizer.defaults)
     return Provenance(
         method=type(strategy).__name__,
         options=options,

@@ -1,7 +1,7 @@
 """By what an audit recognises what was removed, without being able to make it again.
 
 Hashes find copies, in whatever type and shape they are kept. Sums of many entries with random signs (a count sketch,
-Charikar et al. 2002) keep inner products up to chance, and find a tensor that *contains* an update, beside other things.
+Charikar et al. 2002) keep inner products up to chance: they find a tensor that *contains* an update, among other things.
 """
 
 from __future__ import annotations
@@ -104,6 +104,5 @@ def sketch(tensor: Tensor, seed: int, name: str) -> Tensor | None:
     generator = torch.Generator().manual_seed(derive_seed(seed, "sketch", name, n))
     group = torch.randint(numbers, (n,), generator=generator)
     sign = torch.randint(2, (n,), generator=generator).double().mul_(2).sub_(1)
-    return torch.zeros(numbers, dtype=torch.float64).index_add_(
-        0, group, tensor.detach().cpu().reshape(-1).double() * sign
-    )
+    signed = tensor.detach().cpu().reshape(-1).double() * sign
+    return torch.zeros(numbers, dtype=torch.float64).index_add_(0, group, signed)

@@ -104,18 +104,18 @@ def backbone(case):
     return next(name for name, update in case.evidence.updates.items() if update.numel() >= 512)
 
 
+def noisy_state(case):
+    state, update = case.state[backbone(case)], case.evidence.updates[backbone(case)]
+    return state + 0.1 * update.std() * torch.randn(state.shape)
+
+
 PLANTS = {
     "head": ("own tensor", lambda c: c.state["heads.1.weight"].clone()),
     "head in another type and shape": ("own tensor", lambda c: c.state["heads.1.weight"].numpy().astype("f8").ravel()),
     "state before": ("state before", lambda c: c.state[backbone(c)].clone()),
     "update": ("update", lambda c: c.evidence.updates[backbone(c)].clone()),
     "scaled update": ("update", lambda c: -0.01 * c.evidence.updates[backbone(c)].float().reshape(-1)),
-    "state with noise": (
-        "update",
-        lambda c: (
-            c.state[backbone(c)] + 0.1 * c.evidence.updates[backbone(c)].std() * torch.randn(c.state[backbone(c)].shape)
-        ),
-    ),
+    "state with noise": ("update", noisy_state),
     "most of the update in an anchor": (
         "update",
         lambda c: (c.evidence.after[backbone(c)] + 0.8 * c.evidence.updates[backbone(c)]).float(),

@@ -69,9 +69,7 @@ def test_it_can_be_read_again(unlearned, tmp_path):
     assert dataclasses.asdict(again) == dataclasses.asdict(record)
 
 
-@pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"plan": 1}', "no json", '{"record": {"tasks": []}, "signature": ""}']
-)
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"plan": 1}', "no json", '{"record": {}, "signature": ""}'])
 def test_what_is_no_record_is_refused(tmp_path, text):
     (tmp_path / "record.json").write_text(text)
     with pytest.raises(RecordError, match="this is no unlearning record"):

@@ -24,12 +24,12 @@ from avalanche_amnesia.unlearning.sparse import SparseValues
 def audit(subject: Any, record: UnlearningRecord, *, evidence: Evidence | None = None) -> AuditReport:
     """Look for what is left of the tasks of a record.
 
-    What can be found depends on what is known. The record alone knows hashes: exact copies of the tasks' own tensors and
-    of the tensors that were changed. With a fingerprint (``UnlearningPlugin(fingerprint=True)``): such copies in any type
-    and shape, masks, and tensors of at least 512 entries that hold half of an update or more. With the evidence at hand:
-    updates in tensors of any size, and samples. Data sets are recognised by their task labels, tensors in files also by
-    their names. What mixes an update with other things beyond recognition (an importance, a later task's update) is not
-    found by any audit: that it is dropped is the purge's part.
+    What can be found depends on what is known. The record alone knows hashes: exact copies of the tasks' own tensors
+    and of the tensors that were changed. With a fingerprint (``UnlearningPlugin(fingerprint=True)``): such copies in any
+    type and shape, masks, and tensors of at least 512 entries that hold half of an update or more. With the evidence at
+    hand: updates in tensors of any size, and samples. Data sets are recognised by their task labels, tensors in files
+    also by their names. What mixes an update with other things beyond recognition (an importance, a later task's
+    update) is found by no audit: that it is dropped is the purge's part.
 
     Args:
         subject: a strategy, whose model, optimizer, plugins, evaluator and everything that they hold are looked
