@@ -111,7 +111,7 @@ class Evidence:
 def _masks(model: nn.Module, tasks: Sequence[int]) -> dict[str, Tensor]:
     if not isinstance(model, TaskMaskedModel):
         return {}
-    found = {}
+    found: dict[str, Tensor] = {}
     for task in tasks:
         if task in model.masks:
             parts = {name: mask.detach().cpu() > 0 for name, mask in model.masks[task].items()}

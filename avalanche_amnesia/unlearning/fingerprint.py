@@ -1,7 +1,7 @@
 """By what an audit recognises what was removed, without being able to make it again.
 
 Hashes find copies, in whatever type and shape they are kept. Sums of many entries with random signs (a count sketch,
-Charikar et al. 2002) keep inner products up to chance: they find a tensor that *contains* an update, among other things.
+Charikar et al. 2002) keep inner products up to chance: they find a tensor that *contains* an update, beside others.
 """
 
 from __future__ import annotations
@@ -82,7 +82,8 @@ class Fingerprint:
 
 def values_hash(tensor: Tensor) -> str:
     """SHA-256 of the values as float32, whatever their type and shape."""
-    return hashlib.sha256(tensor.detach().cpu().reshape(-1).float().contiguous().numpy()).hexdigest()
+    values = tensor.detach().cpu().reshape(-1).float().contiguous().numpy()
+    return hashlib.sha256(memoryview(values)).hexdigest()
 
 
 def pattern_hash(chosen: Tensor) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from enum import Enum
 from typing import Any
 
@@ -19,7 +19,12 @@ _LEADING_OUT = frozenset({"origin_stream", "_origin_stream", "benchmark", "_benc
 _FOREIGN = ("wandb", "threading", "asyncio", "logging", "matplotlib", "_io", "weakref")
 
 
-def reachable(root: object, name: str = "", skip: Collection[object] = ()) -> Iterator[tuple[str, object]]:
+def reachable(
+    root: object,
+    name: str = "",
+    skip: Collection[object] = (),
+    enter: Callable[[object], bool] = lambda thing: True,
+) -> Iterator[tuple[str, object]]:
     """Every object that can be reached from one, each once, with the path to it.
 
     Modules, tensors (their gradients too), arrays, mappings, sequences, sets, attributes and slots, partial
@@ -30,6 +35,7 @@ def reachable(root: object, name: str = "", skip: Collection[object] = ()) -> It
         root: where to start.
         name: its name, for the paths.
         skip: objects that are neither given nor entered.
+        enter: False for an object that is given, but not entered.
     """
     seen = {id(thing) for thing in skip}
     stack: list[tuple[str, object]] = [(name, root)]
@@ -43,7 +49,8 @@ def reachable(root: object, name: str = "", skip: Collection[object] = ()) -> It
         if type(thing).__module__.split(".")[0] in _FOREIGN:
             continue
         yield path, thing
-        stack.extend(reversed(list(_parts(path, thing))))
+        if enter(thing):
+            stack.extend(reversed(list(_parts(path, thing))))
 
 
 def _parts(path: str, thing: Any) -> Iterator[tuple[str, object]]:
@@ -68,6 +75,8 @@ def _parts(path: str, thing: Any) -> Iterator[tuple[str, object]]:
     elif isinstance(thing, types.MethodType):
         yield f"{path}.__self__", thing.__self__
     elif isinstance(thing, types.FunctionType):
+        yield f"{path}.__defaults__", thing.__defaults__
+        yield f"{path}.__kwdefaults__", thing.__kwdefaults__
         for cell_name, cell in zip(thing.__code__.co_freevars, thing.__closure__ or (), strict=True):
             try:
                 yield f"{path}.<closure>.{cell_name}", cell.cell_contents

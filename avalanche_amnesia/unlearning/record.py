@@ -80,6 +80,16 @@ class TensorChange:
     after: str | None
 
 
+@cache
+def package_versions() -> dict[str, str]:
+    """Versions of Python and of the packages that a result depends on."""
+    found = {"python": platform.python_version()}
+    for package in ("avalanche-amnesia", "avalanche-lib", "torch", "numpy"):
+        with suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found
+
+
 @dataclass(frozen=True)
 class Provenance:
     """Where a model comes from, as far as it can be written down.
@@ -97,7 +107,7 @@ class Provenance:
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     seed: int | None = None
     data: Mapping[str, str] = field(default_factory=dict)
-    versions: Mapping[str, str] = field(default_factory=lambda: package_versions())
+    versions: Mapping[str, str] = field(default_factory=package_versions)
 
 
 @dataclass(frozen=True)
@@ -259,18 +269,9 @@ def _revived(kind: Any, value: Any) -> Any:
         return {key: _revived(arguments[1], item) for key, item in value.items()}
     if is_dataclass(kind):
         hints = get_type_hints(kind)
+        make: Any = kind
         unknown = value.keys() - hints.keys()
         if unknown:
             raise ValueError(f"{getattr(kind, '__name__', kind)} has no {', '.join(sorted(unknown))}")
-        return kind(**{name: _revived(hints[name], item) for name, item in value.items()})
+        return make(**{name: _revived(hints[name], item) for name, item in value.items()})
     return value
-
-
-@cache
-def package_versions() -> dict[str, str]:
-    """Versions of Python and of the packages that a result depends on."""
-    found = {"python": platform.python_version()}
-    for package in ("avalanche-amnesia", "avalanche-lib", "torch", "numpy"):
-        with suppress(PackageNotFoundError):
-            found[package] = version(package)
-    return found

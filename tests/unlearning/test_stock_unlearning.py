@@ -305,6 +305,7 @@ HIDES = {
     "containers": (lambda t: {"a": [{"b": (t,)}]}, "kept['a'][0]['b'][0]"),
     "an object": (lambda t: [Attribute({1: t})], "kept[0].tensor[1]"),
     "a closure": (lambda t: lambda: t, "kept.<closure>.t"),
+    "a default": (lambda t: lambda x=t: x, "kept.__defaults__[0]"),
     "a buffer": (lambda t: nn.BatchNorm1d(2, affine=False), "kept.running_mean"),
     "an array": (lambda t: t.numpy(), "kept"),
 }
@@ -342,6 +343,16 @@ def test_a_strategy_with_a_memory_of_its_own_is_refused_too():
     strategy.train(DIGITS.train_stream[0])
     with pytest.raises(UnknownStateError, match=r"Remembers \(in its memory\[0\]\)"):
         book(strategy).unlearn(strategy, [0])
+
+
+def test_a_request_of_the_stream_is_refused_before_the_training():
+    strategy = stock(plugins=[Holds(lambda t: t)], epochs=1)
+    stream = with_unlearning(DIGITS, {1: [0]}).train_stream
+    strategy.train(stream[0])
+    before = fingerprint(strategy)
+    with pytest.raises(UnknownStateError):
+        strategy.train(stream[1])
+    assert fingerprint(strategy) == before
 
 
 def test_what_only_refers_to_the_strategy_is_no_learned_state():

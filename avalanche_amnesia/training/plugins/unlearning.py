@@ -185,13 +185,16 @@ class UnlearningPlugin(SupervisedPlugin):
         if self.ledger.n_trained == 0 and self._given_deadline is None:
             self.ledger = TaskLedger(getattr(experience, "deadline", None))
         self._known |= {single_task(other) for other in _stream(experience)}
-        self._rehearse(experience, task)
+        self._rehearse(strategy, task)
         self.current_task, self._forgotten_in_task = None, set()
         for request in self._still_due(experience, "before"):
             self._obey(strategy, request, task)
 
-    def _rehearse(self, experience: Any, task: int) -> None:
+    def _rehearse(self, strategy: Any, task: int) -> None:
         """Go through the task's requests on paper: one that can't be obeyed is an error before the training."""
+        experience = strategy.experience
+        if self.obey and not self.allow_unknown and getattr(experience, "requests", ()):
+            refuse_unknown_state(self._subject(strategy))
         paper = self.ledger.copy()
         for request in (*self._still_due(experience, "before"), *self._still_due(experience, "iteration")):
             paper.forget(request.tasks, request.event(task), self._known)

@@ -25,11 +25,12 @@ def audit(subject: Any, record: UnlearningRecord, *, evidence: Evidence | None =
     """Look for what is left of the tasks of a record.
 
     What can be found depends on what is known. The record alone knows hashes: exact copies of the tasks' own tensors
-    and of the tensors that were changed. With a fingerprint (``UnlearningPlugin(fingerprint=True)``): such copies in any
-    type and shape, masks, and tensors of at least 512 entries that hold half of an update or more. With the evidence at
-    hand: updates in tensors of any size, and samples. Data sets are recognised by their task labels, tensors in files
-    also by their names. What mixes an update with other things beyond recognition (an importance, a later task's
-    update) is found by no audit: that it is dropped is the purge's part.
+    and of the tensors that were changed. With a fingerprint (``UnlearningPlugin(fingerprint=True)``): such copies in
+    any type and shape, masks, and tensors of at least 512 entries that hold half of an update or more. With the
+    evidence at hand: updates in tensors of any size, and samples. Data sets are judged by the task labels of what they
+    give out (what they draw from is the user's), tensors in files also by their names. What mixes an update with other
+    things beyond recognition (an importance, a later task's update) is found by no audit: that it is dropped is the
+    purge's part.
 
     Args:
         subject: a strategy, whose model, optimizer, plugins, evaluator and everything that they hold are looked
@@ -51,7 +52,7 @@ def _audit_objects(
 ) -> AuditReport:
     gone = set(record.tasks) - _learned_again(strategy)
     findings, looked_at = [], 0
-    for path, thing in reachable(strategy, "strategy", skip=[record, evidence]):
+    for path, thing in reachable(strategy, "strategy", [record, evidence], enter=lambda t: _tasks_of(t) is None):
         if isinstance(thing, SparseValues):
             thing = _dense(thing)
         tensor = _as_tensor(thing)

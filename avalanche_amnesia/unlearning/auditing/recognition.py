@@ -65,14 +65,16 @@ class Recogniser:
         yield from self._rows(tensor)
 
     def _copy(self, tensor: Tensor) -> Match | None:
+        masks = self._patterns.get(tensor.numel(), {})
+        for threshold in (0.0, 0.5) if masks else ():
+            mask = masks.get(pattern_hash(tensor > threshold))
+            if mask is not None:
+                return "mask", mask.name, 1.0
         change = self._bits.get(tensor_hash(tensor))
         if change is not None:
             return "own tensor" if change.after is None else "state before", change.name, 1.0
-        known = self._values.get(tensor.numel(), {})
-        trace = known.get(values_hash(tensor)) if known else None
-        known = self._patterns.get(tensor.numel(), {})
-        for threshold in (0.0, 0.5) if trace is None and known else ():
-            trace = trace or known.get(pattern_hash(tensor > threshold))
+        values = self._values.get(tensor.numel(), {})
+        trace = values.get(values_hash(tensor)) if values else None
         return None if trace is None else (trace.kind, trace.name, 1.0)
 
     def _parts(self, tensor: Tensor) -> Iterator[Match]:

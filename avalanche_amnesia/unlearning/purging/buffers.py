@@ -119,7 +119,7 @@ def save_policy(policy: Any, prefix: str = "buffer") -> SavedState:
         if hasattr(policy, name):
             value = getattr(policy, name)
             data["counts"][name] = sorted(value) if isinstance(value, set) else value
-    tensors = {}
+    tensors: dict[str, Tensor] = {}
     if hasattr(policy, "buffer_groups"):
         data["groups"] = {}
         for key, group in policy.buffer_groups.items():

@@ -90,6 +90,7 @@ class StateAdapter(Protocol):
 
     def before_training(self, plugin: Any, task: int) -> None:
         """Called before each training; by default nothing is needed."""
+        return
 
 
 Purger = Callable[[Any, PurgeContext, ExitStack], str]
