@@ -83,7 +83,7 @@ class Fingerprint:
 def values_hash(tensor: Tensor) -> str:
     """SHA-256 of the values as float32, whatever their type and shape."""
     values = tensor.detach().cpu().reshape(-1).float().contiguous().numpy()
-    return hashlib.sha256(memoryview(values)).hexdigest()
+    return hashlib.sha256(values.tobytes()).hexdigest()
 
 
 def pattern_hash(chosen: Tensor) -> str:

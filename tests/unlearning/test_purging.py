@@ -8,7 +8,7 @@ from avalanche.core import SupervisedPlugin
 from avalanche.training.plugins import SynapticIntelligencePlugin
 from host_states import HOSTS, host, keeper
 from torch import Tensor
-from unlearning_kit import DIGITS, amnesiac, book
+from unlearning_kit import DIGITS, amnesiac, book, fingerprint, frozen
 
 from avalanche_amnesia.benchmarks import PermutedDigits, UnlearningRequest, with_unlearning
 from avalanche_amnesia.training.plugins import find_plugin
@@ -167,3 +167,37 @@ def test_synaptic_intelligence_learns_beside_masks_and_keeps_no_mask_in_the_maki
         assert not {"embedding", "heads.1.weight", "heads.1.bias"} & set(store)
     strategy.train(DIGITS.train_stream[2])
     assert strategy.model.tasks == (0, 2)
+
+
+class Fails(SupervisedPlugin):
+    """The last one to hear of an unlearning: everything has been changed by then."""
+
+    on = True
+
+    def after_unlearning(self, strategy, **kwargs):
+        if self.on:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("name", HOSTS)
+def test_a_failure_brings_the_state_of_every_host_back(name):
+    fails = Fails()
+    strategy = host(name, plugins=(fails,))
+    for experience in STREAM.train_stream[:3]:
+        strategy.train(experience)
+    kept = keeper(strategy, name)
+
+    def state():
+        saved = adapter_of(kept).save(kept)
+        owners = [(n, b) for n, b in strategy.model.state_dict().items() if b.dtype != torch.float32]
+        return frozen([saved.tensors, saved.data, fingerprint(strategy), dict(owners)])
+
+    before = state()
+    for tasks in ([1], [0, 2], [0, 1, 2]):
+        with pytest.raises(KeyboardInterrupt):
+            book(strategy).unlearn(strategy, tasks)
+        assert state() == before
+    fails.on = False
+    book(strategy).unlearn(strategy, [1])
+    assert state() != before
+    strategy.train(STREAM.train_stream[3])

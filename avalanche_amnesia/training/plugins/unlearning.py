@@ -103,7 +103,13 @@ class UnlearningPlugin(SupervisedPlugin):
         return prepare(self._subject(strategy), tasks, self._between_tasks(strategy)).plan
 
     def unlearn(
-        self, strategy: Any, tasks: Iterable[int], *, keep_probes: bool = False, allow_unknown: bool | None = None
+        self,
+        strategy: Any,
+        tasks: Iterable[int],
+        *,
+        keep_probes: bool = False,
+        allow_unknown: bool | None = None,
+        fingerprint: bool | None = None,
     ) -> UnlearningRecord:
         """Unlearn tasks now, outside a training call: as a whole, or not at all.
 
@@ -112,12 +118,14 @@ class UnlearningPlugin(SupervisedPlugin):
             tasks: labels of remaining, not permanent tasks.
             keep_probes: whether metrics may keep the tasks' masks and heads.
             allow_unknown: this time, in place of the plugin's own ``allow_unknown``.
+            fingerprint: this time, in place of the plugin's own ``fingerprint``.
 
         Raises:
             RequestError: if they can't be requested now; nothing changed.
             UnknownStateError: if a plugin, or the strategy, keeps learned state and has no adapter; nothing changed.
         """
-        return self._unlearn(strategy, tasks, self._between_tasks(strategy), keep_probes, allow_unknown)
+        event = self._between_tasks(strategy)
+        return self._unlearn(strategy, tasks, event, keep_probes, allow_unknown, fingerprint)
 
     def evidence(self, strategy: Any, tasks: Iterable[int], experiences: Iterable[Any] = ()) -> Evidence:
         """What tasks have put into the model, to be looked for after they are unlearned; changes nothing.
@@ -193,7 +201,8 @@ class UnlearningPlugin(SupervisedPlugin):
     def _rehearse(self, strategy: Any, task: int) -> None:
         """Go through the task's requests on paper: one that can't be obeyed is an error before the training."""
         experience = strategy.experience
-        if self.obey and not self.allow_unknown and getattr(experience, "requests", ()):
+        requests: Any = getattr(experience, "requests", ())
+        if requests and self.obey and not self.allow_unknown:
             refuse_unknown_state(self._subject(strategy))
         paper = self.ledger.copy()
         for request in (*self._still_due(experience, "before"), *self._still_due(experience, "iteration")):
@@ -264,6 +273,7 @@ class UnlearningPlugin(SupervisedPlugin):
         event: str,
         keep_probes: bool,
         allow_unknown: bool | None = None,
+        fingerprint: bool | None = None,
     ) -> UnlearningRecord:
         if self.current is not None:
             raise RequestError(
@@ -273,7 +283,7 @@ class UnlearningPlugin(SupervisedPlugin):
         preparation = prepare(subject, tasks, event)
         if self.obey and not (self.allow_unknown if allow_unknown is None else allow_unknown):
             refuse_unknown_state(subject)
-        if self.obey and self.fingerprint:
+        if self.obey and (self.fingerprint if fingerprint is None else fingerprint):
             evidence = Evidence.of(subject.model, preparation.removal, preparation.plan.removed)
             preparation = replace(preparation, fingerprint=evidence.fingerprint())
         self.current, self.keep_probes = preparation.plan, keep_probes
