@@ -30,19 +30,19 @@ class GEMAdapter(StateAdapter):
 
     def save(self, plugin: Any) -> SavedState:
         """Samples, labels and tasks, by experience."""
-        stores = {part: getattr(plugin, part) for part in _MEMORY}
         tensors = {
-            f"{part}/{counter}": torch.as_tensor(value).clone()
-            for part, store in stores.items()
-            for counter, value in store.items()
+            f"{part}/{counter}": value.clone()
+            for part in _MEMORY
+            for counter, value in getattr(plugin, part).items()
+            if isinstance(value, Tensor)  # an empty memory has no task
         }
         return SavedState(tensors, {"counters": list(plugin.memory_x)})
 
     def load(self, plugin: Any, state: SavedState, model: nn.Module) -> None:
         """Fill the memory."""
         for part in _MEMORY:
-            counters = state.data["counters"]
-            setattr(plugin, part, {counter: state.tensors[f"{part}/{counter}"].clone() for counter in counters})
+            names = {counter: f"{part}/{counter}" for counter in state.data["counters"]}
+            setattr(plugin, part, {c: state.tensors[n].clone() for c, n in names.items() if n in state.tensors})
 
     def purge(self, plugin: Any, context: PurgeContext, undo: ExitStack) -> str:
         """Empty the memories of the tasks; the gradients at hand, in which they had a part, are dropped."""
