@@ -214,9 +214,14 @@ def test_the_command_line_says_it_by_its_status(case, tmp_path, capsys):
     torch.save(case.strategy.model.state_dict(), folder / "model.pt")
     assert main(["audit", str(folder), "--record", str(record)]) == 0
     assert "no residue found" in capsys.readouterr().out
+    (folder / "notes.txt").write_text("τ " * 3000)
+    assert main(["audit", str(folder), "--record", str(record)]) == 0
+    capsys.readouterr()
     (folder / "whole.pkl").write_bytes(b"\x80\x04\x8c\x02os\x94.")
+    (folder / "mask.png").write_bytes(b"\x89PNG\r\n\x1a\n\0\0")
     assert main(["audit", str(folder), "--record", str(record)]) == 3
-    assert "not looked into" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert all(f"not looked into: {folder / name}" in said for name in ("whole.pkl", "mask.png"))
     torch.save(case.state, folder / "old.pt")
     assert main(["audit", str(folder), "--record", str(record)]) == 1
     assert "old.pt" in capsys.readouterr().out

@@ -21,7 +21,7 @@ from avalanche_amnesia.benchmarks import PermutedDigits, UnlearningRequest, with
 from avalanche_amnesia.models import MLP, ModelError, MultiHeadModel
 from avalanche_amnesia.training.plugins import SeedingPlugin, TrajectoryPlugin, UnlearningPlugin, find_plugin
 from avalanche_amnesia.unlearning import UnknownStateError, register_purger
-from avalanche_amnesia.unlearning.purging import registry
+from avalanche_amnesia.unlearning.purging import learned_state, registry
 
 FULL = PermutedDigits(4, n_train=500)  # ten classes: a random backbone tells an old head little
 
@@ -343,6 +343,21 @@ def test_a_strategy_with_a_memory_of_its_own_is_refused_too():
     strategy.train(DIGITS.train_stream[0])
     with pytest.raises(UnknownStateError, match=r"Remembers \(in its memory\[0\]\)"):
         book(strategy).unlearn(strategy, [0])
+
+
+def test_state_in_slots_and_in_a_container_that_is_a_plugin_is_found():
+    class Slotted:
+        __slots__ = ("kept",)
+
+        def __init__(self):
+            self.kept = torch.ones(1)
+
+    class ListPlugin(SupervisedPlugin, list):
+        pass
+
+    assert learned_state(Slotted()) == "kept"
+    assert learned_state(ListPlugin([torch.ones(1)])) == "[0]"
+    assert learned_state(ListPlugin([torch.ones(0), 1, "two"])) is None
 
 
 def test_a_request_of_the_stream_is_refused_before_the_training():

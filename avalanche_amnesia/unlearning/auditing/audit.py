@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from avalanche_amnesia.unlearning.auditing.files import READABLE, UnreadableFileError, contents
+from avalanche_amnesia.unlearning.auditing.files import UnreadableFileError, contents, is_text
 from avalanche_amnesia.unlearning.auditing.recognition import Recogniser
 from avalanche_amnesia.unlearning.auditing.report import AuditReport, Finding
 from avalanche_amnesia.unlearning.evidence import Evidence
@@ -98,7 +98,7 @@ def _audit_files(root: Path, record: UnlearningRecord, recogniser: Recogniser) -
     unread: list[str] = []
     looked_at = 0
     for file in sorted(path for path in [root, *root.rglob("*")] if path.is_file()):
-        if file.suffix.lower() not in READABLE:
+        if is_text(file):
             continue
         try:
             for inner, thing in contents(file):

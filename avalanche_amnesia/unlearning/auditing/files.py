@@ -15,7 +15,19 @@ from avalanche_amnesia.unlearning.reachable import reachable
 
 _TORCH = (".pt", ".pth", ".ckpt", ".bin", ".pkl", ".pickle", ".dill")
 _OTHER = (".safetensors", ".npy", ".npz", ".json", ".jsonl", ".wandb")
-READABLE = (*_TORCH, *_OTHER)
+
+
+def is_text(file: Path) -> bool:
+    """Whether a file of no kind that is looked into is plain text (logs, settings, sources)."""
+    if file.suffix.lower() in (*_TORCH, *_OTHER):
+        return False
+    with file.open("rb") as opened:
+        start = opened.read(4096)
+    try:
+        start.decode()
+    except UnicodeDecodeError as error:  # a character may be cut at the end of what was read
+        return error.start > len(start) - 4 and b"\0" not in start
+    return b"\0" not in start
 
 
 class UnreadableFileError(ValueError):
@@ -56,6 +68,8 @@ def _contents(file: Path) -> Iterator[tuple[str, Any]]:
             yield from _json_arrays(json.loads(line), f"line {number + 1}")
     elif kind == ".wandb":
         yield from _logged(file)
+    else:
+        raise UnreadableFileError(f"{file}: of a kind that is not looked into (a picture, say)")
 
 
 def _logged(file: Path) -> Iterator[tuple[str, Any]]:

@@ -33,14 +33,12 @@ def learned_state(thing: object, skip: Collection[object] = ()) -> str | None:
         thing: a plugin, or a strategy, of which only what its own class adds counts.
         skip: objects that are cleaned anyway: the model, the optimizer, other plugins.
     """
-    own: Any = vars(thing) if hasattr(thing, "__dict__") else {}
-    is_strategy = hasattr(thing, "plugins") and hasattr(thing, "optimizer")
-    held = {name: value for name, value in own.items() if not (is_strategy and name in _OF_EVERY_STRATEGY)}
-    for name, value in held.items():
-        for path, found in reachable(value, name, [thing, *skip]):
-            if _is_state(found):
-                return path
-    return None
+    parts: list[tuple[str, Any]] = [("", thing)]
+    if hasattr(thing, "plugins") and hasattr(thing, "optimizer"):
+        parts = [(name, value) for name, value in vars(thing).items() if name not in _OF_EVERY_STRATEGY]
+    beside = [other for other in skip if other is not thing]
+    paths = (path for name, value in parts for path, found in reachable(value, name, beside) if _is_state(found))
+    return next(paths, None)
 
 
 def cleaned_anyway(model: nn.Module) -> list[object]:
