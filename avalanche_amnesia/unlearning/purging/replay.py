@@ -82,7 +82,8 @@ class OwnBufferAdapter(StateAdapter):
 
 
 def _endless(data: Any, batch_size: int) -> Iterator[Any]:
-    return cycle(DataLoader(data, batch_size=batch_size, shuffle=True, drop_last=True))
+    # As the host's, but a buffer that holds no whole batch any more must give what it has: it would spin for ever.
+    return cycle(DataLoader(data, batch_size=batch_size, shuffle=True, drop_last=len(data) >= batch_size))
 
 
 _LAST_BATCH = ("batch_logits",)
