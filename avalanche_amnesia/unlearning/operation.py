@@ -7,18 +7,33 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from avalanche_amnesia.bits import same_bits, tensor_hash
+from avalanche_amnesia.bits import same_bits, state_hashes
 from avalanche_amnesia.models import MultiHeadModel, TaskMaskedModel
 from avalanche_amnesia.unlearning.compensation import Compensation
+from avalanche_amnesia.unlearning.fingerprint import Fingerprint
 from avalanche_amnesia.unlearning.ledger import TaskLedger
-from avalanche_amnesia.unlearning.purge import PurgeContext, holds_learned_state, purger_of
-from avalanche_amnesia.unlearning.record import Claim, SharedEntries, TensorChange, UnlearningPlan, UnlearningRecord
+from avalanche_amnesia.unlearning.purging import (
+    PurgeContext,
+    UnknownStateError,
+    adapter_of,
+    cleaned_anyway,
+    learned_state,
+)
+from avalanche_amnesia.unlearning.record import (
+    Claim,
+    Provenance,
+    SharedEntries,
+    TensorChange,
+    UnlearningPlan,
+    UnlearningRecord,
+)
 from avalanche_amnesia.unlearning.task_modules import own_parameters, remove_task_modules
 from avalanche_amnesia.unlearning.trajectory import Log, Readers, Removal, Trajectory
 
@@ -32,7 +47,7 @@ class Subject:
         optimizers: whose state and parameter lists are cleaned.
         trajectory: the tasks' updates.
         ledger: who may be asked for.
-        plugins: the host's plugins, to be purged.
+        plugins: the host's plugins, and the host itself, to be purged.
         compensations: what makes up to the remaining tasks.
         counters: task → the host's experience counter when it was trained.
         before: values before a task that is in training, by parameter name; None between tasks. Replaced in place.
@@ -42,6 +57,9 @@ class Subject:
         exact_host: whether the training itself is reproducible from (seed, remaining tasks) alone.
         known: every task of the stream, None where that is not known.
         iteration: training iterations finished.
+        in_training: the task in whose training the request fires; None between tasks.
+        others: what else belongs to the host and is cleaned elsewhere: its evaluator, this package's plugins.
+        provenance: for the record.
     """
 
     model: nn.Module
@@ -58,6 +76,9 @@ class Subject:
     saw: frozenset[int] = frozenset()
     known: frozenset[int] | None = None
     iteration: int = 0
+    in_training: int | None = None
+    others: Sequence[object] = ()
+    provenance: Provenance = field(default_factory=lambda: Provenance("unknown"))
 
     def in_training_without(self, tasks: Iterable[int]) -> bool:
         """Whether a task is in training in which none of these can have left a trace."""
@@ -74,6 +95,7 @@ class Preparation:
     started: float
     own: frozenset[str] = field(default_factory=frozenset)
     logs: Mapping[int, Log] = field(default_factory=dict)
+    fingerprint: Fingerprint | None = None
 
 
 def prepare(subject: Subject, tasks: Iterable[int], event: str) -> Preparation:
@@ -95,7 +117,6 @@ def prepare(subject: Subject, tasks: Iterable[int], event: str) -> Preparation:
     undisturbed = subject.before is None or subject.in_training_without(tasks)
     exact = subject.exact_host and not tainted and not removal.shared and undisturbed
     claim: Claim = "exact" if exact else "approximate"
-    stateful = [plugin for plugin in subject.plugins if purger_of(plugin) is None and holds_learned_state(plugin)]
     affected = _affected(model, remaining, removal, shared)
     covered = tuple(task for task in affected if any(c.covers(task, tasks) for c in subject.compensations))
     plan = UnlearningPlan(
@@ -108,10 +129,34 @@ def prepare(subject: Subject, tasks: Iterable[int], event: str) -> Preparation:
         shared=_shared_entries(removal, readers),
         claim=claim,
         trajectory_bytes=sum(trajectory.nbytes(task) for task in tasks),
-        purges=tuple(type(plugin).__name__ for plugin in subject.plugins if purger_of(plugin)),
-        unpurged=tuple(type(plugin).__name__ for plugin in stateful),
+        purges=tuple(type(plugin).__name__ for plugin in subject.plugins if adapter_of(plugin)),
+        unpurged=tuple(type(plugin).__name__ for plugin, _ in unknown_state(subject)),
     )
     return Preparation(plan, removal, frozenset(tainted), started, own, trajectory.logs)
+
+
+def unknown_state(subject: Subject) -> list[tuple[object, str]]:
+    """Plugins (or the strategy) that keep something learned and have no adapter, with the path to what they keep."""
+    known = [*cleaned_anyway(subject.model), *subject.optimizers, *subject.plugins, *subject.others]
+    paths = ((p, learned_state(p, known)) for p in subject.plugins if adapter_of(p) is None)
+    return [(plugin, path) for plugin, path in paths if path is not None]
+
+
+def refuse_unknown_state(subject: Subject) -> None:
+    """Raise if something keeps learned state that nobody knows how to clean.
+
+    Raises:
+        UnknownStateError: naming all of it.
+    """
+    unknown = unknown_state(subject)
+    if unknown:
+        names = ", ".join(f"{type(plugin).__name__} (in its {path})" for plugin, path in unknown)
+        first = type(unknown[0][0]).__name__
+        raise UnknownStateError(
+            f"nothing was changed: state that was learned is kept in {names}, and nobody knows how to clean it of a "
+            f"task. Write a function (plugin, context, undo) -> str under @register_purger({first}), or leave it as it "
+            "is with allow_unknown=True, which the record then says (plan.unpurged)"
+        )
 
 
 def _task_buffers(model: nn.Module, tasks: Sequence[int]) -> frozenset[str]:
@@ -177,7 +222,7 @@ def apply(
     parameters = dict(subject.model.named_parameters())
     with ExitStack() as undo:
         announce("before_unlearning", None)
-        hashes = _hashes(subject.model, [*removal.values, *plan.removed])
+        before = state_hashes(subject.model.state_dict())
         order = subject.ledger.remaining
         purged = _purge_optimizers(subject, preparation, undo)
         for name, value in removal.values.items():
@@ -190,26 +235,36 @@ def apply(
             purged += compensation.compensate(subject.model, plan.tasks, undo)
         undo.callback(subject.trajectory.restore, subject.trajectory.logs)
         subject.trajectory.apply(removal)
-        context = PurgeContext(plan.tasks, order, subject.counters, preparation.own, removal)
+        context = PurgeContext(
+            plan.tasks, order, subject.counters, preparation.own, removal, subject.model, subject.in_training
+        )
         for plugin in subject.plugins:
-            purger = purger_of(plugin)
-            if purger is not None:
-                purged.append(purger(plugin, context, undo))
+            adapter = adapter_of(plugin)
+            if adapter is not None:
+                purged.append(adapter.purge(plugin, context, undo))
         undo.callback(subject.ledger.load_state_dict, subject.ledger.state_dict())
         subject.ledger.forget(plan.tasks, plan.event)
         undo.callback(subject.tainted.update, set(subject.tainted))
         undo.callback(subject.tainted.clear)
         subject.tainted.clear()
         subject.tainted.update(preparation.tainted)
-        after = _hashes(subject.model, list(removal.values))
+        after = state_hashes(subject.model.state_dict())
         record = UnlearningRecord(
             plan=plan,
-            changes=tuple(TensorChange(name, digest, after.get(name)) for name, digest in hashes.items()),
+            changes=tuple(
+                TensorChange(name, before.get(name), after.get(name))
+                for name in sorted({*before, *after})
+                if before.get(name) != after.get(name)
+            ),
+            unchanged={name: digest for name, digest in after.items() if before.get(name) == digest},
             purged=tuple(purged),
             remaining=subject.ledger.remaining,
             n_trained=subject.ledger.n_trained,
             iteration=subject.iteration,
             seconds=time.perf_counter() - preparation.started,
+            time=_now(),
+            provenance=subject.provenance,
+            fingerprint=preparation.fingerprint,
         )
         announce("after_unlearning", record)
         subject.trajectory.settle()
@@ -242,6 +297,9 @@ def book_only(
             n_trained=subject.ledger.n_trained,
             iteration=subject.iteration,
             seconds=time.perf_counter() - preparation.started,
+            unchanged=state_hashes(subject.model.state_dict()),
+            time=_now(),
+            provenance=subject.provenance,
         )
         announce("after_unlearning", record)
         undo.pop_all()
@@ -257,9 +315,8 @@ def own_modules_only(preparation: Preparation) -> Preparation:
     return replace(preparation, plan=plan, removal=untouched)
 
 
-def _hashes(model: nn.Module, names: Sequence[str]) -> dict[str, str]:
-    state = model.state_dict()
-    return {name: tensor_hash(state[name]) for name in sorted(names) if name in state}
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def _replace(store: dict[str, Tensor] | None, new: Mapping[str, Tensor], gone: frozenset[str], undo: ExitStack) -> None:

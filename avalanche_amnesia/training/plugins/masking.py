@@ -282,6 +282,8 @@ class HATPlugin(TaskMaskPlugin):
     def before_forward(self, strategy: Any, **kwargs: Any) -> None:
         """Open the gate at the mini-batch's scale; look again at the other masks if one of them went."""
         model = self.model_of(strategy)
+        assert model.embedding is not None
+        model.embedding.grad = None  # not sooner: others (SI) read every gradient behind the step
         batch, batches = strategy.clock.train_epoch_iterations, len(strategy.dataloader)
         self._scale = mask_scale(batch, batches, self.s_max, self.annealing)
         self._gate = model.open_gate(self._scale)
@@ -312,7 +314,6 @@ class HATPlugin(TaskMaskPlugin):
         assert model.embedding is not None
         self._adjuster.after_step()
         self._step_embedding()
-        model.embedding.grad = None
         model.embedding.clamp_(self._lowest, self._highest)
 
 
