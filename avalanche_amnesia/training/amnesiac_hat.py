@@ -36,6 +36,7 @@ class AmnesiacHAT(HardAttentionStrategy):
             in advance, :class:`CounterfactualPlugin`) or ``none``.
         keep_probes: whether metrics may keep the masks and heads of tasks that the stream's requests name.
         deadline: a task becomes permanent once this many further tasks have been trained; by default the stream's.
+        allow_unknown: unlearn although a plugin keeps learned state that no adapter can clean; the record says so.
         seed: every draw derives from it and the task.
         options: those of :class:`HATPlugin` or :class:`AdaHATPlugin` and of :class:`HardAttentionStrategy`.
 
@@ -54,6 +55,7 @@ class AmnesiacHAT(HardAttentionStrategy):
         compensation: CompensationChoice = "counterfactual",
         keep_probes: bool = True,
         deadline: int | None = None,
+        allow_unknown: bool = False,
         seed: int = 0,
         **options: Any,
     ) -> None:
@@ -73,7 +75,7 @@ class AmnesiacHAT(HardAttentionStrategy):
             unlearning=[
                 TrajectoryPlugin(),
                 *([CounterfactualPlugin(seed=seed)] if compensation == "counterfactual" else []),
-                UnlearningPlugin(keep_probes=keep_probes, deadline=deadline),
+                UnlearningPlugin(keep_probes=keep_probes, deadline=deadline, allow_unknown=allow_unknown),
             ],
             seed=seed,
             **rest,

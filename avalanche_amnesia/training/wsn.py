@@ -25,6 +25,7 @@ class WSN(HardAttentionStrategy):
         optimizer: any torch optimizer over ``model.parameters()``.
         keep_probes: whether metrics may keep the masks and heads of tasks that the stream's requests name.
         deadline: a task becomes permanent once this many further tasks have been trained; by default the stream's.
+        allow_unknown: unlearn although a plugin keeps learned state that no adapter can clean; the record says so.
         seed: every draw derives from it and the task.
         options: those of :class:`SubnetPlugin` (``scores``, ``score_lr``, ``keep`` …) and of
             :class:`HardAttentionStrategy` (``train_mb_size``, ``train_epochs``, ``plugins``, ``evaluator`` …).
@@ -44,6 +45,7 @@ class WSN(HardAttentionStrategy):
         optimizer: Optimizer,
         keep_probes: bool = True,
         deadline: int | None = None,
+        allow_unknown: bool = False,
         seed: int = 0,
         **options: Any,
     ) -> None:
@@ -52,7 +54,10 @@ class WSN(HardAttentionStrategy):
             model=model,
             optimizer=optimizer,
             masking=SubnetPlugin(**masking, seed=seed),
-            unlearning=[TrajectoryPlugin(), UnlearningPlugin(keep_probes=keep_probes, deadline=deadline)],
+            unlearning=[
+                TrajectoryPlugin(),
+                UnlearningPlugin(keep_probes=keep_probes, deadline=deadline, allow_unknown=allow_unknown),
+            ],
             seed=seed,
             **rest,
         )
