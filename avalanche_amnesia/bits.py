@@ -31,7 +31,7 @@ def as_integers(tensor: Tensor) -> Tensor:
 def tensor_hash(tensor: Tensor) -> str:
     """SHA-256 of a tensor's dtype, shape and bits, as 64 hexadecimal digits."""
     digest = hashlib.sha256(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
-    digest.update(memoryview(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()))
+    digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

@@ -44,6 +44,7 @@ class AmnesiacHAT(HardAttentionStrategy):
         deadline: a task becomes permanent once this many further tasks have been trained; by default the stream's.
         trajectory: how updates are kept, ``TrajectoryPlugin(threshold=…, dtype=…, path=…)``; by default all of them,
             lossless, in memory.
+        allow_unknown: unlearn although a plugin keeps learned state that no adapter can clean; the record says so.
         seed: every draw derives from it and the task.
         options: those of :class:`HATPlugin` or :class:`AdaHATPlugin` and of :class:`HardAttentionStrategy`.
 
@@ -64,6 +65,7 @@ class AmnesiacHAT(HardAttentionStrategy):
         keep_probes: bool = True,
         deadline: int | None = None,
         trajectory: TrajectoryPlugin | None = None,
+        allow_unknown: bool = False,
         seed: int = 0,
         **options: Any,
     ) -> None:
@@ -94,7 +96,7 @@ class AmnesiacHAT(HardAttentionStrategy):
             unlearning=[
                 recorder,
                 *([refit(seed=seed)] if compensation == "counterfactual" else []),
-                UnlearningPlugin(keep_probes=keep_probes, deadline=deadline),
+                UnlearningPlugin(keep_probes=keep_probes, deadline=deadline, allow_unknown=allow_unknown),
             ],
             seed=seed,
             **rest,

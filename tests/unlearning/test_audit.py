@@ -1,6 +1,8 @@
 """The audit finds planted residue of each kind, where it is, and nothing where there is none."""
 
 import json
+import struct
+import zlib
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from avalanche.training import EWC, LwF, Naive, Replay
 from host_states import HOSTS, host
 from safetensors.torch import save_file
 from unlearning_kit import DIGITS, amnesiac, book, stock, trajectory
+from wandb.proto import wandb_internal_pb2
 
 from avalanche_amnesia.benchmarks import PermutedDigits
 from avalanche_amnesia.runs.command_line import main
@@ -204,6 +207,33 @@ def test_files_of_the_unlearned_model_are_clean(case, tmp_path):
     report = case.audit(tmp_path)
     assert report.clean, report.table()
     assert report.looked_at > 5
+
+
+def wandb_file(folder, **logged):
+    """An offline run of one row, in the format of its description: small records, each in a block of one log."""
+    run, row = wandb_internal_pb2.Record(), wandb_internal_pb2.Record()
+    run.run.run_id = "abc"
+    for name, value in logged.items():
+        item = row.history.item.add()
+        item.nested_key.append(name.replace("__", "/"))
+        item.value_json = json.dumps(value)
+    log = b":W&B\xe1\xbe\x00"
+    for record in (run, row):
+        part = record.SerializeToString()
+        log += struct.pack("<IH", zlib.crc32(b"\x01" + part), len(part)) + b"\x01" + part
+    (folder / "run-abc.wandb").write_bytes(log)
+
+
+def test_what_a_dashboard_logged_of_the_task_is_found(case, tmp_path):
+    head = case.state["heads.1.bias"]
+    wandb_file(tmp_path, Acc__Task001=0.5, Mask__Task002={"_type": "image-file"}, head=head[:2].tolist())
+    report = case.audit(tmp_path)
+    assert report.clean, report.table()
+    assert report.looked_at >= 3
+    weights = case.state["heads.1.weight"].flatten().tolist()
+    wandb_file(tmp_path, Mask__Task001={"_type": "image-file"}, W={"_type": "histogram", "values": weights})
+    found = {(finding.kind, finding.path.split(": ")[1]) for finding in case.audit(tmp_path).findings}
+    assert found == {("log", "row 0/Mask/Task001"), ("own tensor", "row 0/W/values")}
 
 
 def test_the_command_line_says_it_by_its_status(case, tmp_path, capsys):

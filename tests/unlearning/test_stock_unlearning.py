@@ -345,19 +345,19 @@ def test_a_strategy_with_a_memory_of_its_own_is_refused_too():
         book(strategy).unlearn(strategy, [0])
 
 
-def test_state_in_slots_and_in_a_container_that_is_a_plugin_is_found():
+def test_state_in_slots_and_in_an_heir_of_a_container_is_found():
     class Slotted:
         __slots__ = ("kept",)
 
         def __init__(self):
             self.kept = torch.ones(1)
 
-    class ListPlugin(SupervisedPlugin, list):
+    class Listed(list):
         pass
 
     assert learned_state(Slotted()) == "kept"
-    assert learned_state(ListPlugin([torch.ones(1)])) == "[0]"
-    assert learned_state(ListPlugin([torch.ones(0), 1, "two"])) is None
+    assert learned_state(Listed([torch.ones(1)])) == "[0]"
+    assert learned_state(Listed([torch.ones(0), 1, "two"])) is None
 
 
 def test_a_request_of_the_stream_is_refused_before_the_training():
