@@ -82,8 +82,8 @@ class AmnesiacHAT(HardAttentionStrategy):
         shared = getattr(model, "shared_head", None) is not None and deletion == "updates"
         if shared and trajectory is not None:
             raise ValueError(
-                "trajectory= can't be chosen with a shared head: its refitted columns are recorded in a store of their own "
-                "kind; leave it out"
+                "trajectory= can't be chosen with a shared head: its refitted columns are recorded in a store of their "
+                "own kind; leave it out"
             )
         recorder = TrajectoryPlugin() if trajectory is None else trajectory
         if shared:
