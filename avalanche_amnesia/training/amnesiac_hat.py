@@ -11,14 +11,17 @@ from avalanche_amnesia.training.attention import check_choice
 from avalanche_amnesia.training.hard_attention import HardAttentionStrategy, split_options, takes_options_of
 from avalanche_amnesia.training.plugins import (
     AdaHATPlugin,
+    BackupPlugin,
     CounterfactualPlugin,
     HATPlugin,
+    ScaledUpdatesPlugin,
     TrajectoryPlugin,
     UnlearningPlugin,
 )
+from avalanche_amnesia.unlearning import Compensation
 
 AmnesiacAdjustment = Literal["hat", "adahat", "random", "constant"]
-CompensationChoice = Literal["none", "counterfactual"]
+CompensationChoice = Literal["none", "draft", "rate", "backup", "counterfactual"]
 
 
 class AmnesiacHAT(HardAttentionStrategy):
@@ -33,7 +36,9 @@ class AmnesiacHAT(HardAttentionStrategy):
         adjustment: ``hat`` (default: parameters in use are frozen, so that an unlearning never touches tasks learned
             before the one that goes, unless ``locked`` left them open to it), ``adahat``, ``random`` or ``constant``.
         compensation: what makes up to tasks that were learned on top of one that goes: ``counterfactual`` (heads fitted
-            in advance, :class:`CounterfactualPlugin`) or ``none``.
+            in advance, :class:`CounterfactualPlugin`), ``backup`` (shadow copies, :class:`BackupPlugin`), the ablations
+            ``rate`` and ``draft`` (:class:`ScaledUpdatesPlugin`), ``none``, or one of these plugins with options of its
+            own, ``BackupPlugin(start="delete")``. One alone: each is made for what the others leave as it is.
         keep_probes: whether metrics may keep the masks and heads of tasks that the stream's requests name.
         deadline: a task becomes permanent once this many further tasks have been trained; by default the stream's.
         trajectory: how updates are kept, ``TrajectoryPlugin(threshold=…, dtype=…, path=…)``; by default all of them,
@@ -53,7 +58,7 @@ class AmnesiacHAT(HardAttentionStrategy):
         model: MaskedModel,
         optimizer: Optimizer,
         adjustment: AmnesiacAdjustment = "hat",
-        compensation: CompensationChoice = "counterfactual",
+        compensation: CompensationChoice | Compensation = "counterfactual",
         keep_probes: bool = True,
         deadline: int | None = None,
         trajectory: TrajectoryPlugin | None = None,
@@ -61,7 +66,6 @@ class AmnesiacHAT(HardAttentionStrategy):
         **options: Any,
     ) -> None:
         check_choice("adjustment", adjustment, AmnesiacAdjustment)
-        check_choice("compensation", compensation, CompensationChoice)
         masking: HATPlugin
         if adjustment == "adahat":
             of_plugin, rest = split_options(options, AdaHATPlugin)
@@ -75,9 +79,20 @@ class AmnesiacHAT(HardAttentionStrategy):
             masking=masking,
             unlearning=[
                 TrajectoryPlugin() if trajectory is None else trajectory,
-                *([CounterfactualPlugin(seed=seed)] if compensation == "counterfactual" else []),
+                *_compensations(compensation, seed),
                 UnlearningPlugin(keep_probes=keep_probes, deadline=deadline),
             ],
             seed=seed,
             **rest,
         )
+
+
+def _compensations(chosen: CompensationChoice | Compensation, seed: int) -> list[Any]:
+    if isinstance(chosen, Compensation):
+        return [chosen]
+    check_choice("compensation", chosen, CompensationChoice)
+    if chosen == "none":
+        return []
+    if chosen == "counterfactual":
+        return [CounterfactualPlugin(seed=seed)]
+    return [BackupPlugin() if chosen == "backup" else ScaledUpdatesPlugin(chosen)]

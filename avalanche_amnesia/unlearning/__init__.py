@@ -1,11 +1,12 @@
 """Taking tasks out of a model: who may be asked for, what they changed, and how it goes."""
 
-from avalanche_amnesia.unlearning.compensation import Compensation
+from avalanche_amnesia.unlearning.compensation import Compensation, RevisingCompensation
 from avalanche_amnesia.unlearning.ledger import RequestError, TaskLedger
 from avalanche_amnesia.unlearning.log_files import TrajectoryError
 from avalanche_amnesia.unlearning.operation import Preparation, Subject, apply, book_only, prepare
 from avalanche_amnesia.unlearning.purge import PurgeContext, register_purger
 from avalanche_amnesia.unlearning.record import SharedEntries, TensorChange, UnlearningPlan, UnlearningRecord
+from avalanche_amnesia.unlearning.revision import Revision, Revisions
 from avalanche_amnesia.unlearning.task_modules import own_parameters, remove_task_modules, shared_statistics
 from avalanche_amnesia.unlearning.trajectory import Removal, Trajectory
 
@@ -15,6 +16,9 @@ __all__ = [
     "PurgeContext",
     "Removal",
     "RequestError",
+    "RevisingCompensation",
+    "Revision",
+    "Revisions",
     "SharedEntries",
     "Subject",
     "TaskLedger",

@@ -12,15 +12,18 @@ from avalanche.training.plugins.clock import Clock
 from avalanche.training.templates.base_sgd import PeriodicEval
 from avalanche.training.utils import trigger_plugins
 
+from avalanche_amnesia.training.plugins.backup import BackupPlugin
 from avalanche_amnesia.training.plugins.counterfactual import CounterfactualPlugin
 from avalanche_amnesia.training.plugins.loading import InMemoryLoaderPlugin
 from avalanche_amnesia.training.plugins.lookup import find_plugin
+from avalanche_amnesia.training.plugins.scaling import ScaledUpdatesPlugin
 from avalanche_amnesia.training.plugins.seeding import SeedingPlugin
 from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin, single_task
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 from avalanche_amnesia.unlearning import (
     Compensation,
     RequestError,
+    RevisingCompensation,
     Subject,
     TaskLedger,
     UnlearningPlan,
@@ -156,11 +159,14 @@ class UnlearningPlugin(SupervisedPlugin):
             paper.forget(request.tasks, request.event(task), self._known)
 
     def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
-        """Check iterations against the real loader."""
+        """Check iterations against the real loader; let compensations get ready."""
         self.current_task = single_task(strategy.experience)
         self._upcoming = self._still_due(strategy.experience, "iteration")
         for request in self._upcoming:
             _check_iteration(request, self.current_task, strategy.train_epochs * len(strategy.dataloader))
+        for plugin in strategy.plugins:
+            if isinstance(plugin, RevisingCompensation):
+                plugin.begin(strategy, self.current_task, self.ledger.unlearnable)
 
     def before_training_iteration(self, strategy: Any, **kwargs: Any) -> None:
         """Fire the requests of this iteration; keep samples of forgotten tasks out of a loader that still has them."""
@@ -289,7 +295,7 @@ def remaining_experiences(strategy: Any, experiences: Iterable[Any]) -> list[Any
 
 _OURS = (
     *(SeedingPlugin, InMemoryLoaderPlugin, TaskMaskPlugin, TrajectoryPlugin, UnlearningPlugin),
-    CounterfactualPlugin,
+    *(CounterfactualPlugin, BackupPlugin, ScaledUpdatesPlugin),
 )
 
 
