@@ -10,6 +10,7 @@ from unlearning_kit import (
     book,
     fingerprint,
     initial_values,
+    mark,
     owned,
     stock,
     stray,
@@ -107,9 +108,10 @@ def test_what_tasks_before_own_is_what_plain_deletion_leaves(adjustment, start, 
         assert torch.equal(logits, ours.model.eval()(task_data(PERMUTED.test_stream[0])[0], 0))
 
 
-@pytest.mark.parametrize("order", ["oldest", "newest"])
-def test_overlapping_entries_are_the_newest_tasks_or_the_oldest_ones(order):
-    strategy = learned(4, compensation=BackupPlugin(order=order))
+@pytest.mark.parametrize(("order", "adjustment"), [("oldest", "hat"), ("newest", "hat"), ("oldest", "adahat")])
+def test_overlapping_entries_are_the_newest_tasks_or_the_oldest_ones(order, adjustment):
+    """With AdaHAT tasks in between moved them too: what these wrote is dropped, the shadow's values stand alone."""
+    strategy = learned(4, compensation=BackupPlugin(order=order), adjustment=adjustment)
     plugin, values = backups(strategy), backbone(strategy)
     initial = {
         n: trajectory(strategy).values_before(0, {f"backbone.{n}": v})[f"backbone.{n}"] for n, v in values.items()
@@ -209,23 +211,6 @@ def test_the_coefficient_of_a_forgotten_update_is_zero(adjustment, start, reques
         for strategy in (plain, marked):
             strategy.unlearn([task])
     assert bits(plain.model) == bits(marked.model)
-
-
-def mark(strategy, task, size=8.0):
-    """Add a mark to a task's recorded update, as if its training had made it: in the model and in every later log."""
-    store = trajectory(strategy)
-    later = store.tasks[store.tasks.index(task) + 1 :]
-    logs = dict(store.logs)
-    with torch.no_grad():
-        for name, where in store.moved(task).items():
-            strategy.model.get_parameter(name).add_(size * where)
-            for other in later:
-                if name in logs[other]:
-                    entry = logs[other][name]
-                    inside = where.reshape(-1)[entry.where.reshape(-1)]
-                    values = entry.values + size * inside
-                    logs[other] = logs[other].with_entries({**logs[other], name: entry.rebased(values, values)})
-    store.restore(logs)
 
 
 @pytest.mark.parametrize("start", STARTS)
