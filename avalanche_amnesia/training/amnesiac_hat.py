@@ -11,17 +11,19 @@ from avalanche_amnesia.training.attention import check_choice
 from avalanche_amnesia.training.hard_attention import HardAttentionStrategy, split_options, takes_options_of
 from avalanche_amnesia.training.plugins import (
     AdaHATPlugin,
+    BackupPlugin,
     CounterfactualPlugin,
     HATPlugin,
+    ScaledUpdatesPlugin,
     SharedHeadCounterfactualPlugin,
     TrajectoryPlugin,
     UnlearningPlugin,
 )
-from avalanche_amnesia.unlearning import RepairedTrajectory
+from avalanche_amnesia.unlearning import Compensation, RepairedTrajectory
 
 AmnesiacAdjustment = Literal["hat", "adahat", "random", "constant"]
 DeletionChoice = Literal["updates", "exclusive"]
-CompensationChoice = Literal["none", "counterfactual"]
+CompensationChoice = Literal["none", "draft", "rate", "backup", "counterfactual"]
 
 
 class AmnesiacHAT(HardAttentionStrategy):
@@ -39,7 +41,9 @@ class AmnesiacHAT(HardAttentionStrategy):
             returns only what no remaining task uses to its initial bits: no remaining task's logits change, and what
             the task taught the units that others share stays (``record.plan.shared``).
         compensation: what makes up to tasks that were learned on top of one that goes: ``counterfactual`` (heads fitted
-            in advance, :class:`CounterfactualPlugin`) or ``none``.
+            in advance, :class:`CounterfactualPlugin`), ``backup`` (shadow copies, :class:`BackupPlugin`), the ablations
+            ``rate`` and ``draft`` (:class:`ScaledUpdatesPlugin`), ``none``, or one of these plugins with options of its
+            own, ``BackupPlugin(start="delete")``. One alone: each is made for what the others leave as it is.
         keep_probes: whether metrics may keep the masks and heads of tasks that the stream's requests name.
         deadline: a task becomes permanent once this many further tasks have been trained; by default the stream's.
         trajectory: how updates are kept, ``TrajectoryPlugin(threshold=…, dtype=…, path=…)``; by default all of them,
@@ -61,7 +65,7 @@ class AmnesiacHAT(HardAttentionStrategy):
         optimizer: Optimizer,
         adjustment: AmnesiacAdjustment = "hat",
         deletion: DeletionChoice = "updates",
-        compensation: CompensationChoice = "counterfactual",
+        compensation: CompensationChoice | Compensation = "counterfactual",
         keep_probes: bool = True,
         deadline: int | None = None,
         trajectory: TrajectoryPlugin | None = None,
@@ -71,7 +75,6 @@ class AmnesiacHAT(HardAttentionStrategy):
     ) -> None:
         check_choice("adjustment", adjustment, AmnesiacAdjustment)
         check_choice("deletion", deletion, DeletionChoice)
-        check_choice("compensation", compensation, CompensationChoice)
         masking: HATPlugin
         if adjustment == "adahat":
             of_plugin, rest = split_options(options, AdaHATPlugin)
@@ -88,17 +91,27 @@ class AmnesiacHAT(HardAttentionStrategy):
         recorder = TrajectoryPlugin() if trajectory is None else trajectory
         if shared:
             recorder.trajectory = RepairedTrajectory()
-        refit = SharedHeadCounterfactualPlugin if shared else CounterfactualPlugin
         super().__init__(
             model=model,
             optimizer=optimizer,
             masking=masking,
             unlearning=[
                 recorder,
-                *([refit(seed=seed)] if compensation == "counterfactual" else []),
+                *_compensations(compensation, seed, shared),
                 UnlearningPlugin(keep_probes=keep_probes, deadline=deadline, allow_unknown=allow_unknown),
             ],
             seed=seed,
             **rest,
         )
         model.keeps_shared_entries = deletion == "exclusive"
+
+
+def _compensations(chosen: CompensationChoice | Compensation, seed: int, shared_head: bool) -> list[Any]:
+    if isinstance(chosen, Compensation):
+        return [chosen]
+    check_choice("compensation", chosen, CompensationChoice)
+    if chosen == "none":
+        return []
+    if chosen == "counterfactual":
+        return [SharedHeadCounterfactualPlugin(seed=seed) if shared_head else CounterfactualPlugin(seed=seed)]
+    return [BackupPlugin() if chosen == "backup" else ScaledUpdatesPlugin(chosen)]

@@ -17,7 +17,9 @@ from torch.optim import Optimizer
 from avalanche_amnesia.models import MultiHeadModel, TaskMaskedModel
 from avalanche_amnesia.training.listening import ListenerDispatch
 from avalanche_amnesia.training.plugins import (
+    BackupPlugin,
     InMemoryLoaderPlugin,
+    ScaledUpdatesPlugin,
     SeedingPlugin,
     TaskMaskPlugin,
     TrajectoryPlugin,
@@ -29,6 +31,8 @@ from avalanche_amnesia.training.plugins.unlearning import remaining_experiences
 from avalanche_amnesia.unlearning import RequestError, UnlearningPlan, UnlearningRecord
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+_HOLDS_TASK_IN_TRAINING = (TaskMaskPlugin, TrajectoryPlugin, BackupPlugin, ScaledUpdatesPlugin, UnlearningPlugin)
 
 
 class TaskStrategy(ListenerDispatch, SupervisedTemplate):
@@ -142,7 +146,7 @@ class TaskStrategy(ListenerDispatch, SupervisedTemplate):
     def abort_training(self) -> None:
         """Undo a training that was interrupted by an exception; does nothing between tasks."""
         for plugin in self.plugins:
-            if isinstance(plugin, (TaskMaskPlugin, TrajectoryPlugin, UnlearningPlugin)):
+            if isinstance(plugin, _HOLDS_TASK_IN_TRAINING):
                 plugin.abort(self)
 
     def _unlearning(self) -> UnlearningPlugin:

@@ -1,7 +1,7 @@
 """Taking tasks out of a model: who may be asked for, what they changed, and how it goes."""
 
 from avalanche_amnesia.unlearning.auditing import AuditReport, Finding, audit
-from avalanche_amnesia.unlearning.compensation import Compensation
+from avalanche_amnesia.unlearning.compensation import Compensation, RevisingCompensation
 from avalanche_amnesia.unlearning.evidence import Evidence
 from avalanche_amnesia.unlearning.fingerprint import Fingerprint
 from avalanche_amnesia.unlearning.ledger import RequestError, TaskLedger
@@ -34,6 +34,7 @@ from avalanche_amnesia.unlearning.record import (
     UnlearningRecord,
 )
 from avalanche_amnesia.unlearning.repaired import RepairedTrajectory
+from avalanche_amnesia.unlearning.revision import Revision, Revisions
 from avalanche_amnesia.unlearning.signing import SigningError, verify
 from avalanche_amnesia.unlearning.task_modules import own_parameters, remove_task_modules, shared_statistics
 from avalanche_amnesia.unlearning.trajectory import Removal, Trajectory
@@ -52,6 +53,9 @@ __all__ = [
     "Removal",
     "RepairedTrajectory",
     "RequestError",
+    "RevisingCompensation",
+    "Revision",
+    "Revisions",
     "SavedState",
     "SharedEntries",
     "SigningError",

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from avalanche_amnesia.bits import same_bits, state_hashes
 from avalanche_amnesia.models import MultiHeadModel, TaskMaskedModel
-from avalanche_amnesia.unlearning.compensation import Compensation
+from avalanche_amnesia.unlearning.compensation import Compensation, RevisingCompensation
 from avalanche_amnesia.unlearning.fingerprint import Fingerprint
 from avalanche_amnesia.unlearning.ledger import TaskLedger
 from avalanche_amnesia.unlearning.purging import (
@@ -34,6 +34,7 @@ from avalanche_amnesia.unlearning.record import (
     UnlearningPlan,
     UnlearningRecord,
 )
+from avalanche_amnesia.unlearning.revision import combined
 from avalanche_amnesia.unlearning.task_modules import own_parameters, remove_task_modules
 from avalanche_amnesia.unlearning.trajectory import Log, Readers, Removal, Trajectory
 
@@ -112,13 +113,17 @@ def prepare(subject: Subject, tasks: Iterable[int], event: str) -> Preparation:
     shared = {name: p.detach() for name, p in parameters.items() if name not in own}
     remaining = [task for task in subject.ledger.remaining if task not in tasks]
     readers = _readers(model, remaining)
-    removal = trajectory.remove(tasks, shared, subject.before, readers)
+    revising = (c for c in subject.compensations if isinstance(c, RevisingCompensation))
+    revisions = combined(c.revise(model, trajectory, tasks) for c in revising)
+    removal = trajectory.remove(tasks, shared, subject.before, readers, revisions)
     tainted = {t for t in remaining if t in subject.tainted or subject.ledger.saw(t) & set(tasks)}
     undisturbed = subject.before is None or subject.in_training_without(tasks)
     exact = subject.exact_host and not tainted and not removal.shared and undisturbed
     claim: Claim = "exact" if exact else "approximate"
     affected = _affected(model, remaining, removal, shared)
-    covered = tuple(task for task in affected if any(c.covers(task, tasks) for c in subject.compensations))
+    covered = tuple(
+        task for task in affected if task in revisions or any(c.covers(task, tasks) for c in subject.compensations)
+    )
     plan = UnlearningPlan(
         tasks=tuple(tasks),
         event=event,
@@ -231,10 +236,10 @@ def apply(
         _replace(subject.before, removal.before, preparation.own, undo)
         for task in plan.tasks:
             remove_task_modules(subject.model, task, undo)
-        for compensation in subject.compensations:
-            purged += compensation.compensate(subject.model, plan.tasks, undo)
         undo.callback(subject.trajectory.restore, subject.trajectory.logs)
         subject.trajectory.apply(removal)
+        for compensation in subject.compensations:
+            purged += compensation.compensate(subject.model, plan.tasks, undo)
         context = PurgeContext(
             plan.tasks, order, subject.counters, preparation.own, removal, subject.model, subject.in_training
         )

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from avalanche_amnesia.unlearning.revision import Revisions
 from avalanche_amnesia.unlearning.trajectory import Readers, Removal, Trajectory
 
 
@@ -26,7 +27,6 @@ class RepairedTrajectory(Trajectory):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.repairs: dict[int, frozenset[int]] = {}
-        self._pending: list[tuple[frozenset[int], Mapping[str, Tensor], Mapping[str, Tensor]]] = []
 
     def written_for(self, tasks: Iterable[int]) -> dict[str, Tensor]:
         """Tensor name → bool tensor of the entries that the tasks, or repairs made with their data, moved."""
@@ -48,9 +48,10 @@ class RepairedTrajectory(Trajectory):
         current: Mapping[str, Tensor],
         before: Mapping[str, Tensor] | None = None,
         readers: Readers | None = None,
+        revisions: Revisions | None = None,
     ) -> Removal:
         """As the base class's, with the repairs; nothing stays for the sake of its readers."""
-        return super().remove(self.writers(tasks), current, before)
+        return super().remove(self.writers(tasks), current, before, revisions=revisions)
 
     def repair(
         self,
@@ -59,7 +60,7 @@ class RepairedTrajectory(Trajectory):
         after: Mapping[str, Tensor],
         undo: ExitStack,
     ) -> None:
-        """Record a repair once the removal that it belongs to is applied.
+        """Record a repair, behind the removal that it belongs to.
 
         Args:
             tasks: whose data it used.
@@ -67,14 +68,8 @@ class RepairedTrajectory(Trajectory):
             after: tensor name → values behind it.
             undo: receives the way back.
         """
-        undo.callback(self._pending.clear)
-        self._pending.append((frozenset(tasks), before, after))
-
-    def apply(self, removal: Removal) -> None:
-        """As the base class's; then record the repair."""
-        super().apply(removal)
-        for tasks, before, after in self._pending:
-            number = min(self.repairs, default=0) - 1
-            self.repairs = {**self.repairs, number: tasks}
-            self.record(number, before, after)
-        self._pending.clear()
+        undo.callback(self.restore, self.logs)
+        undo.callback(setattr, self, "repairs", self.repairs)
+        number = min(self.repairs, default=0) - 1
+        self.repairs = {**self.repairs, number: frozenset(tasks)}
+        self.record(number, before, after)

@@ -27,6 +27,7 @@ from avalanche_amnesia.bits import same_bits
 from avalanche_amnesia.unlearning.fidelity import Fidelity
 from avalanche_amnesia.unlearning.log import Log, report
 from avalanche_amnesia.unlearning.log_files import LogDirectory, TrajectoryError, read_logs, write_logs
+from avalanche_amnesia.unlearning.revision import Revision, Revisions, dropped_entries
 from avalanche_amnesia.unlearning.sparse import SparseEntries, SparseValues
 
 Readers = Mapping[int, Mapping[str, Tensor]]
@@ -175,6 +176,7 @@ class Trajectory:
         current: Mapping[str, Tensor],
         before: Mapping[str, Tensor] | None = None,
         readers: Readers | None = None,
+        revisions: Revisions | None = None,
     ) -> Removal:
         """Work out the state without some tasks; changes nothing.
 
@@ -185,6 +187,7 @@ class Trajectory:
             readers: remaining tasks, in training order, with the entries that they read. What a task that goes wrote
                 into such an entry stays, and the first of its readers takes the way back over: once no reader is left
                 the entry returns to the value before it.
+            revisions: what the updates of remaining tasks, recorded after the first that goes, become.
 
         Raises:
             TrajectoryError: for a task that is not recorded, or merged.
@@ -208,11 +211,14 @@ class Trajectory:
         new_before: dict[str, Tensor] = {}
         shared: dict[str, Tensor] = {}
         updates: dict[int, dict[str, Tensor]] = {task: {} for task in tasks}
-        for name in sorted({name for task in gone for name in self._logs[task] if name in current}):
+        revisions = {} if revisions is None else revisions
+        changing = (*(self._logs[task] for task in gone), *revisions.values())
+        for name in sorted({name for tensors in changing for name in tensors if name in current}):
             committed = current[name] if before is None or name not in before else before[name]
             writers = [(task, self._logs[task].get(name)) for task in suffix]
             reading = {task: reads[name].cpu().reshape(-1) for task, reads in (readers or {}).items() if name in reads}
-            replayed, stays = _replay(name, committed, writers, logs, updates, reading)
+            revised = {task: of_task[name] for task, of_task in revisions.items() if name in of_task}
+            replayed, stays = _replay(name, committed, writers, logs, updates, reading, revised)
             if bool(stays.any()):
                 shared[name] = stays
             if same_bits(replayed, committed.detach().cpu()).all():
@@ -224,6 +230,25 @@ class Trajectory:
                 values[name] = _moved_along(current[name], before[name], replayed)
         logs = {task: log.unless_same(self._logs[task]) for task, log in _without_unneeded(logs, self._merged).items()}
         return Removal(tuple(tasks), values, new_before, logs, shared, updates)
+
+    def values_before(self, task: int, current: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The state before a task; of entries that merged tasks alone wrote since, the state now.
+
+        Args:
+            task: a recorded task.
+            current: tensor name → values now.
+
+        Raises:
+            TrajectoryError: for a task that is not recorded.
+        """
+        self._log(task)
+        since = self.tasks[self.tasks.index(task) :]
+        result = {}
+        for name, now in current.items():
+            value = now.detach().cpu().reshape(-1).clone()
+            _wind_back(value, [(later, self._logs[later].get(name)) for later in since])
+            result[name] = value.reshape(now.shape).to(now.device)
+        return result
 
     def apply(self, removal: Removal) -> None:
         """Make a removal's logs the trajectory's own; on disk the old files stay until :meth:`settle`.
@@ -281,6 +306,22 @@ class Trajectory:
         return result
 
 
+_Step = tuple[int, SparseEntries, Tensor, Tensor, Tensor]
+"""A task's write: the task, its entry, the flat index, the values before, the values written."""
+
+
+def _wind_back(value: Tensor, writers: Sequence[tuple[int, SparseEntries | None]]) -> list[_Step]:
+    """Take a flat tensor back, in place, to before the first of some writers, noting what each one wrote."""
+    steps: list[_Step] = []
+    for task, entry in reversed(writers):
+        if entry is not None:
+            index = entry.where.reshape(-1).nonzero()[:, 0]
+            written = value[index]
+            value[index] = entry.before(written)
+            steps.append((task, entry, index, value[index], written))
+    return steps
+
+
 def _replay(
     name: str,
     committed: Tensor,
@@ -288,6 +329,7 @@ def _replay(
     logs: Mapping[int, Log],
     updates: dict[int, dict[str, Tensor]],
     reading: Mapping[int, Tensor],
+    revisions: Mapping[int, Revision],
 ) -> tuple[Tensor, Tensor]:
     """Values of one tensor without the writers that go (the keys of ``updates``, which receives their updates).
 
@@ -300,13 +342,9 @@ def _replay(
     stays = torch.zeros_like(read)
     handed: list[tuple[Tensor, Tensor]] = []
     value = committed.detach().cpu().reshape(-1).clone()
-    steps: list[tuple[int, SparseEntries, Tensor, Tensor, Tensor]] = []
-    for task, entry in reversed(writers):  # back to before the first of them, noting what each one wrote
-        if entry is not None:
-            index = entry.where.reshape(-1).nonzero()[:, 0]
-            written = value[index]
-            value[index] = entry.before(written)
-            steps.append((task, entry, index, value[index], written))
+    nothing = _no_entries(committed)
+    dropped = dropped_entries([task for task, _ in writers], revisions)
+    steps = _wind_back(value, [(t, nothing if e is None and t in revisions else e) for t, e in writers])
     for task, entry, index, old, written in reversed(steps):  # and forward again without those that go
         update = written.double() - old.double()
         if task in updates:
@@ -320,16 +358,36 @@ def _replay(
             )
             updates[task][name] = updates[task][name].reshape(committed.shape)
             continue
+        if task in dropped:
+            kept = ~dropped[task][index]
+            if not bool(kept.all()):
+                entry = logs[task][name] = entry.restricted(~dropped[task])
+            index, old, written, update = index[kept], old[kept], written[kept], update[kept]
+        revised = _revised(value, revisions[task], index, update) if task in revisions else None
         here = value[index]
         unmoved = same_bits(here, old)
-        if bool(unmoved.all()):
-            value[index] = written
-            continue
         value[index] = torch.where(unmoved, written, (here.double() + update).to(here.dtype))
-        logs[task][name] = entry.rebased(here, value[index])
+        if not bool(unmoved.all()):
+            logs[task][name] = entry.rebased(here, value[index])
+        if revised is not None:
+            target, ground, result = revised
+            value[target] = result
+            logs[task][name] = logs[task].get(name, nothing).extended(target, ground)
     for index, old in handed:
-        _hand_over(name, index, old, reading, logs, tuple(committed.shape))
+        _hand_over(name, index, old, reading, logs, nothing)
     return value.reshape(committed.shape), stays.reshape(committed.shape)
+
+
+def _revised(value: Tensor, revision: Revision, index: Tensor, update: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Flat index of the entries that a task's revision names, the values there before the task, and those after."""
+    target = revision.index
+    own = torch.zeros(value.numel(), dtype=torch.float64).index_copy(0, index, update)
+    ground = value[target]
+    return target, ground, (ground.double() + revision.update(own[target])).to(value.dtype)
+
+
+def _no_entries(like: Tensor) -> SparseEntries:
+    return SparseValues.of(torch.zeros_like(like, device="cpu"), torch.zeros(like.shape, dtype=torch.bool))
 
 
 def _hand_over(
@@ -338,16 +396,14 @@ def _hand_over(
     values_before: Tensor,
     reading: Mapping[int, Tensor],
     logs: Mapping[int, Log],
-    shape: tuple[int, ...],
+    nothing: SparseEntries,
 ) -> None:
     """Enter the values before some entries into the log of the first task that reads each of them."""
     for task, reads in reading.items():
         taken = reads[index]
         if not bool(taken.any()):
             continue
-        nothing = torch.zeros(shape, dtype=torch.bool)
-        entry = logs[task].get(name) or SparseValues.of(nothing.to(values_before.dtype), nothing)
-        logs[task][name] = entry.extended(index[taken], values_before[taken])
+        logs[task][name] = logs[task].get(name, nothing).extended(index[taken], values_before[taken])
         index, values_before = index[~taken], values_before[~taken]
 
 

@@ -28,6 +28,7 @@ from avalanche_amnesia.unlearning import (
     Evidence,
     Preparation,
     RequestError,
+    RevisingCompensation,
     Subject,
     TaskLedger,
     UnlearningPlan,
@@ -221,7 +222,7 @@ class UnlearningPlugin(SupervisedPlugin):
             paper.forget(request.tasks, request.event(task), self._known)
 
     def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
-        """Check iterations against the real loader; look whose traces the task can carry."""
+        """Check iterations against the real loader; look whose traces the task can carry; let others get ready."""
         self.current_task = single_task(strategy.experience)
         self._saw = self._saw_by_training(strategy)
         for plugin in (*strategy.plugins, strategy):
@@ -231,6 +232,9 @@ class UnlearningPlugin(SupervisedPlugin):
         self._upcoming = self._still_due(strategy.experience, "iteration")
         for request in self._upcoming:
             _check_iteration(request, self.current_task, strategy.train_epochs * len(strategy.dataloader))
+        for plugin in strategy.plugins:
+            if isinstance(plugin, RevisingCompensation):
+                plugin.begin(strategy, self.current_task, self.ledger.unlearnable)
 
     def before_training_iteration(self, strategy: Any, **kwargs: Any) -> None:
         """Fire the requests of this iteration; keep samples of forgotten tasks out of a loader that still has them."""
