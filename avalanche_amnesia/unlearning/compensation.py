@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 from torch import nn
 
 from avalanche_amnesia.unlearning.revision import Revisions
-from avalanche_amnesia.unlearning.trajectory import Trajectory
+from avalanche_amnesia.unlearning.trajectory import Removal, Trajectory
 
 
 @runtime_checkable
@@ -36,12 +36,13 @@ class Compensation(Protocol):
             gone: the tasks that go, together.
         """
 
-    def compensate(self, model: nn.Module, gone: Collection[int], undo: ExitStack) -> list[str]:
+    def compensate(self, model: nn.Module, gone: Collection[int], removal: Removal, undo: ExitStack) -> list[str]:
         """Compensate every task that :meth:`covers` says can be, and drop whatever is kept of the tasks that go.
 
         Args:
             model: from which their updates have been taken out.
             gone: the tasks that go, together.
+            removal: what was taken out; the trajectory has it behind it.
             undo: receives the way back of every change before the change.
 
         Returns:

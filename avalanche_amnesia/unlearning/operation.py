@@ -239,7 +239,7 @@ def apply(
         undo.callback(subject.trajectory.restore, subject.trajectory.logs)
         subject.trajectory.apply(removal)
         for compensation in subject.compensations:
-            purged += compensation.compensate(subject.model, plan.tasks, undo)
+            purged += compensation.compensate(subject.model, plan.tasks, removal, undo)
         context = PurgeContext(
             plan.tasks, order, subject.counters, preparation.own, removal, subject.model, subject.in_training
         )

@@ -54,6 +54,14 @@ class Removal:
     shared: Mapping[str, Tensor]
     updates: Mapping[int, Mapping[str, Tensor]]
 
+    def moved(self) -> dict[str, Tensor]:
+        """Tensor name → bool tensor of the entries that the writers which go had moved."""
+        result: dict[str, Tensor] = {}
+        for of_task in self.updates.values():
+            for name, update in of_task.items():
+                result[name] = result[name] | (update != 0) if name in result else update != 0
+        return result
+
 
 class Trajectory:
     """The undo logs of the remaining tasks, in the order in which they were trained.

@@ -20,7 +20,7 @@ from avalanche_amnesia.training.plugins.masking import HATPlugin
 from avalanche_amnesia.training.plugins.statistics import TaskStatistics
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 from avalanche_amnesia.training.shadow import Shadow
-from avalanche_amnesia.unlearning import Revision, Revisions, Trajectory
+from avalanche_amnesia.unlearning import Removal, Revision, Revisions, Trajectory
 from avalanche_amnesia.unlearning.sparse import SparseValues
 
 ShadowStart = Literal["before", "delete"]
@@ -179,7 +179,7 @@ class BackupPlugin(SupervisedPlugin):
         return result
 
     @torch.no_grad()
-    def compensate(self, model: nn.Module, gone: Collection[int], undo: ExitStack) -> list[str]:
+    def compensate(self, model: nn.Module, gone: Collection[int], removal: Removal, undo: ExitStack) -> list[str]:
         """Put the shadows' norms in place, and drop whatever stands in for the tasks that go, or belongs to them."""
         assert isinstance(model, MaskedModel)
         undo.callback(self.__dict__.update, kept=self.kept, _shadows=self._shadows)

@@ -20,7 +20,7 @@ from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.training.plugins.lookup import find_plugin
 from avalanche_amnesia.training.plugins.statistics import retake, running_norms
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
-from avalanche_amnesia.unlearning import Trajectory
+from avalanche_amnesia.unlearning import Removal, Trajectory
 from avalanche_amnesia.unlearning.logistic import fit_head
 
 
@@ -156,7 +156,7 @@ class CounterfactualPlugin(SupervisedPlugin):
         return lost in self.heads.get(task, {})
 
     @torch.no_grad()
-    def compensate(self, model: nn.Module, gone: Collection[int], undo: ExitStack) -> list[str]:
+    def compensate(self, model: nn.Module, gone: Collection[int], removal: Removal, undo: ExitStack) -> list[str]:
         """Swap in the heads of the new world, and keep only those for worlds beyond it."""
         assert isinstance(model, TaskMaskedModel)
         undo.callback(self.__dict__.update, heads=self.heads, sources=self.sources)

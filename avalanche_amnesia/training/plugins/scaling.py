@@ -16,7 +16,7 @@ from avalanche_amnesia.training.first_use import entries_in_use
 from avalanche_amnesia.training.plugins.lookup import find_plugin
 from avalanche_amnesia.training.plugins.masking import HATPlugin, check_above
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
-from avalanche_amnesia.unlearning import Revision, Revisions, Trajectory
+from avalanche_amnesia.unlearning import Removal, Revision, Revisions, Trajectory
 from avalanche_amnesia.unlearning.sparse import SparseValues
 
 Scaling = Literal["rate", "draft"]
@@ -124,7 +124,7 @@ class ScaledUpdatesPlugin(SupervisedPlugin):
             return self._alpha
         return 1 / rates.restricted(where.reshape(-1)).values.double()
 
-    def compensate(self, model: nn.Module, gone: Collection[int], undo: ExitStack) -> list[str]:
+    def compensate(self, model: nn.Module, gone: Collection[int], removal: Removal, undo: ExitStack) -> list[str]:
         """Drop the rates of the tasks that go."""
         undo.callback(setattr, self, "rates", self.rates)
         self.rates = {task: rates for task, rates in self.rates.items() if task not in gone}
