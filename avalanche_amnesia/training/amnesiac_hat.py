@@ -13,12 +13,14 @@ from avalanche_amnesia.training.plugins import (
     AdaHATPlugin,
     CounterfactualPlugin,
     HATPlugin,
+    RepairPlugin,
     TrajectoryPlugin,
     UnlearningPlugin,
 )
 
 AmnesiacAdjustment = Literal["hat", "adahat", "random", "constant"]
 CompensationChoice = Literal["none", "counterfactual"]
+RepairChoice = Literal["none", "joint", "sequential", "sequential_adahat"]
 
 
 class AmnesiacHAT(HardAttentionStrategy):
@@ -34,6 +36,8 @@ class AmnesiacHAT(HardAttentionStrategy):
             before the one that goes, unless ``locked`` left them open to it), ``adahat``, ``random`` or ``constant``.
         compensation: what makes up to tasks that were learned on top of one that goes: ``counterfactual`` (heads fitted
             in advance, :class:`CounterfactualPlugin`) or ``none``.
+        repair: a few steps for the affected tasks on a few samples of theirs, which are held for it: ``none`` (default:
+            no data is kept), or the mode of a :class:`RepairPlugin`; a plugin of your own for its options.
         keep_probes: whether metrics may keep the masks and heads of tasks that the stream's requests name.
         deadline: a task becomes permanent once this many further tasks have been trained; by default the stream's.
         trajectory: how updates are kept, ``TrajectoryPlugin(threshold=…, dtype=…, path=…)``; by default all of them,
@@ -54,6 +58,7 @@ class AmnesiacHAT(HardAttentionStrategy):
         optimizer: Optimizer,
         adjustment: AmnesiacAdjustment = "hat",
         compensation: CompensationChoice = "counterfactual",
+        repair: RepairChoice | RepairPlugin = "none",
         keep_probes: bool = True,
         deadline: int | None = None,
         trajectory: TrajectoryPlugin | None = None,
@@ -62,6 +67,8 @@ class AmnesiacHAT(HardAttentionStrategy):
     ) -> None:
         check_choice("adjustment", adjustment, AmnesiacAdjustment)
         check_choice("compensation", compensation, CompensationChoice)
+        if not isinstance(repair, RepairPlugin):
+            check_choice("repair", repair, RepairChoice)
         masking: HATPlugin
         if adjustment == "adahat":
             of_plugin, rest = split_options(options, AdaHATPlugin)
@@ -76,8 +83,15 @@ class AmnesiacHAT(HardAttentionStrategy):
             unlearning=[
                 TrajectoryPlugin() if trajectory is None else trajectory,
                 *([CounterfactualPlugin(seed=seed)] if compensation == "counterfactual" else []),
+                *_repair_plugin(repair, seed),
                 UnlearningPlugin(keep_probes=keep_probes, deadline=deadline),
             ],
             seed=seed,
             **rest,
         )
+
+
+def _repair_plugin(repair: RepairChoice | RepairPlugin, seed: int) -> list[RepairPlugin]:
+    if isinstance(repair, RepairPlugin):
+        return [repair]
+    return [] if repair == "none" else [RepairPlugin(repair, seed=seed)]

@@ -18,7 +18,15 @@ from avalanche_amnesia.models import TaskMaskedModel
 from avalanche_amnesia.unlearning.compensation import Compensation
 from avalanche_amnesia.unlearning.ledger import TaskLedger
 from avalanche_amnesia.unlearning.purge import PurgeContext, holds_learned_state, purger_of
-from avalanche_amnesia.unlearning.record import Claim, SharedEntries, TensorChange, UnlearningPlan, UnlearningRecord
+from avalanche_amnesia.unlearning.record import (
+    Claim,
+    RepairSummary,
+    SharedEntries,
+    TensorChange,
+    UnlearningPlan,
+    UnlearningRecord,
+)
+from avalanche_amnesia.unlearning.repair import Repair, carry_out, repairable
 from avalanche_amnesia.unlearning.task_modules import own_parameters, remove_task_modules
 from avalanche_amnesia.unlearning.trajectory import Readers, Removal, Trajectory
 
@@ -34,6 +42,7 @@ class Subject:
         ledger: who may be asked for.
         plugins: the host's plugins, to be purged.
         compensations: what makes up to the remaining tasks.
+        repair: what trains the affected tasks again afterwards; None: nothing does.
         counters: task → the host's experience counter when it was trained.
         before: values before a task that is in training, by parameter name; None between tasks. Replaced in place.
         optimized: the host's own book of optimized parameters, by name; cleaned too.
@@ -56,14 +65,25 @@ class Subject:
     exact_host: bool
     known: frozenset[int] | None = None
     iteration: int = 0
+    repair: Repair | None = None
 
 
 @dataclass(frozen=True)
 class Preparation:
-    """A checked request, worked out: the plan to show and the change to make."""
+    """A checked request, worked out: the plan to show and the change to make.
+
+    Attributes:
+        plan: to show.
+        removal: of the shared tensors.
+        changed: tensor name → bool tensor of the entries that the removal changes.
+        tainted: remaining tasks that will have been trained beside a task that is gone.
+        started: when the work began.
+        own: names of the parameters that go with the tasks.
+    """
 
     plan: UnlearningPlan
     removal: Removal
+    changed: Mapping[str, Tensor]
     tainted: frozenset[int]
     started: float
     own: frozenset[str] = field(default_factory=frozenset)
@@ -88,12 +108,13 @@ def prepare(subject: Subject, tasks: Iterable[int], event: str) -> Preparation:
     exact = subject.exact_host and not tainted and not removal.shared and subject.before is None
     claim: Claim = "exact" if exact else "approximate"
     stateful = [plugin for plugin in subject.plugins if purger_of(plugin) is None and holds_learned_state(plugin)]
-    affected = _affected(model, remaining, removal, shared)
+    changed = {name: ~same_bits(value, shared[name]) for name, value in removal.values.items()}
+    affected = _affected(model, remaining, changed)
     covered = tuple(task for task in affected if any(c.covers(task, tasks) for c in subject.compensations))
     plan = UnlearningPlan(
         tasks=tuple(tasks),
         event=event,
-        entries={name: int((~same_bits(value, shared[name])).sum()) for name, value in sorted(removal.values.items())},
+        entries={name: int(entries.sum()) for name, entries in sorted(changed.items())},
         removed=tuple(sorted(own | _task_buffers(model, tasks))),
         affected=affected,
         compensated=covered,
@@ -102,8 +123,9 @@ def prepare(subject: Subject, tasks: Iterable[int], event: str) -> Preparation:
         trajectory_bytes=sum(trajectory.nbytes(task) for task in tasks),
         purges=tuple(type(plugin).__name__ for plugin in subject.plugins if purger_of(plugin)),
         unpurged=tuple(type(plugin).__name__ for plugin in stateful),
+        repaired=repairable(subject.repair, model, affected, tainted),
     )
-    return Preparation(plan, removal, frozenset(tainted), started, own)
+    return Preparation(plan, removal, changed, frozenset(tainted), started, own)
 
 
 def _task_buffers(model: nn.Module, tasks: Sequence[int]) -> frozenset[str]:
@@ -132,18 +154,16 @@ def _shared_entries(removal: Removal, readers: Readers) -> dict[str, SharedEntri
     }
 
 
-def _affected(
-    model: nn.Module, remaining: Sequence[int], removal: Removal, shared: Mapping[str, Tensor]
-) -> tuple[int, ...]:
-    if not removal.values:
+def _affected(model: nn.Module, remaining: Sequence[int], changed: Mapping[str, Tensor]) -> tuple[int, ...]:
+    if not changed:
         return ()
     if not isinstance(model, TaskMaskedModel):
         return tuple(remaining)  # without masks every task uses every entry
-    changed = {name: ~same_bits(value, shared[name]) for name, value in removal.values.items()}
     return tuple(
         task
         for task in remaining
         if task not in model.masks  # trained by a strategy that does not mask: it uses every entry
+        or not own_parameters(model, task).isdisjoint(changed)  # a repair that is taken out had trained them
         or any(
             bool((changed[f"backbone.{name}"] & (use > 0)).any())
             for name, use in model.graph.parameter_use(model.masks[task]).items()
@@ -180,6 +200,8 @@ def apply(
             purged += compensation.compensate(subject.model, plan.tasks, undo)
         undo.callback(subject.trajectory.restore, subject.trajectory.logs)
         subject.trajectory.apply(removal)
+        repaired = _repair(subject, preparation, purged, undo)
+        _hold_own(subject, undo)
         context = PurgeContext(plan.tasks, order, subject.counters, preparation.own, removal)
         for plugin in subject.plugins:
             purger = purger_of(plugin)
@@ -200,11 +222,44 @@ def apply(
             n_trained=subject.ledger.n_trained,
             iteration=subject.iteration,
             seconds=time.perf_counter() - preparation.started,
+            repair=repaired,
         )
         announce("after_unlearning", record)
         subject.trajectory.settle()
         undo.pop_all()
     return record
+
+
+def _repair(subject: Subject, preparation: Preparation, purged: list[str], undo: ExitStack) -> RepairSummary | None:
+    """Drop the repair's samples of the tasks that go, and let it train the affected ones."""
+    repair, model, tasks = subject.repair, subject.model, preparation.plan.repaired
+    if repair is None:
+        return None
+    purged.append(repair.forget(preparation.plan.tasks, undo))
+    if not tasks:
+        return None
+    assert isinstance(model, TaskMaskedModel)
+    return carry_out(
+        repair,
+        model,
+        subject.optimizers[0],
+        subject.trajectory,
+        tasks=tasks,
+        changed=preparation.changed,
+        before=subject.before,
+        undo=undo,
+    )
+
+
+def _hold_own(subject: Subject, undo: ExitStack) -> None:
+    """What the remaining tasks have of their own no other task trains: one in training starts from it as it is now."""
+    model, before = subject.model, subject.before
+    if before is None or not isinstance(model, TaskMaskedModel):
+        return
+    tasks = [task for task in model.tasks if task != model.current_task]
+    own = frozenset().union(*(own_parameters(model, task) for task in tasks))
+    undo.callback(before.update, {name: before[name] for name in own})
+    before.update({name: p.detach().clone() for name, p in model.named_parameters() if name in own})
 
 
 def book_only(
@@ -216,6 +271,7 @@ def book_only(
         "removed": (),
         "affected": (),
         "compensated": (),
+        "repaired": (),
         "shared": {},
         "trajectory_bytes": 0,
     }

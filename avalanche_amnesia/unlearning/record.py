@@ -35,6 +35,7 @@ class UnlearningPlan:
         removed: tensors that go with the tasks (heads, masks, embeddings).
         affected: remaining tasks that use entries which change, in training order.
         compensated: those of them for which something was prepared that makes up for the loss.
+        repaired: those of them that would be trained on samples of theirs.
         shared: shared tensor → the entries of it that keep what the tasks that go had trained, because remaining tasks
             read them (WSN); empty where their updates are taken out.
         claim: what the state afterwards can be called.
@@ -54,6 +55,7 @@ class UnlearningPlan:
     trajectory_bytes: int
     purges: tuple[str, ...]
     unpurged: tuple[str, ...]
+    repaired: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,23 @@ class TensorChange:
     name: str
     before: str | None
     after: str | None
+
+
+@dataclass(frozen=True)
+class RepairSummary:
+    """What a repair did.
+
+    Attributes:
+        mode: ``joint``, ``sequential`` or ``sequential_adahat``.
+        samples: repaired task → samples of it that the steps saw, in training order.
+        steps: of the repair's own optimizers.
+        entries: parameter → number of entries that the repair moved.
+    """
+
+    mode: str
+    samples: Mapping[int, int]
+    steps: int
+    entries: Mapping[str, int]
 
 
 @dataclass(frozen=True)
@@ -77,6 +96,7 @@ class UnlearningRecord:
         n_trained: trainings finished when it happened.
         iteration: training iterations finished when it happened.
         seconds: wall-clock time it took.
+        repair: what the repair did; None where there was none to do.
     """
 
     plan: UnlearningPlan
@@ -86,6 +106,7 @@ class UnlearningRecord:
     n_trained: int
     iteration: int
     seconds: float
+    repair: RepairSummary | None = None
 
     @property
     def tasks(self) -> tuple[int, ...]:

@@ -5,6 +5,7 @@ from avalanche_amnesia.training.plugins.counterfactual import CounterfactualPlug
 from avalanche_amnesia.training.plugins.loading import InMemoryLoaderPlugin
 from avalanche_amnesia.training.plugins.lookup import find_plugin
 from avalanche_amnesia.training.plugins.masking import HATPlugin
+from avalanche_amnesia.training.plugins.repair import RepairPlugin
 from avalanche_amnesia.training.plugins.seeding import SeedingPlugin
 from avalanche_amnesia.training.plugins.subnetwork import SubnetPlugin
 from avalanche_amnesia.training.plugins.task_mask import DivergedError, TaskError, TaskMaskPlugin
@@ -18,6 +19,7 @@ __all__ = [
     "DivergedError",
     "HATPlugin",
     "InMemoryLoaderPlugin",
+    "RepairPlugin",
     "SeedingPlugin",
     "SubnetPlugin",
     "TaskError",

@@ -25,6 +25,7 @@ from avalanche_amnesia.training.attention import (
     initial_embedding,
     mask_scale,
 )
+from avalanche_amnesia.training.optimizers import optimizer_like
 from avalanche_amnesia.training.plugins.statistics import TaskStatistics
 from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin, single_task
 
@@ -185,11 +186,7 @@ class HATPlugin(TaskMaskPlugin):
         assert model.embedding is not None
         if self.embedding_optimizer is not None:
             return self.embedding_optimizer([model.embedding])
-        known = inspect.signature(type(optimizer)).parameters
-        settings = {name: value for name, value in optimizer.defaults.items() if name in known}
-        settings.update({"lr": self.embedding_lr} if "lr" in known else {})
-        settings.update({"weight_decay": 0} if "weight_decay" in known else {})
-        return type(optimizer)([model.embedding], **settings)
+        return optimizer_like(optimizer, [model.embedding], lr=self.embedding_lr, weight_decay=0)
 
     @torch.no_grad()
     def before_training_epoch(self, strategy: Any, **kwargs: Any) -> None:

@@ -15,6 +15,7 @@ from avalanche.training.utils import trigger_plugins
 from avalanche_amnesia.training.plugins.counterfactual import CounterfactualPlugin
 from avalanche_amnesia.training.plugins.loading import InMemoryLoaderPlugin
 from avalanche_amnesia.training.plugins.lookup import find_plugin
+from avalanche_amnesia.training.plugins.repair import RepairPlugin
 from avalanche_amnesia.training.plugins.seeding import SeedingPlugin
 from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin, single_task
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
@@ -250,6 +251,7 @@ class UnlearningPlugin(SupervisedPlugin):
             exact_host=self._is_exact_host(strategy),
             known=frozenset(self._known) or None,
             iteration=strategy.clock.train_iterations,
+            repair=find_plugin(strategy, RepairPlugin),
         )
 
     def _is_exact_host(self, strategy: Any) -> bool:
@@ -289,7 +291,7 @@ def remaining_experiences(strategy: Any, experiences: Iterable[Any]) -> list[Any
 
 _OURS = (
     *(SeedingPlugin, InMemoryLoaderPlugin, TaskMaskPlugin, TrajectoryPlugin, UnlearningPlugin),
-    CounterfactualPlugin,
+    *(CounterfactualPlugin, RepairPlugin),
 )
 
 
