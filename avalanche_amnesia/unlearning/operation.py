@@ -245,6 +245,7 @@ def _repair(subject: Subject, preparation: Preparation, purged: list[str], undo:
         subject.optimizers[0],
         subject.trajectory,
         tasks=tasks,
+        compensated=preparation.plan.compensated,
         changed=preparation.changed,
         before=subject.before,
         undo=undo,

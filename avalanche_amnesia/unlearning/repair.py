@@ -33,7 +33,12 @@ class Repair(Protocol):
         """Drop everything of some tasks; returns a line for the record."""
 
     def repair(
-        self, model: TaskMaskedModel, optimizer: Optimizer, tasks: Sequence[int], free: Mapping[str, Tensor]
+        self,
+        model: TaskMaskedModel,
+        optimizer: Optimizer,
+        tasks: Sequence[int],
+        compensated: Collection[int],
+        free: Mapping[str, Tensor],
     ) -> int:
         """Train the tasks' own parameters, and nothing else but the free entries of the backbone.
 
@@ -41,6 +46,7 @@ class Repair(Protocol):
             model: between tasks: its parameters are those that all tasks are committed to.
             optimizer: the strategy's; not stepped.
             tasks: tasks to be repaired, in training order.
+            compensated: those of them whose heads a compensation has just replaced.
             free: parameter name inside the backbone → bool tensor of the entries that may move.
 
         Returns:
@@ -96,6 +102,7 @@ def carry_out(
     trajectory: Trajectory,
     *,
     tasks: Sequence[int],
+    compensated: Collection[int],
     changed: Mapping[str, Tensor],
     before: dict[str, Tensor] | None,
     undo: ExitStack,
@@ -108,6 +115,7 @@ def carry_out(
         optimizer: the strategy's.
         trajectory: without the tasks that go.
         tasks: tasks to be repaired, in training order, at least one.
+        compensated: those of them that a compensation has just served.
         changed: parameter name in the model → entries that the deletion changed.
         before: values before a task in training; None between tasks. Replaced in place.
         undo: receives the way back of every change before the change.
@@ -126,7 +134,7 @@ def carry_out(
         undo.callback(before.update, dict(before))
         for name, value in committed.items():
             parameters[name].copy_(value)
-    steps = repair.repair(model, optimizer, tasks, free_entries(model, tasks, changed))
+    steps = repair.repair(model, optimizer, tasks, compensated, free_entries(model, tasks, changed))
     moved = {n: p.detach().clone() for n, p in parameters.items() if not same_bits(p.detach(), committed[n]).all()}
     trajectory.record_repair({name: committed[name] for name in moved}, moved)
     if before is not None:

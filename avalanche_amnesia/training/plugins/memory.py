@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ class Samples:
     Attributes:
         x: ``(n, …)``.
         y: ``(n,)``.
-        logits: what the model gave when they were stored, ``(n, classes)``.
+        logits: what the model gave when they were stored, or :meth:`TaskMemory.renew` was called, ``(n, classes)``.
     """
 
     x: Tensor
@@ -61,14 +61,31 @@ class TaskMemory:
         generator = torch.Generator().manual_seed(derive_seed(self.seed, "memory", task))
         index = torch.randperm(len(experience.dataset), generator=generator)[:quota]
         x, y = (part.clone() for part in task_data(experience, index))
-        device = next(model.parameters()).device
-        with evaluating(model):
-            logits = torch.cat([model(part.to(device), task).cpu() for part in x.split(512)]) if len(x) else x
-        self.samples = {other: s.first(quota) for other, s in others.items()} | {task: Samples(x, y, logits)}
+        stored = Samples(x, y, _logits(model, x, task))
+        self.samples = {other: samples.first(quota) for other, samples in others.items()} | {task: stored}
+
+    def renew(self, model: TaskMaskedModel, task: int) -> None:
+        """Store the logits that the model gives now in place of a task's older ones."""
+        held = self.samples[task]
+        self.samples = {**self.samples, task: replace(held, logits=_logits(model, held.x, task))}
 
     def forget(self, tasks: Collection[int], undo: ExitStack) -> int:
-        """Drop everything of some tasks; ``undo`` receives the way back. Returns the number of samples dropped."""
+        """Drop everything of some tasks.
+
+        Args:
+            tasks: that go.
+            undo: receives the way back, from later changes too.
+
+        Returns:
+            The number of samples dropped.
+        """
         undo.callback(setattr, self, "samples", self.samples)
         dropped = sum(len(samples) for task, samples in self.samples.items() if task in tasks)
         self.samples = {task: samples for task, samples in self.samples.items() if task not in tasks}
         return dropped
+
+
+def _logits(model: TaskMaskedModel, x: Tensor, task: int) -> Tensor:
+    device = next(model.parameters()).device
+    with evaluating(model):
+        return torch.cat([model(part.to(device), task).cpu() for part in x.split(512)])

@@ -32,7 +32,8 @@ class RepairPlugin(SupervisedPlugin):
     Repaired are the remaining tasks that were trained beside a task that is gone, and read what its deletion changed.
     What moves is their own head and norms, and of the backbone the entries that the deletion changed and that no other
     task reads; adjusted in update space, so that nothing else moves by a bit under any optimizer. The network runs in
-    evaluation mode (no dropout); running statistics of its norms are taken again on the samples before the first step.
+    evaluation mode (no dropout). Where a compensation has just replaced a task's head, the logits of its samples are
+    stored again; elsewhere running statistics of its norms are taken again on the samples before the first step.
 
     A repair stands until the next request, which takes it out bit for bit before anything else; then all that is
     affected is repaired anew from the same samples. Counterfactual heads refer to the backbone without any repair, and
@@ -122,13 +123,21 @@ class RepairPlugin(SupervisedPlugin):
         return f"Repair: {self.memory.forget(tasks, undo)} samples of the tasks dropped"
 
     def repair(
-        self, model: TaskMaskedModel, optimizer: Optimizer, tasks: Sequence[int], free: Mapping[str, Tensor]
+        self,
+        model: TaskMaskedModel,
+        optimizer: Optimizer,
+        tasks: Sequence[int],
+        compensated: Collection[int],
+        free: Mapping[str, Tensor],
     ) -> int:
         """Train the tasks' own parameters and the free entries; see :class:`~avalanche_amnesia.unlearning.Repair`."""
         stages = [tuple(tasks)] if self.mode == "joint" else [(task,) for task in tasks]
         with preserved_rng(), evaluating(model):
             for task in tasks:
-                self._retake_statistics(model, task)
+                if task in compensated:  # its head and statistics were fitted to far more samples: stay close to them
+                    self.memory.renew(model, task)
+                else:
+                    self._retake_statistics(model, task)
             for position, stage in enumerate(stages):
                 former = tuple(task for done in stages[:position] for task in done)
                 self._train(model, optimizer, stage, self._shares(model, stage, former, free))
