@@ -89,6 +89,40 @@ def test_nothing_outside_the_overlap_moves_by_a_bit(optimizer, mode):
 
 
 @pytest.mark.parametrize("mode", MODES)
+def test_earlier_tasks_that_got_their_entries_back_keep_them(mode):
+    plain, ours = trained(adjustment="adahat"), trained(mode, adjustment="adahat")
+    assert plain.unlearn([1]).affected == (0, 2, 3)  # task 1 had moved what task 0 reads
+    record = ours.unlearn([1])
+    assert record.plan.repaired == (2, 3)
+    assert sum(record.repair.entries.values()) > 0
+    assert same_bits(logits(ours, 0), logits(plain, 0)).all()
+
+
+def batch_normed():
+    return nn.Sequential(
+        *(nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(8, 12, 3, padding=1), nn.BatchNorm2d(12), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten()),
+    )
+
+
+def test_norms_of_affected_tasks_are_repaired_and_those_of_others_are_left():
+    plain, ours = (trained(repair, net=batch_normed, optimizer="adamw") for repair in ("none", "joint"))
+    affected = plain.unlearn([1]).affected
+    assert ours.unlearn([1]).plan.repaired == affected
+    a, b = plain.model.state_dict(), ours.model.state_dict()
+    moved = {name for name in a if not same_bits(a[name], b[name]).all()}
+    of_affected = tuple(f"{kind}.{task}." for kind in ("heads", "own") for task in affected)
+    assert all(name.startswith(("backbone.", *of_affected)) for name in moved)
+    assert any(name.endswith("running_mean") for name in moved)
+    assert same_bits(logits(ours, 0), logits(plain, 0)).all()
+    assert sum(accuracy(ours, t) for t in affected) > sum(accuracy(plain, t) for t in affected) + 0.1
+    columns = ours.model.by_layer(ours.model.binary_mask(3))["4"]  # decay does not move what the task never reads
+    closed = (~columns).repeat_interleave(4)
+    assert bool(closed.any())
+    assert same_bits(a["heads.3.weight"][:, closed], b["heads.3.weight"][:, closed]).all()
+
+
+@pytest.mark.parametrize("mode", MODES)
 def test_affected_tasks_gain_on_data_that_the_repair_never_saw(mode):
     plain, ours = trained(), trained(mode)
     affected = plain.unlearn([1]).affected
@@ -183,11 +217,6 @@ def test_what_nothing_was_built_on_goes_exactly_and_needs_no_repair():
 @pytest.mark.parametrize("standing", [False, True], ids=["first", "second"])
 @pytest.mark.parametrize("where", ["step", "behind"])
 def test_an_error_in_the_middle_leaves_everything(monkeypatch, error, standing, where):
-    def batch_normed():
-        return nn.Sequential(
-            nn.Flatten(), nn.Linear(64, 24), nn.BatchNorm1d(24), nn.ReLU(), nn.Linear(24, 16), nn.ReLU()
-        )
-
     strategy = amnesiac(net=batch_normed, compensation="counterfactual", repair="sequential", train_epochs=1)
     for experience in PERMUTED.train_stream:
         strategy.train(experience)
