@@ -14,6 +14,7 @@ from avalanche_amnesia.training.plugins import (
     BackupPlugin,
     CounterfactualPlugin,
     HATPlugin,
+    RepairPlugin,
     ScaledUpdatesPlugin,
     SharedHeadCounterfactualPlugin,
     TrajectoryPlugin,
@@ -24,6 +25,7 @@ from avalanche_amnesia.unlearning import Compensation, RepairedTrajectory
 AmnesiacAdjustment = Literal["hat", "adahat", "random", "constant"]
 DeletionChoice = Literal["updates", "exclusive"]
 CompensationChoice = Literal["none", "draft", "rate", "backup", "counterfactual"]
+RepairChoice = Literal["none", "joint", "sequential", "sequential_adahat"]
 
 
 class AmnesiacHAT(HardAttentionStrategy):
@@ -44,6 +46,8 @@ class AmnesiacHAT(HardAttentionStrategy):
             in advance, :class:`CounterfactualPlugin`), ``backup`` (shadow copies, :class:`BackupPlugin`), the ablations
             ``rate`` and ``draft`` (:class:`ScaledUpdatesPlugin`), ``none``, or one of these plugins with options of its
             own, ``BackupPlugin(start="delete")``. One alone: each is made for what the others leave as it is.
+        repair: a few steps for the affected tasks on a few samples of theirs, which are held for it: ``none`` (default:
+            no data is kept), or the mode of a :class:`RepairPlugin`; a plugin of your own for its options.
         keep_probes: whether metrics may keep the masks and heads of tasks that the stream's requests name.
         deadline: a task becomes permanent once this many further tasks have been trained; by default the stream's.
         trajectory: how updates are kept, ``TrajectoryPlugin(threshold=…, dtype=…, path=…)``; by default all of them,
@@ -66,6 +70,7 @@ class AmnesiacHAT(HardAttentionStrategy):
         adjustment: AmnesiacAdjustment = "hat",
         deletion: DeletionChoice = "updates",
         compensation: CompensationChoice | Compensation = "counterfactual",
+        repair: RepairChoice | RepairPlugin = "none",
         keep_probes: bool = True,
         deadline: int | None = None,
         trajectory: TrajectoryPlugin | None = None,
@@ -75,6 +80,8 @@ class AmnesiacHAT(HardAttentionStrategy):
     ) -> None:
         check_choice("adjustment", adjustment, AmnesiacAdjustment)
         check_choice("deletion", deletion, DeletionChoice)
+        if not isinstance(repair, RepairPlugin):
+            check_choice("repair", repair, RepairChoice)
         masking: HATPlugin
         if adjustment == "adahat":
             of_plugin, rest = split_options(options, AdaHATPlugin)
@@ -88,6 +95,8 @@ class AmnesiacHAT(HardAttentionStrategy):
                 "trajectory= can't be chosen with a shared head: its refitted columns are recorded in a store of their "
                 "own kind; leave it out"
             )
+        if shared and repair != "none":
+            raise ValueError("a shared head can't be repaired: its columns serve every task; leave repair= out")
         recorder = TrajectoryPlugin() if trajectory is None else trajectory
         if shared:
             recorder.trajectory = RepairedTrajectory()
@@ -98,6 +107,7 @@ class AmnesiacHAT(HardAttentionStrategy):
             unlearning=[
                 recorder,
                 *_compensations(compensation, seed, shared),
+                *_repair_plugin(repair, seed),
                 UnlearningPlugin(keep_probes=keep_probes, deadline=deadline, allow_unknown=allow_unknown),
             ],
             seed=seed,
@@ -115,3 +125,9 @@ def _compensations(chosen: CompensationChoice | Compensation, seed: int, shared_
     if chosen == "counterfactual":
         return [SharedHeadCounterfactualPlugin(seed=seed) if shared_head else CounterfactualPlugin(seed=seed)]
     return [BackupPlugin() if chosen == "backup" else ScaledUpdatesPlugin(chosen)]
+
+
+def _repair_plugin(repair: RepairChoice | RepairPlugin, seed: int) -> list[RepairPlugin]:
+    if isinstance(repair, RepairPlugin):
+        return [repair]
+    return [] if repair == "none" else [RepairPlugin(repair, seed=seed)]

@@ -28,11 +28,13 @@ from avalanche_amnesia.unlearning.record import (
     Measurement,
     Provenance,
     RecordError,
+    RepairSummary,
     SharedEntries,
     TensorChange,
     UnlearningPlan,
     UnlearningRecord,
 )
+from avalanche_amnesia.unlearning.repair import Repair
 from avalanche_amnesia.unlearning.repaired import RepairedTrajectory
 from avalanche_amnesia.unlearning.revision import Revision, Revisions
 from avalanche_amnesia.unlearning.signing import SigningError, verify
@@ -51,6 +53,8 @@ __all__ = [
     "PurgeContext",
     "RecordError",
     "Removal",
+    "Repair",
+    "RepairSummary",
     "RepairedTrajectory",
     "RequestError",
     "RevisingCompensation",

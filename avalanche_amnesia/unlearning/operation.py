@@ -29,11 +29,13 @@ from avalanche_amnesia.unlearning.purging import (
 from avalanche_amnesia.unlearning.record import (
     Claim,
     Provenance,
+    RepairSummary,
     SharedEntries,
     TensorChange,
     UnlearningPlan,
     UnlearningRecord,
 )
+from avalanche_amnesia.unlearning.repair import Repair, carry_out, repairable
 from avalanche_amnesia.unlearning.revision import combined
 from avalanche_amnesia.unlearning.task_modules import own_parameters, remove_task_modules
 from avalanche_amnesia.unlearning.trajectory import Log, Readers, Removal, Trajectory
@@ -50,6 +52,7 @@ class Subject:
         ledger: who may be asked for.
         plugins: the host's plugins, and the host itself, to be purged.
         compensations: what makes up to the remaining tasks.
+        repair: what trains the affected tasks again afterwards; None: nothing does.
         counters: task → the host's experience counter when it was trained.
         before: values before a task that is in training, by parameter name; None between tasks. Replaced in place.
         optimized: the host's own book of optimized parameters, by name; cleaned too.
@@ -85,13 +88,27 @@ class Subject:
         """Whether a task is in training in which none of these can have left a trace."""
         return self.before is not None and not self.saw & set(tasks)
 
+    repair: Repair | None = None
+
 
 @dataclass(frozen=True)
 class Preparation:
-    """A checked request, worked out: the plan to show, the change to make, and the logs as they are before it."""
+    """A checked request, worked out: the plan to show and the change to make.
+
+    Attributes:
+        plan: to show.
+        removal: of the shared tensors.
+        changed: tensor name → bool tensor of the entries that the removal changes.
+        tainted: remaining tasks that will have been trained beside a task that is gone.
+        started: when the work began.
+        own: names of the parameters that go with the tasks.
+        logs: of the trajectory, as they are before.
+        fingerprint: by which an audit recognises what goes.
+    """
 
     plan: UnlearningPlan
     removal: Removal
+    changed: Mapping[str, Tensor]
     tainted: frozenset[int]
     started: float
     own: frozenset[str] = field(default_factory=frozenset)
@@ -120,14 +137,15 @@ def prepare(subject: Subject, tasks: Iterable[int], event: str) -> Preparation:
     undisturbed = subject.before is None or subject.in_training_without(tasks)
     exact = subject.exact_host and not tainted and not removal.shared and undisturbed
     claim: Claim = "exact" if exact else "approximate"
-    affected = _affected(model, remaining, removal, shared)
+    changed = {name: ~same_bits(value, shared[name]) for name, value in removal.values.items()}
+    affected = _affected(model, remaining, changed)
     covered = tuple(
         task for task in affected if task in revisions or any(c.covers(task, tasks) for c in subject.compensations)
     )
     plan = UnlearningPlan(
         tasks=tuple(tasks),
         event=event,
-        entries={name: int((~same_bits(value, shared[name])).sum()) for name, value in sorted(removal.values.items())},
+        entries={name: int(entries.sum()) for name, entries in sorted(changed.items())},
         removed=tuple(sorted(own | _task_buffers(model, tasks))),
         affected=affected,
         compensated=covered,
@@ -136,8 +154,9 @@ def prepare(subject: Subject, tasks: Iterable[int], event: str) -> Preparation:
         trajectory_bytes=sum(trajectory.nbytes(task) for task in tasks),
         purges=tuple(type(plugin).__name__ for plugin in subject.plugins if adapter_of(plugin)),
         unpurged=tuple(type(plugin).__name__ for plugin, _ in unknown_state(subject)),
+        repaired=repairable(subject.repair, model, affected, tainted),
     )
-    return Preparation(plan, removal, frozenset(tainted), started, own, trajectory.logs)
+    return Preparation(plan, removal, changed, frozenset(tainted), started, own, trajectory.logs)
 
 
 def unknown_state(subject: Subject) -> list[tuple[object, str]]:
@@ -192,18 +211,16 @@ def _shared_entries(removal: Removal, readers: Readers) -> dict[str, SharedEntri
     }
 
 
-def _affected(
-    model: nn.Module, remaining: Sequence[int], removal: Removal, shared: Mapping[str, Tensor]
-) -> tuple[int, ...]:
-    if not removal.values:
+def _affected(model: nn.Module, remaining: Sequence[int], changed: Mapping[str, Tensor]) -> tuple[int, ...]:
+    if not changed:
         return ()
     if not isinstance(model, TaskMaskedModel):
         return tuple(remaining)  # without masks every task uses every entry
-    changed = {name: ~same_bits(value, shared[name]) for name, value in removal.values.items()}
     return tuple(
         task
         for task in remaining
         if task not in model.masks  # trained by a strategy that does not mask: it uses every entry
+        or not own_parameters(model, task).isdisjoint(changed)  # a repair that is taken out had trained them
         or any(
             bool((changed[f"backbone.{name}"] & (use > 0)).any())
             for name, use in model.graph.parameter_use(model.masks[task]).items()
@@ -240,6 +257,8 @@ def apply(
         subject.trajectory.apply(removal)
         for compensation in subject.compensations:
             purged += compensation.compensate(subject.model, plan.tasks, removal, undo)
+        repaired = _repair(subject, preparation, purged, undo)
+        _hold_own(subject, undo)
         context = PurgeContext(
             plan.tasks, order, subject.counters, preparation.own, removal, subject.model, subject.in_training
         )
@@ -270,11 +289,45 @@ def apply(
             time=_now(),
             provenance=subject.provenance,
             fingerprint=preparation.fingerprint,
+            repair=repaired,
         )
         announce("after_unlearning", record)
         subject.trajectory.settle()
         undo.pop_all()
     return record
+
+
+def _repair(subject: Subject, preparation: Preparation, purged: list[str], undo: ExitStack) -> RepairSummary | None:
+    """Drop the repair's samples of the tasks that go, and let it train the affected ones."""
+    repair, model, tasks = subject.repair, subject.model, preparation.plan.repaired
+    if repair is None:
+        return None
+    purged.append(repair.forget(preparation.plan.tasks, undo))
+    if not tasks:
+        return None
+    assert isinstance(model, TaskMaskedModel)
+    return carry_out(
+        repair,
+        model,
+        subject.optimizers[0],
+        subject.trajectory,
+        tasks=tasks,
+        compensated=preparation.plan.compensated,
+        changed=preparation.changed,
+        before=subject.before,
+        undo=undo,
+    )
+
+
+def _hold_own(subject: Subject, undo: ExitStack) -> None:
+    """What the remaining tasks have of their own no other task trains: one in training starts from it as it is now."""
+    model, before = subject.model, subject.before
+    if before is None or not isinstance(model, TaskMaskedModel):
+        return
+    tasks = [task for task in model.tasks if task != model.current_task]
+    own = frozenset().union(*(own_parameters(model, task) for task in tasks))
+    undo.callback(before.update, {name: before[name] for name in own})
+    before.update({name: p.detach().clone() for name, p in model.named_parameters() if name in own})
 
 
 def book_only(
@@ -286,6 +339,7 @@ def book_only(
         "removed": (),
         "affected": (),
         "compensated": (),
+        "repaired": (),
         "shared": {},
         "trajectory_bytes": 0,
     }
@@ -316,8 +370,9 @@ def own_modules_only(preparation: Preparation) -> Preparation:
     removal, gone = preparation.removal, set(preparation.plan.tasks)
     logs = {task: log for task, log in preparation.logs.items() if task not in gone}
     untouched = Removal(removal.tasks, {}, {}, logs, {}, {task: {} for task in gone})
-    plan = replace(preparation.plan, claim="approximate", entries={}, affected=(), compensated=(), shared={})
-    return replace(preparation, plan=plan, removal=untouched)
+    nothing: dict[str, Any] = {"entries": {}, "affected": (), "compensated": (), "repaired": (), "shared": {}}
+    plan = replace(preparation.plan, claim="approximate", **nothing)
+    return replace(preparation, plan=plan, removal=untouched, changed={})
 
 
 def _now() -> str:

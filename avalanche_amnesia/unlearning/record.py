@@ -50,6 +50,7 @@ class UnlearningPlan:
         removed: tensors that go with the tasks (heads, masks, embeddings).
         affected: remaining tasks that use entries which change, in training order.
         compensated: those of them for which something was prepared that makes up for the loss.
+        repaired: those of them that would be trained on samples of theirs.
         shared: shared tensor → the entries of it that keep what the tasks that go had trained, because remaining tasks
             read them (WSN); empty where their updates are taken out.
         claim: what the state afterwards can be called.
@@ -69,6 +70,7 @@ class UnlearningPlan:
     trajectory_bytes: int
     purges: tuple[str, ...]
     unpurged: tuple[str, ...]
+    repaired: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -128,6 +130,23 @@ class Measurement:
 
 
 @dataclass(frozen=True)
+class RepairSummary:
+    """What a repair did.
+
+    Attributes:
+        mode: ``joint``, ``sequential`` or ``sequential_adahat``.
+        samples: repaired task → samples of it that the steps saw, in training order.
+        steps: of the repair's own optimizers.
+        entries: parameter → number of entries that the repair moved.
+    """
+
+    mode: str
+    samples: Mapping[int, int]
+    steps: int
+    entries: Mapping[str, int]
+
+
+@dataclass(frozen=True)
 class UnlearningRecord:
     """What an unlearning did.
 
@@ -145,6 +164,7 @@ class UnlearningRecord:
         fingerprint: by which an audit recognises what was removed; None unless asked for.
         reference: model tensor → hash, of a reference model; None where none was trained.
         measurements: metrics that were added afterwards.
+        repair: what the repair did; None where there was none to do.
     """
 
     plan: UnlearningPlan
@@ -160,6 +180,7 @@ class UnlearningRecord:
     fingerprint: Fingerprint | None = None
     reference: Mapping[str, str] | None = None
     measurements: tuple[Measurement, ...] = ()
+    repair: RepairSummary | None = None
 
     @property
     def tasks(self) -> tuple[int, ...]:
@@ -266,7 +287,8 @@ def _revived(kind: Any, value: Any) -> Any:
     if origin is tuple:
         return tuple(_revived(arguments[0], item) for item in value)
     if isinstance(origin, type) and issubclass(origin, Mapping):
-        return {key: _revived(arguments[1], item) for key, item in value.items()}
+        made: Any = arguments[0] if arguments[0] is int else str  # JSON's keys are strings
+        return {made(key): _revived(arguments[1], item) for key, item in value.items()}
     if is_dataclass(kind):
         hints = get_type_hints(kind)
         make: Any = kind

@@ -8,6 +8,8 @@ remaining writers of each entry on top of the value before the first one that go
 * an entry that they wrote last gets the bits before them;
 * an entry that others wrote later loses their update, subtracted in float64.
 
+The update of a repair lies among them, as if it were a task: it goes with whatever goes next.
+
 Economies (:class:`~avalanche_amnesia.unlearning.fidelity.Fidelity`) change what a task leaves in the model, never what
 its log gives back: all of the above holds with each of them.
 """
@@ -33,6 +35,9 @@ from avalanche_amnesia.unlearning.sparse import SparseEntries, SparseValues
 Readers = Mapping[int, Mapping[str, Tensor]]
 """Task → tensor name → bool tensor of the entries that it reads, and that must stay as they are."""
 
+REPAIR = -(2**31)
+"""No task's label: the key of the update of a repair among the logs."""
+
 
 @dataclass(frozen=True)
 class Removal:
@@ -44,7 +49,8 @@ class Removal:
         before: the same for the values before a task that is still in training; empty between tasks.
         logs: the remaining tasks' undo logs afterwards.
         shared: tensor name → bool tensor of the entries that keep what the tasks wrote, as others read them.
-        updates: task that goes → tensor name → its update ``Δ``, float64: for copies of old states (an anchor, say).
+        updates: task that goes (:data:`REPAIR` for a repair) → tensor name → its update ``Δ``, float64: for copies of
+            old states (an anchor, say).
     """
 
     tasks: tuple[int, ...]
@@ -88,7 +94,7 @@ class Trajectory:
     @property
     def tasks(self) -> tuple[int, ...]:
         """Recorded tasks, in training order."""
-        return tuple(self._logs)
+        return tuple(task for task in self._logs if task != REPAIR)
 
     def nbytes(self, task: int | None = None) -> int:
         """Bytes that a task's log takes, or all logs."""
@@ -99,6 +105,10 @@ class Trajectory:
         """Tensor name → bool tensor of the entries that the task moved; of a merged task, of those that are kept."""
         return {name: entry.where for name, entry in self._log(task).items()}
 
+    def moved_by_repair(self) -> dict[str, Tensor]:
+        """As :meth:`moved`, of the repair that stands; empty where none does."""
+        return self.moved(REPAIR) if REPAIR in self._logs else {}
+
     def report(self) -> pandas.DataFrame:
         """What every task's log costs, and the error that keeping it this way added to the model.
 
@@ -107,7 +117,7 @@ class Trajectory:
             ``bytes_per_parameter``, ``error_max`` and ``error_l2`` (of its weights, against what its training left),
             the same two for each economy in use (``threshold_max`` …), and ``merged``.
         """
-        return report(self._logs, self._merged)
+        return report({task: self._logs[task] for task in self.tasks}, self._merged)
 
     def record(
         self,
@@ -135,7 +145,7 @@ class Trajectory:
             OSError: if the log can't be written; the trajectory is as it was.
         """
         if task in self._logs:
-            raise TrajectoryError(f"task {task} is recorded already; recorded tasks: {list(self._logs)}")
+            raise TrajectoryError(f"task {task} is recorded already; recorded tasks: {list(self.tasks)}")
         if self.fidelity.min_active_steps is not None and active is None:
             raise TrajectoryError(
                 f"task {task}: min_active_steps={self.fidelity.min_active_steps} needs active=, the share of steps in "
@@ -160,6 +170,28 @@ class Trajectory:
             for name, commitment in commitments.items()
             if any(error.entries for error in commitment.errors.values())
         }
+
+    def record_repair(self, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> None:
+        """Record a repair as an update of its own, lossless, behind those of all tasks.
+
+        Whatever is removed next takes it out as well: at most one stands at a time.
+
+        Args:
+            before: tensor name → values before it.
+            after: tensor name → values now, of the same tensors.
+
+        Raises:
+            TrajectoryError: if one stands already.
+            OSError: if the log can't be written; the trajectory is as it was. On disk the old files stay until
+                :meth:`settle`.
+        """
+        if REPAIR in self._logs:
+            raise TrajectoryError("a repair is recorded already; the next removal takes it out, before another one")
+        moved = {name: ~same_bits(value.detach(), before[name]) for name, value in after.items()}
+        entries = {name: SparseValues.of(before[name], where) for name, where in moved.items() if bool(where.any())}
+        if entries:
+            log = Log(entries, sum(where.numel() for where in moved.values()), {})
+            self._swap({**self._logs, REPAIR: log}, self._merged)
 
     def merge(self, tasks: Iterable[int]) -> None:
         """Merge the updates of tasks that will never be taken out; can't be taken apart again.
@@ -186,10 +218,10 @@ class Trajectory:
         readers: Readers | None = None,
         revisions: Revisions | None = None,
     ) -> Removal:
-        """Work out the state without some tasks; changes nothing.
+        """Work out the state without some tasks, and without a repair that stands; changes nothing.
 
         Args:
-            tasks: recorded tasks.
+            tasks: recorded tasks; none where there is a repair to take out.
             current: tensor name → values now; of tensors that are not named here the logs forget everything.
             before: where a further task is in training, the values before it.
             readers: remaining tasks, in training order, with the entries that they read. What a task that goes wrote
@@ -200,16 +232,16 @@ class Trajectory:
         Raises:
             TrajectoryError: for a task that is not recorded, or merged.
         """
-        gone = set(tasks)
         for task in tasks:
             self._log(task)
+        gone = {*tasks, REPAIR} & self._logs.keys()
         if gone & self._merged:
             raise TrajectoryError(
                 f"tasks {sorted(gone & self._merged)} can't be taken out: they became permanent and their updates were "
                 "merged; recorded with merge_permanent=False they would have stayed apart"
             )
-        first = min(map(self.tasks.index, tasks))
-        suffix = self.tasks[first:]  # earlier logs are not touched: their values came before
+        order = list(self._logs)
+        suffix = order[min(map(order.index, gone)) :]  # earlier logs are not touched: their values came before
         logs = {  # a tensor that goes with the tasks (their head) leaves the later tasks' logs too
             task: log.with_entries({name: entry for name, entry in log.items() if name in current})
             for task, log in self._logs.items()
@@ -218,7 +250,7 @@ class Trajectory:
         values: dict[str, Tensor] = {}
         new_before: dict[str, Tensor] = {}
         shared: dict[str, Tensor] = {}
-        updates: dict[int, dict[str, Tensor]] = {task: {} for task in tasks}
+        updates: dict[int, dict[str, Tensor]] = {task: {} for task in gone}
         revisions = {} if revisions is None else revisions
         changing = (*(self._logs[task] for task in gone), *revisions.values())
         for name in sorted({name for tensors in changing for name in tensors if name in current}):
@@ -235,7 +267,7 @@ class Trajectory:
             values[name] = replayed
             if before is not None and name in before:
                 new_before[name] = replayed
-                values[name] = _moved_along(current[name], before[name], replayed)
+                values[name] = moved_along(current[name], before[name], replayed)
         logs = {task: log.unless_same(self._logs[task]) for task, log in _without_unneeded(logs, self._merged).items()}
         return Removal(tuple(tasks), values, new_before, logs, shared, updates)
 
@@ -297,7 +329,7 @@ class Trajectory:
 
     def _log(self, task: int) -> Log:
         if task not in self._logs:
-            raise TrajectoryError(f"task {task} is not recorded; recorded tasks: {list(self._logs)}")
+            raise TrajectoryError(f"task {task} is not recorded; recorded tasks: {list(self.tasks)}")
         return self._logs[task]
 
     # On disk --------------------------------------------------------------------------------------------------
@@ -444,7 +476,7 @@ def _without_unneeded(logs: Mapping[int, Log], merged: frozenset[int]) -> dict[i
     return {task: log.unless_same(logs[task]) for task, log in result.items()}
 
 
-def _moved_along(current: Tensor, before: Tensor, new_before: Tensor) -> Tensor:
+def moved_along(current: Tensor, before: Tensor, new_before: Tensor) -> Tensor:
     """Values of a task in training whose starting point moves: its own update so far is kept."""
     shifted = (new_before.double() + (current.detach().double() - before.double())).to(current.dtype)
     return torch.where(same_bits(current.detach(), before), new_before, shifted)

@@ -7,6 +7,7 @@ from avalanche_amnesia.training.plugins.dark_replay import DarkReplayPlugin
 from avalanche_amnesia.training.plugins.loading import InMemoryLoaderPlugin
 from avalanche_amnesia.training.plugins.lookup import find_plugin
 from avalanche_amnesia.training.plugins.masking import HATPlugin
+from avalanche_amnesia.training.plugins.repair import RepairPlugin
 from avalanche_amnesia.training.plugins.scaling import ScaledUpdatesPlugin
 from avalanche_amnesia.training.plugins.seeding import SeedingPlugin
 from avalanche_amnesia.training.plugins.shared_counterfactual import SharedHeadCounterfactualPlugin
@@ -24,6 +25,7 @@ __all__ = [
     "DivergedError",
     "HATPlugin",
     "InMemoryLoaderPlugin",
+    "RepairPlugin",
     "ScaledUpdatesPlugin",
     "SeedingPlugin",
     "SharedHeadCounterfactualPlugin",

@@ -50,6 +50,9 @@ class CounterfactualPlugin(SupervisedPlugin):
     the task's mask reads count; heads for a world that can't come any more (a task of it became permanent) are dropped,
     and so are heads that were fitted in the presence of a task that was unlearned without them.
 
+    Every world is one without repairs: a repair goes with the next request (:class:`RepairPlugin`). A task that reads
+    what one changed gets a head for the world in which nothing else of its goes.
+
     Needs :class:`TrajectoryPlugin` and :class:`UnlearningPlugin` beside it and a masked model.
 
     Args:
@@ -96,13 +99,16 @@ class CounterfactualPlugin(SupervisedPlugin):
             if earlier != task and not model.keeps_shared_entries and _reads(use, self._moved(trajectory, earlier))
         )
         self.sources[task], self.heads[task] = sources, {}
-        if not sources:
+        worlds = [*_worlds(sources, trajectory.tasks, self.max_sets)]
+        if _reads(use, trajectory.moved_by_repair()):
+            worlds = [frozenset(), *worlds]  # whatever is requested next, the repair goes with it
+        if not worlds:
             return
         generator = torch.Generator().manual_seed(derive_seed(self.seed, "counterfactual", task))
         size = len(strategy.experience.dataset)
         index = torch.randperm(size, generator=generator)[: self.samples].sort().values
         x, y = task_data(strategy.experience, index)
-        for gone in _worlds(sources, trajectory.tasks, self.max_sets):
+        for gone in worlds:
             with self._world(model, trajectory, gone):
                 features, statistics = _features(model, x, task, strategy.train_mb_size)
                 head = self._fit(model, task, gone, features, y.to(features.device))

@@ -19,6 +19,7 @@ from avalanche_amnesia.models import MultiHeadModel
 from avalanche_amnesia.training.attention import check_choice
 from avalanche_amnesia.training.plugins.loading import InMemoryLoaderPlugin
 from avalanche_amnesia.training.plugins.lookup import find_plugin
+from avalanche_amnesia.training.plugins.repair import RepairPlugin
 from avalanche_amnesia.training.plugins.seeding import SeedingPlugin
 from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin, single_task
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
@@ -358,6 +359,7 @@ class UnlearningPlugin(SupervisedPlugin):
             in_training=self.current_task,
             others=[*ours, strategy.evaluator],
             provenance=provenance_of(strategy, self._data),
+            repair=find_plugin(strategy, RepairPlugin),
         )
 
     def _is_exact_host(self, strategy: Any) -> bool:
@@ -399,7 +401,7 @@ def remaining_experiences(strategy: Any, experiences: Iterable[Any]) -> list[Any
     return [e for e in experiences if all(int(task) in tasks for task in e.task_labels)]
 
 
-_OURS = (SeedingPlugin, InMemoryLoaderPlugin, TaskMaskPlugin, TrajectoryPlugin, UnlearningPlugin)
+_OURS = (SeedingPlugin, InMemoryLoaderPlugin, TaskMaskPlugin, TrajectoryPlugin, UnlearningPlugin, RepairPlugin)
 
 
 def _drop_last_values(evaluator: Any, tasks: Iterable[int]) -> None:
