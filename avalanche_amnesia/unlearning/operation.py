@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from avalanche_amnesia.bits import same_bits, tensor_hash
+from avalanche_amnesia.bits import same_bits, state_hashes
 from avalanche_amnesia.models import MultiHeadModel, TaskMaskedModel
 from avalanche_amnesia.unlearning.compensation import Compensation
 from avalanche_amnesia.unlearning.ledger import TaskLedger
@@ -177,7 +177,7 @@ def apply(
     parameters = dict(subject.model.named_parameters())
     with ExitStack() as undo:
         announce("before_unlearning", None)
-        hashes = _hashes(subject.model, [*removal.values, *plan.removed])
+        before = state_hashes(subject.model.state_dict())
         order = subject.ledger.remaining
         purged = _purge_optimizers(subject, preparation, undo)
         for name, value in removal.values.items():
@@ -201,10 +201,14 @@ def apply(
         undo.callback(subject.tainted.clear)
         subject.tainted.clear()
         subject.tainted.update(preparation.tainted)
-        after = _hashes(subject.model, list(removal.values))
+        after = state_hashes(subject.model.state_dict())
         record = UnlearningRecord(
             plan=plan,
-            changes=tuple(TensorChange(name, digest, after.get(name)) for name, digest in hashes.items()),
+            changes=tuple(
+                TensorChange(name, before.get(name), after.get(name))
+                for name in sorted({*before, *after})
+                if before.get(name) != after.get(name)
+            ),
             purged=tuple(purged),
             remaining=subject.ledger.remaining,
             n_trained=subject.ledger.n_trained,
@@ -255,11 +259,6 @@ def own_modules_only(preparation: Preparation) -> Preparation:
     untouched = Removal(removal.tasks, {}, {}, logs, {}, {task: {} for task in gone})
     plan = replace(preparation.plan, claim="approximate", entries={}, affected=(), compensated=(), shared={})
     return replace(preparation, plan=plan, removal=untouched)
-
-
-def _hashes(model: nn.Module, names: Sequence[str]) -> dict[str, str]:
-    state = model.state_dict()
-    return {name: tensor_hash(state[name]) for name in sorted(names) if name in state}
 
 
 def _replace(store: dict[str, Tensor] | None, new: Mapping[str, Tensor], gone: frozenset[str], undo: ExitStack) -> None:

@@ -120,7 +120,7 @@ def stock_strategy(make: Any, **rest: Any) -> Any:
         torch.manual_seed(0)
         return stock(
             make,
-            model=MultiHeadModel(net(), net().features if hasattr(net(), "features") else 12),
+            model=MultiHeadModel(net()),
             optimizer=OPTIMIZERS[optimizer],
             unlearning=UnlearningPlugin(deadline=deadline),
             recorder=trajectory,
@@ -268,12 +268,14 @@ class Life(SupervisedPlugin):
         return self.strategy.model
 
     def live(self) -> dict[str, Tensor]:
-        return {n: p.detach().clone() for n, p in self.model.named_parameters() if n.startswith("backbone.")}
+        """Every parameter."""
+        return {name: parameter.detach().clone() for name, parameter in self.model.named_parameters()}
 
     def values(self) -> dict[str, Tensor]:
-        """Of the last state between tasks."""
+        """What all tasks share, in the last state between tasks."""
         snapshot = find_plugin(self.strategy, TrajectoryPlugin).snapshot
-        return self.live() if snapshot is None else {n: snapshot.values[n].clone() for n in self.live()}
+        values = self.live() if snapshot is None else snapshot.values
+        return {name: values[name].clone() for name in self.live() if name.startswith("backbone.")}
 
     def expected(self) -> dict[str, Tensor]:
         """Initial values and the remaining tasks' updates: of a forgotten one the coefficient is 0."""
@@ -407,9 +409,12 @@ class Life(SupervisedPlugin):
         assert record.plan == plan
         assert record.remaining == tuple(task for task in self.paper.order if task not in gone)
         moved = {name: int((~same_bits(value, live[name])).sum()) for name, value in now.items()}
-        assert dict(plan.entries) == {name: count for name, count in moved.items() if count}
-        assert {c.name for c in record.changes} == {*plan.entries, *plan.removed}
-        assert all(c.before == hashes.get(c.name) and c.after == state.get(c.name) for c in record.changes)
+        refitted = frozenset().union(*(own_parameters(self.model, task) for task in plan.compensated))
+        assert dict(plan.entries) == {name: count for name, count in moved.items() if count and name not in refitted}
+        changed = {name for name in hashes.keys() | state.keys() if hashes.get(name) != state.get(name)}
+        assert [(c.name, c.before, c.after) for c in record.changes] == [
+            (name, hashes.get(name), state.get(name)) for name in sorted(changed)
+        ]
         assert set(hashes) - set(state) == set(plan.removed)
         with self._without(gone):
             after = self.answers()

@@ -93,7 +93,7 @@ STEPS = [
     (TaskLedger, "check"),
     (operation, "remove_task_modules"),
     (operation, "_purge_optimizers"),
-    (operation, "_hashes"),
+    (operation, "state_hashes"),
     (operation, "_replace"),
     (operation, "UnlearningRecord"),
     (operation, "PurgeContext"),

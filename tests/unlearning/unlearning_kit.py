@@ -30,6 +30,8 @@ def mlp() -> nn.Module:
 
 
 class ConvNet(nn.Module):
+    features = 12
+
     def __init__(self) -> None:
         super().__init__()
         self.first = nn.Conv2d(1, 6, 3, padding=1)
@@ -104,7 +106,7 @@ def fingerprint(strategy: Any, *stores: Any) -> Any:
                 for group in optimizer.param_groups
             ],
             "state": {names.get(id(p)): dict(entry) for p, entry in optimizer.state.items()},
-            "optimized": {name: id(p) for name, p in strategy.optimized_param_id.items()},
+            "optimized": {name: id(p) for name, p in (strategy.optimized_param_id or {}).items()},
             "logs": [
                 (t, {n: (e.chosen, e.values) for n, e in log.items()}) for t, log in recorder.trajectory.logs.items()
             ],
