@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from avalanche_amnesia.bits import same_bits, state_hashes
 from avalanche_amnesia.models import MultiHeadModel, TaskMaskedModel
 from avalanche_amnesia.unlearning.compensation import Compensation
+from avalanche_amnesia.unlearning.entries import put, take
 from avalanche_amnesia.unlearning.ledger import TaskLedger
 from avalanche_amnesia.unlearning.purge import PurgeContext, holds_learned_state, purger_of
 from avalanche_amnesia.unlearning.record import Claim, SharedEntries, TensorChange, UnlearningPlan, UnlearningRecord
@@ -101,7 +102,7 @@ def prepare(subject: Subject, tasks: Iterable[int], event: str) -> Preparation:
     plan = UnlearningPlan(
         tasks=tuple(tasks),
         event=event,
-        entries={name: int((~same_bits(value, shared[name])).sum()) for name, value in sorted(removal.values.items())},
+        entries={name: len(index) for name, index in sorted(removal.moved.items())},
         removed=tuple(sorted(own | _task_buffers(model, tasks))),
         affected=affected,
         compensated=covered,
@@ -149,17 +150,32 @@ def _affected(
         return ()
     if not isinstance(model, TaskMaskedModel):
         return tuple(remaining)  # without masks every task uses every entry
-    changed = {name: ~same_bits(value, shared[name]) for name, value in removal.values.items()}
-    return tuple(
-        task
-        for task in remaining
-        if task not in model.masks  # trained by a strategy that does not mask: it uses every entry
-        or any(
-            bool((changed[f"backbone.{name}"] & (use > 0)).any())
-            for name, use in model.graph.parameter_use(model.masks[task]).items()
-            if f"backbone.{name}" in changed
-        )
-    )
+    changed: dict[str, Tensor] = {}
+    affected = []
+    for task in remaining:
+        if task not in model.masks:  # trained by a strategy that does not mask: it uses every entry
+            affected.append(task)
+            continue
+        for name, use in model.graph.parameter_use(model.masks[task]).items():
+            index = removal.moved.get(f"backbone.{name}")
+            if index is None:
+                continue
+            if name not in changed:
+                changed[name] = _summary(index, shared[f"backbone.{name}"].shape, use)
+            if bool((changed[name] & (use > 0)).any()):
+                affected.append(task)
+                break
+    return tuple(affected)
+
+
+def _summary(index: Tensor, shape: torch.Size, use: Tensor) -> Tensor:
+    """Where a tensor has an entry at flat ``index``: only as fine as ``use`` is, where that is one value per kernel."""
+    fine = len(shape) - next((d for d, size in enumerate(reversed(use.shape)) if size > 1), use.dim())
+    if use.shape[:fine] != shape[:fine]:
+        fine = len(shape)
+    summary = torch.zeros(shape[:fine].numel(), dtype=torch.bool, device=index.device)
+    summary[index.div(shape[fine:].numel(), rounding_mode="floor")] = True
+    return summary.reshape(*shape[:fine], *(1 for _ in shape[fine:]))
 
 
 @torch.no_grad()
@@ -181,8 +197,9 @@ def apply(
         order = subject.ledger.remaining
         purged = _purge_optimizers(subject, preparation, undo)
         for name, value in removal.values.items():
-            undo.callback(parameters[name].copy_, parameters[name].detach().clone())
-            parameters[name].copy_(value)
+            index = removal.moved[name]
+            undo.callback(put, parameters[name], index, take(parameters[name], index))
+            put(parameters[name], index, take(value, index))
         _replace(subject.before, removal.before, preparation.own, undo)
         for task in plan.tasks:
             remove_task_modules(subject.model, task, undo)
@@ -256,7 +273,7 @@ def own_modules_only(preparation: Preparation) -> Preparation:
     """The control: what the tasks have of their own goes, every entry that tasks share stays as it is."""
     removal, gone = preparation.removal, set(preparation.plan.tasks)
     logs = {task: log for task, log in preparation.logs.items() if task not in gone}
-    untouched = Removal(removal.tasks, {}, {}, logs, {}, {task: {} for task in gone})
+    untouched = Removal(removal.tasks, {}, {}, logs, {}, {task: {} for task in gone}, {})
     plan = replace(preparation.plan, claim="approximate", entries={}, affected=(), compensated=(), shared={})
     return replace(preparation, plan=plan, removal=untouched)
 
@@ -280,7 +297,7 @@ def _purge_optimizers(subject: Subject, preparation: Preparation, undo: ExitStac
     changed = {
         id(p): ~same_bits(removal.values[name], p.detach())
         for name, p in subject.model.named_parameters()
-        if name in removal.values
+        if keeps and name in removal.values
     }
     for parameter in subject.model.parameters():
         undo.callback(setattr, parameter, "grad", parameter.grad)

@@ -33,6 +33,10 @@ class SparseEntries(Protocol):
         """Bool tensor of the tensor's shape."""
 
     @property
+    def chosen(self) -> Tensor:
+        """The same as packed bits, or their zlib (:func:`pack`)."""
+
+    @property
     def parts(self) -> Mapping[str, Tensor]:
         """The stored tensors by name; all that is needed beside shape and dtype."""
 
@@ -99,11 +103,12 @@ class SparseValues:
     @property
     def values(self) -> Tensor:
         """Of the chosen entries in order, ``(k,)``."""
-        high = torch.from_numpy(expand(self.high, len(self.low)))
-        planes = torch.cat([self.low, high[:, None]], dim=1)
+        planes = np.empty((len(self.low), self.low.shape[1] + 1), dtype=np.uint8)
+        planes[:, :-1] = self.low.numpy()
+        planes[:, -1] = expand(self.high, len(self.low))
         if sys.byteorder == "big":
-            planes = planes.flip(1)
-        return planes.contiguous().reshape(-1).view(self.dtype)
+            planes = np.ascontiguousarray(planes[:, ::-1])
+        return torch.from_numpy(planes.reshape(-1)).view(self.dtype)
 
     @property
     def parts(self) -> Mapping[str, Tensor]:
@@ -147,6 +152,12 @@ def pack(where: Tensor) -> Tensor:
 def unpack(bits: Tensor, n: int) -> Tensor:
     """The ``n`` bools that :func:`pack` packed, flat."""
     return torch.from_numpy(np.unpackbits(expand(bits, -(-n // 8)), count=n).astype(bool))
+
+
+def overlap(first: SparseEntries, second: SparseEntries) -> bool:
+    """Whether two choices of entries of one tensor have an entry in common."""
+    length = -(-size(first.shape) // 8)
+    return bool((expand(first.chosen, length) & expand(second.chosen, length)).any())
 
 
 def shrink(data: np.ndarray) -> Tensor:
