@@ -156,25 +156,25 @@ def _affected(
         if task not in model.masks:  # trained by a strategy that does not mask: it uses every entry
             affected.append(task)
             continue
-        for name, use in model.graph.parameter_use(model.masks[task]).items():
+        for name, reads in model.graph.reads(model.masks[task]):
             index = removal.moved.get(f"backbone.{name}")
             if index is None:
                 continue
             if name not in changed:
-                changed[name] = _summary(index, shared[f"backbone.{name}"].shape, use)
-            if bool((changed[name] & (use > 0)).any()):
+                changed[name] = _summary(index, shared[f"backbone.{name}"].shape, reads)
+            if bool((changed[name] & reads).any()):
                 affected.append(task)
                 break
     return tuple(affected)
 
 
-def _summary(index: Tensor, shape: torch.Size, use: Tensor) -> Tensor:
-    """Where a tensor has an entry at flat ``index``: only as fine as ``use`` is, where that is one value per kernel."""
-    fine = len(shape) - next((d for d, size in enumerate(reversed(use.shape)) if size > 1), use.dim())
-    if use.shape[:fine] != shape[:fine]:
+def _summary(index: Tensor, shape: torch.Size, reads: Tensor) -> Tensor:
+    """Where a tensor has an entry at flat ``index``: only as fine as ``reads`` is, where that has one per kernel."""
+    fine = len(shape) - next((d for d, size in enumerate(reversed(reads.shape)) if size > 1), reads.dim())
+    if reads.shape[:fine] != shape[:fine]:
         fine = len(shape)
     summary = torch.zeros(shape[:fine].numel(), dtype=torch.bool, device=index.device)
-    summary[index.div(shape[fine:].numel(), rounding_mode="floor")] = True
+    put(summary, index.div(shape[fine:].numel(), rounding_mode="floor"), torch.ones_like(index, dtype=torch.bool))
     return summary.reshape(*shape[:fine], *(1 for _ in shape[fine:]))
 
 

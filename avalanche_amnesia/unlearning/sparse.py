@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import sys
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Protocol
 
 import numpy as np
@@ -154,10 +155,9 @@ def unpack(bits: Tensor, n: int) -> Tensor:
     return torch.from_numpy(np.unpackbits(expand(bits, -(-n // 8)), count=n).astype(bool))
 
 
-def overlap(first: SparseEntries, second: SparseEntries) -> bool:
-    """Whether two choices of entries of one tensor have an entry in common."""
-    length = -(-size(first.shape) // 8)
-    return bool((expand(first.chosen, length) & expand(second.chosen, length)).any())
+def chosen_by(entries: Sequence[SparseEntries]) -> np.ndarray:
+    """Packed bits of the entries of one tensor that any of some choices has."""
+    return reduce(np.bitwise_or, (expand(of.chosen, -(-size(of.shape) // 8)) for of in entries))
 
 
 def shrink(data: np.ndarray) -> Tensor:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas
 import torch
 from torch import Tensor
@@ -28,7 +29,7 @@ from avalanche_amnesia.unlearning.entries import copied, differing, positions, p
 from avalanche_amnesia.unlearning.fidelity import Fidelity
 from avalanche_amnesia.unlearning.log import Log, report
 from avalanche_amnesia.unlearning.log_files import LogDirectory, TrajectoryError, read_logs, write_logs
-from avalanche_amnesia.unlearning.sparse import SparseEntries, SparseValues, overlap
+from avalanche_amnesia.unlearning.sparse import SparseEntries, SparseValues, chosen_by
 
 Readers = Mapping[int, Mapping[str, Tensor]]
 """Task → tensor name → bool tensor of the entries that it reads, and that must stay as they are."""
@@ -237,19 +238,18 @@ class Trajectory:
         updates = {task: Updates() for task in tasks}
         for name in sorted({name for task in gone for name in self._logs[task] if name in current}):
             committed = current[name] if before is None or name not in before else before[name]
-            going = [self._logs[task][name] for task in tasks if name in self._logs[task]]
+            going = chosen_by([self._logs[task][name] for task in tasks if name in self._logs[task]])
             writers = [  # where a task wrote nothing that goes it has no part in this
                 (task, entry)
                 for task in suffix
                 if (entry := self._logs[task].get(name)) is not None
-                and (task in gone or any(overlap(entry, other) for other in going))
+                and (task in gone or (chosen_by([entry]) & going).any())
             ]
             reading = {task: reads[name].cpu().reshape(-1) for task, reads in (readers or {}).items() if name in reads}
             replayed, stays = _replay(name, committed, writers, logs, updates, reading)
             if reading and bool(stays.any()):
                 shared[name] = stays
-            index = positions(torch.stack([entry.where for entry in going]).any(0)) if going[1:] else None
-            index = positions(going[0].where) if index is None else index
+            index = torch.from_numpy(np.flatnonzero(np.unpackbits(going, count=committed.numel()).view(bool)))
             index = differing(index, take(replayed, index), take(committed.cpu(), index))
             if not len(index):
                 continue

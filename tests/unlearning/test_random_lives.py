@@ -1,5 +1,7 @@
 """Whatever happens to a strategy, in whatever order, and whatever fails on the way: what is promised holds."""
 
+import os
+
 import pytest
 from avalanche.training.plugins import EWCPlugin
 from hypothesis import HealthCheck, Phase, given, settings
@@ -12,7 +14,7 @@ from avalanche_amnesia.training.plugins import CounterfactualPlugin
 from avalanche_amnesia.unlearning import purge
 
 STEPS = [*STEPS, (CounterfactualPlugin, "compensate"), (purge._PURGERS, EWCPlugin)]
-EXAMPLES = int(__import__('os').environ.get('LIVES', 24))  # of each kind
+EXAMPLES = int(os.environ.get("LIVES", 23))  # of each kind
 
 
 def failures(*events: str) -> st.SearchStrategy:
