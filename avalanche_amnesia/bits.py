@@ -7,6 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from torch import Tensor
 
+_WORTH_A_THREAD = 2**16
+"""Bytes from which on hashing a tensor takes longer than handing it to a thread."""
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -37,6 +39,9 @@ def tensor_hash(tensor: Tensor) -> str:
 
 def state_hashes(state: Mapping[str, Tensor]) -> dict[str, str]:
     """:func:`tensor_hash` of every tensor, by name in order of the names; two at a time, as hashing needs no lock."""
-    names = sorted(state)
+    large = [name for name, tensor in state.items() if tensor.nbytes > _WORTH_A_THREAD]
     with ThreadPoolExecutor(2) as pool:
-        return dict(zip(names, pool.map(tensor_hash, (state[name] for name in names)), strict=True))
+        hashed = zip(large, pool.map(tensor_hash, (state[name] for name in large)), strict=True)
+        hashes = {name: tensor_hash(tensor) for name, tensor in state.items() if tensor.nbytes <= _WORTH_A_THREAD}
+        hashes |= dict(hashed)
+    return dict(sorted(hashes.items()))

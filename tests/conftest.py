@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
+pytest.register_assert_rewrite("lives")
+
 
 @pytest.fixture(autouse=True)
 def one_thread() -> None:

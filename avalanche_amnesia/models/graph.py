@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import reduce
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -74,6 +76,25 @@ class UnitGraph:
         vectors = [torch.cat([mask[name].float() for name in self.layers]) for mask in masks]
         of_sets = self.sets.use(torch.stack(vectors)).sum(0)
         return {name: self.entry_use(factors, of_sets) for name, factors in self.factors.items()}
+
+    def reads(self, mask: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+        """Parameter by parameter, which entries one mask covers: where :meth:`parameter_use` is positive.
+
+        Args:
+            mask: layer name → ``(units,)``, bool.
+
+        Yields:
+            Parameter name (inside the backbone), bool tensor that broadcasts over the parameter.
+        """
+        vector = torch.cat([mask[name].float() for name in self.layers])
+        if vector.device.type != "cpu":
+            yield from ((name, use > 0) for name, use in self.parameter_use(mask).items())
+            return
+        known = np.append(vector.numpy(), [1.0, 0.0]) > 0  # by numpy: torch's threads cost more than this little work
+        of_sets = known[self.sets.table(vector.device).numpy()].any(0)
+        for name, factors in self.factors.items():
+            covered = reduce(np.logical_and, (of_sets[factor.numpy()] for factor in factors))
+            yield name, torch.from_numpy(np.asarray(covered))
 
     @staticmethod
     def entry_use(factors: tuple[Tensor, ...], of_sets: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 from torch import Tensor, nn
@@ -27,6 +27,9 @@ class MaskCover(Protocol):
             Parameter name (inside the backbone) → float32 tensor that broadcasts over the parameter. A parameter that
             no mask can ever cover, because no task trains it, is left out.
         """
+
+    def reads(self, mask: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+        """Parameter by parameter, which entries one mask covers: bool tensors that broadcast over the parameters."""
 
     def layer_of(self, parameter: str) -> int:
         """Index of the part of a mask that a parameter goes by, in :attr:`layers`."""

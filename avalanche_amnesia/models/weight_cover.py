@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -62,6 +62,10 @@ class WeightCover:
             name: torch.stack([mask[name].float() for mask in masks]).sum(0).reshape(tensor.shape)
             for name, tensor in self.layers.items()
         }
+
+    def reads(self, mask: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+        """Parameter by parameter, which entries one mask covers, bool, of the parameter's shape."""
+        yield from ((name, use > 0) for name, use in self.parameter_use(mask).items())
 
     def layer_of(self, parameter: str) -> int:
         """Index of the parameter among the masked ones."""

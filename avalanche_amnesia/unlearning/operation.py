@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from avalanche_amnesia.bits import same_bits, state_hashes
 from avalanche_amnesia.models import MultiHeadModel, TaskMaskedModel
 from avalanche_amnesia.unlearning.compensation import Compensation, RevisingCompensation
+from avalanche_amnesia.unlearning.entries import put, take
 from avalanche_amnesia.unlearning.fingerprint import Fingerprint
 from avalanche_amnesia.unlearning.ledger import TaskLedger
 from avalanche_amnesia.unlearning.purging import (
@@ -98,7 +99,6 @@ class Preparation:
     Attributes:
         plan: to show.
         removal: of the shared tensors.
-        changed: tensor name → bool tensor of the entries that the removal changes.
         tainted: remaining tasks that will have been trained beside a task that is gone.
         started: when the work began.
         own: names of the parameters that go with the tasks.
@@ -108,7 +108,6 @@ class Preparation:
 
     plan: UnlearningPlan
     removal: Removal
-    changed: Mapping[str, Tensor]
     tainted: frozenset[int]
     started: float
     own: frozenset[str] = field(default_factory=frozenset)
@@ -137,15 +136,14 @@ def prepare(subject: Subject, tasks: Iterable[int], event: str) -> Preparation:
     undisturbed = subject.before is None or subject.in_training_without(tasks)
     exact = subject.exact_host and not tainted and not removal.shared and undisturbed
     claim: Claim = "exact" if exact else "approximate"
-    changed = {name: ~same_bits(value, shared[name]) for name, value in removal.values.items()}
-    affected = _affected(model, remaining, changed)
+    affected = _affected(model, remaining, removal, shared)
     covered = tuple(
         task for task in affected if task in revisions or any(c.covers(task, tasks) for c in subject.compensations)
     )
     plan = UnlearningPlan(
         tasks=tuple(tasks),
         event=event,
-        entries={name: int(entries.sum()) for name, entries in sorted(changed.items())},
+        entries={name: len(index) for name, index in sorted(removal.moved.items())},
         removed=tuple(sorted(own | _task_buffers(model, tasks))),
         affected=affected,
         compensated=covered,
@@ -156,7 +154,7 @@ def prepare(subject: Subject, tasks: Iterable[int], event: str) -> Preparation:
         unpurged=tuple(type(plugin).__name__ for plugin, _ in unknown_state(subject)),
         repaired=repairable(subject.repair, model, affected, tainted),
     )
-    return Preparation(plan, removal, changed, frozenset(tainted), started, own, trajectory.logs)
+    return Preparation(plan, removal, frozenset(tainted), started, own, trajectory.logs)
 
 
 def unknown_state(subject: Subject) -> list[tuple[object, str]]:
@@ -211,22 +209,40 @@ def _shared_entries(removal: Removal, readers: Readers) -> dict[str, SharedEntri
     }
 
 
-def _affected(model: nn.Module, remaining: Sequence[int], changed: Mapping[str, Tensor]) -> tuple[int, ...]:
-    if not changed:
+def _affected(
+    model: nn.Module, remaining: Sequence[int], removal: Removal, shared: Mapping[str, Tensor]
+) -> tuple[int, ...]:
+    if not removal.values:
         return ()
     if not isinstance(model, TaskMaskedModel):
         return tuple(remaining)  # without masks every task uses every entry
-    return tuple(
-        task
-        for task in remaining
-        if task not in model.masks  # trained by a strategy that does not mask: it uses every entry
-        or not own_parameters(model, task).isdisjoint(changed)  # a repair that is taken out had trained them
-        or any(
-            bool((changed[f"backbone.{name}"] & (use > 0)).any())
-            for name, use in model.graph.parameter_use(model.masks[task]).items()
-            if f"backbone.{name}" in changed
-        )
-    )
+    changed: dict[str, Tensor] = {}
+    affected: list[int] = []
+    for task in remaining:
+        repaired = not own_parameters(model, task).isdisjoint(removal.moved)  # by a repair that is taken out
+        if repaired or task not in model.masks:  # without a mask, as stock strategies train, it uses every entry
+            affected.append(task)
+            continue
+        for name, reads in model.graph.reads(model.masks[task]):
+            index = removal.moved.get(f"backbone.{name}")
+            if index is None:
+                continue
+            if name not in changed:
+                changed[name] = _summary(index, shared[f"backbone.{name}"].shape, reads)
+            if bool((changed[name] & reads).any()):
+                affected.append(task)
+                break
+    return tuple(affected)
+
+
+def _summary(index: Tensor, shape: torch.Size, reads: Tensor) -> Tensor:
+    """Where a tensor has an entry at flat ``index``: only as fine as ``reads`` is, where that has one per kernel."""
+    fine = len(shape) - next((d for d, size in enumerate(reversed(reads.shape)) if size > 1), reads.dim())
+    if reads.shape[:fine] != shape[:fine]:
+        fine = len(shape)
+    summary = torch.zeros(shape[:fine].numel(), dtype=torch.bool, device=index.device)
+    put(summary, index.div(shape[fine:].numel(), rounding_mode="floor"), torch.ones_like(index, dtype=torch.bool))
+    return summary.reshape(*shape[:fine], *(1 for _ in shape[fine:]))
 
 
 @torch.no_grad()
@@ -248,8 +264,9 @@ def apply(
         order = subject.ledger.remaining
         purged = _purge_optimizers(subject, preparation, undo)
         for name, value in removal.values.items():
-            undo.callback(parameters[name].copy_, parameters[name].detach().clone())
-            parameters[name].copy_(value)
+            index = removal.moved[name]
+            undo.callback(put, parameters[name], index, take(parameters[name], index))
+            put(parameters[name], index, take(value, index))
         _replace(subject.before, removal.before, preparation.own, undo)
         for task in plan.tasks:
             remove_task_modules(subject.model, task, undo)
@@ -313,10 +330,18 @@ def _repair(subject: Subject, preparation: Preparation, purged: list[str], undo:
         subject.trajectory,
         tasks=tasks,
         compensated=preparation.plan.compensated,
-        changed=preparation.changed,
+        changed=_where(preparation.removal),
         before=subject.before,
         undo=undo,
     )
+
+
+def _where(removal: Removal) -> dict[str, Tensor]:
+    """Tensor name → bool tensor of the entries that a removal changes."""
+    result = {name: torch.zeros_like(removal.values[name], dtype=torch.bool) for name in removal.moved}
+    for name, index in removal.moved.items():
+        put(result[name], index, torch.ones_like(index, dtype=torch.bool))
+    return result
 
 
 def _hold_own(subject: Subject, undo: ExitStack) -> None:
@@ -369,10 +394,10 @@ def own_modules_only(preparation: Preparation) -> Preparation:
     """The control: what the tasks have of their own goes, every entry that tasks share stays as it is."""
     removal, gone = preparation.removal, set(preparation.plan.tasks)
     logs = {task: log for task, log in preparation.logs.items() if task not in gone}
-    untouched = Removal(removal.tasks, {}, {}, logs, {}, {task: {} for task in gone})
+    untouched = Removal(removal.tasks, {}, {}, logs, {}, {task: {} for task in gone}, {})
     nothing: dict[str, Any] = {"entries": {}, "affected": (), "compensated": (), "repaired": (), "shared": {}}
     plan = replace(preparation.plan, claim="approximate", **nothing)
-    return replace(preparation, plan=plan, removal=untouched, changed={})
+    return replace(preparation, plan=plan, removal=untouched)
 
 
 def _now() -> str:
@@ -398,7 +423,7 @@ def _purge_optimizers(subject: Subject, preparation: Preparation, undo: ExitStac
     changed = {
         id(p): ~same_bits(removal.values[name], p.detach())
         for name, p in subject.model.named_parameters()
-        if name in removal.values
+        if keeps and name in removal.values
     }
     for parameter in subject.model.parameters():
         undo.callback(setattr, parameter, "grad", parameter.grad)

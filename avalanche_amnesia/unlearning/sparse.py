@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import sys
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Protocol
 
 import numpy as np
@@ -31,6 +32,10 @@ class SparseEntries(Protocol):
     @property
     def where(self) -> Tensor:
         """Bool tensor of the tensor's shape."""
+
+    @property
+    def chosen(self) -> Tensor:
+        """The same as packed bits, or their zlib (:func:`pack`)."""
 
     @property
     def parts(self) -> Mapping[str, Tensor]:
@@ -99,11 +104,12 @@ class SparseValues:
     @property
     def values(self) -> Tensor:
         """Of the chosen entries in order, ``(k,)``."""
-        high = torch.from_numpy(expand(self.high, len(self.low)))
-        planes = torch.cat([self.low, high[:, None]], dim=1)
+        planes = np.empty((len(self.low), self.low.shape[1] + 1), dtype=np.uint8)
+        planes[:, :-1] = self.low.numpy()
+        planes[:, -1] = expand(self.high, len(self.low))
         if sys.byteorder == "big":
-            planes = planes.flip(1)
-        return planes.contiguous().reshape(-1).view(self.dtype)
+            planes = np.ascontiguousarray(planes[:, ::-1])
+        return torch.from_numpy(planes.reshape(-1)).view(self.dtype)
 
     @property
     def parts(self) -> Mapping[str, Tensor]:
@@ -147,6 +153,11 @@ def pack(where: Tensor) -> Tensor:
 def unpack(bits: Tensor, n: int) -> Tensor:
     """The ``n`` bools that :func:`pack` packed, flat."""
     return torch.from_numpy(np.unpackbits(expand(bits, -(-n // 8)), count=n).astype(bool))
+
+
+def chosen_by(entries: Sequence[SparseEntries]) -> np.ndarray:
+    """Packed bits of the entries of one tensor that any of some choices has."""
+    return reduce(np.bitwise_or, (expand(of.chosen, -(-size(of.shape) // 8)) for of in entries))
 
 
 def shrink(data: np.ndarray) -> Tensor:

@@ -16,21 +16,23 @@ its log gives back: all of the above holds with each of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas
 import torch
 from torch import Tensor
 
 from avalanche_amnesia.bits import same_bits
+from avalanche_amnesia.unlearning.entries import copied, differing, positions, put, take
 from avalanche_amnesia.unlearning.fidelity import Fidelity
 from avalanche_amnesia.unlearning.log import Log, report
 from avalanche_amnesia.unlearning.log_files import LogDirectory, TrajectoryError, read_logs, write_logs
 from avalanche_amnesia.unlearning.revision import Revision, Revisions, dropped_entries
-from avalanche_amnesia.unlearning.sparse import SparseEntries, SparseValues
+from avalanche_amnesia.unlearning.sparse import SparseEntries, SparseValues, chosen_by
 
 Readers = Mapping[int, Mapping[str, Tensor]]
 """Task → tensor name → bool tensor of the entries that it reads, and that must stay as they are."""
@@ -51,6 +53,7 @@ class Removal:
         shared: tensor name → bool tensor of the entries that keep what the tasks wrote, as others read them.
         updates: task that goes (:data:`REPAIR` for a repair) → tensor name → its update ``Δ``, float64: for copies of
             old states (an anchor, say).
+        moved: tensor name → flat index of the entries at which ``values`` differ from the values now.
     """
 
     tasks: tuple[int, ...]
@@ -59,14 +62,38 @@ class Removal:
     logs: Mapping[int, Log]
     shared: Mapping[str, Tensor]
     updates: Mapping[int, Mapping[str, Tensor]]
+    moved: Mapping[str, Tensor]
 
-    def moved(self) -> dict[str, Tensor]:
+    def written(self) -> dict[str, Tensor]:
         """Tensor name → bool tensor of the entries that the writers which go had moved."""
         result: dict[str, Tensor] = {}
         for of_task in self.updates.values():
             for name, update in of_task.items():
                 result[name] = result[name] | (update != 0) if name in result else update != 0
         return result
+
+
+class Updates(Mapping[str, Tensor]):
+    """Tensor name → a task's update ``Δ``, float64; made when it is asked for, which for most removals is never."""
+
+    def __init__(self) -> None:
+        self._parts: dict[str, tuple[Tensor, Tensor, Tensor, tuple[int, ...]]] = {}
+
+    def add(self, name: str, index: Tensor, before: Tensor, after: Tensor, shape: tuple[int, ...]) -> None:
+        """Enter a tensor: the values of the entries at flat ``index`` before the task, and those after it."""
+        self._parts[name] = index, before, after, tuple(shape)
+
+    def __getitem__(self, name: str) -> Tensor:
+        index, before, after, shape = self._parts[name]
+        result = torch.zeros(shape, dtype=torch.float64)
+        put(result, index, after.double() - before.double())
+        return result
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parts)
+
+    def __len__(self) -> int:
+        return len(self._parts)
 
 
 class Trajectory:
@@ -250,26 +277,42 @@ class Trajectory:
         values: dict[str, Tensor] = {}
         new_before: dict[str, Tensor] = {}
         shared: dict[str, Tensor] = {}
-        updates: dict[int, dict[str, Tensor]] = {task: {} for task in gone}
+        moved: dict[str, Tensor] = {}
+        updates = {task: Updates() for task in gone}
         revisions = {} if revisions is None else revisions
         changing = (*(self._logs[task] for task in gone), *revisions.values())
         for name in sorted({name for tensors in changing for name in tensors if name in current}):
             committed = current[name] if before is None or name not in before else before[name]
-            writers = [(task, self._logs[task].get(name)) for task in suffix]
-            reading = {task: reads[name].cpu().reshape(-1) for task, reads in (readers or {}).items() if name in reads}
             revised = {task: of_task[name] for task, of_task in revisions.items() if name in of_task}
+            going = chosen_by([self._logs[task][name] for task in gone if name in self._logs[task]])
+            writers = [  # where a task wrote nothing that goes it has no part in this
+                (task, entry)
+                for task in suffix
+                if (
+                    (entry := self._logs[task].get(name)) is not None
+                    and (revised or task in gone or (chosen_by([entry]) & going).any())
+                )
+                or task in revised
+            ]
+            reading = {task: reads[name].cpu().reshape(-1) for task, reads in (readers or {}).items() if name in reads}
             replayed, stays = _replay(name, committed, writers, logs, updates, reading, revised)
-            if bool(stays.any()):
+            if reading and bool(stays.any()):
                 shared[name] = stays
-            if same_bits(replayed, committed.detach().cpu()).all():
+            if revised:
+                index = positions(~same_bits(replayed, committed.detach().cpu()))
+            else:
+                index = torch.from_numpy(np.flatnonzero(np.unpackbits(going, count=committed.numel()).view(bool)))
+                index = differing(index, take(replayed, index), take(committed.cpu(), index))
+            if not len(index):
                 continue
             replayed = replayed.to(committed.device)
-            values[name] = replayed
+            values[name], moved[name] = replayed, index.to(committed.device)
             if before is not None and name in before:
                 new_before[name] = replayed
                 values[name] = moved_along(current[name], before[name], replayed)
+                moved[name] = positions(~same_bits(values[name], current[name].detach()))
         logs = {task: log.unless_same(self._logs[task]) for task, log in _without_unneeded(logs, self._merged).items()}
-        return Removal(tuple(tasks), values, new_before, logs, shared, updates)
+        return Removal(tuple(tasks), values, new_before, logs, shared, updates, moved)
 
     def values_before(self, task: int, current: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The state before a task; of entries that merged tasks alone wrote since, the state now.
@@ -355,10 +398,11 @@ def _wind_back(value: Tensor, writers: Sequence[tuple[int, SparseEntries | None]
     steps: list[_Step] = []
     for task, entry in reversed(writers):
         if entry is not None:
-            index = entry.where.reshape(-1).nonzero()[:, 0]
-            written = value[index]
-            value[index] = entry.before(written)
-            steps.append((task, entry, index, value[index], written))
+            index = positions(entry.where)
+            written = take(value, index)
+            old = entry.before(written)
+            put(value, index, old)
+            steps.append((task, entry, index, old, written))
     return steps
 
 
@@ -367,7 +411,7 @@ def _replay(
     committed: Tensor,
     writers: Sequence[tuple[int, SparseEntries | None]],
     logs: Mapping[int, Log],
-    updates: dict[int, dict[str, Tensor]],
+    updates: Mapping[int, Updates],
     reading: Mapping[int, Tensor],
     revisions: Mapping[int, Revision],
 ) -> tuple[Tensor, Tensor]:
@@ -376,46 +420,47 @@ def _replay(
     Puts the remaining writers' new values before into ``logs``. The second result marks the entries that keep what
     those writers wrote, because a remaining task reads them (``reading``: task → bool ``(n,)``).
     """
-    read = torch.zeros(committed.numel(), dtype=torch.bool)
+    read = torch.zeros(committed.numel() if reading else 0, dtype=torch.bool)
     for reads in reading.values():
         read |= reads
     stays = torch.zeros_like(read)
     handed: list[tuple[Tensor, Tensor]] = []
-    value = committed.detach().cpu().reshape(-1).clone()
+    value = copied(committed)
     nothing = _no_entries(committed)
     dropped = dropped_entries([task for task, _ in writers], revisions)
     steps = _wind_back(value, [(t, nothing if e is None and t in revisions else e) for t, e in writers])
     for task, entry, index, old, written in reversed(steps):  # and forward again without those that go
-        update = written.double() - old.double()
         if task in updates:
-            kept = read[index]
-            value[index[kept]] = written[kept]
-            stays[index[kept]] = True
-            update = torch.where(kept, 0.0, update)
-            handed.append((index[kept], old[kept]))
-            updates[task][name] = (
-                torch.zeros(committed.shape, dtype=torch.float64).flatten().index_copy(0, index, update)
-            )
-            updates[task][name] = updates[task][name].reshape(committed.shape)
+            updates[task].add(name, index, old, written, committed.shape)
+            if reading:
+                kept = read[index]
+                put(value, index[kept], written[kept])
+                stays[index[kept]] = True
+                updates[task].add(name, index, old, torch.where(kept, old, written), committed.shape)
+                handed.append((index[kept], old[kept]))
             continue
+        update = written.double() - old.double()
         if task in dropped:
             kept = ~dropped[task][index]
             if not bool(kept.all()):
                 entry = logs[task][name] = entry.restricted(~dropped[task])
             index, old, written, update = index[kept], old[kept], written[kept], update[kept]
         revised = _revised(value, revisions[task], index, update) if task in revisions else None
-        here = value[index]
+        here = take(value, index)
         unmoved = same_bits(here, old)
-        value[index] = torch.where(unmoved, written, (here.double() + update).to(here.dtype))
-        if not bool(unmoved.all()):
-            logs[task][name] = entry.rebased(here, value[index])
+        if bool(unmoved.all()):
+            put(value, index, written)
+        else:
+            new = torch.where(unmoved, written, (here.double() + update).to(here.dtype))
+            put(value, index, new)
+            logs[task][name] = entry.rebased(here, new)
         if revised is not None:
             target, ground, result = revised
             value[target] = result
             logs[task][name] = logs[task].get(name, nothing).extended(target, ground)
     for index, old in handed:
         _hand_over(name, index, old, reading, logs, nothing)
-    return value.reshape(committed.shape), stays.reshape(committed.shape)
+    return value.reshape(committed.shape), stays.reshape(committed.shape) if reading else stays
 
 
 def _revised(value: Tensor, revision: Revision, index: Tensor, update: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -242,6 +242,32 @@ def test_a_failure_in_the_middle_of_a_task_leaves_everything_and_the_training_ca
     assert strategy.unlearn([0]).tasks == (0,)
 
 
+@pytest.mark.parametrize("again", [False, True], ids=["abort", "train again"])
+@pytest.mark.parametrize("make", [amnesiac, stock])
+def test_a_failure_between_recording_a_task_and_booking_it_undoes_the_task(make, again):
+    class Late(SupervisedPlugin):
+        def after_training_exp(self, strategy, **kwargs):
+            if strategy.experience.task_label == 1:
+                raise KeyboardInterrupt
+
+    late = Late()
+    strategy = make(plugins=[late], **({"train_epochs": 1} if make is amnesiac else {"epochs": 1}))
+    strategy.train(DIGITS.train_stream[0])
+    before = bits(strategy.model)
+    with pytest.raises(KeyboardInterrupt):
+        strategy.train(DIGITS.train_stream[1])
+    assert trajectory(strategy).tasks == (0, 1)
+    if again:
+        strategy.plugins.remove(late)
+        strategy.train(DIGITS.train_stream[1])
+        assert book(strategy).ledger.remaining == (0, 1)
+        book(strategy).unlearn(strategy, [1])
+    else:
+        getattr(strategy, "abort_training", lambda: book(strategy).abort(strategy))()
+    assert bits(strategy.model) == before
+    assert trajectory(strategy).tasks == (0,) == book(strategy).ledger.remaining
+
+
 def test_the_control_that_only_books_is_all_or_nothing_too():
     fails = Fails()
     strategy = stock(unlearning=UnlearningPlugin(obey=False), plugins=[fails], epochs=1)

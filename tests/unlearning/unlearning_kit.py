@@ -30,6 +30,8 @@ def mlp() -> nn.Module:
 
 
 class ConvNet(nn.Module):
+    features = 12
+
     def __init__(self) -> None:
         super().__init__()
         self.first = nn.Conv2d(1, 6, 3, padding=1)
@@ -52,7 +54,9 @@ def amnesiac(*, net=mlp, optimizer="adam", **options: Any) -> AmnesiacHAT:
     return AmnesiacHAT(model=model, optimizer=OPTIMIZERS[optimizer](model.parameters()), **options)
 
 
-def stock(make=Naive, *, model=None, plugins=(), unlearning=None, optimizer=None, epochs=5, **options: Any) -> Any:
+def stock(
+    make=Naive, *, model=None, plugins=(), unlearning=None, recorder=None, optimizer=None, epochs=5, **options: Any
+) -> Any:
     """A stock strategy that forgets on request."""
     torch.manual_seed(0)
     model = MultiHeadModel(MLP(64, hidden=(32,), features=32)) if model is None else model
@@ -60,11 +64,10 @@ def stock(make=Naive, *, model=None, plugins=(), unlearning=None, optimizer=None
         model=model,
         optimizer=SGD(model.parameters(), lr=0.1) if optimizer is None else optimizer(model.parameters()),
         criterion=nn.CrossEntropyLoss(),
-        train_mb_size=40,
         train_epochs=epochs,
         eval_mb_size=200,
-        plugins=[SeedingPlugin(0), TrajectoryPlugin(), unlearning or UnlearningPlugin(), *plugins],
-        **{"evaluator": quiet(), **options},
+        plugins=[SeedingPlugin(0), recorder or TrajectoryPlugin(), unlearning or UnlearningPlugin(), *plugins],
+        **{"evaluator": quiet(), "train_mb_size": 40, **options},
     )
 
 
@@ -103,7 +106,7 @@ def fingerprint(strategy: Any, *stores: Any) -> Any:
                 for group in optimizer.param_groups
             ],
             "state": {names.get(id(p)): dict(entry) for p, entry in optimizer.state.items()},
-            "optimized": {name: id(p) for name, p in strategy.optimized_param_id.items()},
+            "optimized": {name: id(p) for name, p in (strategy.optimized_param_id or {}).items()},
             "logs": [
                 (t, {n: (e.chosen, e.values) for n, e in log.items()}) for t, log in recorder.trajectory.logs.items()
             ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,13 @@ from avalanche_amnesia.models import ModelError, TaskMaskedModel
 from avalanche_amnesia.training.plugins.lookup import find_plugin
 from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin, single_task
 from avalanche_amnesia.training.snapshot import StepActivity, TaskSnapshot
-from avalanche_amnesia.unlearning import RequestError, Trajectory, own_parameters, shared_statistics
+from avalanche_amnesia.unlearning import (
+    RequestError,
+    Trajectory,
+    own_parameters,
+    remove_task_modules,
+    shared_statistics,
+)
 
 
 class TrajectoryPlugin(SupervisedPlugin):
@@ -82,6 +89,20 @@ class TrajectoryPlugin(SupervisedPlugin):
         if self.snapshot is not None:
             self.snapshot.restore(strategy.model)
             self.snapshot, self._activity = None, None
+
+    @torch.no_grad()
+    def take_out(self, strategy: Any, task: int) -> None:
+        """Undo the last recorded task, as if it had never been trained."""
+        model, own = strategy.model, own_parameters(strategy.model, task)
+        shared = {name: p for name, p in model.named_parameters() if name not in own}
+        removal = self.trajectory.remove([task], {name: p.detach() for name, p in shared.items()})
+        for name, value in removal.values.items():
+            shared[name].copy_(value)
+        with ExitStack() as undo:
+            remove_task_modules(model, task, undo)
+            undo.pop_all()
+        self.trajectory.apply(removal)
+        self.trajectory.settle()
 
     def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
         """Remember the values before the task."""

@@ -177,7 +177,10 @@ class UnlearningPlugin(SupervisedPlugin):
 
     def abort(self, strategy: Any) -> None:
         """Give up a task whose training was interrupted; what its requests unlearned stays unlearned."""
-        self._trajectory(strategy).abort(strategy)
+        recorder = self._trajectory(strategy)
+        recorder.abort(strategy)
+        if self.current_task in set(recorder.trajectory.tasks) - set(self.ledger.remaining):
+            recorder.take_out(strategy, self.current_task)  # recorded, but something failed before it was booked
         self.current_task, self._saw = None, frozenset()
 
     @property
@@ -189,11 +192,16 @@ class UnlearningPlugin(SupervisedPlugin):
     # By the stream --------------------------------------------------------------------------------------------
 
     def before_training(self, strategy: Any, **kwargs: Any) -> None:
-        """Move behind all plugins but the host's last two: those that learn must have learned, and metrics seen it."""
+        """Move behind all plugins but the host's last two: those that learn must have learned, and metrics seen it.
+
+        And undo a training that was interrupted, before any plugin looks whether the task is a new one.
+        """
         last = (PeriodicEval, Clock)
         others = [plugin for plugin in strategy.plugins if plugin is not self]
         position = next((i for i, plugin in enumerate(others) if isinstance(plugin, last)), len(others))
         strategy.plugins = [*others[:position], self, *others[position:]]
+        if self.current_task is not None:
+            self.abort(strategy)
 
     def before_train_dataset_adaptation(self, strategy: Any, **kwargs: Any) -> None:
         """Check everything that can be wrong with the task and its requests; fire those that come before it."""

@@ -78,7 +78,7 @@ class PALLPlugin(SubnetPlugin):
         assert isinstance(model, SubnetModel)
         undo.callback(setattr, self.memory, "samples", self.memory.samples)
         lines = [f"memory: {self.memory.drop(gone)} samples of tasks {sorted(gone)} dropped"]
-        shared, readers = self._shared(model, removal.moved())
+        shared, readers = self._shared(model, removal.written())
         if not readers or not self.repair_steps:
             return lines
         parameters = {name: p for name, p in model.named_parameters() if name in shared}

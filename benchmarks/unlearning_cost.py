@@ -1,0 +1,117 @@
+"""What it costs to unlearn a task of a large network, and to be prepared for it.
+
+    python -m benchmarks.unlearning_cost [--network mlp|resnet18] [--tasks T] [--rounds N] [--threads N]
+
+AmnesiacHAT trains a few tasks for a few steps each. Then, medians over rounds:
+
+    plan      `strategy.plan_unlearning`: the request worked out, nothing changed
+    unlearn   `strategy.unlearn`: worked out again, and applied; a failure behind it puts the round's task back
+    hashes    of that, two SHA-256 of the whole model, for the record
+    step      a plain PyTorch step of the same network, for comparison
+    heads     preparing the last task's counterfactual heads, per world, beside one forward pass over the same samples
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+import warnings
+from collections.abc import Callable
+from statistics import median
+from typing import Any
+
+import torch
+from avalanche.core import SupervisedPlugin
+
+from avalanche_amnesia.benchmarks import task_benchmark
+from avalanche_amnesia.bits import state_hashes
+from avalanche_amnesia.training import AmnesiacHAT
+from avalanche_amnesia.training.plugins import CounterfactualPlugin, UnlearningPlugin, find_plugin
+from benchmarks.step_cost import N_CLASSES, NETWORKS, Network, masked, plain_steps
+
+
+class TakesBack(SupervisedPlugin):
+    """Fails when everything is done, so that one and the same unlearning can be timed again and again."""
+
+    on = False
+
+    def after_unlearning(self, strategy: Any, **kwargs: Any) -> None:
+        if self.on:
+            self.at = time.perf_counter()
+            raise InterruptedError
+
+
+def trained(network: Network, batch: int, steps: int, tasks: int) -> tuple[Any, TakesBack]:
+    n = batch * steps
+    x = torch.randn(n, *network.input_shape, generator=torch.Generator().manual_seed(0))
+    y = torch.arange(n) % N_CLASSES
+    benchmark = task_benchmark((x, y), (x[:batch], y[:batch]), [list(range(N_CLASSES))] * tasks)
+    takes_back = TakesBack()
+    strategy = masked(AmnesiacHAT)(network, "sgd", train_mb_size=batch, train_epochs=1, plugins=[takes_back])
+    for experience in benchmark.train_stream:
+        strategy.train(experience)
+    return strategy, takes_back
+
+
+def milliseconds(work: Callable[[], Any], rounds: int) -> float:
+    seconds = []
+    for _ in range(rounds):
+        began = time.perf_counter()
+        work()
+        seconds.append(time.perf_counter() - began)
+    return 1e3 * median(seconds)
+
+
+def unlearning(strategy: Any, takes_back: TakesBack, task: int, rounds: int) -> float:
+    takes_back.on, seconds = True, []
+    for _ in range(rounds):
+        began = time.perf_counter()
+        try:
+            strategy.unlearn([task])
+        except InterruptedError:
+            seconds.append(takes_back.at - began)
+    takes_back.on = False
+    return 1e3 * median(seconds)
+
+
+@torch.no_grad()
+def heads(strategy: Any) -> tuple[float, float, int]:
+    """Milliseconds of one forward pass over a task's samples, and of its counterfactual heads; how many those are."""
+    plugin, book = find_plugin(strategy, CounterfactualPlugin), find_plugin(strategy, UnlearningPlugin)
+    assert plugin is not None
+    assert book is not None
+    task, model = strategy.experience.task_label, strategy.model.eval()
+    x = strategy.experience.tensors[0]
+    forward = milliseconds(lambda: [model(part, task) for part in x.split(512)], 3)
+    prepared = milliseconds(lambda: plugin.prepare(strategy, task, book.ledger.unlearnable), 1)
+    return forward, prepared, len(plugin.heads[task])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--network", choices=list(NETWORKS), default="resnet18")
+    parser.add_argument("--tasks", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--threads", type=int, default=2)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    warnings.simplefilter("ignore")
+    network = NETWORKS[options.network]
+    strategy, takes_back = trained(network, network.batch, 2, options.tasks)
+    x = torch.randn(network.batch, *network.input_shape)
+    plain = plain_steps(network, "sgd", x, torch.arange(network.batch) % N_CLASSES, network.batch)
+    step = milliseconds(lambda: next(plain), options.rounds)
+    hashes = 2 * milliseconds(lambda: state_hashes(strategy.model.state_dict()), options.rounds)
+    print(f"{options.network}, {options.tasks} tasks, {options.threads} threads, medians of {options.rounds} rounds")
+    print(f"{'task':8}{'plan':>10}{'unlearn':>10}{'hashes':>10}{'step':>10}{'unlearn / step':>18}")
+    for task in (0, options.tasks - 1):
+        plan = milliseconds(lambda task=task: strategy.plan_unlearning([task]), options.rounds)
+        whole = unlearning(strategy, takes_back, task, options.rounds)
+        print(f"{task:<8}{plan:>7.0f} ms{whole:>7.0f} ms{hashes:>7.0f} ms{step:>7.0f} ms{whole / step:>18.2f}")
+    forward, prepared, n = heads(strategy)
+    print(f"heads of the last task: {prepared:.0f} ms for {n} worlds, a forward pass {forward:.0f} ms: ", end="")
+    print(f"{prepared / max(n, 1) / forward:.2f} passes per world")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,502 @@
+"""The life of a strategy, event by event, beside a model on paper of all that must be true after each of them."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+from avalanche.core import SupervisedPlugin
+from avalanche.training import EWC, Naive
+from avalanche.training.plugins import EWCPlugin
+from test_no_residue import tensors_within
+from torch import Tensor
+from unlearning_kit import OPTIMIZERS, ConvNet, amnesiac, bits, book, fingerprint, stock, trajectory
+
+from avalanche_amnesia.benchmarks import SplitDigits, UnlearningRequest, with_unlearning
+from avalanche_amnesia.bits import same_bits, tensor_hash
+from avalanche_amnesia.models import MLP, MultiHeadModel, SubnetModel, TaskMaskedModel
+from avalanche_amnesia.models.mask_storage import pack_bits
+from avalanche_amnesia.training import WSN
+from avalanche_amnesia.training.plugins import CounterfactualPlugin, TrajectoryPlugin, UnlearningPlugin, find_plugin
+from avalanche_amnesia.unlearning import RequestError, own_parameters
+from avalanche_amnesia.unlearning.sparse import SparseValues
+
+TASKS = 5
+BATCHES = 3  # of 10 samples, in one epoch
+STREAM = with_unlearning(SplitDigits(n_train=150, n_test=50), ()).train_stream
+IMAGES = [experience.tensors[0][:8] for experience in SplitDigits(n_train=150, n_test=50).test_stream]
+NETS = {"mlp": lambda: MLP(64, hidden=(12,), features=10), "conv": ConvNet}
+
+
+class InjectedError(BaseException):
+    """Raised where a test wants it; no handler of ``Exception`` catches it."""
+
+
+@contextmanager
+def injected(step: tuple[Any, Any, bool] | None) -> Iterator[None]:
+    """Let a function of a module, class or registry raise, in front of its work or behind it."""
+    if step is None:
+        yield
+        return
+    owner, name, behind = step
+    original = owner[name] if isinstance(owner, dict) else getattr(owner, name)
+
+    def fails(*args: Any, **kwargs: Any) -> None:
+        if behind:
+            original(*args, **kwargs)
+        raise InjectedError(name)
+
+    with patch.dict(owner, {name: fails}) if isinstance(owner, dict) else patch.object(owner, name, fails):
+        yield
+
+
+class Breaks(SupervisedPlugin):
+    """Raises at one of the host's events, at its n-th time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.event, self.times = "", 0
+        for event in ("before_training_exp", "before_forward", "after_update", "after_training_epoch"):
+            setattr(self, event, self._at(event))
+        for event in ("after_training_exp", "before_unlearning", "after_unlearning"):
+            setattr(self, event, self._at(event))
+
+    def _at(self, event: str) -> Callable[..., None]:
+        def hear(strategy: Any, **kwargs: Any) -> None:
+            if event == self.event:
+                self.times -= 1
+                if self.times < 0:
+                    raise InjectedError(event)
+
+        return hear
+
+
+class Marking(TrajectoryPlugin):
+    """Puts a power of two, which no other training has, in the place of every update that a task's training made."""
+
+    def __init__(self, marked: bool, **options: Any) -> None:
+        super().__init__(**options)
+        self.marked, self.n = marked, 0
+
+    @torch.no_grad()
+    def after_training_exp(self, strategy: Any, **kwargs: Any) -> None:
+        assert self.snapshot is not None
+        own = own_parameters(strategy.model, self.snapshot.task)
+        for name, parameter in strategy.model.named_parameters():
+            if self.marked and name in self.snapshot.values and name not in own:
+                old = self.snapshot.values[name]
+                parameter.copy_(torch.where(same_bits(parameter.detach(), old), old, old + 2.0 ** -(4 + self.n)))
+        self.n += 1
+        super().after_training_exp(strategy, **kwargs)
+
+
+def amnesiac_hat(trajectory: TrajectoryPlugin, **options: Any) -> Any:
+    return amnesiac(trajectory=trajectory, train_mb_size=10, train_epochs=1, **options)
+
+
+def wsn(trajectory: TrajectoryPlugin, *, net: Any, optimizer: str, plugins: Any, deadline: int | None) -> Any:
+    torch.manual_seed(0)
+    model = SubnetModel(net(), sparsity=0.4, bias="masked")
+    return WSN(
+        model=model,
+        optimizer=OPTIMIZERS[optimizer](model.parameters()),
+        trajectory=trajectory,
+        plugins=plugins,
+        deadline=deadline,
+        score_lr=0.05,
+        train_mb_size=10,
+        train_epochs=1,
+    )
+
+
+def stock_strategy(make: Any, **rest: Any) -> Any:
+    def made(trajectory: TrajectoryPlugin, *, net: Any, optimizer: str, plugins: Any, deadline: int | None) -> Any:
+        torch.manual_seed(0)
+        return stock(
+            make,
+            model=MultiHeadModel(net()),
+            optimizer=OPTIMIZERS[optimizer],
+            unlearning=UnlearningPlugin(deadline=deadline),
+            recorder=trajectory,
+            plugins=plugins,
+            epochs=1,
+            train_mb_size=10,
+            **rest,
+        )
+
+    return made
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A strategy, and what it promises beyond what all do.
+
+    Attributes:
+        make: makes the strategy around a trajectory plugin.
+        options: of the trajectory plugin.
+        protects: whether later tasks, and their unlearning, leave earlier tasks' logits as they are.
+        keeps_shared: whether an entry that a remaining task reads stays as it is, whoever trained it.
+        tolerance: of the sums of updates; 0 where marked ones are exact.
+    """
+
+    make: Callable[..., Any]
+    options: dict[str, Any] = field(default_factory=dict)
+    protects: bool = False
+    keeps_shared: bool = False
+    tolerance: float = 0.0
+
+
+def hat(**options: Any) -> Callable[..., Any]:
+    return lambda recorder, **rest: amnesiac_hat(recorder, **options, **rest)
+
+
+KINDS = {
+    "hat": Kind(hat(), protects=True),
+    "adahat": Kind(hat(adjustment="adahat", alpha=1e-2)),
+    "pools": Kind(hat(isolation="pools"), protects=True),
+    "exclusive": Kind(hat(deletion="exclusive"), protects=True, keeps_shared=True),
+    "int8": Kind(hat(adjustment="constant"), {"dtype": torch.int8}, tolerance=1e-5),
+    "disk": Kind(hat(adjustment="adahat", alpha=1e-2), {"path": "logs"}),
+    "wsn": Kind(wsn, protects=True, keeps_shared=True),
+    "naive": Kind(stock_strategy(Naive)),
+    "ewc": Kind(stock_strategy(EWC, ewc_lambda=1.0)),
+}
+
+
+class Paper:
+    """The rules of requests, written down a second time."""
+
+    def __init__(self, deadline: int | None) -> None:
+        self.deadline, self.n, self.n_requests = deadline, 0, 0
+        self.order: list[int] = []
+        self.unlearned: list[int] = []
+        self.since: dict[int, int] = {}
+        self.declared: set[int] = set()
+
+    def learn(self, task: int) -> None:
+        self.n += 1
+        self.order.append(task)
+        self.since[task] = self.n
+        if task in self.unlearned:
+            self.unlearned.remove(task)
+
+    def forget(self, tasks: Sequence[int]) -> None:
+        self.n_requests += 1
+        self.order = [task for task in self.order if task not in tasks]
+        self.unlearned += tasks
+
+    @property
+    def permanent(self) -> set[int]:
+        old = {task for task in self.order if self.deadline is not None and self.n - self.since[task] >= self.deadline}
+        return old | self.declared
+
+    @property
+    def unlearnable(self) -> list[int]:
+        return [task for task in self.order if task not in self.permanent]
+
+    def allows(self, tasks: Sequence[int]) -> bool:
+        return bool(tasks) and set(tasks) <= set(self.unlearnable) and len(set(tasks)) == len(tasks)
+
+
+@dataclass
+class Residue:
+    """What must be nowhere once a task is gone: its mask, its head and embedding, the values that it left."""
+
+    mask: Tensor | None
+    values: list[np.ndarray]
+
+    def found_in(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether a tensor is the mask, or holds more than chance's share of the values."""
+        if self.mask is not None:
+            packed = pack_bits(self.mask)
+            for tensor in tensors:
+                if tensor.shape == self.mask.shape and any(torch.equal(tensor > at, self.mask) for at in (0.0, 0.5)):
+                    return True
+                if tensor.dtype == packed.dtype and tensor.shape == packed.shape and torch.equal(tensor, packed):
+                    return True
+        held = np.unique(np.concatenate([integers(tensor) for tensor in tensors if tensor.dtype == torch.float32]))
+        return any(len(own) > 4 and np.isin(own, held).mean() > 0.25 for own in self.values)
+
+
+def integers(tensor: Tensor) -> np.ndarray:
+    """The bits of a float32 tensor's distinct values."""
+    return np.unique(tensor.detach().reshape(-1).contiguous().view(torch.int32).numpy())
+
+
+class Life(SupervisedPlugin):
+    """A strategy, its history on paper, and the checks; as one of the strategy's plugins it sees every unlearning."""
+
+    def __init__(
+        self, kind: Kind, folder: Path, *, marked: bool, net: str, optimizer: str, deadline: int | None
+    ) -> None:
+        super().__init__()
+        options = dict(kind.options)
+        self.files = folder / options["path"] if "path" in options else None
+        if self.files is not None:
+            options["path"] = self.files
+        self.kind, self.marked, self.breaks, self.paper = kind, marked, Breaks(), Paper(deadline)
+        self.strategy = kind.make(
+            Marking(marked, **options),
+            net=NETS[net],
+            optimizer=optimizer,
+            plugins=[self, self.breaks],
+            deadline=deadline,
+        )
+        heads = find_plugin(self.strategy, CounterfactualPlugin)
+        if heads is not None:
+            heads.max_sets = 3
+        with torch.no_grad():
+            for parameter in self.model.parameters():
+                parameter.copy_((parameter * 8).round() / 8 if marked else parameter)
+        self.initial = self.values()
+        self.updates: dict[int, dict[str, Tensor]] = {}
+        self.logits: dict[int, str] = {}
+        self.residue: dict[int, Residue] = {}
+        self.seen: Any = None
+        self.staged: dict[int, Residue] = {}
+
+    # What there is --------------------------------------------------------------------------------------------
+
+    @property
+    def model(self) -> Any:
+        return self.strategy.model
+
+    def live(self) -> dict[str, Tensor]:
+        """Every parameter."""
+        return {name: parameter.detach().clone() for name, parameter in self.model.named_parameters()}
+
+    def values(self) -> dict[str, Tensor]:
+        """What all tasks share, in the last state between tasks."""
+        snapshot = find_plugin(self.strategy, TrajectoryPlugin).snapshot
+        values = self.live() if snapshot is None else snapshot.values
+        return {name: values[name].clone() for name in self.live() if name.startswith("backbone.")}
+
+    def expected(self) -> dict[str, Tensor]:
+        """Initial values and the remaining tasks' updates: of a forgotten one the coefficient is 0."""
+        result = {name: value.double() for name, value in self.initial.items()}
+        for task in self.paper.order:
+            for name, update in self.updates[task].items():
+                result[name] = result[name] + update
+        return result
+
+    def owned(self) -> dict[str, Tensor]:
+        """Parameter → entries that some remaining task's mask covers."""
+        result = {name: torch.zeros_like(value, dtype=torch.bool) for name, value in self.initial.items()}
+        for masks in self.model.masks.values():
+            for name, use in self.model.graph.parameter_use(masks).items():
+                result[f"backbone.{name}"] |= (use > 0).expand_as(result[f"backbone.{name}"])
+        return result
+
+    def look(self) -> Any:
+        """Everything that must stay where nothing may happen."""
+        index = None if self.files is None else self.files / "index.json"
+        ewc, heads = find_plugin(self.strategy, EWCPlugin), find_plugin(self.strategy, CounterfactualPlugin)
+        stores = [
+            ewc and [dict(ewc.saved_params), dict(ewc.importances)],
+            heads and [dict(heads.sources), {t: {w: vars(h) for w, h in of.items()} for t, of in heads.heads.items()}],
+            index and index.exists() and index.read_bytes(),
+        ]
+        return [part for part in fingerprint(self.strategy, stores) if part[0] != "current"]
+
+    @torch.no_grad()
+    def answers(self) -> dict[int, str]:
+        """Hash of the logits of every remaining task."""
+        was = self.model.training
+        self.model.eval()
+        result = {task: tensor_hash(self.model(IMAGES[task], task)) for task in self.paper.order}
+        self.model.train(was)
+        return result
+
+    # Events ---------------------------------------------------------------------------------------------------
+
+    def train(self, task: int, request: UnlearningRequest | None, step: Any, breaks: tuple[str, int] | None) -> None:
+        """Train a task, with a request of the stream and something that goes wrong, maybe."""
+        experience, before, self.seen = STREAM[task], self.look(), None
+        legal = task not in self.paper.order and (request is None or self._allows(task, request))
+        experience.requests = () if request is None else (request,)
+        self.breaks.event, self.breaks.times = breaks or ("", 0)
+        try:
+            with injected(step):
+                self.strategy.train(experience)
+            assert legal
+        except InjectedError:
+            if self.seen is not None and not book(self.strategy).records[self.paper.n_requests :]:
+                assert self.look() == self.seen
+        except ValueError:
+            assert not legal
+            assert self.look() == before
+            return
+        finally:
+            self.breaks.event, experience.requests = "", ()
+        obeyed = self._settle()
+        if book(self.strategy).current_task is not None:
+            with pytest.raises(RequestError, match="interrupted"):
+                book(self.strategy).unlearn(self.strategy, [task])
+            give_up = getattr(self.strategy, "abort_training", lambda: book(self.strategy).abort(self.strategy))
+            give_up()
+            self.logits = self.answers() if obeyed else self.logits
+        self._note()
+        self.check()
+
+    def _allows(self, task: int, request: UnlearningRequest) -> bool:
+        paper = deepcopy(self.paper)
+        if request.when == "after":
+            paper.learn(task)
+        return paper.allows(request.tasks)
+
+    def request(self, tasks: Sequence[int], step: Any, breaks: tuple[str, int] | None) -> None:
+        """Plan and unlearn."""
+        plugin, before, self.seen = book(self.strategy), self.look(), None
+        if not self.paper.allows(tasks):
+            for ask in (plugin.plan, plugin.unlearn):
+                with pytest.raises(RequestError):
+                    ask(self.strategy, tasks)
+                assert self.look() == before
+            return
+        plan = plugin.plan(self.strategy, tasks)
+        assert self.look() == before
+        self.breaks.event, self.breaks.times = breaks or ("", 0)
+        try:
+            with injected(step):
+                assert plugin.unlearn(self.strategy, tasks).plan == plan
+        except InjectedError:
+            assert self.look() == before
+            assert plugin.plan(self.strategy, tasks) == plan
+        finally:
+            self.breaks.event = ""
+        self._settle()
+        self.check()
+
+    def mark_permanent(self, tasks: Sequence[int]) -> None:
+        """Declare tasks permanent."""
+        if set(tasks) <= set(self.paper.order):
+            self.paper.declared |= set(tasks)
+            book(self.strategy).mark_permanent(tasks)
+        else:
+            before = self.look()
+            with pytest.raises(RequestError):
+                book(self.strategy).mark_permanent(tasks)
+            assert self.look() == before
+        self.check()
+
+    def evaluate(self) -> None:
+        """Evaluate, which changes nothing."""
+        before = self.look()
+        self.strategy.eval([STREAM[task] for task in self.paper.order])
+        assert self.look() == before
+        self.check()
+
+    # Around an unlearning -------------------------------------------------------------------------------------
+
+    def before_unlearning(self, strategy: Any, **kwargs: Any) -> None:
+        """Look at everything, in front of the first change."""
+        self._note()
+        self.seen = self.look()
+        self.had = self.live(), self.values(), self.answers(), bits(self.model)
+        self.residue_of = {task: self._residue(task) for task in book(strategy).current.tasks}
+
+    def after_unlearning(self, strategy: Any, **kwargs: Any) -> None:
+        """Compare what was done with plan and record; it can still be taken back."""
+        live, values, answers, hashes = self.had
+        plan, record = book(strategy).current, book(strategy).records[-1]
+        gone, now, state = plan.tasks, self.live(), bits(self.model)
+        assert record.plan == plan
+        assert record.remaining == tuple(task for task in self.paper.order if task not in gone)
+        moved = {name: int((~same_bits(value, live[name])).sum()) for name, value in now.items()}
+        refitted = frozenset().union(*(own_parameters(self.model, task) for task in plan.compensated))
+        assert dict(plan.entries) == {name: count for name, count in moved.items() if count and name not in refitted}
+        changed = {name for name in hashes.keys() | state.keys() if hashes.get(name) != state.get(name)}
+        assert [(c.name, c.before, c.after) for c in record.changes] == [
+            (name, hashes.get(name), state.get(name)) for name in sorted(changed)
+        ]
+        assert set(hashes) - set(state) == set(plan.removed)
+        with self._without(gone):
+            after = self.answers()
+            for task in self.paper.order:
+                if self._untouched(task, gone, record):
+                    assert after[task] == answers[task], (task, gone)
+        if self.kind.keeps_shared:
+            owned = self.owned()
+            for name, value in self.values().items():
+                assert torch.equal(value[owned[name]], values[name][owned[name]]), name
+        for task in gone:
+            own = self.residue_of.pop(task)
+            left = [live[name][~same_bits(value, live[name])] for name, value in now.items()]
+            own.values += [] if self.marked else [integers(torch.cat(left))]
+            self.staged[task] = own
+
+    def _untouched(self, task: int, gone: Sequence[int], record: Any) -> bool:
+        later = all(self.paper.since[other] > self.paper.since[task] for other in gone)
+        return task not in record.affected or self.kind.keeps_shared or (self.kind.protects and later)
+
+    @contextmanager
+    def _without(self, gone: Sequence[int]) -> Iterator[None]:
+        order, self.paper.order = self.paper.order, [task for task in self.paper.order if task not in gone]
+        yield
+        self.paper.order = order
+
+    def _residue(self, task: int) -> Residue:
+        own = [parameter for module in self.model.task_modules(task) for parameter in module.parameters()]
+        masked = isinstance(self.model, TaskMaskedModel)
+        if hasattr(self.model, "task_embedding"):
+            own.append(self.model.task_embedding(task))
+        return Residue(self.model.binary_mask(task) if masked else None, [integers(parameter) for parameter in own])
+
+    def _settle(self) -> bool:
+        """Enter what was unlearned for good, if anything was."""
+        records = book(self.strategy).records[self.paper.n_requests :]
+        for record in records:
+            self.paper.forget(record.tasks)
+            self.residue |= {task: self.staged[task] for task in record.tasks}
+            self.updates = {task: update for task, update in self.updates.items() if task not in record.tasks}
+            self.logits = self.answers()
+        self.staged = {}
+        return bool(records)
+
+    def _note(self) -> None:
+        """Enter a task whose training has come to its end."""
+        for task in book(self.strategy).ledger.remaining:
+            if task in self.paper.order:
+                continue
+            earlier = self.logits
+            self.paper.learn(task)
+            self.residue.pop(task, None)  # it is there again, by right
+            self.logits = self.answers()
+            if self.kind.protects:
+                assert {t: a for t, a in self.logits.items() if t != task} == earlier
+            self.updates[task] = {}
+            base = self.expected()
+            self.updates[task] = {name: value.double() - base[name] for name, value in self.values().items()}
+
+    # What must be true between events -------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """All that holds between two events."""
+        ledger, paper = book(self.strategy).ledger, self.paper
+        assert ledger.remaining == tuple(paper.order) == trajectory(self.strategy).tasks
+        assert (ledger.unlearned, ledger.unlearnable) == (tuple(paper.unlearned), tuple(paper.unlearnable))
+        assert (ledger.permanent, ledger.n_trained) == (paper.permanent, paper.n)
+        assert set(self.model.tasks) == set(paper.order) == {int(t) for t in self.model.known_train_tasks_labels}
+        assert self.answers() == self.logits
+        values, expected = self.values(), self.expected()
+        if isinstance(self.model, TaskMaskedModel):
+            assert set(self.model.masks) == set(paper.order)
+            for name, owned in self.owned().items():
+                assert bool(same_bits(values[name], self.initial[name])[~owned].all()), name
+        if not self.kind.keeps_shared:
+            tolerance = self.kind.tolerance if self.marked else 1e-5
+            for name, value in values.items():
+                assert float((value.double() - expected[name]).abs().max()) <= tolerance, name
+        reachable = [self.strategy.optimizer, getattr(self.strategy, "optimized_param_id", None), self.model]
+        reachable += [p for p in self.strategy.plugins if p not in (self, self.breaks, self.strategy.evaluator)]
+        tensors = tensors_within(reachable)
+        for log in trajectory(self.strategy).logs.values():
+            tensors += [entry.values for entry in log.values() if isinstance(entry, SparseValues)]
+        for task, residue in self.residue.items():
+            assert not residue.found_in(tensors), f"task {task} left a trace"
