@@ -216,7 +216,9 @@ def _without(model: TaskMaskedModel, trajectory: Trajectory, gone: Collection[in
 
 def _features(model: TaskMaskedModel, x: Tensor, task: int, mb_size: int) -> tuple[Tensor, dict[str, Tensor]]:
     """Features in the world that the backbone is in, and the running statistics that the task's norms have there."""
-    device = next(model.parameters()).device
+    like = next(p for p in model.parameters() if p.is_floating_point())
+    x = x.to(like.dtype) if x.is_floating_point() else x
+    device = like.device
     mask, parts = model.binary_mask(task), deepcopy(model.task_parts(task))
     with evaluating(model):
         norms = running_norms(parts)
@@ -224,6 +226,7 @@ def _features(model: TaskMaskedModel, x: Tensor, task: int, mb_size: int) -> tup
             batches = (part.to(device) for part in x.split(mb_size)[:_STATISTICS_BATCHES] if len(part) > 1)
             retake(norms, batches, lambda part: model.masked_features(part, mask, parts))
         features = torch.cat([model.masked_features(part.to(device), mask, parts) for part in x.split(512)])
+    features = features.to(torch.promote_types(features.dtype, torch.float32))  # no half can be whitened
     return features, dict(parts.named_buffers()) if parts is not None and norms else {}
 
 
