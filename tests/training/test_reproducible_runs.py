@@ -272,7 +272,7 @@ def test_an_interrupted_task_can_be_trained_again(kind, event, at, abort):
     reached["state"] = state(strategy.model)
     with pytest.raises(Stop):
         strategy.train(benchmark.train_stream[1])
-    if event == "after_training_exp":  # the masked plugins had finished: the task is trained
+    if event == "after_training_exp" and kind is HAT:  # nothing but the mask makes a task here, and that is finished
         assert strategy.model.tasks == (0, 1)
         strategy.train(benchmark.train_stream[2])
     else:
