@@ -18,6 +18,8 @@ import torch
 from matplotlib.figure import Figure
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 from torch.optim import Adam
 
 from avalanche_amnesia.benchmarks import PermutedMNIST, with_unlearning
@@ -57,16 +59,15 @@ ADAHAT_ROWS = ["nothing", "delete", "draft", "rate", "backup-before", "counterfa
 ADAHAT_ROWS += ["repair-sequential_adahat", "counterfactual+repair-joint", "pools"]
 ROWS = HAT_ROWS | {f"adahat-{name}": HAT_ROWS[name] | {"adjustment": "adahat"} for name in ADAHAT_ROWS}
 COLUMNS = {
-    "accuracy": "mean accuracy of the remaining tasks, in per cent",
-    "difference": "AD after each request: their accuracy minus that of the model that never forgot, in points",
-    "jsd": "JSD to the retrained model on the forgotten tasks' data, through the masks they had, in bits",
-    "jsd_order": "the same between two retrained models: another data order",
-    "jsd_seed": "the same between two retrained models: another seed",
-    "old_head": "accuracy on the forgotten tasks through the head and mask they had, in per cent; retrained model's",
-    "few_shot": f"accuracy there of a linear probe fitted to {SHOTS} samples per class; retrained model's",
-    "membership": "AUC of telling their training images from test images by the old head's loss; retrained model's",
-    "seconds": "to unlearn, mean of the three requests",
-    "trajectory": "KiB of recorded updates at the end",
+    "accuracy": "mean of the remaining tasks, in per cent",
+    "AD": "after each of the three requests: that accuracy minus that of the model that never forgot, in points",
+    "JSD": "from the retrained model, on the forgotten tasks' data through the masks they had, in bits (floors: "
+    "between retrained models of another data order, of another seed)",
+    "old head": "accuracy on the forgotten tasks through the head and mask they had, in per cent",
+    "few-shot": f"accuracy there of a linear probe fitted to {SHOTS} samples per class",
+    "membership": "AUC of telling their training images from test images by the old head's loss",
+    "seconds": "to unlearn, mean of the three requests; to retrain once",
+    "KiB": "of recorded updates at the end",
     "claim": "of the last record; *bits* where all bits equal the retrained model's",
 }
 
@@ -160,7 +161,8 @@ class Laboratory:
     def few_shot(self, model, task, probe):
         (x, y), (x_test, y_test) = self.train[task], self.test[task]
         shots = torch.cat([(y == label).nonzero()[:SHOTS, 0] for label in y.unique()])
-        classifier = LogisticRegression(max_iter=1000).fit(features_of(model, x[shots], probe.mask), y[shots])
+        classifier = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000))
+        classifier.fit(features_of(model, x[shots], probe.mask), y[shots])
         return float(classifier.score(features_of(model, x_test, probe.mask), y_test))
 
     @torch.no_grad()
@@ -193,48 +195,45 @@ def load(path, settings):
     return found
 
 
-def cells(rows):
+def cells(name, rows):
     """A row of the table, from its seeds."""
 
-    def average(name, scale=1.0):
-        return scale * mean(row[name] for row in rows)
+    def average(measure):
+        return mean(row[measure] for row in rows)
 
-    def beside(name):
-        return f"{average(name, 100):.1f} ({average(name + '_retrained', 100):.1f})"
+    def per_cent(measure):
+        return f"{100 * average(measure):.1f} ({100 * average(measure + '_retrained'):.1f})"
 
     spread = 100 * stdev(row["accuracy"] for row in rows) if len(rows) > 1 else 0.0
     by_request = [100 * mean(moment) for moment in zip(*(row["difference"] for row in rows), strict=True)]
+    claim = rows[0]["claim"] + (", bits" if all(row["same_bits"] for row in rows) else "")
     return [
-        f"{average('accuracy', 100):.2f} ± {spread:.2f}",
+        f"{100 * average('accuracy'):.2f} ± {spread:.2f} ({100 * average('accuracy_retrained'):.2f})",
         " / ".join(f"{value:+.2f}" for value in by_request),
-        *(f"{average(name):.3f}" for name in ("jsd", "jsd_order", "jsd_seed")),
-        beside("old_head"),
-        beside("few_shot"),
+        f"{average('jsd'):.3f} ({average('jsd_order'):.3f}, {average('jsd_seed'):.3f})",
+        per_cent("old_head"),
+        per_cent("few_shot"),
         f"{average('membership'):.3f} ({average('membership_retrained'):.3f})",
-        f"{average('seconds'):.3f}",
+        f"{average('seconds'):.3f} ({average('seconds_retrain'):.1f})",
         f"{average('trajectory') / 1024:.0f}",
-        rows[0]["claim"] + (", bits" if all(row["same_bits"] for row in rows) else ""),
+        "–" if "obey" in ROWS[name] else claim,
     ]
 
 
 def table(by_row, settings, seeds):
-    lines = ["# What each part of an unlearning does", ""]
-    lines += [
-        f"Permuted MNIST, {N_TASKS} tasks of {settings['n_train']} training images, requests {REQUESTS}, deadline"
+    lines = [
+        "# What each part of an unlearning does",
+        "",
+        f"Permuted MNIST, {N_TASKS} tasks of {settings['n_train']} training images; requests {REQUESTS}, deadline",
+        f"{DEADLINE}; MLP 784-256-100-64, Adam 1e-3, {settings['epochs']} epochs, batch 128,",
+        f"`sparsity_weight={settings['sparsity_weight']}, s_max={settings['s_max']}`. Mean of seeds {seeds}.",
+        "In brackets: the retrained model.",
+        "",
+        *(f"* {name}: {meaning}" for name, meaning in COLUMNS.items()),
+        "",
     ]
-    lines += [f"{DEADLINE}; MLP 784-256-100-64, Adam 1e-3, {settings['epochs']} epochs, batch 128, `sparsity_weight="]
-    lines[-1] += f"{settings['sparsity_weight']}`,"
-    lines += [
-        f"`s_max={settings['s_max']}`; mean of seeds {seeds}. In brackets: the same attack on the retrained model."
-    ]
-    lines += [""] + [f"* {name}: {meaning}" for name, meaning in COLUMNS.items()] + [""]
     lines += ["| row | " + " | ".join(COLUMNS) + " |", "|---" * (len(COLUMNS) + 1) + "|"]
-    lines += [f"| {name} | " + " | ".join(cells(rows)) + " |" for name, rows in by_row.items()]
-    for rule, name in (("HAT", "delete"), ("AdaHAT", "adahat-delete"), ("pools", "pools")):
-        if name in by_row:
-            retrained = 100 * mean(row["accuracy_retrained"] for row in by_row[name])
-            seconds = mean(row["seconds_retrain"] for row in by_row[name])
-            lines += ["", f"Retrained ({rule}): accuracy {retrained:.2f}, {seconds:.1f} seconds."]
+    lines += [f"| {name} | " + " | ".join(cells(name, rows)) + " |" for name, rows in by_row.items()]
     return "\n".join(lines) + "\n"
 
 
@@ -246,15 +245,22 @@ def figure(by_row):
     colours = ["tab:orange" if name.startswith("adahat") else "tab:blue" for name in names]
     measured = [
         ("accuracy of remaining tasks\nminus never forgot (points)", lambda row: 100 * row["difference"][-1], None),
-        ("JSD to the retrained model (bits)\nblack: two retrained models", lambda row: row["jsd"], "jsd_seed"),
-        ("old head on forgotten tasks (%)\nblack: on the retrained model", lambda row: 100 * row["old_head"], "old"),
+        (
+            "JSD from the retrained model (bits)\nblack: another seed's",
+            lambda row: row["jsd"],
+            lambda row: row["jsd_seed"],
+        ),
+        (
+            "old head on forgotten tasks (%)\nblack: on the retrained model",
+            lambda row: 100 * row["old_head"],
+            lambda row: 100 * row["old_head_retrained"],
+        ),
     ]
-    for ax, (title, value, mark) in zip(panels, measured, strict=True):
+    for ax, (title, value, floor) in zip(panels, measured, strict=True):
         ax.barh(names, [mean(map(value, rows)) for rows in by_row.values()], color=colours, alpha=0.75)
         for place, rows in enumerate(by_row.values()):
             ax.plot([value(row) for row in rows], [place] * len(rows), ".", color="0.25", markersize=4)
-            if mark is not None:
-                floor = (lambda row: row["jsd_seed"]) if mark == "jsd_seed" else lambda r: 100 * r["old_head_retrained"]
+            if floor is not None:
                 ax.plot([mean(map(floor, rows))] * 2, [place - 0.42, place + 0.42], color="black", linewidth=1.8)
         ax.set_xlabel(title, fontsize=9)
         ax.grid(axis="x", alpha=0.3)

@@ -14,10 +14,9 @@ from avalanche_amnesia.training.pools import pool
 SIZES = {"layer 1": 15, "layer 2": 10, "features": 10}
 TASKS, PERMANENT, SHOWN = 5, 2, 3
 COLOURS = ["tab:blue", "tab:purple", "tab:green", "tab:orange", "tab:brown"]
-LABELS = {
-    PERMANENT: "task 2's pool, permanent:\nread by the task,\nnever written",
-    SHOWN: "task 3's pool:\nwritten and read",
-}
+LABELS = [f"task {task}'s pool: closed to task {SHOWN}" for task in range(TASKS)]
+LABELS[PERMANENT] = f"task {PERMANENT}'s pool, permanent:\nread by task {SHOWN}, never written"
+LABELS[SHOWN] = f"task {SHOWN}'s pool:\nwritten and read"
 
 
 def places():
@@ -41,19 +40,13 @@ def draw():
                 ax.plot([x, x + 1], [left, right], color=COLOURS[source], linewidth=0.8, alpha=0.7, zorder=1)
     for x, (name, slots) in enumerate(zip(SIZES, layers, strict=True)):
         for slot, heights in enumerate(slots):
+            alpha = 1 if slot in (PERMANENT, SHOWN) else 0.3
             for y in heights:
-                ax.add_patch(Circle((x, y), 0.026, color=COLOURS[slot], alpha=1 if slot in LABELS else 0.3, zorder=2))
+                ax.add_patch(Circle((x, y), 0.026, color=COLOURS[slot], alpha=alpha, zorder=2))
         ax.text(x, 1.06, name, ha="center")
     for slot in range(TASKS):
         y = sum(layers[-1][slot]) / len(layers[-1][slot])
-        ax.text(
-            2.12,
-            y,
-            LABELS.get(slot, f"task {slot}'s pool: closed to task 3"),
-            va="center",
-            color=COLOURS[slot],
-            fontsize=9,
-        )
+        ax.text(2.12, y, LABELS[slot], va="center", color=COLOURS[slot], fontsize=9)
     ax.set(xlim=(-0.2, 3.3), ylim=(-0.03, 1.14))
     ax.axis("off")
     return figure
