@@ -1,6 +1,7 @@
 """How strong the sparsity and how hard the gate: AmnesiacHAT's settings, on several streams.
 
-    python experiments/mask_settings.py --root DATA --output experiments/results/mask_settings
+    python experiments/mask_settings.py --root DATA
+    python experiments/mask_settings.py --root DATA --streams "permuted MNIST, full" --sparsity-weight 0.3  # adds
 
 Each run learns five tasks without a request, then unlearns the task in second place with the default compensation.
 """
@@ -23,6 +24,7 @@ from avalanche_amnesia.training import AmnesiacHAT
 
 STREAMS = {
     "permuted MNIST": (PermutedMNIST, {"n_train": 6000, "n_test": 5000}, {"train_mb_size": 128, "train_epochs": 2}),
+    "permuted MNIST, full": (PermutedMNIST, {}, {"train_mb_size": 128, "train_epochs": 2}),
     "split MNIST": (SplitMNIST, {"n_train": 12000, "n_test": 5000}, {"train_mb_size": 128, "train_epochs": 2}),
     "permuted digits": (PermutedDigits, {}, {"train_mb_size": 32, "train_epochs": 10}),
     "split digits": (SplitDigits, {}, {"train_mb_size": 32, "train_epochs": 10}),
@@ -65,19 +67,21 @@ def run(stream, settings, seed, root):
 
 
 def table(results):
-    lines = ["# Sparsity and gate of AmnesiacHAT", "", "MLP *d*-256-100-64, Adam 1e-3, five tasks; in per cent,"]
-    lines += [f"mean of seeds {sorted({row['seed'] for row in results})}; the request names the second task.", ""]
+    lines = ["# Sparsity and gate of AmnesiacHAT", "", "MLP *d*-256-100-64, Adam 1e-3, five tasks; means in per cent."]
+    lines += ["The request names the second task.", ""]
     lines += [f"* {name}: {meaning}" for name, meaning in COLUMNS.items()]
-    for stream in dict.fromkeys(row["stream"] for row in results):
-        lines += ["", f"## {stream.capitalize()}", "", "| " + " | ".join([*GRID, *COLUMNS]) + " |"]
-        lines.append("|---" * (len(GRID) + len(COLUMNS)) + "|")
-        for values in product(*GRID.values()):
-            settings = dict(zip(GRID, values, strict=True))
-            rows = [r for r in results if r["stream"] == stream and r["settings"] == settings]
-            if rows:
-                cells = [f"{value:g}" for value in values]
-                cells += [f"{100 * mean(row[name] for row in rows):.2f}" for name in COLUMNS]
-                lines.append("| " + " | ".join(cells) + " |")
+    for stream in STREAMS:
+        rows = [row for row in results if row["stream"] == stream]
+        if not rows:
+            continue
+        seeds = sorted({row["seed"] for row in rows})
+        lines += ["", f"## {stream[0].upper() + stream[1:]} (seeds {seeds})", ""]
+        lines += ["| " + " | ".join([*GRID, *COLUMNS]) + " |", "|---" * (len(GRID) + len(COLUMNS)) + "|"]
+        for values in sorted({tuple(row["settings"].values()) for row in rows}):
+            of_values = [row for row in rows if tuple(row["settings"].values()) == values]
+            cells = [f"{value:g}" for value in values]
+            cells += [f"{100 * mean(row[name] for row in of_values):.2f}" for name in COLUMNS]
+            lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
 
@@ -86,16 +90,19 @@ def main():
     parser.add_argument("--root", default=None, help="data root (or the variable AMNESIA_DATA)")
     parser.add_argument("--streams", nargs="+", choices=STREAMS, default=list(STREAMS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1])
-    parser.add_argument("--output", type=Path, required=True, help="writes OUTPUT.json and OUTPUT.md")
+    for name, values in GRID.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=float, nargs="+", default=values)
+    parser.add_argument("--output", type=Path, default=Path("experiments/results/mask_settings"))
     options = parser.parse_args()
     torch.set_num_threads(1)
-    results = []
-    for stream, seed, values in product(options.streams, options.seeds, product(*GRID.values())):
-        settings = dict(zip(GRID, values, strict=True))
-        results.append({"stream": stream, "settings": settings, "seed": seed})
-        results[-1] |= run(stream, settings, seed, options.root)
-        print(results[-1], flush=True)
-        options.output.with_suffix(".json").write_text(json.dumps(results, indent=1) + "\n")
+    found = options.output.with_suffix(".json")
+    results = json.loads(found.read_text()) if found.exists() else []
+    for stream, seed, values in product(options.streams, options.seeds, product(*(vars(options)[n] for n in GRID))):
+        what = {"stream": stream, "settings": dict(zip(GRID, values, strict=True)), "seed": seed}
+        row = what | run(stream, what["settings"], seed, options.root)
+        print(row, flush=True)
+        results = [other for other in results if not what.items() <= other.items()] + [row]
+        found.write_text(json.dumps(results, indent=1) + "\n")
         options.output.with_suffix(".md").write_text(table(results))
 
 
