@@ -249,15 +249,20 @@ class MaskedModel(TaskMaskedModel):
         return self._fresh_own().train(self.training) if parts is None else parts
 
     @torch.no_grad()
-    def _settle_own(self, task: int) -> None:
-        """End the learning of a task's norms; outside its mask they return to their initial values."""
-        own, fresh = self.own[str(task)], self._fresh_own()
-        assert isinstance(own, OwnModules)
-        own.learning = False
-        own.train(False)
+    def settle_parts(self, parts: nn.Module, task: int) -> None:
+        """End the learning of a task's norms; outside its mask they return to their initial values.
+
+        Args:
+            parts: what the task has of its own (:meth:`task_parts`), or a copy of it.
+            task: its label; its mask is binary by now.
+        """
+        assert isinstance(parts, OwnModules)
+        fresh = self._fresh_own()
+        parts.learning = False
+        parts.train(False)
         use = self.graph.sets.use(self._binary.get(task).float())
         for name, spec in self.backbone.owned.items():
-            mine, template = own[name], fresh[name]
+            mine, template = parts[name], fresh[name]
             if isinstance(mine, TaskNorm) and isinstance(template, TaskNorm):
                 mine.keep(template, None if spec.sets is None else use[spec.sets.to(use.device)])
 
@@ -288,7 +293,7 @@ class MaskedModel(TaskMaskedModel):
         self._binary.put(task, self._open_units())
         self._embeddings.put(task, embedding)
         if str(task) in self.own:
-            self._settle_own(task)
+            self.settle_parts(self.own[str(task)], task)
         self._end_training()
 
     def drop_current_task(self) -> None:
@@ -349,6 +354,11 @@ class MaskedModel(TaskMaskedModel):
         for leaf in self._gate_leaves.values():
             leaf.grad = None
         return self.gate
+
+    @property
+    def gate_leaves(self) -> Mapping[str, Tensor]:
+        """The open gate's layers, which collect gradients; empty while no task is in training."""
+        return MappingProxyType(self._gate_leaves)
 
     def gate_gradient(self) -> Tensor:
         """``∂loss/∂a`` of the open gate, ``(n_units,)``; zero for layers that no backward pass reached."""

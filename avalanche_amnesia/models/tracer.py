@@ -8,6 +8,7 @@ plain operations, so that every one of their weights is seen.
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import operator
 from collections.abc import Callable, Collection
@@ -32,11 +33,15 @@ class BackboneTracer(fx.Tracer):
 
     Args:
         leaves: names of further modules that stay whole.
+
+    Attributes:
+        failed_in: name of the innermost module whose forward could not be traced; empty: the backbone's own.
     """
 
     def __init__(self, leaves: Collection[str] = ()) -> None:
         super().__init__()
         self.leaves = frozenset(leaves)
+        self.failed_in = ""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         """Whether a module stays one node of the graph."""
@@ -54,8 +59,12 @@ class BackboneTracer(fx.Tracer):
         """Trace a module through its decomposition, where it has one."""
         decomposed = DECOMPOSED.get(type(m))
         if decomposed is not None and self.path_of_module(m) not in self.leaves:
-            return super().call_module(m, lambda *a, **k: decomposed(m, *a, **k), args, kwargs)
-        return super().call_module(m, forward, args, kwargs)
+            forward = functools.partial(decomposed, m)
+        try:
+            return super().call_module(m, forward, args, kwargs)
+        except Exception:
+            self.failed_in = self.failed_in or self.path_of_module(m)
+            raise
 
 
 # A subclass with another name and the same forward is the same layer.
@@ -94,13 +103,17 @@ def trace_modes(backbone: nn.Module, leaves: Collection[str]) -> Traces:
     constants: dict[str, Tensor] = {}
     graphs: dict[bool, fx.Graph] = {}
     for training in (True, False):
+        tracer = BackboneTracer(leaves)
         try:
-            graphs[training] = BackboneTracer(leaves).trace(twin.train(training), _other_arguments(twin))
+            graphs[training] = tracer.trace(twin.train(training), _other_arguments(twin))
         except Exception as error:  # torch.fx raises whatever the model's own code raises on a proxy
+            name = tracer.failed_in
+            kind = f"{type(twin.get_submodule(name)).__name__} {name!r} of " if name else ""
             raise ModelError(
-                f"{type(backbone).__name__} can't be traced by torch.fx ({error}). Take data-dependent control flow "
-                "out of forward, or declare the module that holds it: MaskedModel(backbone, frozen=['its name']) "
-                "(trained by the first task alone) or task_owned=['its name'] (a copy per task)"
+                f"{kind}{type(backbone).__name__} can't be traced by torch.fx ({error}). Take data-dependent control "
+                "flow out of its forward, or declare the module that holds it: "
+                f"MaskedModel(backbone, frozen=[{name or 'its name'!r}]) (trained by the first task alone) or "
+                f"task_owned=[{name or 'its name'!r}] (a copy per task)"
             ) from error
         _check_buffers(backbone, twin)
         registered = dict((*twin.named_parameters(remove_duplicate=False), *twin.named_buffers(remove_duplicate=False)))

@@ -1,4 +1,4 @@
-"""The command line: ``amnesia demo`` (or ``python -m avalanche_amnesia demo``)."""
+"""The command line: ``amnesia demo``, ``amnesia audit`` (or ``python -m avalanche_amnesia demo``)."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -17,7 +18,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: the words behind the program's name; those it was called with by default.
 
     Returns:
-        The exit status: 0, or 2 for input that can't be used.
+        The exit status: 0; 2 for input that can't be used; of an audit 1 for residue, and 3 where none was found but
+        some files can't be looked into.
     """
     parser = argparse.ArgumentParser(prog="amnesia", description="Continual learning that can forget on request.")
     commands = parser.add_subparsers(dest="command", required=True)
@@ -26,14 +28,40 @@ def main(arguments: Sequence[str] | None = None) -> int:
     demo.add_argument("--data-root", default=None, help="run on MNIST below this folder instead of the embedded digits")
     demo.add_argument("--seed", type=int, default=0)
     demo.add_argument("--epochs", type=int, default=None, help="per task (20 on digits, 2 on MNIST)")
+    _add_audit(commands)
     options = parser.parse_args(arguments)
     os.environ.setdefault("WANDB_SILENT", "true")
     warnings.filterwarnings("ignore", category=UserWarning, module="avalanche")
-    from avalanche_amnesia.runs.demo import run_demo  # the host takes seconds to import: not for --help
-
     try:
-        run_demo(options.out, data_root=options.data_root, seed=options.seed, epochs=options.epochs)
+        return _audit(options) if options.command == "audit" else _demo(options)
     except (OSError, ValueError) as error:
         sys.stderr.write(f"amnesia: {error}\n")
         return 2
+
+
+def _demo(options: argparse.Namespace) -> int:
+    from avalanche_amnesia.runs.demo import run_demo  # the host takes seconds to import: not for --help
+
+    run_demo(options.out, data_root=options.data_root, seed=options.seed, epochs=options.epochs)
     return 0
+
+
+def _add_audit(commands: Any) -> None:
+    audit = commands.add_parser("audit", help="look through files for what is left of unlearned tasks")
+    audit.add_argument("path", type=Path, metavar="DIRECTORY", help="folder (or file) to look through")
+    audit.add_argument("--record", type=Path, required=True, help="JSON file of the unlearning, signed or not")
+    audit.add_argument("--public-key", type=Path, default=None, help="PEM file of the record's signer, to verify it")
+
+
+def _audit(options: argparse.Namespace) -> int:
+    from avalanche_amnesia.unlearning import UnlearningRecord, audit, verify
+
+    if options.public_key is None:
+        record = UnlearningRecord.load(options.record)
+    else:
+        record = verify(options.record.read_text(), options.public_key.read_bytes())
+    report = audit(options.path, record)
+    sys.stdout.write(report.table() + "\n")
+    if not report.clean:
+        return 1
+    return 3 if report.unread else 0

@@ -140,7 +140,7 @@ def observe(
 def _note_unlearnings(run: Run, references: References, task: int) -> None:
     plugin = unlearning_of(run.strategy)
     for record in plugin.records[len(run.records) :]:
-        run.records.append({key: value for key, value in asdict(record).items() if key != "seconds"})
+        run.records.append({key: value for key, value in asdict(record).items() if key not in ("seconds", "time")})
         run.timings.append(Timing(task, record.seconds, references.seconds(record.remaining)))
 
 

@@ -11,16 +11,21 @@ from avalanche_amnesia.training.attention import check_choice
 from avalanche_amnesia.training.hard_attention import HardAttentionStrategy, split_options, takes_options_of
 from avalanche_amnesia.training.plugins import (
     AdaHATPlugin,
+    BackupPlugin,
     CounterfactualPlugin,
     HATPlugin,
+    RepairPlugin,
+    ScaledUpdatesPlugin,
     SharedHeadCounterfactualPlugin,
     TrajectoryPlugin,
     UnlearningPlugin,
 )
+from avalanche_amnesia.unlearning import Compensation, RepairedTrajectory
 
 AmnesiacAdjustment = Literal["hat", "adahat", "random", "constant"]
 DeletionChoice = Literal["updates", "exclusive"]
-CompensationChoice = Literal["none", "counterfactual"]
+CompensationChoice = Literal["none", "draft", "rate", "backup", "counterfactual"]
+RepairChoice = Literal["none", "joint", "sequential", "sequential_adahat"]
 
 
 class AmnesiacHAT(HardAttentionStrategy):
@@ -38,11 +43,16 @@ class AmnesiacHAT(HardAttentionStrategy):
             returns only what no remaining task uses to its initial bits: no remaining task's logits change, and what
             the task taught the units that others share stays (``record.plan.shared``).
         compensation: what makes up to tasks that were learned on top of one that goes: ``counterfactual`` (heads fitted
-            in advance, :class:`CounterfactualPlugin`) or ``none``.
+            in advance, :class:`CounterfactualPlugin`), ``backup`` (shadow copies, :class:`BackupPlugin`), the ablations
+            ``rate`` and ``draft`` (:class:`ScaledUpdatesPlugin`), ``none``, or one of these plugins with options of its
+            own, ``BackupPlugin(start="delete")``. One alone: each is made for what the others leave as it is.
+        repair: a few steps for the affected tasks on a few samples of theirs, which are held for it: ``none`` (default:
+            no data is kept), or the mode of a :class:`RepairPlugin`; a plugin of your own for its options.
         keep_probes: whether metrics may keep the masks and heads of tasks that the stream's requests name.
         deadline: a task becomes permanent once this many further tasks have been trained; by default the stream's.
         trajectory: how updates are kept, ``TrajectoryPlugin(threshold=…, dtype=…, path=…)``; by default all of them,
             lossless, in memory.
+        allow_unknown: unlearn although a plugin keeps learned state that no adapter can clean; the record says so.
         seed: every draw derives from it and the task.
         options: those of :class:`HATPlugin` or :class:`AdaHATPlugin` and of :class:`HardAttentionStrategy`.
 
@@ -59,16 +69,19 @@ class AmnesiacHAT(HardAttentionStrategy):
         optimizer: Optimizer,
         adjustment: AmnesiacAdjustment = "hat",
         deletion: DeletionChoice = "updates",
-        compensation: CompensationChoice = "counterfactual",
+        compensation: CompensationChoice | Compensation = "counterfactual",
+        repair: RepairChoice | RepairPlugin = "none",
         keep_probes: bool = True,
         deadline: int | None = None,
         trajectory: TrajectoryPlugin | None = None,
+        allow_unknown: bool = False,
         seed: int = 0,
         **options: Any,
     ) -> None:
         check_choice("adjustment", adjustment, AmnesiacAdjustment)
         check_choice("deletion", deletion, DeletionChoice)
-        check_choice("compensation", compensation, CompensationChoice)
+        if not isinstance(repair, RepairPlugin):
+            check_choice("repair", repair, RepairChoice)
         masking: HATPlugin
         if adjustment == "adahat":
             of_plugin, rest = split_options(options, AdaHATPlugin)
@@ -76,18 +89,45 @@ class AmnesiacHAT(HardAttentionStrategy):
         else:
             of_plugin, rest = split_options(options, HATPlugin)
             masking = HATPlugin(**of_plugin, adjustment=adjustment, seed=seed)
-        shared = getattr(model, "shared_head", None) is not None
-        refit = SharedHeadCounterfactualPlugin if shared else CounterfactualPlugin
+        shared = getattr(model, "shared_head", None) is not None and deletion == "updates"
+        if shared and trajectory is not None:
+            raise ValueError(
+                "trajectory= can't be chosen with a shared head: its refitted columns are recorded in a store of their "
+                "own kind; leave it out"
+            )
+        if shared and repair != "none":
+            raise ValueError("a shared head can't be repaired: its columns serve every task; leave repair= out")
+        recorder = TrajectoryPlugin() if trajectory is None else trajectory
+        if shared:
+            recorder.trajectory = RepairedTrajectory()
         super().__init__(
             model=model,
             optimizer=optimizer,
             masking=masking,
             unlearning=[
-                TrajectoryPlugin() if trajectory is None else trajectory,
-                *([refit(seed=seed)] if compensation == "counterfactual" else []),
-                UnlearningPlugin(keep_probes=keep_probes, deadline=deadline),
+                recorder,
+                *_compensations(compensation, seed, shared),
+                *_repair_plugin(repair, seed),
+                UnlearningPlugin(keep_probes=keep_probes, deadline=deadline, allow_unknown=allow_unknown),
             ],
             seed=seed,
             **rest,
         )
         model.keeps_shared_entries = deletion == "exclusive"
+
+
+def _compensations(chosen: CompensationChoice | Compensation, seed: int, shared_head: bool) -> list[Any]:
+    if isinstance(chosen, Compensation):
+        return [chosen]
+    check_choice("compensation", chosen, CompensationChoice)
+    if chosen == "none":
+        return []
+    if chosen == "counterfactual":
+        return [SharedHeadCounterfactualPlugin(seed=seed) if shared_head else CounterfactualPlugin(seed=seed)]
+    return [BackupPlugin() if chosen == "backup" else ScaledUpdatesPlugin(chosen)]
+
+
+def _repair_plugin(repair: RepairChoice | RepairPlugin, seed: int) -> list[RepairPlugin]:
+    if isinstance(repair, RepairPlugin):
+        return [repair]
+    return [] if repair == "none" else [RepairPlugin(repair, seed=seed)]

@@ -17,7 +17,9 @@ from torch.optim import Optimizer
 from avalanche_amnesia.models import MultiHeadModel, TaskMaskedModel
 from avalanche_amnesia.training.listening import ListenerDispatch
 from avalanche_amnesia.training.plugins import (
+    BackupPlugin,
     InMemoryLoaderPlugin,
+    ScaledUpdatesPlugin,
     SeedingPlugin,
     TaskMaskPlugin,
     TrajectoryPlugin,
@@ -29,6 +31,8 @@ from avalanche_amnesia.training.plugins.unlearning import remaining_experiences
 from avalanche_amnesia.unlearning import RequestError, UnlearningPlan, UnlearningRecord
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+_HOLDS_TASK_IN_TRAINING = (TaskMaskPlugin, TrajectoryPlugin, BackupPlugin, ScaledUpdatesPlugin, UnlearningPlugin)
 
 
 class TaskStrategy(ListenerDispatch, SupervisedTemplate):
@@ -106,17 +110,30 @@ class TaskStrategy(ListenerDispatch, SupervisedTemplate):
         """
         return self._unlearning().plan(self, tasks)
 
-    def unlearn(self, tasks: Iterable[int], *, keep_probes: bool = False) -> UnlearningRecord:
+    def unlearn(
+        self,
+        tasks: Iterable[int],
+        *,
+        keep_probes: bool = False,
+        allow_unknown: bool | None = None,
+        fingerprint: bool | None = None,
+    ) -> UnlearningRecord:
         """Unlearn tasks, as a whole or not at all; at any moment outside a training call.
 
         Args:
             tasks: labels of remaining, not permanent tasks.
             keep_probes: whether metrics may keep the tasks' masks and heads for measuring.
+            allow_unknown: leave plugins that keep learned state and have no adapter as they are, and say so in the
+                record; by default as the strategy's :class:`UnlearningPlugin` was told.
+            fingerprint: let the record keep hashes and sketches by which an audit recognises what was removed.
 
         Raises:
             RequestError: if they can't be requested now; nothing changed.
+            UnknownStateError: if a plugin keeps learned state and has no adapter; nothing changed.
         """
-        return self._unlearning().unlearn(self, tasks, keep_probes=keep_probes)
+        return self._unlearning().unlearn(
+            self, tasks, keep_probes=keep_probes, allow_unknown=allow_unknown, fingerprint=fingerprint
+        )
 
     def mark_permanent(self, tasks: Iterable[int]) -> None:
         """Declare remaining tasks permanent; never reversed.
@@ -129,7 +146,7 @@ class TaskStrategy(ListenerDispatch, SupervisedTemplate):
     def abort_training(self) -> None:
         """Undo a training that was interrupted by an exception; does nothing between tasks."""
         for plugin in self.plugins:
-            if isinstance(plugin, (TaskMaskPlugin, TrajectoryPlugin, UnlearningPlugin)):
+            if isinstance(plugin, _HOLDS_TASK_IN_TRAINING):
                 plugin.abort(self)
 
     def _unlearning(self) -> UnlearningPlugin:

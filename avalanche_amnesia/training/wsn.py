@@ -27,6 +27,7 @@ class WSN(HardAttentionStrategy):
         deadline: a task becomes permanent once this many further tasks have been trained; by default the stream's.
         trajectory: how updates are kept, ``TrajectoryPlugin(threshold=…, dtype=…, path=…)``; by default all of them,
             lossless, in memory.
+        allow_unknown: unlearn although a plugin keeps learned state that no adapter can clean; the record says so.
         seed: every draw derives from it and the task.
         options: those of :class:`SubnetPlugin` (``scores``, ``score_lr``, ``keep`` …) and of
             :class:`HardAttentionStrategy` (``train_mb_size``, ``train_epochs``, ``plugins``, ``evaluator`` …).
@@ -47,6 +48,7 @@ class WSN(HardAttentionStrategy):
         keep_probes: bool = True,
         deadline: int | None = None,
         trajectory: TrajectoryPlugin | None = None,
+        allow_unknown: bool = False,
         seed: int = 0,
         **options: Any,
     ) -> None:
@@ -57,7 +59,7 @@ class WSN(HardAttentionStrategy):
             masking=SubnetPlugin(**masking, seed=seed),
             unlearning=[
                 TrajectoryPlugin() if trajectory is None else trajectory,
-                UnlearningPlugin(keep_probes=keep_probes, deadline=deadline),
+                UnlearningPlugin(keep_probes=keep_probes, deadline=deadline, allow_unknown=allow_unknown),
             ],
             seed=seed,
             **rest,

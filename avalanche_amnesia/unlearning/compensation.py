@@ -8,6 +8,9 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import nn
 
+from avalanche_amnesia.unlearning.revision import Revisions
+from avalanche_amnesia.unlearning.trajectory import Removal, Trajectory
+
 
 @runtime_checkable
 class Compensation(Protocol):
@@ -26,21 +29,45 @@ class Compensation(Protocol):
         """
 
     def covers(self, task: int, gone: Collection[int]) -> bool:
-        """Whether a remaining task that is affected can be compensated for the loss of others.
+        """Whether :meth:`compensate` does something for a remaining task that is affected by the loss of others.
 
         Args:
             task: a remaining task that uses entries which change.
             gone: the tasks that go, together.
         """
 
-    def compensate(self, model: nn.Module, gone: Collection[int], undo: ExitStack) -> list[str]:
+    def compensate(self, model: nn.Module, gone: Collection[int], removal: Removal, undo: ExitStack) -> list[str]:
         """Compensate every task that :meth:`covers` says can be, and drop whatever is kept of the tasks that go.
 
         Args:
             model: from which their updates have been taken out.
             gone: the tasks that go, together.
+            removal: what was taken out; the trajectory has it behind it.
             undo: receives the way back of every change before the change.
 
         Returns:
             Lines for the record.
+        """
+
+
+@runtime_checkable
+class RevisingCompensation(Compensation, Protocol):
+    """A compensation that revises what remaining tasks wrote into the backbone, while a removal is worked out."""
+
+    def begin(self, strategy: Any, task: int, unlearnable: Collection[int]) -> None:
+        """Get ready when the training of a task begins; its mask and its head have been made.
+
+        Args:
+            strategy: whose ``experience`` holds the task.
+            task: its label.
+            unlearnable: earlier tasks that may be requested now.
+        """
+
+    def revise(self, model: nn.Module, trajectory: Trajectory, gone: Collection[int]) -> Revisions:
+        """What the updates of remaining tasks become; changes nothing.
+
+        Args:
+            model: as it is, with the tasks that go.
+            trajectory: as it is.
+            gone: the tasks that go, together.
         """

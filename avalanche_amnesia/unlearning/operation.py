@@ -7,18 +7,36 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from avalanche_amnesia.bits import same_bits, tensor_hash
+from avalanche_amnesia.bits import same_bits, state_hashes
 from avalanche_amnesia.models import MultiHeadModel, TaskMaskedModel
-from avalanche_amnesia.unlearning.compensation import Compensation
+from avalanche_amnesia.unlearning.compensation import Compensation, RevisingCompensation
+from avalanche_amnesia.unlearning.fingerprint import Fingerprint
 from avalanche_amnesia.unlearning.ledger import TaskLedger
-from avalanche_amnesia.unlearning.purge import PurgeContext, holds_learned_state, purger_of
-from avalanche_amnesia.unlearning.record import Claim, SharedEntries, TensorChange, UnlearningPlan, UnlearningRecord
+from avalanche_amnesia.unlearning.purging import (
+    PurgeContext,
+    UnknownStateError,
+    adapter_of,
+    cleaned_anyway,
+    learned_state,
+)
+from avalanche_amnesia.unlearning.record import (
+    Claim,
+    Provenance,
+    RepairSummary,
+    SharedEntries,
+    TensorChange,
+    UnlearningPlan,
+    UnlearningRecord,
+)
+from avalanche_amnesia.unlearning.repair import Repair, carry_out, repairable
+from avalanche_amnesia.unlearning.revision import combined
 from avalanche_amnesia.unlearning.task_modules import own_parameters, remove_task_modules
 from avalanche_amnesia.unlearning.trajectory import Log, Readers, Removal, Trajectory
 
@@ -32,8 +50,9 @@ class Subject:
         optimizers: whose state and parameter lists are cleaned.
         trajectory: the tasks' updates.
         ledger: who may be asked for.
-        plugins: the host's plugins, to be purged.
+        plugins: the host's plugins, and the host itself, to be purged.
         compensations: what makes up to the remaining tasks.
+        repair: what trains the affected tasks again afterwards; None: nothing does.
         counters: task → the host's experience counter when it was trained.
         before: values before a task that is in training, by parameter name; None between tasks. Replaced in place.
         optimized: the host's own book of optimized parameters, by name; cleaned too.
@@ -42,6 +61,9 @@ class Subject:
         exact_host: whether the training itself is reproducible from (seed, remaining tasks) alone.
         known: every task of the stream, None where that is not known.
         iteration: training iterations finished.
+        in_training: the task in whose training the request fires; None between tasks.
+        others: what else belongs to the host and is cleaned elsewhere: its evaluator, this package's plugins.
+        provenance: for the record.
     """
 
     model: nn.Module
@@ -58,22 +80,40 @@ class Subject:
     saw: frozenset[int] = frozenset()
     known: frozenset[int] | None = None
     iteration: int = 0
+    in_training: int | None = None
+    others: Sequence[object] = ()
+    provenance: Provenance = field(default_factory=lambda: Provenance("unknown"))
 
     def in_training_without(self, tasks: Iterable[int]) -> bool:
         """Whether a task is in training in which none of these can have left a trace."""
         return self.before is not None and not self.saw & set(tasks)
 
+    repair: Repair | None = None
+
 
 @dataclass(frozen=True)
 class Preparation:
-    """A checked request, worked out: the plan to show, the change to make, and the logs as they are before it."""
+    """A checked request, worked out: the plan to show and the change to make.
+
+    Attributes:
+        plan: to show.
+        removal: of the shared tensors.
+        changed: tensor name → bool tensor of the entries that the removal changes.
+        tainted: remaining tasks that will have been trained beside a task that is gone.
+        started: when the work began.
+        own: names of the parameters that go with the tasks.
+        logs: of the trajectory, as they are before.
+        fingerprint: by which an audit recognises what goes.
+    """
 
     plan: UnlearningPlan
     removal: Removal
+    changed: Mapping[str, Tensor]
     tainted: frozenset[int]
     started: float
     own: frozenset[str] = field(default_factory=frozenset)
     logs: Mapping[int, Log] = field(default_factory=dict)
+    fingerprint: Fingerprint | None = None
 
 
 def prepare(subject: Subject, tasks: Iterable[int], event: str) -> Preparation:
@@ -90,28 +130,57 @@ def prepare(subject: Subject, tasks: Iterable[int], event: str) -> Preparation:
     shared = {name: p.detach() for name, p in parameters.items() if name not in own}
     remaining = [task for task in subject.ledger.remaining if task not in tasks]
     readers = _readers(model, remaining)
-    removal = trajectory.remove(tasks, shared, subject.before, readers)
+    revising = (c for c in subject.compensations if isinstance(c, RevisingCompensation))
+    revisions = combined(c.revise(model, trajectory, tasks) for c in revising)
+    removal = trajectory.remove(tasks, shared, subject.before, readers, revisions)
     tainted = {t for t in remaining if t in subject.tainted or subject.ledger.saw(t) & set(tasks)}
     undisturbed = subject.before is None or subject.in_training_without(tasks)
     exact = subject.exact_host and not tainted and not removal.shared and undisturbed
     claim: Claim = "exact" if exact else "approximate"
-    stateful = [plugin for plugin in subject.plugins if purger_of(plugin) is None and holds_learned_state(plugin)]
-    affected = _affected(model, remaining, removal, shared)
-    covered = tuple(task for task in affected if any(c.covers(task, tasks) for c in subject.compensations))
+    changed = {name: ~same_bits(value, shared[name]) for name, value in removal.values.items()}
+    affected = _affected(model, remaining, changed)
+    covered = tuple(
+        task for task in affected if task in revisions or any(c.covers(task, tasks) for c in subject.compensations)
+    )
     plan = UnlearningPlan(
         tasks=tuple(tasks),
         event=event,
-        entries={name: int((~same_bits(value, shared[name])).sum()) for name, value in sorted(removal.values.items())},
+        entries={name: int(entries.sum()) for name, entries in sorted(changed.items())},
         removed=tuple(sorted(own | _task_buffers(model, tasks))),
         affected=affected,
         compensated=covered,
         shared=_shared_entries(removal, readers),
         claim=claim,
         trajectory_bytes=sum(trajectory.nbytes(task) for task in tasks),
-        purges=tuple(type(plugin).__name__ for plugin in subject.plugins if purger_of(plugin)),
-        unpurged=tuple(type(plugin).__name__ for plugin in stateful),
+        purges=tuple(type(plugin).__name__ for plugin in subject.plugins if adapter_of(plugin)),
+        unpurged=tuple(type(plugin).__name__ for plugin, _ in unknown_state(subject)),
+        repaired=repairable(subject.repair, model, affected, tainted),
     )
-    return Preparation(plan, removal, frozenset(tainted), started, own, trajectory.logs)
+    return Preparation(plan, removal, changed, frozenset(tainted), started, own, trajectory.logs)
+
+
+def unknown_state(subject: Subject) -> list[tuple[object, str]]:
+    """Plugins (or the strategy) that keep something learned and have no adapter, with the path to what they keep."""
+    known = [*cleaned_anyway(subject.model), *subject.optimizers, *subject.plugins, *subject.others]
+    paths = ((p, learned_state(p, known)) for p in subject.plugins if adapter_of(p) is None)
+    return [(plugin, path) for plugin, path in paths if path is not None]
+
+
+def refuse_unknown_state(subject: Subject) -> None:
+    """Raise if something keeps learned state that nobody knows how to clean.
+
+    Raises:
+        UnknownStateError: naming all of it.
+    """
+    unknown = unknown_state(subject)
+    if unknown:
+        names = ", ".join(f"{type(plugin).__name__} (in its {path})" for plugin, path in unknown)
+        first = type(unknown[0][0]).__name__
+        raise UnknownStateError(
+            f"nothing was changed: state that was learned is kept in {names}, and nobody knows how to clean it of a "
+            f"task. Write a function (plugin, context, undo) -> str under @register_purger({first}), or leave it as it "
+            "is with allow_unknown=True, which the record then says (plan.unpurged)"
+        )
 
 
 def _task_buffers(model: nn.Module, tasks: Sequence[int]) -> frozenset[str]:
@@ -142,18 +211,16 @@ def _shared_entries(removal: Removal, readers: Readers) -> dict[str, SharedEntri
     }
 
 
-def _affected(
-    model: nn.Module, remaining: Sequence[int], removal: Removal, shared: Mapping[str, Tensor]
-) -> tuple[int, ...]:
-    if not removal.values:
+def _affected(model: nn.Module, remaining: Sequence[int], changed: Mapping[str, Tensor]) -> tuple[int, ...]:
+    if not changed:
         return ()
     if not isinstance(model, TaskMaskedModel):
         return tuple(remaining)  # without masks every task uses every entry
-    changed = {name: ~same_bits(value, shared[name]) for name, value in removal.values.items()}
     return tuple(
         task
         for task in remaining
         if task not in model.masks  # trained by a strategy that does not mask: it uses every entry
+        or not own_parameters(model, task).isdisjoint(changed)  # a repair that is taken out had trained them
         or any(
             bool((changed[f"backbone.{name}"] & (use > 0)).any())
             for name, use in model.graph.parameter_use(model.masks[task]).items()
@@ -177,7 +244,7 @@ def apply(
     parameters = dict(subject.model.named_parameters())
     with ExitStack() as undo:
         announce("before_unlearning", None)
-        hashes = _hashes(subject.model, [*removal.values, *plan.removed])
+        before = state_hashes(subject.model.state_dict())
         order = subject.ledger.remaining
         purged = _purge_optimizers(subject, preparation, undo)
         for name, value in removal.values.items():
@@ -186,35 +253,81 @@ def apply(
         _replace(subject.before, removal.before, preparation.own, undo)
         for task in plan.tasks:
             remove_task_modules(subject.model, task, undo)
-        for compensation in subject.compensations:
-            purged += compensation.compensate(subject.model, plan.tasks, undo)
         undo.callback(subject.trajectory.restore, subject.trajectory.logs)
         subject.trajectory.apply(removal)
-        context = PurgeContext(plan.tasks, order, subject.counters, preparation.own, removal)
+        for compensation in subject.compensations:
+            purged += compensation.compensate(subject.model, plan.tasks, removal, undo)
+        repaired = _repair(subject, preparation, purged, undo)
+        _hold_own(subject, undo)
+        context = PurgeContext(
+            plan.tasks, order, subject.counters, preparation.own, removal, subject.model, subject.in_training
+        )
         for plugin in subject.plugins:
-            purger = purger_of(plugin)
-            if purger is not None:
-                purged.append(purger(plugin, context, undo))
+            adapter = adapter_of(plugin)
+            if adapter is not None:
+                purged.append(adapter.purge(plugin, context, undo))
         undo.callback(subject.ledger.load_state_dict, subject.ledger.state_dict())
         subject.ledger.forget(plan.tasks, plan.event)
         undo.callback(subject.tainted.update, set(subject.tainted))
         undo.callback(subject.tainted.clear)
         subject.tainted.clear()
         subject.tainted.update(preparation.tainted)
-        after = _hashes(subject.model, list(removal.values))
+        after = state_hashes(subject.model.state_dict())
         record = UnlearningRecord(
             plan=plan,
-            changes=tuple(TensorChange(name, digest, after.get(name)) for name, digest in hashes.items()),
+            changes=tuple(
+                TensorChange(name, before.get(name), after.get(name))
+                for name in sorted({*before, *after})
+                if before.get(name) != after.get(name)
+            ),
+            unchanged={name: digest for name, digest in after.items() if before.get(name) == digest},
             purged=tuple(purged),
             remaining=subject.ledger.remaining,
             n_trained=subject.ledger.n_trained,
             iteration=subject.iteration,
             seconds=time.perf_counter() - preparation.started,
+            time=_now(),
+            provenance=subject.provenance,
+            fingerprint=preparation.fingerprint,
+            repair=repaired,
         )
         announce("after_unlearning", record)
         subject.trajectory.settle()
         undo.pop_all()
     return record
+
+
+def _repair(subject: Subject, preparation: Preparation, purged: list[str], undo: ExitStack) -> RepairSummary | None:
+    """Drop the repair's samples of the tasks that go, and let it train the affected ones."""
+    repair, model, tasks = subject.repair, subject.model, preparation.plan.repaired
+    if repair is None:
+        return None
+    purged.append(repair.forget(preparation.plan.tasks, undo))
+    if not tasks:
+        return None
+    assert isinstance(model, TaskMaskedModel)
+    return carry_out(
+        repair,
+        model,
+        subject.optimizers[0],
+        subject.trajectory,
+        tasks=tasks,
+        compensated=preparation.plan.compensated,
+        changed=preparation.changed,
+        before=subject.before,
+        undo=undo,
+    )
+
+
+def _hold_own(subject: Subject, undo: ExitStack) -> None:
+    """What the remaining tasks have of their own no other task trains: one in training starts from it as it is now."""
+    model, before = subject.model, subject.before
+    if before is None or not isinstance(model, TaskMaskedModel):
+        return
+    tasks = [task for task in model.tasks if task != model.current_task]
+    own = frozenset().union(*(own_parameters(model, task) for task in tasks))
+    undo.callback(before.update, {name: before[name] for name in own})
+    before.update({name: p.detach().clone() for name, p in model.named_parameters() if name in own})
 
 
 def book_only(
@@ -226,6 +339,7 @@ def book_only(
         "removed": (),
         "affected": (),
         "compensated": (),
+        "repaired": (),
         "shared": {},
         "trajectory_bytes": 0,
     }
@@ -242,6 +356,9 @@ def book_only(
             n_trained=subject.ledger.n_trained,
             iteration=subject.iteration,
             seconds=time.perf_counter() - preparation.started,
+            unchanged=state_hashes(subject.model.state_dict()),
+            time=_now(),
+            provenance=subject.provenance,
         )
         announce("after_unlearning", record)
         undo.pop_all()
@@ -253,13 +370,13 @@ def own_modules_only(preparation: Preparation) -> Preparation:
     removal, gone = preparation.removal, set(preparation.plan.tasks)
     logs = {task: log for task, log in preparation.logs.items() if task not in gone}
     untouched = Removal(removal.tasks, {}, {}, logs, {}, {task: {} for task in gone})
-    plan = replace(preparation.plan, claim="approximate", entries={}, affected=(), compensated=(), shared={})
-    return replace(preparation, plan=plan, removal=untouched)
+    nothing: dict[str, Any] = {"entries": {}, "affected": (), "compensated": (), "repaired": (), "shared": {}}
+    plan = replace(preparation.plan, claim="approximate", **nothing)
+    return replace(preparation, plan=plan, removal=untouched, changed={})
 
 
-def _hashes(model: nn.Module, names: Sequence[str]) -> dict[str, str]:
-    state = model.state_dict()
-    return {name: tensor_hash(state[name]) for name in sorted(names) if name in state}
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def _replace(store: dict[str, Tensor] | None, new: Mapping[str, Tensor], gone: frozenset[str], undo: ExitStack) -> None:

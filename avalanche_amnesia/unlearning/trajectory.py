@@ -8,6 +8,8 @@ remaining writers of each entry on top of the value before the first one that go
 * an entry that they wrote last gets the bits before them;
 * an entry that others wrote later loses their update, subtracted in float64.
 
+The update of a repair lies among them, as if it were a task: it goes with whatever goes next.
+
 Economies (:class:`~avalanche_amnesia.unlearning.fidelity.Fidelity`) change what a task leaves in the model, never what
 its log gives back: all of the above holds with each of them.
 """
@@ -27,10 +29,14 @@ from avalanche_amnesia.bits import same_bits
 from avalanche_amnesia.unlearning.fidelity import Fidelity
 from avalanche_amnesia.unlearning.log import Log, report
 from avalanche_amnesia.unlearning.log_files import LogDirectory, TrajectoryError, read_logs, write_logs
+from avalanche_amnesia.unlearning.revision import Revision, Revisions, dropped_entries
 from avalanche_amnesia.unlearning.sparse import SparseEntries, SparseValues
 
 Readers = Mapping[int, Mapping[str, Tensor]]
 """Task → tensor name → bool tensor of the entries that it reads, and that must stay as they are."""
+
+REPAIR = -(2**31)
+"""No task's label: the key of the update of a repair among the logs."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +49,8 @@ class Removal:
         before: the same for the values before a task that is still in training; empty between tasks.
         logs: the remaining tasks' undo logs afterwards.
         shared: tensor name → bool tensor of the entries that keep what the tasks wrote, as others read them.
-        updates: task that goes → tensor name → its update ``Δ``, float64: for copies of old states (an anchor, say).
+        updates: task that goes (:data:`REPAIR` for a repair) → tensor name → its update ``Δ``, float64: for copies of
+            old states (an anchor, say).
     """
 
     tasks: tuple[int, ...]
@@ -52,6 +59,14 @@ class Removal:
     logs: Mapping[int, Log]
     shared: Mapping[str, Tensor]
     updates: Mapping[int, Mapping[str, Tensor]]
+
+    def moved(self) -> dict[str, Tensor]:
+        """Tensor name → bool tensor of the entries that the writers which go had moved."""
+        result: dict[str, Tensor] = {}
+        for of_task in self.updates.values():
+            for name, update in of_task.items():
+                result[name] = result[name] | (update != 0) if name in result else update != 0
+        return result
 
 
 class Trajectory:
@@ -79,7 +94,7 @@ class Trajectory:
     @property
     def tasks(self) -> tuple[int, ...]:
         """Recorded tasks, in training order."""
-        return tuple(self._logs)
+        return tuple(task for task in self._logs if task != REPAIR)
 
     def nbytes(self, task: int | None = None) -> int:
         """Bytes that a task's log takes, or all logs."""
@@ -90,6 +105,10 @@ class Trajectory:
         """Tensor name → bool tensor of the entries that the task moved; of a merged task, of those that are kept."""
         return {name: entry.where for name, entry in self._log(task).items()}
 
+    def moved_by_repair(self) -> dict[str, Tensor]:
+        """As :meth:`moved`, of the repair that stands; empty where none does."""
+        return self.moved(REPAIR) if REPAIR in self._logs else {}
+
     def report(self) -> pandas.DataFrame:
         """What every task's log costs, and the error that keeping it this way added to the model.
 
@@ -98,7 +117,7 @@ class Trajectory:
             ``bytes_per_parameter``, ``error_max`` and ``error_l2`` (of its weights, against what its training left),
             the same two for each economy in use (``threshold_max`` …), and ``merged``.
         """
-        return report(self._logs, self._merged)
+        return report({task: self._logs[task] for task in self.tasks}, self._merged)
 
     def record(
         self,
@@ -126,7 +145,7 @@ class Trajectory:
             OSError: if the log can't be written; the trajectory is as it was.
         """
         if task in self._logs:
-            raise TrajectoryError(f"task {task} is recorded already; recorded tasks: {list(self._logs)}")
+            raise TrajectoryError(f"task {task} is recorded already; recorded tasks: {list(self.tasks)}")
         if self.fidelity.min_active_steps is not None and active is None:
             raise TrajectoryError(
                 f"task {task}: min_active_steps={self.fidelity.min_active_steps} needs active=, the share of steps in "
@@ -152,6 +171,28 @@ class Trajectory:
             if any(error.entries for error in commitment.errors.values())
         }
 
+    def record_repair(self, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> None:
+        """Record a repair as an update of its own, lossless, behind those of all tasks.
+
+        Whatever is removed next takes it out as well: at most one stands at a time.
+
+        Args:
+            before: tensor name → values before it.
+            after: tensor name → values now, of the same tensors.
+
+        Raises:
+            TrajectoryError: if one stands already.
+            OSError: if the log can't be written; the trajectory is as it was. On disk the old files stay until
+                :meth:`settle`.
+        """
+        if REPAIR in self._logs:
+            raise TrajectoryError("a repair is recorded already; the next removal takes it out, before another one")
+        moved = {name: ~same_bits(value.detach(), before[name]) for name, value in after.items()}
+        entries = {name: SparseValues.of(before[name], where) for name, where in moved.items() if bool(where.any())}
+        if entries:
+            log = Log(entries, sum(where.numel() for where in moved.values()), {})
+            self._swap({**self._logs, REPAIR: log}, self._merged)
+
     def merge(self, tasks: Iterable[int]) -> None:
         """Merge the updates of tasks that will never be taken out; can't be taken apart again.
 
@@ -175,30 +216,32 @@ class Trajectory:
         current: Mapping[str, Tensor],
         before: Mapping[str, Tensor] | None = None,
         readers: Readers | None = None,
+        revisions: Revisions | None = None,
     ) -> Removal:
-        """Work out the state without some tasks; changes nothing.
+        """Work out the state without some tasks, and without a repair that stands; changes nothing.
 
         Args:
-            tasks: recorded tasks.
+            tasks: recorded tasks; none where there is a repair to take out.
             current: tensor name → values now; of tensors that are not named here the logs forget everything.
             before: where a further task is in training, the values before it.
             readers: remaining tasks, in training order, with the entries that they read. What a task that goes wrote
                 into such an entry stays, and the first of its readers takes the way back over: once no reader is left
                 the entry returns to the value before it.
+            revisions: what the updates of remaining tasks, recorded after the first that goes, become.
 
         Raises:
             TrajectoryError: for a task that is not recorded, or merged.
         """
-        gone = set(tasks)
         for task in tasks:
             self._log(task)
+        gone = {*tasks, REPAIR} & self._logs.keys()
         if gone & self._merged:
             raise TrajectoryError(
                 f"tasks {sorted(gone & self._merged)} can't be taken out: they became permanent and their updates were "
                 "merged; recorded with merge_permanent=False they would have stayed apart"
             )
-        first = min(map(self.tasks.index, tasks))
-        suffix = self.tasks[first:]  # earlier logs are not touched: their values came before
+        order = list(self._logs)
+        suffix = order[min(map(order.index, gone)) :]  # earlier logs are not touched: their values came before
         logs = {  # a tensor that goes with the tasks (their head) leaves the later tasks' logs too
             task: log.with_entries({name: entry for name, entry in log.items() if name in current})
             for task, log in self._logs.items()
@@ -207,12 +250,15 @@ class Trajectory:
         values: dict[str, Tensor] = {}
         new_before: dict[str, Tensor] = {}
         shared: dict[str, Tensor] = {}
-        updates: dict[int, dict[str, Tensor]] = {task: {} for task in tasks}
-        for name in sorted({name for task in gone for name in self._logs[task] if name in current}):
+        updates: dict[int, dict[str, Tensor]] = {task: {} for task in gone}
+        revisions = {} if revisions is None else revisions
+        changing = (*(self._logs[task] for task in gone), *revisions.values())
+        for name in sorted({name for tensors in changing for name in tensors if name in current}):
             committed = current[name] if before is None or name not in before else before[name]
             writers = [(task, self._logs[task].get(name)) for task in suffix]
             reading = {task: reads[name].cpu().reshape(-1) for task, reads in (readers or {}).items() if name in reads}
-            replayed, stays = _replay(name, committed, writers, logs, updates, reading)
+            revised = {task: of_task[name] for task, of_task in revisions.items() if name in of_task}
+            replayed, stays = _replay(name, committed, writers, logs, updates, reading, revised)
             if bool(stays.any()):
                 shared[name] = stays
             if same_bits(replayed, committed.detach().cpu()).all():
@@ -221,9 +267,28 @@ class Trajectory:
             values[name] = replayed
             if before is not None and name in before:
                 new_before[name] = replayed
-                values[name] = _moved_along(current[name], before[name], replayed)
+                values[name] = moved_along(current[name], before[name], replayed)
         logs = {task: log.unless_same(self._logs[task]) for task, log in _without_unneeded(logs, self._merged).items()}
         return Removal(tuple(tasks), values, new_before, logs, shared, updates)
+
+    def values_before(self, task: int, current: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The state before a task; of entries that merged tasks alone wrote since, the state now.
+
+        Args:
+            task: a recorded task.
+            current: tensor name → values now.
+
+        Raises:
+            TrajectoryError: for a task that is not recorded.
+        """
+        self._log(task)
+        since = self.tasks[self.tasks.index(task) :]
+        result = {}
+        for name, now in current.items():
+            value = now.detach().cpu().reshape(-1).clone()
+            _wind_back(value, [(later, self._logs[later].get(name)) for later in since])
+            result[name] = value.reshape(now.shape).to(now.device)
+        return result
 
     def apply(self, removal: Removal) -> None:
         """Make a removal's logs the trajectory's own; on disk the old files stay until :meth:`settle`.
@@ -264,7 +329,7 @@ class Trajectory:
 
     def _log(self, task: int) -> Log:
         if task not in self._logs:
-            raise TrajectoryError(f"task {task} is not recorded; recorded tasks: {list(self._logs)}")
+            raise TrajectoryError(f"task {task} is not recorded; recorded tasks: {list(self.tasks)}")
         return self._logs[task]
 
     # On disk --------------------------------------------------------------------------------------------------
@@ -281,6 +346,22 @@ class Trajectory:
         return result
 
 
+_Step = tuple[int, SparseEntries, Tensor, Tensor, Tensor]
+"""A task's write: the task, its entry, the flat index, the values before, the values written."""
+
+
+def _wind_back(value: Tensor, writers: Sequence[tuple[int, SparseEntries | None]]) -> list[_Step]:
+    """Take a flat tensor back, in place, to before the first of some writers, noting what each one wrote."""
+    steps: list[_Step] = []
+    for task, entry in reversed(writers):
+        if entry is not None:
+            index = entry.where.reshape(-1).nonzero()[:, 0]
+            written = value[index]
+            value[index] = entry.before(written)
+            steps.append((task, entry, index, value[index], written))
+    return steps
+
+
 def _replay(
     name: str,
     committed: Tensor,
@@ -288,6 +369,7 @@ def _replay(
     logs: Mapping[int, Log],
     updates: dict[int, dict[str, Tensor]],
     reading: Mapping[int, Tensor],
+    revisions: Mapping[int, Revision],
 ) -> tuple[Tensor, Tensor]:
     """Values of one tensor without the writers that go (the keys of ``updates``, which receives their updates).
 
@@ -300,13 +382,9 @@ def _replay(
     stays = torch.zeros_like(read)
     handed: list[tuple[Tensor, Tensor]] = []
     value = committed.detach().cpu().reshape(-1).clone()
-    steps: list[tuple[int, SparseEntries, Tensor, Tensor, Tensor]] = []
-    for task, entry in reversed(writers):  # back to before the first of them, noting what each one wrote
-        if entry is not None:
-            index = entry.where.reshape(-1).nonzero()[:, 0]
-            written = value[index]
-            value[index] = entry.before(written)
-            steps.append((task, entry, index, value[index], written))
+    nothing = _no_entries(committed)
+    dropped = dropped_entries([task for task, _ in writers], revisions)
+    steps = _wind_back(value, [(t, nothing if e is None and t in revisions else e) for t, e in writers])
     for task, entry, index, old, written in reversed(steps):  # and forward again without those that go
         update = written.double() - old.double()
         if task in updates:
@@ -320,16 +398,36 @@ def _replay(
             )
             updates[task][name] = updates[task][name].reshape(committed.shape)
             continue
+        if task in dropped:
+            kept = ~dropped[task][index]
+            if not bool(kept.all()):
+                entry = logs[task][name] = entry.restricted(~dropped[task])
+            index, old, written, update = index[kept], old[kept], written[kept], update[kept]
+        revised = _revised(value, revisions[task], index, update) if task in revisions else None
         here = value[index]
         unmoved = same_bits(here, old)
-        if bool(unmoved.all()):
-            value[index] = written
-            continue
         value[index] = torch.where(unmoved, written, (here.double() + update).to(here.dtype))
-        logs[task][name] = entry.rebased(here, value[index])
+        if not bool(unmoved.all()):
+            logs[task][name] = entry.rebased(here, value[index])
+        if revised is not None:
+            target, ground, result = revised
+            value[target] = result
+            logs[task][name] = logs[task].get(name, nothing).extended(target, ground)
     for index, old in handed:
-        _hand_over(name, index, old, reading, logs, tuple(committed.shape))
+        _hand_over(name, index, old, reading, logs, nothing)
     return value.reshape(committed.shape), stays.reshape(committed.shape)
+
+
+def _revised(value: Tensor, revision: Revision, index: Tensor, update: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Flat index of the entries that a task's revision names, the values there before the task, and those after."""
+    target = revision.index
+    own = torch.zeros(value.numel(), dtype=torch.float64).index_copy(0, index, update)
+    ground = value[target]
+    return target, ground, (ground.double() + revision.update(own[target])).to(value.dtype)
+
+
+def _no_entries(like: Tensor) -> SparseEntries:
+    return SparseValues.of(torch.zeros_like(like, device="cpu"), torch.zeros(like.shape, dtype=torch.bool))
 
 
 def _hand_over(
@@ -338,16 +436,14 @@ def _hand_over(
     values_before: Tensor,
     reading: Mapping[int, Tensor],
     logs: Mapping[int, Log],
-    shape: tuple[int, ...],
+    nothing: SparseEntries,
 ) -> None:
     """Enter the values before some entries into the log of the first task that reads each of them."""
     for task, reads in reading.items():
         taken = reads[index]
         if not bool(taken.any()):
             continue
-        nothing = torch.zeros(shape, dtype=torch.bool)
-        entry = logs[task].get(name) or SparseValues.of(nothing.to(values_before.dtype), nothing)
-        logs[task][name] = entry.extended(index[taken], values_before[taken])
+        logs[task][name] = logs[task].get(name, nothing).extended(index[taken], values_before[taken])
         index, values_before = index[~taken], values_before[~taken]
 
 
@@ -380,7 +476,7 @@ def _without_unneeded(logs: Mapping[int, Log], merged: frozenset[int]) -> dict[i
     return {task: log.unless_same(logs[task]) for task, log in result.items()}
 
 
-def _moved_along(current: Tensor, before: Tensor, new_before: Tensor) -> Tensor:
+def moved_along(current: Tensor, before: Tensor, new_before: Tensor) -> Tensor:
     """Values of a task in training whose starting point moves: its own update so far is kept."""
     shifted = (new_before.double() + (current.detach().double() - before.double())).to(current.dtype)
     return torch.where(same_bits(current.detach(), before), new_before, shifted)

@@ -46,6 +46,10 @@ REFUSED = {
         lambda: linears(lambda self, x: self.b(self.a(x)) if x.sum() > 0 else self.a(x)),
         "Net can't be traced.*control flow.*frozen=",
     ),
+    "control flow inside": (
+        lambda: nn.Sequential(nn.Linear(6, 4), linears(lambda self, x: self.b(x) if x.sum() > 0 else x)),
+        r"Net '1' of Sequential can't be traced.*control flow.*frozen=\['1'\]",
+    ),
     "two inputs": (TwoInputs, r"no input was found|2 inputs"),
     "map output": (lambda: nn.Sequential(nn.Conv2d(1, 2, 3)), r"returns values of shape.*flatten or average"),
     "pooled map output": (

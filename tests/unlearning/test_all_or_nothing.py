@@ -12,7 +12,8 @@ from unlearning_kit import DIGITS, amnesiac, bits, book, fingerprint, stock, tra
 from avalanche_amnesia.benchmarks import UnlearningRequest, with_unlearning
 from avalanche_amnesia.models import MaskedModel, MultiHeadModel
 from avalanche_amnesia.training.plugins import UnlearningPlugin, find_plugin
-from avalanche_amnesia.unlearning import TaskLedger, Trajectory, operation, purge
+from avalanche_amnesia.unlearning import TaskLedger, Trajectory, operation
+from avalanche_amnesia.unlearning.purging import registry
 
 
 class Kept(SupervisedPlugin):
@@ -67,7 +68,7 @@ def purge_kept(plugin, context, undo):
 
 @pytest.fixture
 def registered(monkeypatch):
-    monkeypatch.setitem(purge._PURGERS, Kept, purge_kept)
+    monkeypatch.setitem(registry._ADAPTERS, Kept, registry.PurgerAdapter(purge_kept))
 
 
 def raiser(error):
@@ -93,7 +94,7 @@ STEPS = [
     (TaskLedger, "check"),
     (operation, "remove_task_modules"),
     (operation, "_purge_optimizers"),
-    (operation, "_hashes"),
+    (operation, "state_hashes"),
     (operation, "_replace"),
     (operation, "UnlearningRecord"),
     (operation, "PurgeContext"),
@@ -159,7 +160,7 @@ def test_a_purger_that_fails_after_others_leaves_everything(registered, monkeypa
     class Second(Kept):
         pass
 
-    monkeypatch.setitem(purge._PURGERS, Second, raiser(RuntimeError))
+    monkeypatch.setitem(registry._ADAPTERS, Second, registry.PurgerAdapter(raiser(RuntimeError)))
     strategy = amnesiac(plugins=[Kept(), Second()], train_epochs=1)
     strategy.train(DIGITS.train_stream[0])
     before = fingerprint(strategy, [plugin.kept for plugin in strategy.plugins if isinstance(plugin, Kept)])

@@ -214,11 +214,11 @@ def test_the_task_in_training_keeps_its_own_update_and_is_recorded_right(make):
     assert not [name for name in states.new_start if name.startswith("heads.1.")]
     # the finished task is recorded from the new ground: taking it out gives the state of task 0 alone, bit for bit
     task_0 = before_1
-    book(strategy).unlearn(strategy, [2])
+    book(strategy).unlearn(strategy, [2], allow_unknown=True)  # the test's own plugin keeps states
     backbone = {n: p for n, p in strategy.model.named_parameters() if n.startswith("backbone")}
     assert all(torch.equal(p, task_0[n]) for n, p in backbone.items())
     if make is amnesiac:
-        book(strategy).unlearn(strategy, [0])
+        book(strategy).unlearn(strategy, [0], allow_unknown=True)
         assert all(torch.equal(p, before_0[n]) for n, p in backbone.items())
 
 

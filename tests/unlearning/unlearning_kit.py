@@ -154,3 +154,20 @@ def stray(model: MaskedModel, initial: dict[str, Tensor]) -> list[str]:
 
 def initial_values(model: MaskedModel) -> dict[str, Tensor]:
     return {name: p.detach().clone() for name, p in model.backbone.named_parameters()}
+
+
+def mark(strategy: Any, task: int, size: float = 8.0) -> None:
+    """Add a mark to a task's recorded update, as if its training had made it: in the model and in every later log."""
+    store = trajectory(strategy)
+    later = store.tasks[store.tasks.index(task) + 1 :]
+    logs = dict(store.logs)
+    with torch.no_grad():
+        for name, where in store.moved(task).items():
+            strategy.model.get_parameter(name).add_(size * where)
+            for other in later:
+                if name in logs[other]:
+                    entry = logs[other][name]
+                    inside = where.reshape(-1)[entry.where.reshape(-1)]
+                    values = entry.values + size * inside
+                    logs[other] = logs[other].with_entries({**logs[other], name: entry.rebased(values, values)})
+    store.restore(logs)

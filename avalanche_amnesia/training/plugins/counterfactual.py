@@ -20,7 +20,7 @@ from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.training.plugins.lookup import find_plugin
 from avalanche_amnesia.training.plugins.statistics import retake, running_norms
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
-from avalanche_amnesia.unlearning import Trajectory
+from avalanche_amnesia.unlearning import Removal, Trajectory
 from avalanche_amnesia.unlearning.logistic import fit_head
 
 
@@ -49,6 +49,9 @@ class CounterfactualPlugin(SupervisedPlugin):
     unlearning then only swaps heads: no data is kept, and a training step costs nothing. Only tasks whose updates
     the task's mask reads count; heads for a world that can't come any more (a task of it became permanent) are dropped,
     and so are heads that were fitted in the presence of a task that was unlearned without them.
+
+    Every world is one without repairs: a repair goes with the next request (:class:`RepairPlugin`). A task that reads
+    what one changed gets a head for the world in which nothing else of its goes.
 
     Needs :class:`TrajectoryPlugin` and :class:`UnlearningPlugin` beside it and a masked model.
 
@@ -93,19 +96,22 @@ class CounterfactualPlugin(SupervisedPlugin):
         sources = frozenset(
             earlier
             for earlier in unlearnable
-            if earlier != task and not model.keeps_shared_entries and _reads(use, trajectory.moved(earlier))
+            if earlier != task and not model.keeps_shared_entries and _reads(use, self._moved(trajectory, earlier))
         )
         self.sources[task], self.heads[task] = sources, {}
-        if not sources:
+        worlds = [*_worlds(sources, trajectory.tasks, self.max_sets)]
+        if _reads(use, trajectory.moved_by_repair()):
+            worlds = [frozenset(), *worlds]  # whatever is requested next, the repair goes with it
+        if not worlds:
             return
         generator = torch.Generator().manual_seed(derive_seed(self.seed, "counterfactual", task))
         size = len(strategy.experience.dataset)
         index = torch.randperm(size, generator=generator)[: self.samples].sort().values
         x, y = task_data(strategy.experience, index)
-        for gone in _worlds(sources, trajectory.tasks, self.max_sets):
+        for gone in worlds:
             with self._world(model, trajectory, gone):
                 features, statistics = _features(model, x, task, strategy.train_mb_size)
-                head = self._fit(model, task, features, y.to(features.device))
+                head = self._fit(model, task, gone, features, y.to(features.device))
             if head is not None:
                 self.heads[task][gone] = replace(head, statistics=statistics)
 
@@ -115,7 +121,13 @@ class CounterfactualPlugin(SupervisedPlugin):
         """The model as if some tasks had been unlearned, for the length of a block."""
         return _without(model, trajectory, gone)
 
-    def _fit(self, model: TaskMaskedModel, task: int, features: Tensor, y: Tensor) -> FittedHead | None:
+    def _moved(self, trajectory: Trajectory, task: int) -> Mapping[str, Tensor]:
+        """Tensor name → bool tensor of the entries that go with a task."""
+        return trajectory.moved(task)
+
+    def _fit(
+        self, model: TaskMaskedModel, task: int, gone: Collection[int], features: Tensor, y: Tensor
+    ) -> FittedHead | None:
         """A head for the world that the model shows; None where there is nothing to fit."""
         head = model.head(task)
         assert isinstance(head, nn.Linear)
@@ -128,6 +140,12 @@ class CounterfactualPlugin(SupervisedPlugin):
         yield head.weight.data, fitted.weight
         assert fitted.bias is not None
         yield head.bias.data, fitted.bias
+
+    def _swap(self, model: TaskMaskedModel, task: int, fitted: FittedHead, undo: ExitStack) -> None:
+        """Put a fitted head in the place of the task's."""
+        for tensor, value in (*self._places(model, task, fitted), *_statistics(model, task, fitted)):
+            undo.callback(tensor.copy_, tensor.clone())
+            tensor.copy_(value)
 
     def _drop_impossible(self, unlearnable: Iterable[int]) -> None:
         possible = frozenset(unlearnable)
@@ -144,7 +162,7 @@ class CounterfactualPlugin(SupervisedPlugin):
         return lost in self.heads.get(task, {})
 
     @torch.no_grad()
-    def compensate(self, model: nn.Module, gone: Collection[int], undo: ExitStack) -> list[str]:
+    def compensate(self, model: nn.Module, gone: Collection[int], removal: Removal, undo: ExitStack) -> list[str]:
         """Swap in the heads of the new world, and keep only those for worlds beyond it."""
         assert isinstance(model, TaskMaskedModel)
         undo.callback(self.__dict__.update, heads=self.heads, sources=self.sources)
@@ -156,9 +174,7 @@ class CounterfactualPlugin(SupervisedPlugin):
                 continue
             here = self.sources[task] & lost
             if self.covers(task, lost):
-                for tensor, value in (*self._places(model, task, heads[here]), *_statistics(model, task, heads[here])):
-                    undo.callback(tensor.copy_, tensor.detach().clone())
-                    tensor.copy_(value)
+                self._swap(model, task, heads[here], undo)
                 swapped.append(task)
             kept[task] = {world - here: head for world, head in heads.items() if here < world}
         self.heads = kept

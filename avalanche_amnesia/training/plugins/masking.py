@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
@@ -25,6 +23,7 @@ from avalanche_amnesia.training.attention import (
     initial_embedding,
     mask_scale,
 )
+from avalanche_amnesia.training.optimizers import bare_step, sibling_optimizer
 from avalanche_amnesia.training.plugins.lookup import find_plugin
 from avalanche_amnesia.training.plugins.statistics import TaskStatistics
 from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin, single_task
@@ -202,8 +201,7 @@ class HATPlugin(TaskMaskPlugin):
         model.start_task(task, embedding, None if self._plot is None else self._plot.allowed)
         self._statistics = TaskStatistics(model, task, self.statistics_batches)
         optimizer = self._make_embedding_optimizer(strategy.optimizer, model)
-        # The bare step, without the profiling hooks around it, which cost more than the step of so few numbers.
-        self._step_embedding = functools.partial(inspect.unwrap(type(optimizer).step), optimizer)
+        self._step_embedding = bare_step(optimizer)
         self._prepare(model)
 
     def _make_plot(self, strategy: Any, model: MaskedModel, task: int) -> Plot | None:
@@ -242,11 +240,7 @@ class HATPlugin(TaskMaskPlugin):
         assert model.embedding is not None
         if self.embedding_optimizer is not None:
             return self.embedding_optimizer([model.embedding])
-        known = inspect.signature(type(optimizer)).parameters
-        settings = {name: value for name, value in optimizer.defaults.items() if name in known}
-        settings.update({"lr": self.embedding_lr} if "lr" in known else {})
-        settings.update({"weight_decay": 0} if "weight_decay" in known else {})
-        return type(optimizer)([model.embedding], **settings)
+        return sibling_optimizer(optimizer, [model.embedding], lr=self.embedding_lr, weight_decay=0)
 
     @torch.no_grad()
     def before_training_epoch(self, strategy: Any, **kwargs: Any) -> None:
@@ -282,6 +276,8 @@ class HATPlugin(TaskMaskPlugin):
     def before_forward(self, strategy: Any, **kwargs: Any) -> None:
         """Open the gate at the mini-batch's scale; look again at the other masks if one of them went."""
         model = self.model_of(strategy)
+        assert model.embedding is not None
+        model.embedding.grad = None  # not sooner: others (SI) read every gradient behind the step
         batch, batches = strategy.clock.train_epoch_iterations, len(strategy.dataloader)
         self._scale = mask_scale(batch, batches, self.s_max, self.annealing)
         self._gate = model.open_gate(self._scale)
@@ -312,7 +308,6 @@ class HATPlugin(TaskMaskPlugin):
         assert model.embedding is not None
         self._adjuster.after_step()
         self._step_embedding()
-        model.embedding.grad = None
         model.embedding.clamp_(self._lowest, self._highest)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
@@ -10,52 +10,66 @@ from torch import Tensor
 
 from avalanche_amnesia.models import MaskedModel, TaskMaskedModel
 from avalanche_amnesia.training.plugins.counterfactual import CounterfactualPlugin, FittedHead
+from avalanche_amnesia.training.plugins.lookup import find_plugin
+from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
-from avalanche_amnesia.unlearning import Trajectory
+from avalanche_amnesia.unlearning import RepairedTrajectory, Trajectory
 from avalanche_amnesia.unlearning.logistic import fit_correction
 
 
 class SharedHeadCounterfactualPlugin(CounterfactualPlugin):
-    """Fits the columns of the shared head that a task alone trained, for every world without some earlier tasks.
+    """Fits the columns of the shared head that a task would own, for every world without some earlier tasks.
 
-    A column belongs to the task that first opened its unit; later tasks read it and never change it (under
-    ``adjust="update"``). In a world without some tasks the other columns are as they would be there: those of unlearned
-    tasks at their initial values, those of earlier tasks refitted for that world. The task's own are fitted beside
-    them, as a small change, since later tasks read them too. So every column keeps one owner, and a task that is
-    unlearned later takes its refitted columns with it. A column that several remaining tasks have written is left
-    alone; where a task has none of its own nothing is fitted.
+    A column belongs to the first of the remaining tasks that open its unit; later ones read it and never change it
+    (under ``adjust="update"``). In a world without some tasks, what these wrote is at its initial values, and a column
+    of theirs belongs to the next task that reads it. Each task's columns are fitted when it ends, beside those of
+    earlier tasks as they would be in that world, and as a small change, since later tasks read them too. An unlearning
+    puts them in, and records that as a repair made with the task's data: a task that is unlearned later takes its
+    refitted columns with it. A column that several remaining tasks have written is left alone.
+
+    Needs a :class:`TrajectoryPlugin` whose ``trajectory`` is a :class:`RepairedTrajectory`.
 
     Args:
         options: those of :class:`CounterfactualPlugin`.
+
+    Raises:
+        TypeError: before a training, if the model has no shared head, or the trajectory knows no repairs.
     """
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self._trajectory: Trajectory | None = None
+        self._store = RepairedTrajectory()
+        self._masking: TaskMaskPlugin | None = None
 
     def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
-        """Check the model."""
+        """Check the model and the trajectory."""
         super().before_training_exp(strategy, **kwargs)
-        model = strategy.model
+        model, recorder = strategy.model, find_plugin(strategy, TrajectoryPlugin)
         if not isinstance(model, MaskedModel) or model.shared_head is None:
             raise TypeError(
                 f"{type(self).__name__} refits a shared head, which this {type(model).__name__} does not have: use "
                 "MaskedModel(backbone, shared_head=classes), or CounterfactualPlugin()"
             )
-        recorder = next((p for p in strategy.plugins if isinstance(p, TrajectoryPlugin)), None)
-        self._trajectory = None if recorder is None else recorder.trajectory
+        if recorder is None or not isinstance(recorder.trajectory, RepairedTrajectory):
+            raise TypeError(
+                f"{type(self).__name__} records repairs: put a TrajectoryPlugin() in front of it whose trajectory is a "
+                "RepairedTrajectory(), as AmnesiacHAT does"
+            )
+        self._store, self._masking = recorder.trajectory, find_plugin(strategy, TaskMaskPlugin)
 
     def covers(self, task: int, gone: Collection[int]) -> bool:
         """As the base class's, while nobody else who remains has written the task's columns."""
         return super().covers(task, gone) and self._owns(task, self.heads[task][self.sources[task] & set(gone)], gone)
 
     def _owns(self, task: int, head: FittedHead, gone: Collection[int]) -> bool:
-        assert self._trajectory is not None
         assert head.columns is not None
-        columns = head.columns
-        others = [t for t in self._trajectory.tasks if t != task and t not in gone]
-        moved = (self._trajectory.moved(other).get(_WEIGHT) for other in others)
-        return not any(where is not None and bool(where[:, columns.cpu()].any()) for where in moved)
+        columns = head.columns.cpu()
+        others = set(self._store.tasks) - set(self._store.writers([task, *gone]))
+        moved = (self._store.moved(other).get(_WEIGHT) for other in others)
+        return not any(where is not None and bool(where[:, columns].any()) for where in moved)
+
+    def _moved(self, trajectory: Trajectory, task: int) -> Mapping[str, Tensor]:
+        return self._store.written_for([task])
 
     def _world(
         self, model: TaskMaskedModel, trajectory: Trajectory, gone: Collection[int]
@@ -73,17 +87,29 @@ class SharedHeadCounterfactualPlugin(CounterfactualPlugin):
                         tensor.copy_(value)
             yield
 
-    def _fit(self, model: TaskMaskedModel, task: int, features: Tensor, y: Tensor) -> FittedHead | None:
+    def _fit(
+        self, model: TaskMaskedModel, task: int, gone: Collection[int], features: Tensor, y: Tensor
+    ) -> FittedHead | None:
         weight = _weight(model)
         use = {t: model.graph.parameter_use(mask)[_NAME][0] > 0 for t, mask in model.masks.items()}
         columns = use[task].clone()
         for other, used in use.items():
-            if other != task:
+            if other != task and other not in gone:
                 columns &= ~used
         if not bool(columns.any()):
             return None
         correction = fit_correction(features[:, columns], y, features @ weight.T)
         return FittedHead(weight[:, columns] + correction, columns=columns)
+
+    def _swap(self, model: TaskMaskedModel, task: int, fitted: FittedHead, undo: ExitStack) -> None:
+        weight = _weight(model)
+        before = weight.detach().clone()
+        super()._swap(model, task, fitted, undo)
+        self._store.repair([task], {_WEIGHT: before}, {_WEIGHT: weight.detach().clone()}, undo)
+        snapshot = None if self._masking is None else self._masking.snapshot
+        if snapshot is not None:  # another task is in training: what it does not own returns to this when it ends
+            snapshot.values[_WEIGHT] = snapshot.values[_WEIGHT].clone()
+            snapshot.values[_WEIGHT][:, fitted.columns] = fitted.weight
 
     def _places(self, model: TaskMaskedModel, task: int, fitted: FittedHead) -> Iterator[tuple[Tensor, Tensor]]:
         weight = _weight(model).data

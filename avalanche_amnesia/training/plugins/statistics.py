@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from avalanche_amnesia.models import TaskMaskedModel
+from avalanche_amnesia.models.modes import evaluating
 from avalanche_amnesia.models.multi_head import single_task
 
 
@@ -47,10 +48,17 @@ class TaskStatistics:
 
         Mini-batches with fewer than two samples of the task have no variance and are passed over.
         """
-        was = self.model.training
-        self.model.eval()
-        retake(self._norms, [x for x in self._seen if len(x) > 1], lambda x: self.model.features(x, self.task))
-        self.model.train(was)
+        self.retake_for(self.model.task_parts(self.task), lambda x: self.model.features(x, self.task))
+
+    def retake_for(self, parts: nn.Module | None, run: Callable[[Tensor], object]) -> None:
+        """The same for a copy of the task's own modules.
+
+        Args:
+            parts: in evaluation mode.
+            run: runs the network that they are part of.
+        """
+        with evaluating(self.model):
+            retake(running_norms(parts), [x for x in self._seen if len(x) > 1], run)
 
 
 def running_norms(parts: nn.Module | None) -> list[Any]:

@@ -4,33 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Literal
 
+import torch
 from avalanche.core import SupervisedPlugin
 from avalanche.training.plugins import EvaluationPlugin
 from avalanche.training.plugins.clock import Clock
 from avalanche.training.templates.base_sgd import PeriodicEval
 from avalanche.training.utils import trigger_plugins
 
+from avalanche_amnesia.benchmarks.data import task_data
 from avalanche_amnesia.models import MultiHeadModel
 from avalanche_amnesia.training.attention import check_choice
 from avalanche_amnesia.training.plugins.loading import InMemoryLoaderPlugin
 from avalanche_amnesia.training.plugins.lookup import find_plugin
+from avalanche_amnesia.training.plugins.repair import RepairPlugin
 from avalanche_amnesia.training.plugins.seeding import SeedingPlugin
 from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin, single_task
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
+from avalanche_amnesia.training.provenance import labels_fingerprint, provenance_of
 from avalanche_amnesia.unlearning import (
     Compensation,
+    Evidence,
     Preparation,
     RequestError,
+    RevisingCompensation,
     Subject,
     TaskLedger,
     UnlearningPlan,
     UnlearningRecord,
+    adapter_of,
     apply,
     book_only,
     own_modules_only,
     prepare,
+    refuse_unknown_state,
 )
 
 Obedience = Literal[True, False, "head"]
@@ -49,6 +58,10 @@ class UnlearningPlugin(SupervisedPlugin):
             measure how well it was forgotten. They are residue of the task, kept in the metrics alone.
         deadline: a task becomes permanent by itself once this many further tasks have been trained; by default the
             stream's.
+        allow_unknown: leave plugins that keep learned state and have no adapter as they are, and say so in the record,
+            instead of refusing every request.
+        fingerprint: let every record keep hashes and sketches by which an audit recognises what was removed, see
+            :class:`~avalanche_amnesia.unlearning.Fingerprint`.
         obey: for controls: ``False`` enters requests into the book, and announces them, but changes nothing else;
             ``"head"`` takes out what the tasks have of their own (heads, masks, norms, samples in the host's plugins)
             and leaves every entry that tasks share as it is.
@@ -60,10 +73,20 @@ class UnlearningPlugin(SupervisedPlugin):
         current_task: the task in training; None between tasks.
     """
 
-    def __init__(self, *, keep_probes: bool = True, deadline: int | None = None, obey: Obedience = True) -> None:
+    def __init__(
+        self,
+        *,
+        keep_probes: bool = True,
+        deadline: int | None = None,
+        allow_unknown: bool = False,
+        fingerprint: bool = False,
+        obey: Obedience = True,
+    ) -> None:
         super().__init__()
         check_choice("obey", obey, Obedience)
         self.obey = obey
+        self.allow_unknown = allow_unknown
+        self.fingerprint = fingerprint
         self.keep_probes_of_stream = keep_probes
         self.ledger = TaskLedger(deadline)
         self.records: list[UnlearningRecord] = []
@@ -71,6 +94,7 @@ class UnlearningPlugin(SupervisedPlugin):
         self.keep_probes = False
         self._given_deadline = deadline
         self._counters: dict[int, int] = {}
+        self._data: dict[int, str] = {}
         self._tainted: set[int] = set()
         self.current_task: int | None = None
         self._forgotten_in_task: set[int] = set()
@@ -89,18 +113,48 @@ class UnlearningPlugin(SupervisedPlugin):
         """
         return self._prepare(self._subject(strategy), tasks, self._between_tasks(strategy)).plan
 
-    def unlearn(self, strategy: Any, tasks: Iterable[int], *, keep_probes: bool = False) -> UnlearningRecord:
+    def unlearn(
+        self,
+        strategy: Any,
+        tasks: Iterable[int],
+        *,
+        keep_probes: bool = False,
+        allow_unknown: bool | None = None,
+        fingerprint: bool | None = None,
+    ) -> UnlearningRecord:
         """Unlearn tasks now, outside a training call: as a whole, or not at all.
 
         Args:
             strategy: the strategy that this plugin belongs to.
             tasks: labels of remaining, not permanent tasks.
             keep_probes: whether metrics may keep the tasks' masks and heads.
+            allow_unknown: this time, in place of the plugin's own ``allow_unknown``.
+            fingerprint: this time, in place of the plugin's own ``fingerprint``.
 
         Raises:
             RequestError: if they can't be requested now; nothing changed.
+            UnknownStateError: if a plugin, or the strategy, keeps learned state and has no adapter; nothing changed.
         """
-        return self._unlearn(strategy, tasks, self._between_tasks(strategy), keep_probes)
+        event = self._between_tasks(strategy)
+        return self._unlearn(strategy, tasks, event, keep_probes, allow_unknown, fingerprint)
+
+    def evidence(self, strategy: Any, tasks: Iterable[int], experiences: Iterable[Any] = ()) -> Evidence:
+        """What tasks have put into the model, to be looked for after they are unlearned; changes nothing.
+
+        Args:
+            strategy: the strategy that this plugin belongs to.
+            tasks: that could be unlearned now.
+            experiences: the tasks' data, if their samples shall be looked for too.
+
+        Raises:
+            RequestError: if the tasks can't be requested now.
+        """
+        subject = self._subject(strategy)
+        preparation = prepare(subject, tasks, self._between_tasks(strategy))
+        samples = [task_data(experience)[0] for experience in experiences]
+        return Evidence.of(
+            subject.model, preparation.removal, preparation.plan.removed, torch.cat(samples) if samples else None
+        )
 
     def mark_permanent(self, tasks: Iterable[int]) -> None:
         """Declare remaining tasks permanent: never to be requested again.
@@ -150,13 +204,17 @@ class UnlearningPlugin(SupervisedPlugin):
         if self.ledger.n_trained == 0 and self._given_deadline is None:
             self.ledger = TaskLedger(getattr(experience, "deadline", None))
         self._known |= {single_task(other) for other in _stream(experience)}
-        self._rehearse(experience, task)
+        self._rehearse(strategy, task)
         self.current_task, self._forgotten_in_task = None, set()
         for request in self._still_due(experience, "before"):
             self._obey(strategy, request, task)
 
-    def _rehearse(self, experience: Any, task: int) -> None:
+    def _rehearse(self, strategy: Any, task: int) -> None:
         """Go through the task's requests on paper: one that can't be obeyed is an error before the training."""
+        experience = strategy.experience
+        requests: Any = getattr(experience, "requests", ())
+        if requests and self.obey and not self.allow_unknown:
+            refuse_unknown_state(self._subject(strategy))
         paper = self.ledger.copy()
         for request in (*self._still_due(experience, "before"), *self._still_due(experience, "iteration")):
             paper.forget(request.tasks, request.event(task), self._known)
@@ -165,12 +223,19 @@ class UnlearningPlugin(SupervisedPlugin):
             paper.forget(request.tasks, request.event(task), self._known)
 
     def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
-        """Check iterations against the real loader; look whose traces the task can carry."""
+        """Check iterations against the real loader; look whose traces the task can carry; let others get ready."""
         self.current_task = single_task(strategy.experience)
         self._saw = self._saw_by_training(strategy)
+        for plugin in (*strategy.plugins, strategy):
+            adapter = adapter_of(plugin)
+            if adapter is not None:
+                adapter.before_training(plugin, self.current_task)
         self._upcoming = self._still_due(strategy.experience, "iteration")
         for request in self._upcoming:
             _check_iteration(request, self.current_task, strategy.train_epochs * len(strategy.dataloader))
+        for plugin in strategy.plugins:
+            if isinstance(plugin, RevisingCompensation):
+                plugin.begin(strategy, self.current_task, self.ledger.unlearnable)
 
     def before_training_iteration(self, strategy: Any, **kwargs: Any) -> None:
         """Fire the requests of this iteration; keep samples of forgotten tasks out of a loader that still has them."""
@@ -193,6 +258,7 @@ class UnlearningPlugin(SupervisedPlugin):
         self.ledger.learn(task, permanent=bool(getattr(strategy.experience, "permanent", False)), saw=self._saw)
         self._saw = frozenset()
         self._counters[task] = strategy.clock.train_exp_counter
+        self._data[task] = labels_fingerprint(strategy.experience)
         self.current_task = None
         self._obeyed = {(of, request) for of, request in self._obeyed if of != task}
         for plugin in strategy.plugins:
@@ -228,13 +294,26 @@ class UnlearningPlugin(SupervisedPlugin):
 
     # The operation --------------------------------------------------------------------------------------------
 
-    def _unlearn(self, strategy: Any, tasks: Iterable[int], event: str, keep_probes: bool) -> UnlearningRecord:
+    def _unlearn(
+        self,
+        strategy: Any,
+        tasks: Iterable[int],
+        event: str,
+        keep_probes: bool,
+        allow_unknown: bool | None = None,
+        fingerprint: bool | None = None,
+    ) -> UnlearningRecord:
         if self.current is not None:
             raise RequestError(
                 f"{event}: tasks {list(self.current.tasks)} are just being unlearned; ask again after that"
             )
         subject = self._subject(strategy)
         preparation = self._prepare(subject, tasks, event)
+        if self.obey and not (self.allow_unknown if allow_unknown is None else allow_unknown):
+            refuse_unknown_state(subject)
+        if self.obey and (self.fingerprint if fingerprint is None else fingerprint):
+            evidence = Evidence.of(subject.model, preparation.removal, preparation.plan.removed)
+            preparation = replace(preparation, fingerprint=evidence.fingerprint())
         self.current, self.keep_probes = preparation.plan, keep_probes
 
         def announce(name: str, record: UnlearningRecord | None) -> None:
@@ -246,6 +325,7 @@ class UnlearningPlugin(SupervisedPlugin):
         try:
             record = (apply if self.obey else book_only)(subject, preparation, announce)
             _drop_last_values(strategy.evaluator, record.tasks)
+            self._data = {task: digest for task, digest in self._data.items() if task not in record.tasks}
             return record
         except BaseException:
             self.records = records
@@ -260,12 +340,13 @@ class UnlearningPlugin(SupervisedPlugin):
     def _subject(self, strategy: Any) -> Subject:
         trajectory = self._trajectory(strategy)
         snapshot = trajectory.snapshot
+        ours = [p for p in strategy.plugins if isinstance(p, (EvaluationPlugin, Compensation, *_OURS))]
         return Subject(
             model=strategy.model,
             optimizers=[strategy.optimizer],
             trajectory=trajectory.trajectory,
             ledger=self.ledger,
-            plugins=[p for p in strategy.plugins if not isinstance(p, (EvaluationPlugin, Compensation, *_OURS))],
+            plugins=[*(p for p in strategy.plugins if p not in ours), strategy],
             compensations=[p for p in strategy.plugins if isinstance(p, Compensation)] if self.obey is True else [],
             counters=self._counters,
             before=None if snapshot is None else snapshot.values,
@@ -275,6 +356,10 @@ class UnlearningPlugin(SupervisedPlugin):
             exact_host=self._is_exact_host(strategy),
             known=frozenset(self._known) or None,
             iteration=strategy.clock.train_iterations,
+            in_training=self.current_task,
+            others=[*ours, strategy.evaluator],
+            provenance=provenance_of(strategy, self._data),
+            repair=find_plugin(strategy, RepairPlugin),
         )
 
     def _is_exact_host(self, strategy: Any) -> bool:
@@ -316,7 +401,7 @@ def remaining_experiences(strategy: Any, experiences: Iterable[Any]) -> list[Any
     return [e for e in experiences if all(int(task) in tasks for task in e.task_labels)]
 
 
-_OURS = (SeedingPlugin, InMemoryLoaderPlugin, TaskMaskPlugin, TrajectoryPlugin, UnlearningPlugin)
+_OURS = (SeedingPlugin, InMemoryLoaderPlugin, TaskMaskPlugin, TrajectoryPlugin, UnlearningPlugin, RepairPlugin)
 
 
 def _drop_last_values(evaluator: Any, tasks: Iterable[int]) -> None:

@@ -18,6 +18,7 @@ from avalanche_amnesia.training.memory import EpisodicMemory
 from avalanche_amnesia.training.plugins import TrajectoryPlugin, UnlearningPlugin
 from avalanche_amnesia.training.plugins.masking import check_above
 from avalanche_amnesia.training.plugins.seeding import preserved_rng
+from avalanche_amnesia.unlearning import Removal
 
 
 class CLPUPlugin(SupervisedPlugin):
@@ -60,7 +61,7 @@ class CLPUPlugin(SupervisedPlugin):
         """No task is ever affected."""
         return False
 
-    def compensate(self, model: nn.Module, gone: Collection[int], undo: ExitStack) -> list[str]:
+    def compensate(self, model: nn.Module, gone: Collection[int], removal: Removal, undo: ExitStack) -> list[str]:
         """Drop the samples of the tasks that go."""
         undo.callback(setattr, self.memory, "samples", self.memory.samples)
         return [f"memory: {self.memory.drop(gone)} samples of tasks {sorted(gone)} dropped"]

@@ -17,7 +17,7 @@ from avalanche_amnesia.training.hard_attention import HardAttentionStrategy
 from avalanche_amnesia.training.memory import EpisodicMemory
 from avalanche_amnesia.training.plugins import SubnetPlugin, TrajectoryPlugin, UnlearningPlugin
 from avalanche_amnesia.training.plugins.masking import check_above
-from avalanche_amnesia.unlearning import RepairedTrajectory
+from avalanche_amnesia.unlearning import Removal, RepairedTrajectory
 
 
 class PALLPlugin(SubnetPlugin):
@@ -73,12 +73,12 @@ class PALLPlugin(SubnetPlugin):
         """Whether there are samples to fine-tune the task with."""
         return self.repair_steps > 0 and task in self.memory.samples
 
-    def compensate(self, model: nn.Module, gone: Collection[int], undo: ExitStack) -> list[str]:
+    def compensate(self, model: nn.Module, gone: Collection[int], removal: Removal, undo: ExitStack) -> list[str]:
         """Fine-tune the reset weights that remaining tasks read, on their samples; nothing else moves by a bit."""
         assert isinstance(model, SubnetModel)
         undo.callback(setattr, self.memory, "samples", self.memory.samples)
         lines = [f"memory: {self.memory.drop(gone)} samples of tasks {sorted(gone)} dropped"]
-        shared, readers = self._shared(model, self.store.written_for(gone))
+        shared, readers = self._shared(model, removal.moved())
         if not readers or not self.repair_steps:
             return lines
         parameters = {name: p for name, p in model.named_parameters() if name in shared}

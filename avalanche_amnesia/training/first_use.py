@@ -1,0 +1,34 @@
+"""Which entries of a backbone a task was the first to use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from avalanche_amnesia.models import MaskedModel
+
+
+def entries_in_use(model: MaskedModel, task: int) -> dict[str, Tensor]:
+    """Parameter name in the backbone → bool tensor of its shape: what the task's mask covers; all without a mask."""
+    parameters = dict(model.backbone.named_parameters())
+    everything = torch.ones(model.n_units, device=next(iter(parameters.values())).device)
+    mask = model.binary_mask(task) if task in model.masks else everything
+    use = model.graph.parameter_use(model.by_layer(mask))
+    return {name: (covered > 0).expand(parameters[name].shape) for name, covered in use.items()}
+
+
+def first_used(model: MaskedModel, task: int, earlier: Iterable[int]) -> dict[str, Tensor]:
+    """Parameter name in the backbone → bool tensor of its shape: what the task uses and no earlier one does.
+
+    Args:
+        model: with their masks.
+        task: its label.
+        earlier: labels of remaining tasks that were trained before it.
+    """
+    result = entries_in_use(model, task)
+    for other in earlier:
+        used = entries_in_use(model, other)
+        result = {name: own & ~used[name] for name, own in result.items()}
+    return result

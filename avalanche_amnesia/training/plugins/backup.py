@@ -1,0 +1,235 @@
+"""Shadow copies that learn later tasks in the place of tasks that may be unlearned (METHOD §6, ``backup``)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from avalanche.core import SupervisedPlugin
+from torch import Tensor, nn
+
+from avalanche_amnesia.models import MaskedModel
+from avalanche_amnesia.models.multi_head import single_task
+from avalanche_amnesia.training.attention import check_choice
+from avalanche_amnesia.training.first_use import entries_in_use, first_used
+from avalanche_amnesia.training.plugins.lookup import find_plugin
+from avalanche_amnesia.training.plugins.masking import HATPlugin
+from avalanche_amnesia.training.plugins.statistics import TaskStatistics
+from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
+from avalanche_amnesia.training.shadow import Shadow
+from avalanche_amnesia.unlearning import Removal, Revision, Revisions, Trajectory
+from avalanche_amnesia.unlearning.sparse import SparseValues
+
+ShadowStart = Literal["before", "delete"]
+ShadowOrder = Literal["oldest", "newest"]
+
+
+@dataclass(frozen=True)
+class Backup:
+    """What a task learned in the place of an earlier one.
+
+    Attributes:
+        updates: parameter name in the backbone → updates of the entries that stand in for the earlier task's.
+        parts: of the task's own modules (norms), by name in their state.
+    """
+
+    updates: Mapping[str, SparseValues]
+    parts: Mapping[str, Tensor]
+
+
+class BackupPlugin(SupervisedPlugin):
+    """While a task trains, a shadow of each earlier task that may be unlearned learns it too, without that task.
+
+    A shadow owns the entries that the earlier task was the first to use: nothing is ever written into what tasks
+    before it own. Its cross-entropy, through the head and the mask of the task in training, is added to the loss
+    (mean over the shadows). When the task ends, what the shadow learned is kept where both tasks' masks overlap; an
+    unlearning of the earlier task puts it there, as the later task's own update, and replaces that task's norms by
+    the shadow's. Shadows of tasks that became permanent, or are gone, are dropped.
+
+    Needs :class:`HATPlugin` (or AdaHATPlugin) and :class:`TrajectoryPlugin` in front of it, and
+    :class:`UnlearningPlugin` beside it. Where an unlearning names several tasks, a task's norms are those of the
+    shadow of the last trained of them.
+
+    Args:
+        start: where the shadow's entries begin: at the state ``before`` the earlier task, or at the current state
+            minus its update (``delete``). With ``adjustment="hat"`` the two are the same: nobody else writes there.
+        order: in which the affected tasks' entries are written over one another: ``oldest`` first, so that the newest
+            task's stay where several overlap, or ``newest`` first.
+        joint: let the shadows' loss train the main weights, the head and the mask as well, as published. By default
+            it trains the shadows alone, and the main training is what it would be without them, bit for bit.
+
+    Attributes:
+        kept: task → earlier task → :class:`Backup`.
+
+    Raises:
+        ValueError: for a value that is not allowed, or where a plugin that it needs is missing.
+        TypeError: before a training, if the model is no :class:`MaskedModel`.
+    """
+
+    def __init__(self, *, start: ShadowStart = "before", order: ShadowOrder = "oldest", joint: bool = False) -> None:
+        super().__init__()
+        check_choice("start", start, ShadowStart)
+        check_choice("order", order, ShadowOrder)
+        self.start, self.order, self.joint = start, order, joint
+        self.kept: dict[int, dict[int, Backup]] = {}
+        self._shadows: dict[int, Shadow] = {}
+        self._recorder: TrajectoryPlugin | None = None
+        self._statistics: TaskStatistics | None = None
+
+    # While a task trains --------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def begin(self, strategy: Any, task: int, unlearnable: Collection[int]) -> None:
+        """Make a shadow of every earlier task that may be unlearned."""
+        self.abort(strategy)
+        model, masking, recorder = _surroundings(strategy)
+        trajectory = recorder.trajectory
+        self._recorder, self._statistics = recorder, TaskStatistics(model, task, masking.statistics_batches)
+        values = _backbone(dict(model.named_parameters()))
+        for other in unlearnable:
+            earlier = trajectory.tasks[: trajectory.tasks.index(other)]
+            region = first_used(model, other, earlier)
+            written = trajectory.remove([other], values).updates[other]
+            offset = {
+                name: torch.where(inside, 0.0, written[f"backbone.{name}"].to(values[f"backbone.{name}"]))
+                for name, inside in region.items()
+                if f"backbone.{name}" in written
+            }
+            offset = {name: outside for name, outside in offset.items() if bool((outside != 0).any())}
+            region = {name: inside for name, inside in region.items() if bool(inside.any()) or name in offset}
+            if any(bool(inside.any()) for inside in region.values()):
+                start = self._start_values(trajectory, other, values)
+                self._shadows[other] = Shadow(model, task, region, start, offset, strategy.optimizer, joint=self.joint)
+
+    def _start_values(self, trajectory: Trajectory, other: int, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        if self.start == "before":
+            result = trajectory.values_before(other, values)
+        else:
+            result = {**values, **trajectory.remove([other], values).values}
+        return {name.removeprefix("backbone."): value for name, value in result.items()}
+
+    def before_backward(self, strategy: Any, **kwargs: Any) -> None:
+        """Run the shadows and add their loss; the random streams stay as the main network left them."""
+        if not self._shadows:
+            return
+        assert self._statistics is not None
+        task, x, y = self._statistics.task, strategy.mb_x, strategy.mb_y
+        self._statistics.see(x, strategy.mb_task_id)
+        if single_task(strategy.mb_task_id) != task:  # replayed samples of other tasks learn in their own world
+            rows = strategy.mb_task_id == task
+            x, y = x[rows], y[rows]
+            if len(x) < 2:
+                return
+        with torch.random.fork_rng([x.device] if x.is_cuda else []):
+            losses = [strategy._criterion(shadow.logits(x), y) for shadow in self._shadows.values()]
+        strategy.loss = strategy.loss + sum(losses) / len(losses)
+
+    def after_update(self, strategy: Any, **kwargs: Any) -> None:
+        """Step the shadows."""
+        for shadow in self._shadows.values():
+            shadow.step()
+
+    @torch.no_grad()
+    def prepare(self, strategy: Any, task: int, unlearnable: Collection[int]) -> None:
+        """Keep what the shadows learned of the task that has just been trained."""
+        use = entries_in_use(strategy.model, task)
+        self.kept = {
+            later: {other: backup for other, backup in of_task.items() if other in unlearnable}
+            for later, of_task in self.kept.items()
+        }
+        self.kept[task] = {}
+        for other, shadow in self._shadows.items():
+            if other in unlearnable and shadow.settle():
+                assert self._statistics is not None
+                self._statistics.retake_for(shadow.parts, shadow.masked_features)
+                parts = {name: value.clone() for name, value in shadow.parts.state_dict().items()}
+                self.kept[task][other] = Backup(shadow.update(use), parts)
+        self.abort(strategy)
+
+    def abort(self, strategy: Any) -> None:
+        """Drop the shadows of the task in training."""
+        self._shadows, self._recorder, self._statistics = {}, None, None
+
+    # As a compensation ----------------------------------------------------------------------------------------
+
+    def covers(self, task: int, gone: Collection[int]) -> bool:
+        """Whether the task was learned in the place of one of these."""
+        return not self.kept.get(task, {}).keys().isdisjoint(gone)
+
+    def revise(self, model: nn.Module, trajectory: Trajectory, gone: Collection[int]) -> Revisions:
+        """What the shadows learned, in the place of the tasks' own updates; every entry is one task's."""
+        affected = [task for task in trajectory.tasks if task in self.kept and task not in gone]
+        taken: dict[str, Tensor] = {}
+        result: dict[int, dict[str, Revision]] = {}
+        for task in affected if self.order == "newest" else reversed(affected):
+            for name, parts in _by_name(self.kept[task][other].updates for other in gone if other in self.kept[task]):
+                learned = torch.zeros(parts[0].shape, dtype=torch.float64)
+                where = torch.zeros(parts[0].shape, dtype=torch.bool)
+                for part in parts:
+                    learned[part.where] = part.values.double()
+                    where |= part.where
+                where &= ~taken.get(name, torch.zeros_like(where))
+                taken[name] = where | taken.get(name, where)
+                if bool(where.any()):
+                    revision = Revision(where, factor=0.0, added=learned[where], alone=self.start == "before")
+                    result.setdefault(task, {})[f"backbone.{name}"] = revision
+        return result
+
+    @torch.no_grad()
+    def compensate(self, model: nn.Module, gone: Collection[int], removal: Removal, undo: ExitStack) -> list[str]:
+        """Put the shadows' norms in place, and drop whatever stands in for the tasks that go, or belongs to them."""
+        assert isinstance(model, MaskedModel)
+        undo.callback(self.__dict__.update, kept=self.kept, _shadows=self._shadows)
+        lines = []
+        for task, of_task in self.kept.items():
+            lost = [other for other in of_task if other in gone]  # in training order
+            if task in gone or not lost:
+                continue
+            own = model.task_parts(task)
+            state = {} if own is None else own.state_dict()
+            for name, value in of_task[lost[-1]].parts.items():
+                undo.callback(state[name].copy_, state[name].clone())
+                state[name].copy_(value)
+            lines.append(f"task {task}: shadows of tasks {lost} put in their place")
+        self.kept = {
+            task: {other: backup for other, backup in of_task.items() if other not in gone}
+            for task, of_task in self.kept.items()
+            if task not in gone
+        }
+        self._shadows = {other: shadow for other, shadow in self._shadows.items() if other not in gone}
+        if self._shadows:
+            assert self._recorder is not None
+            assert self._recorder.snapshot is not None
+            values = _backbone(self._recorder.snapshot.values)
+            for other, shadow in self._shadows.items():
+                shadow.start_from(self._start_values(self._recorder.trajectory, other, values), undo)
+        return lines
+
+
+def _surroundings(strategy: Any) -> tuple[MaskedModel, HATPlugin, TrajectoryPlugin]:
+    if not isinstance(strategy.model, MaskedModel):
+        raise TypeError(
+            f"shadow copies need a MaskedModel, got {type(strategy.model).__name__}: they stand in for units, where "
+            "the masks of two tasks overlap"
+        )
+    masking, recorder = find_plugin(strategy, HATPlugin), find_plugin(strategy, TrajectoryPlugin)
+    if masking is None or recorder is None:
+        raise ValueError(
+            "BackupPlugin() needs HATPlugin() and TrajectoryPlugin() in front of it: AmnesiacHAT(compensation='backup')"
+        )
+    return strategy.model, masking, recorder
+
+
+def _backbone(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value.detach() for name, value in values.items() if name.startswith("backbone.")}
+
+
+def _by_name(several: Iterable[Mapping[str, SparseValues]]) -> list[tuple[str, list[SparseValues]]]:
+    result: dict[str, list[SparseValues]] = {}
+    for updates in several:
+        for name, entries in updates.items():
+            result.setdefault(name, []).append(entries)
+    return list(result.items())

@@ -1,0 +1,227 @@
+"""Repairs what an unlearning took from remaining tasks, with a few steps on samples of theirs (METHOD §6, step 3)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, Literal
+
+import torch
+from avalanche.core import SupervisedPlugin
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim import Optimizer
+
+from avalanche_amnesia.models import TaskMaskedModel
+from avalanche_amnesia.models.modes import evaluating
+from avalanche_amnesia.seeding import derive_seed
+from avalanche_amnesia.training.adjustment import AdaHATRule, AdjustmentRule, TaskUse
+from avalanche_amnesia.training.attention import check_choice
+from avalanche_amnesia.training.optimizers import sibling_optimizer
+from avalanche_amnesia.training.plugins.memory import Samples, TaskMemory
+from avalanche_amnesia.training.plugins.seeding import preserved_rng
+from avalanche_amnesia.training.plugins.statistics import retake, running_norms
+from avalanche_amnesia.training.plugins.task_mask import DivergedError, single_task
+
+RepairMode = Literal["joint", "sequential", "sequential_adahat"]
+
+
+class RepairPlugin(SupervisedPlugin):
+    """Trains affected tasks again inside an unlearning, on a few samples of theirs that were held for it.
+
+    Repaired are the remaining tasks that were trained beside a task that is gone, and read what its deletion changed.
+    What moves is their own head and norms, and of the backbone the entries that the deletion changed and that no other
+    task reads; adjusted in update space, so that nothing else moves by a bit under any optimizer. The network runs in
+    evaluation mode (no dropout). Where a compensation has just replaced a task's head, the logits of its samples are
+    stored again; elsewhere running statistics of its norms are taken again on the samples before the first step.
+
+    A repair stands until the next request, which takes it out bit for bit before anything else; then all that is
+    affected is repaired anew from the same samples. Counterfactual heads refer to the backbone without any repair, and
+    so stay right.
+
+    Needs :class:`TrajectoryPlugin` and :class:`UnlearningPlugin` beside it, and a masked model.
+
+    Args:
+        mode: ``joint``: all tasks in every step; ``sequential``: one after the other, the oldest first, each holding
+            what the former read; ``sequential_adahat``: these entries move at AdaHAT's rate ``r / (n + r)``,
+            ``r = alpha / epsilon``, for the n of them that read an entry.
+        steps: steps, of each task where it is sequential; at least 1.
+        batch_size: samples of each task in a step, at least 1.
+        samples_per_task: samples held of each remaining task, at least 1.
+        size: samples held of all tasks together, in equal parts, instead; at least 1.
+        logits: weight of the squared distance to the logits that were stored with the samples (DER++), at least 0.
+        labels: weight of the cross-entropy, at least 0.
+        optimizer: makes the repair's optimizer from a list of parameters; by default one of the class and settings of
+            the strategy's.
+        alpha: of ``sequential_adahat``, > 0.
+        epsilon: of ``sequential_adahat``, > 0.
+        seed: every draw derives from it and the task.
+
+    Attributes:
+        memory: the samples.
+
+    Raises:
+        ValueError: for a value that is not allowed.
+        TypeError: before a training, if the model has no masks.
+        DivergedError: from an unlearning, if the steps lead to values that are not finite; nothing changed.
+
+    Reference: DER++: Buzzega et al., Dark Experience for General Continual Learning, NeurIPS 2020.
+    """
+
+    def __init__(
+        self,
+        mode: RepairMode = "joint",
+        *,
+        steps: int = 50,
+        batch_size: int = 32,
+        samples_per_task: int = 50,
+        size: int | None = None,
+        logits: float = 0.5,
+        labels: float = 0.5,
+        optimizer: Callable[[list[nn.Parameter]], Optimizer] | None = None,
+        alpha: float = 1e-2,
+        epsilon: float = 0.1,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        check_choice("mode", mode, RepairMode)
+        whole = {"steps": steps, "batch_size": batch_size, "samples_per_task": samples_per_task}
+        for name, value in {**whole, **({} if size is None else {"size": size})}.items():
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name} must be an int of at least 1, got {value!r}")
+        if min(logits, labels) < 0 or logits + labels <= 0:
+            raise ValueError(f"logits and labels must be weights of at least 0, and not both 0; got {logits}, {labels}")
+        self.mode: str = mode
+        self.steps, self.batch_size, self.seed = steps, batch_size, seed
+        self.logits, self.labels = logits, labels
+        self.optimizer = optimizer
+        self.rule = AdaHATRule(alpha, epsilon, sparsity=False) if mode == "sequential_adahat" else AdjustmentRule()
+        self.memory = TaskMemory(samples_per_task, size, seed)
+
+    # Around a task --------------------------------------------------------------------------------------------
+
+    def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
+        """Check the model."""
+        if not isinstance(strategy.model, TaskMaskedModel):
+            raise TypeError(
+                f"a repair needs a model with masks, got {type(strategy.model).__name__}: without them every task "
+                "reads every weight, and there is none that a repair may move"
+            )
+
+    def after_training_exp(self, strategy: Any, **kwargs: Any) -> None:
+        """Hold samples of the task that has just been trained and recorded."""
+        self.memory.store(strategy.model, strategy.experience, single_task(strategy.experience))
+
+    # Inside an unlearning -------------------------------------------------------------------------------------
+
+    def n_samples(self, task: int) -> int:
+        """How many samples of a task are held."""
+        return len(self.memory.samples[task]) if task in self.memory.samples else 0
+
+    def forget(self, tasks: Collection[int], undo: ExitStack) -> str:
+        """Drop the samples of some tasks; returns a line for the record."""
+        return f"Repair: {self.memory.forget(tasks, undo)} samples of the tasks dropped"
+
+    def repair(
+        self,
+        model: TaskMaskedModel,
+        optimizer: Optimizer,
+        tasks: Sequence[int],
+        compensated: Collection[int],
+        free: Mapping[str, Tensor],
+    ) -> int:
+        """Train the tasks' own parameters and the free entries; see :class:`~avalanche_amnesia.unlearning.Repair`."""
+        stages = [tuple(tasks)] if self.mode == "joint" else [(task,) for task in tasks]
+        with preserved_rng(), evaluating(model):
+            for task in tasks:
+                if task in compensated:  # its head and statistics were fitted to far more samples: stay close to them
+                    self.memory.renew(model, task)
+                else:
+                    self._retake_statistics(model, task)
+            for position, stage in enumerate(stages):
+                former = tuple(task for done in stages[:position] for task in done)
+                self._train(model, optimizer, stage, self._shares(model, stage, former, free))
+        return len(stages) * self.steps
+
+    def _retake_statistics(self, model: TaskMaskedModel, task: int) -> None:
+        norms, x = running_norms(model.task_parts(task)), self.memory.samples[task].x
+        if norms and len(x) > 1:
+            batches = [part.to(_device(model)) for part in x.split(512) if len(part) > 1]
+            retake(norms, batches, lambda part: model.features(part, task))
+
+    def _shares(
+        self, model: TaskMaskedModel, stage: Sequence[int], former: Collection[int], free: Mapping[str, Tensor]
+    ) -> dict[nn.Parameter, Tensor]:
+        """Parameter of the backbone → share of each update that stays, of its shape; without those that stand still."""
+        use = model.graph.parameter_use(*(model.masks[task] for task in stage))
+        of_former = TaskUse(model, former)
+        parameters = dict(model.backbone.named_parameters())
+        shares = {
+            name: torch.where(entries & (use[name] > 0), 1 - self.rule.held(of_former, name, 0.0), 0.0)
+            for name, entries in free.items()
+        }
+        return {parameters[name]: share for name, share in shares.items() if bool((share > 0).any())}
+
+    def _train(
+        self,
+        model: TaskMaskedModel,
+        optimizer: Optimizer,
+        stage: Sequence[int],
+        shares: Mapping[nn.Parameter, Tensor],
+    ) -> None:
+        own = [p for task in stage for module in model.task_modules(task) for p in module.parameters()]
+        working = [*shares, *own]
+        batches = {task: self._batches(task, self.memory.samples[task]) for task in stage}
+        stepped = sibling_optimizer(optimizer, working) if self.optimizer is None else self.optimizer(working)
+        with _learning(model, working):
+            for _ in range(self.steps):
+                with torch.enable_grad():
+                    losses = [self._loss(model, task, next(batches[task])) for task in stage]
+                    torch.stack(losses).sum().backward()
+                start = [parameter.detach().clone() for parameter in working]
+                # What has no gradient (a head's columns outside the mask) no decay and no momentum may move either.
+                reached = [torch.zeros_like(p) if p.grad is None else (p.grad != 0).to(p.dtype) for p in own]
+                stepped.step()
+                for parameter, old, share in zip(working, start, [*shares.values(), *reached], strict=True):
+                    moved = torch.where(share == 1, parameter, torch.lerp(old, parameter, share))
+                    parameter.data.copy_(torch.where(share == 0, old, moved))
+                stepped.zero_grad()
+        if not all(bool(parameter.isfinite().all()) for parameter in working):
+            raise DivergedError(
+                f"the repair of tasks {list(stage)} diverged: some weights are infinite or NaN. Nothing was unlearned "
+                "or changed; give the repair an optimizer with a smaller learning rate, "
+                "RepairPlugin(optimizer=lambda parameters: …)"
+            )
+
+    def _loss(self, model: TaskMaskedModel, task: int, batch: Samples) -> Tensor:
+        device = _device(model)
+        logits = model(batch.x.to(device), task)
+        dark = F.mse_loss(logits, batch.logits.to(device))
+        return self.logits * dark + self.labels * F.cross_entropy(logits, batch.y.to(device))
+
+    def _batches(self, task: int, samples: Samples) -> Iterator[Samples]:
+        """Batches without end: one draw without replacement after the other, from (seed, task)."""
+        generator = torch.Generator().manual_seed(derive_seed(self.seed, "repair", task))
+        while True:
+            for index in torch.randperm(len(samples), generator=generator).split(self.batch_size):
+                yield Samples(samples.x[index], samples.y[index], samples.logits[index])
+
+
+@contextmanager
+def _learning(model: nn.Module, parameters: Sequence[nn.Parameter]) -> Iterator[None]:
+    """Let these parameters alone receive gradients; afterwards as it was, without gradients."""
+    was = {parameter: parameter.requires_grad for parameter in model.parameters()}
+    try:
+        for parameter in was:
+            parameter.requires_grad_(False)
+        for parameter in parameters:
+            parameter.requires_grad_(True)
+        yield
+    finally:
+        for parameter, learned in was.items():
+            parameter.requires_grad_(learned)
+            parameter.grad = None
+
+
+def _device(model: nn.Module) -> torch.device:
+    return next(model.parameters()).device

@@ -1,0 +1,138 @@
+"""A later task's damped update scaled, where the task that it built on goes (METHOD §6, ``rate`` and ``draft``)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from contextlib import ExitStack
+from typing import Any, Literal
+
+import torch
+from avalanche.core import SupervisedPlugin
+from torch import Tensor, nn
+
+from avalanche_amnesia.models import MaskedModel
+from avalanche_amnesia.training.attention import check_choice
+from avalanche_amnesia.training.first_use import entries_in_use
+from avalanche_amnesia.training.plugins.lookup import find_plugin
+from avalanche_amnesia.training.plugins.masking import HATPlugin, check_above
+from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
+from avalanche_amnesia.unlearning import Removal, Revision, Revisions, Trajectory
+from avalanche_amnesia.unlearning.sparse import SparseValues
+
+Scaling = Literal["rate", "draft"]
+
+
+class ScaledUpdatesPlugin(SupervisedPlugin):
+    """Scales what the next task wrote where one that goes was the first to use an entry: two ablations.
+
+    The first task's update of an entry is large, and every later one is damped by the adjustment rate, so that after
+    the deletion hardly anything is left. ``rate`` scales the update of the first remaining task that moved the entry
+    by the inverse of the rate with which it was damped (without layer sparsity, κ = 0); ``draft`` multiplies it by α,
+    the literal reading of the method's first draft. With ``adjustment="hat"`` nobody else moves such an entry, and
+    neither changes anything; with AdaHAT ``rate`` was measured to be harmful, and ``draft`` to have no effect.
+
+    Needs :class:`HATPlugin` (or AdaHATPlugin) and :class:`TrajectoryPlugin` in front of it, and
+    :class:`UnlearningPlugin` beside it.
+
+    Args:
+        by: ``rate`` or ``draft``.
+        alpha: α of ``draft``, above 0; by default that of the adjustment, where it has one (``adahat``, ``constant``),
+            and 1 otherwise.
+
+    Attributes:
+        rates: task → parameter name in the backbone → the rates, float16, of the entries that were in use and that
+            the task moved all the same.
+
+    Raises:
+        ValueError: for a value that is not allowed, or where a plugin that it needs is missing.
+        TypeError: before a training, if the model is no :class:`MaskedModel`.
+    """
+
+    def __init__(self, by: Scaling = "rate", *, alpha: float | None = None) -> None:
+        super().__init__()
+        check_choice("by", by, Scaling)
+        if alpha is not None:
+            check_above("alpha", alpha, 0)
+        self.by, self.alpha, self._alpha = by, alpha, 1.0
+        self.rates: dict[int, dict[str, SparseValues]] = {}
+        self._damped: dict[str, SparseValues] = {}
+
+    @torch.no_grad()
+    def begin(self, strategy: Any, task: int, unlearnable: Collection[int]) -> None:
+        """Remember the rates with which the task is damped."""
+        masking = find_plugin(strategy, HATPlugin)
+        if masking is None or find_plugin(strategy, TrajectoryPlugin) is None:
+            raise ValueError(
+                "ScaledUpdatesPlugin() needs HATPlugin() and TrajectoryPlugin() in front of it: "
+                "AmnesiacHAT(compensation='rate')"
+            )
+        use = masking.task_use(masking.model_of(strategy))
+        self._damped = {
+            name: SparseValues.of((1 - masking.rule.expected_held(use, name)).half(), covered > 0)
+            for name, covered in use.covered.items()
+        }
+        self._alpha = float(getattr(masking.rule, "alpha", 1.0)) if self.alpha is None else self.alpha
+
+    def prepare(self, strategy: Any, task: int, unlearnable: Collection[int]) -> None:
+        """Keep the rates of the entries that the task moved."""
+        recorder = find_plugin(strategy, TrajectoryPlugin)
+        assert recorder is not None
+        moved = recorder.trajectory.moved(task)
+        kept = {
+            name: rates.restricted(moved[f"backbone.{name}"].reshape(-1))
+            for name, rates in self._damped.items()
+            if f"backbone.{name}" in moved
+        }
+        self.rates[task] = {name: rates for name, rates in kept.items() if len(rates.low)}
+        self._damped = {}
+
+    def abort(self, strategy: Any) -> None:
+        """Drop the rates of a task whose training was interrupted."""
+        self._damped = {}
+
+    # As a compensation ----------------------------------------------------------------------------------------
+
+    def covers(self, task: int, gone: Collection[int]) -> bool:
+        """False: revising is all that it does."""
+        return False
+
+    def revise(self, model: nn.Module, trajectory: Trajectory, gone: Collection[int]) -> Revisions:
+        """Scale, where a task that goes was the first to use an entry, the first remaining task's update of it."""
+        assert isinstance(model, MaskedModel)
+        result: dict[int, dict[str, Revision]] = {}
+        orphaned: dict[str, Tensor] = {}
+        occupied: dict[str, Tensor] = {}
+        for task in trajectory.tasks:
+            use = entries_in_use(model, task)
+            if task in gone:
+                for name, used in use.items():
+                    first = used.cpu() & ~occupied.get(name, torch.zeros(used.shape, dtype=torch.bool))
+                    orphaned[name] = first | orphaned.get(name, first)
+                continue
+            occupied = {name: used.cpu() | occupied.get(name, used.cpu()) for name, used in use.items()}
+            moved = trajectory.moved(task)
+            for name, rates in self.rates.get(task, {}).items():
+                where = rates.where & orphaned.get(name, torch.zeros_like(rates.where))
+                factor = self._factors(rates, where)
+                if bool(where.any()):
+                    result.setdefault(task, {})[f"backbone.{name}"] = Revision(where, factor=factor)
+            orphaned = _without(orphaned, moved)
+        return result
+
+    def _factors(self, rates: SparseValues, where: Tensor) -> Tensor | float:
+        if self.by == "draft":
+            return self._alpha
+        return 1 / rates.restricted(where.reshape(-1)).values.double()
+
+    def compensate(self, model: nn.Module, gone: Collection[int], removal: Removal, undo: ExitStack) -> list[str]:
+        """Drop the rates of the tasks that go."""
+        undo.callback(setattr, self, "rates", self.rates)
+        self.rates = {task: rates for task, rates in self.rates.items() if task not in gone}
+        return []
+
+
+def _without(orphaned: Mapping[str, Tensor], moved: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {
+        name: where & ~moved[f"backbone.{name}"] if f"backbone.{name}" in moved else where
+        for name, where in orphaned.items()
+    }

@@ -1,0 +1,146 @@
+"""A copy of a backbone's entries that learns the task in training in the place of an earlier task's."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from contextlib import ExitStack
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.optim import Optimizer
+
+from avalanche_amnesia.bits import same_bits
+from avalanche_amnesia.models import MaskedModel
+from avalanche_amnesia.training.optimizers import bare_step, sibling_optimizer
+from avalanche_amnesia.unlearning.sparse import SparseValues
+
+
+class Shadow:
+    """What a task would write into the entries of an earlier one, learned while the task is in training.
+
+    In each forward pass the shadow's own values stand in its region, and the main weights everywhere else: one layer
+    is run, not two. With the region ``C``: ``W_b = C ⊙ B + (1 − C) ⊙ (W − D)``.
+
+    Args:
+        model: whose task is in training.
+        task: its label.
+        region: parameter name in the backbone → bool tensor ``C``: the entries that the shadow has of its own.
+        start: parameter name → values that it starts with there, of the parameter's shape.
+        offset: parameter name → what is subtracted from the main weights outside, ``D``, 0 in the region.
+        optimizer: the strategy's, whose class and settings step the shadow.
+        joint: whether the shadow's loss trains the main weights, the head and the mask as well.
+
+    Attributes:
+        parts: the shadow's copy of what the task has of its own (norms).
+    """
+
+    def __init__(
+        self,
+        model: MaskedModel,
+        task: int,
+        region: Mapping[str, Tensor],
+        start: Mapping[str, Tensor],
+        offset: Mapping[str, Tensor],
+        optimizer: Optimizer,
+        *,
+        joint: bool,
+    ) -> None:
+        self.model, self.task, self.joint = model, task, joint
+        self.region, self.offset = dict(region), dict(offset)
+        self._main = {name: parameter.detach() for name, parameter in model.backbone.named_parameters()}
+        self._values = {name: nn.Parameter(start[name].clone()) for name in self.region}
+        self._all = {**self._main, **self._values}
+        self._copies = [values.data for values in self._values.values()]
+        self._originals = [self._main[name] for name in self._values]
+        self._outside = [(~self.region[name]).to(values.dtype) for name, values in self._values.items()]
+        self._start = {name: start[name][inside] for name, inside in self.region.items()}
+        parts = model.task_parts(task)
+        assert parts is not None
+        self.parts = copy.deepcopy(parts).train()
+        learned = [*self._values.values(), *self.parts.parameters()]
+        self._optimizer = sibling_optimizer(optimizer, learned)
+        self._learned, self._step = learned, bare_step(self._optimizer)
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Logits ``(batch, classes)`` of the task in training, through its open gate, in training mode."""
+        head = self.model.head(self.task)
+        assert isinstance(head, nn.Linear)
+        if self.joint:
+            return head(functional_call(self.model.backbone, self._joint_weights(), (x, self.parts, self._gate())))
+        features = functional_call(self.model.backbone, self._weights(), (x, self.parts, self._gate()))
+        return F.linear(features, head.weight.detach(), head.bias.detach())
+
+    def _gate(self) -> Mapping[str, Tensor]:
+        assert self.model.gate is not None
+        return self.model.gate_leaves if self.joint else self.model.by_layer(self.model.gate)
+
+    @torch.no_grad()
+    def _weights(self) -> dict[str, Tensor]:
+        """The weights, cut off from the main ones: outside the region they are copied in, into the shadow's tensors."""
+        torch._foreach_lerp_(self._copies, self._originals, self._outside)  # exact at 0 and 1, and faster than where()
+        for name, offset in self.offset.items():
+            self._values[name].data.sub_(offset)
+        return self._all
+
+    def _joint_weights(self) -> dict[str, Tensor]:
+        weights: dict[str, Tensor] = dict(self.model.backbone.named_parameters())
+        for name, values in self._values.items():
+            weights[name] = torch.where(self.region[name], values, weights[name])
+            if name in self.offset:
+                weights[name] = weights[name] - self.offset[name]
+        return weights
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Step the shadow's values and its copy of the task's norms."""
+        self._step()
+        for parameter in self._learned:
+            parameter.grad = None
+
+    @torch.no_grad()
+    def start_from(self, start: Mapping[str, Tensor], undo: ExitStack) -> None:
+        """Move to another start, keeping what was learned.
+
+        Args:
+            start: parameter name → values of the parameter's shape.
+            undo: receives the way back.
+        """
+        for name, inside in self.region.items():
+            values, old, new = self._values[name].data, self._start[name], start[name][inside]
+            undo.callback(values.copy_, values.clone())
+            undo.callback(self._start.__setitem__, name, old)
+            learned = values[inside]
+            moved = (new.double() + (learned.double() - old.double())).to(new.dtype)
+            values[inside] = torch.where(same_bits(old, new), learned, moved)
+            self._start[name] = new
+
+    @torch.no_grad()
+    def settle(self) -> bool:
+        """End the learning, once the task has its mask: what is kept of the norms is what the mask covers.
+
+        Returns:
+            Whether everything that was learned is finite.
+        """
+        self.model.settle_parts(self.parts, self.task)
+        return all(bool(parameter.isfinite().all()) for parameter in self._learned)
+
+    def masked_features(self, x: Tensor) -> Tensor:
+        """Features ``(batch, features)`` through the task's binary mask."""
+        mask = self.model.by_layer(self.model.binary_mask(self.task).float())
+        return functional_call(self.model.backbone, self._weights(), (x, self.parts, mask))
+
+    def update(self, use: Mapping[str, Tensor]) -> dict[str, SparseValues]:
+        """What was learned: parameter name → the updates of the entries that the task uses.
+
+        Args:
+            use: parameter name → bool tensor of its shape.
+        """
+        result = {}
+        for name, inside in self.region.items():
+            learned = torch.zeros_like(self._values[name].data)
+            learned[inside] = self._values[name].data[inside] - self._start[name]
+            result[name] = SparseValues.of(learned, inside & use[name])
+        return result

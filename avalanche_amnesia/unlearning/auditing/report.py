@@ -1,0 +1,57 @@
+"""What an audit has found."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One place where something of an unlearned task is left.
+
+    Attributes:
+        path: to the object (``strategy.plugins[3].saved_params[1]``) or to the file and the tensor in it.
+        kind: what it is: ``own tensor``, ``mask``, ``state before``, ``update``, ``sample``, ``data set``, ``name`` (a
+            tensor called like one that was removed) or ``log``.
+        name: the tensor, or task, of which it is a copy or a part.
+        strength: 1 for a copy; of an update how much of it is held, or its correlation.
+    """
+
+    path: str
+    kind: str
+    name: str
+    strength: float
+
+
+@dataclass(frozen=True)
+class AuditReport:
+    """All findings of an audit.
+
+    Attributes:
+        findings: in the order of the paths.
+        looked_at: how many tensors, data sets and texts were looked at.
+        unread: files that can't be looked into without running code from them, or that are broken.
+    """
+
+    findings: tuple[Finding, ...]
+    looked_at: int
+    unread: tuple[str, ...] = ()
+
+    @property
+    def clean(self) -> bool:
+        """Whether nothing was found; see ``unread`` for where nothing could be looked for."""
+        return not self.findings
+
+    def table(self) -> str:
+        """The findings as lines of text."""
+        lines = [f"{self.looked_at} tensors, data sets and logs looked at: " + self._summary()]
+        if self.findings:
+            rows = [("kind", "strength", "of", "where")]
+            rows += [(f.kind, f"{f.strength:.2f}", f.name, f.path) for f in self.findings]
+            widths = [max(len(row[column]) for row in rows) for column in range(3)]
+            lines += ["  ".join([*(c.ljust(w) for c, w in zip(row, widths, strict=False)), row[3]]) for row in rows]
+        lines += [f"not looked into: {path}" for path in self.unread]
+        return "\n".join(lines)
+
+    def _summary(self) -> str:
+        return "no residue found" if self.clean else f"{len(self.findings)} findings"

@@ -1,0 +1,183 @@
+"""Replay buffers without some tasks: not merely out of reach, but gone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
+from copy import copy
+from typing import Any
+
+import torch
+from avalanche.benchmarks.utils import (
+    AvalancheDataset,
+    _make_taskaware_classification_dataset,
+    make_avalanche_dataset,
+)
+from avalanche.benchmarks.utils.data_attribute import DataAttribute
+from avalanche.benchmarks.utils.flat_data import FlatData
+from avalanche.training.storage_policy import ParametricBuffer, ReservoirSamplingBuffer, _ParametricSingleBuffer
+from torch import Tensor
+from torch.utils.data import ConcatDataset
+
+from avalanche_amnesia.unlearning.purging.registry import SavedState
+
+_COUNTS = ("max_size", "_num_exps", "seen_classes", "seen_groups")
+
+
+def subset_alone(data: AvalancheDataset, kept: Sequence[int]) -> AvalancheDataset:
+    """The samples at some positions, in a data set that holds no reference to the others.
+
+    The host's ``subset`` keeps the data sets, labels and logits of all samples, and only hides them. Here whatever
+    has no sample left is let go of; a data set that the samples themselves come from stays.
+    """
+    result = data.subset(list(kept))
+    result._flat_data = _compact(result._flat_data, range(len(result)))
+    for attribute in list(result._data_attributes.values()):
+        set_attribute(result, attribute, list(attribute))
+    return result
+
+
+def set_attribute(data: AvalancheDataset, attribute: Any, values: list[Any]) -> None:
+    """Give a data set other values of one of its attributes, in place."""
+    new = DataAttribute(_sequence(values), attribute.name, use_in_getitem=attribute.use_in_getitem)
+    data._data_attributes[attribute.name] = new
+    if attribute.name in data.__dict__:
+        data.__dict__[attribute.name] = new
+
+
+def _sequence(values: list[Any]) -> FlatData[Any]:
+    """Values in two parts: the host fails to append a repeated value (task labels) to what has only one."""
+    return FlatData([values[:1], values[1:] or values[:1]], indices=list(range(len(values))))
+
+
+def _compact(flat: Any, kept: Sequence[int]) -> Any:
+    places = [flat._get_idx(i) for i in kept]
+    datasets, offsets, position = [], {}, 0
+    for number in sorted({number for number, _ in places}):
+        inner = sorted({i for of, i in places if of == number})
+        dataset = flat._datasets[number]
+        if isinstance(dataset, FlatData):
+            dataset = _compact(dataset, inner)
+        elif isinstance(dataset, list):
+            dataset = [dataset[i] for i in inner]
+        else:
+            inner = list(range(len(dataset)))
+        offsets[number] = {old: position + new for new, old in enumerate(inner)}
+        position += len(inner)
+        datasets.append(dataset)
+    result = copy(flat)
+    result._datasets = datasets
+    result._indices = [offsets[number][i] for number, i in places]
+    result._cumulative_sizes = ConcatDataset.cumsum(datasets)
+    return result
+
+
+def purge_policy(policy: Any, tasks: Collection[int], undo: ExitStack) -> int:
+    """Take the samples of tasks out of a storage policy; returns how many there were."""
+    groups = getattr(policy, "buffer_groups", None)
+    if groups is None:
+        return _purge_buffer(policy, tasks, undo)
+    undo.callback(policy.__dict__.update, {n: v for n, v in vars(policy).items() if n in ("buffer_groups", *_COUNTS)})
+    removed = sum(purge_policy(group, tasks, undo) for group in groups.values())
+    left = {key: group for key, group in groups.items() if len(group.buffer)}
+    if hasattr(policy, "_num_exps"):  # its keys count experiences: the room of those that are gone is free again
+        left = dict(enumerate(left.values()))
+        policy._num_exps = len(left)
+    for seen in ("seen_classes", "seen_groups"):
+        if hasattr(policy, seen):
+            setattr(policy, seen, getattr(policy, seen) & set(left))
+    policy.buffer_groups = left
+    return removed
+
+
+def _purge_buffer(policy: Any, tasks: Collection[int], undo: ExitStack) -> int:
+    buffer = policy.buffer
+    if len(buffer) == 0:
+        return 0
+    kept = [i for i, task in enumerate(buffer.targets_task_labels) if int(task) not in tasks]
+    if len(kept) == len(buffer):
+        return 0
+    undo.callback(setattr, policy, "buffer", buffer)
+    policy.buffer = subset_alone(buffer, kept)
+    weights = getattr(policy, "_buffer_weights", None)
+    if weights is not None:
+        undo.callback(setattr, policy, "_buffer_weights", weights)
+        policy._buffer_weights = weights[kept].clone()
+    return len(buffer) - len(kept)
+
+
+def single_buffers(policy: Any) -> list[Any]:
+    """The buffers inside a storage policy that hold samples."""
+    groups = getattr(policy, "buffer_groups", None)
+    return [policy] if groups is None else [single for group in groups.values() for single in single_buffers(group)]
+
+
+def save_policy(policy: Any, prefix: str = "buffer") -> SavedState:
+    """A storage policy's samples, labels and weights; samples as an evaluation sees them, without random transforms."""
+    data: dict[str, Any] = {"counts": {}}
+    for name in _COUNTS:
+        if hasattr(policy, name):
+            value = getattr(policy, name)
+            data["counts"][name] = sorted(value) if isinstance(value, set) else value
+    tensors: dict[str, Tensor] = {}
+    if hasattr(policy, "buffer_groups"):
+        data["groups"] = {}
+        for key, group in policy.buffer_groups.items():
+            saved = save_policy(group, f"{prefix}/{key}")
+            tensors |= saved.tensors
+            data["groups"][str(key)] = saved.data
+        return SavedState(tensors, data)
+    data["n"] = len(policy.buffer)
+    if data["n"]:
+        tensors |= save_samples(policy.buffer, prefix)
+    if hasattr(policy, "_buffer_weights"):
+        tensors[f"{prefix}/weights"] = policy._buffer_weights.clone()
+    return SavedState(tensors, data)
+
+
+def load_policy(policy: Any, state: SavedState, data: dict[str, Any] | None = None, prefix: str = "buffer") -> None:
+    """Fill a policy of the same kind with what :func:`save_policy` returned."""
+    data = state.data if data is None else data
+    for name, value in data["counts"].items():
+        setattr(policy, name, set(value) if isinstance(value, list) else value)
+    if "groups" in data:
+        policy.buffer_groups = {}
+        for key, of_group in data["groups"].items():
+            group = _group_maker(policy)(of_group["counts"]["max_size"])
+            load_policy(group, state, of_group, f"{prefix}/{key}")
+            policy.buffer_groups[int(key)] = group
+        return
+    if data["n"]:
+        policy.buffer = load_samples(state.tensors, prefix)
+    if f"{prefix}/weights" in state.tensors:
+        policy._buffer_weights = state.tensors[f"{prefix}/weights"].clone()
+
+
+def _group_maker(policy: Any) -> Callable[[int], Any]:
+    if isinstance(policy, ParametricBuffer):
+        return lambda size: _ParametricSingleBuffer(size, policy.selection_strategy)
+    return ReservoirSamplingBuffer
+
+
+def save_samples(data: AvalancheDataset, prefix: str) -> dict[str, Tensor]:
+    """The columns of a data set (``x``, ``y``, task label, and logits where there are any), stacked."""
+    items = data.eval()
+    columns = zip(*(items[i] for i in range(len(items))), strict=True)
+    return {
+        f"{prefix}/column{number}": torch.stack([torch.as_tensor(value) for value in column])
+        for number, column in enumerate(columns)
+    }
+
+
+def load_samples(tensors: Mapping[str, Tensor], prefix: str) -> AvalancheDataset:
+    """The data set that :func:`save_samples` saved, without its transforms."""
+    x, y, task = (tensors[f"{prefix}/column{number}"] for number in range(3))
+    samples = list(zip(x.clone(), y.tolist(), strict=True))
+    data = _make_taskaware_classification_dataset(samples, targets=y.tolist(), task_labels=task.tolist())
+    for attribute in list(data._data_attributes.values()):
+        set_attribute(data, attribute, list(attribute))
+    logits = tensors.get(f"{prefix}/column3")
+    if logits is None:
+        return data
+    attribute = DataAttribute(FlatData([list(logits.clone())]), "logits", use_in_getitem=True)
+    return make_avalanche_dataset(data, data_attributes=[attribute])

@@ -1,0 +1,56 @@
+"""Whether a plugin or a strategy that no adapter knows keeps something learned."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from avalanche_amnesia.unlearning.ledger import RequestError
+from avalanche_amnesia.unlearning.reachable import reachable
+
+# A strategy's attributes that the host fills for every strategy alike: what the package cleans itself, or a mini-batch.
+_OF_EVERY_STRATEGY = frozenset(
+    (
+        *("model", "optimizer", "optimized_param_id", "plugins", "evaluator", "clock", "_criterion"),
+        *("experience", "current_eval_stream", "_eval_streams", "adapted_dataset", "dataloader"),
+        *("mbatch", "mb_output", "loss"),
+    )
+)
+
+
+class UnknownStateError(RequestError):
+    """Something keeps learned state that no adapter can clean; nothing has changed when it is raised."""
+
+
+def learned_state(thing: object, skip: Collection[object] = ()) -> str | None:
+    """Path to the first tensor, array or data set that an object holds; None where it holds none.
+
+    Args:
+        thing: a plugin, or a strategy, of which only what its own class adds counts.
+        skip: objects that are cleaned anyway: the model, the optimizer, other plugins.
+    """
+    parts: list[tuple[str, Any]] = [("", thing)]
+    if hasattr(thing, "plugins") and hasattr(thing, "optimizer"):
+        parts = [(name, value) for name, value in vars(thing).items() if name not in _OF_EVERY_STRATEGY]
+    beside = [other for other in skip if other is not thing]
+    paths = (path for name, value in parts for path, found in reachable(value, name, beside) if _is_state(found))
+    return next(paths, None)
+
+
+def cleaned_anyway(model: nn.Module) -> list[object]:
+    """The parts of a model, for ``skip``: whoever holds a reference to them holds nothing of its own."""
+    return [*model.modules(), *model.parameters(), *model.buffers()]
+
+
+def _is_state(thing: object) -> bool:
+    if isinstance(thing, Tensor):
+        return thing.numel() > 0
+    if isinstance(thing, np.ndarray):
+        return thing.size > 0 and thing.dtype.kind in "fciub"
+    if isinstance(thing, Dataset) or type(thing).__name__.endswith("Dataset"):
+        return not hasattr(thing, "__len__") or len(thing) > 0
+    return False

@@ -1,0 +1,157 @@
+"""Who knows how to save, load and purge what a host's plugin or strategy keeps of the tasks: one adapter per class.
+
+Without this a stock strategy brings a forgotten task back: EWC pulls the weights to anchors that hold it, LwF is
+taught by a model that knows it, Replay trains on its samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+from torch import Tensor, nn
+
+from avalanche_amnesia.unlearning.trajectory import Removal
+
+
+@dataclass(frozen=True)
+class PurgeContext:
+    """What is unlearned, for those who clean up behind it.
+
+    Attributes:
+        tasks: the tasks that go.
+        order: all tasks trained so far and not unlearned before, in training order, those that go included.
+        counters: task → the strategy's experience counter when it was trained.
+        own_parameters: names of the parameters that belonged to the tasks alone.
+        removal: the change of the shared parameters.
+        model: the model, from which the tasks are gone already.
+        in_training: the task in whose training the request fires; None between tasks.
+    """
+
+    tasks: tuple[int, ...]
+    order: tuple[int, ...]
+    counters: Mapping[int, int]
+    own_parameters: frozenset[str]
+    removal: Removal
+    model: nn.Module
+    in_training: int | None = None
+
+    def trained_after(self, task: int | None) -> bool:
+        """Whether a task was trained when one of those that go was already there (None: now)."""
+        if task not in self.order:
+            return True
+        return any(self.order.index(gone) < self.order.index(task) for gone in self.tasks)
+
+
+@dataclass(frozen=True)
+class SavedState:
+    """What a plugin keeps, as plain data.
+
+    Attributes:
+        tensors: name → tensor, as safetensors takes them.
+        data: everything else, in JSON's types.
+    """
+
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    data: dict[str, Any] = field(default_factory=dict)
+
+
+class StateAdapter(Protocol):
+    """Saves, loads and purges what one kind of plugin (or strategy) keeps of the tasks that it has seen."""
+
+    def save(self, plugin: Any) -> SavedState:
+        """What the plugin keeps, as plain data."""
+        raise NotImplementedError
+
+    def load(self, plugin: Any, state: SavedState, model: nn.Module) -> None:
+        """Put what :meth:`save` returned into a plugin that was built with the same arguments.
+
+        Args:
+            plugin: a fresh one.
+            state: of the old one.
+            model: the strategy's model, with its tasks, to build copies of it from.
+        """
+        raise NotImplementedError
+
+    def purge(self, plugin: Any, context: PurgeContext, undo: ExitStack) -> str:
+        """Take the tasks that go out of what the plugin keeps; what can't be taken apart is dropped.
+
+        Args:
+            plugin: to be cleaned.
+            context: what is unlearned.
+            undo: receives the way back of every change *before* the change.
+
+        Returns:
+            One line for the record, which names what was lost.
+        """
+        raise NotImplementedError
+
+    def before_training(self, plugin: Any, task: int) -> None:
+        """Called before each training; by default nothing is needed."""
+        return
+
+
+Purger = Callable[[Any, PurgeContext, ExitStack], str]
+Adapter = TypeVar("Adapter", bound=type[StateAdapter])
+_ADAPTERS: dict[type, StateAdapter] = {}
+
+
+class PurgerAdapter(StateAdapter):
+    """An adapter made of a user's purging function, which neither saves nor loads."""
+
+    def __init__(self, purger: Purger) -> None:
+        self.purger = purger
+
+    def purge(self, plugin: Any, context: PurgeContext, undo: ExitStack) -> str:
+        """Call the function."""
+        return self.purger(plugin, context, undo)
+
+    def save(self, plugin: Any) -> SavedState:
+        """Not possible.
+
+        Raises:
+            TypeError: always.
+        """
+        raise TypeError(
+            f"{type(plugin).__name__} has a purger alone, which can't save: register a StateAdapter, "
+            f"@register_adapter({type(plugin).__name__})"
+        )
+
+    def load(self, plugin: Any, state: SavedState, model: nn.Module) -> None:
+        """Not possible.
+
+        Raises:
+            TypeError: always.
+        """
+        self.save(plugin)
+
+
+def register_adapter(*classes: type) -> Callable[[Adapter], Adapter]:
+    """Decorator of a :class:`StateAdapter` class, for plugins or strategies of these classes and their heirs."""
+
+    def register(adapter: Adapter) -> Adapter:
+        _ADAPTERS.update(dict.fromkeys(classes, adapter()))
+        return adapter
+
+    return register
+
+
+def register_purger(plugin_class: type) -> Callable[[Purger], Purger]:
+    """Decorator: the function cleans plugins (or strategies) of this class.
+
+    The function gets the plugin, a :class:`PurgeContext` and an ``ExitStack`` that must receive the way back of
+    every change *before* the change; it returns one line for the record.
+    """
+
+    def register(purger: Purger) -> Purger:
+        _ADAPTERS[plugin_class] = PurgerAdapter(purger)
+        return purger
+
+    return register
+
+
+def adapter_of(plugin: object) -> StateAdapter | None:
+    """The registered adapter of an object's class or its nearest base, None if there is none."""
+    return next((_ADAPTERS[kind] for kind in type(plugin).__mro__ if kind in _ADAPTERS), None)

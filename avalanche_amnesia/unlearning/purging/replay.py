@@ -1,0 +1,113 @@
+"""What replays stored samples: the plugin, and strategies with a buffer of their own (DER, DER++, ER-ACE, ER-AML)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from avalanche.models import avalanche_forward
+from avalanche.training import DER, ER_ACE, ER_AML
+from avalanche.training.plugins import ReplayPlugin
+from avalanche.training.utils import cycle
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from avalanche_amnesia.models.modes import evaluating
+from avalanche_amnesia.unlearning.purging.buffers import (
+    load_policy,
+    purge_policy,
+    save_policy,
+    set_attribute,
+    single_buffers,
+    subset_alone,
+)
+from avalanche_amnesia.unlearning.purging.registry import PurgeContext, SavedState, StateAdapter, register_adapter
+
+
+@register_adapter(ReplayPlugin)
+class ReplayAdapter(StateAdapter):
+    """The samples of a storage policy, of whatever kind."""
+
+    def save(self, plugin: Any) -> SavedState:
+        """Samples, labels and weights."""
+        return save_policy(plugin.storage_policy)
+
+    def load(self, plugin: Any, state: SavedState, model: nn.Module) -> None:
+        """Fill the storage policy."""
+        load_policy(plugin.storage_policy, state)
+
+    def purge(self, plugin: Any, context: PurgeContext, undo: ExitStack) -> str:
+        """Drop the tasks' samples."""
+        removed = purge_policy(plugin.storage_policy, set(context.tasks), undo)
+        return f"Replay: {removed} samples of the tasks dropped"
+
+
+@register_adapter(DER, ER_ACE, ER_AML)
+class OwnBufferAdapter(StateAdapter):
+    """A strategy's own buffer, the loader over it, and logits that the model gave when a sample was stored."""
+
+    def save(self, plugin: Any) -> SavedState:
+        """Samples, labels, weights and logits."""
+        return save_policy(plugin.storage_policy)
+
+    def load(self, plugin: Any, state: SavedState, model: nn.Module) -> None:
+        """Fill the storage policy."""
+        load_policy(plugin.storage_policy, state)
+
+    def purge(self, plugin: Any, context: PurgeContext, undo: ExitStack) -> str:
+        """Drop the tasks' samples; logits that were given when the tasks were known are given anew."""
+        removed = purge_policy(plugin.storage_policy, set(context.tasks), undo)
+        renewed = sum(_renew_logits(single, context, undo) for single in single_buffers(plugin.storage_policy))
+        self._reload(plugin, context, undo)
+        line = f"{type(plugin).__name__}: {removed} samples of the tasks dropped"
+        return f"{line}, {renewed} samples' logits replaced by the model's without the tasks" if renewed else line
+
+    def _reload(self, strategy: Any, context: PurgeContext, undo: ExitStack) -> None:
+        """Let go of the old samples: last batches, and the loader of a training that is under way."""
+        last = [name for name in vars(strategy) if name in _LAST_BATCH or name.startswith("mb_buffer_")]
+        loaders = [name for name in ("replay_loader", "pos_neg_loaders") if getattr(strategy, name, None)]
+        undo.callback(strategy.__dict__.update, {name: getattr(strategy, name) for name in (*last, *loaders)})
+        for name in (*last, *loaders):
+            setattr(strategy, name, None)
+        if not loaders or context.in_training is None:
+            return
+        policy, size = strategy.storage_policy, strategy.batch_size_mem
+        if len(policy.buffer) >= size:
+            strategy.replay_loader = _endless(policy.buffer, size)
+            if "pos_neg_loaders" in loaders:
+                groups = single_buffers(policy)
+                strategy.pos_neg_loaders = [_endless(group.buffer, strategy.train_mb_size) for group in groups]
+
+
+def _endless(data: Any, batch_size: int) -> Iterator[Any]:
+    # As the host's, but a buffer that holds no whole batch any more must give what it has: it would spin for ever.
+    return cycle(DataLoader(data, batch_size=batch_size, shuffle=True, drop_last=len(data) >= batch_size))
+
+
+_LAST_BATCH = ("batch_logits",)
+
+
+def _renew_logits(buffer: Any, context: PurgeContext, undo: ExitStack) -> int:
+    """Logits of samples that were stored when one of the tasks that go had been learned hold its update."""
+    attribute = buffer.buffer._data_attributes.get("logits") if len(buffer.buffer) else None
+    if attribute is None:
+        return 0
+    tasks = [int(task) for task in buffer.buffer.targets_task_labels]
+    stale = [i for i, task in enumerate(tasks) if context.trained_after(task)]
+    if not stale:
+        return 0
+    logits: list[Tensor] = [attribute[i] for i in range(len(tasks))]
+    items = buffer.buffer.eval()
+    x = torch.stack([items[i][0] for i in stale])
+    labels = torch.tensor([tasks[i] for i in stale])
+    device = next(context.model.parameters()).device
+    with evaluating(context.model):
+        fresh = avalanche_forward(context.model, x.to(device), labels.to(device)).cpu()
+    for i, row in zip(stale, fresh, strict=True):
+        logits[i] = row.clone()
+    undo.callback(setattr, buffer, "buffer", buffer.buffer)
+    buffer.buffer = subset_alone(buffer.buffer, range(len(tasks)))
+    set_attribute(buffer.buffer, attribute, logits)
+    return len(stale)

@@ -1,0 +1,149 @@
+"""Repair: a few steps on samples of the remaining tasks that lost something (METHOD §6, step 3).
+
+What a repair changes is recorded as an update of its own, behind those of all tasks. It stands until the next request,
+which takes it out with the tasks that go; then what is affected by all that is repaired anew. So nothing of a repair
+outlives the samples that it was made with, or builds up from request to request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Protocol
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from avalanche_amnesia.bits import same_bits
+from avalanche_amnesia.models import TaskMaskedModel
+from avalanche_amnesia.unlearning.record import RepairSummary
+from avalanche_amnesia.unlearning.task_modules import own_parameters
+from avalanche_amnesia.unlearning.trajectory import Trajectory, moved_along
+
+
+class Repair(Protocol):
+    """Holds samples of the remaining tasks, and trains on them inside an unlearning."""
+
+    mode: str
+
+    def n_samples(self, task: int) -> int:
+        """How many samples of a task it holds."""
+
+    def forget(self, tasks: Collection[int], undo: ExitStack) -> str:
+        """Drop everything of some tasks; returns a line for the record."""
+
+    def repair(
+        self,
+        model: TaskMaskedModel,
+        optimizer: Optimizer,
+        tasks: Sequence[int],
+        compensated: Collection[int],
+        free: Mapping[str, Tensor],
+    ) -> int:
+        """Train the tasks' own parameters, and nothing else but the free entries of the backbone.
+
+        Args:
+            model: between tasks: its parameters are those that all tasks are committed to.
+            optimizer: the strategy's; not stepped.
+            tasks: tasks to be repaired, in training order.
+            compensated: those of them whose heads a compensation has just replaced.
+            free: parameter name inside the backbone → bool tensor of the entries that may move.
+
+        Returns:
+            The number of steps taken.
+        """
+
+
+def repairable(
+    repair: Repair | None, model: nn.Module, affected: Sequence[int], tainted: Collection[int]
+) -> tuple[int, ...]:
+    """The affected tasks that would be repaired: of the others, deletion has restored what they learned exactly.
+
+    Args:
+        repair: None: no task.
+        model: the model.
+        affected: remaining tasks that read what changes, in training order.
+        tainted: tasks whose training saw a task that is gone.
+    """
+    if repair is None or not isinstance(model, TaskMaskedModel):
+        return ()
+    return tuple(t for t in affected if t in tainted and t in model.masks and repair.n_samples(t))
+
+
+def free_entries(model: TaskMaskedModel, tasks: Sequence[int], changed: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Entries of the backbone that the deletion changed, and that these tasks, and no others, read.
+
+    Args:
+        model: of which the tasks that go have been removed.
+        tasks: tasks with a mask.
+        changed: parameter name in the model → bool tensor.
+
+    Returns:
+        Parameter name inside the backbone → bool tensor; without those of which nothing is free.
+    """
+    others = [task for task in model.tasks if task not in tasks and task != model.current_task]
+    if any(task not in model.masks for task in others):
+        return {}  # a task without a mask reads every entry
+    held = model.graph.parameter_use(*(model.masks[task] for task in others)) if others else {}
+    free = {}
+    for name, use in model.graph.parameter_use(*(model.masks[task] for task in tasks)).items():
+        if f"backbone.{name}" in changed:
+            entries = changed[f"backbone.{name}"] & (use > 0)
+            entries = entries & ~(held[name] > 0) if held else entries
+            if bool(entries.any()):
+                free[name] = entries
+    return free
+
+
+def carry_out(
+    repair: Repair,
+    model: TaskMaskedModel,
+    optimizer: Optimizer,
+    trajectory: Trajectory,
+    *,
+    tasks: Sequence[int],
+    compensated: Collection[int],
+    changed: Mapping[str, Tensor],
+    before: dict[str, Tensor] | None,
+    undo: ExitStack,
+) -> RepairSummary:
+    """Repair tasks and record it; in the middle of a task the values before that task are repaired, and it moves along.
+
+    Args:
+        repair: what trains.
+        model: from which the updates of the tasks that go have been taken out.
+        optimizer: the strategy's.
+        trajectory: without the tasks that go.
+        tasks: tasks to be repaired, in training order, at least one.
+        compensated: those of them that a compensation has just served.
+        changed: parameter name in the model → entries that the deletion changed.
+        before: values before a task in training; None between tasks. Replaced in place.
+        undo: receives the way back of every change before the change.
+    """
+    own = frozenset().union(*(own_parameters(model, task) for task in tasks))
+    parameters = {n: p for n, p in model.named_parameters() if n.startswith("backbone.") or n in own}
+    now = {name: p.detach().clone() for name, p in parameters.items()}
+    committed = {name: value if before is None or name in own else before[name] for name, value in now.items()}
+    statistics = set(model.buffer_names(tasks))
+    for name, value in now.items():
+        undo.callback(parameters[name].copy_, value)
+    for name, buffer in model.named_buffers():
+        if name in statistics:
+            undo.callback(buffer.copy_, buffer.clone())
+    if before is not None:
+        undo.callback(before.update, dict(before))
+        for name, value in committed.items():
+            parameters[name].copy_(value)
+    steps = repair.repair(model, optimizer, tasks, compensated, free_entries(model, tasks, changed))
+    moved = {n: p.detach().clone() for n, p in parameters.items() if not same_bits(p.detach(), committed[n]).all()}
+    trajectory.record_repair({name: committed[name] for name in moved}, moved)
+    if before is not None:
+        for name, value in committed.items():
+            parameters[name].copy_(moved_along(now[name], value, moved[name]) if name in moved else now[name])
+        before.update(moved)
+    return RepairSummary(
+        mode=repair.mode,
+        samples={task: repair.n_samples(task) for task in tasks},
+        steps=steps,
+        entries={name: int((~same_bits(value, committed[name])).sum()) for name, value in sorted(moved.items())},
+    )

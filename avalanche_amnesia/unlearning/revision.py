@@ -1,0 +1,82 @@
+"""Other updates in the place of those that remaining tasks made, entered while a removal is worked out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Revision:
+    """What a remaining task's update becomes at some entries of a tensor: ``factor · own + added``.
+
+    The task is recorded as having made the revised update: whatever is unlearned later, the task itself included, is
+    taken out as if it had been so from the start.
+
+    Attributes:
+        where: bool tensor of the tensor's shape: the entries, ``k`` of them.
+        factor: float64 ``(k,)``, or one number for all.
+        added: float64 ``(k,)``, or one number for all.
+        alone: whether what other remaining tasks wrote there, between those that go and this one, is dropped.
+    """
+
+    where: Tensor
+    factor: Tensor | float = 1.0
+    added: Tensor | float = 0.0
+    alone: bool = False
+
+    @property
+    def index(self) -> Tensor:
+        """Flat positions of the entries, ``(k,)``."""
+        return self.where.reshape(-1).nonzero()[:, 0]
+
+    def update(self, own: Tensor) -> Tensor:
+        """The revised update ``(k,)``, from the task's own at the same entries, float64 ``(k,)``."""
+        return own * self.factor + self.added
+
+
+Revisions = Mapping[int, Mapping[str, Revision]]
+"""Remaining task → tensor name → what its update becomes."""
+
+
+def combined(several: Iterable[Revisions]) -> Revisions:
+    """The revisions of several sources as one.
+
+    Raises:
+        ValueError: if two of them revise a task's update of the same tensor.
+    """
+    result: dict[int, dict[str, Revision]] = {}
+    for revisions in several:
+        for task, of_task in revisions.items():
+            known = result.setdefault(task, {})
+            twice = sorted(known.keys() & of_task.keys())
+            if twice:
+                raise ValueError(
+                    f"two compensations revise what task {task} wrote into {twice}; give the strategy one of them alone"
+                )
+            known.update(of_task)
+    return result
+
+
+def dropped_entries(order: Iterable[int], revisions: Mapping[int, Revision]) -> dict[int, Tensor]:
+    """Where each task's update of one tensor gives way to a later one's that is to stand alone.
+
+    Args:
+        order: the tasks from the first that goes on, in training order.
+        revisions: task → what its update of the tensor becomes.
+
+    Returns:
+        Task → bool tensor of the flattened tensor; tasks that drop nothing are left out.
+    """
+    result: dict[int, Tensor] = {}
+    later: Tensor | None = None
+    for task in reversed(tuple(order)):
+        if later is not None:
+            result[task] = later
+        if task in revisions and revisions[task].alone:
+            where = revisions[task].where.reshape(-1)
+            later = where if later is None else torch.logical_or(later, where)
+    return result
