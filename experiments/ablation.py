@@ -1,0 +1,319 @@
+"""What each part of an unlearning does: deletion, compensation, repair and isolation, a row each.
+
+    python experiments/ablation.py --root DATA
+    python experiments/ablation.py --root DATA --rows backup-before repair-joint    # adds or renews these rows
+    python experiments/ablation.py --rows                                 # table and figure alone
+
+Permuted MNIST, five tasks; requests for task 0 after task 1, task 1 after task 3, task 4 after itself. Writes
+``OUTPUT_seed<n>.json``, and from all of these ``OUTPUT.md`` and ``OUTPUT.png``. Every row is measured against the same
+references: models of its learning rule that were retrained without the forgotten tasks, or that never forgot.
+"""
+
+import argparse
+import json
+from pathlib import Path
+from statistics import mean, stdev
+
+import torch
+from matplotlib.figure import Figure
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import roc_auc_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from torch.optim import Adam
+
+from avalanche_amnesia.benchmarks import PermutedMNIST, with_unlearning
+from avalanche_amnesia.benchmarks.data import task_data
+from avalanche_amnesia.evaluation import References, features_of, jsd, take_probe, trajectory_bytes
+from avalanche_amnesia.evaluation.functional import accuracy
+from avalanche_amnesia.models import MLP, MaskedModel
+from avalanche_amnesia.models.modes import evaluating
+from avalanche_amnesia.training import AmnesiacHAT, BackupPlugin, UnlearningPlugin, find_plugin
+from avalanche_amnesia.unlearning.logistic import fit_head
+
+N_TASKS, DEADLINE = 5, 4
+REQUESTS = {1: [0], 3: [1], 4: [4]}
+SHOTS = 20  # labelled samples per class that the attacker with a linear probe has
+
+
+HAT_ROWS = {
+    "nothing": {"obey": False},
+    "nothing-refitted": {"obey": False, "refitted": True},
+    "heads-only": {"obey": "head"},
+    "exclusive": {"deletion": "exclusive"},
+    "delete": {},
+    "draft": {"compensation": "draft"},
+    "rate": {"compensation": "rate"},
+    "backup-before": {"compensation": "backup"},
+    "backup-delete": {"compensation": "backup-delete"},
+    "counterfactual": {"compensation": "counterfactual"},
+    "repair-joint": {"repair": "joint"},
+    "repair-sequential": {"repair": "sequential"},
+    "repair-sequential_adahat": {"repair": "sequential_adahat"},
+    "counterfactual+repair-joint": {"compensation": "counterfactual", "repair": "joint"},
+    "pools": {"isolation": "pools"},
+}
+ADAHAT_ROWS = [
+    "nothing",
+    "nothing-refitted",
+    "delete",
+    "draft",
+    "rate",
+    "backup-before",
+    "counterfactual",
+    "repair-joint",
+]
+ADAHAT_ROWS += ["repair-sequential_adahat", "counterfactual+repair-joint", "pools"]
+ROWS = HAT_ROWS | {f"adahat-{name}": HAT_ROWS[name] | {"adjustment": "adahat"} for name in ADAHAT_ROWS}
+COLUMNS = {
+    "accuracy": "mean of the remaining tasks, in per cent",
+    "AD": "after each of the three requests: that accuracy minus that of the model that never forgot, in points",
+    "JSD": "from the retrained model, on the forgotten tasks' data through the masks they had, in bits (floors: "
+    "between retrained models of another data order, of another seed)",
+    "old head": "accuracy on the forgotten tasks through the head and mask they had, in per cent",
+    "few-shot": f"accuracy there of a linear probe fitted to {SHOTS} samples per class",
+    "membership": "AUC of telling their training images from test images by the old head's loss",
+    "seconds": "to unlearn, mean of the three requests; to retrain once",
+    "KiB": "of recorded updates at the end",
+    "claim": "of the last record; *bits* where all bits equal the retrained model's",
+}
+
+
+def make_strategy(options, seed, obey=True, **settings):
+    torch.manual_seed(seed)
+    model = MaskedModel(MLP(784, hidden=(256, 100), features=64))
+    if settings.get("isolation") != "pools":  # a pool keeps to its units by itself
+        settings["sparsity_weight"] = options.sparsity_weight
+    if settings.get("compensation") == "backup-delete":
+        settings["compensation"] = BackupPlugin(start="delete")
+    strategy = AmnesiacHAT(
+        model=model,
+        optimizer=Adam(model.parameters(), lr=1e-3),
+        train_mb_size=128,
+        train_epochs=options.epochs,
+        s_max=options.s_max,
+        seed=seed,
+        **({"compensation": "none"} | settings),
+    )
+    find_plugin(strategy, UnlearningPlugin).obey = obey
+    return strategy
+
+
+class Laboratory:
+    """One seed's stream, and the references of each learning rule."""
+
+    def __init__(self, options, seed):
+        self.options, self.seed = options, seed
+        stream = PermutedMNIST(N_TASKS, seed=seed, n_train=options.n_train, n_test=options.n_test, root=options.root)
+        self.benchmark = with_unlearning(stream, {}, deadline=DEADLINE)
+        self.train = {e.task_label: task_data(e) for e in self.benchmark.train_stream}
+        self.test = {e.task_label: task_data(e) for e in self.benchmark.test_stream}
+        self._references = {}
+
+    def references(self, settings):
+        """Deletion and compensation do not change how a model learns: rows of one rule share their references."""
+        rule = {name: settings[name] for name in ("adjustment", "isolation") if name in settings}
+
+        def make(**kwargs):
+            return make_strategy(self.options, self.seed, **rule, **kwargs)
+
+        key = tuple(sorted(rule.items()))
+        if key not in self._references:
+            self._references[key] = References(make, self.benchmark)
+        return self._references[key]
+
+    def accuracy(self, model, tasks):
+        with evaluating(model):
+            return mean(accuracy(model(self.test[task][0], task), self.test[task][1]) for task in tasks)
+
+    def accuracy_refitted(self, model, tasks):
+        """With heads fitted anew to the training data, as counterfactual heads are: what the fit alone is good for."""
+        return mean(self._refitted(model, task) for task in tasks)
+
+    def _refitted(self, model, task):
+        (x, y), (x_test, y_test), mask = self.train[task], self.test[task], model.binary_mask(task)
+        weight, bias = fit_head(features_of(model, x, mask), y, model.head(task).out_features)
+        return accuracy(torch.nn.functional.linear(features_of(model, x_test, mask), weight, bias), y_test)
+
+    def run(self, refitted=False, **settings):
+        measured = self.accuracy_refitted if refitted else self.accuracy
+        strategy = make_strategy(self.options, self.seed, **settings)
+        references, book = self.references(settings), find_plugin(strategy, UnlearningPlugin)
+        model, probes, differences = strategy.model, {}, []
+        for experience in self.benchmark.train_stream:
+            task = experience.task_label
+            strategy.train(experience)
+            if task in REQUESTS:
+                probes |= {gone: take_probe(model, gone) for gone in REQUESTS[task]}
+                strategy.unlearn(REQUESTS[task])
+                remaining = book.ledger.remaining
+                full = self.accuracy(references.full(task + 1), remaining)
+                differences.append(measured(model, remaining) - full)
+        reference = references.reference(remaining)
+        row = {"accuracy": measured(model, remaining), "accuracy_retrained": self.accuracy(reference, remaining)}
+        row |= {"difference": differences, "jsd": self.jsd(model, reference, probes)}
+        for floor in ("order", "seed"):
+            row[f"jsd_{floor}"] = self.jsd(references.reference(remaining, floor), reference, probes)
+        for attack in (self.old_head, self.few_shot, self.membership):
+            for suffix, attacked in (("", model), ("_retrained", reference)):
+                row[attack.__name__ + suffix] = mean(attack(attacked, task, probes[task]) for task in probes)
+        row |= {"seconds": mean(record.seconds for record in book.records), "trajectory": trajectory_bytes(strategy)}
+        row |= {"seconds_retrain": references.seconds(remaining), "claim": book.records[-1].claim}
+        return row | {"same_bits": same_bits(model, reference)}
+
+    def jsd(self, model, reference, probes):
+        return mean(jsd(model, reference, self.test[task][0], probe) for task, probe in probes.items())
+
+    def old_head(self, model, task, probe):
+        x, y = self.test[task]
+        return accuracy(probe.head(features_of(model, x, probe.mask)), y)
+
+    def few_shot(self, model, task, probe):
+        (x, y), (x_test, y_test) = self.train[task], self.test[task]
+        shots = torch.cat([(y == label).nonzero()[:SHOTS, 0] for label in y.unique()])
+        classifier = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000))
+        classifier.fit(features_of(model, x[shots], probe.mask), y[shots])
+        return float(classifier.score(features_of(model, x_test, probe.mask), y_test))
+
+    @torch.no_grad()
+    def membership(self, model, task, probe):
+        losses = []
+        for x, y in (self.train[task], self.test[task]):
+            x, y = x[: len(self.test[task][1])], y[: len(self.test[task][1])]
+            logits = probe.head(features_of(model, x, probe.mask))
+            losses.append(torch.nn.functional.cross_entropy(logits, y, reduction="none"))
+        is_member = torch.cat([torch.ones_like(losses[0]), torch.zeros_like(losses[1])])
+        return float(roc_auc_score(is_member, -torch.cat(losses)))
+
+
+def same_bits(model, reference):
+    ours, theirs = model.state_dict(), reference.state_dict()
+    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def path_of(options, seed):
+    return options.output.with_name(f"{options.output.name}_seed{seed}.json")
+
+
+def load(path, settings):
+    """What a file has; rows of other settings can't stand beside each other."""
+    if not path.exists():
+        return {"settings": settings, "rows": {}}
+    found = json.loads(path.read_text())
+    if found["settings"] != settings:
+        raise SystemExit(f"{path} was made with {found['settings']}, not {settings}: choose another --output")
+    return found
+
+
+def cells(name, rows):
+    """A row of the table, from its seeds."""
+
+    def average(measure):
+        return mean(row[measure] for row in rows)
+
+    def per_cent(measure):
+        return f"{100 * average(measure):.1f} ({100 * average(measure + '_retrained'):.1f})"
+
+    spread = 100 * stdev(row["accuracy"] for row in rows) if len(rows) > 1 else 0.0
+    by_request = [100 * mean(moment) for moment in zip(*(row["difference"] for row in rows), strict=True)]
+    claim = rows[0]["claim"] + (", bits" if all(row["same_bits"] for row in rows) else "")
+    return [
+        f"{100 * average('accuracy'):.2f} ± {spread:.2f} ({100 * average('accuracy_retrained'):.2f})",
+        " / ".join(f"{value:+.2f}" for value in by_request),
+        f"{average('jsd'):.3f} ({average('jsd_order'):.3f}, {average('jsd_seed'):.3f})",
+        per_cent("old_head"),
+        per_cent("few_shot"),
+        f"{average('membership'):.3f} ({average('membership_retrained'):.3f})",
+        f"{average('seconds'):.3f} ({average('seconds_retrain'):.1f})",
+        f"{average('trajectory') / 1024:.0f}",
+        "–" if "obey" in ROWS[name] else claim,
+    ]
+
+
+def table(by_row, settings, seeds):
+    lines = [
+        "# What each part of an unlearning does",
+        "",
+        f"Permuted MNIST, {N_TASKS} tasks of {settings['n_train']} training images; requests {REQUESTS}, deadline",
+        f"{DEADLINE}; MLP 784-256-100-64, Adam 1e-3, {settings['epochs']} epochs, batch 128,",
+        f"`sparsity_weight={settings['sparsity_weight']}, s_max={settings['s_max']}`. Mean of seeds {seeds}.",
+        "In brackets: the retrained model.",
+        "",
+        *(f"* {name}: {meaning}" for name, meaning in COLUMNS.items()),
+        "",
+    ]
+    lines += ["| row | " + " | ".join(COLUMNS) + " |", "|---" * (len(COLUMNS) + 1) + "|"]
+    lines += [f"| {name} | " + " | ".join(cells(name, rows)) + " |" for name, rows in by_row.items()]
+    return "\n".join(lines) + "\n"
+
+
+def figure(by_row):
+    """Accuracy difference, JSD with its floor, and what the old head still reads: a bar each, a dot per seed."""
+    picture = Figure(figsize=(10, 0.3 * len(by_row) + 1.4), layout="constrained")
+    panels = picture.subplots(1, 3, sharey=True)
+    names = list(by_row)
+    colours = ["tab:orange" if name.startswith("adahat") else "tab:blue" for name in names]
+    measured = [
+        ("accuracy of remaining tasks\nminus never forgot (points)", lambda row: 100 * row["difference"][-1], None),
+        (
+            "JSD from the retrained model (bits)\nblack: another seed's",
+            lambda row: row["jsd"],
+            lambda row: row["jsd_seed"],
+        ),
+        (
+            "old head on forgotten tasks (%)\nblack: on the retrained model",
+            lambda row: 100 * row["old_head"],
+            lambda row: 100 * row["old_head_retrained"],
+        ),
+    ]
+    for ax, (title, value, floor) in zip(panels, measured, strict=True):
+        ax.barh(names, [mean(map(value, rows)) for rows in by_row.values()], color=colours, alpha=0.75)
+        for place, rows in enumerate(by_row.values()):
+            ax.plot([value(row) for row in rows], [place] * len(rows), ".", color="0.25", markersize=4)
+            if floor is not None:
+                ax.plot([mean(map(floor, rows))] * 2, [place - 0.42, place + 0.42], color="black", linewidth=1.8)
+        ax.set_xlabel(title, fontsize=9)
+        ax.grid(axis="x", alpha=0.3)
+        ax.axvline(0, color="0.4", linewidth=0.8)
+    panels[0].invert_yaxis()
+    panels[0].tick_params(axis="y", labelsize=8)
+    return picture
+
+
+def report(options, settings):
+    files = sorted(options.output.parent.glob(f"{options.output.name}_seed*.json"))
+    by_seed = {int(path.stem.rpartition("seed")[2]): load(path, settings)["rows"] for path in files}
+    by_row = {name: [rows[name] for rows in by_seed.values() if name in rows] for name in ROWS}
+    by_row = {name: rows for name, rows in by_row.items() if rows}
+    options.output.with_suffix(".md").write_text(table(by_row, settings, sorted(by_seed)))
+    figure(by_row).savefig(options.output.with_suffix(".png"), dpi=110)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--root", default=None, help="data root (or the variable AMNESIA_DATA)")
+    parser.add_argument("--rows", nargs="*", choices=ROWS, default=list(ROWS), metavar="ROW", help=", ".join(ROWS))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--n-train", type=int, default=12000)
+    parser.add_argument("--n-test", type=int, default=5000)
+    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--sparsity-weight", type=float, default=0.3)
+    parser.add_argument("--s-max", type=float, default=100.0)
+    parser.add_argument("--output", type=Path, default=Path("experiments/results/ablation"))
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    settings = {name: vars(options)[name] for name in ("n_train", "n_test", "epochs", "sparsity_weight", "s_max")}
+    for seed in options.seeds if options.rows else ():
+        laboratory, path = Laboratory(options, seed), path_of(options, seed)
+        for name in options.rows:
+            row = laboratory.run(**ROWS[name])
+            print(name, seed, row, flush=True)
+            known = load(path, settings)
+            known["rows"][name] = row
+            path.write_text(json.dumps(known, indent=1) + "\n")
+    report(options, settings)
+
+
+if __name__ == "__main__":
+    main()
