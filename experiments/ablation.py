@@ -275,7 +275,7 @@ def figure(by_row):
         ax.set_xlabel(title, fontsize=9)
         ax.grid(axis="x", alpha=0.3)
         ax.axvline(0, color="0.4", linewidth=0.8)
-    panels[0].invert_yaxis()
+    panels[0].set_ylim(len(names) - 0.4, -0.6)
     panels[0].tick_params(axis="y", labelsize=8)
     return picture
 
