@@ -3,7 +3,6 @@
 import os
 
 import pytest
-from avalanche.training.plugins import EWCPlugin
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from lives import BATCHES, KINDS, NETS, TASKS, Life
@@ -11,9 +10,9 @@ from test_all_or_nothing import STEPS
 
 from avalanche_amnesia.benchmarks import UnlearningRequest
 from avalanche_amnesia.training.plugins import CounterfactualPlugin
-from avalanche_amnesia.unlearning import purge
+from avalanche_amnesia.unlearning.purging.importances import EWCAdapter
 
-STEPS = [*STEPS, (CounterfactualPlugin, "compensate"), (purge._PURGERS, EWCPlugin)]
+STEPS = [*STEPS, (CounterfactualPlugin, "compensate"), (EWCAdapter, "purge")]
 EXAMPLES = int(os.environ.get("LIVES", 23))  # of each kind
 
 
