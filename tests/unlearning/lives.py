@@ -221,7 +221,8 @@ class Residue:
                 if tensor.dtype == packed.dtype and tensor.shape == packed.shape and torch.equal(tensor, packed):
                     return True
         held = np.unique(np.concatenate([integers(tensor) for tensor in tensors if tensor.dtype == torch.float32]))
-        return any(len(own) > 4 and np.isin(own, held).mean() > 0.25 for own in self.values)
+        # AdamW's decay moves the weights of pixels that are always dark alike in every task: up to a third of all.
+        return any(len(own) > 4 and np.isin(own, held).mean() > 0.5 for own in self.values)
 
 
 def integers(tensor: Tensor) -> np.ndarray:
