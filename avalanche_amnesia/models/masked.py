@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from avalanche_amnesia.models.description import Description
 from avalanche_amnesia.models.graph import ModelError, UnitGraph
 from avalanche_amnesia.models.masked_backbone import MaskedBackbone
-from avalanche_amnesia.models.multi_head import UnknownTaskError, single_task
+from avalanche_amnesia.models.multi_head import UnknownTaskError, by_task
 from avalanche_amnesia.models.task_buffers import TaskBuffers
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.models.task_owned import TaskNorm
@@ -235,15 +235,6 @@ class MaskedModel(TaskMaskedModel):
         """A copy of everything that tasks have of their own, with the backbone's values."""
         return OwnModules({name.replace(".", "/"): s.make(self.backbone) for name, s in self.backbone.owned.items()})
 
-    def task_parts(self, task: int) -> nn.Module | None:
-        """The task's own norms and declared modules; None for a task that has none."""
-        return self.own[str(task)] if str(task) in self.own else None  # noqa: SIM401 - it has no get
-
-    def task_modules(self, task: int) -> list[nn.Module]:
-        """The task's head, norms and declared modules."""
-        own = self.task_parts(task)
-        return [*super().task_modules(task), *([] if own is None else [own])]
-
     def _parts_of(self, task: int) -> nn.Module:
         parts = self.task_parts(task)
         return self._fresh_own().train(self.training) if parts is None else parts
@@ -311,23 +302,19 @@ class MaskedModel(TaskMaskedModel):
     def remove_task(self, task: int) -> None:
         """Take out the task's head, mask, embedding and norms."""
         super().remove_task(task)
-        if str(task) in self.own:
-            del self.own[str(task)]
         if task in self._binary.tasks:
             self._binary.drop(task)
             self._embeddings.drop(task)
         self.generation += 1
 
     def task_state(self) -> Any:
-        """As the base class's, with masks, embeddings and norms."""
-        buffers = dict(self._binary._buffers), dict(self._embeddings._buffers)
-        return super().task_state(), buffers, dict(self.own._modules)
+        """As the base class's, with masks and embeddings."""
+        return super().task_state(), dict(self._binary._buffers), dict(self._embeddings._buffers)
 
     def restore_task_state(self, state: Any) -> None:
         """As the base class's."""
-        heads, (binary, embeddings), own = state
-        super().restore_task_state(heads)
-        self.own._modules = dict(own)
+        modules, binary, embeddings = state
+        super().restore_task_state(modules)
         self._binary._buffers, self._embeddings._buffers = dict(binary), dict(embeddings)
         self.generation += 1
 
@@ -387,20 +374,12 @@ class MaskedModel(TaskMaskedModel):
 
     def features(self, x: Tensor, task: int | Tensor) -> Tensor:
         """Features ``(batch, features)`` through the task's mask; one label, or one per sample ``(batch,)``."""
-        single = single_task(task)
-        if single is not None:
-            if single == self.current_task and self.training:
-                return self.backbone(x, self._parts_of(single), self._gate_leaves)
-            return self.masked_features(x, self._binary_gate(single), self._parts_of(single))
-        assert isinstance(task, Tensor)
-        result: Tensor | None = None
-        for label in task.unique():
-            rows = (task == label).nonzero()[:, 0]
-            of_task = self.features(x[rows], int(label))
-            result = of_task.new_zeros(len(x), self.n_features) if result is None else result
-            result = result.index_copy(0, rows, of_task)
-        assert result is not None
-        return result
+        return by_task(x, task, self._features)
+
+    def _features(self, x: Tensor, task: int) -> Tensor:
+        if task == self.current_task and self.training:
+            return self.backbone(x, self._parts_of(task), self._gate_leaves)
+        return self.masked_features(x, self._binary_gate(task), self._parts_of(task))
 
     def masked_features(self, x: Tensor, mask: Tensor, parts: nn.Module | None = None) -> Tensor:
         """Features ``(batch, features)`` through any mask.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -72,6 +72,10 @@ class MultiHeadModel(MultiTaskModule):
         return False
 
     @property
+    def _containers(self) -> list[nn.ModuleDict]:
+        return [self.get_submodule(name) for name in self.task_containers]
+
+    @property
     def tasks(self) -> tuple[int, ...]:
         """Labels of the tasks that have a head, in the order they were made."""
         return tuple(int(name) for name in self.heads)
@@ -97,15 +101,18 @@ class MultiHeadModel(MultiTaskModule):
     def remove_task(self, task: int) -> None:
         """Take out everything that belongs to the task alone."""
         del self.heads[str(task)]
+        for container in self._containers[1:]:
+            container._modules.pop(str(task), None)
         self.known_train_tasks_labels.discard(task)
 
     def task_modules(self, task: int) -> list[nn.Module]:
-        """The modules that belong to the task alone.
+        """The modules that belong to the task alone: its head first, then whatever else it has.
 
         Raises:
             UnknownTaskError: if the task has no head.
         """
-        return [self.heads[str(task)] if str(task) in self.heads else self.head(task)]
+        head = self.heads[str(task)] if str(task) in self.heads else self.head(task)
+        return [head, *(held[str(task)] for held in self._containers[1:] if str(task) in held)]
 
     def buffer_names(self, tasks: Sequence[int]) -> list[str]:
         """Names, in ``state_dict``, of everything but parameters that goes with the tasks."""
@@ -114,12 +121,13 @@ class MultiHeadModel(MultiTaskModule):
 
     def task_state(self) -> Any:
         """What belongs to single tasks, for :meth:`restore_task_state`; holds references, copies nothing."""
-        return dict(self.heads._modules), set(self.known_train_tasks_labels)
+        return [dict(container._modules) for container in self._containers], set(self.known_train_tasks_labels)
 
     def restore_task_state(self, state: Any) -> None:
         """Go back to what :meth:`task_state` returned."""
-        heads, known = state
-        self.heads._modules = dict(heads)
+        modules, known = state
+        for container, held in zip(self._containers, modules, strict=True):
+            container._modules = dict(held)
         self.known_train_tasks_labels = set(known)
 
     def features(self, x: Tensor, task: int | Tensor) -> Tensor:
@@ -196,6 +204,23 @@ def _n_classes(experience: Any) -> int:
     if classes is None:
         classes = experience.dataset.targets.uniques
     return max(int(label) for label in classes) + 1
+
+
+def by_task(x: Tensor, task_labels: int | Tensor, run: Callable[[Tensor, int], Tensor]) -> Tensor:
+    """What a function of samples and their task gives for a batch in which tasks may be mixed.
+
+    Args:
+        x: ``(batch, …)``.
+        task_labels: one label, or one per sample ``(batch,)``.
+        run: from samples and the label of all of them to ``(n, features)``.
+    """
+    single = single_task(task_labels)
+    if single is not None:
+        return run(x, single)
+    assert isinstance(task_labels, Tensor)
+    rows = [(task_labels == label).nonzero()[:, 0] for label in task_labels.unique()]
+    parts = [run(x[of_task], int(task_labels[of_task[0]])) for of_task in rows]
+    return torch.cat(parts)[torch.cat(rows).argsort()]
 
 
 def single_task(task_labels: int | Tensor) -> int | None:

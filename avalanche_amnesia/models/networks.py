@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from avalanche_amnesia.models.multi_head import MultiHeadModel, single_task
+from avalanche_amnesia.models.multi_head import MultiHeadModel, by_task
 
 
 class NetworkPerTask(MultiHeadModel):
@@ -46,37 +46,9 @@ class NetworkPerTask(MultiHeadModel):
         super().add_head(task, n_classes)
         self.networks[str(task)] = deepcopy(self.backbone)
 
-    def remove_task(self, task: int) -> None:
-        """Take out the task's head and network."""
-        super().remove_task(task)
-        if str(task) in self.networks:
-            del self.networks[str(task)]
-
-    def task_modules(self, task: int) -> list[nn.Module]:
-        """The task's head and its own network."""
-        own = [self.networks[str(task)]] if str(task) in self.networks else []
-        return [*super().task_modules(task), *own]
-
-    def task_state(self) -> Any:
-        """As the base class's, with the networks."""
-        return super().task_state(), dict(self.networks._modules)
-
-    def restore_task_state(self, state: Any) -> None:
-        """As the base class's."""
-        heads, networks = state
-        super().restore_task_state(heads)
-        self.networks._modules = dict(networks)
-
     def features(self, x: Tensor, task: int | Tensor) -> Tensor:
         """Features ``(batch, features)`` through the network of a task; one label, or one per sample ``(batch,)``."""
-        single = single_task(task)
-        if single is not None:
-            features: Tensor = self.network(single)(x)
-            return features
-        assert isinstance(task, Tensor)
-        rows = [(task == label).nonzero()[:, 0] for label in task.unique()]
-        parts = [self.network(int(task[of_task[0]]))(x[of_task]) for of_task in rows]
-        return torch.cat(parts)[torch.cat(rows).argsort()]
+        return by_task(x, task, lambda samples, label: self.network(label)(samples))
 
 
 class SideNetworks(NetworkPerTask):

@@ -18,7 +18,7 @@ from avalanche_amnesia.models.mask_storage import (
     pack_bits,
     unpack_bits,
 )
-from avalanche_amnesia.models.multi_head import UnknownTaskError, single_task
+from avalanche_amnesia.models.multi_head import UnknownTaskError, by_task
 from avalanche_amnesia.models.task_buffers import TaskBuffers
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.models.top_share import mark_largest
@@ -243,7 +243,7 @@ class SubnetModel(TaskMaskedModel):
         task = self.current_task
         self._end_training()
         if task is not None and str(task) in self.heads:
-            self._remove_modules(task)
+            super().remove_task(task)
 
     def _end_training(self) -> None:
         self.scores, self.current_task = None, None
@@ -253,17 +253,12 @@ class SubnetModel(TaskMaskedModel):
 
     def remove_task(self, task: int) -> None:
         """Take out the task's head, normalisation, mask and scores, and the scores that came out of its own."""
-        self._remove_modules(task)
+        super().remove_task(task)
         for descendant in self._descendants([task]):
             self._scores.drop(descendant)
         self._packed.drop(task)
         self._order = self._order[self._order != task]
         self.generation += 1
-
-    def _remove_modules(self, task: int) -> None:
-        super().remove_task(task)
-        if str(task) in self.norms:
-            del self.norms[str(task)]
 
     def _descendants(self, tasks: Sequence[int]) -> list[int]:
         """Tasks whose scores came out of these tasks' ones, themselves included: all from the first of them on."""
@@ -284,15 +279,6 @@ class SubnetModel(TaskMaskedModel):
         for task in set(self._scores.tasks) - set(tasks):
             self._scores.drop(task)
 
-    def task_modules(self, task: int) -> list[nn.Module]:
-        """The task's head and normalisation."""
-        own = self.task_parts(task)
-        return [*super().task_modules(task), *([] if own is None else [own])]
-
-    def task_parts(self, task: int) -> nn.Module | None:
-        """The task's normalisation, None where the backbone has none that a task owns."""
-        return self.norms[str(task)] if str(task) in self.norms else None  # noqa: SIM401 - it has no get
-
     def let_learn(self, task: int, learn: bool) -> None:
         """As the base class's; normalisation that the backbone's maker had frozen never learns."""
         super().let_learn(task, learn)
@@ -302,16 +288,15 @@ class SubnetModel(TaskMaskedModel):
                 parameter.requires_grad_(learn and learned)
 
     def task_state(self) -> Any:
-        """As the base class's, with normalisation, masks and scores."""
-        parts = (self.norms._modules, self._packed._buffers, self._scores._buffers)
-        return super().task_state(), [dict(part) for part in parts], self._order
+        """As the base class's, with masks and scores."""
+        buffers = dict(self._packed._buffers), dict(self._scores._buffers)
+        return super().task_state(), buffers, self._order
 
     def restore_task_state(self, state: Any) -> None:
         """As the base class's."""
-        heads, (norms, packed, scores), order = state
-        super().restore_task_state(heads)
-        self.norms._modules, self._packed._buffers = dict(norms), dict(packed)
-        self._scores._buffers, self._order = dict(scores), order
+        modules, (packed, scores), order = state
+        super().restore_task_state(modules)
+        self._packed._buffers, self._scores._buffers, self._order = dict(packed), dict(scores), order
         self.generation += 1
 
     def buffer_names(self, tasks: Sequence[int]) -> list[str]:
@@ -338,18 +323,7 @@ class SubnetModel(TaskMaskedModel):
 
     def features(self, x: Tensor, task: int | Tensor) -> Tensor:
         """Features ``(batch, features)`` through the task's subnetwork; one label, or one per sample ``(batch,)``."""
-        single = single_task(task)
-        if single is not None:
-            return self._run(x, self._weights_of(single), self.task_parts(single))
-        assert isinstance(task, Tensor)
-        result: Tensor | None = None
-        for label in task.unique():
-            rows = (task == label).nonzero()[:, 0]
-            own = self._run(x[rows], self._weights_of(int(label)), self.task_parts(int(label)))
-            result = own.new_zeros(len(x), own.shape[1]) if result is None else result
-            result = result.index_copy(0, rows, own)
-        assert result is not None
-        return result
+        return by_task(x, task, lambda part, label: self._run(part, self._weights_of(label), self.task_parts(label)))
 
     def masked_features(self, x: Tensor, mask: Tensor, parts: nn.Module | None = None) -> Tensor:
         """Features ``(batch, features)`` through any mask.

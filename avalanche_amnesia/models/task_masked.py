@@ -92,8 +92,9 @@ class TaskMaskedModel(MultiHeadModel):
         raise NotImplementedError
 
     def task_parts(self, task: int) -> nn.Module | None:
-        """What else, besides its mask, a task's features depend on alone (its normalisation); None: nothing."""
-        return None
+        """What else, besides its mask, a task's features depend on alone: its normalisation; None where it has none."""
+        (held,) = self._containers[1:]
+        return held[str(task)] if str(task) in held else None  # noqa: SIM401 - it has no get
 
     def masked_features(self, x: Tensor, mask: Tensor, parts: nn.Module | None = None) -> Tensor:
         """Features ``(batch, features)`` through any mask.
