@@ -1,9 +1,10 @@
-"""A small episodic memory: some samples of every task with the logits that the model gave them (DER++)."""
+"""A small memory: some samples of every remaining task with the logits that the model gave them, and DER++'s loss."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,81 +19,144 @@ from avalanche_amnesia.seeding import derive_seed
 
 @dataclass(frozen=True)
 class Samples:
-    """Samples of one task.
+    """Of one task, in the order in which they were drawn: any first part of them is a uniform sample too.
 
     Attributes:
         x: inputs ``(n, …)``.
         y: labels ``(n,)``.
-        logits: that the model gave them when the task ended, ``(n, classes)``.
+        logits: what the model gave when they were stored, or :meth:`TaskMemory.renew` was called, ``(n, classes)``.
     """
 
     x: Tensor
     y: Tensor
     logits: Tensor
 
+    def __len__(self) -> int:
+        return len(self.y)
 
-class EpisodicMemory:
-    """The same number of samples for every task, drawn from (seed, task): what one task leaves depends on no other.
+    def at(self, index: Tensor) -> Samples:
+        """Those at some positions ``(k,)``, in storage of their own."""
+        return Samples(self.x[index], self.y[index], self.logits[index])
+
+    def first(self, n: int) -> Samples:
+        """At most ``n`` of them, in storage of their own."""
+        return self if n >= len(self) else self.at(torch.arange(n))
+
+
+class TaskMemory:
+    """A reservoir per task: a uniform sample of its training data on the CPU, drawn from (seed, task) alone.
 
     Args:
-        per_task: samples of each task, at least 1.
-        logit_weight: of the squared error to the logits in memory (DER++'s α), at least 0.
-        label_weight: of the cross-entropy to their labels (DER++'s β), at least 0.
-        seed: the choice of samples derives from it and the task.
+        memory_per_task: so many samples are held of each task, at least 1.
+        seed: every draw derives from it and the task.
+        size: of all tasks together instead, in equal parts: those of earlier tasks shrink as tasks come; at least 1.
+
+    Attributes:
+        samples: task → :class:`Samples`; remaining tasks only.
 
     Raises:
         ValueError: for a value that is not allowed.
+    """
+
+    def __init__(self, memory_per_task: int, seed: int, size: int | None = None) -> None:
+        given = {"memory_per_task": memory_per_task, **({} if size is None else {"size": size})}
+        for name, value in given.items():
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name} must be an int of at least 1, got {value!r}")
+        self.memory_per_task, self.size, self.seed = memory_per_task, size, seed
+        self.samples: Mapping[int, Samples] = {}
+
+    def store(self, model: MultiHeadModel, experience: Any, task: int) -> None:
+        """Draw samples of a task that has just been trained, with the logits that the model gives now."""
+        others = {other: samples for other, samples in self.samples.items() if other != task}
+        quota = self.memory_per_task if self.size is None else self.size // (len(others) + 1)
+        generator = torch.Generator().manual_seed(derive_seed(self.seed, "memory", task))
+        index = torch.randperm(len(experience.dataset), generator=generator)[:quota]
+        x, y = (part.clone() for part in task_data(experience, index))
+        stored = Samples(x, y, _logits(model, x, task))
+        self.samples = {other: samples.first(quota) for other, samples in others.items()} | {task: stored}
+
+    def renew(self, model: MultiHeadModel, task: int) -> None:
+        """Store the logits that the model gives now in place of a task's older ones."""
+        held = self.samples[task]
+        self.samples = {**self.samples, task: replace(held, logits=_logits(model, held.x, task))}
+
+    def draw(self, tasks: Collection[int], n: int, generator: torch.Generator | None = None) -> dict[int, Samples]:
+        """A batch drawn without replacement from what is held of some tasks together.
+
+        Args:
+            tasks: those to draw from; at least one of them is held.
+            n: samples, or all there are.
+            generator: to draw with; None: torch's own stream.
+
+        Returns:
+            Task → its part of the batch; tasks without one are left out.
+        """
+        held = {task: samples for task, samples in self.samples.items() if task in tasks}
+        of = torch.cat([torch.full((len(samples),), task) for task, samples in held.items()])
+        within = torch.cat([torch.arange(len(samples)) for samples in held.values()])
+        batch = torch.randperm(len(of), generator=generator)[:n]
+        parts = {task: samples.at(within[batch[of[batch] == task]]) for task, samples in held.items()}
+        return {task: part for task, part in parts.items() if len(part)}
+
+    def forget(self, tasks: Collection[int], undo: ExitStack) -> int:
+        """Drop everything of some tasks.
+
+        Args:
+            tasks: that go.
+            undo: receives the way back, from later changes too.
+
+        Returns:
+            The number of samples dropped.
+        """
+        undo.callback(setattr, self, "samples", self.samples)
+        dropped = sum(len(samples) for task, samples in self.samples.items() if task in tasks)
+        self.samples = {task: samples for task, samples in self.samples.items() if task not in tasks}
+        return dropped
+
+
+@dataclass(frozen=True)
+class DarkLoss:
+    """DER++'s loss on samples in memory: squared error to their logits, and cross-entropy to their labels.
+
+    Args:
+        logit_weight: α, of the squared error, at least 0.
+        label_weight: β, of the cross-entropy, at least 0; not both are 0.
+
+    Raises:
+        ValueError: for a weight that is not allowed.
 
     Reference: Buzzega et al., Dark experience for general continual learning, NeurIPS 2020.
     """
 
-    def __init__(self, per_task: int, logit_weight: float, label_weight: float, seed: int) -> None:
-        if not isinstance(per_task, int) or per_task < 1:
-            raise ValueError(f"memory_per_task must be an int of at least 1, got {per_task!r}")
-        for name, value in (("logit_weight", logit_weight), ("label_weight", label_weight)):
-            if value < 0:
-                raise ValueError(f"{name} must be at least 0, got {value!r}")
-        self.per_task, self.logit_weight, self.label_weight, self.seed = per_task, logit_weight, label_weight, seed
-        self.samples: dict[int, Samples] = {}
+    logit_weight: float
+    label_weight: float
 
-    def keep(self, model: MultiHeadModel, experience: Any, task: int) -> None:
-        """Keep some samples of a task that has just been trained."""
-        generator = torch.Generator().manual_seed(derive_seed(self.seed, "memory", task))
-        index = torch.randperm(len(experience.dataset), generator=generator)[: self.per_task].sort().values
-        x, y = (part.to(next(model.parameters()).device) for part in task_data(experience, index))
-        with evaluating(model):
-            self.samples[task] = Samples(x, y, model(x, task))
+    def __post_init__(self) -> None:
+        if min(self.logit_weight, self.label_weight) < 0 or self.logit_weight + self.label_weight <= 0:
+            raise ValueError(
+                "logits and labels in memory need weights of at least 0, and not both 0; got "
+                f"logit_weight={self.logit_weight!r}, label_weight={self.label_weight!r}"
+            )
 
-    def drop(self, tasks: Collection[int]) -> int:
-        """Forget the samples of some tasks; returns how many there were."""
-        gone = {task: of_task for task, of_task in self.samples.items() if task in tasks}
-        self.samples = {task: of_task for task, of_task in self.samples.items() if task not in gone}
-        return sum(len(of_task.y) for of_task in gone.values())
-
-    def loss(
-        self, model: MultiHeadModel, tasks: Collection[int], batch_size: int, generator: torch.Generator | None = None
-    ) -> Tensor:
-        """DER++'s loss on a batch drawn from what is kept of some tasks: one forward pass per task in it.
+    def __call__(self, model: MultiHeadModel, batch: Mapping[int, Samples]) -> Tensor:
+        """The mean over a batch: one forward pass per task in it.
 
         Args:
             model: in the mode that is wanted.
-            tasks: those to draw from; at least one of them is kept.
-            batch_size: samples, or all there are.
-            generator: to draw with; None: torch's own stream.
+            batch: task → samples of it; at least one sample.
         """
-        chosen = {task: of_task for task, of_task in self.samples.items() if task in tasks}
-        of = torch.cat([torch.full((len(of_task.y),), task) for task, of_task in chosen.items()])
-        within = torch.cat([torch.arange(len(of_task.y)) for of_task in chosen.values()])
-        batch = torch.randperm(len(of), generator=generator)[:batch_size]
-        total: Tensor | None = None
-        for task, of_task in chosen.items():
-            rows = within[batch[of[batch] == task]].to(of_task.y.device)
-            if not len(rows):
-                continue
-            logits = model(of_task.x[rows], task)
-            dark = F.mse_loss(logits, of_task.logits[rows])
-            labels = F.cross_entropy(logits, of_task.y[rows])
-            part = (self.logit_weight * dark + self.label_weight * labels) * (len(rows) / len(batch))
-            total = part if total is None else total + part
-        assert total is not None
-        return total
+        device, total = next(model.parameters()).device, sum(len(samples) for samples in batch.values())
+        parts = []
+        for task, samples in batch.items():
+            logits = model(samples.x.to(device), task)
+            dark = F.mse_loss(logits, samples.logits.to(device))
+            labels = F.cross_entropy(logits, samples.y.to(device))
+            parts.append((self.logit_weight * dark + self.label_weight * labels) * (len(samples) / total))
+        return torch.stack(parts).sum()
+
+
+def _logits(model: MultiHeadModel, x: Tensor, task: int) -> Tensor:
+    device = next(model.parameters()).device
+    with evaluating(model):
+        return torch.cat([model(part.to(device), task).cpu() for part in x.split(512)])

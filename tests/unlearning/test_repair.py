@@ -13,6 +13,7 @@ from avalanche_amnesia.benchmarks import PermutedDigits, UnlearningRequest, with
 from avalanche_amnesia.benchmarks.data import task_data
 from avalanche_amnesia.bits import same_bits
 from avalanche_amnesia.training import CounterfactualPlugin, DivergedError, RepairPlugin, TrajectoryPlugin
+from avalanche_amnesia.training.memory import DarkLoss
 from avalanche_amnesia.training.plugins import find_plugin
 from avalanche_amnesia.training.plugins.seeding import _rng_state
 from avalanche_amnesia.unlearning import Trajectory, TrajectoryError
@@ -222,7 +223,7 @@ def test_an_error_in_the_middle_leaves_everything(monkeypatch, error, standing, 
         strategy.train(experience)
     if standing:
         strategy.unlearn([0])
-    plugin, loss = plugin_of(strategy), RepairPlugin._loss
+    plugin, loss = plugin_of(strategy), DarkLoss.__call__
 
     def state():
         samples = {t: (s.x, s.y, s.logits) for t, s in plugin.memory.samples.items()}
@@ -241,7 +242,7 @@ def test_an_error_in_the_middle_leaves_everything(monkeypatch, error, standing, 
     before = state()
     with monkeypatch.context() as patch:
         if where == "step":
-            patch.setattr(RepairPlugin, "_loss", fail)
+            patch.setattr(DarkLoss, "__call__", fail)
         else:
             patch.setattr(book(strategy).ledger, "forget", lambda *a, **k: (_ for _ in ()).throw(error("injected")))
         with pytest.raises(error, match="injected"):

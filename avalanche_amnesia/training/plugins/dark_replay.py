@@ -7,7 +7,7 @@ from typing import Any
 
 from avalanche.core import SupervisedPlugin
 
-from avalanche_amnesia.training.memory import EpisodicMemory
+from avalanche_amnesia.training.memory import DarkLoss, TaskMemory
 from avalanche_amnesia.training.plugins.task_mask import single_task
 from avalanche_amnesia.unlearning import PurgeContext, register_purger
 
@@ -43,21 +43,21 @@ class DarkReplayPlugin(SupervisedPlugin):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        self.memory = EpisodicMemory(memory_per_task, logit_weight, label_weight, seed)
+        self.memory = TaskMemory(memory_per_task, seed)
+        self.loss = DarkLoss(logit_weight, label_weight)
         self.batch_size = batch_size
 
     def before_backward(self, strategy: Any, **kwargs: Any) -> None:
         """Add the loss on memory."""
         if self.memory.samples:
-            size = self.batch_size or strategy.train_mb_size
-            strategy.loss = strategy.loss + self.memory.loss(strategy.model, self.memory.samples, size)
+            batch = self.memory.draw(self.memory.samples, self.batch_size or strategy.train_mb_size)
+            strategy.loss = strategy.loss + self.loss(strategy.model, batch)
 
     def after_training_exp(self, strategy: Any, **kwargs: Any) -> None:
         """Keep samples of the task."""
-        self.memory.keep(strategy.model, strategy.experience, single_task(strategy.experience))
+        self.memory.store(strategy.model, strategy.experience, single_task(strategy.experience))
 
 
 @register_purger(DarkReplayPlugin)
 def _purge(plugin: Any, context: PurgeContext, undo: ExitStack) -> str:
-    undo.callback(setattr, plugin.memory, "samples", plugin.memory.samples)
-    return f"dark replay: {plugin.memory.drop(context.tasks)} samples of the tasks dropped, with their logits"
+    return f"dark replay: {plugin.memory.forget(context.tasks, undo)} samples of the tasks dropped, with their logits"

@@ -9,7 +9,6 @@ from typing import Any, Literal
 import torch
 from avalanche.core import SupervisedPlugin
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from avalanche_amnesia.models import TaskMaskedModel
@@ -17,8 +16,8 @@ from avalanche_amnesia.models.modes import evaluating
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.training.adjustment import AdaHATRule, AdjustmentRule, TaskUse
 from avalanche_amnesia.training.attention import check_choice
+from avalanche_amnesia.training.memory import DarkLoss, Samples, TaskMemory
 from avalanche_amnesia.training.optimizers import sibling_optimizer
-from avalanche_amnesia.training.plugins.memory import Samples, TaskMemory
 from avalanche_amnesia.training.plugins.seeding import preserved_rng
 from avalanche_amnesia.training.plugins.statistics import retake, running_norms
 from avalanche_amnesia.training.plugins.task_mask import DivergedError, single_task
@@ -89,14 +88,12 @@ class RepairPlugin(SupervisedPlugin):
         for name, value in {**whole, **({} if size is None else {"size": size})}.items():
             if not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name} must be an int of at least 1, got {value!r}")
-        if min(logits, labels) < 0 or logits + labels <= 0:
-            raise ValueError(f"logits and labels must be weights of at least 0, and not both 0; got {logits}, {labels}")
         self.mode: str = mode
         self.steps, self.batch_size, self.seed = steps, batch_size, seed
-        self.logits, self.labels = logits, labels
+        self.loss = DarkLoss(logits, labels)
         self.optimizer = optimizer
         self.rule = AdaHATRule(alpha, epsilon, sparsity=False) if mode == "sequential_adahat" else AdjustmentRule()
-        self.memory = TaskMemory(samples_per_task, size, seed)
+        self.memory = TaskMemory(samples_per_task, seed, size)
 
     # Around a task --------------------------------------------------------------------------------------------
 
@@ -176,7 +173,7 @@ class RepairPlugin(SupervisedPlugin):
         with _learning(model, working):
             for _ in range(self.steps):
                 with torch.enable_grad():
-                    losses = [self._loss(model, task, next(batches[task])) for task in stage]
+                    losses = [self.loss(model, {task: next(batches[task])}) for task in stage]
                     torch.stack(losses).sum().backward()
                 start = [parameter.detach().clone() for parameter in working]
                 # What has no gradient (a head's columns outside the mask) no decay and no momentum may move either.
@@ -193,18 +190,12 @@ class RepairPlugin(SupervisedPlugin):
                 "RepairPlugin(optimizer=lambda parameters: …)"
             )
 
-    def _loss(self, model: TaskMaskedModel, task: int, batch: Samples) -> Tensor:
-        device = _device(model)
-        logits = model(batch.x.to(device), task)
-        dark = F.mse_loss(logits, batch.logits.to(device))
-        return self.logits * dark + self.labels * F.cross_entropy(logits, batch.y.to(device))
-
     def _batches(self, task: int, samples: Samples) -> Iterator[Samples]:
         """Batches without end: one draw without replacement after the other, from (seed, task)."""
         generator = torch.Generator().manual_seed(derive_seed(self.seed, "repair", task))
         while True:
             for index in torch.randperm(len(samples), generator=generator).split(self.batch_size):
-                yield Samples(samples.x[index], samples.y[index], samples.logits[index])
+                yield samples.at(index)
 
 
 @contextmanager

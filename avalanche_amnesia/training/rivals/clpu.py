@@ -14,7 +14,7 @@ from torch.optim import Adam, Optimizer
 from avalanche_amnesia.models import SideNetworks
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.training.hard_attention import TaskStrategy, check_model
-from avalanche_amnesia.training.memory import EpisodicMemory
+from avalanche_amnesia.training.memory import DarkLoss, TaskMemory
 from avalanche_amnesia.training.plugins import TrajectoryPlugin, UnlearningPlugin
 from avalanche_amnesia.training.plugins.masking import check_above
 from avalanche_amnesia.training.plugins.seeding import preserved_rng
@@ -26,6 +26,7 @@ class CLPUPlugin(SupervisedPlugin):
 
     Args:
         memory: samples of every task.
+        loss: on them.
         merge_steps: training steps of a merge, at least 1.
         merge_lr: learning rate of its Adam, above 0.
         batch_size: samples of memory per step.
@@ -36,25 +37,32 @@ class CLPUPlugin(SupervisedPlugin):
     """
 
     def __init__(
-        self, memory: EpisodicMemory, *, merge_steps: int, merge_lr: float, batch_size: int, seed: int
+        self,
+        memory: TaskMemory,
+        loss: DarkLoss,
+        *,
+        merge_steps: int,
+        merge_lr: float,
+        batch_size: int,
+        seed: int,
     ) -> None:
         super().__init__()
         check_above("merge_steps", merge_steps, 1, inclusive=True)
         check_above("merge_lr", merge_lr, 0)
-        self.memory, self.merge_steps, self.merge_lr = memory, merge_steps, merge_lr
-        self.batch_size, self.seed = batch_size, seed
+        self.memory, self.loss, self.batch_size, self.seed = memory, loss, batch_size, seed
+        self.merge_steps, self.merge_lr = merge_steps, merge_lr
 
     def before_backward(self, strategy: Any, **kwargs: Any) -> None:
         """While a permanent task is trained, add DER++'s loss on the samples of those before it."""
         earlier = set(strategy.model.main_tasks) & set(self.memory.samples)
         if earlier and getattr(strategy.experience, "permanent", False):
-            strategy.loss = strategy.loss + self.memory.loss(strategy.model, earlier, self.batch_size)
+            strategy.loss = strategy.loss + self.loss(strategy.model, self.memory.draw(earlier, self.batch_size))
 
     # Around an unlearning -------------------------------------------------------------------------------------
 
     def prepare(self, strategy: Any, task: int, unlearnable: Collection[int]) -> None:
         """Keep samples of a task that has just been trained; merge the tasks whose deadline has come."""
-        self.memory.keep(strategy.model, strategy.experience, task)
+        self.memory.store(strategy.model, strategy.experience, task)
         self.merge(strategy, unlearnable)
 
     def covers(self, task: int, gone: Collection[int]) -> bool:
@@ -63,8 +71,7 @@ class CLPUPlugin(SupervisedPlugin):
 
     def compensate(self, model: nn.Module, gone: Collection[int], removal: Removal, undo: ExitStack) -> list[str]:
         """Drop the samples of the tasks that go."""
-        undo.callback(setattr, self.memory, "samples", self.memory.samples)
-        return [f"memory: {self.memory.drop(gone)} samples of tasks {sorted(gone)} dropped"]
+        return [f"memory: {self.memory.forget(gone, undo)} samples of tasks {sorted(gone)} dropped"]
 
     def merge(self, strategy: Any, unlearnable: Collection[int]) -> None:
         """Distil the side networks of tasks that can't be unlearned any more into the main one, and drop them."""
@@ -89,7 +96,7 @@ class CLPUPlugin(SupervisedPlugin):
             model.train()
             for _ in range(self.merge_steps):
                 optimizer.zero_grad()
-                self.memory.loss(model, model.main_tasks, self.batch_size).backward()
+                self.loss(model, self.memory.draw(model.main_tasks, self.batch_size)).backward()
                 optimizer.step()
         optimizer.zero_grad()
         model.train(training)
@@ -152,9 +159,13 @@ class CLPUDERpp(TaskStrategy):
         **options: Any,
     ) -> None:
         check_model(model, SideNetworks)
-        memory = EpisodicMemory(memory_per_task, logit_weight, label_weight, seed)
         self._networks = CLPUPlugin(
-            memory, merge_steps=merge_steps, merge_lr=merge_lr, batch_size=replay_batch, seed=seed
+            TaskMemory(memory_per_task, seed),
+            DarkLoss(logit_weight, label_weight),
+            merge_steps=merge_steps,
+            merge_lr=merge_lr,
+            batch_size=replay_batch,
+            seed=seed,
         )
         self._recorder = TrajectoryPlugin()
         super().__init__(

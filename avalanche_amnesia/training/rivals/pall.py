@@ -14,7 +14,7 @@ from avalanche_amnesia.models import SubnetModel
 from avalanche_amnesia.models.modes import evaluating
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.training.hard_attention import HardAttentionStrategy
-from avalanche_amnesia.training.memory import EpisodicMemory
+from avalanche_amnesia.training.memory import DarkLoss, TaskMemory
 from avalanche_amnesia.training.plugins import SubnetPlugin, TrajectoryPlugin, UnlearningPlugin
 from avalanche_amnesia.training.plugins.masking import check_above
 from avalanche_amnesia.unlearning import Removal, RepairedTrajectory
@@ -25,6 +25,7 @@ class PALLPlugin(SubnetPlugin):
 
     Args:
         memory: samples for fine-tuning.
+        loss: on them.
         store: what tasks and repairs wrote.
         repair_steps: fine-tuning steps after an unlearning, at least 0.
         repair_lr: learning rate of its Adam, above 0.
@@ -37,7 +38,8 @@ class PALLPlugin(SubnetPlugin):
 
     def __init__(
         self,
-        memory: EpisodicMemory,
+        memory: TaskMemory,
+        loss: DarkLoss,
         store: RepairedTrajectory,
         *,
         repair_steps: int = 50,
@@ -49,7 +51,7 @@ class PALLPlugin(SubnetPlugin):
         check_above("repair_steps", repair_steps, 0, inclusive=True)
         check_above("repair_lr", repair_lr, 0)
         check_above("repair_batch", repair_batch, 1, inclusive=True)
-        self.memory, self.store = memory, store
+        self.memory, self.loss, self.store = memory, loss, store
         self.repair_steps, self.repair_lr, self.repair_batch = repair_steps, repair_lr, repair_batch
 
     def before_training_exp(self, strategy: Any, shuffle: bool = True, drop_last: bool = False, **kwargs: Any) -> None:
@@ -67,7 +69,7 @@ class PALLPlugin(SubnetPlugin):
 
     def prepare(self, strategy: Any, task: int, unlearnable: Collection[int]) -> None:
         """Keep samples of a task that has just been trained."""
-        self.memory.keep(strategy.model, strategy.experience, task)
+        self.memory.store(strategy.model, strategy.experience, task)
 
     def covers(self, task: int, gone: Collection[int]) -> bool:
         """Whether there are samples to fine-tune the task with."""
@@ -76,8 +78,7 @@ class PALLPlugin(SubnetPlugin):
     def compensate(self, model: nn.Module, gone: Collection[int], removal: Removal, undo: ExitStack) -> list[str]:
         """Fine-tune the reset weights that remaining tasks read, on their samples; nothing else moves by a bit."""
         assert isinstance(model, SubnetModel)
-        undo.callback(setattr, self.memory, "samples", self.memory.samples)
-        lines = [f"memory: {self.memory.drop(gone)} samples of tasks {sorted(gone)} dropped"]
+        lines = [f"memory: {self.memory.forget(gone, undo)} samples of tasks {sorted(gone)} dropped"]
         shared, readers = self._shared(model, removal.written())
         if not readers or not self.repair_steps:
             return lines
@@ -121,7 +122,7 @@ class PALLPlugin(SubnetPlugin):
         optimizer = Adam(parameters.values(), lr=self.repair_lr)  # fresh: where the gradient is 0 it moves nothing
         with evaluating(model), torch.enable_grad():
             for _ in range(self.repair_steps):
-                loss = self.memory.loss(model, readers, self.repair_batch, generator)
+                loss = self.loss(model, self.memory.draw(readers, self.repair_batch, generator))
                 gradients = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
                 for (name, parameter), gradient in zip(parameters.items(), gradients, strict=True):
                     parameter.grad = None if gradient is None else gradient * shared[name]
@@ -176,9 +177,14 @@ class PALL(HardAttentionStrategy):
     ) -> None:
         recorder = TrajectoryPlugin()
         store = recorder.trajectory = RepairedTrajectory()
-        memory = EpisodicMemory(memory_per_task, logit_weight, label_weight, seed)
         masking = PALLPlugin(
-            memory, store, repair_steps=repair_steps, repair_lr=repair_lr, score_lr=score_lr, seed=seed
+            TaskMemory(memory_per_task, seed),
+            DarkLoss(logit_weight, label_weight),
+            store,
+            repair_steps=repair_steps,
+            repair_lr=repair_lr,
+            score_lr=score_lr,
+            seed=seed,
         )
         super().__init__(
             model=model,

@@ -31,7 +31,7 @@ class ReplayAdapter(StateAdapter):
     """The samples of a storage policy, of whatever kind."""
 
     def save(self, plugin: Any) -> SavedState:
-        """Samples, labels and weights."""
+        """Samples, labels, weights, and whatever else comes with a sample (logits)."""
         return save_policy(plugin.storage_policy)
 
     def load(self, plugin: Any, state: SavedState, model: nn.Module) -> None:
@@ -45,16 +45,8 @@ class ReplayAdapter(StateAdapter):
 
 
 @register_adapter(DER, ER_ACE, ER_AML)
-class OwnBufferAdapter(StateAdapter):
+class OwnBufferAdapter(ReplayAdapter):
     """A strategy's own buffer, the loader over it, and logits that the model gave when a sample was stored."""
-
-    def save(self, plugin: Any) -> SavedState:
-        """Samples, labels, weights and logits."""
-        return save_policy(plugin.storage_policy)
-
-    def load(self, plugin: Any, state: SavedState, model: nn.Module) -> None:
-        """Fill the storage policy."""
-        load_policy(plugin.storage_policy, state)
 
     def purge(self, plugin: Any, context: PurgeContext, undo: ExitStack) -> str:
         """Drop the tasks' samples; logits that were given when the tasks were known are given anew."""
