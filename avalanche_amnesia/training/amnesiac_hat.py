@@ -20,7 +20,7 @@ from avalanche_amnesia.training.plugins import (
     TrajectoryPlugin,
     UnlearningPlugin,
 )
-from avalanche_amnesia.unlearning import Compensation, RepairedTrajectory
+from avalanche_amnesia.unlearning import Compensation
 
 AmnesiacAdjustment = Literal["hat", "adahat", "random", "constant"]
 DeletionChoice = Literal["updates", "exclusive"]
@@ -90,22 +90,14 @@ class AmnesiacHAT(HardAttentionStrategy):
             of_plugin, rest = split_options(options, HATPlugin)
             masking = HATPlugin(**of_plugin, adjustment=adjustment, seed=seed)
         shared = getattr(model, "shared_head", None) is not None and deletion == "updates"
-        if shared and trajectory is not None:
-            raise ValueError(
-                "trajectory= can't be chosen with a shared head: its refitted columns are recorded in a store of their "
-                "own kind; leave it out"
-            )
         if shared and repair != "none":
             raise ValueError("a shared head can't be repaired: its columns serve every task; leave repair= out")
-        recorder = TrajectoryPlugin() if trajectory is None else trajectory
-        if shared:
-            recorder.trajectory = RepairedTrajectory()
         super().__init__(
             model=model,
             optimizer=optimizer,
             masking=masking,
             unlearning=[
-                recorder,
+                TrajectoryPlugin() if trajectory is None else trajectory,
                 *_compensations(compensation, seed, shared),
                 *_repair_plugin(repair, seed),
                 UnlearningPlugin(keep_probes=keep_probes, deadline=deadline, allow_unknown=allow_unknown),

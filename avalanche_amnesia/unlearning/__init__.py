@@ -35,7 +35,6 @@ from avalanche_amnesia.unlearning.record import (
     UnlearningRecord,
 )
 from avalanche_amnesia.unlearning.repair import Repair
-from avalanche_amnesia.unlearning.repaired import RepairedTrajectory
 from avalanche_amnesia.unlearning.revision import Revision, Revisions
 from avalanche_amnesia.unlearning.signing import SigningError, verify
 from avalanche_amnesia.unlearning.task_modules import own_parameters, remove_task_modules, shared_statistics
@@ -55,7 +54,6 @@ __all__ = [
     "Removal",
     "Repair",
     "RepairSummary",
-    "RepairedTrajectory",
     "RequestError",
     "RevisingCompensation",
     "Revision",

@@ -1,4 +1,4 @@
-"""A task's undo log, and what it costs."""
+"""A writer's undo log, and what it costs: a task's, or a repair's."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from avalanche_amnesia.unlearning.sparse import SparseEntries
 
 
 class Log(dict[str, SparseEntries]):
-    """Tensor name → the entries of it that a task moved, with the way back.
+    """Tensor name → the entries of it that a task, or a repair, moved, with the way back.
 
     Args:
         entries: by tensor name.
         parameters: how many parameters the task could have moved.
         errors: option → the error that it added to what the task left.
+        repair_of: of a repair: the tasks with which it goes, those whose data made it; None: it goes with any.
         file: name of the file that holds exactly this log; None where none does.
     """
 
@@ -28,10 +29,11 @@ class Log(dict[str, SparseEntries]):
         entries: Mapping[str, SparseEntries],
         parameters: int,
         errors: Mapping[str, AddedError],
+        repair_of: frozenset[int] | None = None,
         file: str | None = None,
     ) -> None:
         super().__init__(entries)
-        self.parameters, self.errors, self.file = parameters, dict(errors), file
+        self.parameters, self.errors, self.repair_of, self.file = parameters, dict(errors), repair_of, file
 
     @classmethod
     def of(cls, commitments: Mapping[str, Commitment], parameters: int) -> Log:
@@ -50,8 +52,8 @@ class Log(dict[str, SparseEntries]):
         return sum(entry.nbytes for entry in self.values())
 
     def with_entries(self, entries: Mapping[str, SparseEntries]) -> Log:
-        """A log of the same task with other entries; no file holds it yet."""
-        return Log(entries, self.parameters, self.errors)
+        """A log of the same writer with other entries; no file holds it yet."""
+        return Log(entries, self.parameters, self.errors, self.repair_of)
 
     def unless_same(self, other: Log) -> Log:
         """``other`` where it holds the very same entries, and perhaps has a file."""

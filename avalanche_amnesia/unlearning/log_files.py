@@ -46,6 +46,7 @@ def write_logs(path: Path, logs: Mapping[int, Log], merged: frozenset[int] = fro
             "tensors": {name: [str(e.dtype).removeprefix("torch."), *e.shape] for name, e in log.items()},
             "parameters": log.parameters,
             "errors": {option: asdict(error) for option, error in log.errors.items()},
+            "repair_of": None if log.repair_of is None else sorted(log.repair_of),
         }
         for task, log in logs.items()
     }
@@ -69,7 +70,8 @@ def read_logs(path: Path) -> tuple[dict[int, Log], frozenset[int]]:
             head = heads[str(task)]
             entries = {name: _entries(stored[f"{task}/{name}"], *kind) for name, kind in head["tensors"].items()}
             errors = {option: AddedError(**error) for option, error in head["errors"].items()}
-            logs[task] = Log(entries, head["parameters"], errors)
+            repair_of = head.get("repair_of")
+            logs[task] = Log(entries, head["parameters"], errors, None if repair_of is None else frozenset(repair_of))
     return logs, frozenset(json.loads(metadata["merged"]))
 
 

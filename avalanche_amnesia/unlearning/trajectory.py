@@ -8,7 +8,8 @@ remaining writers of each entry on top of the value before the first one that go
 * an entry that they wrote last gets the bits before them;
 * an entry that others wrote later loses their update, subtracted in float64.
 
-The update of a repair lies among them, as if it were a task: it goes with whatever goes next.
+Repairs are writers too, under negative numbers and behind the tasks that were trained before them: a repair goes with
+any task whose data made it, or with whatever goes next.
 
 Economies (:class:`~avalanche_amnesia.unlearning.fidelity.Fidelity`) change what a task leaves in the model, never what
 its log gives back: all of the above holds with each of them.
@@ -37,9 +38,6 @@ from avalanche_amnesia.unlearning.sparse import SparseEntries, SparseValues, cho
 Readers = Mapping[int, Mapping[str, Tensor]]
 """Task → tensor name → bool tensor of the entries that it reads, and that must stay as they are."""
 
-REPAIR = -(2**31)
-"""No task's label: the key of the update of a repair among the logs."""
-
 
 @dataclass(frozen=True)
 class Removal:
@@ -49,10 +47,10 @@ class Removal:
         tasks: the tasks that go.
         values: tensor name → new values, for tensors that change.
         before: the same for the values before a task that is still in training; empty between tasks.
-        logs: the remaining tasks' undo logs afterwards.
+        logs: the remaining writers' undo logs afterwards.
         shared: tensor name → bool tensor of the entries that keep what the tasks wrote, as others read them.
-        updates: task that goes (:data:`REPAIR` for a repair) → tensor name → its update ``Δ``, float64: for copies of
-            old states (an anchor, say).
+        updates: writer that goes, task or repair → tensor name → its update ``Δ``, float64: for copies of old states
+            (an anchor, say).
         moved: tensor name → flat index of the entries at which ``values`` differ from the values now.
     """
 
@@ -97,7 +95,7 @@ class Updates(Mapping[str, Tensor]):
 
 
 class Trajectory:
-    """The undo logs of the remaining tasks, in the order in which they were trained.
+    """The undo logs of the remaining tasks, and of repairs, in the order in which they wrote.
 
     Args:
         path: directory in which every task's log is a safetensors file, mapped into memory when read; one that holds
@@ -121,20 +119,34 @@ class Trajectory:
     @property
     def tasks(self) -> tuple[int, ...]:
         """Recorded tasks, in training order."""
-        return tuple(task for task in self._logs if task != REPAIR)
+        return tuple(writer for writer in self._logs if writer >= 0)
+
+    @property
+    def repairs(self) -> Mapping[int, frozenset[int] | None]:
+        """Number of a recorded repair, negative → the tasks with which it goes; None: it goes with any."""
+        return {writer: log.repair_of for writer, log in self._logs.items() if writer < 0}
+
+    def writers(self, tasks: Iterable[int]) -> list[int]:
+        """What a removal of some tasks takes out: the tasks, and the repairs that go with them."""
+        tasks = tuple(tasks)
+        return [*tasks, *(repair for repair, of in self.repairs.items() if of is None or of & set(tasks))]
 
     def nbytes(self, task: int | None = None) -> int:
         """Bytes that a task's log takes, or all logs."""
         logs = self._logs.values() if task is None else [self._logs[task]]
         return sum(entry.nbytes for log in logs for entry in log.values())
 
-    def moved(self, task: int) -> dict[str, Tensor]:
-        """Tensor name → bool tensor of the entries that the task moved; of a merged task, of those that are kept."""
-        return {name: entry.where for name, entry in self._log(task).items()}
+    def moved(self, writer: int) -> dict[str, Tensor]:
+        """Tensor name → bool tensor of the entries that a task, or a repair, moved; of a merged task, of those kept."""
+        return {name: entry.where for name, entry in self._log(writer).items()}
 
-    def moved_by_repair(self) -> dict[str, Tensor]:
-        """As :meth:`moved`, of the repair that stands; empty where none does."""
-        return self.moved(REPAIR) if REPAIR in self._logs else {}
+    def moved_with(self, tasks: Iterable[int]) -> dict[str, Tensor]:
+        """As :meth:`moved`, of all :meth:`writers` that go with some tasks; of none: what goes whatever is removed."""
+        result: dict[str, Tensor] = {}
+        for writer in self.writers(tasks):
+            for name, where in self.moved(writer).items():
+                result[name] = result[name] | where if name in result else where
+        return result
 
     def report(self) -> pandas.DataFrame:
         """What every task's log costs, and the error that keeping it this way added to the model.
@@ -157,7 +169,7 @@ class Trajectory:
         """Record a finished task.
 
         Args:
-            task: its label, not recorded yet.
+            task: its label, at least 0 and not recorded yet.
             before: tensor name → values before it; tensors that are new since are the task's own and left out.
             after: tensor name → values now.
             active: tensor name → share of the task's steps in which each entry moved; for ``min_active_steps``.
@@ -168,11 +180,14 @@ class Trajectory:
             before anything reads the model. Empty in a lossless store.
 
         Raises:
-            TrajectoryError: if the task is recorded already, a tensor changed its shape, or ``active`` is missing.
+            TrajectoryError: if the task is recorded already, or negative, a tensor changed its shape, or ``active`` is
+                missing.
             OSError: if the log can't be written; the trajectory is as it was.
         """
         if task in self._logs:
             raise TrajectoryError(f"task {task} is recorded already; recorded tasks: {list(self.tasks)}")
+        if task < 0:
+            raise TrajectoryError(f"task {task}: labels must be at least 0; negative numbers are those of repairs")
         if self.fidelity.min_active_steps is not None and active is None:
             raise TrajectoryError(
                 f"task {task}: min_active_steps={self.fidelity.min_active_steps} needs active=, the share of steps in "
@@ -198,27 +213,31 @@ class Trajectory:
             if any(error.entries for error in commitment.errors.values())
         }
 
-    def record_repair(self, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> None:
+    def record_repair(
+        self, before: Mapping[str, Tensor], after: Mapping[str, Tensor], tasks: Iterable[int] | None = None
+    ) -> None:
         """Record a repair as an update of its own, lossless, behind those of all tasks.
-
-        Whatever is removed next takes it out as well: at most one stands at a time.
 
         Args:
             before: tensor name → values before it.
             after: tensor name → values now, of the same tensors.
+            tasks: those whose data made it: a removal of any of them takes it out as well. By default whatever is
+                removed next does, and at most one such repair stands at a time.
 
         Raises:
-            TrajectoryError: if one stands already.
+            TrajectoryError: if one stands already that goes with whatever is removed next.
             OSError: if the log can't be written; the trajectory is as it was. On disk the old files stay until
                 :meth:`settle`.
         """
-        if REPAIR in self._logs:
+        repairs = self.repairs
+        if tasks is None and None in repairs.values():
             raise TrajectoryError("a repair is recorded already; the next removal takes it out, before another one")
         moved = {name: ~same_bits(value.detach(), before[name]) for name, value in after.items()}
         entries = {name: SparseValues.of(before[name], where) for name, where in moved.items() if bool(where.any())}
         if entries:
-            log = Log(entries, sum(where.numel() for where in moved.values()), {})
-            self._swap({**self._logs, REPAIR: log}, self._merged)
+            repair_of = None if tasks is None else frozenset(tasks)
+            log = Log(entries, sum(where.numel() for where in moved.values()), {}, repair_of)
+            self._swap({**self._logs, min(repairs, default=0) - 1: log}, self._merged)
 
     def merge(self, tasks: Iterable[int]) -> None:
         """Merge the updates of tasks that will never be taken out; can't be taken apart again.
@@ -245,10 +264,10 @@ class Trajectory:
         readers: Readers | None = None,
         revisions: Revisions | None = None,
     ) -> Removal:
-        """Work out the state without some tasks, and without a repair that stands; changes nothing.
+        """Work out the state without some tasks, and without the repairs that go with them; changes nothing.
 
         Args:
-            tasks: recorded tasks; none where there is a repair to take out.
+            tasks: recorded tasks; with none of them, what goes whatever is removed is taken out alone.
             current: tensor name → values now; of tensors that are not named here the logs forget everything.
             before: where a further task is in training, the values before it.
             readers: remaining tasks, in training order, with the entries that they read. What a task that goes wrote
@@ -261,14 +280,15 @@ class Trajectory:
         """
         for task in tasks:
             self._log(task)
-        gone = {*tasks, REPAIR} & self._logs.keys()
+        gone = set(self.writers(tasks))
         if gone & self._merged:
             raise TrajectoryError(
                 f"tasks {sorted(gone & self._merged)} can't be taken out: they became permanent and their updates were "
                 "merged; recorded with merge_permanent=False they would have stayed apart"
             )
         order = list(self._logs)
-        suffix = order[min(map(order.index, gone)) :]  # earlier logs are not touched: their values came before
+        first = min(map(order.index, gone), default=len(order))
+        suffix = order[first:]  # earlier logs are not touched: their values came before
         logs = {  # a tensor that goes with the tasks (their head) leaves the later tasks' logs too
             task: log.with_entries({name: entry for name, entry in log.items() if name in current})
             for task, log in self._logs.items()
@@ -325,7 +345,8 @@ class Trajectory:
             TrajectoryError: for a task that is not recorded.
         """
         self._log(task)
-        since = self.tasks[self.tasks.index(task) :]
+        order = list(self._logs)
+        since = order[order.index(task) :]
         result = {}
         for name, now in current.items():
             value = now.detach().cpu().reshape(-1).clone()

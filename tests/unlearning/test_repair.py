@@ -17,7 +17,6 @@ from avalanche_amnesia.training.memory import DarkLoss
 from avalanche_amnesia.training.plugins import find_plugin
 from avalanche_amnesia.training.plugins.seeding import _rng_state
 from avalanche_amnesia.unlearning import Trajectory, TrajectoryError
-from avalanche_amnesia.unlearning.trajectory import REPAIR
 
 PERMUTED = PermutedDigits(4, n_train=600, n_test=300)
 MODES = ["joint", "sequential", "sequential_adahat"]
@@ -389,14 +388,38 @@ def test_a_repair_is_taken_out_bit_for_bit_whatever_the_tasks_logs_are_like(tmp_
     assert store.tasks == (0, 1)
     assert list(store.report().index) == [0, 1]
     assert store.nbytes() > store.nbytes(0) + store.nbytes(1)
-    assert store.moved_by_repair()["w"].sum() == 15
+    assert store.moved_with(())["w"].sum() == 15
     assert same_bits(store.remove((), {"w": repaired}).values["w"], value).all()
     twin = Trajectory(path=None, **options)
-    twin.restore({task: log for task, log in store.logs.items() if task != REPAIR})
+    twin.restore({task: log for task, log in store.logs.items() if task >= 0})
     for gone in ([0], [1]):
         assert same_bits(
             store.remove(gone, {"w": repaired}).values["w"], twin.remove(gone, {"w": value}).values["w"]
         ).all()
+
+
+def test_a_repair_goes_with_the_tasks_whose_data_made_it(tmp_path):
+    """Again powers of two; on disk, and in one file."""
+    store, value = Trajectory(path=tmp_path / "logs"), torch.zeros(2)
+    for task in range(4):
+        before, value = value, value + torch.tensor([2.0**task, 0.0])
+        store.record(task, {"w": before}, {"w": value})
+    for part, tasks in ((0.5, [0, 1]), (0.25, [1, 2]), (0.125, [3])):
+        before, value = value, value + part
+        store.record_repair({"w": before}, {"w": value}, tasks)
+    store.save(tmp_path / "all.safetensors")
+    for stored in (store, Trajectory(path=tmp_path / "logs"), Trajectory.load(tmp_path / "all.safetensors")):
+        assert stored.tasks == (0, 1, 2, 3)
+        assert stored.repairs == {-1: {0, 1}, -2: {1, 2}, -3: {3}}
+        assert stored.values_before(3, {"w": value})["w"].tolist() == [7, 0]
+        for gone, tasks, repairs in (([0], 14, 0.375), ([1], 13, 0.125), ([2, 3], 3, 0.5), ([], 15, 0.875)):
+            new = stored.remove(gone, {"w": value}).values.get("w", value)
+            assert new.tolist() == [tasks + repairs, repairs]
+    store.apply(store.remove([0], {"w": value}))
+    store.record_repair({"w": value}, {"w": value + 1}, [2])
+    assert store.repairs == {-2: {1, 2}, -3: {3}, -4: {2}}
+    with pytest.raises(TrajectoryError, match="negative numbers are those of repairs"):
+        store.record(-5, {"w": value}, {"w": value + 1})
 
 
 def test_it_works_on_disk_with_coded_updates_and_merged_permanent_tasks(tmp_path):
@@ -410,6 +433,6 @@ def test_it_works_on_disk_with_coded_updates_and_merged_permanent_tasks(tmp_path
         strategy.train(experience)
     assert strategy.unlearn([2]).plan.repaired
     assert sorted(plugin_of(strategy).memory.samples) == [1, 3]
-    assert REPAIR in Trajectory(path=tmp_path).logs
+    assert Trajectory(path=tmp_path).repairs == {-1: None}
     strategy.unlearn([3])
     assert trajectory(strategy).tasks == (1,)

@@ -160,11 +160,11 @@ def test_pall_undoes_a_repair_with_every_task_whose_samples_it_used():
     initial = weights(rival(PALL))
     strategy = train(rival(PALL))
     strategy.unlearn([1])
-    (repair,) = (writer for writer in trajectory(strategy).tasks if writer < 0)
+    (repair,) = trajectory(strategy).repairs
     touched = trajectory(strategy).moved(repair)
     assert trajectory(strategy).repairs[repair] == {2, 3}
     strategy.unlearn([3])
-    assert repair not in trajectory(strategy).tasks
+    assert {2} == set().union(*trajectory(strategy).repairs.values())
     now = weights(strategy)
     use = strategy.model.graph.parameter_use(strategy.model.masks[2])
     for name, where in touched.items():  # what task 2 does not read is as if it had never been repaired
@@ -173,7 +173,7 @@ def test_pall_undoes_a_repair_with_every_task_whose_samples_it_used():
     strategy.unlearn([0, 2])
     assert all(torch.equal(value, initial[name]) for name, value in weights(strategy).items())
     assert not find_plugin(strategy, PALLPlugin).memory.samples
-    assert not trajectory(strategy).tasks
+    assert not trajectory(strategy).logs
 
 
 def test_pall_unlearns_the_last_task_exactly():
@@ -186,7 +186,7 @@ def test_pall_unlearns_the_last_task_exactly():
 def test_pall_repairs_in_the_middle_of_a_task():
     stream = with_unlearning(STREAM, [UnlearningRequest((0,), 2, "iteration", 5)])
     strategy = train(rival(PALL), stream, 3)
-    (repair,) = (writer for writer in trajectory(strategy).tasks if writer < 0)
+    (repair,) = trajectory(strategy).repairs
     initial, now = weights(rival(PALL)), weights(strategy)
     moved = sum(int((now[n] != initial[n])[where].sum()) for n, where in trajectory(strategy).moved(repair).items())
     assert moved > 50
@@ -197,16 +197,16 @@ def test_pall_repairs_in_the_middle_of_a_task():
 def test_rivals_unlearn_as_a_whole_or_not_at_all(kind):
     fails = Fails()
     strategy = train(rival(kind, train_epochs=1, plugins=[fails]), n=3)
-    before = bits(strategy.model), trajectory(strategy).tasks, book(strategy).ledger.remaining
+    before = bits(strategy.model), trajectory(strategy).logs, book(strategy).ledger.remaining
     plugin = find_plugin(strategy, PALLPlugin if kind is PALL else CLPUPlugin)
     samples = None if plugin is None else plugin.memory.samples
     with pytest.raises(RuntimeError, match="injected"):
         strategy.unlearn([1])
-    assert (bits(strategy.model), trajectory(strategy).tasks, book(strategy).ledger.remaining) == before
+    assert (bits(strategy.model), trajectory(strategy).logs, book(strategy).ledger.remaining) == before
     assert plugin is None or plugin.memory.samples is samples
     fails.on = False
     strategy.unlearn([1])
-    assert len([writer for writer in trajectory(strategy).tasks if writer < 0]) == (kind is PALL)
+    assert len(trajectory(strategy).repairs) == (kind is PALL)
 
 
 # Deletion as in HAT-CL, and controls ----------------------------------------------------------------------------

@@ -11,8 +11,9 @@ from unlearning_kit import bits, mlp, quiet, trajectory
 from avalanche_amnesia.benchmarks import PermutedDigits, RotatedDigits, SplitDigits, UnlearningRequest, with_unlearning
 from avalanche_amnesia.evaluation import References
 from avalanche_amnesia.models import MLP, MaskedModel, ModelError, extract
-from avalanche_amnesia.training import HAT, AdaHAT, AmnesiacHAT, find_plugin
+from avalanche_amnesia.training import HAT, AdaHAT, AmnesiacHAT, TrajectoryPlugin, find_plugin
 from avalanche_amnesia.training.plugins import SharedHeadCounterfactualPlugin
+from avalanche_amnesia.unlearning import Trajectory
 
 STREAMS = {"rotated": RotatedDigits(4, n_train=500, n_test=200), "permuted": PermutedDigits(4, n_train=500, n_test=200)}
 OPTIMIZERS = {
@@ -104,6 +105,18 @@ def test_every_column_has_one_writer_and_goes_with_it():
     assert all(torch.equal(p, initial[name]) for name, p in strategy.model.named_parameters())
 
 
+def test_on_disk_with_coded_updates_it_leaves_the_initial_bits(tmp_path):
+    strategy = make(train_epochs=2, trajectory=TrajectoryPlugin(path=tmp_path, dtype=torch.int8))
+    initial = {name: p.detach().clone() for name, p in strategy.model.named_parameters()}
+    train(strategy, STREAMS["permuted"])
+    assert strategy.unlearn([1]).plan.compensated == (2, 3)
+    assert sorted(map(sorted, Trajectory(path=tmp_path).repairs.values())) == [[2], [3]]
+    strategy.unlearn([3])
+    assert list(Trajectory(path=tmp_path).repairs.values()) == [{2}]
+    strategy.unlearn([0, 2])
+    assert all(torch.equal(p, initial[name]) for name, p in strategy.model.named_parameters())
+
+
 def test_in_the_middle_of_a_task_and_as_a_whole_or_not_at_all():
     stream = with_unlearning(STREAMS["rotated"], [UnlearningRequest((0,), 3, "iteration", 7)])
     strategy = make()
@@ -189,9 +202,11 @@ def test_other_classes_and_other_models_are_refused():
         strategy.train(SplitDigits(n_train=100, n_test=100).train_stream[0])
     with pytest.raises(ValueError, match="shared_head must be the number of classes"):
         MaskedModel(mlp(), shared_head=0)
-    with pytest.raises(TypeError, match="RepairedTrajectory"):
+    with pytest.raises(ValueError, match="TrajectoryPlugin"):
         make(HAT, plugins=[SharedHeadCounterfactualPlugin()]).train(STREAMS["permuted"].train_stream[0])
     own = MaskedModel(mlp())
+    with pytest.raises(ValueError, match="without merge_permanent"):
+        make(trajectory=TrajectoryPlugin(merge_permanent=True)).train(STREAMS["permuted"].train_stream[0])
     strategy = HAT(model=own, optimizer=Adam(own.parameters()), plugins=[SharedHeadCounterfactualPlugin()])
     with pytest.raises(TypeError, match="refits a shared head"):
         strategy.train(STREAMS["permuted"].train_stream[0])

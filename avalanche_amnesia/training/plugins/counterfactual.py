@@ -100,7 +100,7 @@ class CounterfactualPlugin(SupervisedPlugin):
         )
         self.sources[task], self.heads[task] = sources, {}
         worlds = [*_worlds(sources, trajectory.tasks, self.max_sets)]
-        if _reads(use, trajectory.moved_by_repair()):
+        if _reads(use, trajectory.moved_with(())):
             worlds = [frozenset(), *worlds]  # whatever is requested next, the repair goes with it
         if not worlds:
             return

@@ -13,7 +13,7 @@ from avalanche_amnesia.training.plugins.counterfactual import CounterfactualPlug
 from avalanche_amnesia.training.plugins.lookup import find_plugin
 from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
-from avalanche_amnesia.unlearning import RepairedTrajectory, Trajectory
+from avalanche_amnesia.unlearning import Trajectory
 from avalanche_amnesia.unlearning.logistic import fit_correction
 
 
@@ -27,18 +27,19 @@ class SharedHeadCounterfactualPlugin(CounterfactualPlugin):
     puts them in, and records that as a repair made with the task's data: a task that is unlearned later takes its
     refitted columns with it. A column that several remaining tasks have written is left alone.
 
-    Needs a :class:`TrajectoryPlugin` whose ``trajectory`` is a :class:`RepairedTrajectory`.
+    Needs a :class:`TrajectoryPlugin` in front of it that merges no permanent tasks: who wrote a column must be known.
 
     Args:
         options: those of :class:`CounterfactualPlugin`.
 
     Raises:
-        TypeError: before a training, if the model has no shared head, or the trajectory knows no repairs.
+        TypeError: before a training, if the model has no shared head.
+        ValueError: before a training, without such a :class:`TrajectoryPlugin`.
     """
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self._store = RepairedTrajectory()
+        self._store = Trajectory()
         self._masking: TaskMaskPlugin | None = None
 
     def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
@@ -50,10 +51,10 @@ class SharedHeadCounterfactualPlugin(CounterfactualPlugin):
                 f"{type(self).__name__} refits a shared head, which this {type(model).__name__} does not have: use "
                 "MaskedModel(backbone, shared_head=classes), or CounterfactualPlugin()"
             )
-        if recorder is None or not isinstance(recorder.trajectory, RepairedTrajectory):
-            raise TypeError(
-                f"{type(self).__name__} records repairs: put a TrajectoryPlugin() in front of it whose trajectory is a "
-                "RepairedTrajectory(), as AmnesiacHAT does"
+        if recorder is None or recorder.merge_permanent:
+            raise ValueError(
+                f"{type(self).__name__} must know who wrote a column of the head, and records what it refits: put a "
+                "TrajectoryPlugin() in front of it, without merge_permanent=True"
             )
         self._store, self._masking = recorder.trajectory, find_plugin(strategy, TaskMaskPlugin)
 
@@ -64,12 +65,12 @@ class SharedHeadCounterfactualPlugin(CounterfactualPlugin):
     def _owns(self, task: int, head: FittedHead, gone: Collection[int]) -> bool:
         assert head.columns is not None
         columns = head.columns.cpu()
-        others = set(self._store.tasks) - set(self._store.writers([task, *gone]))
+        others = set(self._store.logs) - set(self._store.writers([task, *gone]))
         moved = (self._store.moved(other).get(_WEIGHT) for other in others)
         return not any(where is not None and bool(where[:, columns].any()) for where in moved)
 
     def _moved(self, trajectory: Trajectory, task: int) -> Mapping[str, Tensor]:
-        return self._store.written_for([task])
+        return self._store.moved_with([task])
 
     def _world(
         self, model: TaskMaskedModel, trajectory: Trajectory, gone: Collection[int]
@@ -105,7 +106,7 @@ class SharedHeadCounterfactualPlugin(CounterfactualPlugin):
         weight = _weight(model)
         before = weight.detach().clone()
         super()._swap(model, task, fitted, undo)
-        self._store.repair([task], {_WEIGHT: before}, {_WEIGHT: weight.detach().clone()}, undo)
+        self._store.record_repair({_WEIGHT: before}, {_WEIGHT: weight}, [task])
         snapshot = None if self._masking is None else self._masking.snapshot
         if snapshot is not None:  # another task is in training: what it does not own returns to this when it ends
             snapshot.values[_WEIGHT] = snapshot.values[_WEIGHT].clone()

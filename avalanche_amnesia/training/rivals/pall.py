@@ -17,7 +17,7 @@ from avalanche_amnesia.training.hard_attention import HardAttentionStrategy
 from avalanche_amnesia.training.memory import DarkLoss, TaskMemory
 from avalanche_amnesia.training.plugins import SubnetPlugin, TrajectoryPlugin, UnlearningPlugin
 from avalanche_amnesia.training.plugins.masking import check_above
-from avalanche_amnesia.unlearning import Removal, RepairedTrajectory
+from avalanche_amnesia.unlearning import Removal, Trajectory
 
 
 class PALLPlugin(SubnetPlugin):
@@ -40,7 +40,7 @@ class PALLPlugin(SubnetPlugin):
         self,
         memory: TaskMemory,
         loss: DarkLoss,
-        store: RepairedTrajectory,
+        store: Trajectory,
         *,
         repair_steps: int = 50,
         repair_lr: float = 1e-2,
@@ -87,7 +87,7 @@ class PALLPlugin(SubnetPlugin):
         for name, parameter in parameters.items():
             undo.callback(parameter.data.copy_, before[name])
         self._fine_tune(model, parameters, shared, readers, gone)
-        self.store.repair(readers, before, parameters, undo)
+        self.store.record_repair(before, parameters, readers)
         if self.snapshot is not None:  # a task is in training: it goes on from here
             for name, parameter in parameters.items():
                 old = self.snapshot.values[name]
@@ -176,11 +176,10 @@ class PALL(HardAttentionStrategy):
         **options: Any,
     ) -> None:
         recorder = TrajectoryPlugin()
-        store = recorder.trajectory = RepairedTrajectory()
         masking = PALLPlugin(
             TaskMemory(memory_per_task, seed),
             DarkLoss(logit_weight, label_weight),
-            store,
+            recorder.trajectory,
             repair_steps=repair_steps,
             repair_lr=repair_lr,
             score_lr=score_lr,
@@ -194,3 +193,4 @@ class PALL(HardAttentionStrategy):
             seed=seed,
             **options,
         )
+        model.keeps_shared_entries = False  # what a forgotten task wrote is reset whoever reads it
