@@ -34,11 +34,12 @@ from avalanche_amnesia.unlearning.record import (
     UnlearningPlan,
     UnlearningRecord,
 )
+from avalanche_amnesia.unlearning.removal import Removal
 from avalanche_amnesia.unlearning.repair import Repair
 from avalanche_amnesia.unlearning.revision import Revision, Revisions
 from avalanche_amnesia.unlearning.signing import SigningError, verify
 from avalanche_amnesia.unlearning.task_modules import own_parameters, remove_task_modules, shared_statistics
-from avalanche_amnesia.unlearning.trajectory import Removal, Trajectory
+from avalanche_amnesia.unlearning.trajectory import Trajectory
 
 __all__ = [
     "AuditReport",

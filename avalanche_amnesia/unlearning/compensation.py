@@ -8,8 +8,9 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import nn
 
+from avalanche_amnesia.unlearning.removal import Removal
 from avalanche_amnesia.unlearning.revision import Revisions
-from avalanche_amnesia.unlearning.trajectory import Removal, Trajectory
+from avalanche_amnesia.unlearning.trajectory import Trajectory
 
 
 @runtime_checkable

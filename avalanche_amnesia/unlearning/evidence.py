@@ -19,7 +19,7 @@ from avalanche_amnesia.unlearning.fingerprint import (
     telling,
     values_hash,
 )
-from avalanche_amnesia.unlearning.trajectory import Removal
+from avalanche_amnesia.unlearning.removal import Removal
 
 
 @dataclass(frozen=True)

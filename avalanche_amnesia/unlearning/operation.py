@@ -20,6 +20,7 @@ from avalanche_amnesia.unlearning.compensation import Compensation, RevisingComp
 from avalanche_amnesia.unlearning.entries import put, take
 from avalanche_amnesia.unlearning.fingerprint import Fingerprint
 from avalanche_amnesia.unlearning.ledger import TaskLedger
+from avalanche_amnesia.unlearning.log import Log
 from avalanche_amnesia.unlearning.purging import (
     PurgeContext,
     UnknownStateError,
@@ -36,10 +37,11 @@ from avalanche_amnesia.unlearning.record import (
     UnlearningPlan,
     UnlearningRecord,
 )
+from avalanche_amnesia.unlearning.removal import Readers, Removal
 from avalanche_amnesia.unlearning.repair import Repair, carry_out, repairable
 from avalanche_amnesia.unlearning.revision import combined
 from avalanche_amnesia.unlearning.task_modules import own_parameters, remove_task_modules
-from avalanche_amnesia.unlearning.trajectory import Log, Readers, Removal, Trajectory
+from avalanche_amnesia.unlearning.trajectory import Trajectory
 
 
 @dataclass

@@ -18,7 +18,8 @@ from avalanche_amnesia.bits import same_bits
 from avalanche_amnesia.models import TaskMaskedModel
 from avalanche_amnesia.unlearning.record import RepairSummary
 from avalanche_amnesia.unlearning.task_modules import own_parameters
-from avalanche_amnesia.unlearning.trajectory import Trajectory, moved_along
+from avalanche_amnesia.unlearning.trajectory import Trajectory
+from avalanche_amnesia.unlearning.writers import moved_along
 
 
 class Repair(Protocol):

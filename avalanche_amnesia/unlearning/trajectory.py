@@ -17,81 +17,22 @@ its log gives back: all of the above holds with each of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas
-import torch
 from torch import Tensor
 
 from avalanche_amnesia.bits import same_bits
-from avalanche_amnesia.unlearning.entries import copied, differing, positions, put, take
 from avalanche_amnesia.unlearning.fidelity import Fidelity
 from avalanche_amnesia.unlearning.log import Log, report
 from avalanche_amnesia.unlearning.log_files import LogDirectory, TrajectoryError, read_logs, write_logs
-from avalanche_amnesia.unlearning.revision import Revision, Revisions, dropped_entries
-from avalanche_amnesia.unlearning.sparse import SparseEntries, SparseValues, chosen_by
-
-Readers = Mapping[int, Mapping[str, Tensor]]
-"""Task → tensor name → bool tensor of the entries that it reads, and that must stay as they are."""
-
-
-@dataclass(frozen=True)
-class Removal:
-    """What taking tasks out of a trajectory leads to; nothing has been changed yet.
-
-    Attributes:
-        tasks: the tasks that go.
-        values: tensor name → new values, for tensors that change.
-        before: the same for the values before a task that is still in training; empty between tasks.
-        logs: the remaining writers' undo logs afterwards.
-        shared: tensor name → bool tensor of the entries that keep what the tasks wrote, as others read them.
-        updates: writer that goes, task or repair → tensor name → its update ``Δ``, float64: for copies of old states
-            (an anchor, say).
-        moved: tensor name → flat index of the entries at which ``values`` differ from the values now.
-    """
-
-    tasks: tuple[int, ...]
-    values: Mapping[str, Tensor]
-    before: Mapping[str, Tensor]
-    logs: Mapping[int, Log]
-    shared: Mapping[str, Tensor]
-    updates: Mapping[int, Mapping[str, Tensor]]
-    moved: Mapping[str, Tensor]
-
-    def written(self) -> dict[str, Tensor]:
-        """Tensor name → bool tensor of the entries that the writers which go had moved."""
-        result: dict[str, Tensor] = {}
-        for of_task in self.updates.values():
-            for name, update in of_task.items():
-                result[name] = result[name] | (update != 0) if name in result else update != 0
-        return result
-
-
-class Updates(Mapping[str, Tensor]):
-    """Tensor name → a task's update ``Δ``, float64; made when it is asked for, which for most removals is never."""
-
-    def __init__(self) -> None:
-        self._parts: dict[str, tuple[Tensor, Tensor, Tensor, tuple[int, ...]]] = {}
-
-    def add(self, name: str, index: Tensor, before: Tensor, after: Tensor, shape: tuple[int, ...]) -> None:
-        """Enter a tensor: the values of the entries at flat ``index`` before the task, and those after it."""
-        self._parts[name] = index, before, after, tuple(shape)
-
-    def __getitem__(self, name: str) -> Tensor:
-        index, before, after, shape = self._parts[name]
-        result = torch.zeros(shape, dtype=torch.float64)
-        put(result, index, after.double() - before.double())
-        return result
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._parts)
-
-    def __len__(self) -> int:
-        return len(self._parts)
+from avalanche_amnesia.unlearning.merging import without_unneeded
+from avalanche_amnesia.unlearning.removal import Readers, Removal, work_out
+from avalanche_amnesia.unlearning.revision import Revisions
+from avalanche_amnesia.unlearning.sparse import SparseValues
+from avalanche_amnesia.unlearning.writers import wind_back
 
 
 class Trajectory:
@@ -254,7 +195,7 @@ class Trajectory:
             self._log(task)
         if merged == self._merged:
             return
-        self._change(_without_unneeded(self._logs, merged), merged)
+        self._change(without_unneeded(self._logs, merged), merged)
 
     def remove(
         self,
@@ -286,53 +227,7 @@ class Trajectory:
                 f"tasks {sorted(gone & self._merged)} can't be taken out: they became permanent and their updates were "
                 "merged; recorded with merge_permanent=False they would have stayed apart"
             )
-        order = list(self._logs)
-        first = min(map(order.index, gone), default=len(order))
-        suffix = order[first:]  # earlier logs are not touched: their values came before
-        logs = {  # a tensor that goes with the tasks (their head) leaves the later tasks' logs too
-            task: log.with_entries({name: entry for name, entry in log.items() if name in current})
-            for task, log in self._logs.items()
-            if task not in gone
-        }
-        values: dict[str, Tensor] = {}
-        new_before: dict[str, Tensor] = {}
-        shared: dict[str, Tensor] = {}
-        moved: dict[str, Tensor] = {}
-        updates = {task: Updates() for task in gone}
-        revisions = {} if revisions is None else revisions
-        changing = (*(self._logs[task] for task in gone), *revisions.values())
-        for name in sorted({name for tensors in changing for name in tensors if name in current}):
-            committed = current[name] if before is None or name not in before else before[name]
-            revised = {task: of_task[name] for task, of_task in revisions.items() if name in of_task}
-            going = chosen_by([self._logs[task][name] for task in gone if name in self._logs[task]])
-            writers = [  # where a task wrote nothing that goes it has no part in this
-                (task, entry)
-                for task in suffix
-                if (
-                    (entry := self._logs[task].get(name)) is not None
-                    and (revised or task in gone or (chosen_by([entry]) & going).any())
-                )
-                or task in revised
-            ]
-            reading = {task: reads[name].cpu().reshape(-1) for task, reads in (readers or {}).items() if name in reads}
-            replayed, stays = _replay(name, committed, writers, logs, updates, reading, revised)
-            if reading and bool(stays.any()):
-                shared[name] = stays
-            if revised:
-                index = positions(~same_bits(replayed, committed.detach().cpu()))
-            else:
-                index = torch.from_numpy(np.flatnonzero(np.unpackbits(going, count=committed.numel()).view(bool)))
-                index = differing(index, take(replayed, index), take(committed.cpu(), index))
-            if not len(index):
-                continue
-            replayed = replayed.to(committed.device)
-            values[name], moved[name] = replayed, index.to(committed.device)
-            if before is not None and name in before:
-                new_before[name] = replayed
-                values[name] = moved_along(current[name], before[name], replayed)
-                moved[name] = positions(~same_bits(values[name], current[name].detach()))
-        logs = {task: log.unless_same(self._logs[task]) for task, log in _without_unneeded(logs, self._merged).items()}
-        return Removal(tuple(tasks), values, new_before, logs, shared, updates, moved)
+        return work_out(tasks, gone, self._logs, self._merged, current, before, readers, revisions)
 
     def values_before(self, task: int, current: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The state before a task; of entries that merged tasks alone wrote since, the state now.
@@ -350,7 +245,7 @@ class Trajectory:
         result = {}
         for name, now in current.items():
             value = now.detach().cpu().reshape(-1).clone()
-            _wind_back(value, [(later, self._logs[later].get(name)) for later in since])
+            wind_back(value, [(later, self._logs[later].get(name)) for later in since])
             result[name] = value.reshape(now.shape).to(now.device)
         return result
 
@@ -408,141 +303,3 @@ class Trajectory:
         result = cls(**options)
         result._swap(*read_logs(Path(path)))
         return result
-
-
-_Step = tuple[int, SparseEntries, Tensor, Tensor, Tensor]
-"""A task's write: the task, its entry, the flat index, the values before, the values written."""
-
-
-def _wind_back(value: Tensor, writers: Sequence[tuple[int, SparseEntries | None]]) -> list[_Step]:
-    """Take a flat tensor back, in place, to before the first of some writers, noting what each one wrote."""
-    steps: list[_Step] = []
-    for task, entry in reversed(writers):
-        if entry is not None:
-            index = positions(entry.where)
-            written = take(value, index)
-            old = entry.before(written)
-            put(value, index, old)
-            steps.append((task, entry, index, old, written))
-    return steps
-
-
-def _replay(
-    name: str,
-    committed: Tensor,
-    writers: Sequence[tuple[int, SparseEntries | None]],
-    logs: Mapping[int, Log],
-    updates: Mapping[int, Updates],
-    reading: Mapping[int, Tensor],
-    revisions: Mapping[int, Revision],
-) -> tuple[Tensor, Tensor]:
-    """Values of one tensor without the writers that go (the keys of ``updates``, which receives their updates).
-
-    Puts the remaining writers' new values before into ``logs``. The second result marks the entries that keep what
-    those writers wrote, because a remaining task reads them (``reading``: task → bool ``(n,)``).
-    """
-    read = torch.zeros(committed.numel() if reading else 0, dtype=torch.bool)
-    for reads in reading.values():
-        read |= reads
-    stays = torch.zeros_like(read)
-    handed: list[tuple[Tensor, Tensor]] = []
-    value = copied(committed)
-    nothing = _no_entries(committed)
-    dropped = dropped_entries([task for task, _ in writers], revisions)
-    steps = _wind_back(value, [(t, nothing if e is None and t in revisions else e) for t, e in writers])
-    for task, entry, index, old, written in reversed(steps):  # and forward again without those that go
-        if task in updates:
-            updates[task].add(name, index, old, written, committed.shape)
-            if reading:
-                kept = read[index]
-                put(value, index[kept], written[kept])
-                stays[index[kept]] = True
-                updates[task].add(name, index, old, torch.where(kept, old, written), committed.shape)
-                handed.append((index[kept], old[kept]))
-            continue
-        update = written.double() - old.double()
-        if task in dropped:
-            kept = ~dropped[task][index]
-            if not bool(kept.all()):
-                entry = logs[task][name] = entry.restricted(~dropped[task])
-            index, old, written, update = index[kept], old[kept], written[kept], update[kept]
-        revised = _revised(value, revisions[task], index, update) if task in revisions else None
-        here = take(value, index)
-        unmoved = same_bits(here, old)
-        if bool(unmoved.all()):
-            put(value, index, written)
-        else:
-            new = torch.where(unmoved, written, (here.double() + update).to(here.dtype))
-            put(value, index, new)
-            logs[task][name] = entry.rebased(here, new)
-        if revised is not None:
-            target, ground, result = revised
-            value[target] = result
-            logs[task][name] = logs[task].get(name, nothing).extended(target, ground)
-    for index, old in handed:
-        _hand_over(name, index, old, reading, logs, nothing)
-    return value.reshape(committed.shape), stays.reshape(committed.shape) if reading else stays
-
-
-def _revised(value: Tensor, revision: Revision, index: Tensor, update: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Flat index of the entries that a task's revision names, the values there before the task, and those after."""
-    target = revision.index
-    own = torch.zeros(value.numel(), dtype=torch.float64).index_copy(0, index, update)
-    ground = value[target]
-    return target, ground, (ground.double() + revision.update(own[target])).to(value.dtype)
-
-
-def _no_entries(like: Tensor) -> SparseEntries:
-    return SparseValues.of(torch.zeros_like(like, device="cpu"), torch.zeros(like.shape, dtype=torch.bool))
-
-
-def _hand_over(
-    name: str,
-    index: Tensor,
-    values_before: Tensor,
-    reading: Mapping[int, Tensor],
-    logs: Mapping[int, Log],
-    nothing: SparseEntries,
-) -> None:
-    """Enter the values before some entries into the log of the first task that reads each of them."""
-    for task, reads in reading.items():
-        taken = reads[index]
-        if not bool(taken.any()):
-            continue
-        logs[task][name] = logs[task].get(name, nothing).extended(index[taken], values_before[taken])
-        index, values_before = index[~taken], values_before[~taken]
-
-
-def _without_unneeded(logs: Mapping[int, Log], merged: frozenset[int]) -> dict[int, Log]:
-    """Logs of which those of merged tasks hold only what taking others out needs.
-
-    A merged task's entry is needed where an earlier task that may go wrote it too: the way back there leads over it.
-    Of several merged writers with no such task's write between them the first one's value before is enough, unless the
-    way back to it starts at what itself had written.
-    """
-    result = {task: log.with_entries(log) for task, log in logs.items()}
-    for name in {name for task in merged & set(logs) for name in logs[task]}:
-        wrote: Tensor | None = None
-        for task, log in result.items():
-            if name not in log:
-                continue
-            where = log[name].where.reshape(-1)
-            if wrote is None:
-                wrote, held = torch.zeros_like(where), torch.zeros_like(where)
-            if task not in merged:
-                wrote, held = wrote | where, held & ~where
-                continue
-            needed = where & wrote & ~held
-            if not log[name].follows_value:
-                held = held | needed
-            if not bool(needed.any()):
-                del log[name]
-            elif not torch.equal(needed, where):
-                log[name] = log[name].restricted(needed)
-    return {task: log.unless_same(logs[task]) for task, log in result.items()}
-
-
-def moved_along(current: Tensor, before: Tensor, new_before: Tensor) -> Tensor:
-    """Values of a task in training whose starting point moves: its own update so far is kept."""
-    shifted = (new_before.double() + (current.detach().double() - before.double())).to(current.dtype)
-    return torch.where(same_bits(current.detach(), before), new_before, shifted)

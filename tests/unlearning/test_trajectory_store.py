@@ -8,7 +8,7 @@ from torch import Tensor
 from unlearning_kit import frozen
 
 from avalanche_amnesia.bits import same_bits
-from avalanche_amnesia.unlearning import Trajectory, TrajectoryError
+from avalanche_amnesia.unlearning import Revision, Trajectory, TrajectoryError
 
 SHAPES = {"w": (3, 4), "b": (5,), "scalar": ()}
 
@@ -293,3 +293,16 @@ def test_a_writer_whose_ground_did_not_move_keeps_its_own_bits():
     without_0 = store.remove([0], s[2]).values["w"]
     assert torch.signbit(without_0).tolist() == [False, True, False]
     assert torch.equal(without_0, torch.tensor([0.0, 0.0, 1e-5]))
+
+
+def test_an_update_of_a_tensor_that_nothing_goes_from_is_revised_too():
+    store, zero = Trajectory(), {"a": torch.zeros(2), "w": torch.zeros(2)}
+    first = {"a": torch.ones(2), "w": zero["w"]}
+    second = {"a": first["a"], "w": torch.tensor([2.0, 4.0])}
+    store.record(0, zero, first)
+    store.record(1, first, second)
+    half = Revision(torch.tensor([True, False]), factor=0.5)
+    removal = store.remove([0], second, revisions={1: {"w": half}})
+    assert {name: value.tolist() for name, value in removal.values.items()} == {"a": [0, 0], "w": [1, 4]}
+    store.apply(removal)
+    assert store.remove([1], dict(removal.values)).values["w"].tolist() == [0, 0]

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 
 from torch import Tensor, nn
 
-from avalanche_amnesia.unlearning.trajectory import Removal
+from avalanche_amnesia.unlearning.removal import Removal
 
 
 @dataclass(frozen=True)
