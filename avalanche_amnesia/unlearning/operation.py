@@ -279,7 +279,14 @@ def apply(
         repaired = _repair(subject, preparation, purged, undo)
         _hold_own(subject, undo)
         context = PurgeContext(
-            plan.tasks, order, subject.counters, preparation.own, removal, subject.model, subject.in_training
+            tasks=plan.tasks,
+            order=order,
+            writers=tuple(preparation.logs),
+            counters=subject.counters,
+            own_parameters=preparation.own,
+            removal=removal,
+            model=subject.model,
+            in_training=subject.in_training,
         )
         for plugin in subject.plugins:
             adapter = adapter_of(plugin)

@@ -6,6 +6,7 @@ from itertools import permutations
 
 import pytest
 import torch
+from avalanche.training.plugins import EWCPlugin
 from torch import nn
 from unlearning_kit import amnesiac, bits, book, fingerprint, initial_values, stock, stray, trajectory
 
@@ -344,6 +345,24 @@ def test_options_that_are_not_allowed_are_refused():
         amnesiac(repair="all")
     with pytest.raises(TypeError, match="model with masks"):
         stock(plugins=[RepairPlugin()]).train(PERMUTED.train_stream[0])
+
+
+def test_anchors_of_tasks_trained_on_a_repair_lose_it_too():
+    strategy = amnesiac(train_epochs=2, compensation="none", repair="joint", plugins=[EWCPlugin(0.1)])
+    for experience in PERMUTED.train_stream[:3]:
+        strategy.train(experience)
+    assert strategy.unlearn([0]).plan.repaired == (1, 2)
+    repaired = trajectory(strategy).moved(-1)
+    strategy.train(PERMUTED.train_stream[3])
+    anchor = find_plugin(strategy, EWCPlugin).saved_params[3]
+    before = {name: anchor[name].data.clone() for name in repaired if not name.startswith("heads.1.")}
+    strategy.unlearn([1])
+    now = values(strategy)
+    without_repair = now | dict(trajectory(strategy).remove((), now).values)
+    anchor = find_plugin(strategy, EWCPlugin).saved_params[3]
+    assert any(not torch.equal(value, anchor[name].data) for name, value in before.items())
+    for name in before:
+        torch.testing.assert_close(anchor[name].data, without_repair[name], atol=1e-6, rtol=0)
 
 
 # In the trajectory ------------------------------------------------------------------------------------------------

@@ -104,10 +104,10 @@ class EWCAdapter(StateAdapter):
 
 
 def _updates_before(context: PurgeContext, task: int | None) -> dict[str, Tensor]:
-    """Sum of the updates, among those that go, that a state saved after ``task`` holds."""
-    held = context.order[: context.order.index(task)] if task in context.order else context.order
+    """Sum of the updates, among those of tasks and repairs that go, that a state saved after ``task`` holds."""
+    held = context.writers[: context.writers.index(task)] if task in context.writers else context.writers
     total: dict[str, Tensor] = {}
-    for gone in set(held) & set(context.tasks):
+    for gone in set(held) & set(context.removal.updates):
         for name, update in context.removal.updates[gone].items():
             total[name] = total[name] + update if name in total else update
     return total

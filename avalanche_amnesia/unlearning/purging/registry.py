@@ -23,6 +23,7 @@ class PurgeContext:
     Attributes:
         tasks: the tasks that go.
         order: all tasks trained so far and not unlearned before, in training order, those that go included.
+        writers: these and the repairs that stood, in the order in which they wrote.
         counters: task → the strategy's experience counter when it was trained.
         own_parameters: names of the parameters that belonged to the tasks alone.
         removal: the change of the shared parameters.
@@ -32,6 +33,7 @@ class PurgeContext:
 
     tasks: tuple[int, ...]
     order: tuple[int, ...]
+    writers: tuple[int, ...]
     counters: Mapping[int, int]
     own_parameters: frozenset[str]
     removal: Removal
