@@ -6,6 +6,7 @@ from itertools import permutations
 
 import pytest
 import torch
+from avalanche.core import SupervisedPlugin
 from avalanche.training.plugins import EWCPlugin
 from torch import nn
 from unlearning_kit import amnesiac, bits, book, fingerprint, initial_values, stock, stray, trajectory
@@ -320,6 +321,27 @@ def test_an_interrupted_training_keeps_the_repair_made_in_its_middle():
         between.train(experience)
     between.unlearn([0])
     assert bits(strategy.model) == bits(between.model)
+
+
+def test_a_repair_stands_when_a_task_is_given_up_that_was_recorded_and_not_booked():
+    class Fails(SupervisedPlugin):
+        on = False
+
+        def after_training_exp(self, strategy, **kwargs):
+            if self.on:
+                raise MemoryError("injected")
+
+    strategy = amnesiac(train_epochs=2, repair="joint", plugins=[fails := Fails()])
+    for experience in PERMUTED.train_stream[:3]:
+        strategy.train(experience)
+    strategy.unlearn([0])
+    before, logs, fails.on = bits(strategy.model), trajectory(strategy).logs, True
+    with pytest.raises(MemoryError, match="injected"):
+        strategy.train(PERMUTED.train_stream[3])
+    assert trajectory(strategy).tasks == (1, 2, 3)
+    strategy.abort_training()
+    assert bits(strategy.model) == before
+    assert trajectory(strategy).logs == logs
 
 
 def test_a_task_learned_on_a_repair_has_a_head_for_the_world_without_it():

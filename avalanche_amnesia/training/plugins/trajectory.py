@@ -95,7 +95,7 @@ class TrajectoryPlugin(SupervisedPlugin):
         """Undo the last recorded task, as if it had never been trained."""
         model, own = strategy.model, own_parameters(strategy.model, task)
         shared = {name: p for name, p in model.named_parameters() if name not in own}
-        removal = self.trajectory.remove([task], {name: p.detach() for name, p in shared.items()})
+        removal = self.trajectory.remove([task], {name: p.detach() for name, p in shared.items()}, repairs=False)
         for name, value in removal.values.items():
             shared[name].copy_(value)
         with ExitStack() as undo:
