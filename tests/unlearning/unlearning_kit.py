@@ -112,7 +112,7 @@ def fingerprint(strategy: Any, *stores: Any) -> Any:
             ],
             "before": None if recorder.snapshot is None else recorder.snapshot.values,
             "ledger": plugin.ledger.state_dict(),
-            "tainted": plugin._tainted,
+            "tainted": plugin.history.tainted,
             "records": [record.to_json() for record in plugin.records],
             "current": (plugin.current, plugin.current_task),
             "stores": stores,
