@@ -50,7 +50,7 @@ def refusing(plugin):
 
     def spoil(strategy):
         added = plugin()
-        strategy.plugins.append(added)
+        strategy.plugins.insert(strategy.plugins.index(book(strategy)), added)
         return lambda: strategy.plugins.remove(added)
 
     return spoil

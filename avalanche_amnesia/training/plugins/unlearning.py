@@ -190,9 +190,10 @@ class UnlearningPlugin(SupervisedPlugin):
 
         And undo a training that was interrupted, before any plugin looks whether the task is a new one.
         """
-        last = [plugin for plugin in strategy.plugins if isinstance(plugin, (PeriodicEval, Clock))]
-        others = [plugin for plugin in strategy.plugins if plugin is not self and plugin not in last]
-        strategy.plugins = [*others, self, *last]  # also behind one that was appended to the strategy later
+        last = (PeriodicEval, Clock)
+        others = [plugin for plugin in strategy.plugins if plugin is not self]
+        position = next((i for i, plugin in enumerate(others) if isinstance(plugin, last)), len(others))
+        strategy.plugins = [*others[:position], self, *others[position:]]
         if self.current_task is not None:
             self.abort(strategy)
 
