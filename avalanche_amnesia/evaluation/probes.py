@@ -6,6 +6,7 @@ unlearning allows them (``keep_probes``).
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ class Probe:
     parts: nn.Module | None = None
 
 
-class ProbingMetric(PluginMetric):
+class ProbingMetric(PluginMetric, ABC):
     """A metric of unlearned tasks: collects their probes, and emits its values after each evaluation between tasks."""
 
     def __init__(self) -> None:
@@ -62,9 +63,9 @@ class ProbingMetric(PluginMetric):
             return None
         return self.values(strategy, plugin.ledger.unlearned, plugin.ledger.remaining)
 
+    @abstractmethod
     def values(self, strategy: Any, unlearned: Sequence[int], remaining: Sequence[int]) -> list[MetricValue]:
         """What to emit."""
-        raise NotImplementedError
 
     def emit(self, strategy: Any, name: str, by_task: dict[int, float]) -> list[MetricValue]:
         """One value per task and their mean."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
@@ -34,6 +34,33 @@ def dry_run(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | 
         given = pytree.tree_map_only(Tensor, lambda x: torch.zeros_like(x, device=device), (tuple(args), kwargs))
         with torch.random.fork_rng(devices=[]):
             return _call(module, torch.clone, *given)
+
+
+def call_node(node: fx.Node, module: nn.Module | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """What an operation of a graph makes of other arguments.
+
+    Args:
+        node: the operation.
+        module: that it calls; None for a function or a method.
+        args: in the place of its own.
+        kwargs: likewise.
+    """
+    if module is not None:
+        return module(*args, **kwargs)
+    if node.op == "call_method":
+        return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+    assert callable(node.target)
+    return node.target(*args, **kwargs)
+
+
+def dry_run_node(node: fx.Node, module: nn.Module | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """As :func:`call_node`, as shapes and types alone: on the meta device, whatever device the operation names.
+
+    Raises:
+        Exception: whatever the operation raises.
+    """
+    kwargs = {name: torch.device("meta") if name == "device" else value for name, value in kwargs.items()}
+    return call_node(node, None, args, kwargs) if module is None else dry_run(module, args, kwargs)
 
 
 def _call(module: nn.Module, replaced: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Any:

@@ -12,47 +12,16 @@ import torch
 from torch import Tensor, nn
 
 from avalanche_amnesia.models.description import Description
-from avalanche_amnesia.models.graph import ModelError, UnitGraph
+from avalanche_amnesia.models.gate import Gate
+from avalanche_amnesia.models.graph import UnitGraph
 from avalanche_amnesia.models.masked_backbone import MaskedBackbone
 from avalanche_amnesia.models.multi_head import UnknownTaskError, by_task
+from avalanche_amnesia.models.own_modules import OwnModules
+from avalanche_amnesia.models.shared_head import SHARED_HEAD, SharedHead, add_shared_head, stand_in
 from avalanche_amnesia.models.task_buffers import TaskBuffers
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
-from avalanche_amnesia.models.task_owned import TaskNorm
 from avalanche_amnesia.models.tracing import NormChoice, trace_backbone
 from avalanche_amnesia.models.utilisation import utilisation
-
-SHARED_HEAD = "_shared_head"
-
-
-class OwnModules(nn.ModuleDict):
-    """What one task has of its own besides its head, by name inside the backbone.
-
-    Attributes:
-        learning: whether their statistics may change: only in their own task's training, whatever data they are run
-            on. An unlearning takes out what later tasks did to parameters; to statistics nobody could.
-    """
-
-    learning = True
-
-    def __getitem__(self, key: str) -> nn.Module:
-        return super().__getitem__(key.replace(".", "/"))  # torch allows no dot in the name of a module
-
-    def train(self, mode: bool = True) -> OwnModules:
-        """Training mode only while they learn."""
-        super().train(mode and self.learning)
-        return self
-
-
-class SharedHead(nn.Module):
-    """Stands among the heads for a task whose head is the one that all tasks share.
-
-    Args:
-        n_classes: of the task, and of all others.
-    """
-
-    def __init__(self, n_classes: int) -> None:
-        super().__init__()
-        self.register_buffer("weight", torch.zeros(n_classes, 0))  # a saved state tells the task by it
 
 
 class MaskedModel(TaskMaskedModel):
@@ -114,18 +83,12 @@ class MaskedModel(TaskMaskedModel):
         self.own = nn.ModuleDict()
         self.embedding: nn.Parameter | None = None
         self.current_task: int | None = None
-        self.gate: Tensor | None = None
-        self._allowed: Tensor | None = None
-        self._gate_leaves: dict[str, Tensor] = {}
+        self._gate: Gate | None = None
         self.generation = 0
 
     def _add_shared_head(self, graph: UnitGraph, n_classes: int) -> UnitGraph:
         """Make the head that all tasks share, and enter it into the graph: a column is in use as its feature is."""
-        if not isinstance(n_classes, int) or isinstance(n_classes, bool) or n_classes < 1:
-            raise ValueError(f"shared_head must be the number of classes (an int of at least 1) or None: {n_classes!r}")
-        like = next(self.backbone.parameters())
-        head = nn.Linear(self.n_features, n_classes, bias=False, device=like.device, dtype=like.dtype)
-        self.backbone.add_module(SHARED_HEAD, head)
+        add_shared_head(self.backbone, self.n_features, n_classes)
         return replace(graph, factors={**graph.factors, f"{SHARED_HEAD}.weight": (graph.output.reshape(1, -1),)})
 
     @property
@@ -150,14 +113,7 @@ class MaskedModel(TaskMaskedModel):
 
     def _new_head(self, n_classes: int) -> nn.Module:
         shared = self.shared_head
-        if shared is None:
-            return super()._new_head(n_classes)
-        if n_classes != shared.out_features:
-            raise ModelError(
-                f"a task has {n_classes} classes, the shared head has {shared.out_features}: all tasks must have the "
-                f"same classes; use MaskedModel(backbone, shared_head={n_classes}), or a head per task (None)"
-            )
-        return SharedHead(n_classes).to(shared.weight.device)
+        return super()._new_head(n_classes) if shared is None else stand_in(shared, n_classes)
 
     def describe(self) -> Description:
         """Layers, units, what feeds them, and the share of parameters that each rule covers, as a table."""
@@ -223,8 +179,7 @@ class MaskedModel(TaskMaskedModel):
             labels = {int(task) for task in experience.task_labels} - set(self._binary.tasks)
             for name, own in self.own.items():
                 assert isinstance(own, OwnModules)
-                own.learning = int(name) in labels
-                own.train()
+                own.learn(int(name) in labels, True)
 
     def add_head(self, task: int, n_classes: int) -> None:
         """Add a freshly drawn head ``features → n_classes`` for a task, and its own norms."""
@@ -233,7 +188,7 @@ class MaskedModel(TaskMaskedModel):
 
     def _fresh_own(self) -> OwnModules:
         """A copy of everything that tasks have of their own, with the backbone's values."""
-        return OwnModules({name.replace(".", "/"): s.make(self.backbone) for name, s in self.backbone.owned.items()})
+        return OwnModules.copied(self.backbone.owned, self.backbone)
 
     def _parts_of(self, task: int) -> nn.Module:
         parts = self.task_parts(task)
@@ -248,14 +203,8 @@ class MaskedModel(TaskMaskedModel):
             task: its label; its mask is binary by now.
         """
         assert isinstance(parts, OwnModules)
-        fresh = self._fresh_own()
-        parts.learning = False
-        parts.train(False)
         use = self.graph.sets.use(self._binary.get(task).float())
-        for name, spec in self.backbone.owned.items():
-            mine, template = parts[name], fresh[name]
-            if isinstance(mine, TaskNorm) and isinstance(template, TaskNorm):
-                mine.keep(template, None if spec.sets is None else use[spec.sets.to(use.device)])
+        parts.settle(self._fresh_own(), self.backbone.owned, use)
 
     # Life of a task -------------------------------------------------------------------------------------------
 
@@ -272,8 +221,7 @@ class MaskedModel(TaskMaskedModel):
             raise ValueError(f"task {task} can't start: masks {self._binary.tasks}, in training {self.current_task}")
         self.embedding = nn.Parameter(embedding.detach().clone().to(self._device))
         self.current_task = task
-        self._allowed = None if allowed is None else allowed.to(self._device)
-        self.open_gate(1.0)
+        self._gate = Gate(self.embedding, None if allowed is None else allowed.to(self._device), self.by_layer)
         self.generation += 1
 
     def finish_task(self) -> None:
@@ -295,8 +243,7 @@ class MaskedModel(TaskMaskedModel):
             self.remove_task(task)
 
     def _end_training(self) -> None:
-        self.embedding, self.gate, self.current_task, self._allowed = None, None, None, None
-        self._gate_leaves = {}
+        self.embedding, self._gate, self.current_task = None, None, None
         self.generation += 1
 
     def remove_task(self, task: int) -> None:
@@ -318,12 +265,20 @@ class MaskedModel(TaskMaskedModel):
         self._binary._buffers, self._embeddings._buffers = dict(binary), dict(embeddings)
         self.generation += 1
 
-    @torch.no_grad()
+    @property
+    def gate(self) -> Tensor | None:
+        """The soft mask ``a`` of the task in training, ``(n_units,)``; None while there is none."""
+        return None if self._gate is None else self._gate.value
+
+    @property
+    def gate_leaves(self) -> Mapping[str, Tensor]:
+        """The open gate's layers, which collect gradients; empty while no task is in training."""
+        return MappingProxyType({} if self._gate is None else self._gate.leaves)
+
     def open_gate(self, scale: float) -> Tensor:
         """Set the soft mask ``σ(scale · e)`` through which the task in training is run in training mode.
 
-        Its layers are leaves, whose gradients collect over every forward until the next call: the way from there to
-        the embedding is short enough to be gone by hand, once per step.
+        Its layers are leaves, whose gradients collect over every forward until the next call.
 
         Args:
             scale: ``s`` of the mini-batch.
@@ -331,31 +286,18 @@ class MaskedModel(TaskMaskedModel):
         Returns:
             The gate ``a``, ``(n_units,)``.
         """
-        assert self.embedding is not None
-        if self.gate is None:  # the leaves are views that live as long as the task's training
-            self.gate = torch.empty_like(self.embedding)
-            self._gate_leaves = {name: part.requires_grad_() for name, part in self.by_layer(self.gate).items()}
-        torch.mul(self.embedding, scale, out=self.gate).sigmoid_()
-        if self._allowed is not None:
-            self.gate.mul_(self._allowed)
-        for leaf in self._gate_leaves.values():
-            leaf.grad = None
-        return self.gate
-
-    @property
-    def gate_leaves(self) -> Mapping[str, Tensor]:
-        """The open gate's layers, which collect gradients; empty while no task is in training."""
-        return MappingProxyType(self._gate_leaves)
+        assert self._gate is not None
+        self._gate.open(scale)
+        return self._gate.value
 
     def gate_gradient(self) -> Tensor:
         """``∂loss/∂a`` of the open gate, ``(n_units,)``; zero for layers that no backward pass reached."""
-        leaves = self._gate_leaves.values()
-        return torch.cat([torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves])
+        assert self._gate is not None
+        return self._gate.gradient()
 
     def _open_units(self) -> Tensor:
-        assert self.embedding is not None
-        is_open = self.embedding.detach() > 0  # σ(s·e) > ½ at every scale
-        return is_open if self._allowed is None else is_open & self._allowed
+        assert self._gate is not None
+        return self._gate.open_units()
 
     def buffer_names(self, tasks: Sequence[int]) -> list[str]:
         """Names, in ``state_dict``, of the tasks' masks, embeddings and statistics."""
@@ -378,7 +320,7 @@ class MaskedModel(TaskMaskedModel):
 
     def _features(self, x: Tensor, task: int) -> Tensor:
         if task == self.current_task and self.training:
-            return self.backbone(x, self._parts_of(task), self._gate_leaves)
+            return self.backbone(x, self._parts_of(task), self.gate_leaves)
         return self.masked_features(x, self._binary_gate(task), self._parts_of(task))
 
     def masked_features(self, x: Tensor, mask: Tensor, parts: nn.Module | None = None) -> Tensor:
@@ -398,14 +340,9 @@ class MaskedModel(TaskMaskedModel):
         if "embedding" in state:
             raise ValueError("this state was saved in the middle of a task; save between tasks")
         super()._match_tasks(state)
-        for buffers, prefix in ((self._binary, "_binary."), (self._embeddings, "_embeddings.")):
-            saved = {int(name.removeprefix(prefix)): v for name, v in state.items() if name.startswith(prefix)}
-            for task in set(buffers.tasks) - set(saved):
-                buffers.drop(task)
-            for task, value in saved.items():
-                buffers.put(task, torch.zeros_like(value, device=self._device))
+        self._binary.match(state, "_binary.", self._device)
+        self._embeddings.match(state, "_embeddings.", self._device)
         for name, own in self.own.items():
             assert isinstance(own, OwnModules)
-            own.learning = int(name) not in self._binary.tasks
-            own.train(self.training)
+            own.learn(int(name) not in self._binary.tasks, self.training)
         self._end_training()

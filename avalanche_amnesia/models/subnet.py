@@ -19,8 +19,11 @@ from avalanche_amnesia.models.mask_storage import (
     unpack_bits,
 )
 from avalanche_amnesia.models.multi_head import UnknownTaskError, by_task
+from avalanche_amnesia.models.open_subnet import OpenSubnet
+from avalanche_amnesia.models.stand_ins import standing_in
 from avalanche_amnesia.models.task_buffers import TaskBuffers
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
+from avalanche_amnesia.models.task_scores import TaskScores
 from avalanche_amnesia.models.top_share import mark_largest
 from avalanche_amnesia.models.weight_cover import (
     BiasRule,
@@ -90,12 +93,11 @@ class SubnetModel(TaskMaskedModel):
             module.requires_grad_(False)
         self.norms = nn.ModuleDict()
         self._packed = TaskBuffers()
-        self._scores = TaskBuffers()
+        self._scores = TaskScores()
         self.register_buffer("_order", torch.zeros(0, dtype=torch.int64))
         self.scores: nn.Parameter | None = None
         self.current_task: int | None = None
-        self._leaves: dict[str, Tensor] = {}
-        self._marks = torch.zeros(0)
+        self._open: OpenSubnet | None = None
         self.generation = 0
         self.train(self.training)
 
@@ -183,45 +185,21 @@ class SubnetModel(TaskMaskedModel):
             raise ValueError(f"task {task} can't start: masks {self.masked_tasks}, in training {self.current_task}")
         self.scores = nn.Parameter(scores.detach().clone().to(self._device))
         self.current_task = task
-        self._marks = torch.empty_like(self.scores.data)
-        self._leaves = {
-            name: torch.empty_like(self._weight(name)).detach().requires_grad_() for name in self.graph.layers
-        }
-        self.open_subnet()
+        self._open = OpenSubnet(self.scores, {name: self._weight(name) for name in self.graph.layers}, self.best_scored)
         self.generation += 1
 
-    @torch.no_grad()
     def open_subnet(self) -> None:
         """Choose the best-scored weights; the task in training runs through them in training mode until the next call.
 
         ``weight ⊙ mask`` are leaves, whose gradients collect over every forward until the next call.
         """
-        assert self.scores is not None
-        self.best_scored(self.scores.detach(), out=self._marks)
-        for (name, leaf), marks in zip(self._leaves.items(), self._marks.split(self._sizes), strict=True):
-            torch.mul(self._weight(name), marks.view_as(leaf), out=leaf.data)
-            leaf.grad = None
+        assert self._open is not None
+        self._open.open()
 
-    @torch.no_grad()
     def pass_gradients(self) -> None:
-        """Hand the gradient ``g`` of ``weight ⊙ mask`` on.
-
-        The weight gets ``g ⊙ mask``; the score, straight through the ranking, ``g ⊙ weight ⊙ sign(score)``: the ranking
-        is by ``|score|``.
-        """
-        assert self.scores is not None
-        of_scores = torch.zeros_like(self.scores) if self.scores.grad is None else self.scores.grad
-        parts = zip(self._leaves.items(), self._marks.split(self._sizes), of_scores.split(self._sizes), strict=True)
-        for (name, leaf), marks, of_part in parts:
-            if leaf.grad is None:  # no backward pass reached this layer
-                of_part.zero_()
-                continue
-            weight = self._weight(name)
-            torch.mul(leaf.grad.view(-1), weight.detach().view(-1), out=of_part)
-            of_weight = leaf.grad.mul_(marks.view_as(leaf))
-            weight.grad = of_weight if weight.grad is None else weight.grad.add_(of_weight)
-            leaf.grad = None
-        self.scores.grad = of_scores.mul_(self.scores.sign())
+        """Hand the gradient of ``weight ⊙ mask`` on to weights and scores, see :meth:`OpenSubnet.pass_gradients`."""
+        assert self._open is not None
+        self._open.pass_gradients()
 
     def finish_task(self, keep_scores: bool = True) -> None:
         """Keep the mask of the task in training, which ends its training.
@@ -246,38 +224,29 @@ class SubnetModel(TaskMaskedModel):
             super().remove_task(task)
 
     def _end_training(self) -> None:
-        self.scores, self.current_task = None, None
-        self._leaves, self._marks = {}, torch.zeros(0)
+        self.scores, self._open, self.current_task = None, None, None
         self.generation += 1
         self.train(self.training)
 
     def remove_task(self, task: int) -> None:
         """Take out the task's head, normalisation, mask and scores, and the scores that came out of its own."""
         super().remove_task(task)
-        for descendant in self._descendants([task]):
+        for descendant in self._scores.descendants([task], self.masked_tasks):
             self._scores.drop(descendant)
         self._packed.drop(task)
         self._order = self._order[self._order != task]
         self.generation += 1
-
-    def _descendants(self, tasks: Sequence[int]) -> list[int]:
-        """Tasks whose scores came out of these tasks' ones, themselves included: all from the first of them on."""
-        order = self.masked_tasks
-        first = min((order.index(task) for task in tasks if task in order), default=len(order))
-        return [task for task in order[first:] if task in self._scores.tasks]
 
     def last_scores(self) -> Tensor | None:
         """The scores of the last trained task, ``(n_weights,)``, copied; None where there are none.
 
         After tasks were taken out: those of the last one that had been trained before the first of them.
         """
-        kept = [task for task in self.masked_tasks if task in self._scores.tasks]
-        return self._scores.get(kept[-1]).clone() if kept else None
+        return self._scores.last(self.masked_tasks)
 
     def retain_scores(self, tasks: Sequence[int]) -> None:
         """Drop the scores of all tasks but these."""
-        for task in set(self._scores.tasks) - set(tasks):
-            self._scores.drop(task)
+        self._scores.retain(tasks)
 
     def let_learn(self, task: int, learn: bool) -> None:
         """As the base class's; normalisation that the backbone's maker had frozen never learns."""
@@ -305,7 +274,11 @@ class SubnetModel(TaskMaskedModel):
             f"norms.{task}.{name}" for task in tasks for name, _ in self._named_statistics(self.task_parts(task))
         ]
         masks = [f"_packed.{task}" for task in tasks if task in self._packed.tasks]
-        return [*masks, *(f"_scores.{task}" for task in self._descendants(tasks)), *statistics]
+        return [
+            *masks,
+            *(f"_scores.{task}" for task in self._scores.descendants(tasks, self.masked_tasks)),
+            *statistics,
+        ]
 
     @staticmethod
     def _named_statistics(module: nn.Module | None) -> list[tuple[str, Tensor]]:
@@ -343,8 +316,8 @@ class SubnetModel(TaskMaskedModel):
 
     def _weights_of(self, task: int) -> Mapping[str, Tensor]:
         """What runs in the place of the backbone's weights."""
-        if task == self.current_task and self.training:
-            return self._leaves
+        if self._open is not None and task == self.current_task and self.training:
+            return self._open.leaves
         if task == self.current_task or task in self._packed.tasks:
             return self._masked_weights(self.binary_mask(task))
         return {}
@@ -355,22 +328,9 @@ class SubnetModel(TaskMaskedModel):
 
     def _run(self, x: Tensor, weights: Mapping[str, Tensor], parts: nn.Module | None) -> Tensor:
         """The backbone's forward with other weights and another normalisation put in for its duration."""
-        own: list[tuple[nn.Module, str, Any]] = []
         norms = [] if parts is None else list(zip(self._prototypes[0], parts.children(), strict=True))
-        was = [(norm, norm._parameters, norm._buffers, norm.training) for norm, _ in norms]
-        try:
-            for name, weight in weights.items():
-                for module, attribute in self._sites[name]:
-                    own.append((module, attribute, module._parameters[attribute]))
-                    module._parameters[attribute] = weight  # type: ignore[assignment]
-            for norm, other in norms:
-                norm._parameters, norm._buffers, norm.training = other._parameters, other._buffers, other.training
+        with standing_in(weights, self._sites, norms):
             return self.backbone(x)
-        finally:
-            for module, attribute, value in own:
-                module._parameters[attribute] = value
-            for norm, parameters, buffers, training in was:
-                norm._parameters, norm._buffers, norm.training = parameters, buffers, training
 
     # State ----------------------------------------------------------------------------------------------------
 
@@ -412,11 +372,7 @@ class SubnetModel(TaskMaskedModel):
         if "scores" in state:
             raise ValueError("this state was saved in the middle of a task; save between tasks")
         super()._match_tasks(state)
-        for buffers, prefix in ((self._packed, "_packed."), (self._scores, "_scores.")):
-            saved = {int(name.removeprefix(prefix)): v for name, v in state.items() if name.startswith(prefix)}
-            for task in set(buffers.tasks) - set(saved):
-                buffers.drop(task)
-            for task, value in saved.items():
-                buffers.put(task, torch.zeros_like(value, device=self._device))
+        self._packed.match(state, "_packed.", self._device)
+        self._scores.match(state, "_scores.", self._device)
         self._order = state["_order"].detach().clone().to(self._device) if "_order" in state else self._order
         self._end_training()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+import torch
 from torch import Tensor, nn
 
 
@@ -27,3 +30,17 @@ class TaskBuffers(nn.Module):
     def tasks(self) -> tuple[int, ...]:
         """Tasks that have a tensor, in the order in which they got it."""
         return tuple(int(name) for name in self._buffers)
+
+    def match(self, state: Mapping[str, Tensor], prefix: str, device: torch.device) -> None:
+        """Take on the tasks and shapes of a saved state, ready to load it.
+
+        Args:
+            state: of the model around it.
+            prefix: its own name in there, with the dot.
+            device: where new tensors are made.
+        """
+        saved = {int(name.removeprefix(prefix)): value for name, value in state.items() if name.startswith(prefix)}
+        for task in set(self.tasks) - set(saved):
+            self.drop(task)
+        for task, value in saved.items():
+            self.put(task, torch.zeros_like(value, device=device))

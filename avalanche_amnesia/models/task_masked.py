@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
@@ -35,7 +36,7 @@ class MaskCover(Protocol):
         """Index of the part of a mask that a parameter goes by, in :attr:`layers`."""
 
 
-class TaskMaskedModel(MultiHeadModel):
+class TaskMaskedModel(MultiHeadModel, ABC):
     """A multi-head model of which every task uses the part that its binary mask names.
 
     Base of :class:`MaskedModel` (masks over units) and :class:`SubnetModel` (masks over weights): what plans, records,
@@ -60,21 +61,21 @@ class TaskMaskedModel(MultiHeadModel):
         return frozenset()
 
     @property
+    @abstractmethod
     def masks(self) -> Mapping[int, Mapping[str, Tensor]]:
         """Binary masks of the trained tasks: task → part of the mask → bool tensor, one-dimensional."""
-        raise NotImplementedError
 
+    @abstractmethod
     def by_layer(self, vector: Tensor) -> Mapping[str, Tensor]:
         """A vector over a whole mask ``(…, n)`` cut into its parts."""
-        raise NotImplementedError
 
+    @abstractmethod
     def binary_mask(self, task: int) -> Tensor:
         """A task's mask, bool ``(n,)``, copied."""
-        raise NotImplementedError
 
+    @abstractmethod
     def cumulative_mask(self) -> Tensor:
         """Entries that any remaining task uses, bool ``(n,)``."""
-        raise NotImplementedError
 
     def let_learn(self, task: int, learn: bool) -> None:
         """Let a task's own modules (its head) receive gradients, or not; drops those that they have."""
@@ -83,19 +84,20 @@ class TaskMaskedModel(MultiHeadModel):
                 parameter.requires_grad_(learn)
                 parameter.grad = None
 
+    @abstractmethod
     def finish_task(self) -> None:
         """Keep the mask of the task in training, which ends its training."""
-        raise NotImplementedError
 
+    @abstractmethod
     def drop_current_task(self) -> None:
         """Give up the task in training, with everything that is its own."""
-        raise NotImplementedError
 
     def task_parts(self, task: int) -> nn.Module | None:
         """What else, besides its mask, a task's features depend on alone: its normalisation; None where it has none."""
         (held,) = self._containers[1:]
         return held[str(task)] if str(task) in held else None  # noqa: SIM401 - it has no get
 
+    @abstractmethod
     def masked_features(self, x: Tensor, mask: Tensor, parts: nn.Module | None = None) -> Tensor:
         """Features ``(batch, features)`` through any mask.
 
@@ -104,4 +106,3 @@ class TaskMaskedModel(MultiHeadModel):
             mask: ``(n,)``.
             parts: a task's :meth:`task_parts`; None: as the backbone has them.
         """
-        raise NotImplementedError

@@ -9,18 +9,19 @@ more than necessary and never less. Whatever else has no rule is a :class:`~aval
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
 from avalanche_amnesia.models.book import Book
-from avalanche_amnesia.models.dry_run import dry_run
+from avalanche_amnesia.models.dry_run import dry_run_node
 from avalanche_amnesia.models.findings import Finding, Refused
-from avalanche_amnesia.models.masking import masked, owned_parameter, use_of_sets
+from avalanche_amnesia.models.in_place import InPlace
+from avalanche_amnesia.models.mask_nodes import MaskNodes
+from avalanche_amnesia.models.masking import masked, owned_parameter
 from avalanche_amnesia.models.registry import (
-    MAY_RETURN_ITSELF,
     NEEDS_ZEROS,
     NORMS_BY_CHANNEL,
     RULES,
@@ -30,7 +31,7 @@ from avalanche_amnesia.models.registry import (
 )
 from avalanche_amnesia.models.task_owned import OwnedSpec
 from avalanche_amnesia.models.trees import leaves, map_leaves
-from avalanche_amnesia.models.units import ALWAYS, compact
+from avalanche_amnesia.models.units import compact
 from avalanche_amnesia.models.values import Masked, ParameterValue, Value, always_in_use
 
 
@@ -41,7 +42,7 @@ class Walk:
         backbone: whose modules and parameters the graph names.
         graph: its trace; rewritten in place.
         book: receives layers, parameter uses and findings.
-        leaves: names of modules declared task-owned, to stay whole.
+        owned: names of modules and parameters declared task-owned; such modules stay whole.
         frozen: names of modules and parameters declared frozen.
         classifier: name of the backbone's own classifier, which is left out.
         norm: ``task`` or ``batch``.
@@ -65,7 +66,7 @@ class Walk:
         self.buffers = dict(backbone.named_buffers(remove_duplicate=False))
         self.values: dict[fx.Node, Any] = {}
         self._masked: dict[fx.Node, fx.Node] = {}
-        self._emitted: dict[Any, fx.Node] = {}
+        self._in_place = InPlace(self.modules)
 
     def run(self, inputs: Value) -> Tensor | None:
         """Walk; the sets behind the features, ``(features,)``, or None where findings stand in the way."""
@@ -81,10 +82,7 @@ class Walk:
         self._batch = len(inputs.ids)
         with self.graph.inserting_after(places[0]):
             self.tasks_own = self.graph.placeholder("own")
-        with self.graph.inserting_after(self.tasks_own):
-            self.masks = self.graph.placeholder("masks")
-        with self.graph.inserting_after(self.masks):
-            self._end_of_masks = self.graph.call_function(dict)  # marks a place; taken out again as nobody reads it
+        self.masks = MaskNodes(self.graph, self.book, self.tasks_own)
         for node in list(self.graph.nodes):
             if node.op in ("placeholder", "output"):
                 continue
@@ -123,7 +121,7 @@ class Walk:
     def _sweep(self) -> None:
         """Take out what nobody reads."""
         for node in reversed(list(self.graph.nodes)):
-            if not node.users and node.op not in ("placeholder", "output") and not self._writes(node):
+            if not node.users and node.op not in ("placeholder", "output") and not self._in_place.writes(node):
                 self.graph.erase_node(node)
 
     # One node -------------------------------------------------------------------------------------------------
@@ -134,7 +132,7 @@ class Walk:
         found = self._rule_of(node)
         if found in NEEDS_ZEROS:
             self.zero_inputs(node)
-        self._check_in_place(node)
+        self._in_place.check(node, self.values)
         if found is None:
             value = self.anything(node)
         else:
@@ -158,11 +156,7 @@ class Walk:
     def _attribute(self, node: fx.Node) -> Any:
         name = str(node.target)
         if name in self.parameters:
-            parameter = self.parameters[name]
-            index = torch.arange(parameter.numel()).reshape(parameter.shape)
-            if name in self.owned_modules:
-                return self._owned_parameter(node, name)
-            return ParameterValue(name, index, parameter.dtype, self.is_frozen(name))
+            return self._owned_parameter(node, name) if name in self.owned_modules else self.whole(name)
         if name in self.book.indices:
             return self.book.indices[name].detach().cpu()
         if name in self.buffers:
@@ -205,7 +199,7 @@ class Walk:
             )
         if node.op == "call_function" and not _is_of_torch(node.target):
             raise Refused(f"function {name!r} has no masking rule", "write it with torch's functions and layers")
-        if self._writes(node):
+        if self._in_place.writes(node):
             raise Refused(f"operation {name!r} writes in place", "use its result instead: the same without '_'")
         self.zero_inputs(node, dirty_only=True)
         return _as_always(self.run_on_meta(node))
@@ -217,14 +211,8 @@ class Walk:
             Refused: where that depends on values.
         """
         args, kwargs = map_leaves(self.arguments(node), _shape_alone)
-        kwargs = {name: torch.device("meta") if name == "device" else value for name, value in kwargs.items()}
         try:
-            if node.op == "call_module":
-                return dry_run(self.modules[str(node.target)], args, kwargs)
-            if node.op == "call_method":
-                return getattr(args[0], str(node.target))(*args[1:], **kwargs)
-            assert callable(node.target)
-            return node.target(*args, **kwargs)
+            return dry_run_node(node, self.module(node) if node.op == "call_module" else None, args, kwargs)
         except Exception as error:  # whatever the operation raises
             raise Refused(f"its result has no shape that could be known in advance ({error})", _SHAPE_MEND) from error
 
@@ -276,7 +264,7 @@ class Walk:
     def _masked_node(self, node: fx.Node, value: Value) -> fx.Node:
         if node not in self._masked:
             with self.graph.inserting_after(node):
-                here = self.graph.call_function(masked, (node, self.emit(value.ids)))
+                here = self.graph.call_function(masked, (node, self.masks.emit(value.ids)))
             self._masked[node] = here
             self.values[here] = value.like(masked=Masked.ZERO)
         return self._masked[node]
@@ -285,63 +273,6 @@ class Walk:
         here = self._masked_node(node, value)
         node.replace_all_uses_with(here, delete_user_cb=lambda user: user is not here)
         return value
-
-    def emit(self, ids: Tensor) -> fx.Node | None:
-        """A node with the mask that the sets make, cut to size 1 where it is constant; None where nothing is masked.
-
-        Masks depend on no other value: they all stand at the beginning of the graph, where every node can read them.
-        """
-        small = compact(ids)
-        while small.dim() > 1 and small.shape[0] == 1:
-            small = small[0]
-        if bool((small == ALWAYS).all()):
-            return None
-        key = (tuple(small.shape), tuple(small.reshape(-1).tolist()))
-        if key not in self._emitted:
-            with self.graph.inserting_before(self._end_of_masks):
-                vector = self._emit_vector(small.reshape(-1))
-                if small.dim() > 1:
-                    vector = self.graph.call_method("reshape", (vector, tuple(small.shape)))
-            self._emitted[key] = vector
-        return self._emitted[key]
-
-    def _emit_vector(self, ids: Tensor) -> fx.Node:
-        call = self.graph.call_function
-        rows = [self.book.sets.members(number) for number in ids.tolist()]
-        width = len(rows[0])
-        if width and all(len(row) == width for row in rows):
-            parts = [self._whole_layers([row[place] for row in rows]) for place in range(width)]
-            if all(part is not None for part in parts):
-                nodes = [
-                    call(operator.getitem, (self.masks, part[0]))
-                    if len(part) == 1
-                    else call(torch.cat, ([call(operator.getitem, (self.masks, name)) for name in part],))
-                    for part in parts
-                    if part is not None
-                ]
-                while len(nodes) > 1:
-                    nodes = [call(torch.maximum, (nodes[0], nodes[1])), *nodes[2:]]
-                return nodes[0]
-        units = self.book.sets.n_units
-        fill = {ALWAYS: [units]}
-        filled = [row or fill.get(number, [units + 1]) for row, number in zip(rows, ids.tolist(), strict=True)]
-        width = max(map(len, filled))
-        name = f"_sets_{len(self.book.indices)}"
-        self.book.indices[name] = torch.tensor([row + row[:1] * (width - len(row)) for row in filled]).T.contiguous()
-        layers = [call(operator.getitem, (self.masks, layer)) for layer in self.book.layers]
-        return call(use_of_sets, (layers, self.graph.get_attr(name)))
-
-    def _whole_layers(self, units: Sequence[int]) -> list[str] | None:
-        """Names of the layers whose units these are, one after the other; None where they are none."""
-        result, at = [], 0
-        starts = {int(self.book.sets.members(int(layer.sets[0]))[0]): layer for layer in self.book.layers.values()}
-        while at < len(units):
-            layer = starts.get(units[at])
-            if layer is None or list(units[at : at + layer.units]) != list(range(units[at], units[at] + layer.units)):
-                return None
-            result.append(layer.name)
-            at += layer.units
-        return result
 
     def _norm_follows(self, node: fx.Node, value: Value) -> bool:
         """Whether the only reader is a norm of single channels, into which the mask can be folded."""
@@ -376,61 +307,12 @@ class Walk:
         self.zero_inputs(node)
         return self.book.sets.over(result.ids, [0]).clone()
 
-    def _check_in_place(self, node: fx.Node) -> None:
-        """Refuse to write into a value that is read elsewhere too: there it would change behind its mask."""
-        if node.kwargs.get("out") is not None:
-            raise Refused("it writes its result into another tensor (out=…)", "use what it returns")
-        if not self._writes(node):
-            return
-        written = node.args[0] if node.args else None
-        if not isinstance(written, fx.Node):
-            return
-        if isinstance(self.values.get(written), (ParameterValue, Tensor)) and written.op == "get_attr":
-            raise Refused("it writes in place into a parameter or buffer", "keep what changes in a layer of torch.nn")
-        if any(
-            user is not node and not (user < node) for alias in self._aliases(written, node) for user in alias.users
-        ):
-            raise Refused(
-                "it writes in place into a value that is read elsewhere too", "use its result (or fix(model))"
-            )
-
-    def _aliases(self, written: fx.Node, writer: fx.Node) -> list[fx.Node]:
-        """Nodes in front of a writer whose results may lie in the memory that it writes to."""
-        root = written
-        while self._may_return_itself(root) and root.args and isinstance(root.args[0], fx.Node):
-            root = root.args[0]
-        found = [root]
-        for node in found:
-            found += [user for user in node.users if user < writer and self._may_return_itself(user)]
-        return found
-
-    def _may_return_itself(self, node: fx.Node) -> bool:
-        target: Any = node.target
-        if node.op == "call_module":
-            kind = type(self.modules.get(str(node.target)))
-            return self._writes(node) or kind in MAY_RETURN_ITSELF or kind.__name__ in MAY_RETURN_ITSELF
-        return self._writes(node) or target in MAY_RETURN_ITSELF
-
-    def _writes(self, node: fx.Node) -> bool:
-        """Whether a node changes its first argument."""
-        if node.op == "call_module":
-            return bool(getattr(self.modules.get(str(node.target)), "inplace", False))
-        name = str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", "")
-        declared = bool(node.kwargs.get("inplace", False))
-        return declared or name in _IN_PLACE or (name.endswith("_") and not name.endswith("__"))
-
     def _find(self, where: str, reason: str, mend: str) -> None:
         finding = Finding(f"{where} of {type(self.backbone).__name__}", reason, mend)
         if finding not in self.book.findings:
             self.book.findings.append(finding)
 
 
-# The operators and, called by hand, the methods behind them.
-_IN_PLACE = frozenset(
-    form
-    for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor")
-    for form in (f"i{name}", f"__i{name}__")
-) | {"setitem", "__setitem__"}
 _OTHER_MEND = "write it in another way, or declare the module around it frozen=[…] or task_owned=[…]"
 _SHAPE_MEND = "write it with operations whose shapes do not depend on the data"
 

@@ -21,8 +21,8 @@ from avalanche_amnesia.training.plugins import (
     UnlearningPlugin,
     find_plugin,
 )
-from avalanche_amnesia.training.plugins.unlearning import remaining_experiences
 from avalanche_amnesia.training.pools import CapacityError
+from avalanche_amnesia.training.remaining import remaining_experiences
 from avalanche_amnesia.training.wsn import WSN
 
 __all__ = [

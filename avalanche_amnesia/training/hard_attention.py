@@ -27,7 +27,7 @@ from avalanche_amnesia.training.plugins import (
     find_plugin,
 )
 from avalanche_amnesia.training.plugins.seeding import preserved_rng
-from avalanche_amnesia.training.plugins.unlearning import remaining_experiences
+from avalanche_amnesia.training.remaining import remaining_experiences
 from avalanche_amnesia.unlearning import RequestError, UnlearningPlan, UnlearningRecord
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -6,15 +6,8 @@ from avalanche_amnesia.unlearning.evidence import Evidence
 from avalanche_amnesia.unlearning.fingerprint import Fingerprint
 from avalanche_amnesia.unlearning.ledger import RequestError, TaskLedger
 from avalanche_amnesia.unlearning.log_files import TrajectoryError
-from avalanche_amnesia.unlearning.operation import (
-    Preparation,
-    Subject,
-    apply,
-    book_only,
-    own_modules_only,
-    prepare,
-    refuse_unknown_state,
-)
+from avalanche_amnesia.unlearning.operation import apply, book_only
+from avalanche_amnesia.unlearning.planning import Preparation, own_modules_only, prepare
 from avalanche_amnesia.unlearning.purging import (
     PurgeContext,
     SavedState,
@@ -38,6 +31,7 @@ from avalanche_amnesia.unlearning.removal import Removal
 from avalanche_amnesia.unlearning.repair import Repair
 from avalanche_amnesia.unlearning.revision import Revision, Revisions
 from avalanche_amnesia.unlearning.signing import SigningError, verify
+from avalanche_amnesia.unlearning.subject import Subject, refuse_unknown_state
 from avalanche_amnesia.unlearning.task_modules import own_parameters, remove_task_modules, shared_statistics
 from avalanche_amnesia.unlearning.trajectory import Trajectory
 

@@ -4,7 +4,9 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_networks import inputs, lived_in, parameter, random_mask, use_by_perturbation
+from network_modules import lived_in, parameter
+from perturbation import random_mask, use_by_perturbation
+from small_networks import inputs
 from soundness import Net, assert_sound
 from torch import nn
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_networks import ALL, COVER_MORE, NETWORKS, network, random_mask, use_by_perturbation
+from perturbation import random_mask, use_by_perturbation
+from small_networks import ALL, COVER_MORE, NETWORKS, network
 from soundness import assert_masked_right
 from torch import nn
 

@@ -1,30 +1,28 @@
 """The life of a strategy, event by event, beside a model on paper of all that must be true after each of them."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
 from avalanche.core import SupervisedPlugin
-from avalanche.training import EWC, Naive
 from avalanche.training.plugins import EWCPlugin
+from injection import Breaks, InjectedError, injected
+from life_kinds import NETS, Kind, Marking
+from request_rules import Paper
+from residue import Residue, decay_alone, integers
 from test_no_residue import tensors_within
 from torch import Tensor
-from torch.optim import AdamW, Optimizer
-from unlearning_kit import OPTIMIZERS, ConvNet, amnesiac, bits, book, fingerprint, stock, trajectory
+from unlearning_kit import bits, book, fingerprint, trajectory
 
 from avalanche_amnesia.benchmarks import SplitDigits, UnlearningRequest, with_unlearning
 from avalanche_amnesia.bits import same_bits, tensor_hash
-from avalanche_amnesia.models import MLP, MultiHeadModel, SubnetModel, TaskMaskedModel
-from avalanche_amnesia.models.mask_storage import pack_bits
-from avalanche_amnesia.training import WSN
-from avalanche_amnesia.training.plugins import CounterfactualPlugin, TrajectoryPlugin, UnlearningPlugin, find_plugin
+from avalanche_amnesia.models import TaskMaskedModel
+from avalanche_amnesia.training.plugins import CounterfactualPlugin, TrajectoryPlugin, find_plugin
 from avalanche_amnesia.unlearning import PurgeContext, RequestError, own_parameters, register_purger
 from avalanche_amnesia.unlearning.sparse import SparseValues
 
@@ -32,215 +30,6 @@ TASKS = 5
 BATCHES = 3  # of 10 samples, in one epoch
 STREAM = with_unlearning(SplitDigits(n_train=150, n_test=50), ()).train_stream
 IMAGES = [experience.tensors[0][:8] for experience in SplitDigits(n_train=150, n_test=50).test_stream]
-NETS = {"mlp": lambda: MLP(64, hidden=(12,), features=10), "conv": ConvNet}
-
-
-class InjectedError(BaseException):
-    """Raised where a test wants it; no handler of ``Exception`` catches it."""
-
-
-@contextmanager
-def injected(step: tuple[Any, Any, bool] | None) -> Iterator[None]:
-    """Let a function of a module, class or registry raise, in front of its work or behind it."""
-    if step is None:
-        yield
-        return
-    owner, name, behind = step
-    original = owner[name] if isinstance(owner, dict) else getattr(owner, name)
-
-    def fails(*args: Any, **kwargs: Any) -> None:
-        if behind:
-            original(*args, **kwargs)
-        raise InjectedError(name)
-
-    with patch.dict(owner, {name: fails}) if isinstance(owner, dict) else patch.object(owner, name, fails):
-        yield
-
-
-class Breaks(SupervisedPlugin):
-    """Raises at one of the host's events, at its n-th time."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.event, self.times = "", 0
-        for event in ("before_training_exp", "before_forward", "after_update", "after_training_epoch"):
-            setattr(self, event, self._at(event))
-        for event in ("after_training_exp", "before_unlearning", "after_unlearning"):
-            setattr(self, event, self._at(event))
-
-    def _at(self, event: str) -> Callable[..., None]:
-        def hear(strategy: Any, **kwargs: Any) -> None:
-            if event == self.event:
-                self.times -= 1
-                if self.times < 0:
-                    raise InjectedError(event)
-
-        return hear
-
-
-class Marking(TrajectoryPlugin):
-    """Puts a power of two, which no other training has, in the place of every update that a task's training made."""
-
-    def __init__(self, marked: bool, **options: Any) -> None:
-        super().__init__(**options)
-        self.marked, self.n = marked, 0
-
-    @torch.no_grad()
-    def after_training_exp(self, strategy: Any, **kwargs: Any) -> None:
-        assert self.snapshot is not None
-        own = own_parameters(strategy.model, self.snapshot.task)
-        for name, parameter in strategy.model.named_parameters():
-            if self.marked and name in self.snapshot.values and name not in own:
-                old = self.snapshot.values[name]
-                parameter.copy_(torch.where(same_bits(parameter.detach(), old), old, old + 2.0 ** -(4 + self.n)))
-        self.n += 1
-        super().after_training_exp(strategy, **kwargs)
-
-
-def amnesiac_hat(trajectory: TrajectoryPlugin, **options: Any) -> Any:
-    return amnesiac(trajectory=trajectory, train_mb_size=10, train_epochs=1, **options)
-
-
-def wsn(trajectory: TrajectoryPlugin, *, net: Any, optimizer: str, plugins: Any, deadline: int | None) -> Any:
-    torch.manual_seed(0)
-    model = SubnetModel(net(), sparsity=0.4, bias="masked")
-    return WSN(
-        model=model,
-        optimizer=OPTIMIZERS[optimizer](model.parameters()),
-        trajectory=trajectory,
-        plugins=plugins,
-        deadline=deadline,
-        score_lr=0.05,
-        train_mb_size=10,
-        train_epochs=1,
-    )
-
-
-def stock_strategy(make: Any, **rest: Any) -> Any:
-    def made(trajectory: TrajectoryPlugin, *, net: Any, optimizer: str, plugins: Any, deadline: int | None) -> Any:
-        torch.manual_seed(0)
-        return stock(
-            make,
-            model=MultiHeadModel(net()),
-            optimizer=OPTIMIZERS[optimizer],
-            unlearning=UnlearningPlugin(deadline=deadline),
-            recorder=trajectory,
-            plugins=plugins,
-            epochs=1,
-            train_mb_size=10,
-            **rest,
-        )
-
-    return made
-
-
-@dataclass(frozen=True)
-class Kind:
-    """A strategy, and what it promises beyond what all do.
-
-    Attributes:
-        make: makes the strategy around a trajectory plugin.
-        options: of the trajectory plugin.
-        protects: whether later tasks, and their unlearning, leave earlier tasks' logits as they are.
-        keeps_shared: whether an entry that a remaining task reads stays as it is, whoever trained it.
-        tolerance: of the sums of updates; 0 where marked ones are exact.
-    """
-
-    make: Callable[..., Any]
-    options: dict[str, Any] = field(default_factory=dict)
-    protects: bool = False
-    keeps_shared: bool = False
-    tolerance: float = 0.0
-
-
-def hat(**options: Any) -> Callable[..., Any]:
-    return lambda recorder, **rest: amnesiac_hat(recorder, **options, **rest)
-
-
-KINDS = {
-    "hat": Kind(hat(), protects=True),
-    "adahat": Kind(hat(adjustment="adahat", alpha=1e-2)),
-    "pools": Kind(hat(isolation="pools"), protects=True),
-    "exclusive": Kind(hat(deletion="exclusive"), protects=True, keeps_shared=True),
-    "int8": Kind(hat(adjustment="constant"), {"dtype": torch.int8}, tolerance=1e-5),
-    "disk": Kind(hat(adjustment="adahat", alpha=1e-2), {"path": "logs"}),
-    "wsn": Kind(wsn, protects=True, keeps_shared=True),
-    "naive": Kind(stock_strategy(Naive)),
-    "ewc": Kind(stock_strategy(EWC, ewc_lambda=1.0)),
-}
-
-
-class Paper:
-    """The rules of requests, written down a second time."""
-
-    def __init__(self, deadline: int | None) -> None:
-        self.deadline, self.n, self.n_requests = deadline, 0, 0
-        self.order: list[int] = []
-        self.unlearned: list[int] = []
-        self.since: dict[int, int] = {}
-        self.declared: set[int] = set()
-
-    def learn(self, task: int) -> None:
-        self.n += 1
-        self.order.append(task)
-        self.since[task] = self.n
-        if task in self.unlearned:
-            self.unlearned.remove(task)
-
-    def forget(self, tasks: Sequence[int]) -> None:
-        self.n_requests += 1
-        self.order = [task for task in self.order if task not in tasks]
-        self.unlearned += tasks
-
-    @property
-    def permanent(self) -> set[int]:
-        old = {task for task in self.order if self.deadline is not None and self.n - self.since[task] >= self.deadline}
-        return old | self.declared
-
-    @property
-    def unlearnable(self) -> list[int]:
-        return [task for task in self.order if task not in self.permanent]
-
-    def allows(self, tasks: Sequence[int]) -> bool:
-        return bool(tasks) and set(tasks) <= set(self.unlearnable) and len(set(tasks)) == len(tasks)
-
-
-@dataclass
-class Residue:
-    """What must be nowhere once a task is gone: its mask, its head and embedding, the values that it left."""
-
-    mask: Tensor | None
-    values: list[np.ndarray]
-
-    def found_in(self, tensors: Sequence[Tensor]) -> bool:
-        """Whether a tensor is the mask, or holds more than chance's share of the values."""
-        if self.mask is not None:
-            packed = pack_bits(self.mask)
-            for tensor in tensors:
-                if tensor.shape == self.mask.shape and any(torch.equal(tensor > at, self.mask) for at in (0.0, 0.5)):
-                    return True
-                if tensor.dtype == packed.dtype and tensor.shape == packed.shape and torch.equal(tensor, packed):
-                    return True
-        held = np.unique(np.concatenate([integers(tensor) for tensor in tensors if tensor.dtype == torch.float32]))
-        return any(len(own) > 4 and np.isin(own, held).mean() > 0.25 for own in self.values)
-
-
-def integers(tensor: Tensor) -> np.ndarray:
-    """The bits of a float32 tensor's distinct values."""
-    return np.unique(tensor.detach().reshape(-1).contiguous().view(torch.int32).numpy())
-
-
-def decay_alone(initial: Mapping[str, Tensor], optimizer: Optimizer) -> np.ndarray:
-    """Bits of all values to which a decoupled decay takes weights without a gradient (of pixels that are always dark).
-
-    It takes them there in whatever task is trained, so that they tell nothing of any of them.
-    """
-    (group,) = optimizer.param_groups
-    factor = 1 - group["lr"] * group.get("weight_decay", 0)
-    values, found = [value.clone() for value in initial.values()], [np.empty(0, dtype=np.int32)]
-    for _ in range(BATCHES * TASKS if isinstance(optimizer, AdamW) else 0):
-        found += [integers(value.mul_(factor)) for value in values]
-    return np.unique(np.concatenate(found))
 
 
 class Life(SupervisedPlugin):
@@ -269,7 +58,7 @@ class Life(SupervisedPlugin):
             for parameter in self.model.parameters():
                 parameter.copy_((parameter * 8).round() / 8 if marked else parameter)
         self.initial = self.values()
-        self.decayed = decay_alone(self.initial, self.strategy.optimizer)
+        self.decayed = decay_alone(self.initial, self.strategy.optimizer, BATCHES * TASKS)
         self.updates: dict[int, dict[str, Tensor]] = {}
         self.logits: dict[int, str] = {}
         self.residue: dict[int, Residue] = {}

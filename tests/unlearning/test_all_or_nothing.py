@@ -93,7 +93,7 @@ STEPS = [
     (TaskLedger, "forget"),
     (TaskLedger, "check"),
     (operation, "remove_task_modules"),
-    (operation, "_purge_optimizers"),
+    (operation, "purge_optimizers"),
     (operation, "state_hashes"),
     (operation, "_replace"),
     (operation, "UnlearningRecord"),

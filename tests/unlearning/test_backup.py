@@ -6,6 +6,7 @@ from torch import nn
 from unlearning_kit import (
     DIGITS,
     amnesiac,
+    assert_nothing_stray,
     bits,
     book,
     fingerprint,
@@ -139,12 +140,7 @@ def test_what_nobody_owns_is_its_initial_value_after_any_requests(adjustment, st
         trajectory=TrajectoryPlugin(dtype=dtype),
         train_epochs=1,
     )
-    initial = initial_values(strategy.model)
-    for experience in PERMUTED.train_stream:
-        strategy.train(experience)
-    for request in requests:
-        strategy.unlearn(request)
-        assert stray(strategy.model, initial) == []
+    assert_nothing_stray(strategy, PERMUTED.train_stream, requests)
     assert not any(bool(entries.any()) for entries in owned(strategy.model).values())
     assert backups(strategy).kept == {}
 

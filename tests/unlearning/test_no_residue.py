@@ -69,7 +69,7 @@ def test_a_copy_of_the_model_holds_no_gate_of_a_finished_task():
     strategy.train(SplitDigits().train_stream[0])
     copied = copy.deepcopy(strategy.model)
     assert copied.gate is None
-    assert copied._gate_leaves == {}
+    assert copied.gate_leaves == {}
 
 
 def test_results_do_not_repeat_the_last_accuracy_of_a_forgotten_task():

@@ -12,7 +12,7 @@ from unlearning_kit import DIGITS, amnesiac, book, fingerprint, frozen
 
 from avalanche_amnesia.benchmarks import PermutedDigits, UnlearningRequest, with_unlearning
 from avalanche_amnesia.training.plugins import find_plugin
-from avalanche_amnesia.unlearning import adapter_of
+from avalanche_amnesia.unlearning import SavedState, StateAdapter, adapter_of, register_adapter
 from avalanche_amnesia.unlearning.reachable import reachable
 
 STREAM = PermutedDigits(5, n_train=120, n_test=40)
@@ -201,3 +201,13 @@ def test_a_failure_brings_the_state_of_every_host_back(name):
     book(strategy).unlearn(strategy, [1])
     assert state() != before
     strategy.train(STREAM.train_stream[3])
+
+
+def test_an_adapter_that_lacks_a_part_is_refused_when_it_is_registered():
+    class Half(StateAdapter):
+        def save(self, plugin):
+            return SavedState()
+
+    with pytest.raises(TypeError, match="abstract methods load, purge"):
+        register_adapter(Marks)(Half)
+    assert adapter_of(Marks()) is None

@@ -5,7 +5,8 @@ import os
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from lives import BATCHES, KINDS, NETS, TASKS, Life
+from life_kinds import KINDS, NETS
+from lives import BATCHES, TASKS, Life
 from test_all_or_nothing import STEPS
 
 from avalanche_amnesia.benchmarks import UnlearningRequest

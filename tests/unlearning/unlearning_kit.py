@@ -1,5 +1,6 @@
 """Strategies, streams and fingerprints that the tests of unlearning share."""
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -112,7 +113,7 @@ def fingerprint(strategy: Any, *stores: Any) -> Any:
             ],
             "before": None if recorder.snapshot is None else recorder.snapshot.values,
             "ledger": plugin.ledger.state_dict(),
-            "tainted": plugin._tainted,
+            "tainted": plugin.history.tainted,
             "records": [record.to_json() for record in plugin.records],
             "current": (plugin.current, plugin.current_task),
             "stores": stores,
@@ -157,6 +158,16 @@ def stray(model: MaskedModel, initial: dict[str, Tensor]) -> list[str]:
 
 def initial_values(model: MaskedModel) -> dict[str, Tensor]:
     return {name: p.detach().clone() for name, p in model.backbone.named_parameters()}
+
+
+def assert_nothing_stray(strategy: Any, experiences: Iterable[Any], requests: Iterable[Sequence[int]]) -> None:
+    """Train, then unlearn: after every request, what nobody owns has its initial bits."""
+    initial = initial_values(strategy.model)
+    for experience in experiences:
+        strategy.train(experience)
+    for request in requests:
+        strategy.unlearn(request)
+        assert stray(strategy.model, initial) == []
 
 
 def mark(strategy: Any, task: int, size: float = 8.0) -> None:

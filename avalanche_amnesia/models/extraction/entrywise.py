@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from avalanche_amnesia.models.extraction.layout import Live, common, live, nonzero, union
+from avalanche_amnesia.models.extraction.reading import entries_read
 from avalanche_amnesia.models.extraction.shrinking import Shrinking, shrinks
 from avalanche_amnesia.models.rules import arithmetic, elementwise
 from avalanche_amnesia.models.trees import leaves, map_leaves
@@ -41,7 +42,7 @@ def prelu(walk: Shrinking, node: fx.Node, x: Live) -> Any:
     made = nn.PReLU(len(kept))
     made.weight = nn.Parameter(kept.detach().clone())
     key = ("prelu", slopes, tuple(x.kept(1).tolist()))
-    return x.at(walk.new.call_module(walk.put_module(str(node.target), made, key), (x.node,)))
+    return x.at(walk.new.call_module(walk.parts.put_module(str(node.target), made, key), (x.node,)))
 
 
 @shrinks(arithmetic.added, arithmetic.multiplied, arithmetic.divided, torch.maximum, torch.minimum)
@@ -120,7 +121,7 @@ def _unmasked(
     kept = torch.empty(0, dtype=torch.long)
     for index in sorted((o.index for o in operands if isinstance(o, Live) and o.index is not None), key=len)[::-1]:
         kept = union(kept, index, units)
-    wanted = walk.wanted(node, axis)
+    wanted = entries_read(walk, node, axis)
     if wanted is not None and bool(torch.isin(nonzero(wanted), kept).all()):
         return nonzero(wanted), None
     if any(isinstance(o, Live) and o.axis is None for o in operands) or len(kept) == units:

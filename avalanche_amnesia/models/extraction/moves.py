@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 
 from avalanche_amnesia.models.extraction.layout import Live, Size, live, union
+from avalanche_amnesia.models.extraction.reading import entries_read
 from avalanche_amnesia.models.extraction.shrinking import Shrinking, shrinks
 from avalanche_amnesia.models.rules import mixing, pooling, shapes
 from avalanche_amnesia.models.trees import leaves, map_leaves
@@ -148,7 +149,7 @@ def joined(walk: Shrinking, node: fx.Node, tensors: Sequence[Any], dim: int = 0,
         assert value.index is not None
         index = union(index, value.index, full[0].shape[axis])
     if len(values) < len(tensors):
-        wanted = walk.wanted(node, axis)
+        wanted = entries_read(walk, node, axis)
         if wanted is None:
             return NotImplemented
         index, fill = wanted.nonzero()[:, 0], None

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from avalanche_amnesia.models.extraction.layout import Live, as_they_lie, live, nonzero
+from avalanche_amnesia.models.extraction.reading import readers
 from avalanche_amnesia.models.extraction.shrinking import Shrinking, shrinks
 from avalanche_amnesia.models.extraction.weighted import filled, folded
 from avalanche_amnesia.models.task_owned import TaskBatchNorm, TaskGroupNorm, TaskLayerNorm, TaskNorm
@@ -57,13 +58,13 @@ def by_channel(walk: Shrinking, node: fx.Node, x: Live, mask: Tensor | None = No
         filled(made, weight=weight, bias=torch.zeros_like(weight) if bias is None else bias)
     if mean is not None:
         filled(made, running_mean=mean, running_var=var, num_batches_tracked=torch.zeros((), dtype=torch.long))
-    here = walk.new.call_module(walk.put_module(str(node.target), made, (node,)), (x.node,))
+    here = walk.new.call_module(walk.parts.put_module(str(node.target), made, (node,)), (x.node,))
     return live(here, x.full, 1, kept)
 
 
 def _sole_reader(walk: Shrinking, node: fx.Node) -> bool:
     source = node.args[0]
-    return isinstance(source, fx.Node) and walk.readers(source) == [node]
+    return isinstance(source, fx.Node) and readers(source) == [node]
 
 
 def _fold(walk: Shrinking, x: Live, scale: Tensor, shift: Tensor, kept: Tensor) -> fx.Node | None:
@@ -72,12 +73,12 @@ def _fold(walk: Shrinking, x: Live, scale: Tensor, shift: Tensor, kept: Tensor) 
     one = folded(_made(walk, x.node), scale, shift, kept)
     if one is None:
         return None
-    name = walk.put_module(str(x.node.target), one, (x.node, "folded"))
+    name = walk.parts.put_module(str(x.node.target), one, (x.node, "folded"))
     return walk.new.call_module(name, x.node.args)
 
 
 def _made(walk: Shrinking, node: fx.Node) -> nn.Module:
-    return walk.result.get_submodule(str(node.target))
+    return walk.parts.root.get_submodule(str(node.target))
 
 
 @shrinks(TaskLayerNorm)
@@ -104,7 +105,7 @@ def layer_norm(walk: Shrinking, node: fx.Node, x: Live, mask: Tensor | None = No
         made = nn.RMSNorm(shape, eps=module.eps, elementwise_affine=affine, device="meta")
     if affine:
         filled(made, weight=torch.ones(shape) if weight is None else weight, bias=bias)
-    here = walk.new.call_module(walk.put_module(str(node.target), made, (node,)), (x.node,))
+    here = walk.new.call_module(walk.parts.put_module(str(node.target), made, (node,)), (x.node,))
     return live(here, x.full, x.dim - 1, kept)
 
 
@@ -125,7 +126,7 @@ def group_norm(walk: Shrinking, node: fx.Node, x: Live, mask: Tensor | None = No
     made = nn.GroupNorm(groups, len(kept), eps=module.eps, affine=weight is not None or bias is not None, device="meta")
     if weight is not None:
         filled(made, weight=weight, bias=torch.zeros_like(weight) if bias is None else bias)
-    here = walk.new.call_module(walk.put_module(str(node.target), made, (node,)), (x.node,))
+    here = walk.new.call_module(walk.parts.put_module(str(node.target), made, (node,)), (x.node,))
     return live(here, x.full, 1, kept)
 
 
@@ -134,7 +135,7 @@ def _written_out(
 ) -> Live:
     """The norm over the open units of the whole value, in plain operations; images may be of any size."""
     walk.note_whole(type(module).__name__)
-    call, method, put = walk.new.call_function, walk.new.call_method, walk.put_tensor
+    call, method, put = walk.new.call_function, walk.new.call_method, walk.parts.put_tensor
     whole, like = walk.whole(x), x.dtype
     values = whole if groups is None else method("unflatten", (whole, 1, (groups, -1)))
     dims = list(range(-open_.dim(), 0)) if groups is None else [2]

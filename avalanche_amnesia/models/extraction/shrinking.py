@@ -8,7 +8,6 @@ reads the live entries alone.
 
 from __future__ import annotations
 
-import builtins
 import copy
 import operator
 from collections.abc import Callable, Sequence
@@ -19,10 +18,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from avalanche_amnesia.models.dry_run import dry_run
+from avalanche_amnesia.models.dry_run import call_node, dry_run_node
 from avalanche_amnesia.models.extraction.layout import Live, Size, live, places_in
+from avalanche_amnesia.models.extraction.overwriting import write_over
+from avalanche_amnesia.models.extraction.parts import Parts
 from avalanche_amnesia.models.registry import MODULE_RULES, RULES, Rule
-from avalanche_amnesia.models.task_owned import TaskBatchNorm
 from avalanche_amnesia.models.tracer import DROPS_BRANCHES
 from avalanche_amnesia.models.trees import leaves, map_leaves
 
@@ -62,12 +62,9 @@ class Shrinking:
     def __init__(self, root: nn.Module, graph: fx.Graph, input_shape: Sequence[int], dtype: torch.dtype) -> None:
         self.root, self.old, self.new = root, graph, fx.Graph()
         self.input = tuple(torch.empty((n, *input_shape), dtype=dtype, device="meta") for n in BATCHES)
-        self.result = nn.Module()
+        self.parts = Parts(self.new)
         self.known: dict[fx.Node, Any] = {}
         self.whole_again: dict[str, int] = {}
-        self._names: set[str] = set()
-        self._tensors: dict[Any, fx.Node] = {}
-        self._modules: dict[Any, str] = {}
         self._brought: dict[Any, fx.Node] = {}
 
     @torch.no_grad()
@@ -81,30 +78,17 @@ class Shrinking:
             else:
                 self.known[node] = self._known_of(node)
         self.new.eliminate_dead_code(lambda node: node.op in ("placeholder", "output"))
-        self._overwrite()
-        return fx.GraphModule(self.result, self.new, "Subnet").eval()  # takes over what the graph names, and no more
-
-    def _overwrite(self) -> None:
-        """Let a ReLU write over what a layer or a sum just made for it alone."""
-        for node in self.new.nodes:
-            relu = node.target in (torch.relu, F.relu) or self._made(node, nn.ReLU)
-            source = node.args[0] if relu else None
-            if isinstance(source, fx.Node) and len(source.users) == 1 and self._is_fresh(source):
-                node.op, node.target, node.args, node.kwargs = "call_function", torch.relu_, (source,), {}
-
-    def _is_fresh(self, node: fx.Node) -> bool:
-        sums = node.target in (operator.add, torch.add, "index_add_")
-        return sums or self._made(node, (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.BatchNorm1d, nn.BatchNorm2d))
-
-    def _made(self, node: fx.Node, kinds: Any) -> bool:
-        return node.op == "call_module" and isinstance(self.result.get_submodule(str(node.target)), kinds)
+        write_over(self.new, self.parts.root)
+        return fx.GraphModule(
+            self.parts.root, self.new, "Subnet"
+        ).eval()  # takes over what the graph names, and no more
 
     def _known_of(self, node: fx.Node) -> Any:
         if node.op == "get_attr":
             return operator.attrgetter(str(node.target))(self.root).detach()
         args, kwargs = self.arguments(node)
         if not any(isinstance(leaf, (Live, Size)) for leaf in leaves((args, kwargs))):
-            return self._call(node, args, kwargs)
+            return call_node(node, self._called(node), args, kwargs)
         rule = self._rule_of(node)
         found = NotImplemented if rule is None else rule(self, node, *args, **kwargs)
         return self.as_it_was(node, *args, **kwargs) if found is NotImplemented else found
@@ -127,13 +111,8 @@ class Shrinking:
         """The module that a node of the full network calls."""
         return self.root.get_submodule(str(node.target))
 
-    def _call(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
-        if node.op == "call_module":
-            return self.module(node)(*args, **kwargs)
-        if node.op == "call_method":
-            return getattr(args[0], str(node.target))(*args[1:], **kwargs)
-        assert callable(node.target)
-        return node.target(*args, **kwargs)
+    def _called(self, node: fx.Node) -> nn.Module | None:
+        return self.module(node) if node.op == "call_module" else None
 
     # Whole operations -----------------------------------------------------------------------------------------
 
@@ -142,11 +121,7 @@ class Shrinking:
         results = []
         for example in range(len(BATCHES)):
             a, k = map_leaves((args, kwargs), partial(_example, which=example))
-            k = {name: torch.device("meta") if name == "device" else value for name, value in k.items()}
-            if node.op == "call_module":
-                results.append(dry_run(self.module(node), a, k))
-            else:
-                results.append(self._call(node, a, k))
+            results.append(dry_run_node(node, self._called(node), a, k))
         return results[0], results[1]
 
     def as_it_was(self, node: fx.Node, *args: Any, **kwargs: Any) -> Any:
@@ -181,7 +156,7 @@ class Shrinking:
         """
         a, k = map_leaves((args, kwargs), self._as_laid_out)
         if node.op == "call_module":
-            return self.new.call_module(self.put_module(str(node.target), self.module(node)), a, k)
+            return self.new.call_module(self.parts.put_module(str(node.target), self.module(node)), a, k)
         target = _OUT_OF_PLACE.get(node.target, node.target)
         if node.op == "call_method":
             name = str(target)
@@ -235,46 +210,7 @@ class Shrinking:
             return self.whole(leaf)
         if isinstance(leaf, Size):
             return leaf.node
-        return self.put_tensor(leaf) if isinstance(leaf, Tensor) else leaf
-
-    def put_tensor(self, value: Tensor, name: str = "constant") -> fx.Node:
-        """A constant as a buffer."""
-        value = value.detach().cpu().contiguous()
-        key = (value.dtype, tuple(value.shape), value.reshape(-1).view(torch.uint8).numpy().tobytes())
-        if key not in self._tensors:
-            name = self._free(name)
-            self.result.register_buffer(name, value.clone())
-            with self.new.inserting_after(next(iter(self.new.nodes))):
-                self._tensors[key] = self.new.get_attr(name)
-        return self._tensors[key]
-
-    def put_module(self, name: str, module: nn.Module, key: Any = None) -> str:
-        """A module of the smaller network; the same for the same key.
-
-        Args:
-            name: what it is called in the full network.
-            module: copied if no key is given.
-            key: of what it was made from.
-        """
-        known = key if key is not None else (name, id(module))
-        if known not in self._modules:
-            self._modules[known] = self._free(name.replace(".", "_").replace("/", "_"))
-            made = copy.deepcopy(module) if key is None else module
-            for part in made.modules():
-                if getattr(part, "inplace", False):
-                    part.inplace = False  # type: ignore[assignment]
-            self.result.add_module(self._modules[known], made.eval())
-        return self._modules[known]
-
-    def _free(self, name: str) -> str:
-        name = name.removeprefix("backbone_").removeprefix("own_")
-        name = f"layer_{name}" if name[:1].isdigit() else name
-        free, count = name, 0
-        while free in self._names or hasattr(nn.Module, free):
-            count += 1
-            free = f"{name}_{count}"
-        self._names.add(free)
-        return free
+        return self.parts.put_tensor(leaf) if isinstance(leaf, Tensor) else leaf
 
     def whole(self, value: Live) -> fx.Node:
         """A value with the entries that are left out put back."""
@@ -320,45 +256,10 @@ class Shrinking:
 
     def places(self, index: Tensor, within: Tensor) -> fx.Node:
         """Where entries lie among others, as a constant of the smaller network."""
-        return self.put_tensor(places_in(index, within), "index")
-
-    # Looking ahead --------------------------------------------------------------------------------------------
-
-    def wanted(self, node: fx.Node, axis: int) -> Tensor | None:
-        """Which entries of an axis anyone reads, bool ``(entries,)``; None where no mask stands right behind a node."""
-        shape = self.on_meta(node, *self.arguments(node)[0], **self.arguments(node)[1])[0].shape
-        result: Tensor | None = None
-        for user in self.readers(node):
-            mask = self._mask_in(user, node, shape)
-            if mask is None:
-                return None
-            others = [dim for dim in range(len(shape)) if dim != axis % len(shape)]
-            here = (mask != 0).expand(shape).sum(others) > 0
-            result = here if result is None else result | here
-        return result
-
-    def readers(self, node: fx.Node) -> list[fx.Node]:
-        """Who reads the entries of a node of the full network, not only its shape."""
-        return [user for user in node.users if not _is_size(user)]
-
-    def _mask_in(self, user: fx.Node, node: fx.Node, shape: torch.Size) -> Tensor | None:
-        """The mask with which a node is read, as it broadcasts over it."""
-        if len(user.args) < 2 or user.args[0] is not node:
-            return None
-        mask = user.args[1]
-        if not isinstance(mask, fx.Node) or mask.op != "get_attr":
-            return None
-        value: Tensor = operator.attrgetter(str(mask.target))(self.root)
-        if user.op == "call_module" and isinstance(self.module(user), TaskBatchNorm):
-            value = value.reshape(-1, *(1,) * (len(shape) - 2))
-        elif user.target is not operator.mul:
-            return None
-        return value if torch.broadcast_shapes(value.shape, shape) == shape else None
+        return self.parts.put_tensor(places_in(index, within), "index")
 
 
 _IDLE = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout, nn.Identity)
-_SIZES = {"size", "dim", "ndimension", "numel", "stride", "is_floating_point", "get_device", len}
-_SIZE_ATTRIBUTES = {"shape", "ndim", "dtype", "device"}
 
 
 _OUT_OF_PLACE: dict[Any, Any] = {
@@ -369,13 +270,6 @@ _OUT_OF_PLACE: dict[Any, Any] = {
     torch.relu_: torch.relu,
     F.relu_: F.relu,
 }
-
-
-def _is_size(node: fx.Node) -> bool:
-    """Whether a node reads nothing of a value but its shape and type."""
-    if node.target in (getattr, builtins.getattr):
-        return node.args[1] in _SIZE_ATTRIBUTES
-    return node.target in _SIZES
 
 
 def _passed_on(walk: Shrinking, node: fx.Node, x: Any, *args: Any, **kwargs: Any) -> Any:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from avalanche_amnesia.models.extraction.layout import Live, live, nonzero
+from avalanche_amnesia.models.extraction.reading import entries_read
 from avalanche_amnesia.models.extraction.shrinking import Shrinking, shrinks
 from avalanche_amnesia.models.rules import mixing, weighted
 
@@ -35,7 +36,7 @@ def _name(walk: Shrinking, node: fx.Node) -> str:
 
 def rows_of(walk: Shrinking, node: fx.Node, units: int, axis: int) -> tuple[Tensor, bool]:
     """The units that are kept of a layer, and whether whatever the others hold is masked before it is read."""
-    wanted = walk.wanted(node, axis)
+    wanted = entries_read(walk, node, axis)
     return (torch.arange(units), False) if wanted is None else (nonzero(wanted), True)
 
 
@@ -73,7 +74,7 @@ def _linear(walk: Shrinking, node: fx.Node, x: Live, weight: Tensor, bias: Tenso
         bias=None if bias is None else bias[rows],
     )
     key = (nn.Linear, weight, tuple(columns.tolist()), tuple(rows.tolist()))
-    here = walk.new.call_module(walk.put_module(_name(walk, node), made, key), (x.node,))
+    here = walk.new.call_module(walk.parts.put_module(_name(walk, node), made, key), (x.node,))
     full = walk.on_meta(node, *walk.arguments(node)[0], **walk.arguments(node)[1])
     return live(here, full, full[0].dim() - 1, rows, None if masked else 0.0)
 
@@ -96,7 +97,7 @@ def _embedding(walk: Shrinking, node: fx.Node, x: Live, weight: Tensor) -> Live:
     columns, masked = rows_of(walk, node, weight.shape[1], -1)
     made = filled(nn.Embedding(len(weight), len(columns), device="meta"), weight=weight[:, columns])
     key = (nn.Embedding, weight, tuple(columns.tolist()))
-    here = walk.new.call_module(walk.put_module(_name(walk, node), made, key), (walk.whole(x),))
+    here = walk.new.call_module(walk.parts.put_module(_name(walk, node), made, key), (walk.whole(x),))
     full = walk.on_meta(node, *walk.arguments(node)[0], **walk.arguments(node)[1])
     return live(here, full, full[0].dim() - 1, columns, None if masked else 0.0)
 
@@ -171,7 +172,7 @@ def _convolve(walk: Shrinking, node: fx.Node, x: Live, conv: _Convolution) -> An
         bias=None if conv.bias is None else conv.bias[rows],
     )
     key = ("conv", conv.weight, tuple(columns.tolist()), tuple(rows.tolist()), str(conv.options))
-    here = walk.new.call_module(walk.put_module(_name(walk, node), made, key), (x.node,))
+    here = walk.new.call_module(walk.parts.put_module(_name(walk, node), made, key), (x.node,))
     full = walk.on_meta(node, *walk.arguments(node)[0], **walk.arguments(node)[1])
     return live(here, full, 1, rows, None if masked else 0.0)
 
@@ -221,7 +222,7 @@ def transposed(walk: Shrinking, node: fx.Node, x: Live, output_size: Any = None)
         bias=None if module.bias is None else module.bias[rows],
     )
     key = ("transposed", module.weight, tuple(columns.tolist()), tuple(rows.tolist()))
-    here = walk.new.call_module(walk.put_module(str(node.target), made, key), (x.node,))
+    here = walk.new.call_module(walk.parts.put_module(str(node.target), made, key), (x.node,))
     return live(here, walk.on_meta(node, x), 1, rows, None if masked else 0.0)
 
 

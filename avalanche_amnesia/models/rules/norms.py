@@ -143,7 +143,7 @@ def _own(walk: Walk, node: fx.Node, x: Any, spec: OwnedSpec) -> Value:
     sets = filled(walk.book.sets.over(x.ids, dims))  # a norm's statistics and shifts reach padding too
     if walk.norm == "batch":
         spec = spec.affine_free()
-    mask = walk.emit(sets)
+    mask = walk.masks.emit(sets)
     kept = walk.book.owned.setdefault(spec.name, spec.masked_by(None if mask is None else compact(sets)))
     if (kept.kind, kept.groups, kept.shape) != (spec.kind, spec.groups, spec.shape):
         raise Refused(f"norm {spec.name!r} is used in two unlike ways", "use two norms")

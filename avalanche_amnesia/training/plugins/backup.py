@@ -81,6 +81,10 @@ class BackupPlugin(SupervisedPlugin):
 
     # While a task trains --------------------------------------------------------------------------------------
 
+    def before_train_dataset_adaptation(self, strategy: Any, **kwargs: Any) -> None:
+        """Check the model and the plugins beside it, before anything of the task is made."""
+        _surroundings(strategy)
+
     @torch.no_grad()
     def begin(self, strategy: Any, task: int, unlearnable: Collection[int]) -> None:
         """Make a shadow of every earlier task that may be unlearned."""

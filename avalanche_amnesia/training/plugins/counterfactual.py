@@ -66,7 +66,7 @@ class CounterfactualPlugin(SupervisedPlugin):
         sources: task → earlier tasks whose updates it reads, and that could be unlearned when it was trained.
 
     Raises:
-        ValueError: for a value that is not allowed.
+        ValueError: for a value that is not allowed; before a training, without a :class:`TrajectoryPlugin`.
         TypeError: before a training, if the model has no masks.
     """
 
@@ -79,12 +79,17 @@ class CounterfactualPlugin(SupervisedPlugin):
         self.heads: dict[int, dict[frozenset[int], FittedHead]] = {}
         self.sources: dict[int, frozenset[int]] = {}
 
-    def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
-        """Check the model."""
+    def before_train_dataset_adaptation(self, strategy: Any, **kwargs: Any) -> None:
+        """Check the model and the plugins beside it, before anything of the task is made."""
         if not isinstance(strategy.model, TaskMaskedModel):
             raise TypeError(
                 f"counterfactual heads need a model with masks, got {type(strategy.model).__name__}: where later tasks "
                 "change what a task reads, a head that was fitted in advance no longer fits"
+            )
+        if find_plugin(strategy, TrajectoryPlugin) is None:
+            raise ValueError(
+                f"{type(self).__name__}() needs TrajectoryPlugin() and UnlearningPlugin() beside it, for what earlier "
+                "tasks changed: AmnesiacHAT(compensation='counterfactual')"
             )
 
     @torch.no_grad()
@@ -184,8 +189,7 @@ class CounterfactualPlugin(SupervisedPlugin):
 
 def _trajectory_of(strategy: Any) -> Trajectory:
     plugin = find_plugin(strategy, TrajectoryPlugin)
-    if plugin is None:
-        raise ValueError("CounterfactualPlugin() needs TrajectoryPlugin() beside it, for what earlier tasks changed")
+    assert plugin is not None
     return plugin.trajectory
 
 

@@ -97,8 +97,8 @@ class RepairPlugin(SupervisedPlugin):
 
     # Around a task --------------------------------------------------------------------------------------------
 
-    def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
-        """Check the model."""
+    def before_train_dataset_adaptation(self, strategy: Any, **kwargs: Any) -> None:
+        """Check the model, before anything of the task is made."""
         if not isinstance(strategy.model, TaskMaskedModel):
             raise TypeError(
                 f"a repair needs a model with masks, got {type(strategy.model).__name__}: without them every task "

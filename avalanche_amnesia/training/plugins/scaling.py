@@ -57,15 +57,14 @@ class ScaledUpdatesPlugin(SupervisedPlugin):
         self.rates: dict[int, dict[str, SparseValues]] = {}
         self._damped: dict[str, SparseValues] = {}
 
+    def before_train_dataset_adaptation(self, strategy: Any, **kwargs: Any) -> None:
+        """Check the model and the plugins beside it, before anything of the task is made."""
+        _surroundings(strategy)
+
     @torch.no_grad()
     def begin(self, strategy: Any, task: int, unlearnable: Collection[int]) -> None:
         """Remember the rates with which the task is damped."""
-        masking = find_plugin(strategy, HATPlugin)
-        if masking is None or find_plugin(strategy, TrajectoryPlugin) is None:
-            raise ValueError(
-                "ScaledUpdatesPlugin() needs HATPlugin() and TrajectoryPlugin() in front of it: "
-                "AmnesiacHAT(compensation='rate')"
-            )
+        masking, _ = _surroundings(strategy)
         use = masking.task_use(masking.model_of(strategy))
         self._damped = {
             name: SparseValues.of((1 - masking.rule.expected_held(use, name)).half(), covered > 0)
@@ -75,8 +74,7 @@ class ScaledUpdatesPlugin(SupervisedPlugin):
 
     def prepare(self, strategy: Any, task: int, unlearnable: Collection[int]) -> None:
         """Keep the rates of the entries that the task moved."""
-        recorder = find_plugin(strategy, TrajectoryPlugin)
-        assert recorder is not None
+        _, recorder = _surroundings(strategy)
         moved = recorder.trajectory.moved(task)
         kept = {
             name: rates.restricted(moved[f"backbone.{name}"].reshape(-1))
@@ -129,6 +127,17 @@ class ScaledUpdatesPlugin(SupervisedPlugin):
         undo.callback(setattr, self, "rates", self.rates)
         self.rates = {task: rates for task, rates in self.rates.items() if task not in gone}
         return []
+
+
+def _surroundings(strategy: Any) -> tuple[HATPlugin, TrajectoryPlugin]:
+    masking, recorder = find_plugin(strategy, HATPlugin), find_plugin(strategy, TrajectoryPlugin)
+    if masking is None or recorder is None:
+        raise ValueError(
+            "ScaledUpdatesPlugin() needs HATPlugin() and TrajectoryPlugin() in front of it: "
+            "AmnesiacHAT(compensation='rate')"
+        )
+    masking.model_of(strategy)
+    return masking, recorder
 
 
 def _without(orphaned: Mapping[str, Tensor], moved: Mapping[str, Tensor]) -> dict[str, Tensor]:

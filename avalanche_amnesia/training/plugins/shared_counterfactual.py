@@ -42,9 +42,8 @@ class SharedHeadCounterfactualPlugin(CounterfactualPlugin):
         self._store = Trajectory()
         self._masking: TaskMaskPlugin | None = None
 
-    def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
-        """Check the model and the trajectory."""
-        super().before_training_exp(strategy, **kwargs)
+    def before_train_dataset_adaptation(self, strategy: Any, **kwargs: Any) -> None:
+        """Check the model and the trajectory, before anything of the task is made."""
         model, recorder = strategy.model, find_plugin(strategy, TrajectoryPlugin)
         if not isinstance(model, MaskedModel) or model.shared_head is None:
             raise TypeError(

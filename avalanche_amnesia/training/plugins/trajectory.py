@@ -48,7 +48,7 @@ class TrajectoryPlugin(SupervisedPlugin):
         snapshot: values before the task in training; None between tasks.
 
     Raises:
-        ValueError: for an option that is not allowed.
+        ValueError: for an option that is not allowed; before a training, if it stands in front of a plugin that masks.
         ModelError: before a training, if the model keeps running statistics that all tasks share (BatchNorm): they
             can't be taken apart again.
     """
@@ -69,8 +69,12 @@ class TrajectoryPlugin(SupervisedPlugin):
         self._activity: StepActivity | None = None
 
     def before_train_dataset_adaptation(self, strategy: Any, **kwargs: Any) -> None:
-        """Check the task and the model, and undo a training that was interrupted."""
-        task = single_task(strategy.experience)
+        """Check the task, the model and the order of the plugins, and undo a training that was interrupted."""
+        task, masking = single_task(strategy.experience), find_plugin(strategy, TaskMaskPlugin)
+        if masking is not None and strategy.plugins.index(masking) > strategy.plugins.index(self):
+            raise ValueError(
+                f"put {type(masking).__name__} in front of TrajectoryPlugin: a task is committed, then recorded"
+            )
         if task in self.trajectory.tasks:
             raise RequestError(
                 f"task {task} is already trained and remains recorded; recorded tasks: {list(self.trajectory.tasks)}. "
@@ -110,10 +114,6 @@ class TrajectoryPlugin(SupervisedPlugin):
         if masking is None:
             self.snapshot = TaskSnapshot(strategy.model, single_task(strategy.experience))
         else:
-            if masking.snapshot is None:
-                raise ValueError(
-                    f"put {type(masking).__name__} in front of TrajectoryPlugin: a task is committed, then recorded"
-                )
             self.snapshot = masking.snapshot  # one copy of the model serves both
         if self.trajectory.fidelity.min_active_steps is not None:
             self._activity = StepActivity(strategy.model)

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, Literal
 
 import torch
 from avalanche.core import SupervisedPlugin
-from avalanche.training.plugins import EvaluationPlugin
 from avalanche.training.plugins.clock import Clock
 from avalanche.training.templates.base_sgd import PeriodicEval
 from avalanche.training.utils import trigger_plugins
 
 from avalanche_amnesia.benchmarks.data import task_data
-from avalanche_amnesia.models import MultiHeadModel
 from avalanche_amnesia.training.attention import check_choice
-from avalanche_amnesia.training.plugins.loading import InMemoryLoaderPlugin
+from avalanche_amnesia.training.history import TaskHistory
+from avalanche_amnesia.training.plugins.host_evaluation import drop_last_values, preserved_minibatch
 from avalanche_amnesia.training.plugins.lookup import find_plugin
-from avalanche_amnesia.training.plugins.repair import RepairPlugin
-from avalanche_amnesia.training.plugins.seeding import SeedingPlugin
-from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin, single_task
+from avalanche_amnesia.training.plugins.stream_requests import StreamRequests, check_iteration, check_iterations, due
+from avalanche_amnesia.training.plugins.subject import seen_by_training, subject_of
+from avalanche_amnesia.training.plugins.task_mask import single_task
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
-from avalanche_amnesia.training.provenance import labels_fingerprint, provenance_of
 from avalanche_amnesia.unlearning import (
     Compensation,
     Evidence,
@@ -69,6 +66,7 @@ class UnlearningPlugin(SupervisedPlugin):
     Attributes:
         ledger: the book of tasks.
         records: one :class:`UnlearningRecord` per unlearning, in order.
+        history: what is known of the tasks beside the book.
         current: the plan being applied, for metrics and loggers; None outside.
         current_task: the task in training; None between tasks.
     """
@@ -93,15 +91,11 @@ class UnlearningPlugin(SupervisedPlugin):
         self.current: UnlearningPlan | None = None
         self.keep_probes = False
         self._given_deadline = deadline
-        self._counters: dict[int, int] = {}
-        self._data: dict[int, str] = {}
-        self._tainted: set[int] = set()
+        self.history = TaskHistory()
         self.current_task: int | None = None
         self._forgotten_in_task: set[int] = set()
-        self._saw: frozenset[int] = frozenset()
         self._upcoming: list[Any] = []
-        self._known: set[int] = set()
-        self._obeyed: set[tuple[int, Any]] = set()
+        self._requests = StreamRequests()
 
     # By the user ----------------------------------------------------------------------------------------------
 
@@ -181,13 +175,13 @@ class UnlearningPlugin(SupervisedPlugin):
         recorder.abort(strategy)
         if self.current_task in set(recorder.trajectory.tasks) - set(self.ledger.remaining):
             recorder.take_out(strategy, self.current_task)  # recorded, but something failed before it was booked
-        self.current_task, self._saw = None, frozenset()
+        self.current_task, self.history.saw = None, frozenset()
 
     @property
     def trained(self) -> tuple[int, ...]:
         """Every task trained so far, unlearned ones included, in the order of their (last) training."""
         tasks = {*self.ledger.remaining, *self.ledger.unlearned}
-        return tuple(sorted(tasks, key=self._counters.__getitem__))
+        return tuple(sorted(tasks, key=self.history.counters.__getitem__))
 
     # By the stream --------------------------------------------------------------------------------------------
 
@@ -207,40 +201,27 @@ class UnlearningPlugin(SupervisedPlugin):
         """Check everything that can be wrong with the task and its requests; fire those that come before it."""
         experience, task = strategy.experience, single_task(strategy.experience)
         self._trajectory(strategy)
-        for upcoming in _from_here(experience):
-            _check_iterations(strategy, upcoming)
+        check_iterations(strategy)
         if self.ledger.n_trained == 0 and self._given_deadline is None:
             self.ledger = TaskLedger(getattr(experience, "deadline", None))
-        self._known |= {single_task(other) for other in _stream(experience)}
-        self._rehearse(strategy, task)
-        self.current_task, self._forgotten_in_task = None, set()
-        for request in self._still_due(experience, "before"):
-            self._obey(strategy, request, task)
-
-    def _rehearse(self, strategy: Any, task: int) -> None:
-        """Go through the task's requests on paper: one that can't be obeyed is an error before the training."""
-        experience = strategy.experience
-        requests: Any = getattr(experience, "requests", ())
-        if requests and self.obey and not self.allow_unknown:
+        if getattr(experience, "requests", ()) and self.obey and not self.allow_unknown:
             refuse_unknown_state(self._subject(strategy))
-        paper = self.ledger.copy()
-        for request in (*self._still_due(experience, "before"), *self._still_due(experience, "iteration")):
-            paper.forget(request.tasks, request.event(task), self._known)
-        paper.learn(task, permanent=bool(getattr(experience, "permanent", False)))
-        for request in _due(experience, "after"):
-            paper.forget(request.tasks, request.event(task), self._known)
+        self._requests.rehearse(experience, self.ledger)
+        self.current_task, self._forgotten_in_task = None, set()
+        for request in self._requests.still_due(experience, "before", self.ledger.unlearned):
+            self._obey(strategy, request, task)
 
     def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
         """Check iterations against the real loader; look whose traces the task can carry; let others get ready."""
         self.current_task = single_task(strategy.experience)
-        self._saw = self._saw_by_training(strategy)
+        self.history.saw = seen_by_training(strategy, self.ledger)
         for plugin in (*strategy.plugins, strategy):
             adapter = adapter_of(plugin)
             if adapter is not None:
                 adapter.before_training(plugin, self.current_task)
-        self._upcoming = self._still_due(strategy.experience, "iteration")
+        self._upcoming = self._requests.still_due(strategy.experience, "iteration", self.ledger.unlearned)
         for request in self._upcoming:
-            _check_iteration(request, self.current_task, strategy.train_epochs * len(strategy.dataloader))
+            check_iteration(request, self.current_task, strategy.train_epochs * len(strategy.dataloader))
         for plugin in strategy.plugins:
             if isinstance(plugin, RevisingCompensation):
                 plugin.begin(strategy, self.current_task, self.ledger.unlearnable)
@@ -249,7 +230,7 @@ class UnlearningPlugin(SupervisedPlugin):
         """Fire the requests of this iteration; keep samples of forgotten tasks out of a loader that still has them."""
         while self._upcoming and self._upcoming[0].iteration <= strategy.clock.train_exp_iterations:
             request = self._upcoming.pop(0)
-            with _preserved_minibatch(strategy):
+            with preserved_minibatch(strategy):
                 self._obey(strategy, request, single_task(strategy.experience))
             self._forgotten_in_task.update(request.tasks)
         if self._forgotten_in_task:
@@ -261,44 +242,23 @@ class UnlearningPlugin(SupervisedPlugin):
     def after_training_exp(self, strategy: Any, **kwargs: Any) -> None:
         """Enter the task into the book; fire the requests that come after it."""
         task = single_task(strategy.experience)
-        if self._saw & (self._tainted | self._forgotten_in_task):
-            self._tainted.add(task)  # it learned from tasks that are not what the reference has
-        self.ledger.learn(task, permanent=bool(getattr(strategy.experience, "permanent", False)), saw=self._saw)
-        self._saw = frozenset()
-        self._counters[task] = strategy.clock.train_exp_counter
-        self._data[task] = labels_fingerprint(strategy.experience)
+        permanent = bool(getattr(strategy.experience, "permanent", False))
+        self.ledger.learn(task, permanent=permanent, saw=self.history.saw)
+        self.history.end(task, strategy.experience, strategy.clock.train_exp_counter, self._forgotten_in_task)
         self.current_task = None
-        self._obeyed = {(of, request) for of, request in self._obeyed if of != task}
+        self._requests.trained(task)
         for plugin in strategy.plugins:
             if isinstance(plugin, Compensation):
                 plugin.prepare(strategy, task, self.ledger.unlearnable)
-        for request in _due(strategy.experience, "after"):
+        for request in due(strategy.experience, "after"):
             self._unlearn(strategy, request.tasks, request.event(task), self.keep_probes_of_stream)
         recorder = self._trajectory(strategy)
         if recorder.merge_permanent:
             recorder.trajectory.merge(self.ledger.permanent)
 
-    def _saw_by_training(self, strategy: Any) -> frozenset[int]:
-        """The remaining tasks that can leave a trace in the task in training, directly or by way of another one."""
-        masking, remaining = find_plugin(strategy, TaskMaskPlugin), frozenset(self.ledger.remaining)
-        if _isolates(strategy.model):
-            return frozenset()
-        if masking is None or masking.saw is None:
-            return remaining
-        return masking.saw.union(*(self.ledger.saw(task) for task in masking.saw & remaining)) & remaining
-
     def _obey(self, strategy: Any, request: Any, task: int) -> None:
         self._unlearn(strategy, request.tasks, request.event(task), self.keep_probes_of_stream)
-        self._obeyed.add((task, request))
-
-    def _still_due(self, experience: Any, when: str) -> list[Any]:
-        """Requests of a task's training, without those that an interrupted training of it has obeyed already."""
-        task, unlearned = single_task(experience), set(self.ledger.unlearned)
-        return [
-            request
-            for request in _due(experience, when)
-            if (task, request) not in self._obeyed or not unlearned.issuperset(request.tasks)
-        ]
+        self._requests.obeyed(task, request)
 
     # The operation --------------------------------------------------------------------------------------------
 
@@ -332,8 +292,8 @@ class UnlearningPlugin(SupervisedPlugin):
         records = list(self.records)
         try:
             record = (apply if self.obey else book_only)(subject, preparation, announce)
-            _drop_last_values(strategy.evaluator, record.tasks)
-            self._data = {task: digest for task, digest in self._data.items() if task not in record.tasks}
+            drop_last_values(strategy.evaluator, record.tasks)
+            self.history.forget(record.tasks)
             return record
         except BaseException:
             self.records = records
@@ -346,38 +306,15 @@ class UnlearningPlugin(SupervisedPlugin):
         return own_modules_only(preparation) if self.obey == "head" else preparation
 
     def _subject(self, strategy: Any) -> Subject:
-        trajectory = self._trajectory(strategy)
-        snapshot = trajectory.snapshot
-        ours = [p for p in strategy.plugins if isinstance(p, (EvaluationPlugin, Compensation, *_OURS))]
-        return Subject(
-            model=strategy.model,
-            optimizers=[strategy.optimizer],
-            trajectory=trajectory.trajectory,
+        return subject_of(
+            strategy,
+            self,
+            self._trajectory(strategy),
             ledger=self.ledger,
-            plugins=[*(p for p in strategy.plugins if p not in ours), strategy],
-            compensations=[p for p in strategy.plugins if isinstance(p, Compensation)] if self.obey is True else [],
-            counters=self._counters,
-            before=None if snapshot is None else snapshot.values,
-            optimized=getattr(strategy, "optimized_param_id", None),
-            tainted=self._tainted,
-            saw=self._saw,
-            exact_host=self._is_exact_host(strategy),
-            known=frozenset(self._known) or None,
-            iteration=strategy.clock.train_iterations,
+            history=self.history,
+            known=frozenset(self._requests.known) or None,
             in_training=self.current_task,
-            others=[*ours, strategy.evaluator],
-            provenance=provenance_of(strategy, self._data),
-            repair=find_plugin(strategy, RepairPlugin),
-        )
-
-    def _is_exact_host(self, strategy: Any) -> bool:
-        """Is a training here a function of (seed, remaining tasks) alone? Any plugin of others may break that."""
-        known = (EvaluationPlugin, PeriodicEval, Clock, Compensation, *_OURS)
-        return (
-            (_isolates(strategy.model) or find_plugin(strategy, TaskMaskPlugin) is not None)
-            and find_plugin(strategy, SeedingPlugin) is not None
-            and getattr(strategy, "optimizer_always_fresh", False)
-            and all(isinstance(plugin, known) for plugin in strategy.plugins)
+            compensated=self.obey is True,
         )
 
     def _trajectory(self, strategy: Any) -> TrajectoryPlugin:
@@ -388,70 +325,3 @@ class UnlearningPlugin(SupervisedPlugin):
                 "plugins=[TrajectoryPlugin(), UnlearningPlugin()]"
             )
         return plugin
-
-
-def _isolates(model: Any) -> bool:
-    return isinstance(model, MultiHeadModel) and model.isolates
-
-
-def remaining_experiences(strategy: Any, experiences: Iterable[Any]) -> list[Any]:
-    """Those experiences whose tasks the strategy has: neither future nor unlearned ones.
-
-    Args:
-        strategy: any strategy; without an :class:`UnlearningPlugin` what its model has heads for decides.
-        experiences: a stream, or a list of experiences with task labels.
-    """
-    plugin = find_plugin(strategy, UnlearningPlugin)
-    if plugin is None:
-        tasks = set(getattr(strategy.model, "known_train_tasks_labels", ()))
-    else:
-        tasks = {*plugin.ledger.remaining, plugin.current_task}
-    return [e for e in experiences if all(int(task) in tasks for task in e.task_labels)]
-
-
-_OURS = (SeedingPlugin, InMemoryLoaderPlugin, TaskMaskPlugin, TrajectoryPlugin, UnlearningPlugin, RepairPlugin)
-
-
-def _drop_last_values(evaluator: Any, tasks: Iterable[int]) -> None:
-    """Avalanche repeats the last value of every metric for ever: of a forgotten task that reads as if it were known."""
-    ends = tuple(f"/Task{task:03d}" for task in tasks)
-    last = evaluator.last_metric_results
-    evaluator.last_metric_results = {name: v for name, v in last.items() if not any(end in name for end in ends)}
-
-
-def _due(experience: Any, when: str) -> list[Any]:
-    return [request for request in getattr(experience, "requests", ()) if request.when == when]
-
-
-def _stream(experience: Any) -> list[Any]:
-    stream = getattr(experience, "origin_stream", None)
-    return [experience] if stream is None else list(stream)
-
-
-def _from_here(experience: Any) -> list[Any]:
-    return [e for e in _stream(experience) if e.current_experience >= experience.current_experience]
-
-
-def _check_iterations(strategy: Any, experience: Any) -> None:
-    batches = -(-len(experience.dataset) // strategy.train_mb_size)
-    for request in _due(experience, "iteration"):
-        _check_iteration(request, single_task(experience), strategy.train_epochs * batches)
-
-
-def _check_iteration(request: Any, task: int | None, iterations: int) -> None:
-    if request.iteration >= iterations:
-        raise RequestError(
-            f"iteration {request.iteration} of task {task} never comes: the task has {iterations} training "
-            f"iterations, 0 to {iterations - 1}; choose one of them, or when='after'"
-        )
-
-
-@contextmanager
-def _preserved_minibatch(strategy: Any) -> Iterator[None]:
-    """An evaluation inside an iteration wipes the mini-batch and the loss: put them back."""
-    saved = {name: getattr(strategy, name) for name in ("mbatch", "mb_output", "loss", "_eval_streams")}
-    try:
-        yield
-    finally:
-        for name, value in saved.items():
-            setattr(strategy, name, value)

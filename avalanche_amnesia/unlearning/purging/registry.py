@@ -6,10 +6,11 @@ taught by a model that knows it, Replay trains on its samples.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
@@ -60,13 +61,14 @@ class SavedState:
     data: dict[str, Any] = field(default_factory=dict)
 
 
-class StateAdapter(Protocol):
+class StateAdapter(ABC):
     """Saves, loads and purges what one kind of plugin (or strategy) keeps of the tasks that it has seen."""
 
+    @abstractmethod
     def save(self, plugin: Any) -> SavedState:
         """What the plugin keeps, as plain data."""
-        raise NotImplementedError
 
+    @abstractmethod
     def load(self, plugin: Any, state: SavedState, model: nn.Module) -> None:
         """Put what :meth:`save` returned into a plugin that was built with the same arguments.
 
@@ -75,8 +77,8 @@ class StateAdapter(Protocol):
             state: of the old one.
             model: the strategy's model, with its tasks, to build copies of it from.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def purge(self, plugin: Any, context: PurgeContext, undo: ExitStack) -> str:
         """Take the tasks that go out of what the plugin keeps; what can't be taken apart is dropped.
 
@@ -88,7 +90,6 @@ class StateAdapter(Protocol):
         Returns:
             One line for the record, which names what was lost.
         """
-        raise NotImplementedError
 
     def before_training(self, plugin: Any, task: int) -> None:
         """Called before each training; by default nothing is needed."""

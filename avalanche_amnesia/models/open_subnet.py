@@ -1,0 +1,64 @@
+"""The best-scored weights through which a task in training is run (METHOD §5)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+
+class OpenSubnet:
+    """``weight ⊙ mask`` of every layer as leaves, whose gradients collect over every forward until the next opening.
+
+    Args:
+        scores: of the task in training, ``(n_weights,)``.
+        weights: the layers' weights, by name, in the scores' order.
+        choose: writes the mask that scores choose, 0 or 1, into its second argument.
+
+    Attributes:
+        leaves: by name of the layer.
+    """
+
+    @torch.no_grad()
+    def __init__(
+        self,
+        scores: nn.Parameter,
+        weights: Mapping[str, nn.Parameter],
+        choose: Callable[[Tensor, Tensor], Tensor],
+    ) -> None:
+        self.scores, self._weights, self._choose = scores, weights, choose
+        self.leaves = {name: torch.empty_like(weight).requires_grad_() for name, weight in weights.items()}
+        self._marks = torch.empty_like(scores)
+        self.open()
+
+    @torch.no_grad()
+    def open(self) -> None:
+        """Choose the best-scored weights, and drop the gradients of those before."""
+        self._choose(self.scores.detach(), self._marks)
+        for (name, leaf), marks in zip(self.leaves.items(), self._by_layer(self._marks), strict=True):
+            torch.mul(self._weights[name], marks.view_as(leaf), out=leaf.data)
+            leaf.grad = None
+
+    @torch.no_grad()
+    def pass_gradients(self) -> None:
+        """Hand the gradient ``g`` of ``weight ⊙ mask`` on.
+
+        The weight gets ``g ⊙ mask``; the score, straight through the ranking, ``g ⊙ weight ⊙ sign(score)``: the ranking
+        is by ``|score|``.
+        """
+        of_scores = torch.zeros_like(self.scores) if self.scores.grad is None else self.scores.grad
+        parts = zip(self.leaves.items(), self._by_layer(self._marks), self._by_layer(of_scores), strict=True)
+        for (name, leaf), marks, of_part in parts:
+            if leaf.grad is None:  # no backward pass reached this layer
+                of_part.zero_()
+                continue
+            weight = self._weights[name]
+            torch.mul(leaf.grad.view(-1), weight.detach().view(-1), out=of_part)
+            of_weight = leaf.grad.mul_(marks.view_as(leaf))
+            weight.grad = of_weight if weight.grad is None else weight.grad.add_(of_weight)
+            leaf.grad = None
+        self.scores.grad = of_scores.mul_(self.scores.sign())
+
+    def _by_layer(self, vector: Tensor) -> Sequence[Tensor]:
+        return vector.split([weight.numel() for weight in self._weights.values()])

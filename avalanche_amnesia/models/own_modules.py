@@ -1,0 +1,57 @@
+"""What one task has of its own besides its head: copies of the backbone's norms and declared modules."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor, nn
+
+from avalanche_amnesia.models.task_owned import OwnedSpec, TaskNorm
+
+
+class OwnModules(nn.ModuleDict):
+    """What one task has of its own besides its head, by name inside the backbone.
+
+    Attributes:
+        learning: whether their statistics may change: only in their own task's training, whatever data they are run
+            on. An unlearning takes out what later tasks did to parameters; to statistics nobody could.
+    """
+
+    learning = True
+
+    @classmethod
+    def copied(cls, owned: Mapping[str, OwnedSpec], backbone: nn.Module) -> OwnModules:
+        """Copies of everything that tasks have of their own, with the backbone's values."""
+        return cls({name.replace(".", "/"): spec.make(backbone) for name, spec in owned.items()})
+
+    def __getitem__(self, key: str) -> nn.Module:
+        return super().__getitem__(key.replace(".", "/"))  # torch allows no dot in the name of a module
+
+    def train(self, mode: bool = True) -> OwnModules:
+        """Training mode only while they learn."""
+        super().train(mode and self.learning)
+        return self
+
+    def learn(self, learning: bool, mode: bool) -> None:
+        """Let their statistics change from now on, or not.
+
+        Args:
+            learning: whether they may.
+            mode: the model's: training or evaluation.
+        """
+        self.learning = learning
+        self.train(mode)
+
+    def settle(self, fresh: OwnModules, owned: Mapping[str, OwnedSpec], use: Tensor) -> None:
+        """End their learning; norms return to their initial values outside the task's mask.
+
+        Args:
+            fresh: as they were in the beginning.
+            owned: what tasks have of their own.
+            use: by number of a set of units, whether the task's mask opens it.
+        """
+        self.learn(False, False)
+        for name, spec in owned.items():
+            mine, template = self[name], fresh[name]
+            if isinstance(mine, TaskNorm) and isinstance(template, TaskNorm):
+                mine.keep(template, None if spec.sets is None else use[spec.sets.to(use.device)])

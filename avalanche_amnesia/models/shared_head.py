@@ -1,0 +1,50 @@
+"""One head that all tasks share (domain-incremental learning: the task label picks the mask)."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from avalanche_amnesia.models.graph import ModelError
+
+SHARED_HEAD = "_shared_head"
+"""Its name in the backbone, of whose parameters it is one."""
+
+
+class SharedHead(nn.Module):
+    """Stands among the heads for a task whose head is the one that all tasks share.
+
+    Args:
+        n_classes: of the task, and of all others.
+    """
+
+    def __init__(self, n_classes: int) -> None:
+        super().__init__()
+        self.register_buffer("weight", torch.zeros(n_classes, 0))  # a saved state tells the task by it
+
+
+def add_shared_head(backbone: nn.Module, n_features: int, n_classes: int) -> None:
+    """Give a backbone the head that all tasks share: without a bias, which would belong to all tasks at once.
+
+    Raises:
+        ValueError: for a number of classes that is none.
+    """
+    if not isinstance(n_classes, int) or isinstance(n_classes, bool) or n_classes < 1:
+        raise ValueError(f"shared_head must be the number of classes (an int of at least 1) or None: {n_classes!r}")
+    like = next(backbone.parameters())
+    head = nn.Linear(n_features, n_classes, bias=False, device=like.device, dtype=like.dtype)
+    backbone.add_module(SHARED_HEAD, head)
+
+
+def stand_in(shared: nn.Linear, n_classes: int) -> SharedHead:
+    """What stands among the heads for a task of so many classes.
+
+    Raises:
+        ModelError: if the shared head has another number of classes.
+    """
+    if n_classes != shared.out_features:
+        raise ModelError(
+            f"a task has {n_classes} classes, the shared head has {shared.out_features}: all tasks must have the "
+            f"same classes; use MaskedModel(backbone, shared_head={n_classes}), or a head per task (None)"
+        )
+    return SharedHead(n_classes).to(shared.weight.device)

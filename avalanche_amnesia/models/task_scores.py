@@ -1,0 +1,37 @@
+"""Scores of trained tasks, from which the next task's came."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from avalanche_amnesia.models.task_buffers import TaskBuffers
+
+
+class TaskScores(TaskBuffers):
+    """Scores ``(n_weights,)`` by task; each task's began as those of the task before it."""
+
+    def descendants(self, tasks: Sequence[int], order: Sequence[int]) -> list[int]:
+        """Tasks whose scores came out of these tasks' ones, themselves included: all from the first of them on.
+
+        Args:
+            tasks: any.
+            order: all tasks that have a mask, in training order.
+        """
+        first = min((order.index(task) for task in tasks if task in order), default=len(order))
+        return [task for task in order[first:] if task in self.tasks]
+
+    def last(self, order: Sequence[int]) -> Tensor | None:
+        """The last scores that are kept, copied; None where there are none.
+
+        Args:
+            order: all tasks that have a mask, in training order.
+        """
+        kept = [task for task in order if task in self.tasks]
+        return self.get(kept[-1]).clone() if kept else None
+
+    def retain(self, tasks: Sequence[int]) -> None:
+        """Drop the scores of all tasks but these."""
+        for task in set(self.tasks) - set(tasks):
+            self.drop(task)

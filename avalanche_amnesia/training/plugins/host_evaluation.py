@@ -1,0 +1,25 @@
+"""What an evaluation of the host's wipes although it is needed, and keeps although it must go."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+def drop_last_values(evaluator: Any, tasks: Iterable[int]) -> None:
+    """Avalanche repeats the last value of every metric for ever: of a forgotten task that reads as if it were known."""
+    ends = tuple(f"/Task{task:03d}" for task in tasks)
+    last = evaluator.last_metric_results
+    evaluator.last_metric_results = {name: v for name, v in last.items() if not any(end in name for end in ends)}
+
+
+@contextmanager
+def preserved_minibatch(strategy: Any) -> Iterator[None]:
+    """An evaluation inside an iteration wipes the mini-batch and the loss: put them back."""
+    saved = {name: getattr(strategy, name) for name in ("mbatch", "mb_output", "loss", "_eval_streams")}
+    try:
+        yield
+    finally:
+        for name, value in saved.items():
+            setattr(strategy, name, value)

@@ -1,0 +1,107 @@
+"""The unlearning requests that come with a stream's experiences: which are due, and whether they can be obeyed."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from avalanche_amnesia.training.plugins.task_mask import single_task
+from avalanche_amnesia.unlearning import RequestError, TaskLedger
+
+
+class StreamRequests:
+    """What streams ask for, and what of it was obeyed already.
+
+    Attributes:
+        known: the tasks of all streams so far.
+    """
+
+    def __init__(self) -> None:
+        self.known: set[int] = set()
+        self._obeyed: set[tuple[int, Any]] = set()
+
+    def rehearse(self, experience: Any, ledger: TaskLedger) -> None:
+        """Go through a task's requests on paper: one that can't be obeyed is an error before the training.
+
+        Args:
+            experience: about to be trained.
+            ledger: the book of tasks; not changed.
+
+        Raises:
+            RequestError: for the first request that the book would not allow when it fires.
+        """
+        self.known |= {single_task(other) for other in _stream(experience)}
+        task, paper = single_task(experience), ledger.copy()
+        unlearned = ledger.unlearned
+        for request in (
+            *self.still_due(experience, "before", unlearned),
+            *self.still_due(experience, "iteration", unlearned),
+        ):
+            paper.forget(request.tasks, request.event(task), self.known)
+        paper.learn(task, permanent=bool(getattr(experience, "permanent", False)))
+        for request in due(experience, "after"):
+            paper.forget(request.tasks, request.event(task), self.known)
+
+    def still_due(self, experience: Any, when: str, unlearned: Collection[int]) -> list[Any]:
+        """Requests of a task's training, without those that an interrupted training of it has obeyed already.
+
+        Args:
+            experience: of the task.
+            when: ``before`` or ``iteration``.
+            unlearned: the tasks that are gone.
+        """
+        task, gone = single_task(experience), set(unlearned)
+        return [
+            request
+            for request in due(experience, when)
+            if (task, request) not in self._obeyed or not gone.issuperset(request.tasks)
+        ]
+
+    def obeyed(self, task: int, request: Any) -> None:
+        """Remember that a request in a task's training was obeyed."""
+        self._obeyed.add((task, request))
+
+    def trained(self, task: int) -> None:
+        """Forget the requests of a task whose training is over."""
+        self._obeyed = {(of, request) for of, request in self._obeyed if of != task}
+
+
+def due(experience: Any, when: str) -> list[Any]:
+    """The requests of an experience for one moment, in order; none where the stream has none.
+
+    Args:
+        experience: of any stream.
+        when: ``before``, ``iteration`` or ``after``.
+    """
+    return [request for request in getattr(experience, "requests", ()) if request.when == when]
+
+
+def check_iterations(strategy: Any) -> None:
+    """Check the iterations that a stream's requests name, from a strategy's experience on.
+
+    Raises:
+        RequestError: for an iteration that never comes.
+    """
+    experience = strategy.experience
+    for upcoming in (e for e in _stream(experience) if e.current_experience >= experience.current_experience):
+        batches = -(-len(upcoming.dataset) // strategy.train_mb_size)
+        for request in due(upcoming, "iteration"):
+            check_iteration(request, single_task(upcoming), strategy.train_epochs * batches)
+
+
+def check_iteration(request: Any, task: int | None, iterations: int) -> None:
+    """Check the iteration that one request names against the number of a task's iterations.
+
+    Raises:
+        RequestError: if it never comes.
+    """
+    if request.iteration >= iterations:
+        raise RequestError(
+            f"iteration {request.iteration} of task {task} never comes: the task has {iterations} training "
+            f"iterations, 0 to {iterations - 1}; choose one of them, or when='after'"
+        )
+
+
+def _stream(experience: Any) -> list[Any]:
+    stream = getattr(experience, "origin_stream", None)
+    return [experience] if stream is None else list(stream)

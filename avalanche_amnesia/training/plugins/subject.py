@@ -1,0 +1,100 @@
+"""A strategy as an unlearning sees it: what is ours in it, what is the host's, and what its training can mix."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from avalanche.core import SupervisedPlugin
+from avalanche.training.plugins import EvaluationPlugin
+from avalanche.training.plugins.clock import Clock
+from avalanche.training.templates.base_sgd import PeriodicEval
+
+from avalanche_amnesia.models import MultiHeadModel
+from avalanche_amnesia.training.history import TaskHistory
+from avalanche_amnesia.training.plugins.loading import InMemoryLoaderPlugin
+from avalanche_amnesia.training.plugins.lookup import find_plugin
+from avalanche_amnesia.training.plugins.repair import RepairPlugin
+from avalanche_amnesia.training.plugins.seeding import SeedingPlugin
+from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin
+from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
+from avalanche_amnesia.training.provenance import provenance_of
+from avalanche_amnesia.unlearning import Compensation, Subject, TaskLedger
+
+_OURS = (SeedingPlugin, InMemoryLoaderPlugin, TaskMaskPlugin, TrajectoryPlugin, RepairPlugin, Compensation)
+
+
+def subject_of(
+    strategy: Any,
+    asking: SupervisedPlugin,
+    recorder: TrajectoryPlugin,
+    *,
+    ledger: TaskLedger,
+    history: TaskHistory,
+    known: frozenset[int] | None,
+    in_training: int | None,
+    compensated: bool,
+) -> Subject:
+    """What an unlearning of a strategy's tasks looks at and changes.
+
+    Args:
+        strategy: the strategy.
+        asking: its plugin that unlearns.
+        recorder: its plugin that records.
+        ledger: who may be asked for.
+        history: of the tasks that were trained.
+        known: every task of the stream, None where that is not known.
+        in_training: the task in training; None between tasks.
+        compensated: whether anything makes up to the remaining tasks.
+    """
+    snapshot = recorder.snapshot
+    ours = [p for p in strategy.plugins if p is asking or isinstance(p, (EvaluationPlugin, *_OURS))]
+    return Subject(
+        model=strategy.model,
+        optimizers=[strategy.optimizer],
+        trajectory=recorder.trajectory,
+        ledger=ledger,
+        plugins=[*(p for p in strategy.plugins if p not in ours), strategy],
+        compensations=[p for p in strategy.plugins if isinstance(p, Compensation)] if compensated else [],
+        counters=history.counters,
+        before=None if snapshot is None else snapshot.values,
+        optimized=getattr(strategy, "optimized_param_id", None),
+        tainted=history.tainted,
+        saw=history.saw,
+        exact_host=_is_exact_host(strategy, asking),
+        known=known,
+        iteration=strategy.clock.train_iterations,
+        in_training=in_training,
+        others=[*ours, strategy.evaluator],
+        provenance=provenance_of(strategy, history.data),
+        repair=find_plugin(strategy, RepairPlugin),
+    )
+
+
+def seen_by_training(strategy: Any, ledger: TaskLedger) -> frozenset[int]:
+    """The remaining tasks that can leave a trace in the task in training, directly or by way of another one.
+
+    Args:
+        strategy: that trains it.
+        ledger: the book of tasks.
+    """
+    masking, remaining = find_plugin(strategy, TaskMaskPlugin), frozenset(ledger.remaining)
+    if _isolates(strategy.model):
+        return frozenset()
+    if masking is None or masking.saw is None:
+        return remaining
+    return masking.saw.union(*(ledger.saw(task) for task in masking.saw & remaining)) & remaining
+
+
+def _is_exact_host(strategy: Any, asking: SupervisedPlugin) -> bool:
+    """Is a training here a function of (seed, remaining tasks) alone? Any plugin of others may break that."""
+    known = (EvaluationPlugin, PeriodicEval, Clock, *_OURS)
+    return (
+        (_isolates(strategy.model) or find_plugin(strategy, TaskMaskPlugin) is not None)
+        and find_plugin(strategy, SeedingPlugin) is not None
+        and getattr(strategy, "optimizer_always_fresh", False)
+        and all(plugin is asking or isinstance(plugin, known) for plugin in strategy.plugins)
+    )
+
+
+def _isolates(model: Any) -> bool:
+    return isinstance(model, MultiHeadModel) and model.isolates

@@ -1,0 +1,163 @@
+"""Working an unlearning out: what goes, who is affected by it, and what may be claimed of the rest."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from avalanche_amnesia.models import MultiHeadModel, TaskMaskedModel
+from avalanche_amnesia.unlearning.compensation import RevisingCompensation
+from avalanche_amnesia.unlearning.entries import put
+from avalanche_amnesia.unlearning.fingerprint import Fingerprint
+from avalanche_amnesia.unlearning.log import Log
+from avalanche_amnesia.unlearning.purging import adapter_of
+from avalanche_amnesia.unlearning.record import Claim, SharedEntries, UnlearningPlan
+from avalanche_amnesia.unlearning.removal import Readers, Removal
+from avalanche_amnesia.unlearning.repair import repairable
+from avalanche_amnesia.unlearning.revision import combined
+from avalanche_amnesia.unlearning.subject import Subject, unknown_state
+from avalanche_amnesia.unlearning.task_modules import own_parameters
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """A checked request, worked out: the plan to show and the change to make.
+
+    Attributes:
+        plan: to show.
+        removal: of the shared tensors.
+        tainted: remaining tasks that will have been trained beside a task that is gone.
+        started: when the work began.
+        own: names of the parameters that go with the tasks.
+        logs: of the trajectory, as they are before.
+        fingerprint: by which an audit recognises what goes.
+    """
+
+    plan: UnlearningPlan
+    removal: Removal
+    tainted: frozenset[int]
+    started: float
+    own: frozenset[str] = field(default_factory=frozenset)
+    logs: Mapping[int, Log] = field(default_factory=dict)
+    fingerprint: Fingerprint | None = None
+
+
+def prepare(subject: Subject, tasks: Iterable[int], event: str) -> Preparation:
+    """Check a request and work out what it would do; changes nothing.
+
+    Raises:
+        RequestError: if the ledger does not allow it.
+    """
+    started = time.perf_counter()
+    tasks = subject.ledger.check(tasks, event, subject.known)
+    model, trajectory = subject.model, subject.trajectory
+    parameters = dict(model.named_parameters())
+    own = frozenset().union(*(own_parameters(model, task) for task in tasks))
+    shared = {name: p.detach() for name, p in parameters.items() if name not in own}
+    remaining = [task for task in subject.ledger.remaining if task not in tasks]
+    readers = _readers(model, remaining)
+    revising = (c for c in subject.compensations if isinstance(c, RevisingCompensation))
+    revisions = combined(c.revise(model, trajectory, tasks) for c in revising)
+    removal = trajectory.remove(tasks, shared, subject.before, readers, revisions)
+    tainted = {t for t in remaining if t in subject.tainted or subject.ledger.saw(t) & set(tasks)}
+    undisturbed = subject.before is None or subject.in_training_without(tasks)
+    exact = subject.exact_host and not tainted and not removal.shared and undisturbed
+    claim: Claim = "exact" if exact else "approximate"
+    affected = _affected(model, remaining, removal, shared)
+    covered = tuple(
+        task for task in affected if task in revisions or any(c.covers(task, tasks) for c in subject.compensations)
+    )
+    plan = UnlearningPlan(
+        tasks=tuple(tasks),
+        event=event,
+        entries={name: len(index) for name, index in sorted(removal.moved.items())},
+        removed=tuple(sorted(own | _task_buffers(model, tasks))),
+        affected=affected,
+        compensated=covered,
+        shared=_shared_entries(removal, readers),
+        claim=claim,
+        trajectory_bytes=sum(trajectory.nbytes(task) for task in tasks),
+        purges=tuple(type(plugin).__name__ for plugin in subject.plugins if adapter_of(plugin)),
+        unpurged=tuple(type(plugin).__name__ for plugin, _ in unknown_state(subject)),
+        repaired=repairable(subject.repair, model, affected, tainted),
+    )
+    return Preparation(plan, removal, frozenset(tainted), started, own, trajectory.logs)
+
+
+def own_modules_only(preparation: Preparation) -> Preparation:
+    """The control: what the tasks have of their own goes, every entry that tasks share stays as it is."""
+    removal, gone = preparation.removal, set(preparation.plan.tasks)
+    logs = {task: log for task, log in preparation.logs.items() if task not in gone}
+    untouched = Removal(removal.tasks, {}, {}, logs, {}, {task: {} for task in gone}, {})
+    nothing: dict[str, Any] = {"entries": {}, "affected": (), "compensated": (), "repaired": (), "shared": {}}
+    plan = replace(preparation.plan, claim="approximate", **nothing)
+    return replace(preparation, plan=plan, removal=untouched)
+
+
+def _task_buffers(model: nn.Module, tasks: Sequence[int]) -> frozenset[str]:
+    return frozenset(model.buffer_names(tasks)) if isinstance(model, MultiHeadModel) else frozenset()
+
+
+def _readers(model: nn.Module, remaining: Sequence[int]) -> Readers:
+    """What the remaining tasks read, where that stays as it is whoever wrote it."""
+    if not isinstance(model, TaskMaskedModel) or not model.keeps_shared_entries:
+        return {}
+    shapes = {name: parameter.shape for name, parameter in model.backbone.named_parameters()}
+    return {
+        task: {
+            f"backbone.{name}": (use > 0).expand(shapes[name])
+            for name, use in model.graph.parameter_use(model.masks[task]).items()
+        }
+        for task in remaining
+    }
+
+
+def _shared_entries(removal: Removal, readers: Readers) -> dict[str, SharedEntries]:
+    return {
+        name: SharedEntries(
+            entries=int(stays.sum()),
+            tasks=tuple(task for task, reads in readers.items() if bool((reads[name].cpu() & stays).any())),
+        )
+        for name, stays in sorted(removal.shared.items())
+    }
+
+
+def _affected(
+    model: nn.Module, remaining: Sequence[int], removal: Removal, shared: Mapping[str, Tensor]
+) -> tuple[int, ...]:
+    if not removal.values:
+        return ()
+    if not isinstance(model, TaskMaskedModel):
+        return tuple(remaining)  # without masks every task uses every entry
+    changed: dict[str, Tensor] = {}
+    affected: list[int] = []
+    for task in remaining:
+        repaired = not own_parameters(model, task).isdisjoint(removal.moved)  # by a repair that is taken out
+        if repaired or task not in model.masks:  # without a mask, as stock strategies train, it uses every entry
+            affected.append(task)
+            continue
+        for name, reads in model.graph.reads(model.masks[task]):
+            index = removal.moved.get(f"backbone.{name}")
+            if index is None:
+                continue
+            if name not in changed:
+                changed[name] = _summary(index, shared[f"backbone.{name}"].shape, reads)
+            if bool((changed[name] & reads).any()):
+                affected.append(task)
+                break
+    return tuple(affected)
+
+
+def _summary(index: Tensor, shape: torch.Size, reads: Tensor) -> Tensor:
+    """Where a tensor has an entry at flat ``index``: only as fine as ``reads`` is, where that has one per kernel."""
+    fine = len(shape) - next((d for d, size in enumerate(reversed(reads.shape)) if size > 1), reads.dim())
+    if reads.shape[:fine] != shape[:fine]:
+        fine = len(shape)
+    summary = torch.zeros(shape[:fine].numel(), dtype=torch.bool, device=index.device)
+    put(summary, index.div(shape[fine:].numel(), rounding_mode="floor"), torch.ones_like(index, dtype=torch.bool))
+    return summary.reshape(*shape[:fine], *(1 for _ in shape[fine:]))

@@ -1,0 +1,90 @@
+"""What an unlearning looks at and changes, and whether all of it can be cleaned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from avalanche_amnesia.unlearning.compensation import Compensation
+from avalanche_amnesia.unlearning.ledger import TaskLedger
+from avalanche_amnesia.unlearning.purging import UnknownStateError, adapter_of, cleaned_anyway, learned_state
+from avalanche_amnesia.unlearning.record import Provenance
+from avalanche_amnesia.unlearning.repair import Repair
+from avalanche_amnesia.unlearning.trajectory import Trajectory
+
+
+@dataclass
+class Subject:
+    """Everything that an unlearning looks at and changes.
+
+    Attributes:
+        model: the model.
+        optimizers: whose state and parameter lists are cleaned.
+        trajectory: the tasks' updates.
+        ledger: who may be asked for.
+        plugins: the host's plugins, and the host itself, to be purged.
+        compensations: what makes up to the remaining tasks.
+        repair: what trains the affected tasks again afterwards; None: nothing does.
+        counters: task → the host's experience counter when it was trained.
+        before: values before a task that is in training, by parameter name; None between tasks. Replaced in place.
+        optimized: the host's own book of optimized parameters, by name; cleaned too.
+        tainted: remaining tasks whose training saw a task that was unlearned later.
+        saw: the tasks that can leave a trace in a task that is in training; empty between tasks.
+        exact_host: whether the training itself is reproducible from (seed, remaining tasks) alone.
+        known: every task of the stream, None where that is not known.
+        iteration: training iterations finished.
+        in_training: the task in whose training the request fires; None between tasks.
+        others: what else belongs to the host and is cleaned elsewhere: its evaluator, this package's plugins.
+        provenance: for the record.
+    """
+
+    model: nn.Module
+    optimizers: Sequence[Optimizer]
+    trajectory: Trajectory
+    ledger: TaskLedger
+    plugins: Sequence[object]
+    compensations: Sequence[Compensation]
+    counters: Mapping[int, int]
+    before: dict[str, Tensor] | None
+    optimized: dict[str, Any] | None
+    tainted: set[int]
+    exact_host: bool
+    saw: frozenset[int] = frozenset()
+    known: frozenset[int] | None = None
+    iteration: int = 0
+    in_training: int | None = None
+    others: Sequence[object] = ()
+    provenance: Provenance = field(default_factory=lambda: Provenance("unknown"))
+    repair: Repair | None = None
+
+    def in_training_without(self, tasks: Iterable[int]) -> bool:
+        """Whether a task is in training in which none of these can have left a trace."""
+        return self.before is not None and not self.saw & set(tasks)
+
+
+def unknown_state(subject: Subject) -> list[tuple[object, str]]:
+    """Plugins (or the strategy) that keep something learned and have no adapter, with the path to what they keep."""
+    known = [*cleaned_anyway(subject.model), *subject.optimizers, *subject.plugins, *subject.others]
+    paths = ((p, learned_state(p, known)) for p in subject.plugins if adapter_of(p) is None)
+    return [(plugin, path) for plugin, path in paths if path is not None]
+
+
+def refuse_unknown_state(subject: Subject) -> None:
+    """Raise if something keeps learned state that nobody knows how to clean.
+
+    Raises:
+        UnknownStateError: naming all of it.
+    """
+    unknown = unknown_state(subject)
+    if unknown:
+        names = ", ".join(f"{type(plugin).__name__} (in its {path})" for plugin, path in unknown)
+        first = type(unknown[0][0]).__name__
+        raise UnknownStateError(
+            f"nothing was changed: state that was learned is kept in {names}, and nobody knows how to clean it of a "
+            f"task. Write a function (plugin, context, undo) -> str under @register_purger({first}), or leave it as it "
+            "is with allow_unknown=True, which the record then says (plan.unpurged)"
+        )

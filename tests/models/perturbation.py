@@ -1,0 +1,43 @@
+"""A slow twin of the unit graph's parameter use: move an entry, and look whether the features change."""
+
+import torch
+
+from avalanche_amnesia.models import MaskedModel
+
+
+def random_mask(model: MaskedModel, seed: int) -> torch.Tensor:
+    return torch.rand(model.n_units, generator=torch.Generator().manual_seed(seed)) < 0.55
+
+
+def open_behind(model: MaskedModel, name: str, mask: torch.Tensor) -> torch.Tensor:
+    """The mask with all layers open behind the last one that a parameter's use depends on."""
+    numbers = torch.cat([factor.reshape(-1) for factor in model.graph.factors[name]]).unique().tolist()
+    last = max((unit for number in numbers for unit in model.graph.sets.members(number)), default=-1)
+    ends = torch.tensor([layer.units for layer in model.graph.layers.values()]).cumsum(0)
+    behind = int(ends[ends > last][0]) if last >= 0 else 0
+    return torch.where(torch.arange(len(mask)) < behind, mask, True)
+
+
+@torch.no_grad()
+def use_by_perturbation(model: MaskedModel, mask: torch.Tensor, x: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Move one parameter entry at a time, by a lot, with all layers behind it open: do the features change?
+
+    What lies behind an entry does not matter to its use: a later task may open it.
+    """
+    own, result = model._fresh_own().eval(), {}
+    for name, parameter in model.backbone.named_parameters():
+        if name in model.graph.owned:
+            continue
+        opened = open_behind(model, name, mask)
+        base = model.masked_features(x, opened, own)
+        flat, reaches = parameter.data.view(-1), torch.zeros(parameter.numel())
+        for entry in range(parameter.numel()):
+            old = flat[entry].clone()
+            for step in (37, -37, 0.5):
+                flat[entry] = old + step
+                reaches[entry] += not torch.equal(model.masked_features(x, opened, own), base)
+                if reaches[entry]:
+                    break
+            flat[entry] = old
+        result[name] = reaches.view_as(parameter)
+    return result

@@ -1,0 +1,109 @@
+"""Strategies that live through random events, and what each of them promises."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from avalanche.training import EWC, Naive
+from unlearning_kit import OPTIMIZERS, ConvNet, amnesiac, stock
+
+from avalanche_amnesia.bits import same_bits
+from avalanche_amnesia.models import MLP, MultiHeadModel, SubnetModel
+from avalanche_amnesia.training import WSN
+from avalanche_amnesia.training.plugins import TrajectoryPlugin, UnlearningPlugin
+from avalanche_amnesia.unlearning import own_parameters
+
+NETS = {"mlp": lambda: MLP(64, hidden=(12,), features=10), "conv": ConvNet}
+
+
+class Marking(TrajectoryPlugin):
+    """Puts a power of two, which no other training has, in the place of every update that a task's training made."""
+
+    def __init__(self, marked: bool, **options: Any) -> None:
+        super().__init__(**options)
+        self.marked, self.n = marked, 0
+
+    @torch.no_grad()
+    def after_training_exp(self, strategy: Any, **kwargs: Any) -> None:
+        assert self.snapshot is not None
+        own = own_parameters(strategy.model, self.snapshot.task)
+        for name, parameter in strategy.model.named_parameters():
+            if self.marked and name in self.snapshot.values and name not in own:
+                old = self.snapshot.values[name]
+                parameter.copy_(torch.where(same_bits(parameter.detach(), old), old, old + 2.0 ** -(4 + self.n)))
+        self.n += 1
+        super().after_training_exp(strategy, **kwargs)
+
+
+def amnesiac_hat(trajectory: TrajectoryPlugin, **options: Any) -> Any:
+    return amnesiac(trajectory=trajectory, train_mb_size=10, train_epochs=1, **options)
+
+
+def wsn(trajectory: TrajectoryPlugin, *, net: Any, optimizer: str, plugins: Any, deadline: int | None) -> Any:
+    torch.manual_seed(0)
+    model = SubnetModel(net(), sparsity=0.4, bias="masked")
+    return WSN(
+        model=model,
+        optimizer=OPTIMIZERS[optimizer](model.parameters()),
+        trajectory=trajectory,
+        plugins=plugins,
+        deadline=deadline,
+        score_lr=0.05,
+        train_mb_size=10,
+        train_epochs=1,
+    )
+
+
+def stock_strategy(make: Any, **rest: Any) -> Any:
+    def made(trajectory: TrajectoryPlugin, *, net: Any, optimizer: str, plugins: Any, deadline: int | None) -> Any:
+        torch.manual_seed(0)
+        return stock(
+            make,
+            model=MultiHeadModel(net()),
+            optimizer=OPTIMIZERS[optimizer],
+            unlearning=UnlearningPlugin(deadline=deadline),
+            recorder=trajectory,
+            plugins=plugins,
+            epochs=1,
+            train_mb_size=10,
+            **rest,
+        )
+
+    return made
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A strategy, and what it promises beyond what all do.
+
+    Attributes:
+        make: makes the strategy around a trajectory plugin.
+        options: of the trajectory plugin.
+        protects: whether later tasks, and their unlearning, leave earlier tasks' logits as they are.
+        keeps_shared: whether an entry that a remaining task reads stays as it is, whoever trained it.
+        tolerance: of the sums of updates; 0 where marked ones are exact.
+    """
+
+    make: Callable[..., Any]
+    options: dict[str, Any] = field(default_factory=dict)
+    protects: bool = False
+    keeps_shared: bool = False
+    tolerance: float = 0.0
+
+
+def hat(**options: Any) -> Callable[..., Any]:
+    return lambda recorder, **rest: amnesiac_hat(recorder, **options, **rest)
+
+
+KINDS = {
+    "hat": Kind(hat(), protects=True),
+    "adahat": Kind(hat(adjustment="adahat", alpha=1e-2)),
+    "pools": Kind(hat(isolation="pools"), protects=True),
+    "exclusive": Kind(hat(deletion="exclusive"), protects=True, keeps_shared=True),
+    "int8": Kind(hat(adjustment="constant"), {"dtype": torch.int8}, tolerance=1e-5),
+    "disk": Kind(hat(adjustment="adahat", alpha=1e-2), {"path": "logs"}),
+    "wsn": Kind(wsn, protects=True, keeps_shared=True),
+    "naive": Kind(stock_strategy(Naive)),
+    "ewc": Kind(stock_strategy(EWC, ewc_lambda=1.0)),
+}
