@@ -60,6 +60,7 @@ class Subject:
         tainted: remaining tasks whose training saw a task that was unlearned later.
         saw: the tasks that can leave a trace in a task that is in training; empty between tasks.
         exact_host: whether the training itself is reproducible from (seed, remaining tasks) alone.
+        unlike: tasks, one in training included, that were not trained at the settings of the first one.
         known: every task of the stream, None where that is not known.
         iteration: training iterations finished.
         in_training: the task in whose training the request fires; None between tasks.
@@ -79,6 +80,7 @@ class Subject:
     tainted: set[int]
     exact_host: bool
     saw: frozenset[int] = frozenset()
+    unlike: frozenset[int] = frozenset()
     known: frozenset[int] | None = None
     iteration: int = 0
     in_training: int | None = None
@@ -134,7 +136,8 @@ def prepare(subject: Subject, tasks: Iterable[int], event: str) -> Preparation:
     removal = trajectory.remove(tasks, shared, subject.before, readers, revisions)
     tainted = {t for t in remaining if t in subject.tainted or subject.ledger.saw(t) & set(tasks)}
     undisturbed = subject.before is None or subject.in_training_without(tasks)
-    exact = subject.exact_host and not tainted and not removal.shared and undisturbed
+    alike = subject.unlike.isdisjoint((*remaining, subject.in_training))
+    exact = subject.exact_host and alike and not tainted and not removal.shared and undisturbed
     claim: Claim = "exact" if exact else "approximate"
     affected = _affected(model, remaining, removal, shared)
     covered = tuple(

@@ -284,7 +284,8 @@ class Trajectory:
         for name in sorted({name for tensors in changing for name in tensors if name in current}):
             committed = current[name] if before is None or name not in before else before[name]
             revised = {task: of_task[name] for task, of_task in revisions.items() if name in of_task}
-            going = chosen_by([self._logs[task][name] for task in gone if name in self._logs[task]])
+            written = [self._logs[task][name] for task in gone if name in self._logs[task]]
+            going = chosen_by(written) if written else np.zeros(0, dtype=np.uint8)  # a revision alone changes it
             writers = [  # where a task wrote nothing that goes it has no part in this
                 (task, entry)
                 for task in suffix

@@ -24,6 +24,7 @@ from avalanche_amnesia.training.plugins.seeding import SeedingPlugin
 from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin, single_task
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 from avalanche_amnesia.training.provenance import labels_fingerprint, provenance_of
+from avalanche_amnesia.training.setting import criterion_state, training_setting
 from avalanche_amnesia.unlearning import (
     Compensation,
     Evidence,
@@ -102,6 +103,9 @@ class UnlearningPlugin(SupervisedPlugin):
         self._upcoming: list[Any] = []
         self._known: set[int] = set()
         self._obeyed: set[tuple[int, Any]] = set()
+        self._first_criterion: object = None
+        self._first_setting: object = None
+        self._settings: dict[int, object] = {}
 
     # By the user ----------------------------------------------------------------------------------------------
 
@@ -233,6 +237,8 @@ class UnlearningPlugin(SupervisedPlugin):
     def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
         """Check iterations against the real loader; look whose traces the task can carry; let others get ready."""
         self.current_task = single_task(strategy.experience)
+        if self._first_criterion is None:
+            self._first_criterion = criterion_state(strategy)
         self._saw = self._saw_by_training(strategy)
         for plugin in (*strategy.plugins, strategy):
             adapter = adapter_of(plugin)
@@ -247,6 +253,9 @@ class UnlearningPlugin(SupervisedPlugin):
 
     def before_training_iteration(self, strategy: Any, **kwargs: Any) -> None:
         """Fire the requests of this iteration; keep samples of forgotten tasks out of a loader that still has them."""
+        if strategy.clock.train_exp_iterations == 0:
+            setting = self._settings[single_task(strategy.experience)] = training_setting(strategy)
+            self._first_setting = setting if self._first_setting is None else self._first_setting
         while self._upcoming and self._upcoming[0].iteration <= strategy.clock.train_exp_iterations:
             request = self._upcoming.pop(0)
             with _preserved_minibatch(strategy):
@@ -354,7 +363,7 @@ class UnlearningPlugin(SupervisedPlugin):
             optimizers=[strategy.optimizer],
             trajectory=trajectory.trajectory,
             ledger=self.ledger,
-            plugins=[*(p for p in strategy.plugins if p not in ours), strategy],
+            plugins=[*(p for p in strategy.plugins if p not in ours), strategy, *self._learned_criterion(strategy)],
             compensations=[p for p in strategy.plugins if isinstance(p, Compensation)] if self.obey is True else [],
             counters=self._counters,
             before=None if snapshot is None else snapshot.values,
@@ -362,6 +371,7 @@ class UnlearningPlugin(SupervisedPlugin):
             tainted=self._tainted,
             saw=self._saw,
             exact_host=self._is_exact_host(strategy),
+            unlike=frozenset(task for task, setting in self._settings.items() if setting != self._first_setting),
             known=frozenset(self._known) or None,
             iteration=strategy.clock.train_iterations,
             in_training=self.current_task,
@@ -379,6 +389,11 @@ class UnlearningPlugin(SupervisedPlugin):
             and getattr(strategy, "optimizer_always_fresh", False)
             and all(isinstance(plugin, known) for plugin in strategy.plugins)
         )
+
+    def _learned_criterion(self, strategy: Any) -> list[Any]:
+        """The criterion, if it holds anything else by now than before the first training."""
+        still = self._first_criterion is None or criterion_state(strategy) == self._first_criterion
+        return [] if still else [strategy._criterion]
 
     def _trajectory(self, strategy: Any) -> TrajectoryPlugin:
         plugin = find_plugin(strategy, TrajectoryPlugin)
