@@ -23,19 +23,30 @@ class Samples:
     Attributes:
         x: ``(n, …)``.
         y: ``(n,)``.
-        logits: what the model gave when they were stored, or :meth:`TaskMemory.renew` was called, ``(n, classes)``.
+        logits: what the model gave when they were stored, or :meth:`TaskMemory.renew` was called, ``(n, classes)``;
+            None once a task that the model knew then is gone, as they would bring some of it back.
+        known: the tasks that the model knew then.
     """
 
     x: Tensor
     y: Tensor
-    logits: Tensor
+    logits: Tensor | None
+    known: frozenset[int]
 
     def __len__(self) -> int:
         return len(self.y)
 
     def first(self, n: int) -> Samples:
         """At most ``n`` of them, in storage of their own."""
-        return self if n >= len(self) else Samples(self.x[:n].clone(), self.y[:n].clone(), self.logits[:n].clone())
+        if n >= len(self):
+            return self
+        logits = None if self.logits is None else self.logits[:n].clone()
+        return Samples(self.x[:n].clone(), self.y[:n].clone(), logits, self.known)
+
+    def at(self, index: Tensor) -> Samples:
+        """Those at some positions."""
+        logits = None if self.logits is None else self.logits[index]
+        return Samples(self.x[index], self.y[index], logits, self.known)
 
 
 class TaskMemory:
@@ -61,16 +72,17 @@ class TaskMemory:
         generator = torch.Generator().manual_seed(derive_seed(self.seed, "memory", task))
         index = torch.randperm(len(experience.dataset), generator=generator)[:quota]
         x, y = (part.clone() for part in task_data(experience, index))
-        stored = Samples(x, y, _logits(model, x, task))
+        stored = Samples(x, y, _logits(model, x, task), frozenset(model.tasks))
         self.samples = {other: samples.first(quota) for other, samples in others.items()} | {task: stored}
 
     def renew(self, model: TaskMaskedModel, task: int) -> None:
         """Store the logits that the model gives now in place of a task's older ones."""
         held = self.samples[task]
-        self.samples = {**self.samples, task: replace(held, logits=_logits(model, held.x, task))}
+        renewed = replace(held, logits=_logits(model, held.x, task), known=frozenset(model.tasks))
+        self.samples = {**self.samples, task: renewed}
 
     def forget(self, tasks: Collection[int], undo: ExitStack) -> int:
-        """Drop everything of some tasks.
+        """Drop everything of some tasks: their samples, and others' logits that a model gave which knew them.
 
         Args:
             tasks: that go.
@@ -81,7 +93,11 @@ class TaskMemory:
         """
         undo.callback(setattr, self, "samples", self.samples)
         dropped = sum(len(samples) for task, samples in self.samples.items() if task in tasks)
-        self.samples = {task: samples for task, samples in self.samples.items() if task not in tasks}
+        self.samples = {
+            task: samples if samples.known.isdisjoint(tasks) else replace(samples, logits=None)
+            for task, samples in self.samples.items()
+            if task not in tasks
+        }
         return dropped
 
 

@@ -32,8 +32,9 @@ class RepairPlugin(SupervisedPlugin):
     Repaired are the remaining tasks that were trained beside a task that is gone, and read what its deletion changed.
     What moves is their own head and norms, and of the backbone the entries that the deletion changed and that no other
     task reads; adjusted in update space, so that nothing else moves by a bit under any optimizer. The network runs in
-    evaluation mode (no dropout). Where a compensation has just replaced a task's head, the logits of its samples are
-    stored again; elsewhere running statistics of its norms are taken again on the samples before the first step.
+    evaluation mode (no dropout). Logits that a model gave which knew a task that is gone would bring some of it back:
+    where a compensation has just replaced a task's head, those of its samples are stored again; elsewhere they are
+    dropped, the labels alone teach, and running statistics of its norms are taken again on the samples first.
 
     A repair stands until the next request, which takes it out bit for bit before anything else; then all that is
     affected is repaired anew from the same samples. Counterfactual heads refer to the backbone without any repair, and
@@ -50,7 +51,7 @@ class RepairPlugin(SupervisedPlugin):
         samples_per_task: samples held of each remaining task, at least 1.
         size: samples held of all tasks together, in equal parts, instead; at least 1.
         logits: weight of the squared distance to the logits that were stored with the samples (DER++), at least 0.
-        labels: weight of the cross-entropy, at least 0.
+        labels: weight of the cross-entropy, at least 0; samples without logits get that of the logits too.
         optimizer: makes the repair's optimizer from a list of parameters; by default one of the class and settings of
             the strategy's.
         alpha: of ``sequential_adahat``, > 0.
@@ -196,15 +197,17 @@ class RepairPlugin(SupervisedPlugin):
     def _loss(self, model: TaskMaskedModel, task: int, batch: Samples) -> Tensor:
         device = _device(model)
         logits = model(batch.x.to(device), task)
-        dark = F.mse_loss(logits, batch.logits.to(device))
-        return self.logits * dark + self.labels * F.cross_entropy(logits, batch.y.to(device))
+        of_labels = F.cross_entropy(logits, batch.y.to(device))
+        if batch.logits is None:
+            return (self.logits + self.labels) * of_labels
+        return self.logits * F.mse_loss(logits, batch.logits.to(device)) + self.labels * of_labels
 
     def _batches(self, task: int, samples: Samples) -> Iterator[Samples]:
         """Batches without end: one draw without replacement after the other, from (seed, task)."""
         generator = torch.Generator().manual_seed(derive_seed(self.seed, "repair", task))
         while True:
             for index in torch.randperm(len(samples), generator=generator).split(self.batch_size):
-                yield Samples(samples.x[index], samples.y[index], samples.logits[index])
+                yield samples.at(index)
 
 
 @contextmanager

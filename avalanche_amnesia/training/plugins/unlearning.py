@@ -186,6 +186,8 @@ class UnlearningPlugin(SupervisedPlugin):
         if self.current_task in set(recorder.trajectory.tasks) - set(self.ledger.remaining):
             recorder.take_out(strategy, self.current_task)  # recorded, but something failed before it was booked
         self.current_task, self._saw = None, frozenset()
+        if self.ledger.n_trained == 0:
+            self._first_setting = None
 
     @property
     def trained(self) -> tuple[int, ...]:
