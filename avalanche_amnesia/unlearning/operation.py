@@ -39,7 +39,7 @@ from avalanche_amnesia.unlearning.record import (
 from avalanche_amnesia.unlearning.repair import Repair, carry_out, repairable
 from avalanche_amnesia.unlearning.revision import combined
 from avalanche_amnesia.unlearning.task_modules import own_parameters, remove_task_modules
-from avalanche_amnesia.unlearning.trajectory import Log, Readers, Removal, Trajectory
+from avalanche_amnesia.unlearning.trajectory import REPAIR, Log, Readers, Removal, Trajectory, Updates
 
 
 @dataclass
@@ -340,10 +340,18 @@ def _repair(subject: Subject, preparation: Preparation, purged: list[str], undo:
 
 
 def _where(removal: Removal) -> dict[str, Tensor]:
-    """Tensor name → bool tensor of the entries that a removal changes."""
+    """Tensor name → bool tensor of the entries that a removal changes, or that a repair which goes could move.
+
+    Which of these it did move depends on data of tasks that may go now: nothing may follow from it.
+    """
     result = {name: torch.zeros_like(removal.values[name], dtype=torch.bool) for name in removal.moved}
     for name, index in removal.moved.items():
         put(result[name], index, torch.ones_like(index, dtype=torch.bool))
+    repair = removal.updates.get(REPAIR)
+    for name in repair or ():
+        assert repair is not None
+        noted = repair.where(name)
+        result[name] = result[name] | noted.to(result[name].device) if name in result else noted
     return result
 
 
@@ -397,7 +405,7 @@ def own_modules_only(preparation: Preparation) -> Preparation:
     """The control: what the tasks have of their own goes, every entry that tasks share stays as it is."""
     removal, gone = preparation.removal, set(preparation.plan.tasks)
     logs = {task: log for task, log in preparation.logs.items() if task not in gone}
-    untouched = Removal(removal.tasks, {}, {}, logs, {}, {task: {} for task in gone}, {})
+    untouched = Removal(removal.tasks, {}, {}, logs, {}, {task: Updates() for task in gone}, {})
     nothing: dict[str, Any] = {"entries": {}, "affected": (), "compensated": (), "repaired": (), "shared": {}}
     plan = replace(preparation.plan, claim="approximate", **nothing)
     return replace(preparation, plan=plan, removal=untouched)

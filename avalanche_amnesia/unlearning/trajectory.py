@@ -61,7 +61,7 @@ class Removal:
     before: Mapping[str, Tensor]
     logs: Mapping[int, Log]
     shared: Mapping[str, Tensor]
-    updates: Mapping[int, Mapping[str, Tensor]]
+    updates: Mapping[int, Updates]
     moved: Mapping[str, Tensor]
 
     def written(self) -> dict[str, Tensor]:
@@ -82,6 +82,13 @@ class Updates(Mapping[str, Tensor]):
     def add(self, name: str, index: Tensor, before: Tensor, after: Tensor, shape: tuple[int, ...]) -> None:
         """Enter a tensor: the values of the entries at flat ``index`` before the task, and those after it."""
         self._parts[name] = index, before, after, tuple(shape)
+
+    def where(self, name: str) -> Tensor:
+        """Bool tensor of the entries that were noted."""
+        index, _, _, shape = self._parts[name]
+        result = torch.zeros(shape, dtype=torch.bool)
+        put(result, index, torch.ones_like(index, dtype=torch.bool))
+        return result
 
     def __getitem__(self, name: str) -> Tensor:
         index, before, after, shape = self._parts[name]
@@ -198,7 +205,9 @@ class Trajectory:
             if any(error.entries for error in commitment.errors.values())
         }
 
-    def record_repair(self, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> None:
+    def record_repair(
+        self, before: Mapping[str, Tensor], after: Mapping[str, Tensor], free: Mapping[str, Tensor] | None = None
+    ) -> None:
         """Record a repair as an update of its own, lossless, behind those of all tasks.
 
         Whatever is removed next takes it out as well: at most one stands at a time.
@@ -206,6 +215,8 @@ class Trajectory:
         Args:
             before: tensor name → values before it.
             after: tensor name → values now, of the same tensors.
+            free: tensor name → bool tensor of entries that it could move, and that are noted whether it did or not;
+                of tensors in ``before``.
 
         Raises:
             TrajectoryError: if one stands already.
@@ -215,6 +226,7 @@ class Trajectory:
         if REPAIR in self._logs:
             raise TrajectoryError("a repair is recorded already; the next removal takes it out, before another one")
         moved = {name: ~same_bits(value.detach(), before[name]) for name, value in after.items()}
+        moved |= {name: where | moved[name] for name, where in (free or {}).items()}
         entries = {name: SparseValues.of(before[name], where) for name, where in moved.items() if bool(where.any())}
         if entries:
             log = Log(entries, sum(where.numel() for where in moved.values()), {})
