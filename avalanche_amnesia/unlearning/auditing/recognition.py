@@ -54,8 +54,9 @@ class Recogniser:
 
     def matches(self, tensor: Tensor) -> Iterator[Match]:
         """What of the removed a tensor is or holds; at most one match of each sort."""
-        if tensor.is_complex() or tensor.is_quantized or tensor.layout != torch.strided or tensor.is_meta:
+        if tensor.is_meta:
             return
+        tensor = _plain(tensor)
         if telling(tensor):
             copy = self._copy(tensor)
             if copy is not None:
@@ -111,6 +112,19 @@ class Recogniser:
         found = sum(values_hash(row) in self._samples for row in rows)
         if found:
             yield "sample", f"{found} of {len(rows)}", found / len(rows)
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    """The same numbers, laid out densely and in a type that torch computes with."""
+    tensor = tensor.detach()
+    if tensor.is_quantized:
+        tensor = tensor.dequantize()
+    if tensor.layout != torch.strided:
+        tensor = tensor.to_dense()
+    if tensor.is_complex():
+        parts = torch.view_as_real(tensor)
+        tensor = parts[..., 0] if not bool(parts[..., 1].any()) else parts
+    return tensor.float() if tensor.is_floating_point() and tensor.element_size() == 1 else tensor
 
 
 def _regress(x: Tensor, update: Tensor, after: Tensor) -> tuple[float, float, float]:
