@@ -25,7 +25,8 @@ class SharedHeadCounterfactualPlugin(CounterfactualPlugin):
     of theirs belongs to the next task that reads it. Each task's columns are fitted when it ends, beside those of
     earlier tasks as they would be in that world, and as a small change, since later tasks read them too. An unlearning
     puts them in, and records that as a repair made with the task's data, in the place of the one before it: a task that
-    is unlearned later takes its refitted columns with it. A column that several remaining tasks have written is left alone.
+    is unlearned later takes its refitted columns with it. A column that several remaining tasks have written is left
+    alone.
 
     Needs a :class:`TrajectoryPlugin` whose ``trajectory`` is a :class:`RepairedTrajectory`.
 
