@@ -24,19 +24,23 @@ class Samples:
     Attributes:
         x: inputs ``(n, …)``.
         y: labels ``(n,)``.
-        logits: what the model gave when they were stored, or :meth:`TaskMemory.renew` was called, ``(n, classes)``.
+        logits: what the model gave when they were stored, or :meth:`TaskMemory.renew` was called, ``(n, classes)``;
+            None once a task that had a part in them is gone, as they would bring some of it back.
+        known: the tasks that had a part in them.
     """
 
     x: Tensor
     y: Tensor
-    logits: Tensor
+    logits: Tensor | None
+    known: frozenset[int]
 
     def __len__(self) -> int:
         return len(self.y)
 
     def at(self, index: Tensor) -> Samples:
         """Those at some positions ``(k,)``, in storage of their own."""
-        return Samples(self.x[index], self.y[index], self.logits[index])
+        logits = None if self.logits is None else self.logits[index]
+        return Samples(self.x[index], self.y[index], logits, self.known)
 
     def first(self, n: int) -> Samples:
         """At most ``n`` of them, in storage of their own."""
@@ -66,20 +70,28 @@ class TaskMemory:
         self.memory_per_task, self.size, self.seed = memory_per_task, size, seed
         self.samples: Mapping[int, Samples] = {}
 
-    def store(self, model: MultiHeadModel, experience: Any, task: int) -> None:
-        """Draw samples of a task that has just been trained, with the logits that the model gives now."""
+    def store(self, model: MultiHeadModel, experience: Any, task: int, known: Collection[int] | None = None) -> None:
+        """Draw samples of a task that has just been trained, with the logits that the model gives now.
+
+        Args:
+            model: that was trained.
+            experience: the task's data.
+            task: its label.
+            known: the tasks that have a part in these logits; by default all that the model has.
+        """
         others = {other: samples for other, samples in self.samples.items() if other != task}
         quota = self.memory_per_task if self.size is None else self.size // (len(others) + 1)
         generator = torch.Generator().manual_seed(derive_seed(self.seed, "memory", task))
         index = torch.randperm(len(experience.dataset), generator=generator)[:quota]
         x, y = (part.clone() for part in task_data(experience, index))
-        stored = Samples(x, y, _logits(model, x, task))
+        stored = Samples(x, y, _logits(model, x, task), frozenset(model.tasks if known is None else known))
         self.samples = {other: samples.first(quota) for other, samples in others.items()} | {task: stored}
 
     def renew(self, model: MultiHeadModel, task: int) -> None:
         """Store the logits that the model gives now in place of a task's older ones."""
         held = self.samples[task]
-        self.samples = {**self.samples, task: replace(held, logits=_logits(model, held.x, task))}
+        renewed = replace(held, logits=_logits(model, held.x, task), known=frozenset(model.tasks))
+        self.samples = {**self.samples, task: renewed}
 
     def draw(self, tasks: Collection[int], n: int, generator: torch.Generator | None = None) -> dict[int, Samples]:
         """A batch drawn without replacement from what is held of some tasks together.
@@ -100,7 +112,7 @@ class TaskMemory:
         return {task: part for task, part in parts.items() if len(part)}
 
     def forget(self, tasks: Collection[int], undo: ExitStack) -> int:
-        """Drop everything of some tasks.
+        """Drop everything of some tasks: their samples, and others' logits that they had a part in.
 
         Args:
             tasks: that go.
@@ -111,13 +123,19 @@ class TaskMemory:
         """
         undo.callback(setattr, self, "samples", self.samples)
         dropped = sum(len(samples) for task, samples in self.samples.items() if task in tasks)
-        self.samples = {task: samples for task, samples in self.samples.items() if task not in tasks}
+        self.samples = {
+            task: samples if samples.known.isdisjoint(tasks) else replace(samples, logits=None)
+            for task, samples in self.samples.items()
+            if task not in tasks
+        }
         return dropped
 
 
 @dataclass(frozen=True)
 class DarkLoss:
     """DER++'s loss on samples in memory: squared error to their logits, and cross-entropy to their labels.
+
+    Where the logits are gone the labels get their weight too.
 
     Args:
         logit_weight: α, of the squared error, at least 0.
@@ -150,8 +168,8 @@ class DarkLoss:
         parts = []
         for task, samples in batch.items():
             logits = model(samples.x.to(device), task)
-            dark = F.mse_loss(logits, samples.logits.to(device))
             labels = F.cross_entropy(logits, samples.y.to(device))
+            dark = labels if samples.logits is None else F.mse_loss(logits, samples.logits.to(device))
             parts.append((self.logit_weight * dark + self.label_weight * labels) * (len(samples) / total))
         return torch.stack(parts).sum()
 

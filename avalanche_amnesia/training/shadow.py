@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from avalanche_amnesia.bits import same_bits
 from avalanche_amnesia.models import MaskedModel
+from avalanche_amnesia.models.masked import SHARED_HEAD
 from avalanche_amnesia.training.optimizers import bare_step, sibling_optimizer
 from avalanche_amnesia.unlearning.sparse import SparseValues
 
@@ -66,11 +67,13 @@ class Shadow:
 
     def logits(self, x: Tensor) -> Tensor:
         """Logits ``(batch, classes)`` of the task in training, through its open gate, in training mode."""
-        head = self.model.head(self.task)
+        head, weights = self.model.head(self.task), self._joint_weights() if self.joint else self._weights()
         assert isinstance(head, nn.Linear)
+        features = functional_call(self.model.backbone, weights, (x, self.parts, self._gate()))
+        if self.model.shared_head is not None:  # its columns have owners like every other entry
+            return F.linear(features, weights[f"{SHARED_HEAD}.weight"])
         if self.joint:
-            return head(functional_call(self.model.backbone, self._joint_weights(), (x, self.parts, self._gate())))
-        features = functional_call(self.model.backbone, self._weights(), (x, self.parts, self._gate()))
+            return head(features)
         return F.linear(features, head.weight.detach(), head.bias.detach())
 
     def _gate(self) -> Mapping[str, Tensor]:

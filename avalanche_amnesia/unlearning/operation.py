@@ -168,10 +168,17 @@ def _repair(subject: Subject, preparation: Preparation, purged: list[str], undo:
 
 
 def _where(removal: Removal) -> dict[str, Tensor]:
-    """Tensor name → bool tensor of the entries that a removal changes."""
+    """Tensor name → bool tensor of the entries that a removal changes, or that a repair which goes could move.
+
+    Which of these it did move depends on data of tasks that may go now: nothing may follow from it.
+    """
     result = {name: torch.zeros_like(removal.values[name], dtype=torch.bool) for name in removal.moved}
     for name, index in removal.moved.items():
         put(result[name], index, torch.ones_like(index, dtype=torch.bool))
+    for repair in (updates for writer, updates in removal.updates.items() if writer < 0):
+        for name in repair:
+            noted = repair.where(name)
+            result[name] = result[name] | noted.to(result[name].device) if name in result else noted
     return result
 
 

@@ -22,6 +22,7 @@ from avalanche_amnesia.unlearning.repair import repairable
 from avalanche_amnesia.unlearning.revision import combined
 from avalanche_amnesia.unlearning.subject import Subject, unknown_state
 from avalanche_amnesia.unlearning.task_modules import own_parameters
+from avalanche_amnesia.unlearning.writers import Updates
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,8 @@ def prepare(subject: Subject, tasks: Iterable[int], event: str) -> Preparation:
     removal = trajectory.remove(tasks, shared, subject.before, readers, revisions)
     tainted = {t for t in remaining if t in subject.tainted or subject.ledger.saw(t) & set(tasks)}
     undisturbed = subject.before is None or subject.in_training_without(tasks)
-    exact = subject.exact_host and not tainted and not removal.shared and undisturbed
+    alike = subject.unlike.isdisjoint((*remaining, subject.in_training))
+    exact = subject.exact_host and alike and not tainted and not removal.shared and undisturbed
     claim: Claim = "exact" if exact else "approximate"
     affected = _affected(model, remaining, removal, shared)
     covered = tuple(
@@ -93,7 +95,7 @@ def own_modules_only(preparation: Preparation) -> Preparation:
     """The control: what the tasks have of their own goes, every entry that tasks share stays as it is."""
     removal, gone = preparation.removal, set(preparation.plan.tasks)
     logs = {task: log for task, log in preparation.logs.items() if task not in gone}
-    untouched = Removal(removal.tasks, {}, {}, logs, {}, {task: {} for task in gone}, {})
+    untouched = Removal(removal.tasks, {}, {}, logs, {}, {task: Updates() for task in gone}, {})
     nothing: dict[str, Any] = {"entries": {}, "affected": (), "compensated": (), "repaired": (), "shared": {}}
     plan = replace(preparation.plan, claim="approximate", **nothing)
     return replace(preparation, plan=plan, removal=untouched)

@@ -41,7 +41,7 @@ class Removal:
     before: Mapping[str, Tensor]
     logs: Mapping[int, Log]
     shared: Mapping[str, Tensor]
-    updates: Mapping[int, Mapping[str, Tensor]]
+    updates: Mapping[int, Updates]
     moved: Mapping[str, Tensor]
 
     def written(self) -> dict[str, Tensor]:

@@ -135,9 +135,12 @@ def carry_out(
         undo.callback(before.update, dict(before))
         for name, value in committed.items():
             parameters[name].copy_(value)
-    steps = repair.repair(model, optimizer, tasks, compensated, free_entries(model, tasks, changed))
+    free = free_entries(model, tasks, changed)
+    steps = repair.repair(model, optimizer, tasks, compensated, free)
     moved = {n: p.detach().clone() for n, p in parameters.items() if not same_bits(p.detach(), committed[n]).all()}
-    trajectory.record_repair({name: committed[name] for name in moved}, moved)
+    noted = {f"backbone.{name}": where for name, where in free.items()}
+    after = moved | {name: committed[name] for name in noted.keys() - moved.keys()}
+    trajectory.record_repair({name: committed[name] for name in after}, after, free=noted)
     if before is not None:
         for name, value in committed.items():
             parameters[name].copy_(moved_along(now[name], value, moved[name]) if name in moved else now[name])

@@ -35,6 +35,7 @@ class Subject:
         tainted: remaining tasks whose training saw a task that was unlearned later.
         saw: the tasks that can leave a trace in a task that is in training; empty between tasks.
         exact_host: whether the training itself is reproducible from (seed, remaining tasks) alone.
+        unlike: tasks, one in training included, that were not trained at the settings of the first one.
         known: every task of the stream, None where that is not known.
         iteration: training iterations finished.
         in_training: the task in whose training the request fires; None between tasks.
@@ -54,6 +55,7 @@ class Subject:
     tainted: set[int]
     exact_host: bool
     saw: frozenset[int] = frozenset()
+    unlike: frozenset[int] = frozenset()
     known: frozenset[int] | None = None
     iteration: int = 0
     in_training: int | None = None

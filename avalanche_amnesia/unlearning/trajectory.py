@@ -155,7 +155,11 @@ class Trajectory:
         }
 
     def record_repair(
-        self, before: Mapping[str, Tensor], after: Mapping[str, Tensor], tasks: Iterable[int] | None = None
+        self,
+        before: Mapping[str, Tensor],
+        after: Mapping[str, Tensor],
+        tasks: Iterable[int] | None = None,
+        free: Mapping[str, Tensor] | None = None,
     ) -> None:
         """Record a repair as an update of its own, lossless, behind those of all tasks.
 
@@ -164,6 +168,8 @@ class Trajectory:
             after: tensor name → values now, of the same tensors.
             tasks: those whose data made it: a removal of any of them takes it out as well. By default whatever is
                 removed next does, and at most one such repair stands at a time.
+            free: tensor name → bool tensor of entries that it could move, and that are noted whether it did or not;
+                of tensors in ``before``.
 
         Raises:
             TrajectoryError: if one stands already that goes with whatever is removed next.
@@ -174,6 +180,7 @@ class Trajectory:
         if tasks is None and None in repairs.values():
             raise TrajectoryError("a repair is recorded already; the next removal takes it out, before another one")
         moved = {name: ~same_bits(value.detach(), before[name]) for name, value in after.items()}
+        moved |= {name: where | moved[name] for name, where in (free or {}).items()}
         entries = {name: SparseValues.of(before[name], where) for name, where in moved.items() if bool(where.any())}
         if entries:
             repair_of = None if tasks is None else frozenset(tasks)

@@ -28,6 +28,13 @@ class Updates(Mapping[str, Tensor]):
         """Enter a tensor: the values of the entries at flat ``index`` before the writer, and those after it."""
         self._parts[name] = index, before, after, tuple(shape)
 
+    def where(self, name: str) -> Tensor:
+        """Bool tensor of the entries that were entered."""
+        index, _, _, shape = self._parts[name]
+        result = torch.zeros(shape, dtype=torch.bool)
+        put(result, index, torch.ones_like(index, dtype=torch.bool))
+        return result
+
     def __getitem__(self, name: str) -> Tensor:
         index, before, after, shape = self._parts[name]
         result = torch.zeros(shape, dtype=torch.float64)

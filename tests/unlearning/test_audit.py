@@ -112,6 +112,10 @@ def noisy_state(case):
     return state + 0.1 * update.std() * torch.randn(state.shape)
 
 
+def as_bytes(values):
+    return (values / values.abs().max() * 127).round().to(torch.int8)
+
+
 PLANTS = {
     "head": ("own tensor", lambda c: c.state["heads.1.weight"].clone()),
     "head in another type and shape": ("own tensor", lambda c: c.state["heads.1.weight"].numpy().astype("f8").ravel()),
@@ -123,6 +127,13 @@ PLANTS = {
         "update",
         lambda c: (c.evidence.after[backbone(c)] + 0.8 * c.evidence.updates[backbone(c)]).float(),
     ),
+    "update beside a constant": ("update", lambda c: c.evidence.updates[backbone(c)] + 0.1),
+    "state beside a constant": ("update", lambda c: c.state[backbone(c)] - 0.1),
+    "next to nothing of the update": ("update", lambda c: 1e-9 * c.evidence.updates[backbone(c)]),
+    "update in a byte": ("update", lambda c: as_bytes(c.evidence.updates[backbone(c)])),
+    "update in a small float": ("update", lambda c: c.evidence.updates[backbone(c)].float().to(torch.float8_e4m3fn)),
+    "sparse update": ("update", lambda c: c.evidence.updates[backbone(c)].to_sparse()),
+    "complex update": ("update", lambda c: c.evidence.updates[backbone(c)].to(torch.complex128)),
     "data set": ("data set", lambda c: {"deep": [lambda data=c.dataset: data, c.dataset]}),
 }
 
@@ -182,7 +193,10 @@ def files(case, folder):
     np.savez(folder / "arrays.npz", a=np.arange(40), b=case.state["heads.1.weight"].numpy())
     np.save(folder / "array.npy", case.state[name].numpy())
     (folder / "values.json").write_text(json.dumps({"a": [1, 2], "head": case.state["heads.1.weight"].tolist()}))
+    beside = {"traces": [1, 2], "sketches": [3, 4], "head": case.state["heads.1.weight"].tolist()}
+    (folder / "disguised.json").write_text(json.dumps(beside))
     return {
+        "disguised.json": {"own tensor"},
         "checkpoint.pt": {"own tensor", "state before", "name"},
         "update.safetensors": {"update"},
         "arrays.npz": {"own tensor"},

@@ -14,7 +14,7 @@ from avalanche_amnesia.benchmarks import UnlearningRequest, with_unlearning
 from avalanche_amnesia.evaluation import References, jsd_metrics, unlearned_accuracy_metrics
 from avalanche_amnesia.models import MLP
 from avalanche_amnesia.training import CapacityError
-from avalanche_amnesia.unlearning import TaskLedger
+from avalanche_amnesia.unlearning import TaskLedger, UnknownStateError
 
 N_TASKS, ITERATIONS = 5, 4  # of one task: 80 digits, batches of 40, two epochs
 
@@ -223,3 +223,68 @@ def test_with_another_optimizer_that_mixes_entries_nothing_is_claimed(monkeypatc
     for task in (0, 1):
         strategy.train(DIGITS.train_stream[task])
     assert strategy.unlearn([0]).claim == "approximate"
+
+
+# What a training depends on ----------------------------------------------------------------------------------------
+
+
+class RunningScale(nn.Module):
+    """A loss over its running mean: what one task leaves in it changes the next one's training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.ones(()))
+
+    def forward(self, logits: Tensor, y: Tensor) -> Tensor:
+        loss = nn.functional.cross_entropy(logits, y)
+        self.mean.lerp_(loss.detach(), 0.1)
+        return loss / self.mean
+
+
+class CountedLoss(nn.CrossEntropyLoss):
+    """The same with a number in the place of a tensor."""
+
+    calls = 0
+
+    def forward(self, logits: Tensor, y: Tensor) -> Tensor:
+        self.calls += 1
+        return super().forward(logits, y) / self.calls
+
+
+def test_a_criterion_that_learns_is_refused_until_somebody_can_clean_it():
+    strategy = pools(criterion=RunningScale())
+    for experience in DIGITS.train_stream[:2]:
+        strategy.train(experience)
+    before = bits(strategy.model)
+    with pytest.raises(UnknownStateError, match=r"RunningScale \(in its \.?mean\)"):
+        strategy.unlearn([0])
+    assert bits(strategy.model) == before
+    record = strategy.unlearn([0], allow_unknown=True)
+    assert (record.claim, record.plan.unpurged) == ("approximate", ("RunningScale",))
+
+
+def test_a_criterion_that_keeps_its_numbers_is_none():
+    strategy = pools(criterion=nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0]), label_smoothing=0.1))
+    for experience in DIGITS.train_stream[:2]:
+        strategy.train(experience)
+    assert strategy.unlearn([0]).claim == "exact"
+
+
+def slower(strategy):
+    strategy.optimizer.param_groups[0]["lr"] /= 2
+
+
+def longer(strategy):
+    strategy.train_epochs += 1
+
+
+@pytest.mark.parametrize(("change", "options"), [(slower, {}), (longer, {}), (None, {"criterion": CountedLoss()})])
+def test_tasks_that_were_not_trained_alike_are_not_unlearned_exactly(change, options):
+    """A retrained model would come to them at another setting."""
+    strategy = pools(train_epochs=1, **options)
+    for experience in DIGITS.train_stream[:3]:
+        strategy.train(experience)
+        if change is not None:
+            change(strategy)
+    assert strategy.plan_unlearning([1]).claim == "approximate"
+    assert strategy.plan_unlearning([1, 2]).claim == "exact"  # what remains was trained as at first

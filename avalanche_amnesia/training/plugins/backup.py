@@ -21,6 +21,7 @@ from avalanche_amnesia.training.plugins.statistics import TaskStatistics
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 from avalanche_amnesia.training.shadow import Shadow
 from avalanche_amnesia.unlearning import Removal, Revision, Revisions, Trajectory
+from avalanche_amnesia.unlearning.entries import take
 from avalanche_amnesia.unlearning.sparse import SparseValues
 
 ShadowStart = Literal["before", "delete"]
@@ -42,6 +43,8 @@ class Backup:
 
 class BackupPlugin(SupervisedPlugin):
     """While a task trains, a shadow of each earlier task that may be unlearned learns it too, without that task.
+
+    Tasks from which it is isolated (``isolation="pools"``) need none.
 
     A shadow owns the entries that the earlier task was the first to use: nothing is ever written into what tasks
     before it own. Its cross-entropy, through the head and the mask of the task in training, is added to the loss
@@ -93,7 +96,8 @@ class BackupPlugin(SupervisedPlugin):
         trajectory = recorder.trajectory
         self._recorder, self._statistics = recorder, TaskStatistics(model, task, masking.statistics_batches)
         values = _backbone(dict(model.named_parameters()))
-        for other in unlearnable:
+        seen = [other for other in unlearnable if masking.saw is None or other in masking.saw]
+        for other in seen:  # a task that this one is isolated from takes nothing with it when it goes
             earlier = trajectory.tasks[: trajectory.tasks.index(other)]
             region = first_used(model, other, earlier)
             written = trajectory.remove([other], values).updates[other]
@@ -190,7 +194,7 @@ class BackupPlugin(SupervisedPlugin):
         lines = []
         for task, of_task in self.kept.items():
             lost = [other for other in of_task if other in gone]  # in training order
-            if task in gone or not lost:
+            if task in gone or not lost or not _reads(model, task, removal):
                 continue
             own = model.task_parts(task)
             state = {} if own is None else own.state_dict()
@@ -229,6 +233,13 @@ def _surroundings(strategy: Any) -> tuple[MaskedModel, HATPlugin, TrajectoryPlug
 
 def _backbone(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: value.detach() for name, value in values.items() if name.startswith("backbone.")}
+
+
+def _reads(model: MaskedModel, task: int, removal: Removal) -> bool:
+    """Whether a removal changes an entry that the task uses."""
+    moved = {name.removeprefix("backbone."): index for name, index in removal.moved.items()}
+    use = entries_in_use(model, task)
+    return any(bool(take(used, moved[name]).any()) for name, used in use.items() if name in moved)
 
 
 def _by_name(several: Iterable[Mapping[str, SparseValues]]) -> list[tuple[str, list[SparseValues]]]:

@@ -31,8 +31,9 @@ class RepairPlugin(SupervisedPlugin):
     Repaired are the remaining tasks that were trained beside a task that is gone, and read what its deletion changed.
     What moves is their own head and norms, and of the backbone the entries that the deletion changed and that no other
     task reads; adjusted in update space, so that nothing else moves by a bit under any optimizer. The network runs in
-    evaluation mode (no dropout). Where a compensation has just replaced a task's head, the logits of its samples are
-    stored again; elsewhere running statistics of its norms are taken again on the samples before the first step.
+    evaluation mode (no dropout). Logits that a model gave which knew a task that is gone would bring some of it back:
+    where a compensation has just replaced a task's head, those of its samples are stored again; elsewhere they are
+    dropped, the labels alone teach, and running statistics of its norms are taken again on the samples first.
 
     A repair stands until the next request, which takes it out bit for bit before anything else; then all that is
     affected is repaired anew from the same samples. Counterfactual heads refer to the backbone without any repair, and
@@ -49,7 +50,7 @@ class RepairPlugin(SupervisedPlugin):
         samples_per_task: samples held of each remaining task, at least 1.
         size: samples held of all tasks together, in equal parts, instead; at least 1.
         logits: weight of the squared distance to the logits that were stored with the samples (DER++), at least 0.
-        labels: weight of the cross-entropy, at least 0.
+        labels: weight of the cross-entropy, at least 0; samples without logits get that of the logits too.
         optimizer: makes the repair's optimizer from a list of parameters; by default one of the class and settings of
             the strategy's.
         alpha: of ``sequential_adahat``, > 0.

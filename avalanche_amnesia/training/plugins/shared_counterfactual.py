@@ -24,8 +24,9 @@ class SharedHeadCounterfactualPlugin(CounterfactualPlugin):
     (under ``adjust="update"``). In a world without some tasks, what these wrote is at its initial values, and a column
     of theirs belongs to the next task that reads it. Each task's columns are fitted when it ends, beside those of
     earlier tasks as they would be in that world, and as a small change, since later tasks read them too. An unlearning
-    puts them in, and records that as a repair made with the task's data: a task that is unlearned later takes its
-    refitted columns with it. A column that several remaining tasks have written is left alone.
+    puts them in, and records that as a repair made with the task's data, in the place of the one before it: a task that
+    is unlearned later takes its refitted columns with it. A column that several remaining tasks have written is left
+    alone.
 
     Needs a :class:`TrajectoryPlugin` in front of it that merges no permanent tasks: who wrote a column must be known.
 
@@ -103,13 +104,24 @@ class SharedHeadCounterfactualPlugin(CounterfactualPlugin):
 
     def _swap(self, model: TaskMaskedModel, task: int, fitted: FittedHead, undo: ExitStack) -> None:
         weight = _weight(model)
-        before = weight.detach().clone()
+        before = self._unrepaired(model, task, undo)
         super()._swap(model, task, fitted, undo)
         self._store.record_repair({_WEIGHT: before}, {_WEIGHT: weight}, [task])
         snapshot = None if self._masking is None else self._masking.snapshot
         if snapshot is not None:  # another task is in training: what it does not own returns to this when it ends
             snapshot.values[_WEIGHT] = snapshot.values[_WEIGHT].clone()
             snapshot.values[_WEIGHT][:, fitted.columns] = fitted.weight
+
+    def _unrepaired(self, model: TaskMaskedModel, task: int, undo: ExitStack) -> Tensor:
+        """The head without the task's columns of an earlier world, in whose fit a task that goes now had a part."""
+        parameters = {name: p.detach() for name, p in model.named_parameters()}
+        outdated = [number for number in self._store.writers([task]) if number != task]
+        if not outdated:
+            return parameters[_WEIGHT].clone()
+        removal = self._store.remove(outdated, parameters)
+        undo.callback(self._store.restore, self._store.logs)
+        self._store.apply(removal)
+        return removal.values.get(_WEIGHT, parameters[_WEIGHT]).clone()
 
     def _places(self, model: TaskMaskedModel, task: int, fitted: FittedHead) -> Iterator[tuple[Tensor, Tensor]]:
         weight = _weight(model).data

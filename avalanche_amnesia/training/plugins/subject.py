@@ -18,6 +18,7 @@ from avalanche_amnesia.training.plugins.seeding import SeedingPlugin
 from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 from avalanche_amnesia.training.provenance import provenance_of
+from avalanche_amnesia.training.setting import TrainingSettings
 from avalanche_amnesia.unlearning import Compensation, Subject, TaskLedger
 
 _OURS = (SeedingPlugin, InMemoryLoaderPlugin, TaskMaskPlugin, TrajectoryPlugin, RepairPlugin, Compensation)
@@ -30,6 +31,7 @@ def subject_of(
     *,
     ledger: TaskLedger,
     history: TaskHistory,
+    settings: TrainingSettings,
     known: frozenset[int] | None,
     in_training: int | None,
     compensated: bool,
@@ -42,6 +44,7 @@ def subject_of(
         recorder: its plugin that records.
         ledger: who may be asked for.
         history: of the tasks that were trained.
+        settings: at which they were.
         known: every task of the stream, None where that is not known.
         in_training: the task in training; None between tasks.
         compensated: whether anything makes up to the remaining tasks.
@@ -53,7 +56,7 @@ def subject_of(
         optimizers=[strategy.optimizer],
         trajectory=recorder.trajectory,
         ledger=ledger,
-        plugins=[*(p for p in strategy.plugins if p not in ours), strategy],
+        plugins=[*(p for p in strategy.plugins if p not in ours), strategy, *settings.learned_criterion(strategy)],
         compensations=[p for p in strategy.plugins if isinstance(p, Compensation)] if compensated else [],
         counters=history.counters,
         before=None if snapshot is None else snapshot.values,
@@ -61,6 +64,7 @@ def subject_of(
         tainted=history.tainted,
         saw=history.saw,
         exact_host=_is_exact_host(strategy, asking),
+        unlike=settings.unlike,
         known=known,
         iteration=strategy.clock.train_iterations,
         in_training=in_training,

@@ -21,6 +21,7 @@ from avalanche_amnesia.training.plugins.stream_requests import StreamRequests, c
 from avalanche_amnesia.training.plugins.subject import seen_by_training, subject_of
 from avalanche_amnesia.training.plugins.task_mask import single_task
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
+from avalanche_amnesia.training.setting import TrainingSettings
 from avalanche_amnesia.unlearning import (
     Compensation,
     Evidence,
@@ -96,6 +97,7 @@ class UnlearningPlugin(SupervisedPlugin):
         self._forgotten_in_task: set[int] = set()
         self._upcoming: list[Any] = []
         self._requests = StreamRequests()
+        self._settings = TrainingSettings()
 
     # By the user ----------------------------------------------------------------------------------------------
 
@@ -176,6 +178,8 @@ class UnlearningPlugin(SupervisedPlugin):
         if self.current_task in set(recorder.trajectory.tasks) - set(self.ledger.remaining):
             recorder.take_out(strategy, self.current_task)  # recorded, but something failed before it was booked
         self.current_task, self.history.saw = None, frozenset()
+        if self.ledger.n_trained == 0:
+            self._settings.restart()
 
     @property
     def trained(self) -> tuple[int, ...]:
@@ -214,6 +218,7 @@ class UnlearningPlugin(SupervisedPlugin):
     def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
         """Check iterations against the real loader; look whose traces the task can carry; let others get ready."""
         self.current_task = single_task(strategy.experience)
+        self._settings.prepare(strategy)
         self.history.saw = seen_by_training(strategy, self.ledger)
         for plugin in (*strategy.plugins, strategy):
             adapter = adapter_of(plugin)
@@ -228,6 +233,8 @@ class UnlearningPlugin(SupervisedPlugin):
 
     def before_training_iteration(self, strategy: Any, **kwargs: Any) -> None:
         """Fire the requests of this iteration; keep samples of forgotten tasks out of a loader that still has them."""
+        if strategy.clock.train_exp_iterations == 0:
+            self._settings.enter(strategy, single_task(strategy.experience))
         while self._upcoming and self._upcoming[0].iteration <= strategy.clock.train_exp_iterations:
             request = self._upcoming.pop(0)
             with preserved_minibatch(strategy):
@@ -312,6 +319,7 @@ class UnlearningPlugin(SupervisedPlugin):
             self._trajectory(strategy),
             ledger=self.ledger,
             history=self.history,
+            settings=self._settings,
             known=frozenset(self._requests.known) or None,
             in_training=self.current_task,
             compensated=self.obey is True,

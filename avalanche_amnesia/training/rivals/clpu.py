@@ -62,7 +62,8 @@ class CLPUPlugin(SupervisedPlugin):
 
     def prepare(self, strategy: Any, task: int, unlearnable: Collection[int]) -> None:
         """Keep samples of a task that has just been trained; merge the tasks whose deadline has come."""
-        self.memory.store(strategy.model, strategy.experience, task)
+        # A side network knows its own task alone; main tasks can't be requested.
+        self.memory.store(strategy.model, strategy.experience, task, known=[task])
         self.merge(strategy, unlearnable)
 
     def covers(self, task: int, gone: Collection[int]) -> bool:

@@ -69,7 +69,8 @@ class PALLPlugin(SubnetPlugin):
 
     def prepare(self, strategy: Any, task: int, unlearnable: Collection[int]) -> None:
         """Keep samples of a task that has just been trained."""
-        self.memory.store(strategy.model, strategy.experience, task)
+        # As published: logits stay, whoever had a part in them.
+        self.memory.store(strategy.model, strategy.experience, task, known=[task])
 
     def covers(self, task: int, gone: Collection[int]) -> bool:
         """Whether there are samples to fine-tune the task with."""

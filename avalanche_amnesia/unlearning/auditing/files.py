@@ -17,6 +17,9 @@ _TORCH = (".pt", ".pth", ".ckpt", ".bin", ".pkl", ".pickle", ".dill")
 _OTHER = (".safetensors", ".npy", ".npz", ".json", ".jsonl", ".wandb")
 
 
+_FINGERPRINT = frozenset({"traces", "sketches"})
+
+
 def is_text(file: Path) -> bool:
     """Whether a file of no kind that is looked into is plain text (logs, settings, sources)."""
     if file.suffix.lower() in (*_TORCH, *_OTHER):
@@ -85,9 +88,10 @@ def _logged(file: Path) -> Iterator[tuple[str, Any]]:
 def _json_arrays(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """Lists of numbers, nested ones as one array; the numbers of a fingerprint are no tensor."""
     if isinstance(value, dict):
-        if {"traces", "sketches"} <= value.keys():
-            return
+        of_fingerprint = _FINGERPRINT if value.keys() >= _FINGERPRINT else ()
         for key, item in value.items():
+            if key in of_fingerprint:
+                continue
             yield from _json_arrays(item, f"{path}/{key}" if path else str(key))
     elif isinstance(value, list) and value:
         try:

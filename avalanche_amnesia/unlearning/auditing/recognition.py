@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import sqrt
 
 import torch
@@ -54,8 +54,9 @@ class Recogniser:
 
     def matches(self, tensor: Tensor) -> Iterator[Match]:
         """What of the removed a tensor is or holds; at most one match of each sort."""
-        if tensor.is_complex() or tensor.is_quantized or tensor.layout != torch.strided or tensor.is_meta:
+        if tensor.is_meta:
             return
+        tensor = _plain(tensor)
         if telling(tensor):
             copy = self._copy(tensor)
             if copy is not None:
@@ -78,29 +79,32 @@ class Recogniser:
         return None if trace is None else (trace.kind, trace.name, 1.0)
 
     def _parts(self, tensor: Tensor) -> Iterator[Match]:
-        """Does the tensor hold an update, beside a multiple of the state without it?"""
-        if not tensor.is_floating_point():
+        """Does the tensor hold an update, beside a multiple of the state without it and a constant?"""
+        if tensor.dtype == torch.bool:
             return
         n = tensor.numel()
-        for name, x, update, after in self._comparable(tensor, n):
-            held, alike, sure = _regress(x, update, after)
+        for name, x, update, beside in self._comparable(tensor, n):
+            held, alike, sure = _regress(x, update, beside)
             if sure > SURE and (held > HELD or abs(alike) > ALIKE):
                 yield "update", name, held if held > HELD else alike
 
-    def _comparable(self, tensor: Tensor, n: int) -> Iterator[tuple[str, Tensor, Tensor, Tensor]]:
+    def _comparable(self, tensor: Tensor, n: int) -> Iterator[tuple[str, Tensor, Tensor, tuple[Tensor, Tensor]]]:
         if self._evidence is not None:
             x = tensor.detach().cpu().reshape(-1).double()
             for name, update in self._evidence.updates.items():
                 if update.numel() == n:
                     moved = update.reshape(-1) != 0
                     after = self._evidence.after[name].reshape(-1).double()
-                    yield name, x[moved], update.reshape(-1)[moved], after[moved]
+                    yield name, x[moved], update.reshape(-1)[moved], (torch.ones_like(x[moved]), after[moved])
         elif self._print is not None:
             for name, known in self._print.sketches.items():
                 if known.size == n:
                     of_x = sketch(tensor, self._print.seed, name)
+                    of_ones = sketch(torch.ones(n), self._print.seed, name)
                     assert of_x is not None
-                    yield name, of_x, torch.tensor(known.update).double(), torch.tensor(known.after).double()
+                    assert of_ones is not None
+                    update, after = (torch.tensor(values).double() for values in (known.update, known.after))
+                    yield name, of_x, update, (of_ones, after)
 
     def _rows(self, tensor: Tensor) -> Iterator[Match]:
         if not self._samples or tensor.numel() == 0:
@@ -113,17 +117,46 @@ class Recogniser:
             yield "sample", f"{found} of {len(rows)}", found / len(rows)
 
 
-def _regress(x: Tensor, update: Tensor, after: Tensor) -> tuple[float, float, float]:
-    """``x = α·after + β·update + rest``: β, the correlation beside ``after``, and β in standard errors."""
+def _plain(tensor: Tensor) -> Tensor:
+    """The same numbers, laid out densely and in a type that torch computes with."""
+    tensor = tensor.detach()
+    if tensor.is_quantized:
+        tensor = tensor.dequantize()
+    if tensor.layout != torch.strided:
+        tensor = tensor.to_dense()
+    if tensor.is_complex():
+        parts = torch.view_as_real(tensor)
+        tensor = parts[..., 0] if not bool(parts[..., 1].any()) else parts
+    return tensor.float() if tensor.is_floating_point() and tensor.element_size() == 1 else tensor
+
+
+def _regress(x: Tensor, update: Tensor, beside: Sequence[Tensor]) -> tuple[float, float, float]:
+    """``x = Σ α·beside + β·update + rest``: β, the correlation beside the others, and β in standard errors."""
     if len(x) < 8 or not bool(x.isfinite().all()):
         return 0.0, 0.0, 0.0
-    norm = float(after @ after)
-    if norm > 0:
-        x, update = x - after * (float(x @ after) / norm), update - after * (float(update @ after) / norm)
+    whole = float(x @ x), float(update @ update)
+    basis: list[Tensor] = []
+    for other in beside:
+        size = float(other.norm())
+        part = _without(other, basis)
+        if float(part.norm()) > _NOTHING * size:
+            basis.append(part / part.norm())
+    x, update = _without(x, basis), _without(update, basis)
     of_x, of_update = float(x @ x), float(update @ update)
-    if of_x <= 1e-18 or of_update <= 1e-18:
+    if of_x <= _NOTHING**2 * whole[0] or of_update <= _NOTHING**2 * whole[1]:
         return 0.0, 0.0, 0.0
     held = float(x @ update) / of_update
     rest = x - update * held
-    error = sqrt(float(rest @ rest) / (len(x) - 2) / of_update)
-    return held, float(x @ update) / sqrt(of_x * of_update), abs(held) / max(error, 1e-12)
+    error = sqrt(float(rest @ rest) / (len(x) - 1 - len(basis)) / of_update)
+    return held, float(x @ update) / sqrt(of_x * of_update), abs(held) / max(error, 1e-12 * abs(held), 1e-300)
+
+
+_NOTHING = 1e-6
+"""The part of a vector that float32 may leave where nothing is."""
+
+
+def _without(vector: Tensor, basis: Sequence[Tensor]) -> Tensor:
+    """What of a vector is orthogonal to an orthonormal basis."""
+    for direction in basis:
+        vector = vector - direction * float(vector @ direction)
+    return vector
