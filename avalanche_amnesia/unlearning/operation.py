@@ -280,7 +280,14 @@ def apply(
         repaired = _repair(subject, preparation, purged, undo)
         _hold_own(subject, undo)
         context = PurgeContext(
-            plan.tasks, order, subject.counters, preparation.own, removal, subject.model, subject.in_training
+            plan.tasks,
+            order,
+            subject.counters,
+            preparation.own,
+            removal,
+            subject.model,
+            subject.in_training,
+            _on_repair(preparation.logs),
         )
         for plugin in subject.plugins:
             adapter = adapter_of(plugin)
@@ -337,6 +344,12 @@ def _repair(subject: Subject, preparation: Preparation, purged: list[str], undo:
         before=subject.before,
         undo=undo,
     )
+
+
+def _on_repair(logs: Mapping[int, Log]) -> frozenset[int]:
+    """Tasks recorded behind the repair that stands."""
+    order = list(logs)
+    return frozenset(order[order.index(REPAIR) + 1 :]) if REPAIR in logs else frozenset()
 
 
 def _where(removal: Removal) -> dict[str, Tensor]:

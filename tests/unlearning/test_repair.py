@@ -6,6 +6,7 @@ from itertools import permutations
 
 import pytest
 import torch
+from avalanche.training.plugins import EWCPlugin
 from torch import nn
 from unlearning_kit import amnesiac, bits, book, fingerprint, initial_values, stock, stray, trajectory
 
@@ -330,6 +331,22 @@ def test_a_task_learned_on_a_repair_has_a_head_for_the_world_without_it():
     strategy.train(PERMUTED.train_stream[3])
     assert set(find_plugin(strategy, CounterfactualPlugin).heads[3]) >= {frozenset()}
     assert 3 in strategy.plan_unlearning([2]).compensated
+
+
+def test_an_anchor_stored_while_a_repair_stood_is_freed_of_it():
+    strategy = amnesiac(train_epochs=1, repair="joint", plugins=[EWCPlugin(0.0)])
+    for experience in PERMUTED.train_stream[:3]:
+        strategy.train(experience)
+    strategy.unlearn([0])
+    standing = trajectory(strategy).moved_by_repair()
+    strategy.train(PERMUTED.train_stream[3])
+    strategy.unlearn([1])  # the repair was made with its data too
+    anchors = find_plugin(strategy, EWCPlugin).saved_params
+    without = trajectory(strategy).remove((), values(strategy)).values
+    for name, where in standing.items():
+        if name.startswith("backbone."):
+            now = without.get(name, values(strategy)[name])
+            torch.testing.assert_close(anchors[max(anchors)][name].data[where], now[where], rtol=0, atol=1e-6)
 
 
 def test_options_that_are_not_allowed_are_refused():

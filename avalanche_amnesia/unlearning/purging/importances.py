@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from avalanche_amnesia.models import MultiHeadModel
 from avalanche_amnesia.unlearning.purging.registry import PurgeContext, SavedState, StateAdapter, register_adapter
+from avalanche_amnesia.unlearning.trajectory import REPAIR
 
 Store = dict[str, Any]  # name → the host's ParamData
 
@@ -104,10 +105,11 @@ class EWCAdapter(StateAdapter):
 
 
 def _updates_before(context: PurgeContext, task: int | None) -> dict[str, Tensor]:
-    """Sum of the updates, among those that go, that a state saved after ``task`` holds."""
+    """Sum of the updates, among those that go, that a state saved after ``task`` holds; a repair's too."""
     held = context.order[: context.order.index(task)] if task in context.order else context.order
     total: dict[str, Tensor] = {}
-    for gone in set(held) & set(context.tasks):
+    going = set(held) & set(context.tasks)
+    for gone in going | ({REPAIR} if task in context.on_repair else set()):
         for name, update in context.removal.updates[gone].items():
             total[name] = total[name] + update if name in total else update
     return total

@@ -28,6 +28,7 @@ class PurgeContext:
         removal: the change of the shared parameters.
         model: the model, from which the tasks are gone already.
         in_training: the task in whose training the request fires; None between tasks.
+        on_repair: remaining tasks that were trained on the repair that goes: what was stored then holds it.
     """
 
     tasks: tuple[int, ...]
@@ -37,6 +38,7 @@ class PurgeContext:
     removal: Removal
     model: nn.Module
     in_training: int | None = None
+    on_repair: frozenset[int] = frozenset()
 
     def trained_after(self, task: int | None) -> bool:
         """Whether a task was trained when one of those that go was already there (None: now)."""
