@@ -296,4 +296,9 @@ def _revived(kind: Any, value: Any) -> Any:
         if unknown:
             raise ValueError(f"{getattr(kind, '__name__', kind)} has no {', '.join(sorted(unknown))}")
         return make(**{name: _revived(hints[name], item) for name, item in value.items()})
+    if origin is Literal and value not in arguments:
+        raise ValueError(f"{value!r} is none of {', '.join(map(repr, arguments))}")
+    allowed = {int: (int,), float: (int, float), str: (str,), bool: (bool,)}.get(kind)
+    if allowed is not None and (not isinstance(value, allowed) or isinstance(value, bool) != (kind is bool)):
+        raise ValueError(f"{value!r} is no {kind.__name__}")
     return value

@@ -82,6 +82,14 @@ def test_an_unknown_field_is_refused(unlearned):
         UnlearningRecord.from_json(json.dumps(data))
 
 
+@pytest.mark.parametrize("wrong", [{"claim": "perfect"}, {"tasks": "1"}, {"tasks": [1.5]}, {"trajectory_bytes": True}])
+def test_a_value_of_another_kind_is_refused(unlearned, wrong):
+    data = json.loads(unlearned[2].to_json())
+    data["plan"] |= wrong
+    with pytest.raises(RecordError, match="this is no unlearning record"):
+        UnlearningRecord.from_json(json.dumps(data))
+
+
 def test_a_reference_says_which_tensors_differ(unlearned):
     _, strategy, record = unlearned
     assert record.differs_from_reference is None
