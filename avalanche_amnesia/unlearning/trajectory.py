@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from avalanche_amnesia.bits import same_bits
+from avalanche_amnesia.threads import two_at_a_time
 from avalanche_amnesia.unlearning.entries import copied, differing, positions, put, take
 from avalanche_amnesia.unlearning.fidelity import Fidelity
 from avalanche_amnesia.unlearning.log import Log, report
@@ -90,7 +91,7 @@ class Updates(Mapping[str, Tensor]):
         return result
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._parts)
+        return iter(sorted(self._parts))  # they may have been entered from two threads
 
     def __len__(self) -> int:
         return len(self._parts)
@@ -281,8 +282,12 @@ class Trajectory:
         updates = {task: Updates() for task in gone}
         revisions = {} if revisions is None else revisions
         changing = (*(self._logs[task] for task in gone), *revisions.values())
-        for name in sorted({name for tensors in changing for name in tensors if name in current}):
-            committed = current[name] if before is None or name not in before else before[name]
+        names = sorted({name for tensors in changing for name in tensors if name in current})
+        base = {name: current[name] if before is None or name not in before else before[name] for name in names}
+
+        def without(name: str) -> tuple[Tensor, Tensor, Tensor]:
+            """New values of a tensor, the entries that stay though a writer goes, the flat index of those that move."""
+            committed = base[name]
             revised = {task: of_task[name] for task, of_task in revisions.items() if name in of_task}
             going = chosen_by([self._logs[task][name] for task in gone if name in self._logs[task]])
             writers = [  # where a task wrote nothing that goes it has no part in this
@@ -296,13 +301,19 @@ class Trajectory:
             ]
             reading = {task: reads[name].cpu().reshape(-1) for task, reads in (readers or {}).items() if name in reads}
             replayed, stays = _replay(name, committed, writers, logs, updates, reading, revised)
-            if reading and bool(stays.any()):
-                shared[name] = stays
             if revised:
                 index = positions(~same_bits(replayed, committed.detach().cpu()))
             else:
                 index = torch.from_numpy(np.flatnonzero(np.unpackbits(going, count=committed.numel()).view(bool)))
                 index = differing(index, take(replayed, index), take(committed.cpu(), index))
+            return replayed, stays, index
+
+        # Whoever reads or is revised may enter tensors into logs, where their order counts.
+        found = map(without, names) if revisions or readers else two_at_a_time(without, names)
+        for name, (replayed, stays, index) in zip(names, found, strict=True):
+            committed = base[name]
+            if bool(stays.any()):
+                shared[name] = stays
             if not len(index):
                 continue
             replayed = replayed.to(committed.device)
@@ -426,7 +437,7 @@ def _replay(
     stays = torch.zeros_like(read)
     handed: list[tuple[Tensor, Tensor]] = []
     value = copied(committed)
-    nothing = _no_entries(committed)
+    nothing = SparseValues.none(committed)
     dropped = dropped_entries([task for task, _ in writers], revisions)
     steps = _wind_back(value, [(t, nothing if e is None and t in revisions else e) for t, e in writers])
     for task, entry, index, old, written in reversed(steps):  # and forward again without those that go
@@ -469,10 +480,6 @@ def _revised(value: Tensor, revision: Revision, index: Tensor, update: Tensor) -
     own = torch.zeros(value.numel(), dtype=torch.float64).index_copy(0, index, update)
     ground = value[target]
     return target, ground, (ground.double() + revision.update(own[target])).to(value.dtype)
-
-
-def _no_entries(like: Tensor) -> SparseEntries:
-    return SparseValues.of(torch.zeros_like(like, device="cpu"), torch.zeros(like.shape, dtype=torch.bool))
 
 
 def _hand_over(
