@@ -226,7 +226,7 @@ def _features(model: TaskMaskedModel, x: Tensor, task: int, mb_size: int) -> tup
         if norms:
             batches = (part.to(device) for part in x.split(mb_size)[:_STATISTICS_BATCHES] if len(part) > 1)
             retake(norms, batches, lambda part: model.masked_features(part, mask, parts))
-        run = partial(model.masked_features, mask=mask, parts=parts)
+        run: Callable[[Tensor], Tensor] = partial(model.masked_features, mask=mask, parts=parts)
         if isinstance(model, MaskedModel) and len(x) * sum(map(Tensor.numel, model.parameters())) > _WORTH_A_SUBNET:
             run = _subnet(model, task, parts)
         features = torch.cat([run(part.to(device)) for part in x.split(512)])
