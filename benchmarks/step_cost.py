@@ -2,9 +2,10 @@
 
     python -m benchmarks.step_cost [--network mlp|mlp3|resnet18] [--rounds N] [--batch B] [--optimizer sgd|adam]
 
-Every contestant trains MLP 784-256-256, MLP 784-256-100-64 (``mlp3``), or torchvision's ResNet-18 on 32×32 images, on random mini-batches in one
-thread through `strategy.train`. Measured is the
-second task, where half of the units are in use and protection is on. Two ratios, medians over rounds:
+Every contestant trains MLP 784-256-256, MLP 784-256-100-64 (``mlp3``), or torchvision's ResNet-18 on 32×32 images, on
+random mini-batches in one thread through `strategy.train`. Measured is the second task, where half of the units are in
+use and protection is on. What one shadow costs is the difference of the two rows of AmnesiacHAT. Two ratios of CPU
+time, medians over rounds:
 
     step   from zeroing gradients to the updated parameters; a plain step runs before each of them, in the same
            process, and the round's figure is the ratio of the two medians

@@ -37,16 +37,14 @@ class TakesBack(SupervisedPlugin):
 
     on = False
 
-    def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
-        self.experience = strategy.experience
-
     def after_unlearning(self, strategy: Any, **kwargs: Any) -> None:
         if self.on:
             self.at = time.process_time(), time.perf_counter()
             raise InterruptedError
 
 
-def trained(network: Network, batch: int, steps: int, tasks: int, samples: int = 0) -> tuple[Any, TakesBack]:
+def trained(network: Network, batch: int, steps: int, tasks: int, samples: int = 0) -> tuple[Any, TakesBack, Any]:
+    """The strategy, what takes an unlearning back, and the last task's experience."""
     n = max(batch * steps, samples)
     x = torch.randn(n, *network.input_shape, generator=torch.Generator().manual_seed(0))
     y = torch.arange(n) % N_CLASSES
@@ -55,7 +53,7 @@ def trained(network: Network, batch: int, steps: int, tasks: int, samples: int =
     strategy = masked(AmnesiacHAT)(network, "sgd", train_mb_size=batch, train_epochs=1, plugins=[takes_back])
     for experience in benchmark.train_stream:
         strategy.train(experience)
-    return strategy, takes_back
+    return strategy, takes_back, experience
 
 
 def milliseconds(work: Callable[[], Any], rounds: int) -> float:
@@ -106,7 +104,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     warnings.simplefilter("ignore")
     network = NETWORKS[options.network]
-    strategy, takes_back = trained(network, network.batch, 2, options.tasks, options.samples)
+    strategy, takes_back, last = trained(network, network.batch, 2, options.tasks, options.samples)
     x = torch.randn(network.batch, *network.input_shape)
     plain = plain_steps(network, "sgd", x, torch.arange(network.batch) % N_CLASSES, network.batch)
     step = milliseconds(lambda: next(plain), options.rounds)
@@ -116,10 +114,9 @@ def main() -> None:
     for task in (0, options.tasks - 1):
         plan = milliseconds(lambda task=task: strategy.plan_unlearning([task]), options.rounds)
         whole, wall = unlearning(strategy, takes_back, task, options.rounds)
-        print(
-            f"{task:<8}{plan:>7.0f} ms{whole:>7.0f} ms{wall:>7.0f} ms{hashes:>7.0f} ms{step:>7.0f} ms{whole / step:>18.2f}"
-        )
-    forward, prepared, n, unlearnable = heads(strategy, takes_back.experience)
+        figures = "".join(f"{figure:>7.0f} ms" for figure in (plan, whole, wall, hashes, step))
+        print(f"{task:<8}{figures}{whole / step:>18.2f}")
+    forward, prepared, n, unlearnable = heads(strategy, last)
     print(f"heads of the last task: {prepared:.0f} ms for {n} worlds, a forward pass {forward:.0f} ms: ", end="")
     print(f"{prepared / max(n, 1) / forward:.2f} passes per world", end=", ")
     print(f"{prepared / max(unlearnable, 1) / forward:.2f} per unlearnable task")
