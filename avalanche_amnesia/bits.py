@@ -2,10 +2,11 @@
 
 import hashlib
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import Tensor
+
+from avalanche_amnesia.threads import two_at_a_time
 
 _WORTH_A_THREAD = 2**16
 """Bytes from which on hashing a tensor takes longer than handing it to a thread."""
@@ -40,8 +41,6 @@ def tensor_hash(tensor: Tensor) -> str:
 def state_hashes(state: Mapping[str, Tensor]) -> dict[str, str]:
     """:func:`tensor_hash` of every tensor, by name in order of the names; two at a time, as hashing needs no lock."""
     large = [name for name, tensor in state.items() if tensor.nbytes > _WORTH_A_THREAD]
-    with ThreadPoolExecutor(2) as pool:
-        hashed = zip(large, pool.map(tensor_hash, (state[name] for name in large)), strict=True)
-        hashes = {name: tensor_hash(tensor) for name, tensor in state.items() if tensor.nbytes <= _WORTH_A_THREAD}
-        hashes |= dict(hashed)
+    hashes = dict(zip(large, two_at_a_time(lambda name: tensor_hash(state[name]), large), strict=True))
+    hashes |= {name: tensor_hash(tensor) for name, tensor in state.items() if tensor.nbytes <= _WORTH_A_THREAD}
     return dict(sorted(hashes.items()))

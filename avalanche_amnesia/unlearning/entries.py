@@ -22,7 +22,10 @@ def positions(where: Tensor) -> Tensor:
 
 def take(tensor: Tensor, index: Tensor) -> Tensor:
     """Values ``(k,)`` of the entries at flat ``index``."""
-    return tensor.detach().reshape(-1).index_select(0, index)
+    flat = tensor.detach().reshape(-1)
+    if flat.device.type != "cpu":
+        return flat.index_select(0, index)
+    return torch.from_numpy(as_integers(flat).numpy().take(index.numpy())).view(flat.dtype)
 
 
 def put(tensor: Tensor, index: Tensor, values: Tensor) -> None:

@@ -37,6 +37,8 @@ def reachable(
         skip: objects that are neither given nor entered.
         enter: False for an object that is given, but not entered.
     """
+    if isinstance(root, (*_PLAIN, *_PLAIN_TORCH)):
+        return  # before the many that are to be skipped are looked through
     seen = {id(thing) for thing in skip}
     stack: list[tuple[str, object]] = [(name, root)]
     alive = []  # an id is a name only as long as its object lives

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from avalanche_amnesia.bits import same_bits
+from avalanche_amnesia.threads import two_at_a_time
 from avalanche_amnesia.unlearning.entries import differing, positions, take
 from avalanche_amnesia.unlearning.log import Log
 from avalanche_amnesia.unlearning.merging import without_unneeded
@@ -90,20 +91,30 @@ def work_out(
     moved: dict[str, Tensor] = {}
     updates = {writer: Updates() for writer in gone}
     changing = (*(recorded[writer] for writer in gone), *revisions.values())
-    for name in sorted({name for tensors in changing for name in tensors if name in current}):
-        committed = current[name] if before is None or name not in before else before[name]
+    names = sorted({name for tensors in changing for name in tensors if name in current})
+    base = {name: current[name] if before is None or name not in before else before[name] for name in names}
+
+    def without(name: str) -> tuple[Tensor, Tensor, Tensor]:
+        """New values of a tensor, the entries that stay though a writer goes, the flat index of those that move."""
+        committed = base[name]
         reading = {task: reads[name].cpu().reshape(-1) for task, reads in (readers or {}).items() if name in reads}
         revised = {task: of_task[name] for task, of_task in revisions.items() if name in of_task}
         going = None if revised else chosen_by([recorded[writer][name] for writer in gone if name in recorded[writer]])
         taking_part = _taking_part(name, later, gone, going, revised)
         replayed, stays = replay(name, committed, taking_part, logs, updates, reading, revised)
-        if reading and bool(stays.any()):
-            shared[name] = stays
         if going is None:
             index = positions(~same_bits(replayed, committed.detach().cpu()))
         else:
             index = torch.from_numpy(np.flatnonzero(np.unpackbits(going, count=committed.numel()).view(bool)))
             index = differing(index, take(replayed, index), take(committed.cpu(), index))
+        return replayed, stays, index
+
+    # Whoever reads or is revised may enter tensors into logs, where their order counts.
+    found = map(without, names) if revisions or readers else two_at_a_time(without, names)
+    for name, (replayed, stays, index) in zip(names, found, strict=True):
+        committed = base[name]
+        if bool(stays.any()):
+            shared[name] = stays
         if not len(index):
             continue
         replayed = replayed.to(committed.device)

@@ -13,12 +13,13 @@ from avalanche_amnesia.models import MultiHeadModel, NetworkPerTask, TaskMaskedM
 
 def own_parameters(model: nn.Module, task: int) -> frozenset[str]:
     """Names of the parameters that belong to the task alone (its heads, its normalisation)."""
-    prefixes = [
-        f"{name}.{container}.{task}.".lstrip(".")
+    return frozenset(
+        f"{name}.{container}.{task}.{inner}".lstrip(".")
         for name, module in model.named_modules()
         for container in _containers(module)
-    ]
-    return frozenset(name for name, _ in model.named_parameters() if name.startswith(tuple(prefixes)))
+        if str(task) in (held := getattr(module, container))
+        for inner, _ in held[str(task)].named_parameters()
+    )
 
 
 def _containers(module: nn.Module) -> tuple[str, ...]:

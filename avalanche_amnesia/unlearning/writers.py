@@ -42,7 +42,7 @@ class Updates(Mapping[str, Tensor]):
         return result
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._parts)
+        return iter(sorted(self._parts))  # they may have been entered from two threads
 
     def __len__(self) -> int:
         return len(self._parts)
@@ -85,7 +85,7 @@ def replay(
     stays = torch.zeros_like(read)
     handed: list[tuple[Tensor, Tensor]] = []
     value = copied(committed)
-    nothing = _no_entries(committed)
+    nothing = SparseValues.none(committed)
     dropped = dropped_entries([task for task, _ in writers], revisions)
     steps = wind_back(value, [(t, nothing if e is None and t in revisions else e) for t, e in writers])
     for task, entry, index, old, written in reversed(steps):  # and forward again without those that go
@@ -128,10 +128,6 @@ def _revised(value: Tensor, revision: Revision, index: Tensor, update: Tensor) -
     own = torch.zeros(value.numel(), dtype=torch.float64).index_copy(0, index, update)
     ground = value[target]
     return target, ground, (ground.double() + revision.update(own[target])).to(value.dtype)
-
-
-def _no_entries(like: Tensor) -> SparseEntries:
-    return SparseValues.of(torch.zeros_like(like, device="cpu"), torch.zeros(like.shape, dtype=torch.bool))
 
 
 def _hand_over(
