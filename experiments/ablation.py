@@ -82,8 +82,6 @@ COLUMNS = {
 def make_strategy(options, seed, obey=True, **settings):
     torch.manual_seed(seed)
     model = MaskedModel(MLP(784, hidden=(256, 100), features=64))
-    if settings.get("isolation") != "pools":  # a pool keeps to its units by itself
-        settings["sparsity_weight"] = options.sparsity_weight
     if settings.get("compensation") == "backup-delete":
         settings["compensation"] = BackupPlugin(start="delete")
     strategy = AmnesiacHAT(
@@ -91,7 +89,6 @@ def make_strategy(options, seed, obey=True, **settings):
         optimizer=Adam(model.parameters(), lr=1e-3),
         train_mb_size=128,
         train_epochs=options.epochs,
-        s_max=options.s_max,
         seed=seed,
         **({"compensation": "none"} | settings),
     )
@@ -235,8 +232,8 @@ def table(by_row, settings, seeds):
         "# What each part of an unlearning does",
         "",
         f"Permuted MNIST, {N_TASKS} tasks of {settings['n_train']} training images; requests {REQUESTS}, deadline",
-        f"{DEADLINE}; MLP 784-256-100-64, Adam 1e-3, {settings['epochs']} epochs, batch 128,",
-        f"`sparsity_weight={settings['sparsity_weight']}, s_max={settings['s_max']}`. Mean of seeds {seeds}.",
+        f"{DEADLINE}; MLP 784-256-100-64, Adam 1e-3, {settings['epochs']} epochs, batch 128; masks as `AmnesiacHAT` learns",
+        f"them by default. Mean of seeds {seeds}.",
         "In brackets: the retrained model.",
         "",
         *(f"* {name}: {meaning}" for name, meaning in COLUMNS.items()),
@@ -297,13 +294,11 @@ def main():
     parser.add_argument("--n-train", type=int, default=12000)
     parser.add_argument("--n-test", type=int, default=5000)
     parser.add_argument("--epochs", type=int, default=2)
-    parser.add_argument("--sparsity-weight", type=float, default=0.3)
-    parser.add_argument("--s-max", type=float, default=100.0)
     parser.add_argument("--output", type=Path, default=Path("experiments/results/ablation"))
     options = parser.parse_args()
     torch.set_num_threads(1)
     options.output.parent.mkdir(parents=True, exist_ok=True)
-    settings = {name: vars(options)[name] for name in ("n_train", "n_test", "epochs", "sparsity_weight", "s_max")}
+    settings = {name: vars(options)[name] for name in ("n_train", "n_test", "epochs")}
     for seed in options.seeds if options.rows else ():
         laboratory, path = Laboratory(options, seed), path_of(options, seed)
         for name in options.rows:

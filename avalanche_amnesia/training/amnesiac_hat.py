@@ -7,7 +7,7 @@ from typing import Any, Literal
 from torch.optim import Optimizer
 
 from avalanche_amnesia.models import MaskedModel
-from avalanche_amnesia.training.attention import check_choice
+from avalanche_amnesia.training.attention import EmbeddingInit, check_choice
 from avalanche_amnesia.training.hard_attention import HardAttentionStrategy, split_options, takes_options_of
 from avalanche_amnesia.training.plugins import (
     AdaHATPlugin,
@@ -20,6 +20,7 @@ from avalanche_amnesia.training.plugins import (
     TrajectoryPlugin,
     UnlearningPlugin,
 )
+from avalanche_amnesia.training.pools import Isolation
 from avalanche_amnesia.unlearning import Compensation
 
 AmnesiacAdjustment = Literal["hat", "adahat", "random", "constant"]
@@ -53,6 +54,14 @@ class AmnesiacHAT(HardAttentionStrategy):
         trajectory: how updates are kept, ``TrajectoryPlugin(threshold=…, dtype=…, path=…)``; by default all of them,
             lossless, in memory.
         allow_unknown: unlearn although a plugin keeps learned state that no adapter can clean; the record says so.
+        sparsity_weight: ``λ >= 0``; None: 0.5, and with ``isolation="pools"`` as :class:`HATPlugin` has it. This and the
+            next three were chosen on six streams of five tasks (``experiments/results/mask_settings.md``); the
+            published values, 0.75, 400, ``normal`` and 0.05, are those of :class:`HAT`. Where tasks are many or epochs
+            are, a larger λ leaves more to later tasks.
+        s_max: largest scale of the gate, > 1.
+        embedding_init: as in :class:`HATPlugin`.
+        embedding_lr: learning rate of the mask embeddings.
+        isolation: ``none``, or ``pools`` (exact unlearning), as in :class:`HATPlugin`.
         seed: every draw derives from it and the task.
         options: those of :class:`HATPlugin` or :class:`AdaHATPlugin` and of :class:`HardAttentionStrategy`.
 
@@ -75,6 +84,11 @@ class AmnesiacHAT(HardAttentionStrategy):
         deadline: int | None = None,
         trajectory: TrajectoryPlugin | None = None,
         allow_unknown: bool = False,
+        sparsity_weight: float | None = None,
+        s_max: float = 100.0,
+        embedding_init: EmbeddingInit | None = "positive",
+        embedding_lr: float = 0.02,
+        isolation: Isolation = "none",
         seed: int = 0,
         **options: Any,
     ) -> None:
@@ -82,6 +96,10 @@ class AmnesiacHAT(HardAttentionStrategy):
         check_choice("deletion", deletion, DeletionChoice)
         if not isinstance(repair, RepairPlugin):
             check_choice("repair", repair, RepairChoice)
+        options |= {"s_max": s_max, "embedding_init": embedding_init, "embedding_lr": embedding_lr}
+        options |= {"isolation": isolation, "sparsity_weight": sparsity_weight}
+        if sparsity_weight is None and isolation == "none":
+            options["sparsity_weight"] = 0.5
         masking: HATPlugin
         if adjustment == "adahat":
             of_plugin, rest = split_options(options, AdaHATPlugin)
