@@ -30,7 +30,12 @@ STREAMS = {
     "split digits": (SplitDigits, {}, {"train_mb_size": 32, "train_epochs": 10}),
     "split digits, 30 steps a task": (SplitDigits, {}, {"train_mb_size": 128, "train_epochs": 10}),
 }
-GRID = {"sparsity_weight": [0.3, 0.5, 0.75], "s_max": [100.0, 400.0], "embedding_lr": [0.02, 0.05]}
+GRID = {
+    "sparsity_weight": [0.3, 0.5, 0.75],
+    "s_max": [100.0, 400.0],
+    "embedding_lr": [0.02, 0.05],
+    "embedding_init": ["normal", "positive"],
+}
 COLUMNS = {
     "learned": "mean accuracy of the five tasks",
     "after": "mean accuracy of the remaining four after the request",
@@ -79,7 +84,7 @@ def table(results):
         lines += ["| " + " | ".join([*GRID, *COLUMNS]) + " |", "|---" * (len(GRID) + len(COLUMNS)) + "|"]
         for values in sorted({tuple(row["settings"].values()) for row in rows}):
             of_values = [row for row in rows if tuple(row["settings"].values()) == values]
-            cells = [f"{value:g}" for value in values]
+            cells = [value if isinstance(value, str) else f"{value:g}" for value in values]
             cells += [f"{100 * mean(row[name] for row in of_values):.2f}" for name in COLUMNS]
             lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
@@ -91,7 +96,7 @@ def main():
     parser.add_argument("--streams", nargs="+", choices=STREAMS, default=list(STREAMS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1])
     for name, values in GRID.items():
-        parser.add_argument(f"--{name.replace('_', '-')}", type=float, nargs="+", default=values)
+        parser.add_argument(f"--{name.replace('_', '-')}", type=type(values[0]), nargs="+", default=values)
     parser.add_argument("--output", type=Path, default=Path("experiments/results/mask_settings"))
     options = parser.parse_args()
     torch.set_num_threads(1)
