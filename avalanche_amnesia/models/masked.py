@@ -229,15 +229,15 @@ class MaskedModel(TaskMaskedModel):
     def add_head(self, task: int, n_classes: int) -> None:
         """Add a freshly drawn head ``features → n_classes`` for a task, and its own norms."""
         super().add_head(task, n_classes)
-        self.own[str(task)] = self._fresh_own().train(self.training)
+        self.own[str(task)] = self.fresh_parts().train(self.training)
 
-    def _fresh_own(self) -> OwnModules:
-        """A copy of everything that tasks have of their own, with the backbone's values."""
+    def fresh_parts(self) -> OwnModules:
+        """A copy of everything, besides a head, that tasks have of their own, with the backbone's values."""
         return OwnModules({name.replace(".", "/"): s.make(self.backbone) for name, s in self.backbone.owned.items()})
 
     def _parts_of(self, task: int) -> nn.Module:
         parts = self.task_parts(task)
-        return self._fresh_own().train(self.training) if parts is None else parts
+        return self.fresh_parts().train(self.training) if parts is None else parts
 
     @torch.no_grad()
     def settle_parts(self, parts: nn.Module, task: int) -> None:
@@ -248,7 +248,7 @@ class MaskedModel(TaskMaskedModel):
             task: its label; its mask is binary by now.
         """
         assert isinstance(parts, OwnModules)
-        fresh = self._fresh_own()
+        fresh = self.fresh_parts()
         parts.learning = False
         parts.train(False)
         use = self.graph.sets.use(self._binary.get(task).float())
@@ -343,6 +343,11 @@ class MaskedModel(TaskMaskedModel):
         return self.gate
 
     @property
+    def allowed(self) -> Tensor | None:
+        """The units that the task in training may open, bool ``(n_units,)``; None: all of them, or no task trains."""
+        return self._allowed
+
+    @property
     def gate_leaves(self) -> Mapping[str, Tensor]:
         """The open gate's layers, which collect gradients; empty while no task is in training."""
         return MappingProxyType(self._gate_leaves)
@@ -389,7 +394,7 @@ class MaskedModel(TaskMaskedModel):
             mask: over all units, ``(n_units,)``.
             parts: a task's own modules (:meth:`task_parts`); None: fresh ones.
         """
-        own = self._fresh_own().train(self.training) if parts is None else parts
+        own = self.fresh_parts().train(self.training) if parts is None else parts
         return self.backbone(x, own, self.by_layer(mask.float()))
 
     # State ----------------------------------------------------------------------------------------------------

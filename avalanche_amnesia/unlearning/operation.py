@@ -65,6 +65,8 @@ class Subject:
         in_training: the task in whose training the request fires; None between tasks.
         others: what else belongs to the host and is cleaned elsewhere: its evaluator, this package's plugins.
         provenance: for the record.
+        rearrange: moves the remaining tasks' units together, once the tasks are out; None: units stay where they are.
+        moved_without: from tasks that are to go to the remaining ones whose units it would move.
     """
 
     model: nn.Module
@@ -90,6 +92,8 @@ class Subject:
         return self.before is not None and not self.saw & set(tasks)
 
     repair: Repair | None = None
+    rearrange: Callable[[ExitStack], None] | None = None
+    moved_without: Callable[[Sequence[int]], tuple[int, ...]] | None = None
 
 
 @dataclass(frozen=True)
@@ -153,6 +157,7 @@ def prepare(subject: Subject, tasks: Iterable[int], event: str) -> Preparation:
         purges=tuple(type(plugin).__name__ for plugin in subject.plugins if adapter_of(plugin)),
         unpurged=tuple(type(plugin).__name__ for plugin, _ in unknown_state(subject)),
         repaired=repairable(subject.repair, model, affected, tainted),
+        moved=() if subject.moved_without is None else subject.moved_without(tasks),
     )
     return Preparation(plan, removal, frozenset(tainted), started, own, trajectory.logs)
 
@@ -276,6 +281,8 @@ def apply(
             purged += compensation.compensate(subject.model, plan.tasks, removal, undo)
         repaired = _repair(subject, preparation, purged, undo)
         _hold_own(subject, undo)
+        if subject.rearrange is not None:
+            subject.rearrange(undo)
         context = PurgeContext(
             plan.tasks, order, subject.counters, preparation.own, removal, subject.model, subject.in_training
         )

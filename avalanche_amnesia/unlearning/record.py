@@ -57,6 +57,8 @@ class UnlearningPlan:
         trajectory_bytes: bytes of trajectory that are freed.
         purges: host plugins that would be cleaned, by class name.
         unpurged: plugins that hold learned state and have no purger, by class name.
+        moved: remaining tasks some of whose units move to the places that become free (pools): their values stay, their
+            logits are summed in another order. ``entries`` counts what is taken out, before that.
     """
 
     tasks: tuple[int, ...]
@@ -71,6 +73,7 @@ class UnlearningPlan:
     purges: tuple[str, ...]
     unpurged: tuple[str, ...]
     repaired: tuple[int, ...] = ()
+    moved: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

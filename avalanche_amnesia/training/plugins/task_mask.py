@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any, ClassVar
 
 from avalanche.core import SupervisedPlugin
@@ -82,6 +83,19 @@ class TaskMaskPlugin(SupervisedPlugin):
         elif self._starting in model.tasks and self._starting not in model.masks:
             model.remove_task(self._starting)  # it got as far as its head
         self._end_task(model)
+
+    # Where masks move units ----------------------------------------------------------------------------------
+
+    def at_rest(self, strategy: Any) -> AbstractContextManager[None]:
+        """In the middle of a training: everything as it lies between trainings, for the length of a block."""
+        return nullcontext()
+
+    def rearrange(self, strategy: Any, undo: ExitStack) -> None:
+        """Follow the loss of tasks that were just taken out of the model, at rest; ``undo`` receives the way back."""
+
+    def moved_without(self, strategy: Any, tasks: Sequence[int]) -> tuple[int, ...]:
+        """The remaining tasks whose units would move if some tasks were taken out, in training order."""
+        return ()
 
     def _take_snapshot(self, model: TaskMaskedModel, task: int) -> None:
         """Remember the values before the task, and let it train no other task's own modules."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -315,6 +316,19 @@ class UnlearningPlugin(SupervisedPlugin):
             raise RequestError(
                 f"{event}: tasks {list(self.current.tasks)} are just being unlearned; ask again after that"
             )
+        masking = find_plugin(strategy, TaskMaskPlugin)
+        with nullcontext() if masking is None else masking.at_rest(strategy):
+            return self._unlearn_at_rest(strategy, tasks, event, keep_probes, allow_unknown, fingerprint)
+
+    def _unlearn_at_rest(
+        self,
+        strategy: Any,
+        tasks: Iterable[int],
+        event: str,
+        keep_probes: bool,
+        allow_unknown: bool | None,
+        fingerprint: bool | None,
+    ) -> UnlearningRecord:
         subject = self._subject(strategy)
         preparation = self._prepare(subject, tasks, event)
         if self.obey and not (self.allow_unknown if allow_unknown is None else allow_unknown):
@@ -349,6 +363,7 @@ class UnlearningPlugin(SupervisedPlugin):
         trajectory = self._trajectory(strategy)
         snapshot = trajectory.snapshot
         ours = [p for p in strategy.plugins if isinstance(p, (EvaluationPlugin, Compensation, *_OURS))]
+        masking = find_plugin(strategy, TaskMaskPlugin)
         return Subject(
             model=strategy.model,
             optimizers=[strategy.optimizer],
@@ -368,6 +383,8 @@ class UnlearningPlugin(SupervisedPlugin):
             others=[*ours, strategy.evaluator],
             provenance=provenance_of(strategy, self._data),
             repair=find_plugin(strategy, RepairPlugin),
+            rearrange=None if masking is None else partial(masking.rearrange, strategy),
+            moved_without=None if masking is None else partial(masking.moved_without, strategy),
         )
 
     def _is_exact_host(self, strategy: Any) -> bool:
