@@ -286,8 +286,14 @@ class HATPlugin(TaskMaskPlugin):
         self._statistics.retake()
         model.finish_task()
         if self._pools is not None:
+            self._note_opened(model, self.snapshot.task)
             self._pools.end(strategy, model, self.snapshot)
         self._end_task(model)
+
+    def _note_opened(self, model: MaskedModel, task: int) -> None:
+        assert self._plot is not None
+        closed = model.by_layer(self._plot.allowed & ~model.binary_mask(task))
+        self.opened_whole[task] = frozenset(name for name, units in closed.items() if not bool(units.any()))
 
     # Around a step --------------------------------------------------------------------------------------------
 

@@ -34,6 +34,7 @@ class TaskMaskPlugin(SupervisedPlugin):
         snapshot: values before the task in training; None between tasks.
         saw: the tasks that can leave a trace in the training of the current task, because it reads their units or
             is damped by them; None: every task that remains.
+        opened_whole: task → layers of which it opened all units that it could: such a mask says nothing of the task.
     """
 
     model_class: ClassVar[type[TaskMaskedModel]]
@@ -47,6 +48,7 @@ class TaskMaskPlugin(SupervisedPlugin):
         self.snapshot: TaskSnapshot | None = None
         self._starting: int | None = None
         self.saw: frozenset[int] | None = None
+        self.opened_whole: dict[int, frozenset[str]] = {}
 
     def model_of(self, strategy: Any) -> Any:
         """The strategy's model.

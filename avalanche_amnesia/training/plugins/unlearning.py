@@ -14,6 +14,7 @@ from avalanche.training.plugins import EvaluationPlugin
 from avalanche.training.plugins.clock import Clock
 from avalanche.training.templates.base_sgd import PeriodicEval
 from avalanche.training.utils import trigger_plugins
+from torch import Tensor, nn
 
 from avalanche_amnesia.benchmarks.data import task_data
 from avalanche_amnesia.models import MultiHeadModel
@@ -153,9 +154,13 @@ class UnlearningPlugin(SupervisedPlugin):
         subject = self._subject(strategy)
         preparation = prepare(subject, tasks, self._between_tasks(strategy))
         samples = [task_data(experience)[0] for experience in experiences]
-        return Evidence.of(
-            subject.model, preparation.removal, preparation.plan.removed, torch.cat(samples) if samples else None
-        )
+        return self._evidence(strategy, subject.model, preparation, torch.cat(samples) if samples else None)
+
+    @staticmethod
+    def _evidence(strategy: Any, model: nn.Module, preparation: Preparation, samples: Tensor | None = None) -> Evidence:
+        masking = find_plugin(strategy, TaskMaskPlugin)
+        untelling = {} if masking is None else masking.opened_whole
+        return Evidence.of(model, preparation.removal, preparation.plan.removed, samples, untelling)
 
     def mark_permanent(self, tasks: Iterable[int]) -> None:
         """Declare remaining tasks permanent: never to be requested again.
@@ -334,7 +339,7 @@ class UnlearningPlugin(SupervisedPlugin):
         if self.obey and not (self.allow_unknown if allow_unknown is None else allow_unknown):
             refuse_unknown_state(subject)
         if self.obey and (self.fingerprint if fingerprint is None else fingerprint):
-            evidence = Evidence.of(subject.model, preparation.removal, preparation.plan.removed)
+            evidence = self._evidence(strategy, subject.model, preparation)
             preparation = replace(preparation, fingerprint=evidence.fingerprint())
         self.current, self.keep_probes = preparation.plan, keep_probes
 
