@@ -67,12 +67,10 @@ class Evidence:
             untelling: task → layers whose mask says nothing of it, because the task opened all that it could (a pool).
         """
         state = {name: value.detach().cpu().clone() for name, value in model.state_dict().items()}
-        masks = _masks(model, removal.tasks, untelling)
-        whole = {f"_binary.{task}" for task in untelling if f"mask of task {task}" not in masks}
         return cls(
             tasks=removal.tasks,
-            own={name: state[name] for name in removed if name in state and name not in whole},
-            masks=masks,
+            own={name: state[name] for name in removed if name in state},
+            masks=_masks(model, removal.tasks, untelling),
             before={name: state[name] for name in removal.values},
             after={name: value.detach().cpu().clone() for name, value in removal.values.items()},
             samples=None if samples is None else samples.detach().cpu(),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -67,6 +67,7 @@ class Subject:
         provenance: for the record.
         rearrange: moves the remaining tasks' units together, once the tasks are out; None: units stay where they are.
         moved_without: from tasks that are to go to the remaining ones whose units it would move.
+        opened_whole: task → layers whose mask says nothing of it, because the task opened all that it could (a pool).
     """
 
     model: nn.Module
@@ -94,6 +95,7 @@ class Subject:
     repair: Repair | None = None
     rearrange: Callable[[ExitStack], None] | None = None
     moved_without: Callable[[Sequence[int]], tuple[int, ...]] | None = None
+    opened_whole: Mapping[int, Collection[str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -158,8 +160,16 @@ def prepare(subject: Subject, tasks: Iterable[int], event: str) -> Preparation:
         unpurged=tuple(type(plugin).__name__ for plugin, _ in unknown_state(subject)),
         repaired=repairable(subject.repair, model, affected, tainted),
         moved=() if subject.moved_without is None else subject.moved_without(tasks),
+        untelling=_untelling(model, tasks, subject.opened_whole),
     )
     return Preparation(plan, removal, frozenset(tainted), started, own, trajectory.logs)
+
+
+def _untelling(model: nn.Module, tasks: Sequence[int], opened_whole: Mapping[int, Collection[str]]) -> tuple[str, ...]:
+    """Names of the masks that open all that their tasks could, in every layer."""
+    if not isinstance(model, TaskMaskedModel):
+        return ()
+    return tuple(f"_binary.{t}" for t in tasks if t in opened_whole and set(model.graph.layers) <= set(opened_whole[t]))
 
 
 def unknown_state(subject: Subject) -> list[tuple[object, str]]:

@@ -59,6 +59,8 @@ class UnlearningPlan:
         unpurged: plugins that hold learned state and have no purger, by class name.
         moved: remaining tasks some of whose units move to the places that become free (pools): their values stay, their
             logits are summed in another order. ``entries`` counts what is taken out, before that.
+        untelling: those of ``removed`` that say nothing of the tasks: masks that open a whole pool, as another task's
+            may. An audit does not look for them.
     """
 
     tasks: tuple[int, ...]
@@ -74,6 +76,7 @@ class UnlearningPlan:
     unpurged: tuple[str, ...]
     repaired: tuple[int, ...] = ()
     moved: tuple[int, ...] = ()
+    untelling: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -158,9 +158,11 @@ class UnlearningPlugin(SupervisedPlugin):
 
     @staticmethod
     def _evidence(strategy: Any, model: nn.Module, preparation: Preparation, samples: Tensor | None = None) -> Evidence:
-        masking = find_plugin(strategy, TaskMaskPlugin)
-        untelling = {} if masking is None else masking.opened_whole
-        return Evidence.of(model, preparation.removal, preparation.plan.removed, samples, untelling)
+        masking, plan = find_plugin(strategy, TaskMaskPlugin), preparation.plan
+        removed = [name for name in plan.removed if name not in plan.untelling]
+        return Evidence.of(
+            model, preparation.removal, removed, samples, {} if masking is None else masking.opened_whole
+        )
 
     def mark_permanent(self, tasks: Iterable[int]) -> None:
         """Declare remaining tasks permanent: never to be requested again.
@@ -390,6 +392,7 @@ class UnlearningPlugin(SupervisedPlugin):
             repair=find_plugin(strategy, RepairPlugin),
             rearrange=None if masking is None else partial(masking.rearrange, strategy),
             moved_without=None if masking is None else partial(masking.moved_without, strategy),
+            opened_whole={} if masking is None else masking.opened_whole,
         )
 
     def _is_exact_host(self, strategy: Any) -> bool:
