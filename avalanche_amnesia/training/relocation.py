@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from itertools import chain, count
+from itertools import chain
 from typing import Protocol
 
 import torch
@@ -123,7 +123,6 @@ class Relocation:
         }
         self.held: dict[int, HeldSlot] = {}
         self._order: tuple[int, ...] = ()
-        self._keys = count()
         self.task: int | None = None
         self._own: int | None = None
         self._open: frozenset[int] = frozenset()
@@ -180,7 +179,7 @@ class Relocation:
         """The key of the slot that a task gets, and the tasks that keep it from one of its own."""
         home = layout.slot(task) % self.tables.slots
         if len(self.held) < len(self.places):
-            key = next(self._keys)
+            key = max(self.held, default=-1) + 1
             self.held[key] = HeldSlot(home, (task,))
             return key, frozenset()
         holders = frozenset(chain.from_iterable(held.tasks for held in self.held.values()))

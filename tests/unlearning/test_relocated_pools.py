@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from unlearning_kit import DIGITS, OPTIMIZERS, bits, book, fingerprint, trajectory
 
 from avalanche_amnesia.benchmarks import UnlearningRequest, with_unlearning
+from avalanche_amnesia.models import MaskedModel
 from avalanche_amnesia.models.slots import SlotTables
-from avalanche_amnesia.training import CapacityError
-from avalanche_amnesia.training.plugins import HATPlugin, find_plugin
+from avalanche_amnesia.training import HAT, CapacityError
+from avalanche_amnesia.training.plugins import HATPlugin, TrajectoryPlugin, find_plugin
 from avalanche_amnesia.training.relocation import Relocation
 from avalanche_amnesia.unlearning import Trajectory, audit
 
@@ -143,6 +144,20 @@ def test_a_task_fits_wherever_a_slot_is_free():
     assert [held.tasks for held in relocation(strategy).held.values()] == [(3,), (1,)]
 
 
+def test_a_run_without_records_is_the_same_reference():
+    strategy = pools("norms", slots=3)
+    for task in (0, 1, 2):
+        strategy.train(DIGITS.train_stream[task])
+    unlearn(strategy, [0])
+    torch.manual_seed(0)
+    model = MaskedModel(NETS["norms"]())
+    optimizer = OPTIMIZERS["adam"](model.parameters())
+    plain = HAT(model=model, optimizer=optimizer, train_mb_size=40, train_epochs=2, isolation="pools", slots=3)
+    for task in (1, 2):
+        plain.train(DIGITS.train_stream[task])
+    assert bits(plain.model) == bits(strategy.model)
+
+
 def test_while_a_task_trains_the_others_answer_as_before():
     """They lie elsewhere then, with everything that is theirs."""
     benchmark = with_unlearning(DIGITS, {}, permanent=[2])
@@ -263,8 +278,6 @@ def test_a_task_that_can_not_be_recorded_gives_its_slot_back():
 
 
 def test_logs_on_disk_move_too(tmp_path):
-    from avalanche_amnesia.training.plugins import TrajectoryPlugin
-
     strategy, refs = pools(slots=3, trajectory=TrajectoryPlugin(path=tmp_path)), references(slots=3)
     for task in (0, 1, 2):
         strategy.train(DIGITS.train_stream[task])
