@@ -143,7 +143,10 @@ class SparseValues:
 
     def rearranged(self, source: Tensor) -> SparseValues:
         """The entries in other places: at flat index ``i`` that of ``source[i]``, int64 ``(n,)``, a permutation."""
-        where, values = self.where.reshape(-1), torch.zeros(size(self.shape), dtype=self.dtype)
+        where = self.where.reshape(-1)
+        if torch.equal(source[where], where.nonzero()[:, 0]):
+            return self
+        values = torch.zeros(size(self.shape), dtype=self.dtype)
         values[where] = self.values
         where, values = where[source], values[source]
         return self._made(pack(where), values[where], self.shape)

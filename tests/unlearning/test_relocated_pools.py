@@ -304,7 +304,7 @@ def test_an_audit_finds_nothing_of_a_task_whose_place_was_taken():
 
 
 class Heads(nn.Module):
-    """Three heads of attention over the rows of an image: no third of its units is a slot of its own."""
+    """Two heads of attention over the rows of an image: a third of the units is no whole number of heads."""
 
     features = 16
 
@@ -357,7 +357,20 @@ class Positions(nn.Module):
         return torch.relu(self.conv(x) + self.shift).mean((2, 3))
 
 
-FIXED = {"heads": Heads, "group norm": Straddling, "grouped": Grouped, "positions": Positions}
+class Neighbours(nn.Module):
+    """Every channel is divided by what its neighbours are, on either side of a slot's border."""
+
+    features = 12
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(1, 12, 3), nn.LocalResponseNorm(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(torch.relu(self.conv(x))).mean((2, 3))
+
+
+FIXED = {"heads": Heads, "neighbours": Neighbours, "group norm": Straddling, "grouped": Grouped, "positions": Positions}
 
 
 @pytest.mark.parametrize("net", FIXED)
