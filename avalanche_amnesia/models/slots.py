@@ -199,7 +199,9 @@ def _try_out(model: MaskedModel, tables: SlotTables) -> None:
         ) from error
     for here, there in zip(before, after, strict=True):
         expected = gathered(here, tables.output, source)
-        if not float((expected - there).abs().max()) <= 1e-10 * float(expected.abs().max()):  # a NaN is neither
+        if not float((expected - there).abs().max()) <= 1e-7 * float(
+            expected.abs().max()
+        ):  # deep networks amplify rounding
             raise SlotError("the network computes something else once its slots have changed places")
 
 

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_exact_unlearning import N_TASKS, NETS, equal, pools, references
 from torch import Tensor, nn
+from torchvision.models.resnet import BasicBlock, ResNet
 from unlearning_kit import DIGITS, OPTIMIZERS, bits, book, fingerprint, trajectory
 
 from avalanche_amnesia.benchmarks import UnlearningRequest, with_unlearning
@@ -394,3 +395,8 @@ def test_slots_of_these_networks_change_places(net, monkeypatch):
     monkeypatch.setitem(NETS, "heads", Heads)
     model = pools(net).model
     assert {name for name, axes in SlotTables(model, 2).parameters.items() if not axes} <= {"frozen"}
+
+
+def test_rounding_in_a_deep_network_is_no_other_function():
+    model = MaskedModel(ResNet(BasicBlock, [2, 2, 2, 2]), classifier="fc", input_shape=(3, 32, 32))
+    assert SlotTables(model, 4).output
