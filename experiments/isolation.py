@@ -25,6 +25,7 @@ PERMANENT = (0, 2, 3, 5, 8)
 CONTENDERS = {
     "sharing": ({}, ()),
     "pools": ({"isolation": "pools", "slots": 10}, ()),
+    "pools by label": ({"isolation": "pools", "slots": 10, "placement": "label"}, ()),
     "pools, half permanent": ({"isolation": "pools", "slots": 10}, PERMANENT),
 }
 COLUMNS = {

@@ -184,15 +184,15 @@ class MaskedModel(TaskMaskedModel):
     def add_head(self, task: int, n_classes: int) -> None:
         """Add a freshly drawn head ``features → n_classes`` for a task, and its own norms."""
         super().add_head(task, n_classes)
-        self.own[str(task)] = self._fresh_own().train(self.training)
+        self.own[str(task)] = self.fresh_parts().train(self.training)
 
-    def _fresh_own(self) -> OwnModules:
-        """A copy of everything that tasks have of their own, with the backbone's values."""
+    def fresh_parts(self) -> OwnModules:
+        """A copy of everything, besides a head, that tasks have of their own, with the backbone's values."""
         return OwnModules.copied(self.backbone.owned, self.backbone)
 
     def _parts_of(self, task: int) -> nn.Module:
         parts = self.task_parts(task)
-        return self._fresh_own().train(self.training) if parts is None else parts
+        return self.fresh_parts().train(self.training) if parts is None else parts
 
     @torch.no_grad()
     def settle_parts(self, parts: nn.Module, task: int) -> None:
@@ -204,7 +204,7 @@ class MaskedModel(TaskMaskedModel):
         """
         assert isinstance(parts, OwnModules)
         use = self.graph.sets.use(self._binary.get(task).float())
-        parts.settle(self._fresh_own(), self.backbone.owned, use)
+        parts.settle(self.fresh_parts(), self.backbone.owned, use)
 
     # Life of a task -------------------------------------------------------------------------------------------
 
@@ -271,6 +271,11 @@ class MaskedModel(TaskMaskedModel):
         return None if self._gate is None else self._gate.value
 
     @property
+    def allowed(self) -> Tensor | None:
+        """The units that the task in training may open, bool ``(n_units,)``; None: all of them, or no task trains."""
+        return None if self._gate is None else self._gate.allowed
+
+    @property
     def gate_leaves(self) -> Mapping[str, Tensor]:
         """The open gate's layers, which collect gradients; empty while no task is in training."""
         return MappingProxyType({} if self._gate is None else self._gate.leaves)
@@ -331,7 +336,7 @@ class MaskedModel(TaskMaskedModel):
             mask: over all units, ``(n_units,)``.
             parts: a task's own modules (:meth:`task_parts`); None: fresh ones.
         """
-        own = self._fresh_own().train(self.training) if parts is None else parts
+        own = self.fresh_parts().train(self.training) if parts is None else parts
         return self.backbone(x, own, self.by_layer(mask.float()))
 
     # State ----------------------------------------------------------------------------------------------------

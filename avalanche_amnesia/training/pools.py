@@ -34,6 +34,7 @@ from avalanche_amnesia.training.adjustment import TaskUse
 
 Isolation = Literal["none", "pools"]
 WhenFull = Literal["error", "share"]
+Placement = Literal["free", "label"]
 
 _ENTRYWISE = (ASGD, SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam, RAdam, RMSprop, Rprop)
 
@@ -98,6 +99,7 @@ class Plot:
         open_tasks: those tasks.
         neighbours: remaining tasks that it has to share its pool with.
         permanent: whether it is permanent from the start, so that what it adjusts is never to be taken back.
+        crowding: tasks without which it would have another pool.
     """
 
     own: Tensor
@@ -105,6 +107,7 @@ class Plot:
     open_tasks: frozenset[int]
     neighbours: frozenset[int]
     permanent: bool
+    crowding: frozenset[int] = frozenset()
 
     @property
     def allowed(self) -> Tensor:
@@ -114,7 +117,7 @@ class Plot:
     @property
     def saw(self) -> frozenset[int]:
         """The tasks that can leave a trace in its training."""
-        return self.open_tasks | self.neighbours
+        return self.open_tasks | self.neighbours | self.crowding
 
 
 def pool(sizes: Sequence[int], slots: int, chosen: frozenset[int]) -> Tensor:
@@ -133,8 +136,15 @@ def pool(sizes: Sequence[int], slots: int, chosen: frozenset[int]) -> Tensor:
     return torch.cat([wanted[torch.arange(size) * slots // size] for size in sizes])
 
 
-def plot_of(task: int, model: MaskedModel, layout: StreamLayout, *, min_units: int, when_full: WhenFull) -> Plot:
-    """The units that a task may use.
+def opened_to(task: int, model: MaskedModel, layout: StreamLayout) -> frozenset[int]:
+    """The remaining tasks whose units a task may read."""
+    return frozenset(other for other in model.masks if layout.is_open(other, task))
+
+
+def plot_of(
+    task: int, model: MaskedModel, layout: StreamLayout, *, min_units: int, when_full: WhenFull, reason: str = ""
+) -> Plot:
+    """The units that a task may use in the slot that its label names.
 
     Args:
         task: the task that is to be trained.
@@ -142,45 +152,62 @@ def plot_of(task: int, model: MaskedModel, layout: StreamLayout, *, min_units: i
         layout: of the stream.
         min_units: that a task must find free in every layer.
         when_full: ``error``, or ``share``: a task without a free pool shares its slot's with the tasks in it.
+        reason: why the task can't have any other slot, for the error.
 
     Raises:
         CapacityError: if the layers are too narrow for so many slots, or the task's pool is taken.
     """
-    _check_widths(model, layout.slots, min_units)
-    device = model.cumulative_mask().device
+    check_widths(model, layout.slots, min_units)
     ground = pool([layer.units for layer in model.graph.layers.values()], layout.slots, layout.slots_of(task))
-    ground = ground.to(device)
-    open_tasks = frozenset(other for other in model.masks if layout.is_open(other, task))
+    ground = ground.to(model.cumulative_mask().device)
+    plot = plot_on(ground, task, model, layout)
+    bound = f". Slots follow from labels here: {reason}" if reason else ""
+    if plot.neighbours and when_full == "error":
+        raise CapacityError(
+            f"task {task} finds its pool (slot {sorted(layout.slots_of(task))} of {layout.slots}) taken by tasks "
+            f"{sorted(plot.neighbours)}, which may still be unlearned: {CHOICES}{bound}"
+        )
+    narrow = [name for name, part in model.by_layer(plot.own).items() if int(part.sum()) < min_units]
+    if narrow and when_full == "error" and not plot.permanent:
+        holders = sorted(other for other in plot.open_tasks if bool((model.binary_mask(other) & ground).any()))
+        raise CapacityError(
+            f"task {task} finds fewer than {min_units} free units in layers {narrow} of its pool (slot "
+            f"{sorted(layout.slots_of(task))} of {layout.slots}), which tasks {holders} keep for good: {CHOICES}{bound}"
+        )
+    return plot
+
+
+def plot_on(
+    ground: Tensor, task: int, model: MaskedModel, layout: StreamLayout, crowding: frozenset[int] = frozenset()
+) -> Plot:
+    """The units that a task may use, from those among which it may take some.
+
+    Args:
+        ground: bool ``(n_units,)``; the task takes those of them that nobody holds.
+        task: the task that is to be trained.
+        model: its masks are those of the remaining tasks.
+        layout: of the stream.
+        crowding: tasks without which it would have another ground.
+    """
+    open_tasks = opened_to(task, model, layout)
     readable = _union(model, open_tasks)
     free = ground & ~readable
     neighbours = frozenset(
         other for other in model.masks if other not in open_tasks and bool((model.binary_mask(other) & free).any())
     )
-    if neighbours and when_full == "error":
-        raise CapacityError(
-            f"task {task} finds its pool (slot {sorted(layout.slots_of(task))} of {layout.slots}) taken by tasks "
-            f"{sorted(neighbours)}, which may still be unlearned: {_CHOICES}"
-        )
     taken = _union(model, neighbours)
-    own = free & ~taken
-    permanent = task in layout.permanent  # such tasks share freely with each other: a full region is still readable
-    narrow = [name for name, part in model.by_layer(own).items() if int(part.sum()) < min_units]
-    if narrow and when_full == "error" and not permanent:
-        holders = sorted(other for other in open_tasks if bool((model.binary_mask(other) & ground).any()))
-        raise CapacityError(
-            f"task {task} finds fewer than {min_units} free units in layers {narrow} of its pool (slot "
-            f"{sorted(layout.slots_of(task))} of {layout.slots}), which tasks {holders} keep for good: {_CHOICES}"
-        )
-    return Plot(own, readable | taken, open_tasks, neighbours, permanent)
+    # Tasks that are permanent from the start share freely with each other: a full region is still readable.
+    return Plot(free & ~taken, readable | taken, open_tasks, neighbours, task in layout.permanent, crowding)
 
 
-_CHOICES = (
+CHOICES = (
     "unlearn what can be first, give slots= a larger number from the beginning, or allow when_full='share', with which "
     "tasks in one pool are unlearned approximately"
 )
 
 
-def _check_widths(model: MaskedModel, slots: int, min_units: int) -> None:
+def check_widths(model: MaskedModel, slots: int, min_units: int) -> None:
+    """Raise :class:`CapacityError` unless every layer has the units for so many slots."""
     narrow = {name: layer.units for name, layer in model.graph.layers.items() if layer.units // slots < min_units}
     if narrow:
         raise CapacityError(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
@@ -54,6 +55,7 @@ class Evidence:
         removal: Removal,
         removed: Sequence[str],
         samples: Tensor | None = None,
+        untelling: Mapping[int, Collection[str]] = MappingProxyType({}),
     ) -> Evidence:
         """Lay aside what is about to be removed from a model.
 
@@ -62,12 +64,13 @@ class Evidence:
             removal: what will be taken out of its shared tensors.
             removed: names of the tensors that will go.
             samples: inputs of the tasks.
+            untelling: task → layers whose mask says nothing of it, because the task opened all that it could (a pool).
         """
         state = {name: value.detach().cpu().clone() for name, value in model.state_dict().items()}
         return cls(
             tasks=removal.tasks,
             own={name: state[name] for name in removed if name in state},
-            masks=_masks(model, removal.tasks),
+            masks=_masks(model, removal.tasks, untelling),
             before={name: state[name] for name in removal.values},
             after={name: value.detach().cpu().clone() for name, value in removal.values.items()},
             samples=None if samples is None else samples.detach().cpu(),
@@ -108,13 +111,16 @@ class Evidence:
         return Fingerprint(seed, self.traces(), sketches, hashes, rows[0].numel() if len(rows) else 0)
 
 
-def _masks(model: nn.Module, tasks: Sequence[int]) -> dict[str, Tensor]:
+def _masks(model: nn.Module, tasks: Sequence[int], untelling: Mapping[int, Collection[str]]) -> dict[str, Tensor]:
     if not isinstance(model, TaskMaskedModel):
         return {}
     found: dict[str, Tensor] = {}
     for task in tasks:
         if task in model.masks:
             parts = {name: mask.detach().cpu() > 0 for name, mask in model.masks[task].items()}
-            found |= {f"mask of task {task}, {name}": part for name, part in parts.items()}
+            of_layers = {name: part for name, part in parts.items() if name not in untelling.get(task, ())}
+            found |= {f"mask of task {task}, {name}": part for name, part in of_layers.items()}
+            if not of_layers:
+                continue
             found[f"mask of task {task}"] = torch.cat([part.reshape(-1) for part in parts.values()])
     return found

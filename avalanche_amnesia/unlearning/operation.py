@@ -56,6 +56,8 @@ def apply(
             purged += compensation.compensate(subject.model, plan.tasks, removal, undo)
         repaired = _repair(subject, preparation, purged, undo)
         _hold_own(subject, undo)
+        if subject.rearrange is not None:
+            subject.rearrange(undo)
         context = PurgeContext(
             tasks=plan.tasks,
             order=order,

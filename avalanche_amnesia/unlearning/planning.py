@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -87,6 +87,8 @@ def prepare(subject: Subject, tasks: Iterable[int], event: str) -> Preparation:
         purges=tuple(type(plugin).__name__ for plugin in subject.plugins if adapter_of(plugin)),
         unpurged=tuple(type(plugin).__name__ for plugin, _ in unknown_state(subject)),
         repaired=repairable(subject.repair, model, affected, tainted),
+        moved=() if subject.moved_without is None else subject.moved_without(tasks),
+        untelling=_untelling(model, tasks, subject.opened_whole),
     )
     return Preparation(plan, removal, frozenset(tainted), started, own, trajectory.logs)
 
@@ -99,6 +101,13 @@ def own_modules_only(preparation: Preparation) -> Preparation:
     nothing: dict[str, Any] = {"entries": {}, "affected": (), "compensated": (), "repaired": (), "shared": {}}
     plan = replace(preparation.plan, claim="approximate", **nothing)
     return replace(preparation, plan=plan, removal=untouched)
+
+
+def _untelling(model: nn.Module, tasks: Sequence[int], opened_whole: Mapping[int, Collection[str]]) -> tuple[str, ...]:
+    """Names of the masks that open all that their tasks could, in every layer."""
+    if not isinstance(model, TaskMaskedModel):
+        return ()
+    return tuple(f"_binary.{t}" for t in tasks if t in opened_whole and set(model.graph.layers) <= set(opened_whole[t]))
 
 
 def _task_buffers(model: nn.Module, tasks: Sequence[int]) -> frozenset[str]:

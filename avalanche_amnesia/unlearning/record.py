@@ -57,6 +57,10 @@ class UnlearningPlan:
         trajectory_bytes: bytes of trajectory that are freed.
         purges: host plugins that would be cleaned, by class name.
         unpurged: plugins that hold learned state and have no purger, by class name.
+        moved: remaining tasks some of whose units move to the places that become free (pools): their values stay, their
+            logits are summed in another order. ``entries`` counts what is taken out, before that.
+        untelling: those of ``removed`` that say nothing of the tasks: masks that open a whole pool, as another task's
+            may. An audit does not look for them.
     """
 
     tasks: tuple[int, ...]
@@ -71,6 +75,8 @@ class UnlearningPlan:
     purges: tuple[str, ...]
     unpurged: tuple[str, ...]
     repaired: tuple[int, ...] = ()
+    moved: tuple[int, ...] = ()
+    untelling: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,6 +42,9 @@ class Subject:
         in_training: the task in whose training the request fires; None between tasks.
         others: what else belongs to the host and is cleaned elsewhere: its evaluator, this package's plugins.
         provenance: for the record.
+        rearrange: moves the remaining tasks' units together, once the tasks are out; None: units stay where they are.
+        moved_without: from tasks that are to go to the remaining ones whose units it would move.
+        opened_whole: task → layers whose mask says nothing of it, because the task opened all that it could (a pool).
     """
 
     model: nn.Module
@@ -62,6 +66,9 @@ class Subject:
     others: Sequence[object] = ()
     provenance: Provenance = field(default_factory=lambda: Provenance("unknown"))
     repair: Repair | None = None
+    rearrange: Callable[[ExitStack], None] | None = None
+    moved_without: Callable[[Sequence[int]], tuple[int, ...]] | None = None
+    opened_whole: Mapping[int, Collection[str]] = field(default_factory=dict)
 
     def in_training_without(self, tasks: Iterable[int]) -> bool:
         """Whether a task is in training in which none of these can have left a trace."""

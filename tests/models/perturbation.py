@@ -24,7 +24,7 @@ def use_by_perturbation(model: MaskedModel, mask: torch.Tensor, x: torch.Tensor)
 
     What lies behind an entry does not matter to its use: a later task may open it.
     """
-    own, result = model._fresh_own().eval(), {}
+    own, result = model.fresh_parts().eval(), {}
     for name, parameter in model.backbone.named_parameters():
         if name in model.graph.owned:
             continue

@@ -346,7 +346,7 @@ def test_what_a_mask_closes_reaches_no_feature(kind, training):
     model = build(kind).train(training)
     generator = torch.Generator().manual_seed(1)
     mask = (torch.rand(model.n_units, generator=generator) > 0.4).float()
-    parts = model._fresh_own().train(training)
+    parts = model.fresh_parts().train(training)
     start = {name: value.clone() for name, value in parts.state_dict().items()}
     expected = model.masked_features(batch(), mask, parts)
     assert expected.abs().sum() > 0

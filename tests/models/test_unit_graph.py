@@ -104,7 +104,7 @@ def test_functional_dropout_follows_the_mode_it_runs_in():
 def test_mask_gradients_equal_a_finite_difference(name):
     model, x = network(name)
     model.double()
-    own = model._fresh_own()
+    own = model.fresh_parts()
     x, mask = x[:2].double(), (torch.rand(model.n_units, dtype=torch.float64) * 0.9 + 0.1).requires_grad_()
     assert torch.autograd.gradcheck(lambda m: model.backbone(x, own, model.by_layer(m)), (mask,))
 

@@ -183,6 +183,8 @@ def test_exact_in_every_kind_of_network(family, data_root):
         ({"isolation": "pools", "slots": 2.0}, "slots must be"),
         ({"isolation": "pools", "when_full": "wait"}, "when_full must be one of 'error', 'share'"),
         ({"slots": 3}, "isolation='pools' alone"),
+        ({"placement": "free"}, "isolation='pools' alone"),
+        ({"isolation": "pools", "placement": "anywhere"}, "placement must be one of 'free', 'label'"),
         ({"isolation": "pools", "embedding_init": "last"}, "another task's mask"),
         ({"isolation": "pools", "adjust": "gradient"}, "update space"),
         ({"isolation": "pools", "locked": [0]}, "leave locked out"),
@@ -204,7 +206,8 @@ def test_too_many_slots_for_a_layer_are_refused_before_anything_changes():
 
 def test_a_pool_that_a_permanent_task_filled_is_refused():
     benchmark = with_unlearning(permuted(3), {}, permanent=[0])
-    strategy = pooled(AmnesiacHAT, model=masked_mlp(), slots=2, embedding_init="ones", sparsity_weight=0.0)
+    options = {"slots": 2, "placement": "label", "embedding_init": "ones", "sparsity_weight": 0.0}
+    strategy = pooled(AmnesiacHAT, model=masked_mlp(), **options)
     train_all(strategy, benchmark, 2)
     with pytest.raises(CapacityError, match=r"task 2 finds fewer than 1 free units .* tasks \[0\] keep for good"):
         strategy.train(benchmark.train_stream[2])

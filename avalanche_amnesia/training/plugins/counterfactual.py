@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -157,6 +157,21 @@ class CounterfactualPlugin(SupervisedPlugin):
         self.sources = {task: sources & possible for task, sources in self.sources.items()}
         self.heads = {
             task: {gone: head for gone, head in heads.items() if gone <= possible} for task, heads in self.heads.items()
+        }
+
+    def rearrange(self, moved: Callable[[str, Tensor], Tensor], undo: ExitStack) -> None:
+        """Follow units that move, see :class:`~avalanche_amnesia.training.relocation.KeptTensors`."""
+        undo.callback(self.__dict__.update, heads=self.heads)
+        self.heads = {
+            task: {
+                gone: replace(
+                    head,
+                    weight=moved(f"heads.{task}.weight", head.weight),
+                    statistics={name: moved(f"own.{task}.{name}", value) for name, value in head.statistics.items()},
+                )
+                for gone, head in heads.items()
+            }
+            for task, heads in self.heads.items()
         }
 
     # As a compensation ----------------------------------------------------------------------------------------

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any, Literal
 
 import torch
@@ -24,20 +25,10 @@ from avalanche_amnesia.training.attention import (
     mask_scale,
 )
 from avalanche_amnesia.training.optimizers import bare_step, sibling_optimizer
-from avalanche_amnesia.training.plugins.lookup import find_plugin
+from avalanche_amnesia.training.plugins.placement import PoolPlacement
 from avalanche_amnesia.training.plugins.statistics import TaskStatistics
 from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin, single_task
-from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
-from avalanche_amnesia.training.pools import (
-    CapacityError,
-    Isolation,
-    Plot,
-    StreamLayout,
-    WhenFull,
-    is_entrywise,
-    plot_of,
-    use_within,
-)
+from avalanche_amnesia.training.pools import Isolation, Placement, Plot, WhenFull, is_entrywise, use_within
 
 Adjustment = Literal["hat", "random", "constant"]
 
@@ -76,11 +67,15 @@ class HATPlugin(TaskMaskPlugin):
             stream, or past its deadline. Those of ``mark_permanent`` are protected, but not read: nothing in the
             stream tells a retrained model when it was called. Parameters that belong to no unit keep their values.
             ``none``: tasks share freely.
-        slots: number of pools, by default one per task of the stream. A task's slot is its label modulo ``slots``
-            where that is given, else the rank of its label in the stream; tasks that the stream declares permanent
-            have their slots' pools in common.
-        when_full: what becomes of a task whose slot holds another one that may still be unlearned: ``error``, or
-            ``share`` the pool as HAT does, after which records of unlearning these tasks say ``approximate``.
+        slots: number of pools, by default one per task of the stream. Tasks that the stream declares permanent have
+            their slots' pools in common.
+        placement: ``free``: a task takes any slot that is free, and those of the remaining tasks close the gap when
+            one is unlearned. ``label``: its slot is its label modulo ``slots`` where that is given, else the rank of
+            its label in the stream. None: ``free`` where units can move (the network's layers can be permuted, every
+            plugin is of this package and follows, the trajectory is lossless), but for streams with a deadline and
+            more tasks than slots: there ``label`` lets later tasks take what those past their deadline left.
+        when_full: what becomes of a task that finds no slot: ``error``, or ``share`` the pool of a task that may still
+            be unlearned as HAT does, after which records of unlearning these tasks say ``approximate``.
         seed: every draw derives from it and the task.
 
     Raises:
@@ -127,6 +122,7 @@ class HATPlugin(TaskMaskPlugin):
         locked: Iterable[int] | None = None,
         isolation: Isolation = "none",
         slots: int | None = None,
+        placement: Placement | None = None,
         when_full: WhenFull = "error",
         seed: int = 0,
     ) -> None:
@@ -169,8 +165,9 @@ class HATPlugin(TaskMaskPlugin):
         self.statistics_batches = statistics_batches
         super().__init__(self._make_rule(adjustment, alpha), adjust, seed)
         self.locked = None if locked is None else _task_labels("locked", locked)
-        _check_isolation(isolation, slots, when_full, embedding_init, adjust, self.locked)
-        self.isolation, self.slots, self.when_full = isolation, slots, when_full
+        _check_isolation(isolation, slots, placement, when_full, embedding_init, adjust, self.locked)
+        self.isolation, self.slots, self.placement, self.when_full = isolation, slots, placement, when_full
+        self._pools = PoolPlacement(slots, placement, min_units) if isolation == "pools" else None
 
     def _make_rule(self, adjustment: Adjustment, alpha: float | None) -> AdjustmentRule:
         check_choice("adjustment", adjustment, Adjustment)
@@ -207,19 +204,38 @@ class HATPlugin(TaskMaskPlugin):
     def _make_plot(self, strategy: Any, model: MaskedModel, task: int) -> Plot | None:
         """The units that the task may use; None: all of them."""
         self.saw = None
-        if self.isolation == "none":
+        if self._pools is None:
             return None
-        unlearning = find_plugin(strategy, UnlearningPlugin)
-        deadline = getattr(strategy.experience, "deadline", None) if unlearning is None else unlearning.ledger.deadline
-        layout = StreamLayout.of(strategy.experience, self.slots, deadline)
         try:
-            plot = plot_of(task, model, layout, min_units=self.min_units, when_full=self.when_full)
-        except CapacityError:
+            plot = self._pools.begin(strategy, model, task, self.when_full)
+        except ValueError:
             self._give_up(strategy)
             raise
         if is_entrywise(strategy.optimizer):
             self.saw = plot.saw
         return plot
+
+    def abort(self, strategy: Any) -> None:
+        """As the base class's; every other task's units lie at their places again."""
+        snapshot = self.snapshot
+        super().abort(strategy)
+        if self._pools is not None:
+            self._pools.end(strategy, self.model_of(strategy), snapshot)
+
+    def at_rest(self, strategy: Any) -> AbstractContextManager[None]:
+        """As the base class's: in the middle of a training units may lie elsewhere."""
+        if self._pools is None:
+            return super().at_rest(strategy)
+        return self._pools.at_rest(strategy, self.model_of(strategy), self.snapshot)
+
+    def rearrange(self, strategy: Any, undo: ExitStack) -> None:
+        """As the base class's: the remaining tasks' pools close the gap."""
+        if self._pools is not None:
+            self._pools.rearrange(strategy, self.model_of(strategy), self.snapshot, undo)
+
+    def moved_without(self, strategy: Any, tasks: Sequence[int]) -> tuple[int, ...]:
+        """As the base class's."""
+        return () if self._pools is None else self._pools.moved_without(self.model_of(strategy), tasks)
 
     @property
     def _alone(self) -> bool:
@@ -269,7 +285,15 @@ class HATPlugin(TaskMaskPlugin):
         self._commit(strategy, owned, self._adjuster)
         self._statistics.retake()
         model.finish_task()
+        if self._pools is not None:
+            self._note_opened(model, self.snapshot.task)
+            self._pools.end(strategy, model, self.snapshot)
         self._end_task(model)
+
+    def _note_opened(self, model: MaskedModel, task: int) -> None:
+        assert self._plot is not None
+        closed = model.by_layer(self._plot.allowed & ~model.binary_mask(task))
+        self.opened_whole[task] = frozenset(name for name, units in closed.items() if not bool(units.any()))
 
     # Around a step --------------------------------------------------------------------------------------------
 
@@ -319,6 +343,7 @@ def check_above(name: str, value: float, bound: float, *, inclusive: bool = Fals
 def _check_isolation(
     isolation: Isolation,
     slots: int | None,
+    placement: Placement | None,
     when_full: WhenFull,
     embedding_init: EmbeddingInit | None,
     adjust: AdjustSpace,
@@ -326,11 +351,16 @@ def _check_isolation(
 ) -> None:
     check_choice("isolation", isolation, Isolation)
     check_choice("when_full", when_full, WhenFull)
+    if placement is not None:
+        check_choice("placement", placement, Placement)
     if slots is not None and (isinstance(slots, bool) or not isinstance(slots, int) or slots < 1):
         raise ValueError(f"slots must be a whole number of at least 1, or None (one per task), got {slots!r}")
     if isolation == "none":
-        if slots is not None or when_full != "error":
-            raise ValueError(f"slots={slots} and when_full={when_full!r} have a meaning with isolation='pools' alone")
+        if slots is not None or placement is not None or when_full != "error":
+            raise ValueError(
+                f"slots={slots}, placement={placement!r} and when_full={when_full!r} have a meaning with "
+                "isolation='pools' alone"
+            )
         return
     if embedding_init == "last":
         raise ValueError("embedding_init='last' starts from another task's mask, which isolation='pools' rules out")

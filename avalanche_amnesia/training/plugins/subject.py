@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from avalanche.core import SupervisedPlugin
@@ -49,7 +50,7 @@ def subject_of(
         in_training: the task in training; None between tasks.
         compensated: whether anything makes up to the remaining tasks.
     """
-    snapshot = recorder.snapshot
+    snapshot, masking = recorder.snapshot, find_plugin(strategy, TaskMaskPlugin)
     ours = [p for p in strategy.plugins if p is asking or isinstance(p, (EvaluationPlugin, *_OURS))]
     return Subject(
         model=strategy.model,
@@ -71,6 +72,9 @@ def subject_of(
         others=[*ours, strategy.evaluator],
         provenance=provenance_of(strategy, history.data),
         repair=find_plugin(strategy, RepairPlugin),
+        rearrange=None if masking is None else partial(masking.rearrange, strategy),
+        moved_without=None if masking is None else partial(masking.moved_without, strategy),
+        opened_whole={} if masking is None else masking.opened_whole,
     )
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any, ClassVar
 
 from avalanche.core import SupervisedPlugin
@@ -33,6 +34,7 @@ class TaskMaskPlugin(SupervisedPlugin):
         snapshot: values before the task in training; None between tasks.
         saw: the tasks that can leave a trace in the training of the current task, because it reads their units or
             is damped by them; None: every task that remains.
+        opened_whole: task → layers of which it opened all units that it could: such a mask says nothing of the task.
     """
 
     model_class: ClassVar[type[TaskMaskedModel]]
@@ -46,6 +48,7 @@ class TaskMaskPlugin(SupervisedPlugin):
         self.snapshot: TaskSnapshot | None = None
         self._starting: int | None = None
         self.saw: frozenset[int] | None = None
+        self.opened_whole: dict[int, frozenset[str]] = {}
 
     def model_of(self, strategy: Any) -> Any:
         """The strategy's model.
@@ -82,6 +85,19 @@ class TaskMaskPlugin(SupervisedPlugin):
         elif self._starting in model.tasks and self._starting not in model.masks:
             model.remove_task(self._starting)  # it got as far as its head
         self._end_task(model)
+
+    # Where masks move units ----------------------------------------------------------------------------------
+
+    def at_rest(self, strategy: Any) -> AbstractContextManager[None]:
+        """In the middle of a training: everything as it lies between trainings, for the length of a block."""
+        return nullcontext()
+
+    def rearrange(self, strategy: Any, undo: ExitStack) -> None:
+        """Follow the loss of tasks that were just taken out of the model, at rest; ``undo`` receives the way back."""
+
+    def moved_without(self, strategy: Any, tasks: Sequence[int]) -> tuple[int, ...]:
+        """The remaining tasks whose units would move if some tasks were taken out, in training order."""
+        return ()
 
     def _take_snapshot(self, model: TaskMaskedModel, task: int) -> None:
         """Remember the values before the task, and let it train no other task's own modules."""

@@ -106,7 +106,16 @@ class TrajectoryPlugin(SupervisedPlugin):
             remove_task_modules(model, task, undo)
             undo.pop_all()
         self.trajectory.apply(removal)
+        self._rearrange(strategy)
         self.trajectory.settle()
+
+    @staticmethod
+    def _rearrange(strategy: Any) -> None:
+        masking = find_plugin(strategy, TaskMaskPlugin)
+        if masking is not None:
+            with ExitStack() as undo:
+                masking.rearrange(strategy, undo)
+                undo.pop_all()
 
     def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
         """Remember the values before the task."""
@@ -149,6 +158,7 @@ class TrajectoryPlugin(SupervisedPlugin):
             self.abort(strategy)
             if isinstance(model, TaskMaskedModel) and task in model.tasks:
                 model.remove_task(task)
+                self._rearrange(strategy)
             raise
         for name, value in committed.items():
             parameters[name].copy_(value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -11,6 +12,7 @@ from avalanche.core import SupervisedPlugin
 from avalanche.training.plugins.clock import Clock
 from avalanche.training.templates.base_sgd import PeriodicEval
 from avalanche.training.utils import trigger_plugins
+from torch import Tensor
 
 from avalanche_amnesia.benchmarks.data import task_data
 from avalanche_amnesia.training.attention import check_choice
@@ -19,7 +21,7 @@ from avalanche_amnesia.training.plugins.host_evaluation import drop_last_values,
 from avalanche_amnesia.training.plugins.lookup import find_plugin
 from avalanche_amnesia.training.plugins.stream_requests import StreamRequests, check_iteration, check_iterations, due
 from avalanche_amnesia.training.plugins.subject import seen_by_training, subject_of
-from avalanche_amnesia.training.plugins.task_mask import single_task
+from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin, single_task
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 from avalanche_amnesia.training.setting import TrainingSettings
 from avalanche_amnesia.unlearning import (
@@ -148,9 +150,7 @@ class UnlearningPlugin(SupervisedPlugin):
         subject = self._subject(strategy)
         preparation = prepare(subject, tasks, self._between_tasks(strategy))
         samples = [task_data(experience)[0] for experience in experiences]
-        return Evidence.of(
-            subject.model, preparation.removal, preparation.plan.removed, torch.cat(samples) if samples else None
-        )
+        return _evidence(subject, preparation, torch.cat(samples) if samples else None)
 
     def mark_permanent(self, tasks: Iterable[int]) -> None:
         """Declare remaining tasks permanent: never to be requested again.
@@ -282,13 +282,25 @@ class UnlearningPlugin(SupervisedPlugin):
             raise RequestError(
                 f"{event}: tasks {list(self.current.tasks)} are just being unlearned; ask again after that"
             )
+        masking = find_plugin(strategy, TaskMaskPlugin)
+        with nullcontext() if masking is None else masking.at_rest(strategy):
+            return self._unlearn_at_rest(strategy, tasks, event, keep_probes, allow_unknown, fingerprint)
+
+    def _unlearn_at_rest(
+        self,
+        strategy: Any,
+        tasks: Iterable[int],
+        event: str,
+        keep_probes: bool,
+        allow_unknown: bool | None,
+        fingerprint: bool | None,
+    ) -> UnlearningRecord:
         subject = self._subject(strategy)
         preparation = self._prepare(subject, tasks, event)
         if self.obey and not (self.allow_unknown if allow_unknown is None else allow_unknown):
             refuse_unknown_state(subject)
         if self.obey and (self.fingerprint if fingerprint is None else fingerprint):
-            evidence = Evidence.of(subject.model, preparation.removal, preparation.plan.removed)
-            preparation = replace(preparation, fingerprint=evidence.fingerprint())
+            preparation = replace(preparation, fingerprint=_evidence(subject, preparation).fingerprint())
         self.current, self.keep_probes = preparation.plan, keep_probes
 
         def announce(name: str, record: UnlearningRecord | None) -> None:
@@ -333,3 +345,9 @@ class UnlearningPlugin(SupervisedPlugin):
                 "plugins=[TrajectoryPlugin(), UnlearningPlugin()]"
             )
         return plugin
+
+
+def _evidence(subject: Subject, preparation: Preparation, samples: Tensor | None = None) -> Evidence:
+    plan = preparation.plan
+    removed = [name for name in plan.removed if name not in plan.untelling]
+    return Evidence.of(subject.model, preparation.removal, removed, samples, subject.opened_whole)

@@ -35,7 +35,8 @@ class Recogniser:
     """
 
     def __init__(self, record: UnlearningRecord, evidence: Evidence | None = None) -> None:
-        self._bits = {c.before: c for c in record.changes if c.before is not None}
+        known = (change for change in record.changes if change.name not in record.plan.untelling)
+        self._bits = {change.before: change for change in known if change.before is not None}
         self._print = record.fingerprint
         self._evidence = evidence
         traces = [*(self._print.traces if self._print else ()), *(evidence.traces() if evidence else ())]
