@@ -153,7 +153,8 @@ def test_a_run_without_records_is_the_same_reference():
     torch.manual_seed(0)
     model = MaskedModel(NETS["norms"]())
     optimizer = OPTIMIZERS["adam"](model.parameters())
-    plain = HAT(model=model, optimizer=optimizer, train_mb_size=40, train_epochs=2, isolation="pools", slots=3)
+    learned_alike = {"s_max": 100.0, "embedding_lr": 0.02, "isolation": "pools", "slots": 3}
+    plain = HAT(model=model, optimizer=optimizer, train_mb_size=40, train_epochs=2, **learned_alike)
     for task in (1, 2):
         plain.train(DIGITS.train_stream[task])
     assert bits(plain.model) == bits(strategy.model)
