@@ -7,7 +7,7 @@ from typing import Any, Literal
 from torch.optim import Optimizer
 
 from avalanche_amnesia.models import MaskedModel
-from avalanche_amnesia.training.attention import EmbeddingInit, check_choice
+from avalanche_amnesia.training.attention import check_choice
 from avalanche_amnesia.training.hard_attention import HardAttentionStrategy, split_options, takes_options_of
 from avalanche_amnesia.training.plugins import (
     AdaHATPlugin,
@@ -55,11 +55,10 @@ class AmnesiacHAT(HardAttentionStrategy):
             lossless, in memory.
         allow_unknown: unlearn although a plugin keeps learned state that no adapter can clean; the record says so.
         sparsity_weight: ``λ >= 0``; None: 0.5, and with ``isolation="pools"`` as :class:`HATPlugin` has it. This and
-            the next three were chosen on six streams of five tasks (``experiments/results/mask_settings.md``); the
-            published values, 0.75, 400, ``normal`` and 0.05, are those of :class:`HAT`. Where tasks are many or epochs
-            are, a larger λ leaves more to later tasks.
+            the next two were chosen on six streams of five tasks (``experiments/results/mask_settings.md``); the published
+            values, 0.75, 400 and 0.05, are those of :class:`HAT`. Where tasks are many or epochs are, a larger λ leaves
+            more to later tasks.
         s_max: largest scale of the gate, > 1.
-        embedding_init: as in :class:`HATPlugin`.
         embedding_lr: learning rate of the mask embeddings.
         isolation: ``none``, or ``pools`` (exact unlearning), as in :class:`HATPlugin`.
         seed: every draw derives from it and the task.
@@ -86,7 +85,6 @@ class AmnesiacHAT(HardAttentionStrategy):
         allow_unknown: bool = False,
         sparsity_weight: float | None = None,
         s_max: float = 100.0,
-        embedding_init: EmbeddingInit | None = "positive",
         embedding_lr: float = 0.02,
         isolation: Isolation = "none",
         seed: int = 0,
@@ -96,8 +94,8 @@ class AmnesiacHAT(HardAttentionStrategy):
         check_choice("deletion", deletion, DeletionChoice)
         if not isinstance(repair, RepairPlugin):
             check_choice("repair", repair, RepairChoice)
-        options |= {"s_max": s_max, "embedding_init": embedding_init, "embedding_lr": embedding_lr}
-        options |= {"isolation": isolation, "sparsity_weight": sparsity_weight}
+        options |= {"s_max": s_max, "embedding_lr": embedding_lr, "isolation": isolation}
+        options["sparsity_weight"] = sparsity_weight
         if sparsity_weight is None and isolation == "none":
             options["sparsity_weight"] = 0.5
         masking: HATPlugin

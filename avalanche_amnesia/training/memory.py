@@ -87,11 +87,19 @@ class TaskMemory:
         stored = Samples(x, y, _logits(model, x, task), frozenset(model.tasks if known is None else known))
         self.samples = {other: samples.first(quota) for other, samples in others.items()} | {task: stored}
 
-    def renew(self, model: MultiHeadModel, task: int) -> None:
-        """Store the logits that the model gives now in place of a task's older ones."""
+    def renew(self, model: MultiHeadModel, task: int, *, only_right: bool = False) -> None:
+        """Store the logits that the model gives now in place of a task's older ones.
+
+        Args:
+            model: that gives them.
+            task: whose samples they are for.
+            only_right: store none (NaN) where the largest is not the label's.
+        """
         held = self.samples[task]
-        renewed = replace(held, logits=_logits(model, held.x, task), known=frozenset(model.tasks))
-        self.samples = {**self.samples, task: renewed}
+        logits = _logits(model, held.x, task)
+        if only_right:
+            logits[logits.argmax(1) != held.y] = torch.nan
+        self.samples = {**self.samples, task: replace(held, logits=logits, known=frozenset(model.tasks))}
 
     def draw(self, tasks: Collection[int], n: int, generator: torch.Generator | None = None) -> dict[int, Samples]:
         """A batch drawn without replacement from what is held of some tasks together.
@@ -135,7 +143,7 @@ class TaskMemory:
 class DarkLoss:
     """DER++'s loss on samples in memory: squared error to their logits, and cross-entropy to their labels.
 
-    Where the logits are gone the labels get their weight too.
+    Where a sample has no logits its label gets their weight too.
 
     Args:
         logit_weight: α, of the squared error, at least 0.
@@ -168,9 +176,13 @@ class DarkLoss:
         parts = []
         for task, samples in batch.items():
             logits = model(samples.x.to(device), task)
-            labels = F.cross_entropy(logits, samples.y.to(device))
-            dark = labels if samples.logits is None else F.mse_loss(logits, samples.logits.to(device))
-            parts.append((self.logit_weight * dark + self.label_weight * labels) * (len(samples) / total))
+            labels = F.cross_entropy(logits, samples.y.to(device), reduction="none")
+            dark = labels
+            if samples.logits is not None:
+                stored = samples.logits.to(device)
+                there = ~stored.isnan().any(1)
+                dark = torch.where(there, (logits - stored.nan_to_num()).square().mean(1), labels)
+            parts.append((self.logit_weight * dark + self.label_weight * labels).mean() * (len(samples) / total))
         return torch.stack(parts).sum()
 
 

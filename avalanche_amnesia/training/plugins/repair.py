@@ -32,8 +32,9 @@ class RepairPlugin(SupervisedPlugin):
     What moves is their own head and norms, and of the backbone the entries that the deletion changed and that no other
     task reads; adjusted in update space, so that nothing else moves by a bit under any optimizer. The network runs in
     evaluation mode (no dropout). Logits that a model gave which knew a task that is gone would bring some of it back:
-    where a compensation has just replaced a task's head, those of its samples are stored again; elsewhere they are
-    dropped, the labels alone teach, and running statistics of its norms are taken again on the samples first.
+    they are dropped and stored again, from the model without that task. Where no compensation has just replaced the
+    head, running statistics of its norms are taken again on the samples first, and logits are stored only of those that
+    the model still has right: the others' labels get the logits' weight too.
 
     A repair stands until the next request, which takes it out bit for bit before anything else; then all that is
     affected is repaired anew from the same samples. Counterfactual heads refer to the backbone without any repair, and
@@ -50,7 +51,7 @@ class RepairPlugin(SupervisedPlugin):
         samples_per_task: samples held of each remaining task, at least 1.
         size: samples held of all tasks together, in equal parts, instead; at least 1.
         logits: weight of the squared distance to the logits that were stored with the samples (DER++), at least 0.
-        labels: weight of the cross-entropy, at least 0; samples without logits get that of the logits too.
+        labels: weight of the cross-entropy, at least 0.
         optimizer: makes the repair's optimizer from a list of parameters; by default one of the class and settings of
             the strategy's.
         alpha: of ``sequential_adahat``, > 0.
@@ -134,8 +135,10 @@ class RepairPlugin(SupervisedPlugin):
             for task in tasks:
                 if task in compensated:  # its head and statistics were fitted to far more samples: stay close to them
                     self.memory.renew(model, task)
-                else:
-                    self._retake_statistics(model, task)
+                    continue
+                self._retake_statistics(model, task)
+                if self.memory.samples[task].logits is None:  # stay close to what is left: few labels lead astray
+                    self.memory.renew(model, task, only_right=True)
             for position, stage in enumerate(stages):
                 former = tuple(task for done in stages[:position] for task in done)
                 self._train(model, optimizer, stage, self._shares(model, stage, former, free))
