@@ -266,6 +266,7 @@ def test_the_command_line_says_it_by_its_status(case, tmp_path, capsys):
     assert main(["audit", str(folder), "--record", str(record)]) == 3
     said = capsys.readouterr().out
     assert all(f"not looked into: {folder / name}" in said for name in ("whole.pkl", "mask.png"))
+    assert "without running code from it" in said
     torch.save(case.state, folder / "old.pt")
     assert main(["audit", str(folder), "--record", str(record)]) == 1
     assert "old.pt" in capsys.readouterr().out
