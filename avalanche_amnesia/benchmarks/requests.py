@@ -75,7 +75,7 @@ Requests = Mapping[int, Iterable[int]] | Sequence[UnlearningRequest]
 
 def with_unlearning(
     benchmark: CLScenario,
-    requests: Requests,
+    requests: Requests = (),
     permanent: Iterable[int] = (),
     deadline: int | None = None,
 ) -> CLScenario:
@@ -87,7 +87,7 @@ def with_unlearning(
     Args:
         benchmark: each train experience has exactly one task label.
         requests: ``{position: tasks}`` to unlearn tasks after the training at that position, or a sequence of
-            :class:`UnlearningRequest`.
+            :class:`UnlearningRequest`; none by default.
         permanent: tasks that are permanent from the end of their training.
         deadline: a task becomes permanent by itself once this many further tasks have been trained; at
             least 1.

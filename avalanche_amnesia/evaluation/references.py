@@ -83,6 +83,8 @@ class References:
             ReferencesError: for a task that the benchmark does not have, or that is named twice.
         """
         check_choice("variant", variant, Variant)
+        if not isinstance(remaining_tasks, Sequence):
+            raise ReferencesError(f"remaining_tasks={remaining_tasks!r} must be a list of tasks, such as [0, 2]")
         path = tuple(int(task) for task in remaining_tasks)
         unknown = [task for task in path if task not in self._experiences]
         if unknown or len(set(path)) < len(path):

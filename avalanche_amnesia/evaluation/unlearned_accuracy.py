@@ -32,6 +32,8 @@ class UnlearnedAccuracy(ProbingMetric):
 
     def __init__(self, benchmark: Any, references: References | None = None) -> None:
         super().__init__()
+        if isinstance(benchmark, References):
+            raise TypeError("the first argument is the benchmark: unlearned_accuracy_metrics(benchmark, references)")
         self.references = references
         self.experiences = {int(e.task_label): e for e in benchmark.test_stream}
 

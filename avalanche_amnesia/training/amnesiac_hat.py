@@ -20,6 +20,7 @@ from avalanche_amnesia.training.plugins import (
     TrajectoryPlugin,
     UnlearningPlugin,
 )
+from avalanche_amnesia.training.plugins.trajectory import recorder_of
 from avalanche_amnesia.training.pools import Isolation
 from avalanche_amnesia.unlearning import Compensation
 
@@ -113,7 +114,7 @@ class AmnesiacHAT(HardAttentionStrategy):
             optimizer=optimizer,
             masking=masking,
             unlearning=[
-                TrajectoryPlugin() if trajectory is None else trajectory,
+                recorder_of(trajectory),
                 *_compensations(compensation, seed, shared),
                 *_repair_plugin(repair, seed),
                 UnlearningPlugin(keep_probes=keep_probes, deadline=deadline, allow_unknown=allow_unknown),

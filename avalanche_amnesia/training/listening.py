@@ -64,6 +64,10 @@ class ListenerDispatch:
         self._listeners = {}
         super()._before_training_exp(**kwargs)  # type: ignore[misc]
 
+    def _after_training_exp(self, **kwargs: Any) -> None:
+        super()._after_training_exp(**kwargs)  # type: ignore[misc]
+        self._listeners = {}  # what the host's evaluator gives for a handler can't be pickled
+
     def _before_eval_exp(self, **kwargs: Any) -> None:
         self._listeners = {}
         super()._before_eval_exp(**kwargs)  # type: ignore[misc]

@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 from avalanche_amnesia.models import SubnetModel
 from avalanche_amnesia.training.hard_attention import HardAttentionStrategy, split_options, takes_options_of
 from avalanche_amnesia.training.plugins import SubnetPlugin, TrajectoryPlugin, UnlearningPlugin
+from avalanche_amnesia.training.plugins.trajectory import recorder_of
 
 
 class WSN(HardAttentionStrategy):
@@ -58,7 +59,7 @@ class WSN(HardAttentionStrategy):
             optimizer=optimizer,
             masking=SubnetPlugin(**masking, seed=seed),
             unlearning=[
-                TrajectoryPlugin() if trajectory is None else trajectory,
+                recorder_of(trajectory),
                 UnlearningPlugin(keep_probes=keep_probes, deadline=deadline, allow_unknown=allow_unknown),
             ],
             seed=seed,

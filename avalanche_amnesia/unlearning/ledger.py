@@ -119,7 +119,10 @@ class TaskLedger:
         Raises:
             RequestError: one of them does not remain; then none is declared.
         """
-        tasks = tuple(tasks)
+        try:
+            tasks = tuple(tasks)
+        except TypeError:
+            raise RequestError(f"declaring permanent: {tasks!r} is no list of tasks; give one, e.g. [0, 2]") from None
         for task in tasks:
             if not _is_int(task) or task not in self._entries:
                 raise RequestError(
@@ -128,13 +131,20 @@ class TaskLedger:
         for task in tasks:
             self._entries[task].declared = True
 
-    def check(self, tasks: Iterable[int], event: str, known: Collection[int] | None = None) -> tuple[int, ...]:
+    def check(
+        self,
+        tasks: Iterable[int],
+        event: str,
+        known: Collection[int] | None = None,
+        unrecorded: Collection[int] = (),
+    ) -> tuple[int, ...]:
         """The requested tasks as a tuple, if the request is allowed now; nothing changes.
 
         Args:
             tasks: the tasks to unlearn, at least one, each once.
             event: when the request arrives, for the message, e.g. ``"after task 3"``.
             known: every task that exists; None: not checked.
+            unrecorded: tasks that the model has and that were never trained here.
 
         Raises:
             RequestError: the request is malformed, or names a task that is unknown, not yet trained, already
@@ -142,7 +152,7 @@ class TaskLedger:
         """
         request = _normalised(tasks, event)
         for task in request:
-            broken = self._broken_rule(task, known)
+            broken = self._broken_rule(task, known, unrecorded)
             if broken is not None:
                 raise RequestError(
                     f"{event}: task {task} can't be unlearned: {broken}; "
@@ -233,12 +243,16 @@ class TaskLedger:
         further = self._n_trained - 1 - entry.order
         return self._deadline is not None and further >= self._deadline
 
-    def _broken_rule(self, task: int, known: Collection[int] | None) -> str | None:
+    def _broken_rule(self, task: int, known: Collection[int] | None, unrecorded: Collection[int]) -> str | None:
         if known is not None and task not in known:
             return f"it is unknown (known are {_listed(sorted(known))})"
         entry = self._entries.get(task)
         if entry is None:
-            return "it is already unlearned" if task in self._unlearned else "it is not yet trained"
+            if task in self._unlearned:
+                return "it is already unlearned"
+            if task in unrecorded:
+                return "the model came with it (from a checkpoint, say), and what it changed was not recorded here"
+            return "it is not yet trained"
         if entry.declared:
             return "it was declared permanent"
         if self._expired(entry):

@@ -55,7 +55,7 @@ def prepare(subject: Subject, tasks: Iterable[int], event: str) -> Preparation:
         RequestError: if the ledger does not allow it.
     """
     started = time.perf_counter()
-    tasks = subject.ledger.check(tasks, event, subject.known)
+    tasks = subject.ledger.check(tasks, event, subject.known, subject.unrecorded)
     model, trajectory = subject.model, subject.trajectory
     parameters = dict(model.named_parameters())
     own = frozenset().union(*(own_parameters(model, task) for task in tasks))
@@ -68,7 +68,8 @@ def prepare(subject: Subject, tasks: Iterable[int], event: str) -> Preparation:
     tainted = {t for t in remaining if t in subject.tainted or subject.ledger.saw(t) & set(tasks)}
     undisturbed = subject.before is None or subject.in_training_without(tasks)
     alike = subject.unlike.isdisjoint((*remaining, subject.in_training))
-    exact = subject.exact_host and alike and not tainted and not removal.shared and undisturbed
+    here = subject.exact_host and not subject.unrecorded  # whoever trained those may have unlearned others before
+    exact = here and alike and not tainted and not removal.shared and undisturbed
     claim: Claim = "exact" if exact else "approximate"
     affected = _affected(model, remaining, removal, shared)
     covered = tuple(

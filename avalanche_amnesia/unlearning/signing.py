@@ -59,7 +59,9 @@ def verify(document: str, public_key: Any) -> Any:
         data = json.loads(document)
         record, signature = data["record"], base64.b64decode(data["signature"], validate=True)
     except (ValueError, TypeError, KeyError) as error:
-        raise SigningError(f"this is no signed record ({type(error).__name__}: {error})") from error
+        raise SigningError(
+            f"this is no signed record ({type(error).__name__}: {error}); give what UnlearningRecord.sign returned"
+        ) from error
     try:
         key.verify(signature, _canonical(record))
     except _cryptography().InvalidSignature:

@@ -38,6 +38,7 @@ class Subject:
         exact_host: whether the training itself is reproducible from (seed, remaining tasks) alone.
         unlike: tasks, one in training included, that were not trained at the settings of the first one.
         known: every task of the stream, None where that is not known.
+        unrecorded: tasks that the model has and the ledger does not know: it was loaded with them.
         iteration: training iterations finished.
         in_training: the task in whose training the request fires; None between tasks.
         others: what else belongs to the host and is cleaned elsewhere: its evaluator, this package's plugins.
@@ -61,6 +62,7 @@ class Subject:
     saw: frozenset[int] = frozenset()
     unlike: frozenset[int] = frozenset()
     known: frozenset[int] | None = None
+    unrecorded: frozenset[int] = frozenset()
     iteration: int = 0
     in_training: int | None = None
     others: Sequence[object] = ()

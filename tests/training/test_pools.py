@@ -183,7 +183,7 @@ def test_exact_in_every_kind_of_network(family, data_root):
         ({"isolation": "pools", "slots": 2.0}, "slots must be"),
         ({"isolation": "pools", "when_full": "wait"}, "when_full must be one of 'error', 'share'"),
         ({"slots": 3}, "isolation='pools' alone"),
-        ({"placement": "free"}, "isolation='pools' alone"),
+        ({"placement": "free"}, "^placement='free' has a meaning with isolation='pools' alone"),
         ({"isolation": "pools", "placement": "anywhere"}, "placement must be one of 'free', 'label'"),
         ({"isolation": "pools", "embedding_init": "last"}, "another task's mask"),
         ({"isolation": "pools", "adjust": "gradient"}, "update space"),

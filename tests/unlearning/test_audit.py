@@ -3,6 +3,7 @@
 import json
 import struct
 import zlib
+from copy import deepcopy
 
 import numpy as np
 import pytest
@@ -266,11 +267,28 @@ def test_the_command_line_says_it_by_its_status(case, tmp_path, capsys):
     assert main(["audit", str(folder), "--record", str(record)]) == 3
     said = capsys.readouterr().out
     assert all(f"not looked into: {folder / name}" in said for name in ("whole.pkl", "mask.png"))
+    assert "without running code from it" in said
     torch.save(case.state, folder / "old.pt")
     assert main(["audit", str(folder), "--record", str(record)]) == 1
     assert "old.pt" in capsys.readouterr().out
     assert main(["audit", str(tmp_path / "nowhere"), "--record", str(record)]) == 2
     assert main(["audit", str(folder), "--record", str(folder / "model.pt")]) == 2
+
+
+def test_a_model_alone_is_looked_through(masked):
+    assert audit(masked.strategy.model, masked.record).clean
+    planted = deepcopy(masked.strategy.model)
+    planted.load_state_dict(masked.state)
+    found = audit(planted, masked.record).findings
+    assert {finding.path.partition(".")[0] for finding in found} == {"model"}
+
+
+@pytest.mark.parametrize("wrong", [3, None, {}])
+def test_what_can_not_be_audited_is_not_called_clean(masked, wrong):
+    with pytest.raises(TypeError, match="subject must be a strategy, a model"):
+        audit(wrong, masked.record)
+    with pytest.raises(TypeError, match="record must be an UnlearningRecord"):
+        audit(masked.strategy, wrong)
 
 
 def test_a_fingerprint_gives_no_tensor_away(case):

@@ -40,7 +40,7 @@ def masked():
 
 def shared_head():
     model = MaskedModel(mlp(), shared_head=10)
-    recorder = TrajectoryPlugin()  # whose trajectory knows no repairs
+    recorder = TrajectoryPlugin(merge_permanent=True)
     plugins, optimizer = [recorder, UnlearningPlugin()], SGD(model.parameters(), lr=0.1, momentum=0.9)
     return HAT(model=model, optimizer=optimizer, plugins=plugins, train_mb_size=40, evaluator=quiet())
 
@@ -80,17 +80,25 @@ def swapped(strategy):
     return mend
 
 
+def two_books(strategy):
+    added = UnlearningPlugin()
+    strategy.plugins.append(added)
+    return lambda: strategy.plugins.remove(added)
+
+
 FAULTS = {
     "heads without masks": (without_masks, refusing(CounterfactualPlugin), TypeError, "need a model with masks"),
     "heads without a trajectory": (masked, missing(TrajectoryPlugin, CounterfactualPlugin), ValueError, "needs Traj"),
     "repair without masks": (without_masks, refusing(RepairPlugin), TypeError, "a repair needs a model with masks"),
     "columns without a shared head": (masked, refusing(SharedHeadCounterfactualPlugin), TypeError, "refits a shared"),
-    "columns without repairs": (shared_head, refusing(SharedHeadCounterfactualPlugin), TypeError, "records repairs"),
+    "columns of merged tasks": (shared_head, refusing(SharedHeadCounterfactualPlugin), ValueError, "must know who"),
     "shadows without masks": (without_masks, refusing(BackupPlugin), TypeError, "shadow copies need a MaskedModel"),
     "shadows of masks untaught": (untaught_masks, refusing(BackupPlugin), ValueError, "needs HATPlugin"),
     "shadows without a trajectory": (masked, missing(TrajectoryPlugin, BackupPlugin), ValueError, "needs HATPlugin"),
     "rates without masks": (without_masks, refusing(ScaledUpdatesPlugin), ValueError, "needs HATPlugin"),
     "rates of masks untaught": (untaught_masks, refusing(ScaledUpdatesPlugin), ValueError, "needs HATPlugin"),
+    "two trajectories": (masked, refusing(TrajectoryPlugin), ValueError, "has 2 TrajectoryPlugins"),
+    "two books": (masked, two_books, ValueError, "has 2 UnlearningPlugins"),
     "recorded before committed": (masked, swapped, ValueError, "put HATPlugin in front of TrajectoryPlugin"),
 }
 

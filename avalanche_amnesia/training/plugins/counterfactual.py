@@ -199,6 +199,8 @@ class CounterfactualPlugin(SupervisedPlugin):
             kept[task] = {world - here: head for world, head in heads.items() if here < world}
         self.heads = kept
         self.sources = {task: sources - lost for task, sources in self.sources.items() if task not in lost}
+        if not swapped:
+            return []
         return [f"heads of tasks {swapped} replaced by those fitted for the world without {sorted(lost)}"]
 
 

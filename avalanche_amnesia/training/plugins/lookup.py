@@ -8,3 +8,18 @@ P = TypeVar("P")
 def find_plugin(strategy: Any, kind: type[P]) -> P | None:
     """The strategy's first plugin of a class, None if it has none."""
     return next((plugin for plugin in strategy.plugins if isinstance(plugin, kind)), None)
+
+
+def refuse_second(strategy: Any, kind: type[Any]) -> None:
+    """Raise if a strategy has two plugins of a class that keeps a book.
+
+    Raises:
+        ValueError: naming the class and the way out.
+    """
+    n = sum(isinstance(plugin, kind) for plugin in strategy.plugins)
+    if n > 1:
+        raise ValueError(
+            f"{type(strategy).__name__} has {n} {kind.__name__}s, which would do everything twice: leave one in "
+            "plugins=, and none where the strategy brings its own, as AmnesiacHAT does; its options are the strategy's "
+            "(trajectory=TrajectoryPlugin(...), deadline=...)"
+        )

@@ -356,10 +356,11 @@ def _check_isolation(
     if slots is not None and (isinstance(slots, bool) or not isinstance(slots, int) or slots < 1):
         raise ValueError(f"slots must be a whole number of at least 1, or None (one per task), got {slots!r}")
     if isolation == "none":
-        if slots is not None or placement is not None or when_full != "error":
+        of_pools = {"slots": (slots, None), "placement": (placement, None), "when_full": (when_full, "error")}
+        given = [f"{name}={value!r}" for name, (value, default) in of_pools.items() if value != default]
+        if given:
             raise ValueError(
-                f"slots={slots}, placement={placement!r} and when_full={when_full!r} have a meaning with "
-                "isolation='pools' alone"
+                f"{', '.join(given)} has a meaning with isolation='pools' alone: add that, or leave it out"
             )
         return
     if embedding_init == "last":

@@ -67,6 +67,7 @@ def subject_of(
         exact_host=_is_exact_host(strategy, asking),
         unlike=settings.unlike,
         known=known,
+        unrecorded=frozenset(getattr(strategy.model, "tasks", ())) - {*ledger.remaining, in_training},
         iteration=strategy.clock.train_iterations,
         in_training=in_training,
         others=[*ours, strategy.evaluator],

@@ -10,7 +10,7 @@ import torch
 from avalanche.core import SupervisedPlugin
 
 from avalanche_amnesia.models import ModelError, TaskMaskedModel
-from avalanche_amnesia.training.plugins.lookup import find_plugin
+from avalanche_amnesia.training.plugins.lookup import find_plugin, refuse_second
 from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin, single_task
 from avalanche_amnesia.training.snapshot import StepActivity, TaskSnapshot
 from avalanche_amnesia.unlearning import (
@@ -20,6 +20,17 @@ from avalanche_amnesia.unlearning import (
     remove_task_modules,
     shared_statistics,
 )
+
+
+def recorder_of(given: TrajectoryPlugin | None) -> TrajectoryPlugin:
+    """What a strategy was given as ``trajectory=``, by default a plugin that keeps all of it, lossless, in memory.
+
+    Raises:
+        TypeError: if it is anything else.
+    """
+    if given is not None and not isinstance(given, TrajectoryPlugin):
+        raise TypeError(f"trajectory must be a TrajectoryPlugin, got {given!r}: TrajectoryPlugin(path=..., dtype=...)")
+    return TrajectoryPlugin() if given is None else given
 
 
 class TrajectoryPlugin(SupervisedPlugin):
@@ -70,6 +81,7 @@ class TrajectoryPlugin(SupervisedPlugin):
 
     def before_train_dataset_adaptation(self, strategy: Any, **kwargs: Any) -> None:
         """Check the task, the model and the order of the plugins, and undo a training that was interrupted."""
+        refuse_second(strategy, TrajectoryPlugin)
         task, masking = single_task(strategy.experience), find_plugin(strategy, TaskMaskPlugin)
         if masking is not None and strategy.plugins.index(masking) > strategy.plugins.index(self):
             raise ValueError(

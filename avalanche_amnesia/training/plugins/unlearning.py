@@ -18,7 +18,7 @@ from avalanche_amnesia.benchmarks.data import task_data
 from avalanche_amnesia.training.attention import check_choice
 from avalanche_amnesia.training.history import TaskHistory
 from avalanche_amnesia.training.plugins.host_evaluation import drop_last_values, preserved_minibatch
-from avalanche_amnesia.training.plugins.lookup import find_plugin
+from avalanche_amnesia.training.plugins.lookup import find_plugin, refuse_second
 from avalanche_amnesia.training.plugins.stream_requests import StreamRequests, check_iteration, check_iterations, due
 from avalanche_amnesia.training.plugins.subject import seen_by_training, subject_of
 from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin, single_task
@@ -194,6 +194,8 @@ class UnlearningPlugin(SupervisedPlugin):
 
         And undo a training that was interrupted, before any plugin looks whether the task is a new one.
         """
+        refuse_second(strategy, UnlearningPlugin)
+        self._refuse_foreign_logs(strategy)
         last = (PeriodicEval, Clock)
         others = [plugin for plugin in strategy.plugins if plugin is not self]
         position = next((i for i, plugin in enumerate(others) if isinstance(plugin, last)), len(others))
@@ -262,6 +264,17 @@ class UnlearningPlugin(SupervisedPlugin):
         recorder = self._trajectory(strategy)
         if recorder.merge_permanent:
             recorder.trajectory.merge(self.ledger.permanent)
+
+    def _refuse_foreign_logs(self, strategy: Any) -> None:
+        recorder = find_plugin(strategy, TrajectoryPlugin)
+        recorded = () if recorder is None else recorder.trajectory.tasks
+        foreign = set(recorded) - {*self.ledger.remaining, *self.ledger.unlearned, self.current_task}
+        if foreign:
+            raise RequestError(
+                f"the trajectory holds updates of tasks {sorted(foreign)}, which another strategy trained: give every "
+                "strategy and reference a TrajectoryPlugin(path=...) of its own; to go on with that run load the "
+                "strategy itself, as torch.save(strategy, file) keeps it"
+            )
 
     def _obey(self, strategy: Any, request: Any, task: int) -> None:
         self._unlearn(strategy, request.tasks, request.event(task), self.keep_probes_of_stream)
@@ -338,6 +351,11 @@ class UnlearningPlugin(SupervisedPlugin):
         )
 
     def _trajectory(self, strategy: Any) -> TrajectoryPlugin:
+        if self not in strategy.plugins:
+            raise RequestError(
+                f"this UnlearningPlugin is none of {type(strategy).__name__}'s plugins, and knows nothing of its "
+                "tasks: keep the one that you gave to plugins=[TrajectoryPlugin(), UnlearningPlugin()], and call that"
+            )
         plugin = find_plugin(strategy, TrajectoryPlugin)
         if plugin is None:
             raise RequestError(

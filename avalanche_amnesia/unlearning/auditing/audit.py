@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from avalanche_amnesia.unlearning.auditing.files import UnreadableFileError, contents, is_text
 from avalanche_amnesia.unlearning.auditing.recognition import Recogniser
@@ -34,13 +34,18 @@ def audit(subject: Any, record: UnlearningRecord, *, evidence: Evidence | None =
 
     Args:
         subject: a strategy, whose model, optimizer, plugins, evaluator and everything that they hold are looked
-            through; or a folder or file.
+            through; a model; or a folder or file.
         record: of the unlearning.
         evidence: what :meth:`UnlearningPlugin.evidence` returned before it.
 
     Raises:
         FileNotFoundError: if ``subject`` is a path at which nothing is.
+        TypeError: if ``subject`` is none of these, or ``record`` is no record.
     """
+    if not isinstance(record, UnlearningRecord):
+        raise TypeError(f"record must be an UnlearningRecord, got {record!r}: UnlearningRecord.load(file) reads one")
+    if not (isinstance(subject, (str, PathLike, nn.Module)) or hasattr(subject, "plugins")):
+        raise TypeError(f"subject must be a strategy, a model, or the path of a folder or file, got {subject!r}")
     recogniser = Recogniser(record, evidence)
     if isinstance(subject, (str, PathLike)):
         return _audit_files(Path(subject), record, recogniser)
@@ -52,7 +57,8 @@ def _audit_objects(
 ) -> AuditReport:
     gone = set(record.tasks) - _learned_again(strategy)
     findings, looked_at = [], 0
-    for path, thing in reachable(strategy, "strategy", [record, evidence], enter=lambda t: _tasks_of(t) is None):
+    name = "model" if isinstance(strategy, nn.Module) else "strategy"
+    for path, thing in reachable(strategy, name, [record, evidence], enter=lambda t: _tasks_of(t) is None):
         if isinstance(thing, SparseValues):
             thing = _dense(thing)
         tensor = _as_tensor(thing)
@@ -68,7 +74,7 @@ def _audit_objects(
 
 
 def _learned_again(strategy: Any) -> set[int]:
-    ledgers = [plugin.ledger for plugin in strategy.plugins if hasattr(plugin, "ledger")]
+    ledgers = [plugin.ledger for plugin in getattr(strategy, "plugins", ()) if hasattr(plugin, "ledger")]
     return {task for ledger in ledgers for task in ledger.remaining}
 
 

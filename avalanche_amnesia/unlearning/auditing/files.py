@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import numpy as np
@@ -47,8 +48,13 @@ def contents(file: Path) -> Iterator[tuple[str, Any]]:
         yield from _contents(file)
     except UnreadableFileError:
         raise
+    except UnpicklingError as error:
+        raise UnreadableFileError(
+            f"{file}: torch.load refuses it without running code from it (a whole model or strategy, say): load it "
+            "yourself, if you trust it, and audit what you loaded"
+        ) from error
     except Exception as error:  # whatever a broken file makes of a reader
-        raise UnreadableFileError(f"{file}: {type(error).__name__}") from error
+        raise UnreadableFileError(f"{file}: broken, or not what its name says ({type(error).__name__})") from error
 
 
 def _contents(file: Path) -> Iterator[tuple[str, Any]]:

@@ -1,0 +1,96 @@
+"""Mistakes that are easily made are told at once, with what to do, and change nothing."""
+
+import pytest
+import torch
+from unlearning_kit import DIGITS, amnesiac, bits, book, stock
+
+from avalanche_amnesia.benchmarks import with_unlearning
+from avalanche_amnesia.evaluation import References, unlearned_accuracy_metrics
+from avalanche_amnesia.evaluation.references import ReferencesError
+from avalanche_amnesia.training import TrajectoryPlugin, UnlearningPlugin
+from avalanche_amnesia.unlearning import RequestError
+
+
+def trained(tasks, make=amnesiac, **options):
+    strategy = make(**options)
+    for task in tasks:
+        strategy.train(DIGITS.train_stream[task])
+    return strategy
+
+
+def test_tasks_that_came_with_a_checkpoint_are_not_recorded_and_make_no_claim_exact():
+    """The checkpoint may be that of a model which unlearned something approximately."""
+    before = trained([0, 1], train_epochs=1)
+    before.unlearn([0])
+    strategy = amnesiac(train_epochs=1)
+    strategy.model.load_state_dict(before.model.state_dict())
+    with pytest.raises(RequestError, match="task 1 can't be unlearned: the model came with it"):
+        strategy.plan_unlearning([1])
+    with pytest.raises(RequestError, match="task 3 can't be unlearned: it is not yet trained"):
+        strategy.plan_unlearning([3])
+    loaded = bits(strategy.model)
+    strategy.train(DIGITS.train_stream[2])
+    assert strategy.unlearn([2]).claim == "approximate"
+    assert bits(strategy.model) == loaded
+
+
+def test_a_book_that_is_not_the_strategys_own_is_refused():
+    strategy = trained([0], make=stock, epochs=1)
+    before = bits(strategy.model)
+    with pytest.raises(RequestError, match="none of Naive's plugins"):
+        UnlearningPlugin().unlearn(strategy, [0])
+    assert bits(strategy.model) == before
+    assert book(strategy).unlearn(strategy, [0]).tasks == (0,)
+
+
+@pytest.mark.parametrize("wrong", ["logs", torch.int8])
+def test_a_trajectory_is_a_plugin(wrong):
+    with pytest.raises(TypeError, match="trajectory must be a TrajectoryPlugin, got"):
+        amnesiac(trajectory=wrong)
+
+
+def test_one_task_is_no_list_of_tasks():
+    strategy = trained([0], train_epochs=1)
+    with pytest.raises(RequestError, match="0 is no list of tasks"):
+        strategy.mark_permanent(0)
+    with pytest.raises(ReferencesError, match="must be a list of tasks"):
+        References(amnesiac, DIGITS).reference(1)
+
+
+def test_references_are_no_benchmark():
+    with pytest.raises(TypeError, match="the first argument is the benchmark"):
+        unlearned_accuracy_metrics(References(amnesiac, DIGITS))
+
+
+def test_a_stream_may_have_permanent_tasks_and_no_requests():
+    stream = with_unlearning(DIGITS, permanent=[1], deadline=2).train_stream
+    assert [(e.requests, e.permanent, e.deadline) for e in stream[:2]] == [((), False, 2), ((), True, 2)]
+
+
+def test_a_record_tells_of_replaced_heads_only_where_one_was():
+    strategy = trained([0, 1, 2], train_epochs=1)
+    said = [line for line in strategy.unlearn([2]).purged if "heads" in line]
+    assert said == []
+    said = [line for line in strategy.unlearn([0]).purged if "heads" in line]
+    assert said == ["heads of tasks [1] replaced by those fitted for the world without [0]"]
+
+
+def test_logs_of_another_run_are_not_gone_on_with(tmp_path):
+    trained([0], train_epochs=1, trajectory=TrajectoryPlugin(path=tmp_path))
+    strategy = amnesiac(train_epochs=1, trajectory=TrajectoryPlugin(path=tmp_path))
+    before = bits(strategy.model)
+    for task in (0, 1):
+        with pytest.raises(RequestError, match=r"holds updates of tasks \[0\], which another strategy trained"):
+            strategy.train(DIGITS.train_stream[task])
+    assert bits(strategy.model) == before
+
+
+def test_a_saved_strategy_goes_on_where_it_was(tmp_path):
+    """Right after a training too, and with its logs in files."""
+    torch.save(trained([0, 1], train_epochs=1, trajectory=TrajectoryPlugin(path=tmp_path)), tmp_path / "strategy.pt")
+    runs = torch.load(tmp_path / "strategy.pt", weights_only=False), trained([0, 1], train_epochs=1)
+    for strategy in runs:
+        strategy.train(DIGITS.train_stream[2])
+    first, second = (strategy.unlearn([1]).changes for strategy in runs)
+    assert first == second
+    assert bits(runs[0].model) == bits(runs[1].model)
