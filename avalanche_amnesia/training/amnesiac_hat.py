@@ -56,9 +56,9 @@ class AmnesiacHAT(HardAttentionStrategy):
             lossless, in memory.
         allow_unknown: unlearn although a plugin keeps learned state that no adapter can clean; the record says so.
         sparsity_weight: ``λ >= 0``; None: 0.5, and with ``isolation="pools"`` as :class:`HATPlugin` has it. This and
-            the next two were chosen on six streams of five tasks (``experiments/results/mask_settings.md``); the published
-            values, 0.75, 400 and 0.05, are those of :class:`HAT`. Where tasks are many or epochs are, a larger λ leaves
-            more to later tasks.
+            the next two were chosen on six streams of five tasks (``experiments/results/mask_settings.md``); the
+            published values, 0.75, 400 and 0.05, are those of :class:`HAT`. Where tasks are many or epochs are, a
+            larger λ leaves more to later tasks.
         s_max: largest scale of the gate, > 1.
         embedding_lr: learning rate of the mask embeddings.
         isolation: ``none``, or ``pools`` (exact unlearning), as in :class:`HATPlugin`.

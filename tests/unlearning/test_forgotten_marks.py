@@ -131,7 +131,10 @@ def test_nothing_tells_what_a_forgotten_task_had_left(monkeypatch, compensation,
     assert one.keys() == other.keys()
     for name, value in one.items():
         assert value.shape == other[name].shape, name
-        torch.testing.assert_close(value, other[name], rtol=0, atol=TOLERANCE, equal_nan=True, msg=str(name))
+        fitted = isinstance(name, tuple) and name[0] == "head"  # to features off by rounding, which the fit magnifies
+        torch.testing.assert_close(
+            *(value, other[name]), rtol=1e-4 if fitted else 0, atol=TOLERANCE, equal_nan=True, msg=str(name)
+        )
 
 
 def test_the_lives_differ_while_the_task_is_remembered():

@@ -11,7 +11,7 @@ from torch import Tensor
 from avalanche_amnesia.bits import tensor_hash
 from avalanche_amnesia.unlearning.evidence import Evidence
 from avalanche_amnesia.unlearning.fingerprint import Trace, pattern_hash, sketch, telling, values_hash
-from avalanche_amnesia.unlearning.record import UnlearningRecord
+from avalanche_amnesia.unlearning.record import TensorChange, UnlearningRecord
 
 Match = tuple[str, str, float]
 """Kind, name and strength of a finding."""
@@ -35,7 +35,8 @@ class Recogniser:
     """
 
     def __init__(self, record: UnlearningRecord, evidence: Evidence | None = None) -> None:
-        known = (change for change in record.changes if change.name not in record.plan.untelling)
+        untelling = {*record.plan.untelling, *(change.name for change in record.changes if _mask_that_moved(change))}
+        known = (change for change in record.changes if change.name not in untelling)
         self._bits = {change.before: change for change in known if change.before is not None}
         self._print = record.fingerprint
         self._evidence = evidence
@@ -161,3 +162,8 @@ def _without(vector: Tensor, basis: Sequence[Tensor]) -> Tensor:
     for direction in basis:
         vector = vector - direction * float(vector @ direction)
     return vector
+
+
+def _mask_that_moved(change: TensorChange) -> bool:
+    """Whether a tensor is the mask of a remaining task whose pool moved: another task's may come to lie there."""
+    return change.after is not None and change.name.startswith("_binary.")
