@@ -57,8 +57,8 @@ class AmnesiacHAT(HardAttentionStrategy):
         allow_unknown: unlearn although a plugin keeps learned state that no adapter can clean; the record says so.
         sparsity_weight: ``λ >= 0``; None: 0.5, and with ``isolation="pools"`` as :class:`HATPlugin` has it. This and
             the next two were chosen on six streams of five tasks (``experiments/results/mask_settings.md``); the
-            published values, 0.75, 400 and 0.05, are those of :class:`HAT`. Where tasks are many or epochs are, a
-            larger λ leaves more to later tasks.
+            published values, 0.75, 400 and 0.05, are those of :class:`HAT`. Where tasks are many or epochs
+            are, a larger λ leaves more to later tasks.
         s_max: largest scale of the gate, > 1.
         embedding_lr: learning rate of the mask embeddings.
         isolation: ``none``, or ``pools`` (exact unlearning), as in :class:`HATPlugin`.
@@ -96,9 +96,7 @@ class AmnesiacHAT(HardAttentionStrategy):
         if not isinstance(repair, RepairPlugin):
             check_choice("repair", repair, RepairChoice)
         options |= {"s_max": s_max, "embedding_lr": embedding_lr, "isolation": isolation}
-        options["sparsity_weight"] = sparsity_weight
-        if sparsity_weight is None and isolation == "none":
-            options["sparsity_weight"] = 0.5
+        options["sparsity_weight"] = 0.5 if sparsity_weight is None and isolation == "none" else sparsity_weight
         masking: HATPlugin
         if adjustment == "adahat":
             of_plugin, rest = split_options(options, AdaHATPlugin)
