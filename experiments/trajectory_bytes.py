@@ -2,8 +2,8 @@
 
     python -m experiments.trajectory_bytes [--data mnist|digits] [--root DATA] [--adjustment hat|adahat] [--json FILE]
 
-AmnesiacHAT with its defaults, MLP 784-256-100-64 (64-256-100-64 on digits), Adam 1e-3, batch 128, 2 epochs (20 on
-digits); then the middle task is unlearned. Columns, means over tasks but for the largest error:
+AmnesiacHAT at HAT's published settings, MLP 784-256-100-64 (64-256-100-64 on digits), Adam 1e-3, batch 128, 2 epochs
+(20 on digits); then the middle task is unlearned. Columns, means over tasks but for the largest error:
 
     moved        share of the backbone's parameters that a task moved, as kept
     byte         per backbone parameter and task
@@ -104,6 +104,9 @@ def run(benchmark: Any, adjustment: Any, epochs: int, setting: dict[str, Any]) -
         optimizer=Adam(model.parameters(), lr=1e-3),
         adjustment=adjustment,
         trajectory=plugin,
+        sparsity_weight=0.75,
+        s_max=400.0,
+        embedding_lr=0.05,
         train_mb_size=128,
         train_epochs=epochs,
         evaluator=EvaluationPlugin(loggers=[BaseLogger()]),
