@@ -24,14 +24,14 @@ class Samples:
     Attributes:
         x: inputs ``(n, …)``.
         y: labels ``(n,)``.
-        logits: what the model gave when they were stored, or :meth:`TaskMemory.renew` was called, ``(n, classes)``;
-            None once a task that had a part in them is gone, as they would bring some of it back.
+        logits: what the model gave when they were stored, or :meth:`TaskMemory.renew` was called, ``(n, classes)``.
+            NaN where a sample has none: once a task that had a part in them is gone, they would bring some of it back.
         known: the tasks that had a part in them.
     """
 
     x: Tensor
     y: Tensor
-    logits: Tensor | None
+    logits: Tensor
     known: frozenset[int]
 
     def __len__(self) -> int:
@@ -39,8 +39,16 @@ class Samples:
 
     def at(self, index: Tensor) -> Samples:
         """Those at some positions ``(k,)``, in storage of their own."""
-        logits = None if self.logits is None else self.logits[index]
-        return Samples(self.x[index], self.y[index], logits, self.known)
+        return Samples(self.x[index], self.y[index], self.logits[index], self.known)
+
+    def without_logits(self) -> Samples:
+        """The same samples and labels alone."""
+        return replace(self, logits=torch.full_like(self.logits, torch.nan))
+
+    @property
+    def has_logits(self) -> Tensor:
+        """Which of them have logits, bool ``(n,)``."""
+        return ~self.logits.isnan().any(1)
 
     def first(self, n: int) -> Samples:
         """At most ``n`` of them, in storage of their own."""
@@ -93,7 +101,7 @@ class TaskMemory:
         Args:
             model: that gives them.
             task: whose samples they are for.
-            only_right: store none (NaN) where the largest is not the label's.
+            only_right: store none where the largest is not the label's.
         """
         held = self.samples[task]
         logits = _logits(model, held.x, task)
@@ -132,7 +140,7 @@ class TaskMemory:
         undo.callback(setattr, self, "samples", self.samples)
         dropped = sum(len(samples) for task, samples in self.samples.items() if task in tasks)
         self.samples = {
-            task: samples if samples.known.isdisjoint(tasks) else replace(samples, logits=None)
+            task: samples if samples.known.isdisjoint(tasks) else samples.without_logits()
             for task, samples in self.samples.items()
             if task not in tasks
         }
@@ -177,11 +185,8 @@ class DarkLoss:
         for task, samples in batch.items():
             logits = model(samples.x.to(device), task)
             labels = F.cross_entropy(logits, samples.y.to(device), reduction="none")
-            dark = labels
-            if samples.logits is not None:
-                stored = samples.logits.to(device)
-                there = ~stored.isnan().any(1)
-                dark = torch.where(there, (logits - stored.nan_to_num()).square().mean(1), labels)
+            error = (logits - samples.logits.nan_to_num().to(device)).square().mean(1)
+            dark = torch.where(samples.has_logits.to(device), error, labels)
             parts.append((self.logit_weight * dark + self.label_weight * labels).mean() * (len(samples) / total))
         return torch.stack(parts).sum()
 

@@ -163,13 +163,13 @@ def _repair(subject: Subject, preparation: Preparation, purged: list[str], undo:
         subject.trajectory,
         tasks=tasks,
         compensated=preparation.plan.compensated,
-        changed=_where(preparation.removal),
+        changed=_where(preparation.removal, dict(model.named_parameters())),
         before=subject.before,
         undo=undo,
     )
 
 
-def _where(removal: Removal) -> dict[str, Tensor]:
+def _where(removal: Removal, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Tensor name → bool tensor of the entries that a removal changes, or that a repair which goes could move.
 
     Which of these it did move depends on data of tasks that may go now: nothing may follow from it.
@@ -179,8 +179,8 @@ def _where(removal: Removal) -> dict[str, Tensor]:
         put(result[name], index, torch.ones_like(index, dtype=torch.bool))
     for repair in (updates for writer, updates in removal.updates.items() if writer < 0):
         for name in repair:
-            noted = repair.where(name)
-            result[name] = result[name] | noted.to(result[name].device) if name in result else noted
+            noted = repair.where(name).to(parameters[name].device)
+            result[name] = result[name] | noted if name in result else noted
     return result
 
 

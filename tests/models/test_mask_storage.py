@@ -99,11 +99,19 @@ def test_nothing_at_all():
     assert same(decode_masks(encode_masks(empty)), empty)
 
 
-def test_what_is_no_code_is_refused():
-    code = encode_masks(drawn(0, 5000, 3, 0.7))
-    for wrong in (b"", code[:40], code[:-1], code + b"\0", b"XXXX" + code[4:]):
-        with pytest.raises(ValueError, match="these are no encoded masks"):
-            decode_masks(wrong)
+@pytest.mark.parametrize(
+    "broken",
+    [
+        pytest.param(lambda code: b"", id="empty"),
+        pytest.param(lambda code: code[:40], id="head alone"),
+        pytest.param(lambda code: code[:-1], id="cut off"),
+        pytest.param(lambda code: code + b"\0", id="too long"),
+        pytest.param(lambda code: b"XXXX" + code[4:], id="another kind"),
+    ],
+)
+def test_what_is_no_code_is_refused(broken):
+    with pytest.raises(ValueError, match="these are no encoded masks"):
+        decode_masks(broken(encode_masks(drawn(0, 5000, 3, 0.7))))
 
 
 def test_masks_that_do_not_fit_are_refused():

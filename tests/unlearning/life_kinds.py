@@ -10,7 +10,7 @@ from unlearning_kit import OPTIMIZERS, ConvNet, amnesiac, stock
 
 from avalanche_amnesia.bits import same_bits
 from avalanche_amnesia.models import MLP, MultiHeadModel, SubnetModel
-from avalanche_amnesia.training import WSN
+from avalanche_amnesia.training import WSN, RepairPlugin
 from avalanche_amnesia.training.plugins import TrajectoryPlugin, UnlearningPlugin
 from avalanche_amnesia.unlearning import own_parameters
 
@@ -81,6 +81,7 @@ class Kind:
         make: makes the strategy around a trajectory plugin.
         options: of the trajectory plugin.
         protects: whether later tasks, and their unlearning, leave earlier tasks' logits as they are.
+        revises: whether an unlearning puts something in the place of what it takes out: sums of updates hold no more.
         keeps_shared: whether an entry that a remaining task reads stays as it is, whoever trained it.
         tolerance: of the sums of updates; 0 where marked ones are exact.
     """
@@ -89,6 +90,7 @@ class Kind:
     options: dict[str, Any] = field(default_factory=dict)
     protects: bool = False
     keeps_shared: bool = False
+    revises: bool = False
     tolerance: float = 0.0
 
 
@@ -96,11 +98,17 @@ def hat(**options: Any) -> Callable[..., Any]:
     return lambda recorder, **rest: amnesiac_hat(recorder, **options, **rest)
 
 
+def repaired(trajectory: TrajectoryPlugin, **options: Any) -> Any:
+    return amnesiac_hat(trajectory, repair=RepairPlugin("sequential", steps=3, samples_per_task=8), **options)
+
+
 KINDS = {
     "hat": Kind(hat(), protects=True),
     "adahat": Kind(hat(adjustment="adahat", alpha=1e-2)),
     "pools": Kind(hat(isolation="pools"), protects=True),
     "exclusive": Kind(hat(deletion="exclusive"), protects=True, keeps_shared=True),
+    "backup": Kind(hat(compensation="backup"), protects=True, revises=True),
+    "repair": Kind(repaired, protects=True, revises=True),
     "int8": Kind(hat(adjustment="constant"), {"dtype": torch.int8}, tolerance=1e-5),
     "disk": Kind(hat(adjustment="adahat", alpha=1e-2), {"path": "logs"}),
     "wsn": Kind(wsn, protects=True, keeps_shared=True),

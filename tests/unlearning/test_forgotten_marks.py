@@ -101,7 +101,7 @@ def held(strategy) -> dict[object, Tensor]:
             found |= {("shadow", task, other, name): entries.values for name, entries in backup.updates.items()}
     for task, samples in repair.memory.samples.items() if repair else ():
         found[("sample", task)] = samples.x
-        found[("logits", task)] = torch.empty(0) if samples.logits is None else samples.logits
+        found[("logits", task)] = samples.logits
     return found
 
 

@@ -230,6 +230,9 @@ class HATPlugin(TaskMaskPlugin):
 
     def rearrange(self, strategy: Any, undo: ExitStack) -> None:
         """As the base class's: the remaining tasks' pools close the gap."""
+        undo.callback(setattr, self, "opened_whole", self.opened_whole)
+        masks = self.model_of(strategy).masks
+        self.opened_whole = {task: layers for task, layers in self.opened_whole.items() if task in masks}
         if self._pools is not None:
             self._pools.rearrange(strategy, self.model_of(strategy), self.snapshot, undo)
 

@@ -86,8 +86,7 @@ class RepairPlugin(SupervisedPlugin):
     ) -> None:
         super().__init__()
         check_choice("mode", mode, RepairMode)
-        whole = {"steps": steps, "batch_size": batch_size, "samples_per_task": samples_per_task}
-        for name, value in {**whole, **({} if size is None else {"size": size})}.items():
+        for name, value in {"steps": steps, "batch_size": batch_size, "samples_per_task": samples_per_task}.items():
             if not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name} must be an int of at least 1, got {value!r}")
         self.mode: str = mode
@@ -137,7 +136,9 @@ class RepairPlugin(SupervisedPlugin):
                     self.memory.renew(model, task)
                     continue
                 self._retake_statistics(model, task)
-                if self.memory.samples[task].logits is None:  # stay close to what is left: few labels lead astray
+                if not bool(
+                    self.memory.samples[task].has_logits.any()
+                ):  # stay close to what is left: few labels lead astray
                     self.memory.renew(model, task, only_right=True)
             for position, stage in enumerate(stages):
                 former = tuple(task for done in stages[:position] for task in done)
