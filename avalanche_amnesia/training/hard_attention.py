@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
@@ -86,6 +87,17 @@ class TaskStrategy(ListenerDispatch, SupervisedTemplate):
         """As the host's; the caller's random streams stay as they were, also where an error ends the training."""
         with preserved_rng():
             return super().train(*args, **kwargs)
+
+    def _before_training_exp(self, **kwargs: Any) -> None:
+        requests = getattr(self.experience, "requests", ())
+        if requests and find_plugin(self, UnlearningPlugin) is None:
+            warnings.warn(
+                f"{type(self).__name__} obeys no request, and this stream has {len(requests)} at task "
+                f"{self.experience.task_label}: use AmnesiacHAT, or plugins=[TrajectoryPlugin(), UnlearningPlugin()] "
+                "(with obey=False to decline them knowingly)",
+                stacklevel=2,
+            )
+        super()._before_training_exp(**kwargs)
 
     def check_model_and_optimizer(self, reset_optimizer_state: bool | None = None, **kwargs: Any) -> None:
         """A new optimizer state per task, unless the strategy or the call to ``train`` says otherwise."""

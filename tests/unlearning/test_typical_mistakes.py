@@ -1,5 +1,7 @@
 """Mistakes that are easily made are told at once, with what to do, and change nothing."""
 
+import warnings
+
 import pytest
 import torch
 from unlearning_kit import DIGITS, amnesiac, bits, book, stock
@@ -7,7 +9,8 @@ from unlearning_kit import DIGITS, amnesiac, bits, book, stock
 from avalanche_amnesia.benchmarks import with_unlearning
 from avalanche_amnesia.evaluation import References, unlearned_accuracy_metrics
 from avalanche_amnesia.evaluation.references import ReferencesError
-from avalanche_amnesia.training import TrajectoryPlugin, UnlearningPlugin
+from avalanche_amnesia.models import MLP, MaskedModel
+from avalanche_amnesia.training import HAT, TrajectoryPlugin, UnlearningPlugin
 from avalanche_amnesia.unlearning import RequestError
 
 
@@ -94,3 +97,20 @@ def test_a_saved_strategy_goes_on_where_it_was(tmp_path):
     first, second = (strategy.unlearn([1]).changes for strategy in runs)
     assert first == second
     assert bits(runs[0].model) == bits(runs[1].model)
+
+
+@pytest.mark.parametrize("declined", [False, True])
+def test_requests_that_nobody_obeys_are_a_warning_unless_they_are_declined(declined):
+    torch.manual_seed(0)
+    model = MaskedModel(MLP(64, hidden=(12,), features=10))
+    plugins = [TrajectoryPlugin(), UnlearningPlugin(obey=False)] if declined else []
+    strategy = HAT(model=model, optimizer=torch.optim.Adam(model.parameters()), plugins=plugins, train_mb_size=40)
+    first, second, *_ = with_unlearning(DIGITS, {1: [0]}).train_stream
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        strategy.train(first)
+        assert not [w for w in said if "obeys no request" in str(w.message)]
+        strategy.train(second)
+    told = [str(w.message) for w in said if "obeys no request" in str(w.message)]
+    assert len(told) == (0 if declined else 1)
+    assert all("UnlearningPlugin()" in text and "at task 1" in text for text in told)
