@@ -63,8 +63,11 @@ def test_seconds_are_kept_apart_from_results(demo):
     assert "seconds" not in (out / "results.json").read_text()
     timings = json.loads((out / "timings.json").read_text())
     for run in runs:
+        after_two, after_four, after_all = timings[run.name]
         assert [timing["after_task"] for timing in timings[run.name]] == [1, 3, 4]
-        assert all(0 < timing["unlearn"] < timing["retrain"] for timing in timings[run.name])
+        assert all(timing["unlearn"] > 0 for timing in timings[run.name])
+        # The last task is unlearned as soon as it is learned: what remains, and so its reference, is the one before.
+        assert 0 < after_two["retrain"] != after_four["retrain"] == after_all["retrain"]
 
 
 def test_figures_and_offline_runs_lie_in_the_folder(demo):
