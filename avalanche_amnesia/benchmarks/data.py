@@ -34,9 +34,16 @@ class TensorTask(Dataset[tuple[Tensor, int]]):
     def __getitem__(self, item: int) -> tuple[Tensor, int]:
         return self._prepared(self.base[self.index[item]].unsqueeze(0))[0], self.targets[item]
 
-    def tensors(self) -> tuple[Tensor, Tensor]:
-        """The whole task, made anew at each call: x float32 (n, ...), y int64 (n,)."""
-        return self._prepared(self.base[self.index]), torch.tensor(self.targets, dtype=torch.int64)
+    def tensors(self, where: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The task's samples, made anew at each call: x float32 (n, ...), y int64 (n,).
+
+        Args:
+            where: positions in the task, int64 (n,); None: all.
+        """
+        index, targets = self.index, torch.tensor(self.targets, dtype=torch.int64)
+        if where is not None:
+            index, targets = index[where], targets[where]
+        return self._prepared(self.base[index]), targets
 
     def _prepared(self, x: Tensor) -> Tensor:
         x = x.float()
@@ -74,10 +81,9 @@ def task_data(experience: Any, index: Tensor | None = None) -> tuple[Tensor, Ten
     Returns:
         ``(n, …)`` and ``(n,)``.
     """
-    tensors = getattr(experience, "tensors", None)
-    if tensors is not None:
-        x, y = tensors
-        return (x, y) if index is None else (x[index], y[index])
+    found: tuple[Tensor, Tensor] | None = getattr(experience, "tensors_at", lambda index: None)(index)
+    if found is not None:
+        return found
     data = experience.dataset.eval()
     if index is not None:
         data = data.subset(index.tolist())

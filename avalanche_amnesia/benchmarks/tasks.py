@@ -67,9 +67,17 @@ class TaskExperience(DatasetExperience):
 
         None for a lazy data set, and when the experience's data set is no longer the one it was built with.
         """
+        return self.tensors_at(None)
+
+    def tensors_at(self, where: Tensor | None) -> tuple[Tensor, Tensor] | None:
+        """As :attr:`tensors`, of some samples alone.
+
+        Args:
+            where: positions in the task, int64 (n,); None: all.
+        """
         if isinstance(self._samples, LazyTask) or self._dataset is not self._built_with:
             return None
-        return self._samples.tensors()
+        return self._samples.tensors(where)
 
 
 def task_benchmark(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torch import fx
+from torch import fx, nn
 
 from avalanche_amnesia.models.extraction import entrywise, moves, norms, weighted
 from avalanche_amnesia.models.extraction.shrinking import Shrinking
@@ -37,14 +37,26 @@ def extract(model: TaskMaskedModel, task: int, *, input_shape: tuple[int, ...] |
         ValueError: for the task in training.
     """
     model = masked_model(model, task)
-    forward, graph = specialise(model, task)
-    dtype = model.graph.input_dtype
-    if dtype.is_floating_point:
-        dtype = next((p.dtype for p in forward.parameters() if p.is_floating_point()), dtype)
-    walk = Shrinking(forward, graph, model.graph.input_shape if input_shape is None else input_shape, dtype)
+    walk = walk_over(model, *specialise(model, task, model.head(task)), input_shape)
     subnet = walk.run().to(next(model.parameters()).device)
     subnet.meta["whole"] = walk.whole_again
     return subnet
+
+
+def walk_over(
+    model: MaskedModel,
+    forward: nn.Module,
+    graph: fx.Graph,
+    input_shape: tuple[int, ...] | None = None,
+    *,
+    fold: bool = True,
+) -> Shrinking:
+    """A walk over what :func:`specialise` made of a model, yet to run; the rest is as in :class:`Shrinking`."""
+    dtype = model.graph.input_dtype
+    if dtype.is_floating_point:
+        dtype = next((p.dtype for p in forward.parameters() if p.is_floating_point()), dtype)
+    shape = model.graph.input_shape if input_shape is None else input_shape
+    return Shrinking(forward, graph, shape, dtype, fold=fold)
 
 
 def masked_model(model: TaskMaskedModel, task: int) -> MaskedModel:

@@ -35,7 +35,7 @@ def _affine(module: TaskNorm, mask: Tensor, index: Tensor) -> tuple[Tensor | Non
 
 @shrinks(TaskBatchNorm)
 def by_channel(walk: Shrinking, node: fx.Node, x: Live, mask: Tensor | None = None) -> Live:
-    """Batch and instance norm: folded into the layer in front of it where nobody else reads that."""
+    """Batch and instance norm: may be folded into the layer in front of it where nobody else reads that."""
     module: Any = walk.module(node)
     units = x.shape[1]
     open_ = _open(mask, units)
@@ -43,7 +43,8 @@ def by_channel(walk: Shrinking, node: fx.Node, x: Live, mask: Tensor | None = No
     x = walk.bring(x, kept, 1)
     weight, bias = _affine(module, open_, kept)
     mean, var = (None if s is None else s[kept] for s in (module.running_mean, module.running_var))
-    if mean is not None and var is not None and not module.instance and _sole_reader(walk, node):
+    folds = walk.fold and not module.instance and _sole_reader(walk, node)
+    if folds and mean is not None and var is not None:
         scale = (var.double() + module.eps).rsqrt()
         scale = scale if weight is None else scale * weight.double()
         shift = -mean.double() * scale + (0.0 if bias is None else bias.double())
@@ -58,6 +59,7 @@ def by_channel(walk: Shrinking, node: fx.Node, x: Live, mask: Tensor | None = No
         filled(made, weight=weight, bias=torch.zeros_like(weight) if bias is None else bias)
     if mean is not None:
         filled(made, running_mean=mean, running_var=var, num_batches_tracked=torch.zeros((), dtype=torch.long))
+    walk.norms[str(node.target)] = made, kept
     here = walk.new.call_module(walk.parts.put_module(str(node.target), made, (node,)), (x.node,))
     return live(here, x.full, 1, kept)
 

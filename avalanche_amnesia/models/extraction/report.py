@@ -75,7 +75,7 @@ def subnet_report(model: TaskMaskedModel, task: int) -> SubnetReport:
     """
     model = masked_model(model, task)
     subnet = extract(model, task).cpu()
-    forward, _ = specialise(model, task)
+    forward, _ = specialise(model, task, model.head(task))
     x = torch.zeros(1, *model.graph.input_shape, dtype=model.graph.input_dtype)
     shared = {f"backbone.{name}" for name in model.graph.owned}  # what the task has a copy of
     return SubnetReport(

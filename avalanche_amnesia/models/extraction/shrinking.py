@@ -57,10 +57,19 @@ class Shrinking:
         graph: from the input to the logits; not changed.
         input_shape: of one input, without the batch.
         dtype: of the input.
+        fold: whether batch norms become part of the layers in front of them.
+
+    Attributes:
+        norms: batch and instance norms that were not folded: name → smaller copy, and the channels that it has.
+        result: how the output lies, once the walk is over.
     """
 
-    def __init__(self, root: nn.Module, graph: fx.Graph, input_shape: Sequence[int], dtype: torch.dtype) -> None:
-        self.root, self.old, self.new = root, graph, fx.Graph()
+    def __init__(
+        self, root: nn.Module, graph: fx.Graph, input_shape: Sequence[int], dtype: torch.dtype, *, fold: bool = True
+    ) -> None:
+        self.root, self.old, self.new, self.fold = root, graph, fx.Graph(), fold
+        self.norms: dict[str, tuple[nn.Module, Tensor]] = {}
+        self.result: Any = None
         self.input = tuple(torch.empty((n, *input_shape), dtype=dtype, device="meta") for n in BATCHES)
         self.parts = Parts(self.new)
         self.known: dict[fx.Node, Any] = {}
@@ -68,13 +77,22 @@ class Shrinking:
         self._brought: dict[Any, fx.Node] = {}
 
     @torch.no_grad()
-    def run(self) -> fx.GraphModule:
-        """Walk; the smaller network."""
+    def run(self, *, whole: bool = True) -> fx.GraphModule:
+        """Walk; the smaller network.
+
+        Args:
+            whole: whether it puts back what its output is left without. Where False, last entries of it may be left
+                out that are zero.
+        """
         for node in self.old.nodes:
             if node.op == "placeholder":
                 self.known[node] = Live(self.new.placeholder("x"), self.input)  # type: ignore[arg-type]
             elif node.op == "output":
-                self.new.output(self.as_node(node.args[0] and self.known[node.args[0]]))
+                result = self.known[node.args[0]]
+                if isinstance(result, Live) and (whole or not result.along(-1)):
+                    result = Live(self.whole(result), result.full)
+                self.result = result
+                self.new.output(self._as_laid_out(result))
             else:
                 self.known[node] = self._known_of(node)
         self.new.eliminate_dead_code(lambda node: node.op in ("placeholder", "output"))

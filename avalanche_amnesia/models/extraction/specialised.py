@@ -47,16 +47,17 @@ class _Whole(fx.Tracer):
         return True
 
 
-def specialise(model: MaskedModel, task: int) -> tuple[TaskForward, fx.Graph]:
+def specialise(model: MaskedModel, task: int, head: nn.Module) -> tuple[TaskForward, fx.Graph]:
     """A copy of one task's forward, on the CPU, and its graph, in which masks are constants.
 
     Args:
         model: a masked model; not changed.
-        task: a task with a head and a kept mask.
+        task: a task with a kept mask.
+        head: what its features go into.
     """
     like = next((p for p in model.backbone.parameters() if p.is_floating_point()), torch.empty(()))
     masks = model.by_layer(model.binary_mask(task).to("cpu", like.dtype))
     own = model.task_parts(task)
     assert own is not None
-    forward = copy.deepcopy(TaskForward(model.backbone, own, model.head(task), masks)).cpu().eval()
+    forward = copy.deepcopy(TaskForward(model.backbone, own, head, masks)).cpu().eval()
     return forward, _Whole().trace(forward)

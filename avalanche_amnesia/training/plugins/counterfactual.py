@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Any
@@ -15,11 +14,10 @@ from torch import Tensor, nn
 
 from avalanche_amnesia.benchmarks.data import task_data
 from avalanche_amnesia.models import TaskMaskedModel
-from avalanche_amnesia.models.modes import evaluating
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.training.plugins.lookup import find_plugin
-from avalanche_amnesia.training.plugins.statistics import retake, running_norms
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
+from avalanche_amnesia.training.plugins.world_features import WorldFeatures
 from avalanche_amnesia.unlearning import Removal, Trajectory
 from avalanche_amnesia.unlearning.logistic import fit_head
 
@@ -113,9 +111,10 @@ class CounterfactualPlugin(SupervisedPlugin):
         size = len(strategy.experience.dataset)
         index = torch.randperm(size, generator=generator)[: self.samples].sort().values
         x, y = task_data(strategy.experience, index)
+        of_world = WorldFeatures(model, task, x, strategy.train_mb_size)
         for gone in worlds:
             with self._world(model, trajectory, gone):
-                features, statistics = _features(model, x, task, strategy.train_mb_size)
+                features, statistics = of_world()
                 head = self._fit(model, task, gone, features, y.to(features.device))
             if head is not None:
                 self.heads[task][gone] = replace(head, statistics=statistics)
@@ -233,25 +232,6 @@ def _without(model: TaskMaskedModel, trajectory: Trajectory, gone: Collection[in
     finally:
         for name, value in before.items():
             parameters[name].data.copy_(value)
-
-
-def _features(model: TaskMaskedModel, x: Tensor, task: int, mb_size: int) -> tuple[Tensor, dict[str, Tensor]]:
-    """Features in the world that the backbone is in, and the running statistics that the task's norms have there."""
-    like = next(p for p in model.parameters() if p.is_floating_point())
-    x = x.to(like.dtype) if x.is_floating_point() else x
-    device = like.device
-    mask, parts = model.binary_mask(task), deepcopy(model.task_parts(task))
-    with evaluating(model):
-        norms = running_norms(parts)
-        if norms:
-            batches = (part.to(device) for part in x.split(mb_size)[:_STATISTICS_BATCHES] if len(part) > 1)
-            retake(norms, batches, lambda part: model.masked_features(part, mask, parts))
-        features = torch.cat([model.masked_features(part.to(device), mask, parts) for part in x.split(512)])
-    features = features.to(torch.promote_types(features.dtype, torch.float32))  # no half can be whitened
-    return features, dict(parts.named_buffers()) if parts is not None and norms else {}
-
-
-_STATISTICS_BATCHES = 16
 
 
 def _statistics(model: TaskMaskedModel, task: int, fitted: FittedHead) -> Iterator[tuple[Tensor, Tensor]]:

@@ -1,0 +1,67 @@
+"""A task's features by a network without its closed units, whose norms can take their statistics again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor, fx, nn
+
+from avalanche_amnesia.models.extraction.extract import walk_over
+from avalanche_amnesia.models.extraction.specialised import specialise
+from avalanche_amnesia.models.masked import MaskedModel
+from avalanche_amnesia.models.task_owned import TaskBatchNorm
+
+
+@dataclass(frozen=True)
+class FeatureSubnet:
+    """A task's features without the units that its mask closes.
+
+    Attributes:
+        network: ``(batch, …)`` → ``(batch, kept)``, in evaluation mode.
+        units: which features these are, ``(kept,)``; all others are zero.
+        norms: name of a norm in the task's own modules → its smaller copy in the network, and the channels it has.
+        parts: the task's own modules.
+    """
+
+    network: fx.GraphModule
+    units: Tensor
+    norms: Mapping[str, tuple[nn.Module, Tensor]]
+    parts: nn.Module
+
+    def statistics(self) -> dict[str, Tensor]:
+        """The norms' running statistics, by name in ``parts``; channels that are left out hold those of ``parts``."""
+        whole = dict(self.parts.named_buffers())
+        found = {}
+        for name, (norm, channels) in self.norms.items():
+            for kind in ("running_mean", "running_var"):
+                value = whole[f"{name}.{kind}"]
+                cut = norm.get_buffer(kind).to(value)
+                found[f"{name}.{kind}"] = value.index_copy(0, channels.to(value.device), cut)
+        return found
+
+
+def feature_subnet(model: MaskedModel, task: int) -> FeatureSubnet | None:
+    """A task's features by a smaller network, as :func:`extract` makes it, with batch norms of its own.
+
+    Args:
+        model: not changed, nothing is shared with it.
+        task: a task with a kept mask.
+
+    Returns:
+        None where running statistics lie in a module that is not cut, or that runs twice.
+    """
+    parts = model.task_parts(task)
+    assert parts is not None
+    walk = walk_over(model, *specialise(model, task, nn.Identity()), fold=False)
+    keeping = {f"own.{name}": module for name, module in parts.named_modules() if _keeps_statistics(module)}
+    calls = [str(node.target) for node in walk.old.nodes if node.op == "call_module" and node.target in keeping]
+    if sorted(calls) != sorted(keeping) or not all(isinstance(norm, TaskBatchNorm) for norm in keeping.values()):
+        return None
+    network = walk.run(whole=False).to(next(model.parameters()).device)
+    norms = {name.removeprefix("own."): made for name, made in walk.norms.items() if name in keeping}
+    return FeatureSubnet(network, walk.result.kept(-1), norms, parts)
+
+
+def _keeps_statistics(module: nn.Module) -> bool:
+    return getattr(module, "running_mean", None) is not None
