@@ -14,6 +14,7 @@ from torch import Tensor
 
 from avalanche_amnesia.bits import state_hashes
 from avalanche_amnesia.models import TaskMaskedModel
+from avalanche_amnesia.threads import two_at_a_time
 from avalanche_amnesia.unlearning.entries import put, take
 from avalanche_amnesia.unlearning.optimizer_state import purge_optimizers
 from avalanche_amnesia.unlearning.planning import Preparation
@@ -43,10 +44,7 @@ def apply(
         before = state_hashes(subject.model.state_dict())
         order = subject.ledger.remaining
         purged = purge_optimizers(subject, preparation, undo)
-        for name, value in removal.values.items():
-            index = removal.moved[name]
-            undo.callback(put, parameters[name], index, take(parameters[name], index))
-            put(parameters[name], index, take(value, index))
+        _move(removal, parameters, undo)
         _replace(subject.before, removal.before, preparation.own, undo)
         for task in plan.tasks:
             remove_task_modules(subject.model, task, undo)
@@ -136,6 +134,15 @@ def book_only(
         announce("after_unlearning", record)
         undo.pop_all()
     return record
+
+
+def _move(removal: Removal, parameters: Mapping[str, Tensor], undo: ExitStack) -> None:
+    """Give parameters the values that they have without what goes."""
+    moved = removal.moved
+    held = two_at_a_time(lambda name: take(parameters[name], moved[name]), moved)
+    for name, old in zip(moved, held, strict=True):
+        undo.callback(put, parameters[name], moved[name], old)
+    two_at_a_time(lambda name: put(parameters[name], moved[name], take(removal.values[name], moved[name])), moved)
 
 
 def _replace(store: dict[str, Tensor] | None, new: Mapping[str, Tensor], gone: frozenset[str], undo: ExitStack) -> None:

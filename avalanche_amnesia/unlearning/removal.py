@@ -101,9 +101,12 @@ def work_out(
         revised = {task: of_task[name] for task, of_task in revisions.items() if name in of_task}
         going = None if revised else chosen_by([recorded[writer][name] for writer in gone if name in recorded[writer]])
         taking_part = _taking_part(name, later, gone, going, revised)
-        replayed, stays = replay(name, committed, taking_part, logs, updates, reading, revised)
+        replayed, stays, steps = replay(name, committed, taking_part, logs, updates, reading, revised)
         if going is None:
             index = positions(~same_bits(replayed, committed.detach().cpu()))
+        elif len(steps) == 1 and not reading:  # the usual case, without further large tensors: it alone wrote here
+            _, _, index, old, written = steps[0]
+            index = differing(index, old, written)
         else:
             index = torch.from_numpy(np.flatnonzero(np.unpackbits(going, count=committed.numel()).view(bool)))
             index = differing(index, take(replayed, index), take(committed.cpu(), index))

@@ -10,7 +10,7 @@ import sys
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import lru_cache, reduce
 from typing import Protocol
 
 import numpy as np
@@ -92,8 +92,7 @@ class SparseValues:
     @classmethod
     def none(cls, like: Tensor) -> SparseValues:
         """No entry of a tensor of this shape and type."""
-        chosen = shrink(np.zeros(-(-like.numel() // 8), dtype=np.uint8))
-        return cls._made(chosen, torch.zeros(0, dtype=like.dtype), tuple(like.shape))
+        return cls._made(_no_bits(like.numel()), torch.zeros(0, dtype=like.dtype), tuple(like.shape))
 
     @classmethod
     def _made(cls, chosen: Tensor, values: Tensor, shape: tuple[int, ...]) -> SparseValues:
@@ -165,6 +164,11 @@ def pack(where: Tensor) -> Tensor:
     What a task moves is mostly an outer product of units: equal rows, of which zlib leaves next to nothing.
     """
     return shrink(np.packbits(where.detach().cpu().numpy().reshape(-1)))
+
+
+@lru_cache(maxsize=256)
+def _no_bits(n: int) -> Tensor:
+    return shrink(np.zeros(-(-n // 8), dtype=np.uint8))
 
 
 def unpack(bits: Tensor, n: int) -> Tensor:

@@ -22,23 +22,32 @@ class Updates(Mapping[str, Tensor]):
     """Tensor name → a writer's update ``Δ``, float64; made when it is asked for, which for most removals is never."""
 
     def __init__(self) -> None:
-        self._parts: dict[str, tuple[Tensor, Tensor, Tensor, tuple[int, ...]]] = {}
+        self._parts: dict[str, tuple[Tensor, SparseEntries, Tensor, Tensor | None]] = {}
 
-    def add(self, name: str, index: Tensor, before: Tensor, after: Tensor, shape: tuple[int, ...]) -> None:
-        """Enter a tensor: the values of the entries at flat ``index`` before the writer, and those after it."""
-        self._parts[name] = index, before, after, tuple(shape)
+    def add(self, name: str, index: Tensor, entry: SparseEntries, written: Tensor, kept: Tensor | None = None) -> None:
+        """Enter a tensor.
+
+        Args:
+            name: its name.
+            index: flat index of the entries ``(k,)``.
+            entry: leads back to the values before the writer.
+            written: what the writer wrote ``(k,)``.
+            kept: bool ``(k,)``, entries that keep it and count as not moved; None: none.
+        """
+        self._parts[name] = index, entry, written, kept
 
     def where(self, name: str) -> Tensor:
         """Bool tensor of the entries that were entered."""
-        index, _, _, shape = self._parts[name]
-        result = torch.zeros(shape, dtype=torch.bool)
+        index, entry, _, _ = self._parts[name]
+        result = torch.zeros(entry.shape, dtype=torch.bool)
         put(result, index, torch.ones_like(index, dtype=torch.bool))
         return result
 
     def __getitem__(self, name: str) -> Tensor:
-        index, before, after, shape = self._parts[name]
-        result = torch.zeros(shape, dtype=torch.float64)
-        put(result, index, after.double() - before.double())
+        index, entry, written, kept = self._parts[name]
+        result = torch.zeros(entry.shape, dtype=torch.float64)
+        update = written.double() - entry.before(written).double()
+        put(result, index, update if kept is None else update.masked_fill(kept, 0.0))
         return result
 
     def __iter__(self) -> Iterator[str]:
@@ -73,11 +82,12 @@ def replay(
     updates: Mapping[int, Updates],
     reading: Mapping[int, Tensor],
     revisions: Mapping[int, Revision],
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, list[Step]]:
     """Values of one tensor without the writers that go (the keys of ``updates``, which receives their updates).
 
     Puts the remaining writers' new values before into ``logs``. The second result marks the entries that keep what
-    those writers wrote, because a remaining task reads them (``reading``: task → bool ``(n,)``).
+    those writers wrote, because a remaining task reads them (``reading``: task → bool ``(n,)``); the third are all
+    writes, the last one first.
     """
     read = torch.zeros(committed.numel() if reading else 0, dtype=torch.bool)
     for reads in reading.values():
@@ -90,12 +100,11 @@ def replay(
     steps = wind_back(value, [(t, nothing if e is None and t in revisions else e) for t, e in writers])
     for task, entry, index, old, written in reversed(steps):  # and forward again without those that go
         if task in updates:
-            updates[task].add(name, index, old, written, committed.shape)
-            if reading:
-                kept = read[index]
+            kept = read[index] if reading else None
+            updates[task].add(name, index, entry, written, kept)
+            if kept is not None:
                 put(value, index[kept], written[kept])
                 stays[index[kept]] = True
-                updates[task].add(name, index, old, torch.where(kept, old, written), committed.shape)
                 handed.append((index[kept], old[kept]))
             continue
         update = written.double() - old.double()
@@ -119,7 +128,7 @@ def replay(
             logs[task][name] = logs[task].get(name, nothing).extended(target, ground)
     for index, old in handed:
         _hand_over(name, index, old, reading, logs, nothing)
-    return value.reshape(committed.shape), stays.reshape(committed.shape) if reading else stays
+    return value.reshape(committed.shape), stays.reshape(committed.shape) if reading else stays, steps
 
 
 def _revised(value: Tensor, revision: Revision, index: Tensor, update: Tensor) -> tuple[Tensor, Tensor, Tensor]:
