@@ -1,8 +1,10 @@
-"""What every test needs: one thread, and the real data where there is some."""
+"""What every test needs: one thread, streams that start alike, and the real data where there is some."""
 
 import os
+import random
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -10,8 +12,12 @@ pytest.register_assert_rewrite("lives")
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> None:
+def the_same_start() -> None:
+    """Whatever ran before, a test finds the same: hosts and networks draw from the global streams."""
     torch.set_num_threads(1)
+    torch.manual_seed(0)
+    random.seed(0)
+    np.random.seed(0)
 
 
 @pytest.fixture(scope="session")
