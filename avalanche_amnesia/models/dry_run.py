@@ -33,7 +33,8 @@ def dry_run(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | 
         device = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
         given = pytree.tree_map_only(Tensor, lambda x: torch.zeros_like(x, device=device), (tuple(args), kwargs))
         with torch.random.fork_rng(devices=[]):
-            return _call(module, torch.clone, *given)
+            found = _call(module, torch.clone, *given)
+        return pytree.tree_map_only(Tensor, lambda value: value.to("meta"), found)
 
 
 def call_node(node: fx.Node, module: nn.Module | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

@@ -79,3 +79,37 @@ def test_statistics_that_cannot_be_cut_are_taken_by_the_masked_model(monkeypatch
     assert torch.equal(cut, masked)
     assert set(statistics) == set(expected) != set()
     assert all(torch.equal(value, expected[name]) for name, value in statistics.items())
+
+
+class LooksAtValues(torch.nn.Module):
+    """Can't run as shapes and types alone."""
+
+    def forward(self, x):
+        return x * float(x.abs().max() >= 0)
+
+
+def test_a_frozen_module_that_looks_at_values_is_kept_whole(monkeypatch):
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(4, 6), LooksAtValues(), torch.nn.ReLU(), torch.nn.Linear(6, 5))
+    net.features = 5
+    model = MaskedModel(net, input_shape=(4,), frozen=["1"])
+    model.add_head(0, 2)
+    model.start_task(0, torch.arange(model.n_units) % 2 - 0.5)
+    model.finish_task()
+    x = torch.randn(20, 4)
+    (masked, _), (cut, _) = both_ways(monkeypatch, model, 0, x, 10)
+    assert len(feature_subnet(model, 0).units) < 5
+    assert torch.allclose(cut, masked, atol=1e-6)
+
+
+def test_a_network_that_cannot_be_cut_costs_a_warning_and_no_task(monkeypatch):
+    def fails(*args):
+        raise RuntimeError("no kernel for this")
+
+    model, x = trained("mlp"), batch("mlp", 12)
+    monkeypatch.setattr(world_features, "feature_subnet", fails)
+    monkeypatch.setattr(world_features, "WORTH_CUTTING", 0.0)
+    with pytest.warns(UserWarning, match=r"task 0 can't be cut .*no kernel for this"):
+        features, statistics = WorldFeatures(model, HALF, x, 6)()
+    assert torch.equal(features, model.features(x, HALF))
+    assert statistics == {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
@@ -47,10 +48,21 @@ class WorldFeatures:
 
     def __call__(self) -> tuple[Tensor, dict[str, Tensor]]:
         """``(n, features)``, and statistics by name in the task's own modules; empty without running statistics."""
-        subnet = None if self._to_cut is None else feature_subnet(self._to_cut, self.task)
+        subnet = None if self._to_cut is None else self._subnet(self._to_cut)
         with evaluating(self.model):
             features, statistics = self._masked() if subnet is None else self._cut(subnet)
         return features.to(torch.promote_types(features.dtype, torch.float32)), statistics  # no half can be whitened
+
+    def _subnet(self, model: MaskedModel) -> FeatureSubnet | None:
+        try:
+            return feature_subnet(model, self.task)
+        except Exception as error:  # whatever a module raises: a task that was trained must not be lost to a shortcut
+            warnings.warn(
+                f"task {self.task} can't be cut to its open units ({error}); its heads are fitted by way of all units",
+                stacklevel=2,
+            )
+            self._to_cut = None
+            return None
 
     def _masked(self) -> tuple[Tensor, dict[str, Tensor]]:
         parts = deepcopy(self.model.task_parts(self.task))
