@@ -11,7 +11,7 @@ from unlearning_kit import DIGITS, ConvNet, amnesiac, bits, book, fingerprint, s
 from avalanche_amnesia.benchmarks import PermutedDigits, with_unlearning
 from avalanche_amnesia.benchmarks.data import task_data
 from avalanche_amnesia.training import CounterfactualPlugin
-from avalanche_amnesia.training.plugins import find_plugin
+from avalanche_amnesia.training.plugins import counterfactual, find_plugin
 from avalanche_amnesia.unlearning.logistic import fit_head
 
 PERMUTED = PermutedDigits(4, n_train=600, n_test=300)
@@ -167,6 +167,22 @@ def test_an_error_while_fitting_leaves_the_backbone_as_it_was(monkeypatch):
 def test_requests_of_a_stream_are_compensated_also_in_the_middle_of_a_task():
     strategy = learned(with_unlearning(PERMUTED, requests={2: [0], 3: [1]}))
     assert [record.plan.compensated for record in book(strategy).records] == [(1, 2), (2, 3)]
+
+
+def test_samples_take_no_more_memory_than_they_may(monkeypatch):
+    strategy, used = amnesiac(train_epochs=1), []
+    monkeypatch.setattr(counterfactual, "_MOST_BYTES", 100 * 64 * 4)  # a hundred digits
+
+    class Spied(counterfactual.WorldFeatures):
+        def __init__(self, model, task, x, mb_size):
+            used.append(len(x))
+            super().__init__(model, task, x, mb_size)
+
+    monkeypatch.setattr(counterfactual, "WorldFeatures", Spied)
+    for experience in PERMUTED.train_stream[:3]:
+        strategy.train(experience)
+    assert used == [100, 100]
+    assert strategy.unlearn([0]).plan.compensated == (1, 2)
 
 
 def test_values_that_are_not_allowed_and_models_without_masks_are_refused():

@@ -21,6 +21,9 @@ from avalanche_amnesia.training.plugins.world_features import WorldFeatures
 from avalanche_amnesia.unlearning import Removal, Trajectory
 from avalanche_amnesia.unlearning.logistic import fit_head
 
+_MOST_BYTES = 2**31
+"""Of samples in memory: 20,000 large photographs would be twelve gigabytes."""
+
 
 @dataclass(frozen=True)
 class FittedHead:
@@ -56,7 +59,8 @@ class CounterfactualPlugin(SupervisedPlugin):
     Args:
         max_sets: worlds per task, at least 1: single tasks first, then pairs, and so on; among equals the newest
             tasks first. 31 are all sets of five tasks. Each costs one forward pass over ``samples``, and one head.
-        samples: at most so many of the task's training samples are used, at least 1.
+        samples: at most so many of the task's training samples are used, at least 1; fewer where these would take more
+            than 2 GiB of memory.
         seed: their choice derives from it and the task.
 
     Attributes:
@@ -109,8 +113,9 @@ class CounterfactualPlugin(SupervisedPlugin):
             return
         generator = torch.Generator().manual_seed(derive_seed(self.seed, "counterfactual", task))
         size = len(strategy.experience.dataset)
-        index = torch.randperm(size, generator=generator)[: self.samples].sort().values
-        x, y = task_data(strategy.experience, index)
+        index = torch.randperm(size, generator=generator)[: self.samples]
+        of_one = task_data(strategy.experience, index[:1])[0].nbytes
+        x, y = task_data(strategy.experience, index[: max(1, _MOST_BYTES // of_one)].sort().values)
         of_world = WorldFeatures(model, task, x, strategy.train_mb_size)
         for gone in worlds:
             with self._world(model, trajectory, gone):
