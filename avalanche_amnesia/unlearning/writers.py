@@ -23,6 +23,7 @@ class Updates(Mapping[str, Tensor]):
 
     def __init__(self) -> None:
         self._parts: dict[str, tuple[Tensor, SparseEntries, Tensor, Tensor | None]] = {}
+        self._values: dict[str, Tensor] = {}
 
     def add(self, name: str, index: Tensor, entry: SparseEntries, written: Tensor, kept: Tensor | None = None) -> None:
         """Enter a tensor.
@@ -45,9 +46,11 @@ class Updates(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         index, entry, written, kept = self._parts[name]
+        if name not in self._values:  # who asks for one asks again, for the next state that holds it
+            update = written.double() - entry.before(written).double()
+            self._values[name] = update if kept is None else update.masked_fill(kept, 0.0)
         result = torch.zeros(entry.shape, dtype=torch.float64)
-        update = written.double() - entry.before(written).double()
-        put(result, index, update if kept is None else update.masked_fill(kept, 0.0))
+        put(result, index, self._values[name])
         return result
 
     def __iter__(self) -> Iterator[str]:
