@@ -113,3 +113,30 @@ def test_a_network_that_cannot_be_cut_costs_a_warning_and_no_task(monkeypatch):
         features, statistics = WorldFeatures(model, HALF, x, 6)()
     assert torch.equal(features, model.features(x, HALF))
     assert statistics == {}
+
+
+def test_what_cannot_be_cut_is_tried_once(monkeypatch):
+    tried = []
+    monkeypatch.setattr(world_features, "feature_subnet", lambda *args: tried.append(args))
+    monkeypatch.setattr(world_features, "WORTH_CUTTING", 0.0)
+    features = WorldFeatures(trained("mlp"), HALF, batch("mlp", 12), 6)
+    assert torch.equal(features()[0], features()[0])
+    assert len(tried) == 1
+
+
+def test_a_network_that_no_counter_runs_on_goes_through_all_units(monkeypatch):
+    class Refuses(torch.nn.Module):
+        def forward(self, x):
+            if torch.utils._python_dispatch._get_current_dispatch_mode() is not None:
+                raise RuntimeError("not under a dispatch mode")
+            return x
+
+    net = torch.nn.Sequential(torch.nn.Linear(4, 6), Refuses(), torch.nn.ReLU())
+    net.features = 6
+    model = MaskedModel(net, input_shape=(4,), frozen=["1"])
+    model.add_head(0, 2)
+    model.start_task(0, torch.ones(model.n_units))
+    model.finish_task()
+    monkeypatch.setattr(world_features, "WORTH_CUTTING", 0.0)
+    x = torch.randn(8, 4)
+    assert torch.equal(WorldFeatures(model, 0, x, 4)()[0], model.eval().features(x, 0))
