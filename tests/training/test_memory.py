@@ -1,6 +1,7 @@
 """The memory of all that replays samples by task, and DER++'s loss on it."""
 
 from contextlib import ExitStack
+from dataclasses import replace
 
 import pytest
 import torch
@@ -49,6 +50,36 @@ def test_the_loss_is_the_mean_over_samples_of_several_tasks():
     ]
     torch.testing.assert_close(DarkLoss(0.3, 0.7)(model, batch), torch.stack(each).mean())
     assert {task: len(samples) for task, samples in memory.draw((1, 2), 1000).items()} == {1: 20, 2: 20}
+
+
+def test_where_a_sample_has_no_logits_its_label_gets_their_weight():
+    model, memory = filled(tasks=(0,))
+    held = memory.samples[0]
+    logits = held.logits + 1.0
+    logits[::3] = torch.nan
+    held = replace(held, logits=logits)
+    assert held.has_logits.tolist() == [n % 3 != 0 for n in range(20)]
+    labels = F.cross_entropy(model(held.x, 0), held.y, reduction="none")
+    dark = torch.where(held.has_logits, torch.tensor(1.0), labels)  # every logit is off by one
+    loss = DarkLoss(0.3, 0.7)(model, {0: held})
+    torch.testing.assert_close(loss, (0.3 * dark + 0.7 * labels).mean())
+    loss.backward()
+    assert all(bool(parameter.grad.isfinite().all()) for parameter in model.parameters())
+
+
+def test_logits_may_be_renewed_of_what_the_model_has_right_alone():
+    model, memory = filled(tasks=(0,))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1)
+        now = model(memory.samples[0].x, 0)
+    right = now.argmax(1) == memory.samples[0].y
+    assert 0 < int(right.sum()) < 20
+    memory.renew(model, 0, only_right=True)
+    assert torch.equal(memory.samples[0].has_logits, right)
+    torch.testing.assert_close(memory.samples[0].logits[right], now[right])
+    memory.renew(model, 0)
+    assert bool(memory.samples[0].has_logits.all())
 
 
 def test_forgotten_samples_come_back_only_with_a_failure():

@@ -136,9 +136,8 @@ class RepairPlugin(SupervisedPlugin):
                     self.memory.renew(model, task)
                     continue
                 self._retake_statistics(model, task)
-                if not bool(
-                    self.memory.samples[task].has_logits.any()
-                ):  # stay close to what is left: few labels lead astray
+                held = self.memory.samples[task]
+                if not bool(held.has_logits.any()):  # stay close to what is left: few labels lead astray
                     self.memory.renew(model, task, only_right=True)
             for position, stage in enumerate(stages):
                 former = tuple(task for done in stages[:position] for task in done)
