@@ -8,7 +8,8 @@ AmnesiacHAT trains a few tasks for a few steps each. Then, medians over rounds:
     unlearn   `strategy.unlearn`: worked out again, and applied; a failure behind it puts the round's task back
     hashes    of that, two SHA-256 of the whole model, for the record
     step      a plain PyTorch step of the same network, for comparison
-    heads     preparing the last task's counterfactual heads, beside one forward pass over the same samples
+    heads     preparing the last task's counterfactual heads, beside one forward pass over the same samples, in
+              mini-batches of whichever of two sizes is quicker
 
 ``ms`` is CPU time of all threads, so that it holds on a busy machine; ``wall`` is the time that passed.
 """
