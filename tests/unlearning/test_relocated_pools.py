@@ -16,7 +16,7 @@ from unlearning_kit import DIGITS, OPTIMIZERS, bits, book, fingerprint, trajecto
 
 from avalanche_amnesia.benchmarks import UnlearningRequest, with_unlearning
 from avalanche_amnesia.models import MaskedModel
-from avalanche_amnesia.models.slots import SlotTables
+from avalanche_amnesia.models.slots import SlotError, SlotTables
 from avalanche_amnesia.training import HAT, CapacityError
 from avalanche_amnesia.training.plugins import HATPlugin, TrajectoryPlugin, find_plugin
 from avalanche_amnesia.training.relocation import Relocation
@@ -401,3 +401,24 @@ def test_slots_of_these_networks_change_places(net, monkeypatch):
 def test_rounding_in_a_deep_network_is_no_other_function():
     model = MaskedModel(ResNet(BasicBlock, [2, 2, 2, 2]), classifier="fc", input_shape=(3, 32, 32))
     assert SlotTables(model, 4).output
+
+
+class Tilted(nn.Module):
+    """Every unit is scaled a little unlike the others, by no parameter that could move with it."""
+
+    features = 8
+
+    def __init__(self, by):
+        super().__init__()
+        self.first, self.last, self.by = nn.Linear(6, 8), nn.Linear(8, 8), by
+
+    def forward(self, x):
+        tilt = 1 + self.by * torch.arange(8, dtype=x.dtype)
+        return torch.relu(self.last(torch.relu(self.first(x) * tilt)))
+
+
+def test_what_is_more_than_rounding_is_another_function():
+    torch.manual_seed(0)
+    assert SlotTables(MaskedModel(Tilted(0.0), input_shape=(6,)), 2).output
+    with pytest.raises(SlotError, match="computes something else once its slots have changed places"):
+        SlotTables(MaskedModel(Tilted(1e-9), input_shape=(6,)), 2)
