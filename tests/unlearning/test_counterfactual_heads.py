@@ -169,6 +169,18 @@ def test_requests_of_a_stream_are_compensated_also_in_the_middle_of_a_task():
     assert [record.plan.compensated for record in book(strategy).records] == [(1, 2), (2, 3)]
 
 
+def test_an_unlearning_runs_nothing_through_the_network(monkeypatch):
+    """What makes it cheaper than a retraining, whatever a clock says of so small a network."""
+    strategy = learned()
+
+    def runs(*args, **kwargs):
+        raise AssertionError("the network ran")
+
+    for name in ("forward", "features", "masked_features"):
+        monkeypatch.setattr(type(strategy.model), name, runs)
+    assert strategy.unlearn([0, 1]).plan.compensated == (2, 3)
+
+
 def test_samples_take_no_more_memory_than_they_may(monkeypatch):
     strategy, used = amnesiac(train_epochs=1), []
     monkeypatch.setattr(counterfactual, "_MOST_BYTES", 100 * 64 * 4)  # a hundred digits
