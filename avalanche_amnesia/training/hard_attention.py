@@ -18,22 +18,18 @@ from torch.optim import Optimizer
 from avalanche_amnesia.models import MultiHeadModel, TaskMaskedModel
 from avalanche_amnesia.training.listening import ListenerDispatch
 from avalanche_amnesia.training.plugins import (
-    BackupPlugin,
     InMemoryLoaderPlugin,
-    ScaledUpdatesPlugin,
     SeedingPlugin,
     TaskMaskPlugin,
-    TrajectoryPlugin,
     UnlearningPlugin,
     find_plugin,
 )
 from avalanche_amnesia.training.plugins.seeding import preserved_rng
 from avalanche_amnesia.training.remaining import remaining_experiences
+from avalanche_amnesia.training.rollback import abort_training
 from avalanche_amnesia.unlearning import RequestError, UnlearningPlan, UnlearningRecord
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-_HOLDS_TASK_IN_TRAINING = (TaskMaskPlugin, TrajectoryPlugin, BackupPlugin, ScaledUpdatesPlugin, UnlearningPlugin)
 
 
 class TaskStrategy(ListenerDispatch, SupervisedTemplate):
@@ -86,7 +82,10 @@ class TaskStrategy(ListenerDispatch, SupervisedTemplate):
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """As the host's; the caller's random streams stay as they were, also where an error ends the training."""
         with preserved_rng():
-            return super().train(*args, **kwargs)
+            try:
+                return super().train(*args, **kwargs)
+            finally:
+                self._listeners = {}  # after an error too: what the host's evaluator gives can't be pickled
 
     def _before_training_exp(self, **kwargs: Any) -> None:
         requests = getattr(self.experience, "requests", ())
@@ -157,9 +156,7 @@ class TaskStrategy(ListenerDispatch, SupervisedTemplate):
 
     def abort_training(self) -> None:
         """Undo a training that was interrupted by an exception; does nothing between tasks."""
-        for plugin in self.plugins:
-            if isinstance(plugin, _HOLDS_TASK_IN_TRAINING):
-                plugin.abort(self)
+        abort_training(self)
 
     def _unlearning(self) -> UnlearningPlugin:
         plugin = find_plugin(self, UnlearningPlugin)

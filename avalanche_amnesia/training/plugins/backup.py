@@ -91,7 +91,7 @@ class BackupPlugin(SupervisedPlugin):
     @torch.no_grad()
     def begin(self, strategy: Any, task: int, unlearnable: Collection[int]) -> None:
         """Make a shadow of every earlier task that may be unlearned."""
-        self.abort(strategy)
+        self.undo_training(strategy)
         model, masking, recorder = _surroundings(strategy)
         trajectory = recorder.trajectory
         self._recorder, self._statistics = recorder, TaskStatistics(model, task, masking.statistics_batches)
@@ -155,9 +155,9 @@ class BackupPlugin(SupervisedPlugin):
                 self._statistics.retake_for(shadow.parts, shadow.masked_features)
                 parts = {name: value.clone() for name, value in shadow.parts.state_dict().items()}
                 self.kept[task][other] = Backup(shadow.update(use), parts)
-        self.abort(strategy)
+        self.undo_training(strategy)
 
-    def abort(self, strategy: Any) -> None:
+    def undo_training(self, strategy: Any) -> None:
         """Drop the shadows of the task in training."""
         self._shadows, self._recorder, self._statistics = {}, None, None
 

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, ExitStack
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from avalanche_amnesia.models import MaskedModel, TaskMaskedModel
@@ -29,6 +29,7 @@ from avalanche_amnesia.training.plugins.placement import PoolPlacement
 from avalanche_amnesia.training.plugins.statistics import TaskStatistics
 from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin, single_task
 from avalanche_amnesia.training.pools import Isolation, Placement, Plot, WhenFull, is_entrywise, use_within
+from avalanche_amnesia.training.rollback import abort_training
 
 Adjustment = Literal["hat", "random", "constant"]
 
@@ -209,16 +210,16 @@ class HATPlugin(TaskMaskPlugin):
         try:
             plot = self._pools.begin(strategy, model, task, self.when_full)
         except ValueError:
-            self._give_up(strategy)
+            abort_training(strategy)
             raise
         if is_entrywise(strategy.optimizer):
             self.saw = plot.saw
         return plot
 
-    def abort(self, strategy: Any) -> None:
+    def undo_training(self, strategy: Any) -> None:
         """As the base class's; every other task's units lie at their places again."""
         snapshot = self.snapshot
-        super().abort(strategy)
+        super().undo_training(strategy)
         if self._pools is not None:
             self._pools.end(strategy, self.model_of(strategy), snapshot)
 
@@ -279,8 +280,14 @@ class HATPlugin(TaskMaskPlugin):
         self._highest[~allowed] = -self.embedding_clamp
         embedding.clamp_(self._lowest, self._highest)
 
+    def written_at_end(self, strategy: Any) -> Iterable[Tensor]:
+        """As the base class's: every task's units go to their places again."""
+        if self._pools is None:
+            return ()
+        return self._pools.moved_at_end(self.model_of(strategy), self.snapshot)
+
     @torch.no_grad()
-    def after_training_exp(self, strategy: Any, **kwargs: Any) -> None:
+    def _keep_mask(self, strategy: Any) -> None:
         """Binarise the mask, return every entry outside it to its bits before the task (commit), settle the norms."""
         model = self.model_of(strategy)
         assert self.snapshot is not None
@@ -291,7 +298,6 @@ class HATPlugin(TaskMaskPlugin):
         if self._pools is not None:
             self._note_opened(model, self.snapshot.task)
             self._pools.end(strategy, model, self.snapshot)
-        self._end_task(model)
 
     def _note_opened(self, model: MaskedModel, task: int) -> None:
         assert self._plot is not None

@@ -9,6 +9,7 @@ from typing import Any
 from avalanche.training.plugins import EvaluationPlugin
 from avalanche.training.plugins.clock import Clock
 from avalanche.training.templates.base_sgd import PeriodicEval
+from torch import Tensor
 
 from avalanche_amnesia.models import MaskedModel
 from avalanche_amnesia.models.slots import SlotError
@@ -103,6 +104,12 @@ class PoolPlacement:
         if reason and self.placement == "free":
             raise ValueError(f"placement='free' is not possible: {reason}; leave it out, and slots follow from labels")
         self.reason = reason
+
+    def moved_at_end(self, model: MaskedModel, snapshot: TaskSnapshot | None) -> list[Tensor]:
+        """The parameters, and the values before the task, that the end of a training moves in place."""
+        if self.relocation is None:
+            return []
+        return [*model.parameters(), *({} if snapshot is None else snapshot.values).values()]
 
     def end(self, strategy: Any, model: MaskedModel, snapshot: TaskSnapshot | None) -> None:
         """Bring every task to its place again, after a training was finished or given up."""

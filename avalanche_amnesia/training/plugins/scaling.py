@@ -84,7 +84,7 @@ class ScaledUpdatesPlugin(SupervisedPlugin):
         self.rates[task] = {name: rates for name, rates in kept.items() if len(rates.low)}
         self._damped = {}
 
-    def abort(self, strategy: Any) -> None:
+    def undo_training(self, strategy: Any) -> None:
         """Drop the rates of a task whose training was interrupted."""
         self._damped = {}
 

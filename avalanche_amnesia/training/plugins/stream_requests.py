@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from avalanche_amnesia.training.plugins.task_mask import single_task
@@ -18,7 +18,8 @@ class StreamRequests:
 
     def __init__(self) -> None:
         self.known: set[int] = set()
-        self._obeyed: set[tuple[int, Any]] = set()
+        self._fired: set[tuple[int, Any]] = set()
+        self._overdue: list[tuple[int, Any]] = []
 
     def rehearse(self, experience: Any, ledger: TaskLedger) -> None:
         """Go through a task's requests on paper: one that can't be obeyed is an error before the training.
@@ -54,16 +55,31 @@ class StreamRequests:
         return [
             request
             for request in due(experience, when)
-            if (task, request) not in self._obeyed or not gone.issuperset(request.tasks)
+            if (task, request) not in self._fired or not gone.issuperset(request.tasks)
         ]
 
-    def obeyed(self, task: int, request: Any) -> None:
-        """Remember that a request in a task's training was obeyed."""
-        self._obeyed.add((task, request))
+    def fires(self, task: int, request: Any) -> None:
+        """Remember a request in a task's training that is about to be obeyed: once its tasks are gone, it was."""
+        self._fired.add((task, request))
 
-    def trained(self, task: int) -> None:
-        """Forget the requests of a task whose training is over."""
-        self._obeyed = {(of, request) for of, request in self._obeyed if of != task}
+    def trained(self, task: int, then: Sequence[Any]) -> None:
+        """Forget the requests in the training of a task that is finished, and remember those that come after it."""
+        self._fired = {(of, request) for of, request in self._fired if of != task}
+        self._overdue = [*self._overdue, *((task, request) for request in then)]
+
+    def overdue(self, unlearned: Collection[int]) -> list[tuple[int, Any]]:
+        """Requests that come after a finished task and were not answered yet, in order, each with that task.
+
+        Args:
+            unlearned: the tasks that are gone: a request was obeyed if all of its tasks are.
+        """
+        gone = set(unlearned)
+        self._overdue = [(task, request) for task, request in self._overdue if not gone.issuperset(request.tasks)]
+        return self._overdue
+
+    def answered(self, task: int, request: Any) -> None:
+        """Forget a request that was obeyed, or refused."""
+        self._overdue = [waiting for waiting in self._overdue if waiting != (task, request)]
 
 
 def due(experience: Any, when: str) -> list[Any]:

@@ -165,7 +165,7 @@ class SubnetPlugin(TaskMaskPlugin):
         return {"scores": model.scores.detach(), **weights, **own}
 
     @torch.no_grad()
-    def after_training_exp(self, strategy: Any, **kwargs: Any) -> None:
+    def _keep_mask(self, strategy: Any) -> None:
         """Go to the step that is kept, fix the mask, and return every entry outside it to its bits before the task."""
         model = self.model_of(strategy)
         assert self.snapshot is not None
@@ -177,7 +177,6 @@ class SubnetPlugin(TaskMaskPlugin):
         self._commit(strategy, model.graph.parameter_use(mask), self._adjuster)
         model.finish_task(keep_scores=self.scores == "keep")
         self._drop_unneeded_scores(strategy, model)
-        self._end_task(model)
 
     def _drop_unneeded_scores(self, strategy: Any, model: SubnetModel) -> None:
         """Keep scores for the next task, and those to go back to: of the tasks in front of unlearnable ones."""

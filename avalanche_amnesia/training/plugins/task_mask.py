@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any, ClassVar
 
@@ -11,6 +11,8 @@ from torch import Tensor
 
 from avalanche_amnesia.models import TaskMaskedModel
 from avalanche_amnesia.training.adjustment import Adjuster, AdjustmentRule, AdjustSpace, TaskUse
+from avalanche_amnesia.training.plugins.lookup import is_last_to_finish
+from avalanche_amnesia.training.rollback import abort_training, begin_finishing, finish, go_back
 from avalanche_amnesia.training.snapshot import TaskSnapshot
 
 
@@ -37,6 +39,7 @@ class TaskMaskPlugin(SupervisedPlugin):
         opened_whole: task → layers of which it opened all units that it could: such a mask says nothing of the task.
     """
 
+    finishing_step = 1
     model_class: ClassVar[type[TaskMaskedModel]]
     """The kind of model that it masks."""
     within_a_task: ClassVar[frozenset[str]] = frozenset({"_adjuster"})
@@ -67,7 +70,7 @@ class TaskMaskPlugin(SupervisedPlugin):
     def before_train_dataset_adaptation(self, strategy: Any, **kwargs: Any) -> None:
         """Check the experience, and undo a training that was interrupted, before anything else happens."""
         model, task = self.model_of(strategy), single_task(strategy.experience)
-        self.abort(strategy)
+        self.undo_training(strategy)
         if task in model.masks:
             raise TaskError(
                 f"task {task} is already trained; tasks with a mask: {list(model.masks)}. Unlearn it first, or give "
@@ -75,16 +78,36 @@ class TaskMaskPlugin(SupervisedPlugin):
             )
         self._starting = task
 
-    def abort(self, strategy: Any) -> None:
-        """Undo a task whose training was interrupted: weights, mask, head."""
+    def undo_training(self, strategy: Any) -> None:
+        """Undo a task whose training was interrupted: weights, mask, head. May itself be interrupted, and repeated."""
+        go_back(strategy)
         model = self.model_of(strategy)
         if self.snapshot is not None:
             self.snapshot.restore(model)
-            model.drop_current_task()
-            self.snapshot = None
-        elif self._starting in model.tasks and self._starting not in model.masks:
-            model.remove_task(self._starting)  # it got as far as its head
+        model.drop_current_task()
+        if self._starting in model.tasks and self._starting not in model.masks:
+            model.remove_task(self._starting)  # it may have got no further than its head
         self._end_task(model)
+
+    def _finish(self, strategy: Any) -> None:
+        """Let nothing of the task's training be left; the task is finished, unless others have yet to record it."""
+        self._end_task(self.model_of(strategy))
+        if is_last_to_finish(self, strategy):
+            finish(strategy)
+
+    def written_at_end(self, strategy: Any) -> Iterable[Tensor]:
+        """Tensors that the end of a task writes in place, beside the task's own and the model's buffers."""
+        return ()
+
+    def after_training_exp(self, strategy: Any, **kwargs: Any) -> None:
+        """Keep the task's mask, and return what it does not own; until the task is finished there is a way back."""
+        begin_finishing(strategy, self.written_at_end(strategy))
+        self._keep_mask(strategy)
+        self._finish(strategy)
+
+    def _keep_mask(self, strategy: Any) -> None:
+        """Fix the mask of the task in training, and commit what it owns."""
+        raise NotImplementedError
 
     # Where masks move units ----------------------------------------------------------------------------------
 
@@ -147,18 +170,11 @@ class TaskMaskPlugin(SupervisedPlugin):
         self.snapshot.commit(dict(model.named_parameters()), keep)
         if not all(bool(parameter.isfinite().all()) for parameter in model.parameters()):
             task = self.snapshot.task
-            self._give_up(strategy)
+            abort_training(strategy)
             raise DivergedError(
                 f"task {task} diverged: some of its weights are infinite or NaN. Its training was undone and the other "
                 "tasks are as they were; train it again with a smaller learning rate or gradient clipping"
             )
-
-    def _give_up(self, strategy: Any) -> None:
-        """Undo the task in training, here and in every plugin that knows of it."""
-        for plugin in strategy.plugins:
-            if plugin is not self and hasattr(plugin, "abort"):
-                plugin.abort(strategy)
-        self.abort(strategy)
 
     def _end_task(self, model: TaskMaskedModel) -> None:
         """Keep nothing of a task beyond its training: what is left here would outlive its unlearning."""

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from avalanche.core import SupervisedPlugin
 
-from avalanche_amnesia.models import ModelError, TaskMaskedModel
-from avalanche_amnesia.training.plugins.lookup import find_plugin, refuse_second
+from avalanche_amnesia.models import ModelError
+from avalanche_amnesia.training.plugins.lookup import find_plugin, is_last_to_finish, refuse_second
 from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin, single_task
+from avalanche_amnesia.training.rollback import abort_training, begin_finishing, finish, go_back
 from avalanche_amnesia.training.snapshot import StepActivity, TaskSnapshot
 from avalanche_amnesia.unlearning import (
     RequestError,
@@ -64,6 +65,8 @@ class TrajectoryPlugin(SupervisedPlugin):
             can't be taken apart again.
     """
 
+    finishing_step = 2
+
     def __init__(
         self,
         *,
@@ -78,6 +81,7 @@ class TrajectoryPlugin(SupervisedPlugin):
         self.merge_permanent = merge_permanent
         self.snapshot: TaskSnapshot | None = None
         self._activity: StepActivity | None = None
+        self._new: int | None = None
 
     def before_train_dataset_adaptation(self, strategy: Any, **kwargs: Any) -> None:
         """Check the task, the model and the order of the plugins, and undo a training that was interrupted."""
@@ -87,6 +91,7 @@ class TrajectoryPlugin(SupervisedPlugin):
             raise ValueError(
                 f"put {type(masking).__name__} in front of TrajectoryPlugin: a task is committed, then recorded"
             )
+        self.undo_training(strategy)
         if task in self.trajectory.tasks:
             raise RequestError(
                 f"task {task} is already trained and remains recorded; recorded tasks: {list(self.trajectory.tasks)}. "
@@ -98,36 +103,19 @@ class TrajectoryPlugin(SupervisedPlugin):
                 f"modules {shared} keep running statistics that all tasks share, which no unlearning can take apart; "
                 "use a backbone without them, track_running_stats=False, or a MaskedModel, where each task has its own"
             )
-        self.abort(strategy)
-
-    def abort(self, strategy: Any) -> None:
-        """Undo a task whose training was interrupted."""
-        if self.snapshot is not None:
-            self.snapshot.restore(strategy.model)
-            self.snapshot, self._activity = None, None
+        self._new = None if own_parameters(strategy.model, task) else task
 
     @torch.no_grad()
-    def take_out(self, strategy: Any, task: int) -> None:
-        """Undo the last recorded task, as if it had never been trained."""
-        model, own = strategy.model, own_parameters(strategy.model, task)
-        shared = {name: p for name, p in model.named_parameters() if name not in own}
-        removal = self.trajectory.remove([task], {name: p.detach() for name, p in shared.items()}, repairs=False)
-        for name, value in removal.values.items():
-            shared[name].copy_(value)
-        with ExitStack() as undo:
-            remove_task_modules(model, task, undo)
-            undo.pop_all()
-        self.trajectory.apply(removal)
-        self._rearrange(strategy)
-        self.trajectory.settle()
-
-    @staticmethod
-    def _rearrange(strategy: Any) -> None:
-        masking = find_plugin(strategy, TaskMaskPlugin)
-        if masking is not None:
+    def undo_training(self, strategy: Any) -> None:
+        """Undo a task whose training was interrupted; what the model has made for it goes."""
+        go_back(strategy)
+        if self.snapshot is not None:
+            self.snapshot.restore(strategy.model)
+        if self._new is not None:
             with ExitStack() as undo:
-                masking.rearrange(strategy, undo)
+                remove_task_modules(strategy.model, self._new, undo)
                 undo.pop_all()
+        self.snapshot, self._activity, self._new = None, None, None
 
     def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
         """Remember the values before the task."""
@@ -153,6 +141,7 @@ class TrajectoryPlugin(SupervisedPlugin):
     def after_training_exp(self, strategy: Any, **kwargs: Any) -> None:
         """Record the task's update of everything that is not its own, and take out of the model what is not kept."""
         assert self.snapshot is not None
+        begin_finishing(strategy)
         model, task = strategy.model, self.snapshot.task
         own = own_parameters(model, task)
         before = {name: value for name, value in self.snapshot.values.items() if name not in own}
@@ -166,12 +155,11 @@ class TrajectoryPlugin(SupervisedPlugin):
                 active=None if self._activity is None else self._activity.share(),
                 parameters=sum(value.numel() for name, value in before.items() if name not in of_others),
             )
-        except BaseException:  # a full disk, say: what can't be taken out again must not stay
-            self.abort(strategy)
-            if isinstance(model, TaskMaskedModel) and task in model.tasks:
-                model.remove_task(task)
-                self._rearrange(strategy)
+        except BaseException:  # a full disk, say: a task that can't be taken out again must not stay
+            abort_training(strategy)
             raise
         for name, value in committed.items():
             parameters[name].copy_(value)
-        self.snapshot, self._activity = None, None
+        self.snapshot, self._activity, self._new = None, None, None
+        if is_last_to_finish(self, strategy):
+            finish(strategy)

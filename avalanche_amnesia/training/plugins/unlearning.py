@@ -23,6 +23,7 @@ from avalanche_amnesia.training.plugins.stream_requests import StreamRequests, c
 from avalanche_amnesia.training.plugins.subject import seen_by_training, subject_of
 from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin, single_task
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
+from avalanche_amnesia.training.rollback import abort_training, finish, go_back, is_finishing
 from avalanche_amnesia.training.setting import TrainingSettings
 from avalanche_amnesia.unlearning import (
     Compensation,
@@ -73,6 +74,8 @@ class UnlearningPlugin(SupervisedPlugin):
         current: the plan being applied, for metrics and loggers; None outside.
         current_task: the task in training; None between tasks.
     """
+
+    finishing_step = 3
 
     def __init__(
         self,
@@ -162,7 +165,7 @@ class UnlearningPlugin(SupervisedPlugin):
 
     def _between_tasks(self, strategy: Any) -> str:
         trajectory = self._trajectory(strategy)
-        if trajectory.snapshot is not None or self.current_task is not None:
+        if trajectory.snapshot is not None or self.current_task is not None or is_finishing(strategy):
             task = self.current_task if trajectory.snapshot is None else trajectory.snapshot.task
             raise RequestError(
                 f"task {task} is in training, or its training was interrupted: to unlearn in the "
@@ -173,10 +176,11 @@ class UnlearningPlugin(SupervisedPlugin):
 
     def abort(self, strategy: Any) -> None:
         """Give up a task whose training was interrupted; what its requests unlearned stays unlearned."""
-        recorder = self._trajectory(strategy)
-        recorder.abort(strategy)
-        if self.current_task in set(recorder.trajectory.tasks) - set(self.ledger.remaining):
-            recorder.take_out(strategy, self.current_task)  # recorded, but something failed before it was booked
+        abort_training(strategy)
+
+    def undo_training(self, strategy: Any) -> None:
+        """Forget the task in training, which is given up."""
+        go_back(strategy)
         self.current_task, self.history.saw = None, frozenset()
         if self.ledger.n_trained == 0:
             self._settings.restart()
@@ -200,13 +204,16 @@ class UnlearningPlugin(SupervisedPlugin):
         others = [plugin for plugin in strategy.plugins if plugin is not self]
         position = next((i for i, plugin in enumerate(others) if isinstance(plugin, last)), len(others))
         strategy.plugins = [*others[:position], self, *others[position:]]
-        if self.current_task is not None:
-            self.abort(strategy)
+        if self.current_task is not None or is_finishing(strategy):
+            abort_training(strategy)
+        if strategy.clock.train_exp_counter in self.history.counters.values():  # an error kept the clock from ticking
+            strategy.clock.train_exp_counter += 1
 
     def before_train_dataset_adaptation(self, strategy: Any, **kwargs: Any) -> None:
         """Check everything that can be wrong with the task and its requests; fire those that come before it."""
         experience, task = strategy.experience, single_task(strategy.experience)
         self._trajectory(strategy)
+        self._obey_overdue(strategy)
         check_iterations(strategy)
         if self.ledger.n_trained == 0 and self._given_deadline is None:
             self.ledger = TaskLedger(getattr(experience, "deadline", None))
@@ -249,21 +256,31 @@ class UnlearningPlugin(SupervisedPlugin):
                 strategy.mbatch = [part[keep] for part in strategy.mbatch]
 
     def after_training_exp(self, strategy: Any, **kwargs: Any) -> None:
-        """Enter the task into the book; fire the requests that come after it."""
+        """Enter the task into the book, which finishes it; fire the requests that come after it."""
         task = single_task(strategy.experience)
         permanent = bool(getattr(strategy.experience, "permanent", False))
         self.ledger.learn(task, permanent=permanent, saw=self.history.saw)
         self.history.end(task, strategy.experience, strategy.clock.train_exp_counter, self._forgotten_in_task)
-        self.current_task = None
-        self._requests.trained(task)
         for plugin in strategy.plugins:
             if isinstance(plugin, Compensation):
                 plugin.prepare(strategy, task, self.ledger.unlearnable)
-        for request in due(strategy.experience, "after"):
-            self._unlearn(strategy, request.tasks, request.event(task), self.keep_probes_of_stream)
+        self._requests.trained(task, due(strategy.experience, "after"))
+        self.current_task = None
+        finish(strategy)
+        self._obey_overdue(strategy)
         recorder = self._trajectory(strategy)
         if recorder.merge_permanent:
             recorder.trajectory.merge(self.ledger.permanent)
+
+    def _obey_overdue(self, strategy: Any) -> None:
+        """Fire the requests that come after a task; those whom an interruption kept waiting, before the next one."""
+        for task, request in self._requests.overdue(self.ledger.unlearned):
+            try:
+                self._unlearn(strategy, request.tasks, request.event(task), self.keep_probes_of_stream)
+            except RequestError:  # asking again would bring the same answer
+                self._requests.answered(task, request)
+                raise
+            self._requests.answered(task, request)
 
     def _refuse_foreign_logs(self, strategy: Any) -> None:
         recorder = find_plugin(strategy, TrajectoryPlugin)
@@ -277,8 +294,8 @@ class UnlearningPlugin(SupervisedPlugin):
             )
 
     def _obey(self, strategy: Any, request: Any, task: int) -> None:
+        self._requests.fires(task, request)
         self._unlearn(strategy, request.tasks, request.event(task), self.keep_probes_of_stream)
-        self._requests.obeyed(task, request)
 
     # The operation --------------------------------------------------------------------------------------------
 

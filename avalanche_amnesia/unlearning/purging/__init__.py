@@ -8,12 +8,18 @@ from avalanche_amnesia.unlearning.purging import (
     replay,
     teachers,
 )
-from avalanche_amnesia.unlearning.purging.learned_state import UnknownStateError, cleaned_anyway, learned_state
+from avalanche_amnesia.unlearning.purging.learned_state import (
+    UnknownStateError,
+    cleaned_anyway,
+    learned_state,
+    own_attributes,
+)
 from avalanche_amnesia.unlearning.purging.registry import (
     PurgeContext,
     SavedState,
     StateAdapter,
     adapter_of,
+    keeps_own_state,
     register_adapter,
     register_purger,
 )
@@ -29,7 +35,9 @@ __all__ = [
     "UnknownStateError",
     "adapter_of",
     "cleaned_anyway",
+    "keeps_own_state",
     "learned_state",
+    "own_attributes",
     "register_adapter",
     "register_purger",
 ]

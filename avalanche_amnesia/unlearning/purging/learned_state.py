@@ -17,7 +17,7 @@ _OF_EVERY_STRATEGY = frozenset(
     (
         *("model", "optimizer", "optimized_param_id", "plugins", "evaluator", "clock", "_criterion"),
         *("experience", "current_eval_stream", "_eval_streams", "adapted_dataset", "dataloader"),
-        *("mbatch", "mb_output", "loss"),
+        *("mbatch", "mb_output", "loss", "rollback_point"),
     )
 )
 
@@ -34,11 +34,20 @@ def learned_state(thing: object, skip: Collection[object] = ()) -> str | None:
         skip: objects that are cleaned anyway: the model, the optimizer, other plugins.
     """
     parts: list[tuple[str, Any]] = [("", thing)]
-    if hasattr(thing, "plugins") and hasattr(thing, "optimizer"):
-        parts = [(name, value) for name, value in vars(thing).items() if name not in _OF_EVERY_STRATEGY]
+    if _is_strategy(thing):
+        parts = list(own_attributes(thing).items())
     beside = [other for other in skip if other is not thing]
     paths = (path for name, value in parts for path, found in reachable(value, name, beside) if _is_state(found))
     return next(paths, None)
+
+
+def own_attributes(strategy: object) -> dict[str, Any]:
+    """A strategy's attributes without those that every strategy has."""
+    return {name: value for name, value in vars(strategy).items() if name not in _OF_EVERY_STRATEGY}
+
+
+def _is_strategy(thing: object) -> bool:
+    return hasattr(thing, "plugins") and hasattr(thing, "optimizer")
 
 
 def cleaned_anyway(model: nn.Module) -> list[object]:

@@ -158,3 +158,9 @@ def register_purger(plugin_class: type) -> Callable[[Purger], Purger]:
 def adapter_of(plugin: object) -> StateAdapter | None:
     """The registered adapter of an object's class or its nearest base, None if there is none."""
     return next((_ADAPTERS[kind] for kind in type(plugin).__mro__ if kind in _ADAPTERS), None)
+
+
+def keeps_own_state(plugin: object) -> bool:
+    """Whether it is known, by a full adapter, what an object keeps of the tasks."""
+    adapter = adapter_of(plugin)
+    return adapter is not None and not isinstance(adapter, PurgerAdapter)
