@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from contextlib import ExitStack
 from typing import Any
 
 from avalanche_amnesia.training.provenance import labels_fingerprint
@@ -39,6 +40,7 @@ class TaskHistory:
         self.counters[task] = counter
         self.data[task] = labels_fingerprint(experience)
 
-    def forget(self, tasks: Collection[int]) -> None:
-        """Drop what is known of the data of tasks that are gone."""
+    def forget(self, tasks: Collection[int], undo: ExitStack) -> None:
+        """Drop what is known of the data of tasks that are gone; ``undo`` receives the way back."""
+        undo.callback(setattr, self, "data", self.data)
         self.data = {task: digest for task, digest in self.data.items() if task not in tasks}

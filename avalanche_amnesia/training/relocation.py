@@ -11,8 +11,8 @@ trainings, of the homes of the tasks around it while one of them trains.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Protocol
@@ -126,6 +126,7 @@ class Relocation:
         self.task: int | None = None
         self._own: int | None = None
         self._open: frozenset[int] = frozenset()
+        self._unfinished: tuple[list[tuple[Tensor, Tensor]], tuple[int, ...]] | None = None
 
     # Around a training ----------------------------------------------------------------------------------------
 
@@ -170,8 +171,9 @@ class Relocation:
                 return value
             return self.tables.moved(name, value, homes) if name.startswith(f"own.{task}.") else moved
 
-        self._move(model, Tensors({}), source, started)
-        self._order = order
+        with self._as_a_whole(model, Tensors({})):
+            self._move(model, Tensors({}), source, started)
+            self._order = order
         units = self.tables.within(slots, device)
         return Ground(units | self.tables.left_over(device) if own is None else units, crowding)
 
@@ -201,6 +203,7 @@ class Relocation:
             tensors: of the training that is over.
             trajectory: the logs of the remaining tasks.
         """
+        self.recover()
         if self.task is None and self._held_by(model, _tasks(model)) == self.held:
             return
         self.to_rest(model, tensors)
@@ -315,9 +318,40 @@ class Relocation:
     @torch.no_grad()
     def _carry(self, model: MaskedModel, tensors: Tensors, order: tuple[int, ...]) -> None:
         source = self._source(order)
-        if source != list(range(self.tables.slots)):
+        if source == list(range(self.tables.slots)):
+            self._order = order
+            return
+        with self._as_a_whole(model, tensors):
             self._move(model, tensors, source, lambda name, value, moved: moved)
+            self._order = order
+
+    @contextmanager
+    def _as_a_whole(self, model: MaskedModel, tensors: Tensors) -> Iterator[None]:
+        """Move units and note their order in this block, or neither: earlier tasks' units move as well.
+
+        The old values are noted before the first tensor is written, and dropped in one assignment behind the last, so
+        that a move that was interrupted can be taken back even if taking it back is interrupted too.
+        """
+        self.recover()
+        written = [value for _, value in (*tensors.values(model), *tensors.followers(model))]
+        self._unfinished = [(value, value.clone()) for value in written], self._order
+        try:
+            yield
+        except BaseException:
+            self.recover()
+            raise
+        self._unfinished = None
+
+    @torch.no_grad()
+    def recover(self) -> None:
+        """Take back a move that was interrupted."""
+        if self._unfinished is None:
+            return
+        values, order = self._unfinished
+        for value, old in values:
+            value.copy_(old)
         self._order = order
+        self._unfinished = None
 
     def _move(
         self,

@@ -34,9 +34,15 @@ class TrainingSettings:
         setting = self._of[task] = _setting(strategy)
         self._first = setting if self._first is None else self._first
 
-    def restart(self) -> None:
-        """The first task was given up: the next one is the first."""
-        self._first = None
+    def leave(self, task: int | None, *, first: bool) -> None:
+        """Drop a task that was given up.
+
+        Args:
+            task: its label; None: there is none.
+            first: whether no task was trained before it: the next one is the first.
+        """
+        self._of.pop(task, None)  # type: ignore[arg-type]
+        self._first = None if first else self._first
 
     def learned_criterion(self, strategy: Any) -> list[Any]:
         """The criterion, if it holds anything else by now than before the first training."""

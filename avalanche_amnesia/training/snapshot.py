@@ -2,33 +2,43 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
+from copy import deepcopy
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from avalanche_amnesia.bits import same_bits
 from avalanche_amnesia.models import MaskedModel
 
 
 class TaskSnapshot:
-    """Copies of all parameters of a model, and of the task's own statistics, taken when the task begins.
+    """Copies of all parameters of a model, of the task's own statistics and of the optimizer's state.
+
+    Taken when the task begins. An optimizer that starts afresh with every task has no state by then to be copied.
 
     Args:
         model: its values are copied.
         task: label of the task that begins.
+        optimizer: its state is copied.
     """
 
-    def __init__(self, model: nn.Module, task: int) -> None:
+    def __init__(self, model: nn.Module, task: int, optimizer: Optimizer) -> None:
         self.task = task
+        self.moments = {parameter: deepcopy(state) for parameter, state in optimizer.state.items()}
+        """The optimizer's state, by parameter; emptied when a task goes of which it may hold something."""
         self.values = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
         # Of other tasks' buffers no copy is taken: none of them changes, and one of them may be unlearned meanwhile.
         own = set(model.buffer_names([task])) if isinstance(model, MaskedModel) else set()
         self._statistics = {name: buffer.clone() for name, buffer in model.named_buffers() if name in own}
 
     @torch.no_grad()
-    def restore(self, model: nn.Module) -> None:
+    def restore(self, model: nn.Module, optimizer: Optimizer) -> None:
         """Put the copied values back into what still exists."""
+        optimizer.state = defaultdict(dict)
+        optimizer.state.update({parameter: deepcopy(state) for parameter, state in self.moments.items()})
         for name, parameter in model.named_parameters():
             if name in self.values:
                 parameter.copy_(self.values[name])

@@ -25,22 +25,23 @@ from avalanche_amnesia.unlearning.repair import carry_out
 from avalanche_amnesia.unlearning.subject import Subject
 from avalanche_amnesia.unlearning.task_modules import own_parameters, remove_task_modules
 
+Announce = Callable[[str, UnlearningRecord | None, ExitStack], None]
+
 
 @torch.no_grad()
-def apply(
-    subject: Subject, preparation: Preparation, announce: Callable[[str, UnlearningRecord | None], None]
-) -> UnlearningRecord:
+def apply(subject: Subject, preparation: Preparation, announce: Announce) -> UnlearningRecord:
     """Carry a preparation out as a whole; any exception leaves everything as it was.
 
     Args:
         subject: what was prepared.
         preparation: what :func:`prepare` returned, just now.
-        announce: called with ``before_unlearning`` and ``after_unlearning``, inside the all-or-nothing part.
+        announce: called with ``before_unlearning`` and ``after_unlearning``, inside the all-or-nothing part, with the
+            record once there is one, and what receives the way back of anything that it changes.
     """
     plan, removal = preparation.plan, preparation.removal
     parameters = dict(subject.model.named_parameters())
     with ExitStack() as undo:
-        announce("before_unlearning", None)
+        announce("before_unlearning", None, undo)
         before = state_hashes(subject.model.state_dict())
         order = subject.ledger.remaining
         purged = purge_optimizers(subject, preparation, undo)
@@ -95,15 +96,13 @@ def apply(
             fingerprint=preparation.fingerprint,
             repair=repaired,
         )
-        announce("after_unlearning", record)
+        announce("after_unlearning", record, undo)
         subject.trajectory.settle()
         undo.pop_all()
     return record
 
 
-def book_only(
-    subject: Subject, preparation: Preparation, announce: Callable[[str, UnlearningRecord | None], None]
-) -> UnlearningRecord:
+def book_only(subject: Subject, preparation: Preparation, announce: Announce) -> UnlearningRecord:
     """The control: enter the request into the book and announce it, but leave everything as it is."""
     nothing: dict[str, Any] = {
         "entries": {},
@@ -116,7 +115,7 @@ def book_only(
     }
     plan = replace(preparation.plan, claim="approximate", **nothing)
     with ExitStack() as undo:
-        announce("before_unlearning", None)
+        announce("before_unlearning", None, undo)
         undo.callback(subject.ledger.load_state_dict, subject.ledger.state_dict())
         subject.ledger.forget(plan.tasks, plan.event)
         record = UnlearningRecord(
@@ -131,7 +130,7 @@ def book_only(
             time=_now(),
             provenance=subject.provenance,
         )
-        announce("after_unlearning", record)
+        announce("after_unlearning", record, undo)
         undo.pop_all()
     return record
 

@@ -29,7 +29,7 @@ from avalanche_amnesia.training.plugins.placement import PoolPlacement
 from avalanche_amnesia.training.plugins.statistics import TaskStatistics
 from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin, single_task
 from avalanche_amnesia.training.pools import Isolation, Placement, Plot, WhenFull, is_entrywise, use_within
-from avalanche_amnesia.training.rollback import abort_training
+from avalanche_amnesia.training.rollback import abort_training, go_back
 
 Adjustment = Literal["hat", "random", "constant"]
 
@@ -191,7 +191,7 @@ class HATPlugin(TaskMaskPlugin):
         model, task = self.model_of(strategy), single_task(strategy.experience)
         self.n_tasks = len(getattr(strategy.experience, "origin_stream", None) or [task])
         self._plot = self._make_plot(strategy, model, task)
-        self._take_snapshot(model, task)
+        self._take_snapshot(strategy, model, task)
         last = model.task_embedding(tuple(model.masks)[-1]) if model.masks else None
         generator = torch.Generator().manual_seed(derive_seed(self.seed, "embedding", task))
         kind = self.embedding_init or ("positive" if self._alone else "normal")
@@ -218,7 +218,10 @@ class HATPlugin(TaskMaskPlugin):
 
     def undo_training(self, strategy: Any) -> None:
         """As the base class's; every other task's units lie at their places again."""
+        go_back(strategy)
         snapshot = self.snapshot
+        if self._pools is not None:
+            self._pools.recover()
         super().undo_training(strategy)
         if self._pools is not None:
             self._pools.end(strategy, self.model_of(strategy), snapshot)

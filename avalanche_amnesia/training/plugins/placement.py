@@ -111,6 +111,11 @@ class PoolPlacement:
             return []
         return [*model.parameters(), *({} if snapshot is None else snapshot.values).values()]
 
+    def recover(self) -> None:
+        """Take back a move of units that was interrupted."""
+        if self.relocation is not None:
+            self.relocation.recover()
+
     def end(self, strategy: Any, model: MaskedModel, snapshot: TaskSnapshot | None) -> None:
         """Bring every task to its place again, after a training was finished or given up."""
         if self.relocation is not None:

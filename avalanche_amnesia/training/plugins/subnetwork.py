@@ -96,7 +96,7 @@ class SubnetPlugin(TaskMaskPlugin):
         model, task = self.model_of(strategy), single_task(strategy.experience)
         if self.keep == "best" and not kwargs.get("num_workers", 0):
             self._holdout.replace_loader(strategy, shuffle, drop_last)
-        self._take_snapshot(model, task)
+        self._take_snapshot(strategy, model, task)
         model.start_task(task, self._initial_scores(model, task))
         self._best: tuple[tuple[float, float], dict[str, Tensor]] | None = None
         self._prepare(strategy)

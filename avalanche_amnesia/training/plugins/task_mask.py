@@ -83,7 +83,7 @@ class TaskMaskPlugin(SupervisedPlugin):
         go_back(strategy)
         model = self.model_of(strategy)
         if self.snapshot is not None:
-            self.snapshot.restore(model)
+            self.snapshot.restore(model, strategy.optimizer)
         model.drop_current_task()
         if self._starting in model.tasks and self._starting not in model.masks:
             model.remove_task(self._starting)  # it may have got no further than its head
@@ -122,9 +122,9 @@ class TaskMaskPlugin(SupervisedPlugin):
         """The remaining tasks whose units would move if some tasks were taken out, in training order."""
         return ()
 
-    def _take_snapshot(self, model: TaskMaskedModel, task: int) -> None:
+    def _take_snapshot(self, strategy: Any, model: TaskMaskedModel, task: int) -> None:
         """Remember the values before the task, and let it train no other task's own modules."""
-        self.snapshot = TaskSnapshot(model, task)
+        self.snapshot = TaskSnapshot(model, task, strategy.optimizer)
         self.rule.start(self.seed, task)
         for other in model.tasks:  # an optimizer skips what has no gradient, whatever its decay or momentum
             model.let_learn(other, other == task)

@@ -21,6 +21,7 @@ from avalanche_amnesia.unlearning import (
     remove_task_modules,
     shared_statistics,
 )
+from avalanche_amnesia.unlearning.purging import keeps_own_state
 
 
 def recorder_of(given: TrajectoryPlugin | None) -> TrajectoryPlugin:
@@ -110,7 +111,7 @@ class TrajectoryPlugin(SupervisedPlugin):
         """Undo a task whose training was interrupted; what the model has made for it goes."""
         go_back(strategy)
         if self.snapshot is not None:
-            self.snapshot.restore(strategy.model)
+            self.snapshot.restore(strategy.model, strategy.optimizer)
         if self._new is not None:
             with ExitStack() as undo:
                 remove_task_modules(strategy.model, self._new, undo)
@@ -121,11 +122,21 @@ class TrajectoryPlugin(SupervisedPlugin):
         """Remember the values before the task."""
         masking = find_plugin(strategy, TaskMaskPlugin)
         if masking is None:
-            self.snapshot = TaskSnapshot(strategy.model, single_task(strategy.experience))
+            self.snapshot = TaskSnapshot(strategy.model, single_task(strategy.experience), strategy.optimizer)
         else:
             self.snapshot = masking.snapshot  # one copy of the model serves both
         if self.trajectory.fidelity.min_active_steps is not None:
             self._activity = StepActivity(strategy.model)
+
+    def before_training_epoch(self, strategy: Any, **kwargs: Any) -> None:
+        """Let go of what the last epoch's end noted: requests may change everything in the epoch that begins."""
+        if keeps_own_state(strategy):
+            finish(strategy)
+
+    def after_training_epoch(self, strategy: Any, **kwargs: Any) -> None:
+        """Note where a strategy with a memory of its own stands, as it updates that in front of all plugins."""
+        if keeps_own_state(strategy):
+            begin_finishing(strategy)
 
     def before_update(self, strategy: Any, **kwargs: Any) -> None:
         """Look where the step starts, where moves are counted."""

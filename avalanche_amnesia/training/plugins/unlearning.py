@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -181,9 +181,9 @@ class UnlearningPlugin(SupervisedPlugin):
     def undo_training(self, strategy: Any) -> None:
         """Forget the task in training, which is given up."""
         go_back(strategy)
+        self.current = None
+        self._settings.leave(self.current_task, first=self.ledger.n_trained == 0)
         self.current_task, self.history.saw = None, frozenset()
-        if self.ledger.n_trained == 0:
-            self._settings.restart()
 
     @property
     def trained(self) -> tuple[int, ...]:
@@ -333,22 +333,26 @@ class UnlearningPlugin(SupervisedPlugin):
             preparation = replace(preparation, fingerprint=_evidence(subject, preparation).fingerprint())
         self.current, self.keep_probes = preparation.plan, keep_probes
 
-        def announce(name: str, record: UnlearningRecord | None) -> None:
+        def announce(name: str, record: UnlearningRecord | None, undo: ExitStack) -> None:
             if record is not None:
+                undo.callback(setattr, self, "records", list(self.records))
                 self.records.append(record)
+                self.history.forget(record.tasks, undo)
+                drop_last_values(strategy.evaluator, record.tasks, undo)
+                self._drop_moments_before(strategy, undo)
             trigger_plugins(strategy, name)
 
-        records = list(self.records)
         try:
-            record = (apply if self.obey else book_only)(subject, preparation, announce)
-            drop_last_values(strategy.evaluator, record.tasks)
-            self.history.forget(record.tasks)
-            return record
-        except BaseException:
-            self.records = records
-            raise
+            return (apply if self.obey else book_only)(subject, preparation, announce)
         finally:
             self.current = None
+
+    def _drop_moments_before(self, strategy: Any, undo: ExitStack) -> None:
+        """A task in training that is given up must not bring back moments that mix a forgotten task's gradients."""
+        snapshot = self._trajectory(strategy).snapshot
+        if snapshot is not None:
+            undo.callback(setattr, snapshot, "moments", snapshot.moments)
+            snapshot.moments = {}
 
     def _prepare(self, subject: Subject, tasks: Iterable[int], event: str) -> Preparation:
         preparation = prepare(subject, tasks, event)
