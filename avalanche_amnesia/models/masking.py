@@ -10,8 +10,12 @@ from torch import Tensor, nn
 
 
 def masked(values: Tensor, mask: Tensor | None) -> Tensor:
-    """``values · mask``; no mask: all units are open."""
-    return values if mask is None else values * mask.to(values.dtype)
+    """``values · mask``, +0 where the mask is 0; no mask: all units are open.
+
+    A product alone leaves −0 of a negative value: the sign of what nobody protects, which ``copysign``, ``signbit``,
+    ``atan2`` or a division read as well as any value. Adding +0 takes the sign away, and moves nothing else.
+    """
+    return values if mask is None else (values * mask.to(values.dtype)).add_(0.0)
 
 
 def use_of_sets(masks: Sequence[Tensor], members: Tensor) -> Tensor:

@@ -29,7 +29,7 @@ class OpenSubnet:
     ) -> None:
         self.scores, self._weights, self._choose = scores, weights, choose
         self.leaves = {name: torch.empty_like(weight).requires_grad_() for name, weight in weights.items()}
-        self._marks = torch.empty_like(scores)
+        self._marks, self._zero = torch.empty_like(scores), scores.new_zeros(())
         self.open()
 
     @torch.no_grad()
@@ -37,7 +37,7 @@ class OpenSubnet:
         """Choose the best-scored weights, and drop the gradients of those before."""
         self._choose(self.scores.detach(), self._marks)
         for (name, leaf), marks in zip(self.leaves.items(), self._by_layer(self._marks), strict=True):
-            torch.mul(self._weights[name], marks.view_as(leaf), out=leaf.data)
+            torch.addcmul(self._zero, self._weights[name], marks.view_as(leaf), out=leaf.data)  # +0 outside, never −0
             leaf.grad = None
 
     @torch.no_grad()

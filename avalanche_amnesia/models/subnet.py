@@ -324,7 +324,8 @@ class SubnetModel(TaskMaskedModel):
 
     def _masked_weights(self, mask: Tensor) -> Mapping[str, Tensor]:
         weights = ((name, self._weight(name), part) for name, part in self.by_layer(mask).items())
-        return {name: weight * part.to(weight.dtype).view_as(weight) for name, weight, part in weights}
+        # +0 where the mask is 0: the sign of a weight that another task may train is nothing for this one to read.
+        return {name: (weight * part.to(weight.dtype).view_as(weight)).add_(0.0) for name, weight, part in weights}
 
     def _run(self, x: Tensor, weights: Mapping[str, Tensor], parts: nn.Module | None) -> Tensor:
         """The backbone's forward with other weights and another normalisation put in for its duration."""

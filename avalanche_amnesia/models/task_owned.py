@@ -31,7 +31,7 @@ class OwnParameter(nn.Module):
 
 
 class TaskNorm(nn.Module):
-    """A norm of one task. The mask of its units is folded into its weight and bias, so that masked units come out zero.
+    """A norm of one task. The mask of its units is folded into its weight and bias, so that masked units come out +0.
 
     Norms that mix units (layer, rms, group) take their statistics over the units in the mask alone:
     ``n = Σ_i a_i``, ``mean = Σ_i x_i / n``, ``var = Σ_i a_i·(x_i - mean)² / n``, for ``x`` that is zero where ``a`` is.
@@ -53,7 +53,8 @@ class TaskNorm(nn.Module):
             return self.weight, self.bias
         mask = mask.to(dtype if self.weight is None else self.weight.dtype)  # a float32 mask would widen the result
         weight = mask if self.weight is None else self.weight * mask
-        return weight, None if self.bias is None else self.bias * mask
+        # A shift of +0, even where the norm has none: the product with the weight alone would keep a value's sign.
+        return weight, torch.zeros_like(weight) if self.bias is None else (self.bias * mask).add_(0.0)
 
     @torch.no_grad()
     def keep(self, template: TaskNorm, use: Tensor | None) -> None:
@@ -151,7 +152,8 @@ class TaskLayerNorm(TaskNorm):
         dims = tuple(range(-len(self.shape), 0))
         normal = _normalised(x, mask.expand(self.shape), dims, self.eps, self.centred)
         assert weight is not None
-        return normal * weight if bias is None else torch.addcmul(bias, normal, weight)
+        assert bias is not None
+        return torch.addcmul(bias, normal, weight)
 
 
 class TaskGroupNorm(TaskNorm):
@@ -178,9 +180,9 @@ class TaskGroupNorm(TaskNorm):
         of_group = mask.reshape(self.groups, -1, 1).expand(grouped.shape[1:])
         normal = _normalised(grouped, of_group, (-2, -1), self.eps, centred=True).reshape(x.shape)
         assert weight is not None
+        assert bias is not None
         per_channel = (len(weight), *(1,) * (x.dim() - 2))
-        normal = normal * weight.reshape(per_channel)
-        return normal if bias is None else normal + bias.reshape(per_channel)
+        return normal * weight.reshape(per_channel) + bias.reshape(per_channel)
 
 
 def _normalised(x: Tensor, mask: Tensor, dims: tuple[int, ...], eps: float, centred: bool) -> Tensor:

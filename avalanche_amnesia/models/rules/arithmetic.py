@@ -63,8 +63,9 @@ def _beside(walk: Walk, x: Any, other: Any, with_constant: Masked | None) -> Val
     if isinstance(other, ParameterValue):
         shape = torch.broadcast_shapes(x.ids.shape, other.index.shape)
         met = adopt(walk, other, x.ids.expand(shape))
-        constant = x.masked is Masked.ZERO and with_constant is Masked.ZERO
-        return Value(x.ids.expand(shape), x.dtype, Masked.ZERO if constant else met)
+        # Zero times another task's parameter is zero, with the sign of that parameter: it is masked anew.
+        zero = x.masked is Masked.ZERO and with_constant is Masked.ZERO and met is Masked.CONSTANT
+        return Value(x.ids.expand(shape), x.dtype, Masked.ZERO if zero else met)
     shape = torch.broadcast_shapes(x.ids.shape, other.shape) if isinstance(other, Tensor) else x.ids.shape
     dtype = torch.result_type(x.meta(), other.to("meta") if isinstance(other, Tensor) else other)
     return Value(x.ids.expand(shape), dtype, max(x.masked, with_constant))
