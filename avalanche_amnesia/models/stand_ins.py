@@ -1,39 +1,39 @@
-"""A backbone that runs with other weights and another normalisation, untraced."""
+"""Tensors and norms that stand in for a backbone's own while it runs, untraced."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from torch import Tensor, nn
+Place = tuple[dict[str, Any], str]
+"""What holds something (a module's ``_parameters``, ``_buffers`` or attributes), and the name that it has there."""
 
 
-@contextmanager
-def standing_in(
-    weights: Mapping[str, Tensor],
-    sites: Mapping[str, Sequence[tuple[nn.Module, str]]],
-    norms: Sequence[tuple[nn.Module, nn.Module]],
-) -> Iterator[None]:
-    """Put tensors in the place of weights, and norms in the place of norms, for the length of a block.
+class StandIns:
+    """Whatever stands in for something else during a forward, and the way back.
 
-    Args:
-        weights: by name.
-        sites: name of a weight → the modules that hold it, and under which name.
-        norms: what the backbone has, and what stands in for it.
+    The backbone's own things are noted before the first of them is replaced: a forward that was interrupted while it
+    put them back leaves nothing in their place for good.
     """
-    own: list[tuple[nn.Module, str, Any]] = []
-    was = [(norm, norm._parameters, norm._buffers, norm.training) for norm, _ in norms]
-    try:
-        for name, weight in weights.items():
-            for module, attribute in sites[name]:
-                own.append((module, attribute, module._parameters[attribute]))
-                module._parameters[attribute] = weight  # type: ignore[assignment]
-        for norm, other in norms:
-            norm._parameters, norm._buffers, norm.training = other._parameters, other._buffers, other.training
-        yield
-    finally:
-        for module, attribute, value in own:
-            module._parameters[attribute] = value
-        for norm, parameters, buffers, training in was:
-            norm._parameters, norm._buffers, norm.training = parameters, buffers, training
+
+    def __init__(self) -> None:
+        self._own: list[tuple[dict[str, Any], str, Any]] = []
+
+    @contextmanager
+    def put(self, others: Sequence[tuple[Place, Any]]) -> Iterator[None]:
+        """Put things into their places, for the length of a block."""
+        self.take_back()
+        self._own = [(*place, place[0][place[1]]) for place, _ in others]
+        try:
+            for (holder, name), other in others:
+                holder[name] = other
+            yield
+        finally:
+            self.take_back()
+
+    def take_back(self) -> None:
+        """Put the backbone's own things back, where a block was left without that."""
+        for holder, name, value in self._own:
+            holder[name] = value
+        self._own = []

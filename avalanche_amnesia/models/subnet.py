@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from avalanche_amnesia.models.forward_state import ForwardState, TaskState
 from avalanche_amnesia.models.mask_storage import (
     decode_masks,
     encode_masks,
@@ -20,7 +21,7 @@ from avalanche_amnesia.models.mask_storage import (
 )
 from avalanche_amnesia.models.multi_head import UnknownTaskError, by_task
 from avalanche_amnesia.models.open_subnet import OpenSubnet
-from avalanche_amnesia.models.stand_ins import standing_in
+from avalanche_amnesia.models.stand_ins import Place, StandIns
 from avalanche_amnesia.models.task_buffers import TaskBuffers
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.models.task_scores import TaskScores
@@ -91,6 +92,8 @@ class SubnetModel(TaskMaskedModel):
         self._learned_norms = [p.requires_grad for module in self._prototypes[0] for p in module.parameters()]
         for module in self._prototypes[0]:
             module.requires_grad_(False)
+        self._state = ForwardState(backbone, inventory.norms)
+        self._stand_ins = StandIns()
         self.norms = nn.ModuleDict()
         self._packed = TaskBuffers()
         self._scores = TaskScores()
@@ -167,10 +170,11 @@ class SubnetModel(TaskMaskedModel):
         return nn.Linear(self.n_features, n_classes, bias=biased, device=like.device, dtype=like.dtype)
 
     def add_head(self, task: int, n_classes: int) -> None:
-        """As the base class's; the task's normalisation begins as the backbone's."""
+        """As the base class's; the task's normalisation and other tensors of its own begin as the backbone's."""
         super().add_head(task, n_classes)
-        if self._prototypes[0]:
-            self.norms[str(task)] = nn.ModuleList(deepcopy(module) for module in self._prototypes[0])
+        if self._prototypes[0] or self._state.sites:
+            norms = [deepcopy(module) for module in self._prototypes[0]]
+            self.norms[str(task)] = nn.ModuleList([*norms, self._state.begun()])
             self.let_learn(task, True)
             self.norms[str(task)].train(self.training)
 
@@ -211,6 +215,9 @@ class SubnetModel(TaskMaskedModel):
         assert self.scores is not None
         task, scores = self.current_task, self.scores.detach()
         self._packed.put(task, pack_bits(self.binary_mask(task)))
+        own = self._state_of(self.task_parts(task))
+        if own is not None:
+            own.drop_unchanged(self._state.sites)
         if keep_scores:
             self._scores.put(task, scores)
         self._order = torch.tensor([*self.masked_tasks, task], device=self._device)
@@ -219,6 +226,7 @@ class SubnetModel(TaskMaskedModel):
     def drop_current_task(self) -> None:
         """Give up the task in training: its scores, head and normalisation go."""
         task = self.current_task
+        self._stand_ins.take_back()  # a forward may have been interrupted
         self._end_training()
         if task is not None and str(task) in self.heads:
             super().remove_task(task)
@@ -296,7 +304,11 @@ class SubnetModel(TaskMaskedModel):
 
     def features(self, x: Tensor, task: int | Tensor) -> Tensor:
         """Features ``(batch, features)`` through the task's subnetwork; one label, or one per sample ``(batch,)``."""
-        return by_task(x, task, lambda part, label: self._run(part, self._weights_of(label), self.task_parts(label)))
+        return by_task(x, task, self._features)
+
+    def _features(self, x: Tensor, task: int) -> Tensor:
+        learns = self.training and task not in self.masked_tasks
+        return self._run(x, self._weights_of(task), self.task_parts(task), learns=learns)
 
     def masked_features(self, x: Tensor, mask: Tensor, parts: nn.Module | None = None) -> Tensor:
         """Features ``(batch, features)`` through any mask.
@@ -306,7 +318,15 @@ class SubnetModel(TaskMaskedModel):
             mask: ``(n_weights,)``.
             parts: normalisation of a task (:meth:`task_parts`); None: as the backbone had it.
         """
-        return self._run(x, self._masked_weights(mask), parts)
+        return self._run(x, self._masked_weights(mask), parts, learns=False)
+
+    def shared_state(self) -> list[str]:
+        """Names of tensors that the backbone began to keep, or to change, in forwards, and that all tasks share.
+
+        Empty where every task has its own of all that changes: buffers, and tensors that were attributes of the
+        backbone's modules when it was wrapped.
+        """
+        return self._state.shared()
 
     def _weight(self, name: str) -> nn.Parameter:
         module, attribute = self._sites[name][0]
@@ -327,11 +347,33 @@ class SubnetModel(TaskMaskedModel):
         # +0 where the mask is 0: the sign of a weight that another task may train is nothing for this one to read.
         return {name: (weight * part.to(weight.dtype).view_as(weight)).add_(0.0) for name, weight, part in weights}
 
-    def _run(self, x: Tensor, weights: Mapping[str, Tensor], parts: nn.Module | None) -> Tensor:
-        """The backbone's forward with other weights and another normalisation put in for its duration."""
-        norms = [] if parts is None else list(zip(self._prototypes[0], parts.children(), strict=True))
-        with standing_in(weights, self._sites, norms):
-            return self.backbone(x)
+    @staticmethod
+    def _state_of(parts: nn.Module | None) -> TaskState | None:
+        return next((part for part in ([] if parts is None else parts.children()) if isinstance(part, TaskState)), None)
+
+    def _run(self, x: Tensor, weights: Mapping[str, Tensor], parts: nn.Module | None, *, learns: bool) -> Tensor:
+        """The backbone's forward with other weights, norms and tensors put in for its duration.
+
+        Args:
+            x: ``(batch, …)``.
+            weights: by name.
+            parts: what a task has of its own; None: as the backbone had it.
+            learns: whether the forward may change the task's tensors.
+        """
+        own = self._state_of(parts)
+        others: list[tuple[Place, Any]] = [
+            ((module._parameters, attribute), weight)
+            for name, weight in weights.items()
+            for module, attribute in self._sites[name]
+        ]
+        for norm, other in zip(self._prototypes[0], () if parts is None else parts.children(), strict=False):
+            others += [((vars(norm), name), vars(other)[name]) for name in ("_parameters", "_buffers", "training")]
+        others += self._state.standing_in(own, learns=learns)
+        with self._stand_ins.put(others):
+            features = self.backbone(x)
+            if learns and own is not None:
+                self._state.keep(own)
+        return features
 
     # State ----------------------------------------------------------------------------------------------------
 
@@ -373,6 +415,10 @@ class SubnetModel(TaskMaskedModel):
         if "scores" in state:
             raise ValueError("this state was saved in the middle of a task; save between tasks")
         super()._match_tasks(state)
+        for task in self.tasks:
+            own = self._state_of(self.task_parts(task))
+            if own is not None:
+                own.drop_all_but(state, f"norms.{task}.{len(self._prototypes[0])}.")
         self._packed.match(state, "_packed.", self._device)
         self._scores.match(state, "_scores.", self._device)
         self._order = state["_order"].detach().clone().to(self._device) if "_order" in state else self._order

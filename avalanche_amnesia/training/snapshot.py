@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from avalanche_amnesia.bits import same_bits
-from avalanche_amnesia.models import MaskedModel
+from avalanche_amnesia.models import TaskMaskedModel
 
 
 class TaskSnapshot:
@@ -31,8 +31,9 @@ class TaskSnapshot:
         """The optimizer's state, by parameter; emptied when a task goes of which it may hold something."""
         self.values = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
         # Of other tasks' buffers no copy is taken: none of them changes, and one of them may be unlearned meanwhile.
-        own = set(model.buffer_names([task])) if isinstance(model, MaskedModel) else set()
-        self._statistics = {name: buffer.clone() for name, buffer in model.named_buffers() if name in own}
+        # Without masks all tasks share them.
+        own = set(model.buffer_names([task])) if isinstance(model, TaskMaskedModel) else None
+        self._statistics = {n: buffer.clone() for n, buffer in model.named_buffers() if own is None or n in own}
 
     @torch.no_grad()
     def restore(self, model: nn.Module, optimizer: Optimizer) -> None:

@@ -32,7 +32,12 @@ from avalanche_amnesia.unlearning.repair import Repair
 from avalanche_amnesia.unlearning.revision import Revision, Revisions
 from avalanche_amnesia.unlearning.signing import SigningError, verify
 from avalanche_amnesia.unlearning.subject import Subject, refuse_unknown_state
-from avalanche_amnesia.unlearning.task_modules import own_parameters, remove_task_modules, shared_statistics
+from avalanche_amnesia.unlearning.task_modules import (
+    own_parameters,
+    remove_task_modules,
+    shared_state,
+    shared_statistics,
+)
 from avalanche_amnesia.unlearning.trajectory import Trajectory
 
 __all__ = [
@@ -76,6 +81,7 @@ __all__ = [
     "register_adapter",
     "register_purger",
     "remove_task_modules",
+    "shared_state",
     "shared_statistics",
     "verify",
 ]

@@ -69,7 +69,7 @@ def prepare(subject: Subject, tasks: Iterable[int], event: str) -> Preparation:
     undisturbed = subject.before is None or subject.in_training_without(tasks)
     alike = subject.unlike.isdisjoint((*remaining, subject.in_training))
     here = subject.exact_host and not subject.unrecorded  # whoever trained those may have unlearned others before
-    exact = here and alike and not tainted and not removal.shared and undisturbed
+    exact = here and alike and not tainted and not removal.shared and undisturbed and not subject.shared_state
     claim: Claim = "exact" if exact else "approximate"
     affected = _affected(model, remaining, removal, shared)
     covered = tuple(
@@ -90,6 +90,7 @@ def prepare(subject: Subject, tasks: Iterable[int], event: str) -> Preparation:
         repaired=repairable(subject.repair, model, affected, tainted),
         moved=() if subject.moved_without is None else subject.moved_without(tasks),
         untelling=_untelling(model, tasks, subject.opened_whole),
+        shared_state=tuple(sorted(subject.shared_state)),
     )
     return Preparation(plan, removal, frozenset(tainted), started, own, trajectory.logs)
 

@@ -61,6 +61,8 @@ class UnlearningPlan:
             logits are summed in another order. ``entries`` counts what is taken out, before that.
         untelling: those of ``removed`` that say nothing of the tasks: masks that open a whole pool, as another task's
             may. An audit does not look for them.
+        shared_state: tensors beside the parameters (buffers, attributes of modules) that trainings changed for all
+            tasks together: they stay as they are (stock strategies; masked models give each task its own).
     """
 
     tasks: tuple[int, ...]
@@ -77,6 +79,7 @@ class UnlearningPlan:
     repaired: tuple[int, ...] = ()
     moved: tuple[int, ...] = ()
     untelling: tuple[str, ...] = ()
+    shared_state: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,7 @@ class Subject:
         provenance: for the record.
         rearrange: moves the remaining tasks' units together, once the tasks are out; None: units stay where they are.
         moved_without: from tasks that are to go to the remaining ones whose units it would move.
+        shared_state: tensors beside the parameters that trainings changed for all tasks together.
         opened_whole: task → layers whose mask says nothing of it, because the task opened all that it could (a pool).
     """
 
@@ -71,6 +72,7 @@ class Subject:
     rearrange: Callable[[ExitStack], None] | None = None
     moved_without: Callable[[Sequence[int]], tuple[int, ...]] | None = None
     opened_whole: Mapping[int, Collection[str]] = field(default_factory=dict)
+    shared_state: Collection[str] = ()
 
     def in_training_without(self, tasks: Iterable[int]) -> bool:
         """Whether a task is in training in which none of these can have left a trace."""

@@ -9,6 +9,7 @@ from avalanche.models import MultiHeadClassifier
 from torch import nn
 
 from avalanche_amnesia.models import MultiHeadModel, NetworkPerTask, TaskMaskedModel
+from avalanche_amnesia.models.forward_state import kept_tensors
 
 
 def own_parameters(model: nn.Module, task: int) -> frozenset[str]:
@@ -37,6 +38,13 @@ def shared_statistics(model: nn.Module) -> list[str]:
         for name, module in model.named_modules()
         if isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats
     ]
+
+
+def shared_state(model: nn.Module) -> dict[str, str]:
+    """Name → hash of every tensor beside its parameters that a model keeps for all tasks together."""
+    if isinstance(model, (TaskMaskedModel, NetworkPerTask)):
+        return {}  # each task has its own of what changes, or it is refused
+    return kept_tensors(model)
 
 
 def remove_task_modules(model: nn.Module, task: int, undo: ExitStack) -> None:

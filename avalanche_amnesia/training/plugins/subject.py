@@ -75,6 +75,7 @@ def subject_of(
         repair=find_plugin(strategy, RepairPlugin),
         rearrange=None if masking is None else partial(masking.rearrange, strategy),
         moved_without=None if masking is None else partial(masking.moved_without, strategy),
+        shared_state=recorder.shared_state,
         opened_whole={} if masking is None else masking.opened_whole,
     )
 

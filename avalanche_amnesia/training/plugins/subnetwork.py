@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from avalanche_amnesia.models import SubnetModel
+from avalanche_amnesia.models import ModelError, SubnetModel
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.training.adjustment import AdjustmentRule
 from avalanche_amnesia.training.attention import check_choice
@@ -21,6 +21,7 @@ from avalanche_amnesia.training.plugins.lookup import find_plugin
 from avalanche_amnesia.training.plugins.masking import check_above
 from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin, single_task
 from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
+from avalanche_amnesia.training.rollback import abort_training
 
 ScoresRule = Literal["keep", "redraw"]
 KeepRule = Literal["last", "best"]
@@ -170,6 +171,7 @@ class SubnetPlugin(TaskMaskPlugin):
         model = self.model_of(strategy)
         assert self.snapshot is not None
         self._look_at_the_others(strategy)
+        self._refuse_shared_state(strategy)
         if self._best is not None:
             for name, value in self._state(model).items():
                 value.copy_(self._best[1][name])
@@ -205,6 +207,27 @@ class SubnetPlugin(TaskMaskPlugin):
         """Choose the best-scored weights for this step."""
         self._look_at_the_others(strategy)
         self.model_of(strategy).open_subnet()
+
+    def after_forward(self, strategy: Any, **kwargs: Any) -> None:
+        """Look, behind the task's first forward, whether the backbone keeps anything that tasks would share."""
+        if strategy.clock.train_exp_iterations == 0:
+            self._refuse_shared_state(strategy)
+
+    def _refuse_shared_state(self, strategy: Any) -> None:
+        """Raise if forwards changed a tensor of the backbone that no task has of its own.
+
+        Raises:
+            ModelError: naming it; the task's training was undone.
+        """
+        shared = self.model_of(strategy).shared_state()
+        if shared:
+            abort_training(strategy)
+            raise ModelError(
+                f"the backbone's forward changes {shared}, or began to keep them: all tasks would share that, and no "
+                "unlearning could take it apart. The task's training was undone. Make them buffers, or tensor "
+                "attributes, that have their final shape when the backbone is wrapped (run it once before, where it "
+                "fills a cache): then every task has its own. Or keep nothing"
+            )
 
     @torch.no_grad()
     def before_update(self, strategy: Any, **kwargs: Any) -> None:

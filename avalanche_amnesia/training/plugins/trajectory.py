@@ -19,6 +19,7 @@ from avalanche_amnesia.unlearning import (
     Trajectory,
     own_parameters,
     remove_task_modules,
+    shared_state,
     shared_statistics,
 )
 from avalanche_amnesia.unlearning.purging import keeps_own_state
@@ -59,6 +60,8 @@ class TrajectoryPlugin(SupervisedPlugin):
     Attributes:
         trajectory: the store.
         snapshot: values before the task in training; None between tasks.
+        shared_state: names of tensors beside the parameters, buffers or attributes of modules, that trainings changed
+            for all tasks together. No unlearning takes them apart: plans name them.
 
     Raises:
         ValueError: for an option that is not allowed; before a training, if it stands in front of a plugin that masks.
@@ -83,6 +86,8 @@ class TrajectoryPlugin(SupervisedPlugin):
         self.snapshot: TaskSnapshot | None = None
         self._activity: StepActivity | None = None
         self._new: int | None = None
+        self.shared_state: frozenset[str] = frozenset()
+        self._state_before: dict[str, str] = {}
 
     def before_train_dataset_adaptation(self, strategy: Any, **kwargs: Any) -> None:
         """Check the task, the model and the order of the plugins, and undo a training that was interrupted."""
@@ -125,6 +130,7 @@ class TrajectoryPlugin(SupervisedPlugin):
             self.snapshot = TaskSnapshot(strategy.model, single_task(strategy.experience), strategy.optimizer)
         else:
             self.snapshot = masking.snapshot  # one copy of the model serves both
+        self._state_before = shared_state(strategy.model)
         if self.trajectory.fidelity.min_active_steps is not None:
             self._activity = StepActivity(strategy.model)
 
@@ -171,6 +177,8 @@ class TrajectoryPlugin(SupervisedPlugin):
             raise
         for name, value in committed.items():
             parameters[name].copy_(value)
+        state = shared_state(model)
+        self.shared_state |= {name for name, digest in state.items() if self._state_before.get(name) != digest}
         self.snapshot, self._activity, self._new = None, None, None
         if is_last_to_finish(self, strategy):
             finish(strategy)
