@@ -8,8 +8,8 @@ from small_runs import OPTIMIZERS, assert_retained, logits, make, permuted, spli
 from torch import nn
 
 from avalanche_amnesia.benchmarks import SplitMNIST, task_benchmark
-from avalanche_amnesia.models import MaskedModel
-from avalanche_amnesia.training import HAT, AmnesiacHAT
+from avalanche_amnesia.models import MaskedModel, SubnetModel
+from avalanche_amnesia.training import HAT, WSN, AmnesiacHAT
 
 
 class ClipGradients(SupervisedPlugin):
@@ -46,6 +46,79 @@ def test_every_optimizer(optimizer, reset_optimizer):
         pytest.skip("torch's own: fused SGD with momentum can't take up a new parameter")
     strategy = make(optimizer=optimizer, reset_optimizer=reset_optimizer)
     assert_retained(strategy, permuted(), must_move=optimizer != "rmsprop")  # it fills every layer with one task
+
+
+class Lookahead(torch.optim.Optimizer):
+    """Slow weights of all parameters, with or without a gradient (Zhang et al., NeurIPS 2019), and decay on them."""
+
+    def __init__(self, params, lr=1e-2):
+        self.fast = torch.optim.SGD(params, lr=lr)
+        super().__init__(self.fast.param_groups, {"lr": lr})
+        self.param_groups = self.fast.param_groups
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        self.fast.step()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                slow = self.state[parameter].setdefault("slow", 0.9 * parameter.detach())
+                slow.add_(parameter - slow, alpha=0.5)
+                parameter.data.copy_(slow)
+
+
+class NoisySGD(torch.optim.SGD):
+    """Langevin noise on every parameter."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        super().step()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.data.add_(torch.randn_like(parameter), alpha=1e-3)
+
+
+def with_noisy_hook(params):
+    optimizer = torch.optim.Adam(params, lr=3e-3)
+
+    def noise(optimizer, args, kwargs):
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.data.add_(torch.randn_like(parameter), alpha=1e-3)
+
+    optimizer.register_step_post_hook(noise)
+    return optimizer
+
+
+MOVE_EVERYTHING = {"lookahead": Lookahead, "noise": lambda p: NoisySGD(p, lr=0.05), "hook": with_noisy_hook}
+
+
+class NormNet(nn.Module):
+    features = 20
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.second = nn.Linear(64, 30), nn.LayerNorm(30), nn.Linear(30, 20)
+
+    def forward(self, x):
+        return torch.relu(self.second(torch.relu(self.norm(self.first(x.flatten(1))))))
+
+
+@pytest.mark.parametrize("kind", [HAT, AmnesiacHAT, WSN])
+@pytest.mark.parametrize("optimizer", MOVE_EVERYTHING)
+def test_optimizers_that_move_what_has_no_gradient(optimizer, kind):
+    """Heads and norms of other tasks stay after every step, and the norms that later tasks begin with."""
+    benchmark = permuted(3)
+    watch = WatchEveryStep(benchmark)
+    torch.manual_seed(0)
+    model = SubnetModel(NormNet(), sparsity=0.3) if kind is WSN else MaskedModel(NormNet())
+    initial = {n: p.detach().clone() for n, p in model.backbone.named_parameters() if n.startswith("norm")}
+    options = {} if kind is WSN else {"embedding_optimizer": lambda p: torch.optim.SGD(p, lr=0.05)}
+    strategy = make(kind, model=model, optimizer=MOVE_EVERYTHING[optimizer], plugins=[watch], **options)
+    for experience in benchmark.train_stream:
+        strategy.train(experience)
+    assert watch.compared == 40
+    assert initial
+    assert all(torch.equal(p, initial[n]) for n, p in model.backbone.named_parameters() if n in initial)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

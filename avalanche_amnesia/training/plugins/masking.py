@@ -343,6 +343,7 @@ class HATPlugin(TaskMaskPlugin):
         model = self.model_of(strategy)
         assert model.embedding is not None
         self._adjuster.after_step()
+        self._guard_others(model)
         self._step_embedding()
         model.embedding.clamp_(self._lowest, self._highest)
 

@@ -238,4 +238,5 @@ class SubnetPlugin(TaskMaskPlugin):
     def after_update(self, strategy: Any, **kwargs: Any) -> None:
         """Take back what earlier tasks use, step the scores."""
         self._adjuster.after_step()
+        self._guard_others(self.model_of(strategy))
         self._step_scores()

@@ -6,8 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any, ClassVar
 
+import torch
 from avalanche.core import SupervisedPlugin
 from torch import Tensor
+from torch.optim import Optimizer
 
 from avalanche_amnesia.models import TaskMaskedModel
 from avalanche_amnesia.training.adjustment import Adjuster, AdjustmentRule, AdjustSpace, TaskUse
@@ -50,6 +52,8 @@ class TaskMaskPlugin(SupervisedPlugin):
         self.rule, self.adjust, self.seed = rule, adjust, seed
         self.snapshot: TaskSnapshot | None = None
         self._starting: int | None = None
+        self._guards_others = False
+        self._adjuster: Adjuster
         self.saw: frozenset[int] | None = None
         self.opened_whole: dict[int, frozenset[str]] = {}
 
@@ -126,8 +130,27 @@ class TaskMaskPlugin(SupervisedPlugin):
         """Remember the values before the task, and let it train no other task's own modules."""
         self.snapshot = TaskSnapshot(model, task, strategy.optimizer)
         self.rule.start(self.seed, task)
-        for other in model.tasks:  # an optimizer skips what has no gradient, whatever its decay or momentum
+        for other in model.tasks:  # torch's optimizers skip what has no gradient, whatever their decay or momentum
             model.let_learn(other, other == task)
+        self._guards_others = not _skips_frozen(strategy.optimizer)
+
+    @torch.no_grad()
+    def _put_others_back(self, model: TaskMaskedModel) -> None:
+        """Give every parameter that is none of the task's its value before it, bit for bit.
+
+        Heads and norms of other tasks, and what of the backbone no mask covers: the norms that tasks begin with, say.
+        """
+        assert self.snapshot is not None
+        own = tuple(f"{container}.{self.snapshot.task}." for container in model.task_containers)
+        for name, parameter in model.named_parameters():
+            covered = name.removeprefix("backbone.") in self._adjuster.use.covered
+            if name in self.snapshot.values and not covered and not name.startswith(own):
+                parameter.copy_(self.snapshot.values[name])
+
+    def _guard_others(self, model: TaskMaskedModel) -> None:
+        """After a step of an optimizer that moves parameters without a gradient too: other tasks' own stay."""
+        if self._guards_others:
+            self._put_others_back(model)
 
     def task_use(self, model: TaskMaskedModel) -> TaskUse:
         """What the tasks use that are to be protected."""
@@ -168,6 +191,7 @@ class TaskMaskPlugin(SupervisedPlugin):
             mine = (use > 0).expand_as(adjuster.use.covered[name])
             keep[f"backbone.{name}"] = mine & ~frozen[name] if name in frozen else mine
         self.snapshot.commit(dict(model.named_parameters()), keep)
+        self._put_others_back(model)  # whoever wrote there: a plugin may
         if not all(bool(parameter.isfinite().all()) for parameter in model.parameters()):
             task = self.snapshot.task
             abort_training(strategy)
@@ -183,6 +207,12 @@ class TaskMaskPlugin(SupervisedPlugin):
             delattr(self, name)
         for task in model.tasks:  # they were frozen for this training alone
             model.let_learn(task, True)
+
+
+def _skips_frozen(optimizer: Optimizer) -> bool:
+    """Whether an optimizer is known to leave parameters without a gradient alone: torch's own, without hooks."""
+    hooked = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
+    return type(optimizer).__module__.startswith("torch.optim") and not hooked
 
 
 def single_task(experience: Any) -> int:
