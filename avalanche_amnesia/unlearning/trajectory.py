@@ -40,13 +40,20 @@ class Trajectory:
 
     Args:
         path: directory in which every task's log is a safetensors file, mapped into memory when read; one that holds
-            logs already is continued. One directory serves one trajectory. By default logs are kept in memory.
+            logs already is continued. By default logs are kept in memory. One directory serves one trajectory, and
+            holds the files of its logs as they are now and no others: what a change or an unlearning replaced is
+            deleted. A pickled trajectory has its logs with it: unpickled, it reads nothing from the directory, and its
+            first change takes it back (files that are missing are written, all others of its kind deleted), whatever
+            became of it since, unless another trajectory began there anew. Who wrote there before is refused from then
+            on. A ``copy.deepcopy`` keeps its logs in memory and leaves the directory to the original.
         options: those of :class:`~avalanche_amnesia.unlearning.fidelity.Fidelity`: ``threshold``,
             ``min_active_steps``, ``dtype``. Lossless without them.
 
     Raises:
         ValueError: for an option that is not allowed.
-        TrajectoryError: if ``path`` holds something else.
+        TrajectoryError: if ``path`` holds something else, or damaged files, or can't be written to. Later wherever a
+            log is used whose file was damaged meanwhile (files carry checksums), and before a change to a directory
+            that is another trajectory's by then.
     """
 
     def __init__(self, *, path: str | Path | None = None, **options: Any) -> None:
@@ -303,7 +310,11 @@ class Trajectory:
         self._swap(logs, self._merged)
 
     def settle(self) -> None:
-        """Delete the files of logs that are the trajectory's no longer; :meth:`restore` may still go back to them."""
+        """Delete the files of logs that are the trajectory's no longer; :meth:`restore` may still go back to them.
+
+        Raises:
+            OSError: if a file can't be deleted.
+        """
         if self._directory is not None:
             self._directory.sweep()
 

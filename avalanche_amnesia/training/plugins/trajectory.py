@@ -51,7 +51,10 @@ class TrajectoryPlugin(SupervisedPlugin):
         dtype: keep updates as ``torch.float32``, ``float16``, ``bfloat16`` or ``int8`` where that is smaller; the task
             is set to its coded update.
         path: directory of the logs, one file per task; by default they stay in memory. Every strategy, and every
-            reference, needs one of its own.
+            reference, needs one of its own. It holds the logs as they are now: an unlearning deletes the task's file
+            and the later tasks' old ones. A strategy that ``torch.save`` kept has its logs with it: once loaded it goes
+            on whatever became of the directory, and its next training or unlearning takes it back; who wrote there
+            meanwhile is refused from then on. A ``copy.deepcopy`` keeps its logs in memory.
         merge_permanent: merge the updates of tasks that have become permanent, at the end of the next training.
 
     Attributes:
@@ -59,6 +62,8 @@ class TrajectoryPlugin(SupervisedPlugin):
         snapshot: values before the task in training; None between tasks.
 
     Raises:
+        TrajectoryError: if ``path`` holds something else or damaged files, or can't be written to; before an
+            unlearning, if a log's file was damaged meanwhile.
         ValueError: for an option that is not allowed; before a training, if it stands in front of a plugin that masks.
         ModelError: before a training, if the model keeps running statistics that all tasks share (BatchNorm): they
             can't be taken apart again.
