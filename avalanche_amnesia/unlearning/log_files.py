@@ -224,6 +224,14 @@ class LogDirectory:
             ) from error
         return logs, merged
 
+    def check(self) -> None:
+        """Raise the error with which :meth:`write` would refuse now.
+
+        Raises:
+            TrajectoryError: if the directory is another trajectory's, or has become one's meanwhile.
+        """
+        self._refuse_others(self._index_on_disk())
+
     def write(self, logs: Mapping[int, Log], merged: frozenset[int]) -> dict[int, Log]:
         """Make these the directory's logs, new files first and the index last.
 

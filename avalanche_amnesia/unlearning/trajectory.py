@@ -309,6 +309,15 @@ class Trajectory:
         self._logs = dict(logs)
         self._swap(logs, self._merged)
 
+    def check_directory(self) -> None:
+        """Raise the error with which any change would fail, where the directory is another trajectory's by now.
+
+        Raises:
+            TrajectoryError: if it is; a task is better not trained then.
+        """
+        if self._directory is not None:
+            self._directory.check()
+
     def settle(self) -> None:
         """Delete the files of logs that are the trajectory's no longer; :meth:`restore` may still go back to them.
 

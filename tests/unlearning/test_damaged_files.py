@@ -7,10 +7,12 @@ import random
 import shutil
 import subprocess
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
+from test_all_or_nothing import raiser
 from test_trajectory_files import contents, files, with_three_tasks
 from unlearning_kit import DIGITS, amnesiac, bits, fingerprint, trajectory
 
@@ -215,7 +217,7 @@ def small_disk(request, tmp_path, monkeypatch):
     path.mkdir()
     if request.param == "injected":
         full = [False]
-        for owner, name in ((log_files, "save_file"), (log_files.Path, "write_bytes")):
+        for owner, name in ((log_files, "save_file"), (Path, "write_bytes")):
             original = getattr(owner, name)
 
             def fails(*args, original=original, **kwargs):
@@ -266,29 +268,54 @@ def test_a_full_disk_undoes_the_task_and_room_lets_it_be_trained(small_disk):
     assert bits(strategy.model) == bits(plain.model)
 
 
-@pytest.mark.parametrize("call", range(12))
-def test_a_disk_that_fails_from_some_call_on_leaves_memory_and_directory_agreeing(tmp_path, monkeypatch, call):
-    """Not one call but all that follow: going back must need no disk."""
+def test_a_write_that_fails_leaves_no_file_of_its_own(tmp_path, monkeypatch):
+    """Neither a part nor a whole one."""
     store, state = with_three_tasks(tmp_path)
-    before = contents(store)
-    calls = [0]
-    with monkeypatch.context() as patch:
-        for owner, name in ((log_files, "save_file"), (os, "replace"), (os, "fsync"), (log_files.Path, "write_bytes")):
-            original = getattr(owner, name)
+    before = contents(store), files(tmp_path)
+    for owner, name in ((Path, "write_bytes"), (log_files, "save_file"), (os, "fsync"), (os, "replace")):
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, raiser(OSError))
+            with pytest.raises(OSError, match="injected"):
+                store.apply(store.remove([0], state))
+        assert (contents(store), files(tmp_path)) == before
 
-            def fails(*args, original=original, **kwargs):
-                calls[0] += 1
-                if calls[0] > call:
-                    raise OSError(errno.EIO, "injected")
-                return original(*args, **kwargs)
 
-            patch.setattr(owner, name, fails)
-        logs = store.logs
-        with suppress(OSError):
-            store.apply(store.remove([0], state))
-        with suppress(OSError):
-            store.restore(logs)
-    assert contents(store) == before
-    store.record(9, state, {"w": state["w"] + 1})
-    assert contents(Trajectory(path=tmp_path)) == contents(store)
-    assert len(files(tmp_path)) == 5
+@pytest.mark.parametrize("behind", [False, True], ids=["in front", "behind"])
+@pytest.mark.parametrize("change", ["remove", "merge"])
+def test_a_disk_that_fails_from_some_call_on_leaves_memory_and_directory_agreeing(
+    tmp_path, monkeypatch, change, behind
+):
+    """Not one call fails but all that follow as well: going back must need no disk."""
+    names = ((log_files, "save_file"), (os, "replace"), (os, "fsync"), (Path, "write_bytes"), (Path, "unlink"))
+    for last in range(20):
+        path = tmp_path / str(last)
+        store, state = with_three_tasks(path)
+        before, after = contents(store), None
+        calls = [0]
+        with monkeypatch.context() as patch:
+            for owner, name in names:
+                original = getattr(owner, name)
+
+                def fails(*args, original=original, last=last, calls=calls, **kwargs):
+                    calls[0] += 1
+                    if calls[0] < last or (behind and calls[0] == last):
+                        original(*args, **kwargs)
+                    if calls[0] >= last:
+                        raise OSError(errno.EIO, "injected")
+
+                patch.setattr(owner, name, fails)
+            logs = store.logs
+            with suppress(OSError):
+                if change == "merge":
+                    store.merge([1, 2])
+                    after = contents(store)
+                else:
+                    store.apply(store.remove([0], state))
+            if change == "remove":
+                with suppress(OSError):
+                    store.restore(logs)
+        assert contents(store) == (before if after is None else after)
+        store.record(9, state, {"w": state["w"] + 1})
+        assert contents(Trajectory(path=path)) == contents(store)
+        assert len(files(path)) == 5
+    assert calls[0] < last  # the last round met no failure

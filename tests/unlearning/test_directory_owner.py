@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 import torch
+from test_all_or_nothing import raiser
 from test_trajectory_files import contents, files, with_three_tasks
 from unlearning_kit import DIGITS, amnesiac, bits, frozen, trajectory
 
@@ -60,6 +61,7 @@ def test_a_checkpoint_goes_on_whatever_became_of_its_directory(tmp_path, logs, s
         path = next(logs.glob("task_0.*"))
         path.write_bytes(path.read_bytes()[:-1] + b"?")
     again, plain = loaded(file), strategy_with(None, [0, 1])
+    trajectory(again).settle()  # before its first change nothing is its own to delete
     assert contents(trajectory(again)) == contents(trajectory(plain))
     for strategy in (again, plain):
         strategy.train(DIGITS.train_stream[2])
@@ -90,8 +92,14 @@ def test_the_last_to_write_of_those_that_were_loaded_has_the_directory(tmp_path,
     two.train(DIGITS.train_stream[2])
     for refused in (first, one):
         before = bits(refused.model), contents(trajectory(refused))
+        refused.forward = raiser(AssertionError)  # it is refused before it is trained
         with pytest.raises(TrajectoryError, match=r"changed by another trajectory.*directory of its own"):
             refused.train(DIGITS.train_stream[3])
+        assert (bits(refused.model), contents(trajectory(refused))) == before
+        del refused.forward
+        refused.abort_training()
+        with pytest.raises(TrajectoryError, match="changed by another trajectory"):
+            refused.unlearn([0])
         assert (bits(refused.model), contents(trajectory(refused))) == before
         trajectory(refused).settle()  # what is no longer its own it does not sweep
     assert one_state(logs, trajectory(two))

@@ -62,8 +62,8 @@ class TrajectoryPlugin(SupervisedPlugin):
         snapshot: values before the task in training; None between tasks.
 
     Raises:
-        TrajectoryError: if ``path`` holds something else or damaged files, or can't be written to; before an
-            unlearning, if a log's file was damaged meanwhile.
+        TrajectoryError: if ``path`` holds something else or damaged files, or can't be written to; before a training,
+            if it is another strategy's by then; before an unlearning, if a log's file was damaged meanwhile.
         ValueError: for an option that is not allowed; before a training, if it stands in front of a plugin that masks.
         ModelError: before a training, if the model keeps running statistics that all tasks share (BatchNorm): they
             can't be taken apart again.
@@ -85,7 +85,7 @@ class TrajectoryPlugin(SupervisedPlugin):
         self._activity: StepActivity | None = None
 
     def before_train_dataset_adaptation(self, strategy: Any, **kwargs: Any) -> None:
-        """Check the task, the model and the order of the plugins, and undo a training that was interrupted."""
+        """Check task, model, directory and order of the plugins, and undo a training that was interrupted."""
         refuse_second(strategy, TrajectoryPlugin)
         task, masking = single_task(strategy.experience), find_plugin(strategy, TaskMaskPlugin)
         if masking is not None and strategy.plugins.index(masking) > strategy.plugins.index(self):
@@ -103,6 +103,7 @@ class TrajectoryPlugin(SupervisedPlugin):
                 f"modules {shared} keep running statistics that all tasks share, which no unlearning can take apart; "
                 "use a backbone without them, track_running_stats=False, or a MaskedModel, where each task has its own"
             )
+        self.trajectory.check_directory()
         self.abort(strategy)
 
     def abort(self, strategy: Any) -> None:
