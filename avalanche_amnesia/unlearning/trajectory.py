@@ -260,7 +260,7 @@ class Trajectory:
         self._log(task)
         order = list(self._logs)
         since = order[order.index(task) :]
-        self._look_at(since)
+        self._look_at(since[1:])
         result = {}
         for name, now in current.items():
             value = now.detach().cpu().reshape(-1).clone()

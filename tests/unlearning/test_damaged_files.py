@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from test_all_or_nothing import raiser
 from test_trajectory_files import contents, files, with_three_tasks
@@ -97,7 +98,7 @@ def test_every_bit_counts_when_files_are_opened(tmp_path, dtype, single):
 
 USES = {
     "remove": lambda store, state: store.remove([0], state),
-    "values_before": lambda store, state: store.values_before(1, state),
+    "values_before": lambda store, state: store.values_before(0, state),
     "moved": lambda store, state: store.moved(1),
     "moved_with": lambda store, state: store.moved_with([1]),
     "merge": lambda store, state: store.merge([0]),
@@ -217,12 +218,16 @@ def small_disk(request, tmp_path, monkeypatch):
     path.mkdir()
     if request.param == "injected":
         full = [False]
-        for owner, name in ((log_files, "save_file"), (Path, "write_bytes")):
+        said = SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+        for owner, name, error in (
+            (log_files, "save_file", said),
+            (Path, "write_bytes", OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))),
+        ):
             original = getattr(owner, name)
 
-            def fails(*args, original=original, **kwargs):
+            def fails(*args, original=original, error=error, **kwargs):
                 if full[0]:
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                    raise error
                 return original(*args, **kwargs)
 
             monkeypatch.setattr(owner, name, fails)

@@ -188,6 +188,13 @@ def test_the_same_log_is_the_same_file_and_is_written_once(tmp_path, logs, monke
     assert {file.name for file in before} == names
 
 
+def test_logs_that_are_mapped_from_elsewhere_get_files_of_their_own(tmp_path, logs):
+    with_three_tasks(None)[0].save(tmp_path / "all.safetensors")
+    store = Trajectory(path=logs)
+    store.restore(Trajectory.load(tmp_path / "all.safetensors").logs)
+    assert one_state(logs, store)
+
+
 def test_the_index_says_what_it_names(logs):
     store, _ = with_three_tasks(logs)
     index = json.loads((logs / "index.json").read_text())
