@@ -3,14 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import reduce
 from math import sqrt
 from operator import add
+from pathlib import Path
+from typing import Any
 
 import pandas
 
 from avalanche_amnesia.unlearning.fidelity import AddedError, Commitment
 from avalanche_amnesia.unlearning.sparse import SparseEntries
+
+
+@dataclass(frozen=True)
+class LogFile:
+    """The file that a log is mapped from.
+
+    Attributes:
+        path: its name when it was mapped; files never change, but others may be given their name.
+        place: device and inode, which stay the same as long as it is mapped.
+        size: bytes.
+        checksum: of the log in it.
+    """
+
+    path: Path
+    place: tuple[int, int]
+    size: int
+    checksum: str
 
 
 class Log(dict[str, SparseEntries]):
@@ -21,7 +41,7 @@ class Log(dict[str, SparseEntries]):
         parameters: how many parameters the task could have moved.
         errors: option → the error that it added to what the task left.
         repair_of: of a repair: the tasks with which it goes, those whose data made it; None: it goes with any.
-        file: name of the file that holds exactly this log; None where none does.
+        file: the file whose tensors these are, mapped; None for a log in memory, which any copy is, unpickled ones too.
     """
 
     def __init__(
@@ -30,10 +50,13 @@ class Log(dict[str, SparseEntries]):
         parameters: int,
         errors: Mapping[str, AddedError],
         repair_of: frozenset[int] | None = None,
-        file: str | None = None,
+        file: LogFile | None = None,
     ) -> None:
         super().__init__(entries)
         self.parameters, self.errors, self.repair_of, self.file = parameters, dict(errors), repair_of, file
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "file": None}
 
     @classmethod
     def of(cls, commitments: Mapping[str, Commitment], parameters: int) -> Log:

@@ -27,7 +27,7 @@ from torch import Tensor
 from avalanche_amnesia.bits import same_bits
 from avalanche_amnesia.unlearning.fidelity import Fidelity
 from avalanche_amnesia.unlearning.log import Log, report
-from avalanche_amnesia.unlearning.log_files import LogDirectory, TrajectoryError, read_logs, write_logs
+from avalanche_amnesia.unlearning.log_files import LogDirectory, TrajectoryError, check, read_logs, write_logs
 from avalanche_amnesia.unlearning.merging import without_unneeded
 from avalanche_amnesia.unlearning.removal import Readers, Removal, work_out
 from avalanche_amnesia.unlearning.revision import Revisions
@@ -40,13 +40,20 @@ class Trajectory:
 
     Args:
         path: directory in which every task's log is a safetensors file, mapped into memory when read; one that holds
-            logs already is continued. One directory serves one trajectory. By default logs are kept in memory.
+            logs already is continued. By default logs are kept in memory. One directory serves one trajectory, and
+            holds the files of its logs as they are now and no others: what a change or an unlearning replaced is
+            deleted. A pickled trajectory has its logs with it: unpickled, it reads nothing from the directory, and its
+            first change takes it back (files that are missing are written, all others of its kind deleted), whatever
+            became of it since, unless another trajectory began there anew. Who wrote there before is refused from then
+            on. A ``copy.deepcopy`` keeps its logs in memory and leaves the directory to the original.
         options: those of :class:`~avalanche_amnesia.unlearning.fidelity.Fidelity`: ``threshold``,
             ``min_active_steps``, ``dtype``. Lossless without them.
 
     Raises:
         ValueError: for an option that is not allowed.
-        TrajectoryError: if ``path`` holds something else.
+        TrajectoryError: if ``path`` holds something else, or damaged files, or can't be written to. Later wherever a
+            log is used whose file was damaged meanwhile (files carry checksums), and before a change to a directory
+            that is another trajectory's by then.
     """
 
     def __init__(self, *, path: str | Path | None = None, **options: Any) -> None:
@@ -97,7 +104,7 @@ class Trajectory:
             ``bytes_per_parameter``, ``error_max`` and ``error_l2`` (of its weights, against what its training left),
             the same two for each economy in use (``threshold_max`` …), and ``merged``.
         """
-        return report({task: self._logs[task] for task in self.tasks}, self._merged)
+        return report({task: self._log(task) for task in self.tasks}, self._merged)
 
     def record(
         self,
@@ -194,14 +201,14 @@ class Trajectory:
         value per stretch of merged writers. A later call adds to the merged tasks.
 
         Raises:
-            TrajectoryError: for a task that is not recorded.
+            TrajectoryError: for a task that is not recorded, or a log that was damaged on disk.
             OSError: if logs can't be written; the trajectory is as it was.
         """
         merged = self._merged | frozenset(tasks)
-        for task in merged:
-            self._log(task)
+        self._look_at(merged)
         if merged == self._merged:
             return
+        self._look_at(self._logs)
         self._change(without_unneeded(self._logs, merged), merged)
 
     def remove(
@@ -226,16 +233,18 @@ class Trajectory:
             repairs: False where the repairs stand: for a task that is given up, and was never there for any of them.
 
         Raises:
-            TrajectoryError: for a task that is not recorded, or merged.
+            TrajectoryError: for a task that is not recorded, or merged, or a log that was damaged on disk.
         """
-        for task in tasks:
-            self._log(task)
+        self._look_at(tasks)
         gone = set(self.writers(tasks) if repairs else tasks)
         if gone & self._merged:
             raise TrajectoryError(
                 f"tasks {sorted(gone & self._merged)} can't be taken out: they became permanent and their updates were "
                 "merged; recorded with merge_permanent=False they would have stayed apart"
             )
+        order = list(self._logs)
+        any_of_them = self._merged or readers or revisions  # without these what came before the first is not read
+        self._look_at(order[0 if any_of_them else min(map(order.index, gone), default=len(order)) :])
         return work_out(tasks, gone, self._logs, self._merged, current, before, readers, revisions)
 
     def values_before(self, task: int, current: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -246,11 +255,12 @@ class Trajectory:
             current: tensor name → values now.
 
         Raises:
-            TrajectoryError: for a task that is not recorded.
+            TrajectoryError: for a task that is not recorded, or a log that was damaged on disk.
         """
         self._log(task)
         order = list(self._logs)
         since = order[order.index(task) :]
+        self._look_at(since[1:])
         result = {}
         for name, now in current.items():
             value = now.detach().cpu().reshape(-1).clone()
@@ -273,9 +283,11 @@ class Trajectory:
             sources: tensor name → for each entry, by flat index, the one whose place it takes, int64 ``(n,)``.
 
         Raises:
-            TrajectoryError: if an economy is in use: what it keeps of an entry depends on the entry's place.
+            TrajectoryError: if an economy is in use: what it keeps of an entry depends on the entry's place; or a log
+                was damaged on disk.
             OSError: if the logs can't be written; the trajectory is as it was.
         """
+        self._look_at(self._logs)
         logs = {}
         for task, log in self._logs.items():
             entries = dict(log)
@@ -293,11 +305,25 @@ class Trajectory:
         return self._logs
 
     def restore(self, logs: Mapping[int, Log]) -> None:
-        """Go back to what :attr:`logs` returned."""
+        """Go back to what :attr:`logs` returned, in memory also where the disk refuses."""
+        self._logs = dict(logs)
         self._swap(logs, self._merged)
 
+    def check_directory(self) -> None:
+        """Raise the error with which any change would fail, where the directory is another trajectory's by now.
+
+        Raises:
+            TrajectoryError: if it is; a task is better not trained then.
+        """
+        if self._directory is not None:
+            self._directory.check()
+
     def settle(self) -> None:
-        """Delete the files of logs that are the trajectory's no longer; :meth:`restore` may still go back to them."""
+        """Delete the files of logs that are the trajectory's no longer; :meth:`restore` may still go back to them.
+
+        Raises:
+            OSError: if a file can't be deleted.
+        """
         if self._directory is not None:
             self._directory.sweep()
 
@@ -308,6 +334,7 @@ class Trajectory:
         try:
             self.settle()
         except BaseException:
+            self._logs, self._merged = before
             self._swap(*before)
             raise
 
@@ -319,17 +346,32 @@ class Trajectory:
     def _log(self, task: int) -> Log:
         if task not in self._logs:
             raise TrajectoryError(f"task {task} is not recorded; recorded tasks: {list(self.tasks)}")
+        check(task, self._logs[task])
         return self._logs[task]
+
+    def _look_at(self, writers: Iterable[int]) -> None:
+        """Raise an error if one of some writers is not recorded, or its log was damaged on disk."""
+        for writer in writers:
+            self._log(writer)
 
     # On disk --------------------------------------------------------------------------------------------------
 
     def save(self, path: str | Path) -> None:
-        """Write the whole trajectory to one safetensors file."""
+        """Write the whole trajectory to one safetensors file.
+
+        Raises:
+            TrajectoryError: if a log was damaged on disk.
+            OSError: if it can't be written; a file that was there is as it was.
+        """
         write_logs(Path(path), self._logs, self._merged)
 
     @classmethod
     def load(cls, path: str | Path, **options: Any) -> Trajectory:
-        """Read what :meth:`save` wrote; later tasks are recorded with these options."""
+        """Read what :meth:`save` wrote; later tasks are recorded with these options.
+
+        Raises:
+            TrajectoryError: if the file is damaged, or another one.
+        """
         result = cls(**options)
         result._swap(*read_logs(Path(path)))
         return result

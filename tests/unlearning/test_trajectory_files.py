@@ -153,7 +153,8 @@ def test_an_unlearning_that_fails_leaves_files_and_model(tmp_path, monkeypatch, 
     for experience in DIGITS.train_stream[:3]:
         strategy.train(experience)
     before, on_disk = fingerprint(strategy), contents(Trajectory(path=tmp_path))
-    for (owner, name), behind in itertools.product(STEPS, (False, True)):
+    steps = [step for step in STEPS if dtype is None or step[1] != "save_file"]  # the same codes are the same file
+    for (owner, name), behind in itertools.product(steps, (False, True)):
         original = getattr(owner, name)
         reached = iter([after_call(original, OSError) if behind else raiser(OSError)])
         with monkeypatch.context() as patch:
@@ -223,11 +224,13 @@ def test_a_directory_that_holds_something_else_is_refused(tmp_path, text):
 
 
 def test_only_our_own_leftovers_are_deleted(tmp_path):
-    for name in ("task_5.0.safetensors", "task_5.1.safetensors.part", "index.json.part", "task_notes.txt", "x"):
+    for name in ("task_5.0.safetensors", "task_5.1f.safetensors.part", "index.json.part", "task_notes.txt", "x"):
         (tmp_path / name).write_text("")
     store = Trajectory(path=tmp_path)
+    assert files(tmp_path) == ["task_notes.txt", "x"]
     store.record(0, {"w": torch.zeros(2)}, {"w": torch.ones(2)})
-    assert files(tmp_path) == ["index.json", "task_0.0.safetensors", "task_notes.txt", "x"]
+    ours = store.logs[0].file.path.name
+    assert files(tmp_path) == ["index.json", ours, "task_notes.txt", "x"]
 
 
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16], ids=str)

@@ -54,7 +54,10 @@ class TrajectoryPlugin(SupervisedPlugin):
         dtype: keep updates as ``torch.float32``, ``float16``, ``bfloat16`` or ``int8`` where that is smaller; the task
             is set to its coded update.
         path: directory of the logs, one file per task; by default they stay in memory. Every strategy, and every
-            reference, needs one of its own.
+            reference, needs one of its own. It holds the logs as they are now: an unlearning deletes the task's file
+            and the later tasks' old ones. A strategy that ``torch.save`` kept has its logs with it: once loaded it goes
+            on whatever became of the directory, and its next training or unlearning takes it back; who wrote there
+            meanwhile is refused from then on. A ``copy.deepcopy`` keeps its logs in memory.
         merge_permanent: merge the updates of tasks that have become permanent, at the end of the next training.
 
     Attributes:
@@ -64,6 +67,8 @@ class TrajectoryPlugin(SupervisedPlugin):
             for all tasks together. No unlearning takes them apart: plans name them.
 
     Raises:
+        TrajectoryError: if ``path`` holds something else or damaged files, or can't be written to; before a training,
+            if it is another strategy's by then; before an unlearning, if a log's file was damaged meanwhile.
         ValueError: for an option that is not allowed; before a training, if it stands in front of a plugin that masks.
         ModelError: before a training, if the model keeps running statistics that all tasks share (BatchNorm): they
             can't be taken apart again.
@@ -90,7 +95,7 @@ class TrajectoryPlugin(SupervisedPlugin):
         self._state_before: dict[str, str] = {}
 
     def before_train_dataset_adaptation(self, strategy: Any, **kwargs: Any) -> None:
-        """Check the task, the model and the order of the plugins, and undo a training that was interrupted."""
+        """Check task, model, directory and order of the plugins, and undo a training that was interrupted."""
         refuse_second(strategy, TrajectoryPlugin)
         task, masking = single_task(strategy.experience), find_plugin(strategy, TaskMaskPlugin)
         if masking is not None and strategy.plugins.index(masking) > strategy.plugins.index(self):
@@ -109,6 +114,7 @@ class TrajectoryPlugin(SupervisedPlugin):
                 f"modules {shared} keep running statistics that all tasks share, which no unlearning can take apart; "
                 "use a backbone without them, track_running_stats=False, or a MaskedModel, where each task has its own"
             )
+        self.trajectory.check_directory()
         self._new = None if own_parameters(strategy.model, task) else task
 
     @torch.no_grad()
