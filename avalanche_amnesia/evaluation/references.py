@@ -12,10 +12,10 @@ from avalanche.logging import BaseLogger
 from avalanche.training.plugins import EvaluationPlugin
 from torch import nn
 
+from avalanche_amnesia import checks
 from avalanche_amnesia.benchmarks import with_unlearning
 from avalanche_amnesia.bits import tensor_hash
 from avalanche_amnesia.seeding import derive_seed
-from avalanche_amnesia.training.attention import check_choice
 from avalanche_amnesia.training.plugins import HATPlugin, SeedingPlugin, TaskMaskPlugin, find_plugin
 from avalanche_amnesia.training.plugins.seeding import preserved_rng
 
@@ -82,7 +82,7 @@ class References:
         Raises:
             ReferencesError: for a task that the benchmark does not have, or that is named twice.
         """
-        check_choice("variant", variant, Variant)
+        checks.one_of("variant", variant, Variant)
         if not isinstance(remaining_tasks, Sequence):
             raise ReferencesError(f"remaining_tasks={remaining_tasks!r} must be a list of tasks, such as [0, 2]")
         path = tuple(int(task) for task in remaining_tasks)

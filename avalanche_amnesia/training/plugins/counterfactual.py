@@ -12,6 +12,7 @@ import torch
 from avalanche.core import SupervisedPlugin
 from torch import Tensor, nn
 
+from avalanche_amnesia import checks
 from avalanche_amnesia.benchmarks.data import task_data
 from avalanche_amnesia.models import TaskMaskedModel
 from avalanche_amnesia.seeding import derive_seed
@@ -74,10 +75,8 @@ class CounterfactualPlugin(SupervisedPlugin):
 
     def __init__(self, *, max_sets: int = 31, samples: int = 20_000, seed: int = 0) -> None:
         super().__init__()
-        for name, value in (("max_sets", max_sets), ("samples", samples)):
-            if not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} must be an int of at least 1, got {value!r}")
-        self.max_sets, self.samples, self.seed = max_sets, samples, seed
+        self.max_sets, self.samples = checks.whole_number("max_sets", max_sets), checks.whole_number("samples", samples)
+        self.seed = seed
         self.heads: dict[int, dict[frozenset[int], FittedHead]] = {}
         self.sources: dict[int, frozenset[int]] = {}
 

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from avalanche_amnesia import checks
 from avalanche_amnesia.models import MaskedModel, TaskMaskedModel
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.training.adjustment import AdjustmentRule, AdjustSpace, ConstantRule, RandomRule, TaskUse
@@ -18,7 +19,6 @@ from avalanche_amnesia.training.attention import (
     EmbeddingInit,
     SparsityMode,
     SparsityRegulariser,
-    check_choice,
     compensate_,
     embedding_gradient,
     initial_embedding,
@@ -126,26 +126,22 @@ class HATPlugin(TaskMaskPlugin):
         when_full: WhenFull = "error",
         seed: int = 0,
     ) -> None:
-        check_choice("sparsity", sparsity, SparsityMode)
-        check_choice("annealing", annealing, Annealing)
+        checks.one_of("sparsity", sparsity, SparsityMode)
+        checks.one_of("annealing", annealing, Annealing)
         if embedding_init is not None:
-            check_choice("embedding_init", embedding_init, EmbeddingInit)
-        check_choice("adjust", adjust, AdjustSpace)
+            checks.one_of("embedding_init", embedding_init, EmbeddingInit)
+        checks.one_of("adjust", adjust, AdjustSpace)
         if sparsity_weight is not None:
-            check_above("sparsity_weight", sparsity_weight, 0, inclusive=True)
-        check_above("s_max", s_max, 1)
-        check_above("embedding_lr", embedding_lr, 0)
-        check_above("compensation_clamp", compensation_clamp, 0)
-        check_above("embedding_clamp", embedding_clamp, 0)
+            checks.above("sparsity_weight", sparsity_weight, 0, inclusive=True)
+        checks.above("s_max", s_max, 1)
+        checks.above("embedding_lr", embedding_lr, 0)
+        checks.above("compensation_clamp", compensation_clamp, 0)
+        checks.above("embedding_clamp", embedding_clamp, 0)
         if compensation_clamp > 88:
             raise ValueError(
                 f"compensation_clamp must be at most 88, got {compensation_clamp}: cosh of more overflows float32, and "
                 "the embeddings become NaN"
             )
-        for name, number, least in (("min_units", min_units, 1), ("statistics_batches", statistics_batches, 0)):
-            check_above(name, number, least, inclusive=True)
-            if int(number) != number:
-                raise ValueError(f"{name} must be a whole number, got {number}")
         self.sparsity_weight, self.sparsity, self.s_max, self.annealing = (
             sparsity_weight,
             sparsity,
@@ -157,20 +153,18 @@ class HATPlugin(TaskMaskPlugin):
             embedding_lr,
             embedding_optimizer,
         )
-        self.compensation_clamp, self.embedding_clamp, self.min_units = (
-            compensation_clamp,
-            embedding_clamp,
-            min_units,
-        )
-        self.statistics_batches = statistics_batches
+        self.compensation_clamp, self.embedding_clamp = compensation_clamp, embedding_clamp
+        self.min_units = checks.whole_number("min_units", min_units)
+        self.statistics_batches = checks.whole_number("statistics_batches", statistics_batches, 0)
         super().__init__(self._make_rule(adjustment, alpha), adjust, seed)
         self.locked = None if locked is None else _task_labels("locked", locked)
+        slots = None if slots is None else checks.whole_number("slots", slots)
         _check_isolation(isolation, slots, placement, when_full, embedding_init, adjust, self.locked)
         self.isolation, self.slots, self.placement, self.when_full = isolation, slots, placement, when_full
         self._pools = PoolPlacement(slots, placement, min_units) if isolation == "pools" else None
 
     def _make_rule(self, adjustment: Adjustment, alpha: float | None) -> AdjustmentRule:
-        check_choice("adjustment", adjustment, Adjustment)
+        checks.one_of("adjustment", adjustment, Adjustment)
         if adjustment != "constant" and alpha is not None:
             raise ValueError(
                 f"alpha={alpha} has no meaning for adjustment={adjustment!r}; it is the rate of 'constant'"
@@ -338,11 +332,6 @@ class HATPlugin(TaskMaskPlugin):
         model.embedding.clamp_(self._lowest, self._highest)
 
 
-def check_above(name: str, value: float, bound: float, *, inclusive: bool = False) -> None:
-    if not (value >= bound if inclusive else value > bound):
-        raise ValueError(f"{name} must be {'at least' if inclusive else 'above'} {bound}, got {value}")
-
-
 def _check_isolation(
     isolation: Isolation,
     slots: int | None,
@@ -352,12 +341,10 @@ def _check_isolation(
     adjust: AdjustSpace,
     locked: frozenset[int] | None,
 ) -> None:
-    check_choice("isolation", isolation, Isolation)
-    check_choice("when_full", when_full, WhenFull)
+    checks.one_of("isolation", isolation, Isolation)
+    checks.one_of("when_full", when_full, WhenFull)
     if placement is not None:
-        check_choice("placement", placement, Placement)
-    if slots is not None and (isinstance(slots, bool) or not isinstance(slots, int) or slots < 1):
-        raise ValueError(f"slots must be a whole number of at least 1, or None (one per task), got {slots!r}")
+        checks.one_of("placement", placement, Placement)
     if isolation == "none":
         of_pools = {"slots": (slots, None), "placement": (placement, None), "when_full": (when_full, "error")}
         given = [f"{name}={value!r}" for name, (value, default) in of_pools.items() if value != default]

@@ -12,13 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from avalanche_amnesia import checks
 from avalanche_amnesia.models import SubnetModel
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.training.adjustment import AdjustmentRule
-from avalanche_amnesia.training.attention import check_choice
 from avalanche_amnesia.training.plugins.holdout import Holdout
 from avalanche_amnesia.training.plugins.lookup import find_plugin
-from avalanche_amnesia.training.plugins.masking import check_above
 from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin, single_task
 from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
 
@@ -69,9 +68,9 @@ class SubnetPlugin(TaskMaskPlugin):
         validation_share: float | None = None,
         seed: int = 0,
     ) -> None:
-        check_choice("scores", scores, ScoresRule)
-        check_choice("keep", keep, KeepRule)
-        check_above("score_lr", score_lr, 0)
+        checks.one_of("scores", scores, ScoresRule)
+        checks.one_of("keep", keep, KeepRule)
+        checks.above("score_lr", score_lr, 0)
         if keep == "last" and validation_share is not None:
             raise ValueError(
                 f"validation_share={validation_share} has no meaning for keep='last'; it is what 'best' holds out"
