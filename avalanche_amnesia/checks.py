@@ -73,10 +73,23 @@ def integer(value: object) -> int | None:
         return None
 
 
-def integers(values: Iterable[object]) -> tuple[object, ...]:
-    """Values with every integer among them as Python's ``int``, for whoever then says which of the rest is wrong.
+def integers(name: str, values: Iterable[object], what: str) -> tuple[int, ...]:
+    """Integers of Python, numpy or torch as Python's ``int``.
+
+    Args:
+        name: of the argument.
+        values: one after the other, in any container.
+        what: they are, in the plural, for the message.
 
     Raises:
-        TypeError: if nothing can be read off one after the other.
+        ValueError: if there is nothing to go through, or anything else is among them, bools and floats included.
     """
-    return tuple(value if (number := integer(value)) is None else number for value in values)
+    try:
+        given = tuple(values)
+    except TypeError:
+        raise ValueError(f"{name} must be a list of {what} (ints), such as [0, 2], got {values!r}") from None
+    numbers = tuple(number for number in map(integer, given) if number is not None)
+    if len(numbers) < len(given):
+        wrong = [value for value in given if integer(value) is None]
+        raise ValueError(f"{name}: {wrong} are no {what}; give a list of ints, such as [0, 2]")
+    return numbers

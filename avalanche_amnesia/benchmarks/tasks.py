@@ -14,6 +14,7 @@ from avalanche.benchmarks.utils import (
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from avalanche_amnesia import checks
 from avalanche_amnesia.benchmarks.data import LazyTask, TensorTask
 from avalanche_amnesia.benchmarks.labels import Data, labels_of
 from avalanche_amnesia.benchmarks.transforms import BatchTransform
@@ -125,15 +126,12 @@ def task_benchmark(
 
 
 def _checked_classes(task_classes: Sequence[Sequence[int]]) -> list[list[int]]:
-    classes = [list(chosen) for chosen in task_classes]
+    classes = [list(checks.integers(f"task {task}", chosen, "classes")) for task, chosen in enumerate(task_classes)]
     if not classes:
         raise ValueError("task_classes is empty; give one list of classes per task, e.g. [[0, 1], [2, 3]]")
     for task, chosen in enumerate(classes):
         if not chosen:
             raise ValueError(f"task {task} has no classes; give at least one class per task")
-        wrong = [c for c in chosen if isinstance(c, bool) or not isinstance(c, int)]
-        if wrong:
-            raise ValueError(f"task {task}: {wrong} are no classes; classes are ints")
         repeated = sorted({c for c in chosen if chosen.count(c) > 1})
         if repeated:
             raise ValueError(f"task {task} repeats the classes {repeated}; name each class of a task once")

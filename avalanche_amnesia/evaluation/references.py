@@ -83,9 +83,10 @@ class References:
             ReferencesError: for a task that the benchmark does not have, or that is named twice.
         """
         checks.one_of("variant", variant, Variant)
-        if not isinstance(remaining_tasks, Sequence):
-            raise ReferencesError(f"remaining_tasks={remaining_tasks!r} must be a list of tasks, such as [0, 2]")
-        path = tuple(int(task) for task in remaining_tasks)
+        try:
+            path = checks.integers("remaining_tasks", remaining_tasks, "tasks")
+        except ValueError as error:
+            raise ReferencesError(str(error)) from None
         unknown = [task for task in path if task not in self._experiences]
         if unknown or len(set(path)) < len(path):
             raise ReferencesError(
@@ -108,7 +109,7 @@ class References:
         Parts that several references share were trained once, and count in each.
         """
         self.reference(remaining_tasks)
-        path = tuple(int(task) for task in remaining_tasks)
+        path = checks.integers("remaining_tasks", remaining_tasks, "tasks")
         return sum(self._seconds["same", path[: n + 1]] for n in range(len(path)))
 
     def test_experience(self, task: int) -> Any:

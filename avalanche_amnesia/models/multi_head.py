@@ -9,6 +9,7 @@ import torch
 from avalanche.models import MultiTaskModule
 from torch import Tensor, nn
 
+from avalanche_amnesia import checks
 from avalanche_amnesia.models.graph import ModelError
 
 # Logits of classes that a sample's task does not have, where a batch mixes tasks with different numbers of classes.
@@ -225,9 +226,11 @@ def by_task(x: Tensor, task_labels: int | Tensor, run: Callable[[Tensor, int], T
 
 def single_task(task_labels: int | Tensor) -> int | None:
     """The one task of a batch, None where it mixes several."""
-    if isinstance(task_labels, int):
-        return task_labels
-    if task_labels.dim() == 0 or task_labels.stride(0) == 0:  # one value, expanded: nothing to compare
-        return int(task_labels if task_labels.dim() == 0 else task_labels[0])
+    label = checks.integer(task_labels)
+    if label is not None:
+        return label
+    assert isinstance(task_labels, Tensor)
+    if task_labels.stride(0) == 0:  # one value, expanded: nothing to compare
+        return int(task_labels[0])
     lowest, highest = (int(label) for label in task_labels.aminmax())
     return lowest if lowest == highest else None

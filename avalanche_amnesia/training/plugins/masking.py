@@ -364,6 +364,7 @@ def _check_isolation(
 def _task_labels(name: str, labels: Iterable[int]) -> frozenset[int]:
     if isinstance(labels, Iterable):
         labels = tuple(labels)
-        if all(isinstance(label, int) and not isinstance(label, bool) and label >= 0 for label in labels):
-            return frozenset(labels)
+        numbers = [checks.integer(label) for label in labels]
+        if all(number is not None and number >= 0 for number in numbers):
+            return frozenset(number for number in numbers if number is not None)
     raise ValueError(f"{name} must be task labels (ints of at least 0), e.g. [0, 2], or None; got {labels!r}")
