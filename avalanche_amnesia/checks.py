@@ -61,6 +61,23 @@ def whole_number(name: str, value: object, least: int | None = 1) -> int:
     return number
 
 
+def instance(name: str, value: object, kind: type, way_out: str) -> None:
+    """Check what an argument is.
+
+    Args:
+        name: of the argument.
+        value: that was given.
+        kind: the class that it must be an object of.
+        way_out: what to write instead, for the message.
+
+    Raises:
+        TypeError: for an object of another class, or the class itself.
+    """
+    if not isinstance(value, kind):
+        given = f"the class {value.__name__}" if isinstance(value, type) else f"{value!r}"
+        raise TypeError(f"{name} must be an object of {kind.__name__}, got {given}: {way_out}")
+
+
 def integer(value: object) -> int | None:
     """An integer of Python, numpy or torch as Python's ``int``; None for anything else, bools and floats included."""
     if isinstance(value, (bool, np.bool_)) or getattr(value, "ndim", 0) != 0:

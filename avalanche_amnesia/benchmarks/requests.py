@@ -100,6 +100,7 @@ def with_unlearning(
         A scenario with all streams and attributes of the given one.
 
     Raises:
+        TypeError: what is no benchmark.
         ValueError: a train experience without exactly one task label.
         RequestError: a request that names an unknown, not yet trained, already unlearned or permanent task,
             or a value that is not allowed; the message names event, task and rule.
@@ -128,6 +129,11 @@ def with_unlearning(
 
 
 def _tasks(benchmark: CLScenario) -> list[int]:
+    if not hasattr(benchmark, "streams"):
+        raise TypeError(
+            f"with_unlearning takes a benchmark, such as SplitDigits() or what task_benchmark returns, got a "
+            f"{type(benchmark).__name__}: {benchmark!r}"
+        )
     stream = benchmark.streams.get("train")
     if stream is None:
         raise ValueError(f"The benchmark has no train stream; its streams are {', '.join(benchmark.streams)}")

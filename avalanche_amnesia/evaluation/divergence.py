@@ -34,6 +34,10 @@ class JSDivergence(ProbingMetric):
         noise_floor: what the same number is between two references: trained with another data ``order``, or from
             another ``seed``.
 
+    Raises:
+        TypeError: for references that are none.
+        ValueError: for a probe or a floor that is not known.
+
     Reference: METHOD §7.
     """
 
@@ -42,6 +46,7 @@ class JSDivergence(ProbingMetric):
 
     def __init__(self, references: References, probe: ProbeKind = "own", noise_floor: Sequence[Floor] = ()) -> None:
         super().__init__()
+        checks.instance("references", references, References, "References(make_strategy, benchmark)")
         checks.one_of("probe", probe, ProbeKind)
         for floor in noise_floor:
             checks.one_of("noise_floor", floor, Floor)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from time import perf_counter
@@ -10,6 +11,7 @@ from typing import Any, Literal
 import torch
 from avalanche.logging import BaseLogger
 from avalanche.training.plugins import EvaluationPlugin
+from avalanche.training.templates.base import BaseTemplate
 from torch import nn
 
 from avalanche_amnesia import checks
@@ -41,7 +43,8 @@ class References:
         train_options: keyword arguments of every call of ``strategy.train``.
 
     Raises:
-        ReferencesError: if two calls of ``make_strategy`` differ, or its strategy is not seeded by task.
+        ReferencesError: if ``make_strategy`` can't be called so, or returns no strategy; if two calls of it differ,
+            or its strategy is not seeded by task; for a benchmark that is none.
     """
 
     def __init__(
@@ -51,6 +54,9 @@ class References:
         *,
         train_options: Mapping[str, Any] | None = None,
     ) -> None:
+        _check_maker(make_strategy)
+        if not hasattr(benchmark, "streams"):
+            raise ReferencesError(f"the second argument is the benchmark of the run, got {benchmark!r}")
         self.make_strategy = make_strategy
         self.benchmark = benchmark
         self.train_options = dict(train_options or {})
@@ -134,6 +140,8 @@ class References:
 
     def _make(self, variant: Variant) -> Any:
         strategy = self.make_strategy(evaluator=EvaluationPlugin(loggers=[BaseLogger()]))
+        if not isinstance(strategy, BaseTemplate):
+            raise ReferencesError(f"make_strategy must return a strategy, and returned {strategy!r}")
         seeding = find_plugin(strategy, SeedingPlugin)
         if seeding is None:
             raise ReferencesError(
@@ -148,6 +156,23 @@ class References:
         elif variant == "seed":
             _reseed(strategy, seeding, derive_seed(seeding.seed, "another seed"))
         return strategy
+
+
+def _check_maker(make_strategy: object) -> None:
+    """Check that it can be called as references call it, before anything is made."""
+    wanted = "give a function, def make_strategy(**kwargs), that makes a new strategy with these keyword arguments"
+    if isinstance(make_strategy, BaseTemplate):
+        raise ReferencesError(f"the first argument is a {type(make_strategy).__name__}, not what makes one: {wanted}")
+    if not callable(make_strategy):
+        raise ReferencesError(f"make_strategy={make_strategy!r} can't be called: {wanted}")
+    try:
+        signature = inspect.signature(make_strategy)
+    except ValueError:  # a builtin has none
+        return
+    try:
+        signature.bind(evaluator=None)
+    except TypeError as error:
+        raise ReferencesError(f"make_strategy can't be called with evaluator=… ({error}): {wanted}") from error
 
 
 def _without_requests(benchmark: Any) -> Any:

@@ -99,6 +99,12 @@ class MultiHeadModel(MultiTaskModule):
         like = next(self.backbone.parameters())
         return nn.Linear(self.n_features, n_classes, device=like.device, dtype=like.dtype)
 
+    def head_parameters(self) -> list[nn.Parameter]:
+        """Parameters like those of a next task's head, for whoever must know their shapes; no part of the model."""
+        device = next(self.backbone.parameters()).device
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            return list(self._new_head(1).parameters())
+
     def remove_task(self, task: int) -> None:
         """Take out everything that belongs to the task alone."""
         del self.heads[str(task)]

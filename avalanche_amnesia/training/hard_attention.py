@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
-from avalanche.benchmarks import CLExperience
 from avalanche.core import SupervisedPlugin
 from avalanche.logging import BaseLogger
 from avalanche.training.plugins import EvaluationPlugin
@@ -15,8 +14,17 @@ from avalanche.training.templates import SupervisedTemplate
 from torch import nn
 from torch.optim import Optimizer
 
+from avalanche_amnesia import checks
 from avalanche_amnesia.models import MultiHeadModel, TaskMaskedModel
+from avalanche_amnesia.training.arguments import (
+    checked_criterion,
+    checked_evaluator,
+    checked_options,
+    checked_plugins,
+    listed,
+)
 from avalanche_amnesia.training.listening import ListenerDispatch
+from avalanche_amnesia.training.optimizers import check_optimizer, place_new_parameters
 from avalanche_amnesia.training.plugins import (
     BackupPlugin,
     InMemoryLoaderPlugin,
@@ -43,7 +51,8 @@ class TaskStrategy(ListenerDispatch, SupervisedTemplate):
 
     Args:
         model: a :class:`MultiHeadModel`, or one of its kinds.
-        optimizer: any torch optimizer over ``model.parameters()``.
+        optimizer: any torch optimizer over ``model.parameters()``; of several parameter groups the first takes what
+            tasks add (heads, norms).
         method: the plugins that make the strategy, in order: those that learn, then those that record and unlearn.
         criterion: loss of logits and labels; cross-entropy by default.
         plugins: further plugins, behind this package's.
@@ -54,7 +63,10 @@ class TaskStrategy(ListenerDispatch, SupervisedTemplate):
             ``peval_mode``.
 
     Raises:
-        TypeError: if ``model`` is of another kind, or for an unknown option.
+        TypeError: if ``model`` is of another kind, for an unknown option, or for what is no optimizer, plugin,
+            evaluator or loss.
+        ValueError: for a value that is not allowed, and for an optimizer that can't train the model: over other
+            parameters, for sparse gradients, for matrices alone, or one that needs a closure.
     """
 
     def __init__(
@@ -70,23 +82,37 @@ class TaskStrategy(ListenerDispatch, SupervisedTemplate):
         seed: int = 0,
         **options: Any,
     ) -> None:
+        check_model(model, MultiHeadModel)
+        check_optimizer(optimizer, model.parameters(), model.head_parameters())
         super().__init__(
             model=model,
             optimizer=optimizer,
-            criterion=nn.CrossEntropyLoss() if criterion is None else criterion,
-            plugins=[SeedingPlugin(seed), InMemoryLoaderPlugin(), *method, *(plugins or [])],
-            evaluator=EvaluationPlugin(loggers=[BaseLogger()]) if evaluator is None else evaluator,
-            **options,
+            criterion=nn.CrossEntropyLoss() if criterion is None else checked_criterion(criterion),
+            plugins=[SeedingPlugin(seed), InMemoryLoaderPlugin(), *method, *checked_plugins(plugins)],
+            evaluator=EvaluationPlugin(loggers=[BaseLogger()]) if evaluator is None else checked_evaluator(evaluator),
+            **checked_options(options),
         )
-        self.seed = seed
+        self.seed = checks.whole_number("seed", seed, None)
         self.reset_optimizer = reset_optimizer
         self.optimizer_always_fresh = reset_optimizer
         """Whether every task so far started with new optimizer state, without which no unlearning is exact."""
 
-    def train(self, *args: Any, **kwargs: Any) -> Any:
-        """As the host's; the caller's random streams stay as they were, also where an error ends the training."""
+    def train(self, experiences: Any, eval_streams: Sequence[Any] | None = None, **kwargs: Any) -> Any:
+        """As the host's; the caller's random streams stay as they were, also where an error ends the training.
+
+        Args:
+            experiences: one, or a stream or list of them.
+            eval_streams: where to evaluate while training: a list of streams or experiences; by default what is
+                trained.
+            kwargs: of the host, for loaders and optimizer.
+
+        Raises:
+            TypeError: for what are no experiences, a benchmark say.
+        """
+        given = listed(experiences, "strategy.train")
+        streams = None if eval_streams is None else [listed(one, "train(eval_streams=…)") for one in eval_streams]
         with preserved_rng():
-            return super().train(*args, **kwargs)
+            return super().train(given, streams, **kwargs)
 
     def _before_training_exp(self, **kwargs: Any) -> None:
         requests = getattr(self.experience, "requests", ())
@@ -105,13 +131,22 @@ class TaskStrategy(ListenerDispatch, SupervisedTemplate):
         self.optimizer_always_fresh &= fresh
         super().check_model_and_optimizer(reset_optimizer_state=fresh, **kwargs)
 
+    def make_optimizer(self, **kwargs: Any) -> None:
+        """As the host's, which can't place a new head where there are several parameter groups."""
+        if len(self.optimizer.param_groups) > 1:
+            place_new_parameters(self.optimizer, self.model, self.optimized_param_id or ())
+        super().make_optimizer(**kwargs)
+
     def eval(self, exp_list: Any, **kwargs: Any) -> dict[str, Any]:
         """Evaluate the experiences whose tasks the model has: neither future nor unlearned ones.
 
         Returns:
             The last value of every metric; nothing where none of the tasks is left, as then nothing is evaluated.
+
+        Raises:
+            TypeError: for what are no experiences, a benchmark say.
         """
-        known = remaining_experiences(self, [exp_list] if isinstance(exp_list, CLExperience) else exp_list)
+        known = remaining_experiences(self, listed(exp_list, "strategy.eval"))
         return super().eval(known, **kwargs) if known else {}
 
     def plan_unlearning(self, tasks: Iterable[int]) -> UnlearningPlan:

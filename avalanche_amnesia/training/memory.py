@@ -74,7 +74,7 @@ class TaskMemory:
     def __init__(self, memory_per_task: int, seed: int, size: int | None = None) -> None:
         self.memory_per_task = checks.whole_number("memory_per_task", memory_per_task)
         self.size = None if size is None else checks.whole_number("size", size)
-        self.seed = seed
+        self.seed = checks.whole_number("seed", seed, None)
         self.samples: Mapping[int, Samples] = {}
 
     def store(self, model: MultiHeadModel, experience: Any, task: int, known: Collection[int] | None = None) -> None:

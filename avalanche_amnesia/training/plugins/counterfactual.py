@@ -76,7 +76,7 @@ class CounterfactualPlugin(SupervisedPlugin):
     def __init__(self, *, max_sets: int = 31, samples: int = 20_000, seed: int = 0) -> None:
         super().__init__()
         self.max_sets, self.samples = checks.whole_number("max_sets", max_sets), checks.whole_number("samples", samples)
-        self.seed = seed
+        self.seed = checks.whole_number("seed", seed, None)
         self.heads: dict[int, dict[frozenset[int], FittedHead]] = {}
         self.sources: dict[int, frozenset[int]] = {}
 

@@ -24,7 +24,7 @@ from avalanche_amnesia.training.attention import (
     initial_embedding,
     mask_scale,
 )
-from avalanche_amnesia.training.optimizers import bare_step, sibling_optimizer
+from avalanche_amnesia.training.optimizers import bare_step, check_sibling, sibling_optimizer
 from avalanche_amnesia.training.plugins.placement import PoolPlacement
 from avalanche_amnesia.training.plugins.statistics import TaskStatistics
 from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin, single_task
@@ -60,8 +60,9 @@ class HATPlugin(TaskMaskPlugin):
         adjust: ``update`` (protects under every optimizer) or ``gradient`` (as published: right for plain SGD only).
         locked: labels of the tasks whose masks protect and count as in use: in the regulariser, the adjustment and
             the network's capacity. None: every remaining task. A label may name a task that is still to come, which
-            is locked once it is trained. A later task may overwrite what only tasks without a lock use, so that their
-            logits change; unlearning that later task brings the overwritten values back.
+            is locked once it is trained; one that the stream does not have is an error before the training. A later
+            task may overwrite what only tasks without a lock use, so that their logits change; unlearning that later
+            task brings the overwritten values back.
         isolation: ``pools`` makes unlearning exact, to the bit: every layer is cut into ``slots`` equal pools; a task
             trains units of its own slot's pool and reads only those and the units of tasks that are permanent by the
             stream, or past its deadline. Those of ``mark_permanent`` are protected, but not read: nothing in the
@@ -79,7 +80,9 @@ class HATPlugin(TaskMaskPlugin):
         seed: every draw derives from it and the task.
 
     Raises:
-        ValueError: for a value that is not allowed.
+        ValueError: for a value that is not allowed; before a training, for locks that the stream does not have, and
+            where no optimizer for an embedding can be made of the strategy's.
+        TypeError: for an ``embedding_optimizer`` that can't be called, or returns none.
         CapacityError: before a training, if a task finds no pool of its own.
 
     Reference: Serrà et al., ICML 2018; annealing ``cosine``, ``ones``, ``sparse``, ``quota`` and ``locked``: Duan,
@@ -142,6 +145,11 @@ class HATPlugin(TaskMaskPlugin):
                 f"compensation_clamp must be at most 88, got {compensation_clamp}: cosh of more overflows float32, and "
                 "the embeddings become NaN"
             )
+        if embedding_optimizer is not None and not callable(embedding_optimizer):
+            raise TypeError(
+                f"embedding_optimizer must make an optimizer from a list of parameters, got {embedding_optimizer!r}: "
+                "lambda p: torch.optim.Adam(p, lr=0.05)"
+            )
         self.sparsity_weight, self.sparsity, self.s_max, self.annealing = (
             sparsity_weight,
             sparsity,
@@ -156,7 +164,7 @@ class HATPlugin(TaskMaskPlugin):
         self.compensation_clamp, self.embedding_clamp = compensation_clamp, embedding_clamp
         self.min_units = checks.whole_number("min_units", min_units)
         self.statistics_batches = checks.whole_number("statistics_batches", statistics_batches, 0)
-        super().__init__(self._make_rule(adjustment, alpha), adjust, seed)
+        super().__init__(self._make_rule(adjustment, alpha), adjust, checks.whole_number("seed", seed, None))
         self.locked = None if locked is None else _task_labels("locked", locked)
         slots = None if slots is None else checks.whole_number("slots", slots)
         _check_isolation(isolation, slots, placement, when_full, embedding_init, adjust, self.locked)
@@ -178,6 +186,25 @@ class HATPlugin(TaskMaskPlugin):
         return TaskUse(model, self.locked)
 
     # Around a task --------------------------------------------------------------------------------------------
+
+    def before_train_dataset_adaptation(self, strategy: Any, **kwargs: Any) -> None:
+        """As the base class's; check the locks against the stream, and that an embedding can be stepped."""
+        super().before_train_dataset_adaptation(strategy, **kwargs)
+        self._check_locks(strategy.experience, self.model_of(strategy))
+        if self.embedding_optimizer is None:
+            check_sibling(strategy.optimizer, "embedding_optimizer")
+
+    def _check_locks(self, experience: Any, model: MaskedModel) -> None:
+        stream = getattr(experience, "origin_stream", None)
+        if self.locked is None or stream is None:
+            return
+        known = {single_task(other) for other in stream}
+        unknown = sorted(self.locked - known - set(model.tasks))
+        if unknown:
+            raise ValueError(
+                f"locked={sorted(self.locked)}: the stream has no tasks {unknown}, which would protect nothing; it has "
+                f"{sorted(known)}"
+            )
 
     def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
         """Start the task's mask; everything that is constant within the task is computed here."""
@@ -252,7 +279,11 @@ class HATPlugin(TaskMaskPlugin):
     def _make_embedding_optimizer(self, optimizer: Optimizer, model: MaskedModel) -> Optimizer:
         assert model.embedding is not None
         if self.embedding_optimizer is not None:
-            return self.embedding_optimizer([model.embedding])
+            made = self.embedding_optimizer([model.embedding])
+            checks.instance(
+                "what embedding_optimizer returns", made, Optimizer, "lambda p: torch.optim.Adam(p, lr=0.05)"
+            )
+            return made
         return sibling_optimizer(optimizer, [model.embedding], lr=self.embedding_lr, weight_decay=0)
 
     @torch.no_grad()

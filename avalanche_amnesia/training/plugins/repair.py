@@ -89,7 +89,7 @@ class RepairPlugin(SupervisedPlugin):
         self.steps, self.batch_size = checks.whole_number("steps", steps), checks.whole_number("batch_size", batch_size)
         samples_per_task = checks.whole_number("samples_per_task", samples_per_task)
         self.mode: str = mode
-        self.seed = seed
+        self.seed = checks.whole_number("seed", seed, None)
         self.loss = DarkLoss(logits, labels)
         self.optimizer = optimizer
         self.rule = AdaHATRule(alpha, epsilon, sparsity=False) if mode == "sequential_adahat" else AdjustmentRule()

@@ -49,6 +49,7 @@ class SubnetPlugin(TaskMaskPlugin):
 
     Raises:
         ValueError: for a value that is not allowed.
+        TypeError: for a ``score_optimizer`` that can't be called, or returns none.
 
     Reference: Kang et al., Forget-free continual learning with winning subnetworks, ICML 2022.
     """
@@ -75,10 +76,15 @@ class SubnetPlugin(TaskMaskPlugin):
             raise ValueError(
                 f"validation_share={validation_share} has no meaning for keep='last'; it is what 'best' holds out"
             )
+        if score_optimizer is not None and not callable(score_optimizer):
+            raise TypeError(
+                f"score_optimizer must make an optimizer from a list of parameters, got {score_optimizer!r}: "
+                "lambda p: torch.optim.Adam(p, lr=1e-3)"
+            )
         share = 0.1 if validation_share is None else validation_share
         if not 0 < share < 1:
             raise ValueError(f"validation_share must lie in (0, 1), got {share}")
-        super().__init__(AdjustmentRule(), "update", seed)
+        super().__init__(AdjustmentRule(), "update", checks.whole_number("seed", seed, None))
         self.scores, self.score_lr, self.score_optimizer = scores, score_lr, score_optimizer
         self.keep, self.validation_share = keep, share
 
@@ -112,7 +118,9 @@ class SubnetPlugin(TaskMaskPlugin):
 
     def _make_score_optimizer(self, scores: nn.Parameter) -> Optimizer:
         if self.score_optimizer is not None:
-            return self.score_optimizer([scores])
+            made = self.score_optimizer([scores])
+            checks.instance("what score_optimizer returns", made, Optimizer, "lambda p: torch.optim.Adam(p, lr=1e-3)")
+            return made
         return torch.optim.Adam([scores], lr=self.score_lr, fused=scores.device.type in ("cpu", "cuda"))
 
     def _initial_scores(self, model: SubnetModel, task: int) -> Tensor:

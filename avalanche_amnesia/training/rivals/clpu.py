@@ -48,7 +48,8 @@ class CLPUPlugin(SupervisedPlugin):
     ) -> None:
         super().__init__()
         checks.above("merge_lr", merge_lr, 0)
-        self.memory, self.loss, self.seed = memory, loss, seed
+        self.memory, self.loss = memory, loss
+        self.seed = checks.whole_number("seed", seed, None)
         self.batch_size = checks.whole_number("batch_size", batch_size)
         self.merge_steps, self.merge_lr = checks.whole_number("merge_steps", merge_steps), merge_lr
 
