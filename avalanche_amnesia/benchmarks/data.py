@@ -45,6 +45,13 @@ class TensorTask(Dataset[tuple[Tensor, int]]):
             index, targets = index[where], targets[where]
         return self._prepared(self.base[index]), targets
 
+    def not_finite(self) -> Tensor:
+        """Positions of the samples that hold NaN or infinity before the transform, int64 (n,)."""
+        if not self.base.is_floating_point():
+            return torch.zeros(0, dtype=torch.int64)
+        parts = self.index.split(4096)  # a copy of each part at a time: tasks may be large
+        return (~torch.cat([self.base[part].flatten(1).isfinite().all(1) for part in parts])).nonzero()[:, 0]
+
     def _prepared(self, x: Tensor) -> Tensor:
         x = x.float()
         return x if self.transform is None else self.transform(x)

@@ -80,6 +80,12 @@ class TaskExperience(DatasetExperience):
             return None
         return self._samples.tensors(where)
 
+    def not_finite(self) -> Tensor | None:
+        """Positions of the samples that hold NaN or infinity before any transform, int64 (n,); None: not in memory."""
+        if isinstance(self._samples, LazyTask) or self._dataset is not self._built_with:
+            return None
+        return self._samples.not_finite()
+
 
 def task_benchmark(
     train: Data,

@@ -30,13 +30,16 @@ from avalanche_amnesia.training.plugins import (
     InMemoryLoaderPlugin,
     ScaledUpdatesPlugin,
     SeedingPlugin,
+    TaskError,
     TaskMaskPlugin,
     TrajectoryPlugin,
     UnlearningPlugin,
     find_plugin,
 )
 from avalanche_amnesia.training.plugins.seeding import preserved_rng
+from avalanche_amnesia.training.plugins.task_mask import single_task
 from avalanche_amnesia.training.remaining import remaining_experiences
+from avalanche_amnesia.training.samples import fault_in_memory, fault_of_inputs, fault_of_labels, fault_of_shape
 from avalanche_amnesia.unlearning import RequestError, UnlearningPlan, UnlearningRecord
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -108,6 +111,8 @@ class TaskStrategy(ListenerDispatch, SupervisedTemplate):
 
         Raises:
             TypeError: for what are no experiences, a benchmark say.
+            TaskError: for an experience that can't be trained as a task: NaN among its samples, samples of a shape
+                that the model can't run on, labels that its head has no class for; the task was undone.
         """
         given = listed(experiences, "strategy.train")
         streams = None if eval_streams is None else [listed(one, "train(eval_streams=…)") for one in eval_streams]
@@ -115,6 +120,9 @@ class TaskStrategy(ListenerDispatch, SupervisedTemplate):
             return super().train(given, streams, **kwargs)
 
     def _before_training_exp(self, **kwargs: Any) -> None:
+        fault = fault_in_memory(self.experience)
+        if fault is not None:
+            raise TaskError(f"task {single_task(self.experience)}: {fault}")
         requests = getattr(self.experience, "requests", ())
         if requests and find_plugin(self, UnlearningPlugin) is None:
             warnings.warn(
@@ -148,6 +156,39 @@ class TaskStrategy(ListenerDispatch, SupervisedTemplate):
         """
         known = remaining_experiences(self, listed(exp_list, "strategy.eval"))
         return super().eval(known, **kwargs) if known else {}
+
+    def forward(self) -> Any:
+        """As the host's; what a model can't run on is named at a task's first mini-batch, and the task undone."""
+        if not self.is_training or self.clock.train_exp_iterations:
+            return super().forward()
+        fault = fault_of_inputs(self.mb_x)
+        self._refuse(None if fault is None else f"in its first mini-batch {fault}")
+        try:
+            return super().forward()
+        except Exception as error:  # whatever the model raises
+            self._refuse(fault_of_shape(self.mb_x, self.model, error), error)
+            raise
+
+    def criterion(self) -> Any:
+        """As the host's; labels that the head has no class for are named, and the task undone."""
+        if self.is_training and not self.clock.train_exp_iterations:  # an accelerator does not survive such a label
+            self._refuse(fault_of_labels(self.mb_y, self.mb_output, self._criterion))
+        try:
+            return super().criterion()
+        except Exception as error:  # whatever the loss raises
+            if self.is_training:
+                self._refuse(fault_of_labels(self.mb_y, self.mb_output, self._criterion), error)
+            raise
+
+    def _refuse(self, fault: str | None, cause: Exception | None = None) -> None:
+        """Undo the task in training, where there is something wrong with its samples."""
+        if fault is None:
+            return
+        task, book = single_task(self.experience), find_plugin(self, UnlearningPlugin)
+        self.abort_training()
+        if book is not None and task in set(self.model.tasks) - set(book.ledger.remaining):
+            self.model.remove_task(task)  # without masks nobody else knows that the head is not a trained task's
+        raise TaskError(f"task {task}: {fault}. Its training was undone") from cause
 
     def plan_unlearning(self, tasks: Iterable[int]) -> UnlearningPlan:
         """What unlearning these tasks would change; changes nothing.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -20,7 +21,7 @@ from avalanche_amnesia.training.plugins.lookup import find_plugin
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 from avalanche_amnesia.training.plugins.world_features import WorldFeatures
 from avalanche_amnesia.unlearning import Removal, Trajectory
-from avalanche_amnesia.unlearning.logistic import fit_head
+from avalanche_amnesia.unlearning.logistic import FitError, fit_head
 
 _MOST_BYTES = 2**31
 """Of samples in memory: 20,000 large photographs would be twelve gigabytes."""
@@ -53,7 +54,8 @@ class CounterfactualPlugin(SupervisedPlugin):
     and so are heads that were fitted in the presence of a task that was unlearned without them.
 
     Every world is one without repairs: a repair goes with the next request (:class:`RepairPlugin`). A task that reads
-    what one changed gets a head for the world in which nothing else of its goes.
+    what one changed gets a head for the world in which nothing else of its goes. A head that can't be fitted, because
+    the features of its world overflow, is left out with a warning.
 
     Needs :class:`TrajectoryPlugin` and :class:`UnlearningPlugin` beside it and a masked model.
 
@@ -116,12 +118,23 @@ class CounterfactualPlugin(SupervisedPlugin):
         of_one = task_data(strategy.experience, index[:1])[0].nbytes
         x, y = task_data(strategy.experience, index[: max(1, _MOST_BYTES // of_one)].sort().values)
         of_world = WorldFeatures(model, task, x, strategy.train_mb_size)
+        unfitted: dict[frozenset[int], str] = {}
         for gone in worlds:
             with self._world(model, trajectory, gone):
                 features, statistics = of_world()
-                head = self._fit(model, task, gone, features, y.to(features.device))
+                try:
+                    head = self._fit(model, task, gone, features, y.to(features.device))
+                except FitError as error:  # costs this head, and not the task that was trained
+                    unfitted[gone], head = str(error), None
             if head is not None:
                 self.heads[task][gone] = replace(head, statistics=statistics)
+        if unfitted:
+            reasons = "; ".join(f"without {sorted(gone)}: {reason}" for gone, reason in unfitted.items())
+            warnings.warn(
+                f"task {task} has no head for {len(unfitted)} of {len(worlds)} worlds ({reasons}). An unlearning that "
+                "leads there leaves it the head that it has, and its record names the task as affected",
+                stacklevel=2,
+            )
 
     def _world(
         self, model: TaskMaskedModel, trajectory: Trajectory, gone: Collection[int]
