@@ -183,7 +183,7 @@ def test_groups_keep_their_own_settings():
         ({"evaluator": lambda: 1}, TypeError, "evaluator must be an object of EvaluationPlugin, got 1"),
         ({"plugins": "x"}, TypeError, "plugins must be a list of plugins, got 'x'"),
         ({"plugins": SeedingPlugin()}, TypeError, "plugins must be a list of plugins, got <"),
-        ({"plugins": [SeedingPlugin]}, TypeError, "every one of plugins= must be .* got the class SeedingPlugin"),
+        ({"plugins": [SeedingPlugin]}, TypeError, "plugins holds <class .*SeedingPlugin.*which is no plugin"),
         (
             {"criterion": "ce"},
             TypeError,
