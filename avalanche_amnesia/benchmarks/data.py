@@ -14,10 +14,10 @@ class TensorTask(Dataset[tuple[Tensor, int]]):
     """One task's samples inside a base tensor that many tasks share.
 
     Args:
-        base: all samples, uint8 or float32, shape (N, ...); kept by reference, never copied or written.
+        base: all samples, uint8, int64 or float32, shape (N, ...); kept by reference, never copied or written.
         index: the task's samples, int64, shape (n,), values in [0, N).
         targets: their labels, n ints.
-        transform: applied to float32 batches of shape (n, ...), the same for every call; None: none.
+        transform: applied to batches of shape (n, ...), float32 or int64, the same for every call; None: none.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class TensorTask(Dataset[tuple[Tensor, int]]):
         return self._prepared(self.base[self.index[item]].unsqueeze(0))[0], self.targets[item]
 
     def tensors(self, where: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """The task's samples, made anew at each call: x float32 (n, ...), y int64 (n,).
+        """The task's samples, made anew at each call: x float32 or int64 (n, ...), y int64 (n,).
 
         Args:
             where: positions in the task, int64 (n,); None: all.
@@ -53,7 +53,8 @@ class TensorTask(Dataset[tuple[Tensor, int]]):
         return (~torch.cat([self.base[part].flatten(1).isfinite().all(1) for part in parts])).nonzero()[:, 0]
 
     def _prepared(self, x: Tensor) -> Tensor:
-        x = x.float()
+        if x.dtype != torch.int64:  # whole numbers are indices (tokens, columns of a table), which a float is not
+            x = x.float()
         return x if self.transform is None else self.transform(x)
 
 

@@ -64,7 +64,7 @@ class TaskExperience(DatasetExperience):
 
     @property
     def tensors(self) -> tuple[Tensor, Tensor] | None:
-        """The data, made anew at each call: x float32 (n, ...), y int64 (n,).
+        """The data, made anew at each call: x float32 or int64 (n, ...), y int64 (n,).
 
         None for a lazy data set, and when the experience's data set is no longer the one it was built with.
         """
@@ -97,13 +97,14 @@ def task_benchmark(
     """A benchmark with one task per list of classes, labelled 0..k-1 inside each task.
 
     Args:
-        train: ``(x, y)`` with x uint8 or floating of shape (N, ...) and y integer of shape (N,), or a torch
-            data set of (x, y) items, which stays lazy. uint8 reaches the model as float32 in 0..255 unless a
-            transform scales it.
+        train: ``(x, y)`` with x uint8, floating, or of other integers, of shape (N, ...) and y integer of shape (N,),
+            or a torch data set of (x, y) items, which stays lazy. uint8 reaches the model as float32 in 0..255
+            unless a transform scales it; other integers (tokens, categories) reach it as int64, for an embedding.
         test: the same for the test stream.
         task_classes: the classes of each task; label i of a task is the i-th class of its list. Tasks may
             overlap and differ in size.
-        transforms: for tensor pairs only, one deterministic batch transform (or None) per task.
+        transforms: for tensor pairs only, one deterministic batch transform (or None) per task; it gets float32, or
+            int64 where x has integers.
 
     Returns:
         A scenario with a ``train_stream`` and a ``test_stream`` of :class:`TaskExperience`; task t has task
@@ -171,6 +172,9 @@ def _experiences(
     return experiences
 
 
+_INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64)
+
+
 def _base(data: Data, name: str) -> Tensor | Dataset[Any]:
     if isinstance(data, tuple):
         if len(data) != 2:
@@ -180,7 +184,9 @@ def _base(data: Data, name: str) -> Tensor | Dataset[Any]:
             return x
         if x.is_floating_point():
             return x.float()
-        raise ValueError(f"{name}: x has dtype {x.dtype}; give uint8 or floating images")
+        if x.dtype in _INTEGERS:
+            return x.to(torch.int64)
+        raise ValueError(f"{name}: x has dtype {x.dtype}; give floats, bytes (images) or integers (tokens)")
     if not hasattr(data, "__getitem__") or not hasattr(data, "__len__"):
         raise ValueError(
             f"{name}: {type(data).__name__} is neither an (x, y) tuple of tensors nor a data set with "

@@ -80,5 +80,7 @@ def fault_of_shape(x: Tensor, model: nn.Module, error: Exception) -> str | None:
         expected = model.graph.input_shape, model.graph.input_dtype
         if given == expected:
             return None
-        made = f"{expected[0]}, {expected[1]}, for which this model was made, or make it with input_shape={given[0]}"
+        made = f"{expected[0]}, {expected[1]}, for which this model was made"
+        if given[0] != expected[0]:
+            made += f", or make it with input_shape={given[0]}"
     return f"the model can't run on its samples of shape {given[0]}, {given[1]} ({error}); they need {made}"
