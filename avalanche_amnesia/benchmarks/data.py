@@ -13,6 +13,8 @@ from avalanche_amnesia.benchmarks.transforms import BatchTransform
 class TensorTask(Dataset[tuple[Tensor, int]]):
     """One task's samples inside a base tensor that many tasks share.
 
+    A pickled or copied task takes no others' samples along.
+
     Args:
         base: all samples, uint8, int64 or float32, shape (N, ...); kept by reference, never copied or written.
         index: the task's samples, int64, shape (n,), values in [0, N).
@@ -44,6 +46,20 @@ class TensorTask(Dataset[tuple[Tensor, int]]):
         if where is not None:
             index, targets = index[where], targets[where]
         return self._prepared(self.base[index]), targets
+
+    def alone(self, where: Sequence[int]) -> "TensorTask":
+        """Some of the task's samples, with a base that holds no others.
+
+        Args:
+            where: positions in the task.
+        """
+        rows = self.base[self.index[torch.tensor(list(where), dtype=torch.int64)]]
+        return TensorTask(rows, torch.arange(len(rows)), [self.targets[i] for i in where], self.transform)
+
+    def __getstate__(self) -> dict[str, Any]:
+        if len(self.index) == len(self.base):  # a base of these samples alone, which other tasks may share
+            return self.__dict__
+        return vars(self.alone(range(len(self))))
 
     def not_finite(self) -> Tensor:
         """Positions of the samples that hold NaN or infinity before the transform, int64 (n,)."""
