@@ -2,6 +2,8 @@
 
 import hashlib
 
+from avalanche_amnesia import checks
+
 
 def derive_seed(seed: int, *purpose: int | str) -> int:
     """A 63-bit seed that depends on ``seed`` and on the draw's purpose alone.
@@ -12,6 +14,9 @@ def derive_seed(seed: int, *purpose: int | str) -> int:
 
     Returns:
         An integer in ``[0, 2**63)``, the same on every machine and in every process.
+
+    Raises:
+        ValueError: for a seed that is no integer.
     """
-    text = "/".join(str(part) for part in (int(seed), *purpose))
+    text = "/".join(str(part) for part in (checks.whole_number("seed", seed, None), *purpose))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1

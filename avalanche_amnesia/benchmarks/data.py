@@ -13,11 +13,13 @@ from avalanche_amnesia.benchmarks.transforms import BatchTransform
 class TensorTask(Dataset[tuple[Tensor, int]]):
     """One task's samples inside a base tensor that many tasks share.
 
+    A pickled or copied task takes no others' samples along.
+
     Args:
-        base: all samples, uint8 or float32, shape (N, ...); kept by reference, never copied or written.
+        base: all samples, uint8, int64 or float32, shape (N, ...); kept by reference, never copied or written.
         index: the task's samples, int64, shape (n,), values in [0, N).
         targets: their labels, n ints.
-        transform: applied to float32 batches of shape (n, ...), the same for every call; None: none.
+        transform: applied to batches of shape (n, ...), float32 or int64, the same for every call; None: none.
     """
 
     def __init__(
@@ -35,7 +37,7 @@ class TensorTask(Dataset[tuple[Tensor, int]]):
         return self._prepared(self.base[self.index[item]].unsqueeze(0))[0], self.targets[item]
 
     def tensors(self, where: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """The task's samples, made anew at each call: x float32 (n, ...), y int64 (n,).
+        """The task's samples, made anew at each call: x float32 or int64 (n, ...), y int64 (n,).
 
         Args:
             where: positions in the task, int64 (n,); None: all.
@@ -45,8 +47,30 @@ class TensorTask(Dataset[tuple[Tensor, int]]):
             index, targets = index[where], targets[where]
         return self._prepared(self.base[index]), targets
 
+    def alone(self, where: Sequence[int]) -> "TensorTask":
+        """Some of the task's samples, with a base that holds no others.
+
+        Args:
+            where: positions in the task.
+        """
+        rows = self.base[self.index[torch.tensor(list(where), dtype=torch.int64)]]
+        return TensorTask(rows, torch.arange(len(rows)), [self.targets[i] for i in where], self.transform)
+
+    def __getstate__(self) -> dict[str, Any]:
+        if len(self.index) == len(self.base):  # a base of these samples alone, which other tasks may share
+            return self.__dict__
+        return vars(self.alone(range(len(self))))
+
+    def not_finite(self) -> Tensor:
+        """Positions of the samples that hold NaN or infinity before the transform, int64 (n,)."""
+        if not self.base.is_floating_point():
+            return torch.zeros(0, dtype=torch.int64)
+        parts = self.index.split(4096)  # a copy of each part at a time: tasks may be large
+        return (~torch.cat([self.base[part].flatten(1).isfinite().all(1) for part in parts])).nonzero()[:, 0]
+
     def _prepared(self, x: Tensor) -> Tensor:
-        x = x.float()
+        if x.dtype != torch.int64:  # whole numbers are indices (tokens, columns of a table), which a float is not
+            x = x.float()
         return x if self.transform is None else self.transform(x)
 
 

@@ -7,6 +7,7 @@ import torch
 from avalanche.benchmarks import CLScenario
 from torch import Tensor
 
+from avalanche_amnesia import checks
 from avalanche_amnesia.benchmarks.subsets import stratified
 from avalanche_amnesia.benchmarks.tasks import task_benchmark
 from avalanche_amnesia.benchmarks.transforms import BatchTransform, Chain, PermutePixels, Rotate
@@ -52,7 +53,7 @@ def split(images: Images, n_tasks: int, class_order: Sequence[int] | None) -> CL
     """The classes in equal parts, one part per task."""
     classes = images.classes
     allowed = [parts for parts in range(1, len(classes) + 1) if len(classes) % parts == 0]
-    if isinstance(n_tasks, bool) or n_tasks not in allowed:
+    if checks.integer(n_tasks) not in allowed:
         raise ValueError(
             f"n_tasks={n_tasks!r} does not split {len(classes)} classes into equal parts; "
             f"allowed are {', '.join(map(str, allowed))}"
@@ -67,7 +68,7 @@ def split(images: Images, n_tasks: int, class_order: Sequence[int] | None) -> CL
 
 def permuted(images: Images, n_tasks: int, seed: int) -> CLScenario:
     """All classes in every task; the pixels of each task but the first in an order of its own."""
-    _check_n_tasks(n_tasks)
+    n_tasks = checks.whole_number("n_tasks", n_tasks)
     n_pixels = images.train[0][0].numel()
     changes: list[BatchTransform | None] = [None]
     for task in range(1, n_tasks):
@@ -78,16 +79,11 @@ def permuted(images: Images, n_tasks: int, seed: int) -> CLScenario:
 
 def rotated(images: Images, n_tasks: int, angles: Sequence[float] | None) -> CLScenario:
     """All classes in every task; the images of each task turned by an angle of its own."""
-    _check_n_tasks(n_tasks)
+    n_tasks = checks.whole_number("n_tasks", n_tasks)
     turns = [90.0 * task / max(1, n_tasks - 1) for task in range(n_tasks)] if angles is None else list(angles)
     if len(turns) != n_tasks:
         raise ValueError(f"{len(turns)} angles for {n_tasks} tasks; give one angle in degrees per task")
     return _all_classes(images, [Rotate(float(turn)) if turn % 360 else None for turn in turns])
-
-
-def _check_n_tasks(n_tasks: int) -> None:
-    if isinstance(n_tasks, bool) or not isinstance(n_tasks, int) or n_tasks < 1:
-        raise ValueError(f"n_tasks={n_tasks!r} is not allowed; give an int of at least 1")
 
 
 def _all_classes(images: Images, changes: Sequence[BatchTransform | None]) -> CLScenario:

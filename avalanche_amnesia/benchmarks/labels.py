@@ -1,12 +1,13 @@
 """The integer labels of whatever the user gives as data."""
 
-import operator
 from collections.abc import Iterable, Sized
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
+
+from avalanche_amnesia import checks
 
 Data = tuple[Tensor, Tensor] | Dataset[Any]
 
@@ -55,9 +56,7 @@ def _as_int64(y: Iterable[Any], name: str) -> Tensor:
 
 
 def _as_int(label: Any, name: str) -> int:
-    if not isinstance(label, bool):
-        try:
-            return operator.index(label)
-        except TypeError:
-            pass
+    number = checks.integer(label)
+    if number is not None:
+        return number
     raise ValueError(f"{name}: {label!r} is no class label; labels must be integers")

@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args
 
 from avalanche.benchmarks import CLExperience, CLScenario, EagerCLStream, ExperienceAttribute
 
+from avalanche_amnesia import checks
 from avalanche_amnesia.benchmarks.tasks import TaskExperience
 from avalanche_amnesia.unlearning.ledger import RequestError, TaskLedger
 
@@ -36,6 +37,9 @@ class UnlearningRequest:
     iteration: int | None = None
 
     def __post_init__(self) -> None:
+        for name, number in (("at", checks.integer(self.at)), ("iteration", checks.integer(self.iteration))):
+            if number is not None:
+                object.__setattr__(self, name, number)
         if not _is_position(self.at):
             raise RequestError(f"at={self.at!r} is no position in the train stream; give an int of at least 0")
         if self.when not in get_args(When):
@@ -54,7 +58,7 @@ class UnlearningRequest:
                 f"but got {self.iteration!r}"
             )
         try:
-            tasks = tuple(self.tasks)
+            tasks = tuple(task if (label := checks.integer(task)) is None else label for task in self.tasks)
         except TypeError:
             raise RequestError(
                 f"request at position {self.at}: {self.tasks!r} are no tasks; give a list of ints, e.g. [0, 2]"
@@ -96,14 +100,16 @@ def with_unlearning(
         A scenario with all streams and attributes of the given one.
 
     Raises:
+        TypeError: what is no benchmark.
         ValueError: a train experience without exactly one task label.
         RequestError: a request that names an unknown, not yet trained, already unlearned or permanent task,
             or a value that is not allowed; the message names event, task and rule.
     """
     tasks = _tasks(benchmark)
+    ledger = TaskLedger(deadline)
     schedule = _schedule(requests, len(tasks))
     declared = _declared(permanent, tasks)
-    _rehearse(tasks, schedule, declared, TaskLedger(deadline))
+    _rehearse(tasks, schedule, declared, ledger.copy())
 
     streams = [EagerCLStream(name, [_own_copy(e) for e in stream]) for name, stream in benchmark.streams.items()]
     result = CLScenario(streams)
@@ -118,11 +124,16 @@ def with_unlearning(
     for experience, task, due in zip(result.train_stream, tasks, schedule, strict=True):
         experience.requests = due
         experience.permanent = task in declared
-        experience.deadline = deadline
+        experience.deadline = ledger.deadline
     return result
 
 
 def _tasks(benchmark: CLScenario) -> list[int]:
+    if not hasattr(benchmark, "streams"):
+        raise TypeError(
+            f"with_unlearning takes a benchmark, such as SplitDigits() or what task_benchmark returns, got a "
+            f"{type(benchmark).__name__}: {benchmark!r}"
+        )
     stream = benchmark.streams.get("train")
     if stream is None:
         raise ValueError(f"The benchmark has no train stream; its streams are {', '.join(benchmark.streams)}")
@@ -142,7 +153,7 @@ def _tasks(benchmark: CLScenario) -> list[int]:
 def _schedule(requests: Requests, n_positions: int) -> list[tuple[UnlearningRequest, ...]]:
     """The requests of each position, in firing order."""
     given: list[Any] = (
-        [UnlearningRequest(tasks, at) for at, tasks in requests.items() if tasks != []]  # type: ignore[arg-type]
+        [UnlearningRequest(tasks, at) for at, tasks in requests.items() if not _is_empty(tasks)]  # type: ignore[arg-type]
         if isinstance(requests, Mapping)
         else list(requests)
     )
@@ -162,13 +173,14 @@ def _schedule(requests: Requests, n_positions: int) -> list[tuple[UnlearningRequ
 
 def _declared(permanent: Iterable[int], tasks: Sequence[int]) -> frozenset[int]:
     declared = tuple(permanent)
-    for task in declared:
-        if isinstance(task, bool) or not isinstance(task, int) or task not in tasks:
+    labels = [checks.integer(task) for task in declared]
+    for task, label in zip(declared, labels, strict=True):
+        if label not in tasks:
             raise RequestError(
                 f"permanent={list(declared)}: task {task!r} is unknown; the stream trains the tasks "
                 f"{', '.join(map(str, sorted(set(tasks))))}"
             )
-    return frozenset(declared)
+    return frozenset(label for label in labels if label is not None)
 
 
 def _rehearse(
@@ -203,4 +215,9 @@ def _own_copy(experience: CLExperience) -> CLExperience:
 
 
 def _is_position(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    number = checks.integer(value)
+    return number is not None and number >= 0
+
+
+def _is_empty(tasks: object) -> bool:
+    return isinstance(tasks, list) and not tasks

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from avalanche_amnesia import checks
 from avalanche_amnesia.seeding import derive_seed
 
 
@@ -23,13 +24,14 @@ def stratified(labels: Tensor, n: int, seed: int, purpose: str) -> Tensor:
     """
     classes, counts = labels.unique(return_counts=True)
     total = len(labels)
-    if isinstance(n, bool) or not isinstance(n, int) or not len(classes) <= n <= total:
+    number = checks.integer(n)
+    if number is None or not len(classes) <= number <= total:
         raise ValueError(
             f"{purpose}: {n!r} samples asked for; give an int from {len(classes)} (one per class) to {total} "
             f"(all there are)"
         )
     chosen = []
-    for label, count in zip(classes.tolist(), _quotas(counts.tolist(), n), strict=True):
+    for label, count in zip(classes.tolist(), _quotas(counts.tolist(), number), strict=True):
         where = (labels == label).nonzero()[:, 0]
         generator = torch.Generator().manual_seed(derive_seed(seed, "subset", purpose, label))
         chosen.append(where[torch.randperm(len(where), generator=generator)[:count]])

@@ -14,6 +14,7 @@ from avalanche.benchmarks.utils import (
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from avalanche_amnesia import checks
 from avalanche_amnesia.benchmarks.data import LazyTask, TensorTask
 from avalanche_amnesia.benchmarks.labels import Data, labels_of
 from avalanche_amnesia.benchmarks.transforms import BatchTransform
@@ -63,7 +64,7 @@ class TaskExperience(DatasetExperience):
 
     @property
     def tensors(self) -> tuple[Tensor, Tensor] | None:
-        """The data, made anew at each call: x float32 (n, ...), y int64 (n,).
+        """The data, made anew at each call: x float32 or int64 (n, ...), y int64 (n,).
 
         None for a lazy data set, and when the experience's data set is no longer the one it was built with.
         """
@@ -79,6 +80,12 @@ class TaskExperience(DatasetExperience):
             return None
         return self._samples.tensors(where)
 
+    def not_finite(self) -> Tensor | None:
+        """Positions of the samples that hold NaN or infinity before any transform, int64 (n,); None: not in memory."""
+        if isinstance(self._samples, LazyTask) or self._dataset is not self._built_with:
+            return None
+        return self._samples.not_finite()
+
 
 def task_benchmark(
     train: Data,
@@ -90,13 +97,14 @@ def task_benchmark(
     """A benchmark with one task per list of classes, labelled 0..k-1 inside each task.
 
     Args:
-        train: ``(x, y)`` with x uint8 or floating of shape (N, ...) and y integer of shape (N,), or a torch
-            data set of (x, y) items, which stays lazy. uint8 reaches the model as float32 in 0..255 unless a
-            transform scales it.
+        train: ``(x, y)`` with x uint8, floating, or of other integers, of shape (N, ...) and y integer of shape (N,),
+            or a torch data set of (x, y) items, which stays lazy. uint8 reaches the model as float32 in 0..255
+            unless a transform scales it; other integers (tokens, categories) reach it as int64, for an embedding.
         test: the same for the test stream.
         task_classes: the classes of each task; label i of a task is the i-th class of its list. Tasks may
             overlap and differ in size.
-        transforms: for tensor pairs only, one deterministic batch transform (or None) per task.
+        transforms: for tensor pairs only, one deterministic batch transform (or None) per task; it gets float32, or
+            int64 where x has integers.
 
     Returns:
         A scenario with a ``train_stream`` and a ``test_stream`` of :class:`TaskExperience`; task t has task
@@ -125,15 +133,12 @@ def task_benchmark(
 
 
 def _checked_classes(task_classes: Sequence[Sequence[int]]) -> list[list[int]]:
-    classes = [list(chosen) for chosen in task_classes]
+    classes = [list(checks.integers(f"task {task}", chosen, "classes")) for task, chosen in enumerate(task_classes)]
     if not classes:
         raise ValueError("task_classes is empty; give one list of classes per task, e.g. [[0, 1], [2, 3]]")
     for task, chosen in enumerate(classes):
         if not chosen:
             raise ValueError(f"task {task} has no classes; give at least one class per task")
-        wrong = [c for c in chosen if isinstance(c, bool) or not isinstance(c, int)]
-        if wrong:
-            raise ValueError(f"task {task}: {wrong} are no classes; classes are ints")
         repeated = sorted({c for c in chosen if chosen.count(c) > 1})
         if repeated:
             raise ValueError(f"task {task} repeats the classes {repeated}; name each class of a task once")
@@ -167,6 +172,9 @@ def _experiences(
     return experiences
 
 
+_INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64)
+
+
 def _base(data: Data, name: str) -> Tensor | Dataset[Any]:
     if isinstance(data, tuple):
         if len(data) != 2:
@@ -176,7 +184,9 @@ def _base(data: Data, name: str) -> Tensor | Dataset[Any]:
             return x
         if x.is_floating_point():
             return x.float()
-        raise ValueError(f"{name}: x has dtype {x.dtype}; give uint8 or floating images")
+        if x.dtype in _INTEGERS:
+            return x.to(torch.int64)
+        raise ValueError(f"{name}: x has dtype {x.dtype}; give floats, bytes (images) or integers (tokens)")
     if not hasattr(data, "__getitem__") or not hasattr(data, "__len__"):
         raise ValueError(
             f"{name}: {type(data).__name__} is neither an (x, y) tuple of tensors nor a data set with "

@@ -1,4 +1,4 @@
-"""Deterministic transforms of whole batches of images: float32 (n, ...) in, the same shape out."""
+"""Deterministic transforms of whole batches: float32 (n, ...) in, or int64 for tokens, the same shape out."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

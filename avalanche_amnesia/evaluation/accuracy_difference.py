@@ -10,6 +10,7 @@ from avalanche.evaluation.metric_results import MetricValue
 from avalanche.evaluation.metric_utils import get_metric_name
 from avalanche.models import avalanche_forward
 
+from avalanche_amnesia import checks
 from avalanche_amnesia.evaluation.probes import unlearning_of
 from avalanche_amnesia.evaluation.references import References
 from avalanche_amnesia.models.modes import evaluating
@@ -24,6 +25,9 @@ class AccuracyDifference(PluginMetric):
     Args:
         references: of the run.
 
+    Raises:
+        TypeError: for references that are none.
+
     Reference: METHOD §7.
     """
 
@@ -32,6 +36,7 @@ class AccuracyDifference(PluginMetric):
 
     def __init__(self, references: References) -> None:
         super().__init__()
+        checks.instance("references", references, References, "References(make_strategy, benchmark)")
         self.references = references
         self._correct: dict[int, list[int]] = {}
 

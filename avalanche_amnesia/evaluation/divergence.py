@@ -8,13 +8,13 @@ from typing import Any, Literal, get_args
 from avalanche.evaluation.metric_results import MetricValue
 from torch import Tensor, nn
 
+from avalanche_amnesia import checks
 from avalanche_amnesia.benchmarks.data import task_data
 from avalanche_amnesia.evaluation.features import features_of, mean_features
 from avalanche_amnesia.evaluation.functional import js_divergence
 from avalanche_amnesia.evaluation.probes import Probe, ProbingMetric
 from avalanche_amnesia.evaluation.references import References
 from avalanche_amnesia.models import TaskMaskedModel
-from avalanche_amnesia.training.attention import check_choice
 
 ProbeKind = Literal["own", "remaining"]
 Floor = Literal["order", "seed"]
@@ -34,6 +34,10 @@ class JSDivergence(ProbingMetric):
         noise_floor: what the same number is between two references: trained with another data ``order``, or from
             another ``seed``.
 
+    Raises:
+        TypeError: for references that are none.
+        ValueError: for a probe or a floor that is not known.
+
     Reference: METHOD §7.
     """
 
@@ -42,9 +46,10 @@ class JSDivergence(ProbingMetric):
 
     def __init__(self, references: References, probe: ProbeKind = "own", noise_floor: Sequence[Floor] = ()) -> None:
         super().__init__()
-        check_choice("probe", probe, ProbeKind)
+        checks.instance("references", references, References, "References(make_strategy, benchmark)")
+        checks.one_of("probe", probe, ProbeKind)
         for floor in noise_floor:
-            check_choice("noise_floor", floor, Floor)
+            checks.one_of("noise_floor", floor, Floor)
         self.references, self.probe, self.noise_floor = references, probe, tuple(noise_floor)
 
     def values(self, strategy: Any, unlearned: Sequence[int], remaining: Sequence[int]) -> list[MetricValue]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from time import perf_counter
@@ -10,12 +11,13 @@ from typing import Any, Literal
 import torch
 from avalanche.logging import BaseLogger
 from avalanche.training.plugins import EvaluationPlugin
+from avalanche.training.templates.base import BaseTemplate
 from torch import nn
 
+from avalanche_amnesia import checks
 from avalanche_amnesia.benchmarks import with_unlearning
 from avalanche_amnesia.bits import tensor_hash
 from avalanche_amnesia.seeding import derive_seed
-from avalanche_amnesia.training.attention import check_choice
 from avalanche_amnesia.training.plugins import HATPlugin, SeedingPlugin, TaskMaskPlugin, find_plugin
 from avalanche_amnesia.training.plugins.seeding import preserved_rng
 
@@ -41,7 +43,8 @@ class References:
         train_options: keyword arguments of every call of ``strategy.train``.
 
     Raises:
-        ReferencesError: if two calls of ``make_strategy`` differ, or its strategy is not seeded by task.
+        ReferencesError: if ``make_strategy`` can't be called so, or returns no strategy; if two calls of it differ,
+            or its strategy is not seeded by task; for a benchmark that is none.
     """
 
     def __init__(
@@ -51,6 +54,9 @@ class References:
         *,
         train_options: Mapping[str, Any] | None = None,
     ) -> None:
+        _check_maker(make_strategy)
+        if not hasattr(benchmark, "streams"):
+            raise ReferencesError(f"the second argument is the benchmark of the run, got {benchmark!r}")
         self.make_strategy = make_strategy
         self.benchmark = benchmark
         self.train_options = dict(train_options or {})
@@ -82,10 +88,11 @@ class References:
         Raises:
             ReferencesError: for a task that the benchmark does not have, or that is named twice.
         """
-        check_choice("variant", variant, Variant)
-        if not isinstance(remaining_tasks, Sequence):
-            raise ReferencesError(f"remaining_tasks={remaining_tasks!r} must be a list of tasks, such as [0, 2]")
-        path = tuple(int(task) for task in remaining_tasks)
+        checks.one_of("variant", variant, Variant)
+        try:
+            path = checks.integers("remaining_tasks", remaining_tasks, "tasks")
+        except ValueError as error:
+            raise ReferencesError(str(error)) from None
         unknown = [task for task in path if task not in self._experiences]
         if unknown or len(set(path)) < len(path):
             raise ReferencesError(
@@ -108,7 +115,7 @@ class References:
         Parts that several references share were trained once, and count in each.
         """
         self.reference(remaining_tasks)
-        path = tuple(int(task) for task in remaining_tasks)
+        path = checks.integers("remaining_tasks", remaining_tasks, "tasks")
         return sum(self._seconds["same", path[: n + 1]] for n in range(len(path)))
 
     def test_experience(self, task: int) -> Any:
@@ -133,6 +140,8 @@ class References:
 
     def _make(self, variant: Variant) -> Any:
         strategy = self.make_strategy(evaluator=EvaluationPlugin(loggers=[BaseLogger()]))
+        if not isinstance(strategy, BaseTemplate):
+            raise ReferencesError(f"make_strategy must return a strategy, and returned {strategy!r}")
         seeding = find_plugin(strategy, SeedingPlugin)
         if seeding is None:
             raise ReferencesError(
@@ -147,6 +156,23 @@ class References:
         elif variant == "seed":
             _reseed(strategy, seeding, derive_seed(seeding.seed, "another seed"))
         return strategy
+
+
+def _check_maker(make_strategy: object) -> None:
+    """Check that it can be called as references call it, before anything is made."""
+    wanted = "give a function, def make_strategy(**kwargs), that makes a new strategy with these keyword arguments"
+    if isinstance(make_strategy, BaseTemplate):
+        raise ReferencesError(f"the first argument is a {type(make_strategy).__name__}, not what makes one: {wanted}")
+    if not callable(make_strategy):
+        raise ReferencesError(f"make_strategy={make_strategy!r} can't be called: {wanted}")
+    try:
+        signature = inspect.signature(make_strategy)
+    except ValueError:  # a builtin has none
+        return
+    try:
+        signature.bind(evaluator=None)
+    except TypeError as error:
+        raise ReferencesError(f"make_strategy can't be called with evaluator=… ({error}): {wanted}") from error
 
 
 def _without_requests(benchmark: Any) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 from avalanche.evaluation.metric_results import MetricValue
 from torch import nn
 
+from avalanche_amnesia import checks
 from avalanche_amnesia.benchmarks.data import task_data
 from avalanche_amnesia.evaluation.features import features_of
 from avalanche_amnesia.evaluation.functional import accuracy
@@ -25,6 +26,9 @@ class UnlearnedAccuracy(ProbingMetric):
     Args:
         benchmark: of the run; its test stream holds the unlearned tasks' data.
         references: of the run; None: no comparison.
+
+    Raises:
+        TypeError: for a benchmark or references that are none.
     """
 
     higher_is_better = False
@@ -32,8 +36,13 @@ class UnlearnedAccuracy(ProbingMetric):
 
     def __init__(self, benchmark: Any, references: References | None = None) -> None:
         super().__init__()
-        if isinstance(benchmark, References):
-            raise TypeError("the first argument is the benchmark: unlearned_accuracy_metrics(benchmark, references)")
+        if not hasattr(benchmark, "test_stream"):
+            raise TypeError(
+                "the first argument is the benchmark: unlearned_accuracy_metrics(benchmark, references), got "
+                f"{benchmark!r}"
+            )
+        if references is not None:
+            checks.instance("references", references, References, "References(make_strategy, benchmark), or None")
         self.references = references
         self.experiences = {int(e.task_label): e for e in benchmark.test_stream}
 

@@ -111,6 +111,10 @@ class MaskedModel(TaskMaskedModel):
         own = super().head(task)
         return own if self.shared_head is None or not isinstance(own, SharedHead) else self.shared_head
 
+    def head_parameters(self) -> list[nn.Parameter]:
+        """As the base class's; none where all tasks share a head."""
+        return super().head_parameters() if self.shared_head is None else []
+
     def _new_head(self, n_classes: int) -> nn.Module:
         shared = self.shared_head
         return super()._new_head(n_classes) if shared is None else stand_in(shared, n_classes)

@@ -1,10 +1,12 @@
 """A plain multilayer perceptron as a feature extractor."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
+
+from avalanche_amnesia import checks
 
 
 class MLP(nn.Module):
@@ -12,7 +14,7 @@ class MLP(nn.Module):
 
     Args:
         in_features: entries of one flattened input.
-        hidden: units of the hidden layers, in order.
+        hidden: units of the hidden layers, in order; one number: of a single hidden layer.
         features: units of the last layer, the width of what the heads read.
         dropout: probability behind every layer, or a pair (of the input, behind every layer) as in the HAT paper's
             (0.2, 0.5). In ``[0, 1)``.
@@ -25,18 +27,21 @@ class MLP(nn.Module):
         self,
         in_features: int,
         *,
-        hidden: Sequence[int] = (256, 100),
+        hidden: Sequence[int] | int = (256, 100),
         features: int = 64,
         dropout: float | tuple[float, float] = 0.0,
     ) -> None:
         super().__init__()
-        widths = (in_features, *hidden, features)
-        if any(int(width) != width or width < 1 for width in widths):
-            raise ValueError(f"layer widths must be integers of at least 1, got {widths}")
+        given = hidden if isinstance(hidden, Iterable) else [hidden]
+        widths = (
+            checks.whole_number("in_features", in_features),
+            *(checks.whole_number("a width in hidden", width) for width in given),
+            checks.whole_number("features", features),
+        )
         of_input, of_layers = dropout if isinstance(dropout, (tuple, list)) else (0.0, dropout)
         if not (0 <= of_input < 1 and 0 <= of_layers < 1):
             raise ValueError(f"dropout must lie in [0, 1), got {dropout}")
-        self.in_features, self.features = in_features, features
+        self.in_features, self.features = widths[0], widths[-1]
         self.input_dropout = nn.Dropout(of_input)
         self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(widths))
         self.dropout = nn.Dropout(of_layers)

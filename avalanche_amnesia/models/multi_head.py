@@ -8,7 +8,9 @@ from typing import Any
 import torch
 from avalanche.models import MultiTaskModule
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
+from avalanche_amnesia import checks
 from avalanche_amnesia.models.graph import ModelError
 
 # Logits of classes that a sample's task does not have, where a batch mixes tasks with different numbers of classes.
@@ -50,7 +52,8 @@ class MultiHeadModel(MultiTaskModule):
         n_features: width of the features; by default ``backbone.features``, where that is an integer.
 
     Raises:
-        ModelError: if the width of the features is not known.
+        ModelError: if the width of the features is not known, or the backbone is none.
+        TypeError: for a backbone that is no module.
     """
 
     task_containers: tuple[str, ...] = ("heads",)
@@ -58,8 +61,9 @@ class MultiHeadModel(MultiTaskModule):
 
     def __init__(self, backbone: nn.Module, n_features: int | None = None) -> None:
         super().__init__()
-        width = getattr(backbone, "features", None) if n_features is None else n_features
-        if not isinstance(width, int):
+        check_backbone(backbone)
+        width = checks.integer(getattr(backbone, "features", None) if n_features is None else n_features)
+        if width is None or width < 1:
             raise ModelError(f"give n_features=, the width of what {type(backbone).__name__} returns")
         self.backbone = backbone
         self.n_features: int = width
@@ -97,6 +101,12 @@ class MultiHeadModel(MultiTaskModule):
     def _new_head(self, n_classes: int) -> nn.Module:
         like = next(self.backbone.parameters())
         return nn.Linear(self.n_features, n_classes, device=like.device, dtype=like.dtype)
+
+    def head_parameters(self) -> list[nn.Parameter]:
+        """Parameters like those of a next task's head, for whoever must know their shapes; no part of the model."""
+        device = next(self.backbone.parameters()).device
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            return list(self._new_head(1).parameters())
 
     def remove_task(self, task: int) -> None:
         """Take out everything that belongs to the task alone."""
@@ -199,6 +209,31 @@ class MultiHeadModel(MultiTaskModule):
                 self.add_head(task, shape[0])
 
 
+def check_backbone(backbone: nn.Module) -> None:
+    """Check that a module can be a backbone: it has weights by now, and no heads of this package.
+
+    Raises:
+        TypeError: for what is no module, the class of one too.
+        ModelError: for a model of this package, or a module that holds one; for lazy modules that have not run yet.
+    """
+    checks.instance("backbone", backbone, nn.Module, "a feature extractor, such as MLP(784)")
+    kind = type(backbone).__name__
+    for name, module in backbone.named_modules():
+        if isinstance(module, MultiHeadModel):
+            inner = f"module {name!r} of {kind}" if name else "the backbone"
+            raise ModelError(
+                f"{inner} is a {type(module).__name__}, which has heads and tasks of its own: give the feature "
+                "extractor from which it was made, in a fresh copy"
+            )
+    tensors = (*backbone.named_parameters(), *backbone.named_buffers())
+    lazy = sorted({name.rpartition(".")[0] or kind for name, tensor in tensors if is_lazy(tensor)})
+    if lazy:
+        raise ModelError(
+            f"modules {lazy} of {kind} are lazy: their weights don't exist before they have run once. Run the backbone "
+            "on one batch, backbone(x), before the model and its optimizer are made"
+        )
+
+
 def _n_classes(experience: Any) -> int:
     classes = getattr(experience, "classes_in_this_experience", None)
     if classes is None:
@@ -225,9 +260,11 @@ def by_task(x: Tensor, task_labels: int | Tensor, run: Callable[[Tensor, int], T
 
 def single_task(task_labels: int | Tensor) -> int | None:
     """The one task of a batch, None where it mixes several."""
-    if isinstance(task_labels, int):
-        return task_labels
-    if task_labels.dim() == 0 or task_labels.stride(0) == 0:  # one value, expanded: nothing to compare
-        return int(task_labels if task_labels.dim() == 0 else task_labels[0])
+    label = checks.integer(task_labels)
+    if label is not None:
+        return label
+    assert isinstance(task_labels, Tensor)
+    if task_labels.stride(0) == 0:  # one value, expanded: nothing to compare
+        return int(task_labels[0])
     lowest, highest = (int(label) for label in task_labels.aminmax())
     return lowest if lowest == highest else None

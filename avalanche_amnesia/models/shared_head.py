@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from avalanche_amnesia import checks
 from avalanche_amnesia.models.graph import ModelError
 
 SHARED_HEAD = "_shared_head"
@@ -29,10 +30,11 @@ def add_shared_head(backbone: nn.Module, n_features: int, n_classes: int) -> Non
     Raises:
         ValueError: for a number of classes that is none.
     """
-    if not isinstance(n_classes, int) or isinstance(n_classes, bool) or n_classes < 1:
+    number = checks.integer(n_classes)
+    if number is None or number < 1:
         raise ValueError(f"shared_head must be the number of classes (an int of at least 1) or None: {n_classes!r}")
     like = next(backbone.parameters())
-    head = nn.Linear(n_features, n_classes, bias=False, device=like.device, dtype=like.dtype)
+    head = nn.Linear(n_features, number, bias=False, device=like.device, dtype=like.dtype)
     backbone.add_module(SHARED_HEAD, head)
 
 

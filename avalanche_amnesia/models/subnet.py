@@ -19,7 +19,7 @@ from avalanche_amnesia.models.mask_storage import (
     pack_bits,
     unpack_bits,
 )
-from avalanche_amnesia.models.multi_head import UnknownTaskError, by_task
+from avalanche_amnesia.models.multi_head import UnknownTaskError, by_task, check_backbone
 from avalanche_amnesia.models.open_subnet import OpenSubnet
 from avalanche_amnesia.models.stand_ins import Place, StandIns
 from avalanche_amnesia.models.task_buffers import TaskBuffers
@@ -78,6 +78,7 @@ class SubnetModel(TaskMaskedModel):
         norm: NormRule = "task",
         n_features: int | None = None,
     ) -> None:
+        check_backbone(backbone)
         inventory = take_inventory(backbone, sparsity, bias, norm)
         super().__init__(backbone, n_features)
         self.sparsity, self.bias = sparsity, bias

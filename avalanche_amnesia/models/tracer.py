@@ -111,9 +111,7 @@ def trace_modes(backbone: nn.Module, leaves: Collection[str]) -> Traces:
             kind = f"{type(twin.get_submodule(name)).__name__} {name!r} of " if name else ""
             raise ModelError(
                 f"{kind}{type(backbone).__name__} can't be traced by torch.fx ({error}). Take data-dependent control "
-                "flow out of its forward, or declare the module that holds it: "
-                f"MaskedModel(backbone, frozen=[{name or 'its name'!r}]) (trained by the first task alone) or "
-                f"task_owned=[{name or 'its name'!r}] (a copy per task)"
+                f"flow out of its forward, or {_declaring(name)}"
             ) from error
         _check_buffers(backbone, twin)
         registered = dict((*twin.named_parameters(remove_duplicate=False), *twin.named_buffers(remove_duplicate=False)))
@@ -143,12 +141,22 @@ def _check_buffers(backbone: nn.Module, traced: nn.Module) -> None:
         if buffer == "num_batches_tracked" and isinstance(backbone.get_submodule(owner), _NormBase):
             continue  # a norm written out in operations: the task's own norm counts for itself
         if not _equal(before, after):
-            holder = owner or "its name"
             raise ModelError(
                 f"forward of {type(backbone).__name__} writes to buffer {name!r}, which all tasks would share; keep "
-                "what changes in a norm of torch.nn, or declare the module that holds it: "
-                f"MaskedModel(backbone, task_owned=[{holder!r}]) (a copy per task)"
+                f"what changes in a norm of torch.nn, or {_declaring(owner, 'task_owned')}"
             )
+
+
+def _declaring(name: str, *options: str) -> str:
+    """The way out by declaring a module; the backbone itself can't be declared."""
+    meaning = {"frozen": "trained by the first task alone", "task_owned": "a copy per task"}
+    ways = " or ".join(f"{option}=[{name or '…'!r}] ({meaning[option]})" for option in options or meaning)
+    if name:
+        return f"declare the module that holds it: MaskedModel(backbone, {ways})"
+    return (
+        f"move that part into a module of its own and declare it, MaskedModel(backbone, {ways}); "
+        "SubnetModel(backbone) traces nothing"
+    )
 
 
 def _equal(first: Tensor, second: Tensor) -> bool:

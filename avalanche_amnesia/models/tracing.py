@@ -19,6 +19,7 @@ from avalanche_amnesia.models.graph import ModelError, UnitGraph
 from avalanche_amnesia.models.input_shape import input_like
 from avalanche_amnesia.models.masked_backbone import MaskedBackbone
 from avalanche_amnesia.models.mends import bake_in, drop, unhook, untie
+from avalanche_amnesia.models.multi_head import check_backbone
 from avalanche_amnesia.models.tracer import trace_modes
 from avalanche_amnesia.models.values import always_in_use
 from avalanche_amnesia.models.walk import Walk
@@ -79,6 +80,7 @@ def examine(
     """As :func:`trace_backbone`, with everything that stands in the way instead of an error about the first of it."""
     if norm not in get_args(NormChoice):
         raise ValueError(f"norm must be one of {', '.join(map(repr, get_args(NormChoice)))}, got {norm!r}")
+    check_backbone(backbone)
     if classifier is None:
         classifier = next((n for n, m in backbone.named_modules() if isinstance(m, MultiHeadClassifier)), None)
     _check_names(backbone, [*frozen, *task_owned, *([] if classifier is None else [classifier])])
@@ -146,10 +148,20 @@ def _bound_to_a_batch(backbone: MaskedBackbone, graph: UnitGraph) -> Finding | N
 
 
 def _check_names(backbone: nn.Module, names: Collection[str]) -> None:
+    kind, buffers = type(backbone).__name__, {name for name, _ in backbone.named_buffers()}
     known = {name for name, _ in (*backbone.named_modules(), *backbone.named_parameters())} - {""}
     for name in names:
+        if name in buffers:
+            holder = name.rpartition(".")[0]
+            way_out = f"name the module that holds it, {holder!r}" if holder else "put it into a module and name that"
+            raise ValueError(f"{name!r} is a buffer of {kind}, neither a module nor a parameter: {way_out}")
+        if name in ("", kind) and name not in known:
+            raise ValueError(
+                f"{name!r}: the backbone itself can't be declared, as no unit would be left to mask; put the part that "
+                "is meant into a module of its own and name that, or use SubnetModel(backbone), which traces nothing"
+            )
         if name not in known:
-            raise ValueError(f"{type(backbone).__name__} has no module or parameter {name!r}; it has {sorted(known)}")
+            raise ValueError(f"{kind} has no module or parameter {name!r}; it has {sorted(known)}")
 
 
 def _without(backbone: nn.Module, classifier: str | None) -> nn.Module:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from avalanche_amnesia.models.findings import Finding
 from avalanche_amnesia.models.graph import ModelError
 from avalanche_amnesia.models.input_shape import input_like
+from avalanche_amnesia.models.multi_head import check_backbone
 from avalanche_amnesia.models.tracing import examine
 
 
@@ -47,6 +48,7 @@ def fix(backbone: nn.Module, input_shape: tuple[int, ...] | None = None, **optio
     Raises:
         ModelError: if the backbone can't be copied, or if no input is known to compare features on.
     """
+    check_backbone(backbone)
     try:
         model = copy.deepcopy(backbone)
     except RuntimeError as error:  # tensors that are computed from parameters

@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 from torch.optim import Optimizer
 
+from avalanche_amnesia import checks
 from avalanche_amnesia.models import MaskedModel
-from avalanche_amnesia.training.attention import check_choice
 from avalanche_amnesia.training.hard_attention import HardAttentionStrategy, split_options, takes_options_of
 from avalanche_amnesia.training.plugins import (
     AdaHATPlugin,
@@ -91,10 +91,10 @@ class AmnesiacHAT(HardAttentionStrategy):
         seed: int = 0,
         **options: Any,
     ) -> None:
-        check_choice("adjustment", adjustment, AmnesiacAdjustment)
-        check_choice("deletion", deletion, DeletionChoice)
+        checks.one_of("adjustment", adjustment, AmnesiacAdjustment)
+        checks.one_of("deletion", deletion, DeletionChoice)
         if not isinstance(repair, RepairPlugin):
-            check_choice("repair", repair, RepairChoice)
+            checks.one_of("repair", repair, RepairChoice)
         options |= {"s_max": s_max, "embedding_lr": embedding_lr, "isolation": isolation}
         options["sparsity_weight"] = 0.5 if sparsity_weight is None and isolation == "none" else sparsity_weight
         masking: HATPlugin
@@ -126,7 +126,7 @@ class AmnesiacHAT(HardAttentionStrategy):
 def _compensations(chosen: CompensationChoice | Compensation, seed: int, shared_head: bool) -> list[Any]:
     if isinstance(chosen, Compensation):
         return [chosen]
-    check_choice("compensation", chosen, CompensationChoice)
+    checks.one_of("compensation", chosen, CompensationChoice)
     if chosen == "none":
         return []
     if chosen == "counterfactual":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -12,13 +12,6 @@ from torch import Tensor
 Annealing = Literal["linear", "cosine"]
 EmbeddingInit = Literal["normal", "uniform", "positive", "negative", "last", "ones", "sparse"]
 SparsityMode = Literal["original", "cross", "quota"]
-
-
-def check_choice(name: str, value: object, choices: object) -> None:
-    """Raise ``ValueError`` naming the argument unless ``value`` is one of a ``Literal``'s values."""
-    allowed = get_args(choices)
-    if value not in allowed:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
 
 
 def mask_scale(batch: int, n_batches: int, s_max: float, annealing: Annealing = "linear") -> float:

@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
-from avalanche.benchmarks import CLExperience
 from avalanche.core import SupervisedPlugin
 from avalanche.logging import BaseLogger
 from avalanche.training.plugins import EvaluationPlugin
@@ -15,18 +14,30 @@ from avalanche.training.templates import SupervisedTemplate
 from torch import nn
 from torch.optim import Optimizer
 
+from avalanche_amnesia import checks
 from avalanche_amnesia.models import MultiHeadModel, TaskMaskedModel
+from avalanche_amnesia.training.arguments import (
+    checked_criterion,
+    checked_evaluator,
+    checked_options,
+    checked_plugins,
+    listed,
+)
 from avalanche_amnesia.training.listening import ListenerDispatch
+from avalanche_amnesia.training.optimizers import check_optimizer, place_new_parameters
 from avalanche_amnesia.training.plugins import (
     InMemoryLoaderPlugin,
     SeedingPlugin,
+    TaskError,
     TaskMaskPlugin,
     UnlearningPlugin,
     find_plugin,
 )
 from avalanche_amnesia.training.plugins.seeding import preserved_rng
+from avalanche_amnesia.training.plugins.task_mask import single_task
 from avalanche_amnesia.training.remaining import remaining_experiences
 from avalanche_amnesia.training.rollback import abort_training
+from avalanche_amnesia.training.samples import fault_in_memory, fault_of_inputs, fault_of_labels, fault_of_shape
 from avalanche_amnesia.unlearning import RequestError, UnlearningPlan, UnlearningRecord
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -39,7 +50,8 @@ class TaskStrategy(ListenerDispatch, SupervisedTemplate):
 
     Args:
         model: a :class:`MultiHeadModel`, or one of its kinds.
-        optimizer: any torch optimizer over ``model.parameters()``.
+        optimizer: any torch optimizer over ``model.parameters()``; of several parameter groups the first takes what
+            tasks add (heads, norms).
         method: the plugins that make the strategy, in order: those that learn, then those that record and unlearn.
         criterion: loss of logits and labels; cross-entropy by default.
         plugins: further plugins, behind this package's.
@@ -50,7 +62,10 @@ class TaskStrategy(ListenerDispatch, SupervisedTemplate):
             ``peval_mode``.
 
     Raises:
-        TypeError: if ``model`` is of another kind, or for an unknown option.
+        TypeError: if ``model`` is of another kind, for an unknown option, or for what is no optimizer, plugin,
+            evaluator or loss.
+        ValueError: for a value that is not allowed, and for an optimizer that can't train the model: over other
+            parameters, for sparse gradients, for matrices alone, or one that needs a closure.
     """
 
     def __init__(
@@ -66,28 +81,47 @@ class TaskStrategy(ListenerDispatch, SupervisedTemplate):
         seed: int = 0,
         **options: Any,
     ) -> None:
+        check_model(model, MultiHeadModel)
+        check_optimizer(optimizer, model.parameters(), model.head_parameters())
         super().__init__(
             model=model,
             optimizer=optimizer,
-            criterion=nn.CrossEntropyLoss() if criterion is None else criterion,
-            plugins=[SeedingPlugin(seed), InMemoryLoaderPlugin(), *method, *(plugins or [])],
-            evaluator=EvaluationPlugin(loggers=[BaseLogger()]) if evaluator is None else evaluator,
-            **options,
+            criterion=nn.CrossEntropyLoss() if criterion is None else checked_criterion(criterion),
+            plugins=[SeedingPlugin(seed), InMemoryLoaderPlugin(), *method, *checked_plugins(plugins)],
+            evaluator=EvaluationPlugin(loggers=[BaseLogger()]) if evaluator is None else checked_evaluator(evaluator),
+            **checked_options(options),
         )
-        self.seed = seed
+        self.seed = checks.whole_number("seed", seed, None)
         self.reset_optimizer = reset_optimizer
         self.optimizer_always_fresh = reset_optimizer
         """Whether every task so far started with new optimizer state, without which no unlearning is exact."""
 
-    def train(self, *args: Any, **kwargs: Any) -> Any:
-        """As the host's; the caller's random streams stay as they were, also where an error ends the training."""
+    def train(self, experiences: Any, eval_streams: Sequence[Any] | None = None, **kwargs: Any) -> Any:
+        """As the host's; the caller's random streams stay as they were, also where an error ends the training.
+
+        Args:
+            experiences: one, or a stream or list of them.
+            eval_streams: where to evaluate while training: a list of streams or experiences; by default what is
+                trained.
+            kwargs: of the host, for loaders and optimizer.
+
+        Raises:
+            TypeError: for what are no experiences, a benchmark say.
+            TaskError: for an experience that can't be trained as a task: NaN among its samples, samples of a shape
+                that the model can't run on, labels that its head has no class for; the task was undone.
+        """
+        given = listed(experiences, "strategy.train")
+        streams = None if eval_streams is None else [listed(one, "train(eval_streams=…)") for one in eval_streams]
         with preserved_rng():
             try:
-                return super().train(*args, **kwargs)
+                return super().train(given, streams, **kwargs)
             finally:
                 self._listeners = {}  # after an error too: what the host's evaluator gives can't be pickled
 
     def _before_training_exp(self, **kwargs: Any) -> None:
+        fault = fault_in_memory(self.experience)
+        if fault is not None:
+            raise TaskError(f"task {single_task(self.experience)}: {fault}")
         requests = getattr(self.experience, "requests", ())
         if requests and find_plugin(self, UnlearningPlugin) is None:
             warnings.warn(
@@ -104,14 +138,53 @@ class TaskStrategy(ListenerDispatch, SupervisedTemplate):
         self.optimizer_always_fresh &= fresh
         super().check_model_and_optimizer(reset_optimizer_state=fresh, **kwargs)
 
+    def make_optimizer(self, **kwargs: Any) -> None:
+        """As the host's, which can't place a new head where there are several parameter groups."""
+        if len(self.optimizer.param_groups) > 1:
+            place_new_parameters(self.optimizer, self.model, self.optimized_param_id or ())
+        super().make_optimizer(**kwargs)
+
     def eval(self, exp_list: Any, **kwargs: Any) -> dict[str, Any]:
         """Evaluate the experiences whose tasks the model has: neither future nor unlearned ones.
 
         Returns:
             The last value of every metric; nothing where none of the tasks is left, as then nothing is evaluated.
+
+        Raises:
+            TypeError: for what are no experiences, a benchmark say.
         """
-        known = remaining_experiences(self, [exp_list] if isinstance(exp_list, CLExperience) else exp_list)
+        known = remaining_experiences(self, listed(exp_list, "strategy.eval"))
         return super().eval(known, **kwargs) if known else {}
+
+    def forward(self) -> Any:
+        """As the host's; what a model can't run on is named at a task's first mini-batch, and the task undone."""
+        if not self.is_training or self.clock.train_exp_iterations:
+            return super().forward()
+        fault = fault_of_inputs(self.mb_x)
+        self._refuse(None if fault is None else f"in its first mini-batch {fault}")
+        try:
+            return super().forward()
+        except Exception as error:  # whatever the model raises
+            self._refuse(fault_of_shape(self.mb_x, self.model, error), error)
+            raise
+
+    def criterion(self) -> Any:
+        """As the host's; labels that the head has no class for are named, and the task undone."""
+        if self.is_training and not self.clock.train_exp_iterations:  # an accelerator does not survive such a label
+            self._refuse(fault_of_labels(self.mb_y, self.mb_output, self._criterion))
+        try:
+            return super().criterion()
+        except Exception as error:  # whatever the loss raises
+            if self.is_training:
+                self._refuse(fault_of_labels(self.mb_y, self.mb_output, self._criterion), error)
+            raise
+
+    def _refuse(self, fault: str | None, cause: Exception | None = None) -> None:
+        """Undo the task in training, where there is something wrong with its samples."""
+        if fault is None:
+            return
+        self.abort_training()
+        raise TaskError(f"task {single_task(self.experience)}: {fault}. Its training was undone") from cause
 
     def plan_unlearning(self, tasks: Iterable[int]) -> UnlearningPlan:
         """What unlearning these tasks would change; changes nothing.

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from avalanche_amnesia import checks
 from avalanche_amnesia.benchmarks.data import task_data
 from avalanche_amnesia.models import MultiHeadModel
 from avalanche_amnesia.models.modes import evaluating
@@ -71,11 +72,9 @@ class TaskMemory:
     """
 
     def __init__(self, memory_per_task: int, seed: int, size: int | None = None) -> None:
-        given = {"memory_per_task": memory_per_task, **({} if size is None else {"size": size})}
-        for name, value in given.items():
-            if not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} must be an int of at least 1, got {value!r}")
-        self.memory_per_task, self.size, self.seed = memory_per_task, size, seed
+        self.memory_per_task = checks.whole_number("memory_per_task", memory_per_task)
+        self.size = None if size is None else checks.whole_number("size", size)
+        self.seed = checks.whole_number("seed", seed, None)
         self.samples: Mapping[int, Samples] = {}
 
     def store(self, model: MultiHeadModel, experience: Any, task: int, known: Collection[int] | None = None) -> None:

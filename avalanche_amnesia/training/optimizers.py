@@ -1,14 +1,84 @@
-"""Optimizers beside a strategy's own, of its class and settings."""
+"""The strategy's optimizer: whether a training loop can use it; and others beside it, of its class and settings."""
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import torch
 from torch import nn
-from torch.optim import Optimizer
+from torch.optim import Optimizer, SparseAdam
+
+
+def check_optimizer(optimizer: Any, own: Iterable[nn.Parameter], new: Iterable[nn.Parameter] = ()) -> None:
+    """Check that an optimizer can train a model, task after task.
+
+    Args:
+        optimizer: that was given.
+        own: the model's parameters.
+        new: parameters like those that every task adds.
+
+    Raises:
+        TypeError: for what is no optimizer, the class of one too.
+        ValueError: for an optimizer that needs a closure or sparse gradients, that steps matrices alone where there
+            are others, or that is over other parameters than the model's.
+    """
+    if not isinstance(optimizer, Optimizer):
+        given = f"the class {optimizer.__name__}" if isinstance(optimizer, type) else repr(optimizer)
+        raise TypeError(f"optimizer must be a torch optimizer, got {given}: Adam(model.parameters(), lr=1e-3)")
+    name, parameters = type(optimizer).__name__, list(own)
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise ValueError(
+            f"{name} evaluates the loss several times a step, through a closure that training on mini-batches does not "
+            "give it; take a first-order optimizer, such as Adam(model.parameters(), lr=1e-3)"
+        )
+    if isinstance(optimizer, SparseAdam):
+        raise ValueError(
+            "SparseAdam takes sparse gradients alone, and those of heads and layers are dense; take Adam, and leave "
+            "sparse=True of embedding layers out"
+        )
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    if held.isdisjoint(map(id, parameters)):
+        raise ValueError(
+            f"{name} holds none of the model's parameters: make it from those of the model that you give, "
+            f"{name}(model.parameters(), …), once the model is made"
+        )
+    learning = [parameter for parameter in (*parameters, *new) if parameter.requires_grad]
+    if _can_step(optimizer, 2) and not all(_can_step(optimizer, n) for n in {p.dim() for p in learning}):
+        raise ValueError(
+            f"{name} steps matrices alone, and the model has parameters that are none (biases of layers or heads, "
+            f"convolutions), which the host adds to it; take an optimizer for all of them, such as Adam or SGD"
+        )
+
+
+def check_sibling(optimizer: Optimizer, option: str) -> None:
+    """Check that an optimizer of the same class and settings can be made for a vector.
+
+    Args:
+        optimizer: the strategy's.
+        option: by which the user gives another one.
+
+    Raises:
+        ValueError: if not.
+    """
+    if not _can_step(optimizer, 1):
+        name = type(optimizer).__name__
+        raise ValueError(
+            f"no {name} can be made for one vector, which is to be stepped beside the model: give "
+            f"{option}=lambda parameters: torch.optim.Adam(parameters, lr=0.05)"
+        )
+
+
+def _can_step(optimizer: Optimizer, dimensions: int) -> bool:
+    """Whether another of the same class and settings takes a parameter of so many dimensions."""
+    try:
+        sibling_optimizer(optimizer, [nn.Parameter(torch.zeros((1,) * dimensions))])
+    except Exception:  # whatever the class raises: Muon a ValueError, one that needs more arguments a TypeError
+        return False
+    return True
 
 
 def sibling_optimizer(optimizer: Optimizer, parameters: Sequence[nn.Parameter], **changed: Any) -> Optimizer:
@@ -30,3 +100,18 @@ def bare_step(optimizer: Optimizer) -> Callable[[], object]:
     To be called where no gradients are recorded.
     """
     return functools.partial(inspect.unwrap(type(optimizer).step), optimizer)
+
+
+def place_new_parameters(optimizer: Optimizer, model: nn.Module, known: Iterable[str]) -> None:
+    """Put a model's new parameters into the first of several parameter groups, where the host can't place a new head.
+
+    Args:
+        optimizer: the strategy's.
+        model: with a new task.
+        known: names of the parameters that the host has placed before.
+    """
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    placed = set(known)
+    optimizer.param_groups[0]["params"] += [
+        parameter for name, parameter in model.named_parameters() if id(parameter) not in held and name not in placed
+    ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from avalanche_amnesia.training.arguments import listed
 from avalanche_amnesia.training.plugins import UnlearningPlugin, find_plugin
 
 
@@ -14,10 +15,14 @@ def remaining_experiences(strategy: Any, experiences: Iterable[Any]) -> list[Any
     Args:
         strategy: any strategy; without an :class:`UnlearningPlugin` what its model has heads for decides.
         experiences: a stream, or a list of experiences with task labels.
+
+    Raises:
+        TypeError: for what are no experiences, a benchmark say.
     """
+    given = listed(experiences, "remaining_experiences(strategy, …)")
     plugin = find_plugin(strategy, UnlearningPlugin)
     if plugin is None:
         tasks = set(getattr(strategy.model, "known_train_tasks_labels", ()))
     else:
         tasks = {*plugin.ledger.remaining, plugin.current_task}
-    return [e for e in experiences if all(int(task) in tasks for task in e.task_labels)]
+    return [e for e in given if all(int(task) in tasks for task in e.task_labels)]

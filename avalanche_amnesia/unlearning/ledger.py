@@ -6,6 +6,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from avalanche_amnesia import checks
+
 
 class RequestError(ValueError):
     """A request that the rules of unlearning don't allow; nothing has changed when it is raised."""
@@ -32,12 +34,13 @@ class TaskLedger:
     """
 
     def __init__(self, deadline: int | None = None) -> None:
-        if deadline is not None and (not _is_int(deadline) or deadline < 1):
+        number = checks.integer(deadline)
+        if deadline is not None and (number is None or number < 1):
             raise RequestError(
                 f"deadline={deadline!r} is not allowed: give the number of further tasks (an int of at "
                 f"least 1) after which a task becomes permanent, or None for no deadline"
             )
-        self._deadline = deadline
+        self._deadline = number
         self._n_trained = 0
         self._entries: dict[int, _Entry] = {}
         self._unlearned: list[int] = []
@@ -97,17 +100,18 @@ class TaskLedger:
         Raises:
             RequestError: ``task`` is not an int, or is trained and still remains.
         """
-        if not _is_int(task):
+        label = checks.integer(task)
+        if label is None:
             raise RequestError(f"training of task {task!r}: a task is an int, not {type(task).__name__}")
-        if task in self._entries:
+        if label in self._entries:
             raise RequestError(
                 f"training of task {task}: it is already trained and still remains; only a task that was "
                 f"unlearned may be learned again"
             )
         seen = frozenset(self._entries) if saw is None else frozenset(saw) & self._entries.keys()
-        if task in self._unlearned:
-            self._unlearned.remove(task)
-        self._entries[task] = _Entry(self._n_trained, bool(permanent), seen)
+        if label in self._unlearned:
+            self._unlearned.remove(label)
+        self._entries[label] = _Entry(self._n_trained, bool(permanent), seen)
         self._n_trained += 1
 
     def declare_permanent(self, tasks: Iterable[int]) -> None:
@@ -120,16 +124,18 @@ class TaskLedger:
             RequestError: one of them does not remain; then none is declared.
         """
         try:
-            tasks = tuple(tasks)
+            given = tuple(tasks)
         except TypeError:
             raise RequestError(f"declaring permanent: {tasks!r} is no list of tasks; give one, e.g. [0, 2]") from None
-        for task in tasks:
-            if not _is_int(task) or task not in self._entries:
+        labels = [checks.integer(task) for task in given]
+        for task, label in zip(given, labels, strict=True):
+            if label not in self._entries:
                 raise RequestError(
                     f"declaring permanent: task {task!r} does not remain; remaining are {_listed(self.remaining)}"
                 )
-        for task in tasks:
-            self._entries[task].declared = True
+        for label in labels:
+            assert label is not None
+            self._entries[label].declared = True
 
     def check(
         self,
@@ -229,7 +235,7 @@ class TaskLedger:
             ) from error
         numbers = [n_trained, *entries, *unlearned, *(entry.order for entry in entries.values())]
         numbers += [task for entry in entries.values() for task in entry.saw]
-        if not all(map(_is_int, numbers)):
+        if any(checks.integer(number) is None for number in numbers):
             raise ValueError("This is no saved TaskLedger: tasks, orders and n_trained must be integers")
         if set(entries) & set(unlearned):
             raise ValueError(
@@ -262,24 +268,23 @@ class TaskLedger:
 
 def _normalised(tasks: Iterable[int], event: str) -> tuple[int, ...]:
     try:
-        request = tuple(tasks)
+        given = tuple(tasks)
     except TypeError:
         raise RequestError(f"{event}: {tasks!r} is no request; give the tasks as a list of ints, e.g. [0, 2]") from None
-    if not request:
+    if not given:
         raise RequestError(f"{event}: the request is empty; name at least one task or leave the request out")
-    for task in request:
-        if not _is_int(task):
+    request = []
+    for task in given:
+        label = checks.integer(task)
+        if label is None:
             raise RequestError(
                 f"{event}: {task!r} is no task; tasks are ints, not {type(task).__name__}; give a list such as [0, 2]"
             )
-    for task in request:
-        if request.count(task) > 1:
-            raise RequestError(f"{event}: task {task} is named more than once; name each task once")
-    return request
-
-
-def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+        request.append(label)
+    for label in request:
+        if request.count(label) > 1:
+            raise RequestError(f"{event}: task {label} is named more than once; name each task once")
+    return tuple(request)
 
 
 def _listed(tasks: Iterable[int]) -> str:

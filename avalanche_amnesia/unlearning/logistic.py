@@ -7,6 +7,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 
+class FitError(ArithmeticError):
+    """No head can be fitted: the features are not finite, or so large that they overflow when multiplied."""
+
+
 def fit_head(
     features: Tensor, labels: Tensor, n_classes: int, *, penalty: float = 1.0, iterations: int = 15
 ) -> tuple[Tensor, Tensor]:
@@ -23,6 +27,9 @@ def fit_head(
 
     Returns:
         Weight ``(n_classes, features)`` and bias ``(n_classes,)`` of the linear head, on the features' device.
+
+    Raises:
+        FitError: for features that are not finite, or overflow when multiplied.
     """
     n = len(features)
     with torch.no_grad():
@@ -31,7 +38,12 @@ def fit_head(
         covariance = x.T @ x / n
         one = torch.eye(len(covariance)).to(covariance)
         floor = 1e-4 * covariance.diagonal().mean() + torch.finfo(features.dtype).tiny
-        whitening = torch.linalg.solve_triangular(torch.linalg.cholesky(covariance + floor * one), one, upper=False)
+        if not bool(covariance.isfinite().all()):
+            raise FitError("the features are not finite, or their covariance overflows")
+        factor, failed_at = torch.linalg.cholesky_ex(covariance + floor * one)
+        if bool(failed_at):
+            raise FitError("the features' covariance has no Cholesky factor, rounded as it is")
+        whitening = torch.linalg.solve_triangular(factor, one, upper=False)
         white = whitening @ x.T  # samples last: what is done per sample then runs over whole rows
         true = white.new_zeros(n_classes, n).index_put_((labels, torch.arange(n).to(labels)), white.new_ones(()))
     weight = white.new_zeros(n_classes, len(white), requires_grad=True)
@@ -55,7 +67,14 @@ def fit_head(
     optimizer.step(loss)
     with torch.no_grad():
         unwhitened = weight @ whitening
-        return unwhitened.contiguous(), (bias[:, 0] - unwhitened @ mean).contiguous()
+        shift = bias[:, 0] - unwhitened @ mean
+    _check_fit(unwhitened, shift)
+    return unwhitened.contiguous(), shift.contiguous()
+
+
+def _check_fit(*found: Tensor) -> None:
+    if not all(bool(value.isfinite().all()) for value in found):
+        raise FitError("what was fitted to the features is not finite")
 
 
 def fit_correction(
@@ -75,6 +94,9 @@ def fit_correction(
 
     Returns:
         ``D``, ``(classes, features)``, on the features' device.
+
+    Raises:
+        FitError: for features or logits that are not finite, or overflow.
     """
     change = features.new_zeros(logits.shape[1], features.shape[1], requires_grad=True)
     optimizer = torch.optim.LBFGS([change], max_iter=iterations, history_size=iterations, line_search_fn="strong_wolfe")
@@ -88,4 +110,5 @@ def fit_correction(
         return value
 
     optimizer.step(loss)
+    _check_fit(change, loss().detach())
     return change.detach()

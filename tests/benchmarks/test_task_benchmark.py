@@ -170,7 +170,7 @@ X, Y = data()
         ((X, Y > 2), "labels have dtype torch.bool"),
         ((X, Y.unsqueeze(1)), r"shape \(60, 1\)"),
         ((X, Y, Y), "a tuple of 3 parts"),
-        ((X.long(), Y), "x has dtype torch.int64"),
+        ((X > 0, Y), "x has dtype torch.bool; give floats, bytes"),
         (WithTargets(X, Y.float().tolist()), "0.0 is no class label"),
         (WithTargets(X, Y.tolist()[:-2]), "60 samples but 58 labels"),
         (WithTargets(X, [True] * 60), "True is no class label"),

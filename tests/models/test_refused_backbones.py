@@ -184,10 +184,10 @@ def test_names_that_are_not_known_are_refused(options, message):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"in_features": 0}, "widths"),
-        ({"hidden": (4, 0)}, "widths"),
-        ({"features": -1}, "widths"),
-        ({"hidden": (4.5,)}, "widths"),
+        ({"in_features": 0}, "must be an int of at least 1, got"),
+        ({"hidden": (4, 0)}, "must be an int of at least 1, got"),
+        ({"features": -1}, "must be an int of at least 1, got"),
+        ({"hidden": (4.5,)}, "must be an int of at least 1, got"),
         ({"dropout": 1.0}, "dropout"),
         ({"dropout": (0.2, -0.1)}, "dropout"),
     ],

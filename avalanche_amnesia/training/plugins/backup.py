@@ -11,9 +11,9 @@ import torch
 from avalanche.core import SupervisedPlugin
 from torch import Tensor, nn
 
+from avalanche_amnesia import checks
 from avalanche_amnesia.models import MaskedModel
 from avalanche_amnesia.models.multi_head import single_task
-from avalanche_amnesia.training.attention import check_choice
 from avalanche_amnesia.training.first_use import entries_in_use, first_used
 from avalanche_amnesia.training.plugins.lookup import find_plugin
 from avalanche_amnesia.training.plugins.masking import HATPlugin
@@ -74,8 +74,8 @@ class BackupPlugin(SupervisedPlugin):
 
     def __init__(self, *, start: ShadowStart = "before", order: ShadowOrder = "oldest", joint: bool = False) -> None:
         super().__init__()
-        check_choice("start", start, ShadowStart)
-        check_choice("order", order, ShadowOrder)
+        checks.one_of("start", start, ShadowStart)
+        checks.one_of("order", order, ShadowOrder)
         self.start, self.order, self.joint = start, order, joint
         self.kept: dict[int, dict[int, Backup]] = {}
         self._shadows: dict[int, Shadow] = {}

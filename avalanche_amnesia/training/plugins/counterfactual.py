@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -12,6 +13,7 @@ import torch
 from avalanche.core import SupervisedPlugin
 from torch import Tensor, nn
 
+from avalanche_amnesia import checks
 from avalanche_amnesia.benchmarks.data import task_data
 from avalanche_amnesia.models import TaskMaskedModel
 from avalanche_amnesia.seeding import derive_seed
@@ -19,7 +21,7 @@ from avalanche_amnesia.training.plugins.lookup import find_plugin
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 from avalanche_amnesia.training.plugins.world_features import WorldFeatures
 from avalanche_amnesia.unlearning import Removal, Trajectory
-from avalanche_amnesia.unlearning.logistic import fit_head
+from avalanche_amnesia.unlearning.logistic import FitError, fit_head
 
 _MOST_BYTES = 2**31
 """Of samples in memory: 20,000 large photographs would be twelve gigabytes."""
@@ -52,7 +54,8 @@ class CounterfactualPlugin(SupervisedPlugin):
     and so are heads that were fitted in the presence of a task that was unlearned without them.
 
     Every world is one without repairs: a repair goes with the next request (:class:`RepairPlugin`). A task that reads
-    what one changed gets a head for the world in which nothing else of its goes.
+    what one changed gets a head for the world in which nothing else of its goes. A head that can't be fitted, because
+    the features of its world overflow, is left out with a warning.
 
     Needs :class:`TrajectoryPlugin` and :class:`UnlearningPlugin` beside it and a masked model.
 
@@ -74,10 +77,8 @@ class CounterfactualPlugin(SupervisedPlugin):
 
     def __init__(self, *, max_sets: int = 31, samples: int = 20_000, seed: int = 0) -> None:
         super().__init__()
-        for name, value in (("max_sets", max_sets), ("samples", samples)):
-            if not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} must be an int of at least 1, got {value!r}")
-        self.max_sets, self.samples, self.seed = max_sets, samples, seed
+        self.max_sets, self.samples = checks.whole_number("max_sets", max_sets), checks.whole_number("samples", samples)
+        self.seed = checks.whole_number("seed", seed, None)
         self.heads: dict[int, dict[frozenset[int], FittedHead]] = {}
         self.sources: dict[int, frozenset[int]] = {}
 
@@ -117,12 +118,23 @@ class CounterfactualPlugin(SupervisedPlugin):
         of_one = task_data(strategy.experience, index[:1])[0].nbytes
         x, y = task_data(strategy.experience, index[: max(1, _MOST_BYTES // of_one)].sort().values)
         of_world = WorldFeatures(model, task, x, strategy.train_mb_size)
+        unfitted: dict[frozenset[int], str] = {}
         for gone in worlds:
             with self._world(model, trajectory, gone):
                 features, statistics = of_world()
-                head = self._fit(model, task, gone, features, y.to(features.device))
+                try:
+                    head = self._fit(model, task, gone, features, y.to(features.device))
+                except FitError as error:  # costs this head, and not the task that was trained
+                    unfitted[gone], head = str(error), None
             if head is not None:
                 self.heads[task][gone] = replace(head, statistics=statistics)
+        if unfitted:
+            reasons = "; ".join(f"without {sorted(gone)}: {reason}" for gone, reason in unfitted.items())
+            warnings.warn(
+                f"task {task} has no head for {len(unfitted)} of {len(worlds)} worlds ({reasons}). An unlearning that "
+                "leads there leaves it the head that it has, and its record names the task as affected",
+                stacklevel=2,
+            )
 
     def _world(
         self, model: TaskMaskedModel, trajectory: Trajectory, gone: Collection[int]

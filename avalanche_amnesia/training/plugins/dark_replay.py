@@ -7,6 +7,7 @@ from typing import Any
 
 from avalanche.core import SupervisedPlugin
 
+from avalanche_amnesia import checks
 from avalanche_amnesia.training.memory import DarkLoss, TaskMemory
 from avalanche_amnesia.training.plugins.task_mask import single_task
 from avalanche_amnesia.unlearning import PurgeContext, register_purger
@@ -45,7 +46,7 @@ class DarkReplayPlugin(SupervisedPlugin):
         super().__init__()
         self.memory = TaskMemory(memory_per_task, seed)
         self.loss = DarkLoss(logit_weight, label_weight)
-        self.batch_size = batch_size
+        self.batch_size = None if batch_size is None else checks.whole_number("batch_size", batch_size)
 
     def before_backward(self, strategy: Any, **kwargs: Any) -> None:
         """Add the loss on memory."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from avalanche_amnesia import checks
 from avalanche_amnesia.models import MaskedModel, TaskMaskedModel
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.training.adjustment import AdjustmentRule, AdjustSpace, ConstantRule, RandomRule, TaskUse
@@ -18,13 +19,12 @@ from avalanche_amnesia.training.attention import (
     EmbeddingInit,
     SparsityMode,
     SparsityRegulariser,
-    check_choice,
     compensate_,
     embedding_gradient,
     initial_embedding,
     mask_scale,
 )
-from avalanche_amnesia.training.optimizers import bare_step, sibling_optimizer
+from avalanche_amnesia.training.optimizers import bare_step, check_sibling, sibling_optimizer
 from avalanche_amnesia.training.plugins.placement import PoolPlacement
 from avalanche_amnesia.training.plugins.statistics import TaskStatistics
 from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin, single_task
@@ -61,8 +61,9 @@ class HATPlugin(TaskMaskPlugin):
         adjust: ``update`` (protects under every optimizer) or ``gradient`` (as published: right for plain SGD only).
         locked: labels of the tasks whose masks protect and count as in use: in the regulariser, the adjustment and
             the network's capacity. None: every remaining task. A label may name a task that is still to come, which
-            is locked once it is trained. A later task may overwrite what only tasks without a lock use, so that their
-            logits change; unlearning that later task brings the overwritten values back.
+            is locked once it is trained; one that the stream does not have is an error before the training. A later
+            task may overwrite what only tasks without a lock use, so that their logits change; unlearning that later
+            task brings the overwritten values back.
         isolation: ``pools`` makes unlearning exact, to the bit: every layer is cut into ``slots`` equal pools; a task
             trains units of its own slot's pool and reads only those and the units of tasks that are permanent by the
             stream, or past its deadline. Those of ``mark_permanent`` are protected, but not read: nothing in the
@@ -80,7 +81,9 @@ class HATPlugin(TaskMaskPlugin):
         seed: every draw derives from it and the task.
 
     Raises:
-        ValueError: for a value that is not allowed.
+        ValueError: for a value that is not allowed; before a training, for locks that the stream does not have, and
+            where no optimizer for an embedding can be made of the strategy's.
+        TypeError: for an ``embedding_optimizer`` that can't be called, or returns none.
         CapacityError: before a training, if a task finds no pool of its own.
 
     Reference: Serrà et al., ICML 2018; annealing ``cosine``, ``ones``, ``sparse``, ``quota`` and ``locked``: Duan,
@@ -127,26 +130,27 @@ class HATPlugin(TaskMaskPlugin):
         when_full: WhenFull = "error",
         seed: int = 0,
     ) -> None:
-        check_choice("sparsity", sparsity, SparsityMode)
-        check_choice("annealing", annealing, Annealing)
+        checks.one_of("sparsity", sparsity, SparsityMode)
+        checks.one_of("annealing", annealing, Annealing)
         if embedding_init is not None:
-            check_choice("embedding_init", embedding_init, EmbeddingInit)
-        check_choice("adjust", adjust, AdjustSpace)
+            checks.one_of("embedding_init", embedding_init, EmbeddingInit)
+        checks.one_of("adjust", adjust, AdjustSpace)
         if sparsity_weight is not None:
-            check_above("sparsity_weight", sparsity_weight, 0, inclusive=True)
-        check_above("s_max", s_max, 1)
-        check_above("embedding_lr", embedding_lr, 0)
-        check_above("compensation_clamp", compensation_clamp, 0)
-        check_above("embedding_clamp", embedding_clamp, 0)
+            checks.above("sparsity_weight", sparsity_weight, 0, inclusive=True)
+        checks.above("s_max", s_max, 1)
+        checks.above("embedding_lr", embedding_lr, 0)
+        checks.above("compensation_clamp", compensation_clamp, 0)
+        checks.above("embedding_clamp", embedding_clamp, 0)
         if compensation_clamp > 88:
             raise ValueError(
                 f"compensation_clamp must be at most 88, got {compensation_clamp}: cosh of more overflows float32, and "
                 "the embeddings become NaN"
             )
-        for name, number, least in (("min_units", min_units, 1), ("statistics_batches", statistics_batches, 0)):
-            check_above(name, number, least, inclusive=True)
-            if int(number) != number:
-                raise ValueError(f"{name} must be a whole number, got {number}")
+        if embedding_optimizer is not None and not callable(embedding_optimizer):
+            raise TypeError(
+                f"embedding_optimizer must make an optimizer from a list of parameters, got {embedding_optimizer!r}: "
+                "lambda p: torch.optim.Adam(p, lr=0.05)"
+            )
         self.sparsity_weight, self.sparsity, self.s_max, self.annealing = (
             sparsity_weight,
             sparsity,
@@ -158,20 +162,18 @@ class HATPlugin(TaskMaskPlugin):
             embedding_lr,
             embedding_optimizer,
         )
-        self.compensation_clamp, self.embedding_clamp, self.min_units = (
-            compensation_clamp,
-            embedding_clamp,
-            min_units,
-        )
-        self.statistics_batches = statistics_batches
-        super().__init__(self._make_rule(adjustment, alpha), adjust, seed)
+        self.compensation_clamp, self.embedding_clamp = compensation_clamp, embedding_clamp
+        self.min_units = checks.whole_number("min_units", min_units)
+        self.statistics_batches = checks.whole_number("statistics_batches", statistics_batches, 0)
+        super().__init__(self._make_rule(adjustment, alpha), adjust, checks.whole_number("seed", seed, None))
         self.locked = None if locked is None else _task_labels("locked", locked)
+        slots = None if slots is None else checks.whole_number("slots", slots)
         _check_isolation(isolation, slots, placement, when_full, embedding_init, adjust, self.locked)
         self.isolation, self.slots, self.placement, self.when_full = isolation, slots, placement, when_full
         self._pools = PoolPlacement(slots, placement, min_units) if isolation == "pools" else None
 
     def _make_rule(self, adjustment: Adjustment, alpha: float | None) -> AdjustmentRule:
-        check_choice("adjustment", adjustment, Adjustment)
+        checks.one_of("adjustment", adjustment, Adjustment)
         if adjustment != "constant" and alpha is not None:
             raise ValueError(
                 f"alpha={alpha} has no meaning for adjustment={adjustment!r}; it is the rate of 'constant'"
@@ -185,6 +187,25 @@ class HATPlugin(TaskMaskPlugin):
         return TaskUse(model, self.locked)
 
     # Around a task --------------------------------------------------------------------------------------------
+
+    def before_train_dataset_adaptation(self, strategy: Any, **kwargs: Any) -> None:
+        """As the base class's; check the locks against the stream, and that an embedding can be stepped."""
+        super().before_train_dataset_adaptation(strategy, **kwargs)
+        self._check_locks(strategy.experience, self.model_of(strategy))
+        if self.embedding_optimizer is None:
+            check_sibling(strategy.optimizer, "embedding_optimizer")
+
+    def _check_locks(self, experience: Any, model: MaskedModel) -> None:
+        stream = getattr(experience, "origin_stream", None)
+        if self.locked is None or stream is None:
+            return
+        known = {single_task(other) for other in stream}
+        unknown = sorted(self.locked - known - set(model.tasks))
+        if unknown:
+            raise ValueError(
+                f"locked={sorted(self.locked)}: the stream has no tasks {unknown}, which would protect nothing; it has "
+                f"{sorted(known)}"
+            )
 
     def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
         """Start the task's mask; everything that is constant within the task is computed here."""
@@ -262,7 +283,11 @@ class HATPlugin(TaskMaskPlugin):
     def _make_embedding_optimizer(self, optimizer: Optimizer, model: MaskedModel) -> Optimizer:
         assert model.embedding is not None
         if self.embedding_optimizer is not None:
-            return self.embedding_optimizer([model.embedding])
+            made = self.embedding_optimizer([model.embedding])
+            checks.instance(
+                "what embedding_optimizer returns", made, Optimizer, "lambda p: torch.optim.Adam(p, lr=0.05)"
+            )
+            return made
         return sibling_optimizer(optimizer, [model.embedding], lr=self.embedding_lr, weight_decay=0)
 
     @torch.no_grad()
@@ -348,11 +373,6 @@ class HATPlugin(TaskMaskPlugin):
         model.embedding.clamp_(self._lowest, self._highest)
 
 
-def check_above(name: str, value: float, bound: float, *, inclusive: bool = False) -> None:
-    if not (value >= bound if inclusive else value > bound):
-        raise ValueError(f"{name} must be {'at least' if inclusive else 'above'} {bound}, got {value}")
-
-
 def _check_isolation(
     isolation: Isolation,
     slots: int | None,
@@ -362,12 +382,10 @@ def _check_isolation(
     adjust: AdjustSpace,
     locked: frozenset[int] | None,
 ) -> None:
-    check_choice("isolation", isolation, Isolation)
-    check_choice("when_full", when_full, WhenFull)
+    checks.one_of("isolation", isolation, Isolation)
+    checks.one_of("when_full", when_full, WhenFull)
     if placement is not None:
-        check_choice("placement", placement, Placement)
-    if slots is not None and (isinstance(slots, bool) or not isinstance(slots, int) or slots < 1):
-        raise ValueError(f"slots must be a whole number of at least 1, or None (one per task), got {slots!r}")
+        checks.one_of("placement", placement, Placement)
     if isolation == "none":
         of_pools = {"slots": (slots, None), "placement": (placement, None), "when_full": (when_full, "error")}
         given = [f"{name}={value!r}" for name, (value, default) in of_pools.items() if value != default]
@@ -387,6 +405,7 @@ def _check_isolation(
 def _task_labels(name: str, labels: Iterable[int]) -> frozenset[int]:
     if isinstance(labels, Iterable):
         labels = tuple(labels)
-        if all(isinstance(label, int) and not isinstance(label, bool) and label >= 0 for label in labels):
-            return frozenset(labels)
+        numbers = [checks.integer(label) for label in labels]
+        if all(number is not None and number >= 0 for number in numbers):
+            return frozenset(number for number in numbers if number is not None)
     raise ValueError(f"{name} must be task labels (ints of at least 0), e.g. [0, 2], or None; got {labels!r}")

@@ -11,11 +11,11 @@ from avalanche.core import SupervisedPlugin
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from avalanche_amnesia import checks
 from avalanche_amnesia.models import TaskMaskedModel
 from avalanche_amnesia.models.modes import evaluating
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.training.adjustment import AdaHATRule, AdjustmentRule, TaskUse
-from avalanche_amnesia.training.attention import check_choice
 from avalanche_amnesia.training.memory import DarkLoss, Samples, TaskMemory
 from avalanche_amnesia.training.optimizers import sibling_optimizer
 from avalanche_amnesia.training.plugins.seeding import preserved_rng
@@ -85,12 +85,11 @@ class RepairPlugin(SupervisedPlugin):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        check_choice("mode", mode, RepairMode)
-        for name, value in {"steps": steps, "batch_size": batch_size, "samples_per_task": samples_per_task}.items():
-            if not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} must be an int of at least 1, got {value!r}")
+        checks.one_of("mode", mode, RepairMode)
+        self.steps, self.batch_size = checks.whole_number("steps", steps), checks.whole_number("batch_size", batch_size)
+        samples_per_task = checks.whole_number("samples_per_task", samples_per_task)
         self.mode: str = mode
-        self.steps, self.batch_size, self.seed = steps, batch_size, seed
+        self.seed = checks.whole_number("seed", seed, None)
         self.loss = DarkLoss(logits, labels)
         self.optimizer = optimizer
         self.rule = AdaHATRule(alpha, epsilon, sparsity=False) if mode == "sequential_adahat" else AdjustmentRule()

@@ -10,11 +10,11 @@ import torch
 from avalanche.core import SupervisedPlugin
 from torch import Tensor, nn
 
+from avalanche_amnesia import checks
 from avalanche_amnesia.models import MaskedModel
-from avalanche_amnesia.training.attention import check_choice
 from avalanche_amnesia.training.first_use import entries_in_use
 from avalanche_amnesia.training.plugins.lookup import find_plugin
-from avalanche_amnesia.training.plugins.masking import HATPlugin, check_above
+from avalanche_amnesia.training.plugins.masking import HATPlugin
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 from avalanche_amnesia.unlearning import Removal, Revision, Revisions, Trajectory
 from avalanche_amnesia.unlearning.sparse import SparseValues
@@ -50,9 +50,9 @@ class ScaledUpdatesPlugin(SupervisedPlugin):
 
     def __init__(self, by: Scaling = "rate", *, alpha: float | None = None) -> None:
         super().__init__()
-        check_choice("by", by, Scaling)
+        checks.one_of("by", by, Scaling)
         if alpha is not None:
-            check_above("alpha", alpha, 0)
+            checks.above("alpha", alpha, 0)
         self.by, self.alpha, self._alpha = by, alpha, 1.0
         self.rates: dict[int, dict[str, SparseValues]] = {}
         self._damped: dict[str, SparseValues] = {}

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from avalanche.core import SupervisedPlugin
 
+from avalanche_amnesia import checks
 from avalanche_amnesia.seeding import derive_seed
 
 _RngState = tuple[torch.Tensor, list[torch.Tensor], Any, Any]
@@ -54,12 +55,15 @@ class SeedingPlugin(SupervisedPlugin):
         seed: what new modules (heads) are drawn from, together with the task.
         order_seed: what everything drawn while a task trains (data order, dropout) derives from; ``seed`` by
             default. References use another one for the noise floor.
+
+    Raises:
+        ValueError: for a seed that is no integer.
     """
 
     def __init__(self, seed: int = 0, order_seed: int | None = None) -> None:
         super().__init__()
-        self.seed = seed
-        self.order_seed = seed if order_seed is None else order_seed
+        self.seed = checks.whole_number("seed", seed, None)
+        self.order_seed = self.seed if order_seed is None else checks.whole_number("order_seed", order_seed, None)
         self._outside: _RngState | None = None
         self._evaluations: list[_RngState] = []
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from avalanche_amnesia import checks
 from avalanche_amnesia.training.plugins.task_mask import single_task
 from avalanche_amnesia.unlearning import RequestError, TaskLedger
 
@@ -97,12 +98,15 @@ def check_iterations(strategy: Any) -> None:
 
     Raises:
         RequestError: for an iteration that never comes.
+        ValueError: for a strategy that trains no sample.
     """
     experience = strategy.experience
+    size = checks.whole_number("train_mb_size", strategy.train_mb_size)
+    epochs = checks.whole_number("train_epochs", strategy.train_epochs)
     for upcoming in (e for e in _stream(experience) if e.current_experience >= experience.current_experience):
-        batches = -(-len(upcoming.dataset) // strategy.train_mb_size)
+        batches = -(-len(upcoming.dataset) // size)
         for request in due(upcoming, "iteration"):
-            check_iteration(request, single_task(upcoming), strategy.train_epochs * batches)
+            check_iteration(request, single_task(upcoming), epochs * batches)
 
 
 def check_iteration(request: Any, task: int | None, iterations: int) -> None:

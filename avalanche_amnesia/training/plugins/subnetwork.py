@@ -12,13 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from avalanche_amnesia import checks
 from avalanche_amnesia.models import ModelError, SubnetModel
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.training.adjustment import AdjustmentRule
-from avalanche_amnesia.training.attention import check_choice
 from avalanche_amnesia.training.plugins.holdout import Holdout
 from avalanche_amnesia.training.plugins.lookup import find_plugin
-from avalanche_amnesia.training.plugins.masking import check_above
 from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin, single_task
 from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
 from avalanche_amnesia.training.rollback import abort_training
@@ -51,6 +50,7 @@ class SubnetPlugin(TaskMaskPlugin):
 
     Raises:
         ValueError: for a value that is not allowed.
+        TypeError: for a ``score_optimizer`` that can't be called, or returns none.
 
     Reference: Kang et al., Forget-free continual learning with winning subnetworks, ICML 2022.
     """
@@ -70,17 +70,22 @@ class SubnetPlugin(TaskMaskPlugin):
         validation_share: float | None = None,
         seed: int = 0,
     ) -> None:
-        check_choice("scores", scores, ScoresRule)
-        check_choice("keep", keep, KeepRule)
-        check_above("score_lr", score_lr, 0)
+        checks.one_of("scores", scores, ScoresRule)
+        checks.one_of("keep", keep, KeepRule)
+        checks.above("score_lr", score_lr, 0)
         if keep == "last" and validation_share is not None:
             raise ValueError(
                 f"validation_share={validation_share} has no meaning for keep='last'; it is what 'best' holds out"
             )
+        if score_optimizer is not None and not callable(score_optimizer):
+            raise TypeError(
+                f"score_optimizer must make an optimizer from a list of parameters, got {score_optimizer!r}: "
+                "lambda p: torch.optim.Adam(p, lr=1e-3)"
+            )
         share = 0.1 if validation_share is None else validation_share
         if not 0 < share < 1:
             raise ValueError(f"validation_share must lie in (0, 1), got {share}")
-        super().__init__(AdjustmentRule(), "update", seed)
+        super().__init__(AdjustmentRule(), "update", checks.whole_number("seed", seed, None))
         self.scores, self.score_lr, self.score_optimizer = scores, score_lr, score_optimizer
         self.keep, self.validation_share = keep, share
 
@@ -114,7 +119,9 @@ class SubnetPlugin(TaskMaskPlugin):
 
     def _make_score_optimizer(self, scores: nn.Parameter) -> Optimizer:
         if self.score_optimizer is not None:
-            return self.score_optimizer([scores])
+            made = self.score_optimizer([scores])
+            checks.instance("what score_optimizer returns", made, Optimizer, "lambda p: torch.optim.Adam(p, lr=1e-3)")
+            return made
         return torch.optim.Adam([scores], lr=self.score_lr, fused=scores.device.type in ("cpu", "cuda"))
 
     def _initial_scores(self, model: SubnetModel, task: int) -> Tensor:

@@ -13,8 +13,10 @@ from torch.optim import Optimizer
 
 from avalanche_amnesia.models import TaskMaskedModel
 from avalanche_amnesia.training.adjustment import Adjuster, AdjustmentRule, AdjustSpace, TaskUse
+from avalanche_amnesia.training.divergence import what_diverged
 from avalanche_amnesia.training.plugins.lookup import is_last_to_finish
 from avalanche_amnesia.training.rollback import abort_training, begin_finishing, finish, go_back
+from avalanche_amnesia.training.samples import fault_of_task
 from avalanche_amnesia.training.snapshot import TaskSnapshot
 
 
@@ -23,7 +25,7 @@ class TaskError(ValueError):
 
 
 class DivergedError(RuntimeError):
-    """A task's weights became infinite or NaN; its training was undone."""
+    """A task's weights became infinite or NaN, or its features overflow; its training was undone."""
 
 
 class TaskMaskPlugin(SupervisedPlugin):
@@ -181,7 +183,8 @@ class TaskMaskPlugin(SupervisedPlugin):
             adjuster: of the task.
 
         Raises:
-            DivergedError: if a weight is not finite; the task's training was undone.
+            DivergedError: if a weight is not finite, or the features or logits overflow; the training was undone.
+            TaskError: the same, where samples that are NaN or infinite are to blame.
         """
         model = self.model_of(strategy)
         assert self.snapshot is not None
@@ -192,12 +195,16 @@ class TaskMaskPlugin(SupervisedPlugin):
             keep[f"backbone.{name}"] = mine & ~frozen[name] if name in frozen else mine
         self.snapshot.commit(dict(model.named_parameters()), keep)
         self._put_others_back(model)  # whoever wrote there: a plugin may
-        if not all(bool(parameter.isfinite().all()) for parameter in model.parameters()):
-            task = self.snapshot.task
+        task = self.snapshot.task
+        lost = what_diverged(model, task, strategy.experience)
+        if lost is not None:
             abort_training(strategy)
+            fault = fault_of_task(strategy.experience)  # looked for now alone: it takes a pass over all samples
+            if fault is not None:
+                raise TaskError(f"task {task}: {fault}. Its training was undone and the other tasks are as they were")
             raise DivergedError(
-                f"task {task} diverged: some of its weights are infinite or NaN. Its training was undone and the other "
-                "tasks are as they were; train it again with a smaller learning rate or gradient clipping"
+                f"task {task} diverged: {lost}. Its training was undone and the other tasks are as they were; train it "
+                "again with a smaller learning rate or gradient clipping"
             )
 
     def _end_task(self, model: TaskMaskedModel) -> None:

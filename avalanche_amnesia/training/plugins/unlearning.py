@@ -14,8 +14,8 @@ from avalanche.training.templates.base_sgd import PeriodicEval
 from avalanche.training.utils import trigger_plugins
 from torch import Tensor
 
+from avalanche_amnesia import checks
 from avalanche_amnesia.benchmarks.data import task_data
-from avalanche_amnesia.training.attention import check_choice
 from avalanche_amnesia.training.history import TaskHistory
 from avalanche_amnesia.training.plugins.host_evaluation import drop_last_values, preserved_minibatch
 from avalanche_amnesia.training.plugins.lookup import find_plugin, refuse_second
@@ -87,7 +87,7 @@ class UnlearningPlugin(SupervisedPlugin):
         obey: Obedience = True,
     ) -> None:
         super().__init__()
-        check_choice("obey", obey, Obedience)
+        checks.one_of("obey", obey, Obedience)
         self.obey = obey
         self.allow_unknown = allow_unknown
         self.fingerprint = fingerprint

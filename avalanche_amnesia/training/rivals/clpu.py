@@ -11,12 +11,12 @@ from avalanche.core import SupervisedPlugin
 from torch import nn
 from torch.optim import Adam, Optimizer
 
+from avalanche_amnesia import checks
 from avalanche_amnesia.models import SideNetworks
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.training.hard_attention import TaskStrategy, check_model
 from avalanche_amnesia.training.memory import DarkLoss, TaskMemory
 from avalanche_amnesia.training.plugins import TrajectoryPlugin, UnlearningPlugin
-from avalanche_amnesia.training.plugins.masking import check_above
 from avalanche_amnesia.training.plugins.seeding import preserved_rng
 from avalanche_amnesia.unlearning import Removal
 
@@ -47,10 +47,11 @@ class CLPUPlugin(SupervisedPlugin):
         seed: int,
     ) -> None:
         super().__init__()
-        check_above("merge_steps", merge_steps, 1, inclusive=True)
-        check_above("merge_lr", merge_lr, 0)
-        self.memory, self.loss, self.batch_size, self.seed = memory, loss, batch_size, seed
-        self.merge_steps, self.merge_lr = merge_steps, merge_lr
+        checks.above("merge_lr", merge_lr, 0)
+        self.memory, self.loss = memory, loss
+        self.seed = checks.whole_number("seed", seed, None)
+        self.batch_size = checks.whole_number("batch_size", batch_size)
+        self.merge_steps, self.merge_lr = checks.whole_number("merge_steps", merge_steps), merge_lr
 
     def before_backward(self, strategy: Any, **kwargs: Any) -> None:
         """While a permanent task is trained, add DER++'s loss on the samples of those before it."""

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Adam, Optimizer
 
+from avalanche_amnesia import checks
 from avalanche_amnesia.models import SubnetModel
 from avalanche_amnesia.models.modes import evaluating
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.training.hard_attention import HardAttentionStrategy
 from avalanche_amnesia.training.memory import DarkLoss, TaskMemory
 from avalanche_amnesia.training.plugins import SubnetPlugin, TrajectoryPlugin, UnlearningPlugin
-from avalanche_amnesia.training.plugins.masking import check_above
 from avalanche_amnesia.unlearning import Removal, Trajectory
 
 
@@ -48,11 +48,11 @@ class PALLPlugin(SubnetPlugin):
         **options: Any,
     ) -> None:
         super().__init__(scores="redraw", **options)
-        check_above("repair_steps", repair_steps, 0, inclusive=True)
-        check_above("repair_lr", repair_lr, 0)
-        check_above("repair_batch", repair_batch, 1, inclusive=True)
+        checks.above("repair_lr", repair_lr, 0)
         self.memory, self.loss, self.store = memory, loss, store
-        self.repair_steps, self.repair_lr, self.repair_batch = repair_steps, repair_lr, repair_batch
+        self.repair_steps = checks.whole_number("repair_steps", repair_steps, 0)
+        self.repair_batch = checks.whole_number("repair_batch", repair_batch)
+        self.repair_lr = repair_lr
 
     def before_training_exp(self, strategy: Any, shuffle: bool = True, drop_last: bool = False, **kwargs: Any) -> None:
         """As the base class's, then draw the free weights; those that the task does not take return to ``θ^(0)``."""

@@ -17,7 +17,7 @@ from avalanche.benchmarks.utils.data_attribute import DataAttribute
 from avalanche.benchmarks.utils.flat_data import FlatData
 from avalanche.training.storage_policy import ParametricBuffer, ReservoirSamplingBuffer, _ParametricSingleBuffer
 from torch import Tensor
-from torch.utils.data import ConcatDataset
+from torch.utils.data import ConcatDataset, TensorDataset
 
 from avalanche_amnesia.unlearning.purging.registry import SavedState
 
@@ -28,7 +28,8 @@ def subset_alone(data: AvalancheDataset, kept: Sequence[int]) -> AvalancheDatase
     """The samples at some positions, in a data set that holds no reference to the others.
 
     The host's ``subset`` keeps the data sets, labels and logits of all samples, and only hides them. Here whatever
-    has no sample left is let go of; a data set that the samples themselves come from stays.
+    has no sample left is let go of, and tensors are copied without the rows of others; a data set of another class,
+    which makes the samples in its own way, stays.
     """
     result = data.subset(list(kept))
     result._flat_data = _compact(result._flat_data, range(len(result)))
@@ -58,10 +59,8 @@ def _compact(flat: Any, kept: Sequence[int]) -> Any:
         dataset = flat._datasets[number]
         if isinstance(dataset, FlatData):
             dataset = _compact(dataset, inner)
-        elif isinstance(dataset, list):
-            dataset = [dataset[i] for i in inner]
         else:
-            inner = list(range(len(dataset)))
+            dataset, inner = _alone(dataset, inner)
         offsets[number] = {old: position + new for new, old in enumerate(inner)}
         position += len(inner)
         datasets.append(dataset)
@@ -70,6 +69,17 @@ def _compact(flat: Any, kept: Sequence[int]) -> Any:
     result._indices = [offsets[number][i] for number, i in places]
     result._cumulative_sizes = ConcatDataset.cumsum(datasets)
     return result
+
+
+def _alone(dataset: Any, kept: list[int]) -> tuple[Any, list[int]]:
+    """A data set without the samples that are not kept, and which positions of the old one it has."""
+    if isinstance(dataset, list):
+        return [dataset[i] for i in kept], kept
+    if hasattr(dataset, "alone"):  # a task of this package's streams, whose base is the whole stream's
+        return dataset.alone(kept), kept
+    if type(dataset) is TensorDataset:
+        return TensorDataset(*(tensor[kept] for tensor in dataset.tensors)), kept
+    return dataset, list(range(len(dataset)))
 
 
 def purge_policy(policy: Any, tasks: Collection[int], undo: ExitStack) -> int:
@@ -95,8 +105,7 @@ def _purge_buffer(policy: Any, tasks: Collection[int], undo: ExitStack) -> int:
     if len(buffer) == 0:
         return 0
     kept = [i for i, task in enumerate(buffer.targets_task_labels) if int(task) not in tasks]
-    if len(kept) == len(buffer):
-        return 0
+    # Without a sample of theirs too: what the samples are taken from may hold those of every task.
     undo.callback(setattr, policy, "buffer", buffer)
     policy.buffer = subset_alone(buffer, kept)
     weights = getattr(policy, "_buffer_weights", None)

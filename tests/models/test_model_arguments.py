@@ -1,0 +1,170 @@
+"""What can't be a backbone, and names that can't be declared, are told in words; the user's module stays as it was."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from avalanche_amnesia.bits import tensor_hash
+from avalanche_amnesia.models import (
+    MLP,
+    MaskedModel,
+    ModelError,
+    MultiHeadModel,
+    NetworkPerTask,
+    SideNetworks,
+    SubnetModel,
+    fix,
+    validate,
+)
+
+KINDS = [MaskedModel, SubnetModel, MultiHeadModel, NetworkPerTask, SideNetworks]
+
+
+def mlp():
+    return MLP(64, hidden=10, features=8)
+
+
+def bits(module):
+    return {name: tensor_hash(value) for name, value in module.state_dict().items()}
+
+
+@pytest.mark.parametrize("inner", KINDS)
+@pytest.mark.parametrize("outer", KINDS)
+def test_a_model_of_ours_is_no_backbone(outer, inner):
+    model = inner(mlp())
+    before, modes = bits(model), [m.training for m in model.modules()]
+    with pytest.raises(ModelError, match=rf"the backbone is a {inner.__name__}, .* give the feature extractor"):
+        outer(model)
+    nested = nn.Sequential(nn.Flatten(), model)
+    nested.features = 8
+    with pytest.raises(ModelError, match=rf"module '1' of Sequential is a {inner.__name__}"):
+        outer(nested)
+    assert (bits(model), [m.training for m in model.modules()]) == (before, modes)
+
+
+class Lazy(nn.Module):
+    features = 8
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.LazyConv2d(4, 3)
+        self.norm = nn.LazyBatchNorm2d()
+        self.out = nn.LazyLinear(8)
+
+    def forward(self, x):
+        return torch.relu(self.out(torch.relu(self.norm(self.conv(x))).flatten(1)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_lazy_modules_run_once_before(kind):
+    backbone = Lazy()
+    message = r"modules \['conv', 'norm', 'out'\] of Lazy are lazy: .* Run the backbone on one batch, backbone\(x\)"
+    with pytest.raises(ModelError, match=message):
+        kind(backbone)
+    with pytest.raises(ModelError, match="are lazy"):
+        fix(backbone)
+    assert "are lazy" in str(validate(backbone)[0])
+    backbone(torch.rand(2, 1, 8, 8))
+    options = {"input_shape": (1, 8, 8)} if kind is MaskedModel else {}
+    model = kind(backbone, **options)
+    model.add_head(0, 3)
+    assert model(torch.rand(2, 1, 8, 8), 0).shape == (2, 3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("backbone", [None, MLP, "resnet18", lambda x: x], ids=["none", "class", "name", "function"])
+def test_a_backbone_is_a_module(kind, backbone):
+    with pytest.raises(TypeError, match=r"backbone must be an object of Module, got .*: a feature extractor, such as"):
+        kind(backbone)
+
+
+class Buffered(nn.Module):
+    features = 8
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+        self.inner.register_buffer("shift", torch.zeros(8))
+        self.register_buffer("scale", torch.ones(8))
+
+    def forward(self, x):
+        return torch.relu(self.inner(x) * self.scale + self.inner.shift)
+
+
+@pytest.mark.parametrize("option", ["frozen", "task_owned"])
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("inner.shift", "'inner.shift' is a buffer of Buffered, .*: name the module that holds it, 'inner'"),
+        ("scale", "'scale' is a buffer of Buffered, .*: put it into a module and name that"),
+        ("", "'': the backbone itself can't be declared, .* a module of its own .* SubnetModel"),
+        ("Buffered", "'Buffered': the backbone itself can't be declared, .* SubnetModel"),
+        ("outer", r"Buffered has no module or parameter 'outer'; it has \['inner', 'inner.bias', 'inner.weight'\]"),
+    ],
+)
+def test_what_is_declared_is_a_module_or_a_parameter(option, name, message):
+    with pytest.raises(ValueError, match=message):
+        MaskedModel(Buffered(), **{option: [name]})
+
+
+class Branching(nn.Module):
+    """Its own forward looks at values, so that no module in it can be named for that."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return torch.relu(self.inner(x)) if x.sum() > 0 else self.inner(x)
+
+
+class Counting(Branching):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls += 1
+        return torch.relu(self.inner(x))
+
+
+@pytest.mark.parametrize("backbone", [Branching, Counting])
+def test_a_root_that_cant_be_traced_is_not_to_be_named(backbone):
+    with pytest.raises(ModelError, match=r"move that part into a module of its own.*SubnetModel\(backbone\) traces"):
+        MaskedModel(backbone(), input_shape=(8,))
+    holder = nn.Sequential(nn.Linear(8, 8), backbone())
+    with pytest.raises(ModelError, match=r"declare the module that holds it: MaskedModel\(backbone, .*\['1'\]"):
+        MaskedModel(holder, input_shape=(8,))
+
+
+def test_one_width_is_one_hidden_layer():
+    torch.manual_seed(0)
+    one = MLP(64, hidden=100)
+    torch.manual_seed(0)
+    listed = MLP(64, hidden=(100,))
+    assert bits(one) == bits(listed)
+    assert MLP(np.int64(64), hidden=np.int64(100), features=np.int32(8)).features == 8
+    assert type(MLP(64, features=np.int64(8)).features) is int
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"hidden": 0}, "a width in hidden must be an int of at least 1, got 0"),
+        ({"hidden": None}, "a width in hidden must be an int of at least 1, got None"),
+        ({"hidden": (10, 5.0)}, "a width in hidden must be an int of at least 1, got 5.0"),
+        ({"features": True}, "features must be an int of at least 1, got True"),
+    ],
+)
+def test_widths_are_whole_numbers(options, message):
+    with pytest.raises(ValueError, match=message):
+        MLP(64, **options)
+
+
+@pytest.mark.parametrize("width", [None, 0, 8.0, True])
+def test_the_width_of_features_is_a_whole_number(width):
+    backbone = nn.Sequential(nn.Linear(64, 8), nn.ReLU())
+    with pytest.raises(ModelError, match="give n_features=, the width of what Sequential returns"):
+        MultiHeadModel(backbone, width)
+    assert MultiHeadModel(backbone, np.int64(8)).n_features == 8

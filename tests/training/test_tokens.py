@@ -1,0 +1,95 @@
+"""Whole numbers reach the model as they are, for an embedding: grey levels of digits as tokens."""
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import Adam
+
+from avalanche_amnesia.benchmarks import SplitDigits, task_benchmark, with_unlearning
+from avalanche_amnesia.benchmarks.data import task_data
+from avalanche_amnesia.models import MLP, MaskedModel, NetworkPerTask, SideNetworks, SubnetModel
+from avalanche_amnesia.training import HAT, WSN, AmnesiacHAT, TaskError
+from avalanche_amnesia.training.rivals import PALL, CLPUDERpp, Independent
+from avalanche_amnesia.unlearning import audit
+
+
+def stream(dtype=torch.int64, **options):
+    parts = [e.tensors for e in SplitDigits(n_train=400, n_test=200).train_stream[:3]]
+    x = torch.cat([(x * 16).round().to(dtype).flatten(1) for x, _ in parts])
+    y = torch.cat([y + 2 * task for task, (_, y) in enumerate(parts)])
+    return task_benchmark((x, y), (x, y), [[0, 1], [2, 3], [4, 5]], **options)
+
+
+def net():
+    torch.manual_seed(0)
+    layers = [nn.Embedding(17, 4), nn.Flatten(), nn.Linear(256, 24), nn.ReLU(), nn.Linear(24, 16), nn.ReLU()]
+    return nn.Sequential(*layers)
+
+
+def masked():
+    return MaskedModel(net(), input_shape=(64,))
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.int32, torch.int64])
+def test_integers_stay_integers_and_bytes_are_images(dtype):
+    experience = stream(dtype).train_stream[1]
+    x, _ = experience.tensors
+    assert x.dtype == torch.int64
+    assert torch.equal(x, (SplitDigits(n_train=400, n_test=200).train_stream[1].tensors[0] * 16).round().flatten(1))
+    assert experience.dataset[3][0].dtype == torch.int64
+    assert torch.equal(experience.dataset[3][0], x[3])
+    assert torch.equal(task_data(experience, torch.tensor([5]))[0][0], x[5])
+    assert stream(torch.uint8).train_stream[1].tensors[0].dtype == torch.float32
+
+
+def test_a_transform_gets_them_as_they_are():
+    seen = []
+
+    def shifted(x):
+        seen.append(x.dtype)
+        return (x + 1) % 17
+
+    x = stream(transforms=[None, shifted, None]).train_stream[1].tensors[0]
+    assert set(seen) == {torch.int64}
+    assert torch.equal(x, (stream().train_stream[1].tensors[0] + 1) % 17)
+
+
+@pytest.mark.parametrize(
+    ("kind", "model", "options"),
+    [
+        (AmnesiacHAT, masked, {}),
+        (AmnesiacHAT, masked, {"repair": "joint", "compensation": "backup"}),
+        (AmnesiacHAT, masked, {"isolation": "pools", "slots": 3, "embedding_lr": 0.05}),
+        (WSN, lambda: SubnetModel(net(), n_features=16), {}),
+        (PALL, lambda: SubnetModel(net(), n_features=16), {}),
+        (Independent, lambda: NetworkPerTask(net(), n_features=16), {}),
+        (CLPUDERpp, lambda: SideNetworks(net(), n_features=16), {}),
+    ],
+)
+def test_tokens_are_learned_and_unlearned(kind, model, options):
+    model, benchmark = model(), with_unlearning(stream(), permanent=[0] if kind is CLPUDERpp else ())
+    strategy = kind(
+        model=model, optimizer=Adam(model.parameters(), lr=1e-2), train_mb_size=20, train_epochs=4, **options
+    )
+    strategy.train(benchmark.train_stream)
+    record = strategy.unlearn([1], fingerprint=True)
+    if options.get("repair") is None:  # a repair that goes on where the update was taken out correlates with it
+        assert audit(strategy, record).clean
+    assert model.tasks == (0, 2)
+    if "isolation" in options:
+        assert record.claim == "exact"
+        return
+    x, y = benchmark.train_stream[2].tensors
+    model.eval()
+    assert float((model(x, 2).argmax(1) == y).float().mean()) > 0.65
+
+
+def test_a_network_of_numbers_says_that_it_takes_none():
+    model = MaskedModel(MLP(64, hidden=10, features=8))
+    strategy = HAT(model=model, optimizer=Adam(model.parameters()), train_mb_size=40)
+    message = (
+        r"samples of shape \(64,\), torch.int64 .*they need \(64,\), torch.float32, for which this model was made\."
+    )
+    with pytest.raises(TaskError, match=message):
+        strategy.train(stream().train_stream[0])
+    assert model.tasks == ()
