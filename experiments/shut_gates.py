@@ -72,8 +72,8 @@ def table(rows):
         "",
         "`python -m experiments.shut_gates`: five tasks, MLP 784-256-100-64, batch 64, 10 epochs; 4,000 training",
         "images a task (split: 12,000 for all). Accuracy in per cent on 2,000 other training images: mean of the five",
-        f"tasks after the last one, mean ± standard deviation over the seeds {seeds[0]} to {seeds[-1]}; Δ: to no threshold,",
-        "by seed.",
+        f"tasks after the last one, mean ± standard deviation over the seeds {seeds[0]} to {seeds[-1]}; Δ: to no",
+        "threshold, by seed.",
         "",
         "| stream | method | " + " | ".join("none" if shut == 0 else f"{shut:g}, Δ" for shut in SHUT) + " |",
         "|---" * (len(SHUT) + 2) + "|",
@@ -95,10 +95,7 @@ def table(rows):
                 cell += f", {mean(differences):+.2f} ± {stdev(differences):.2f}"
             cells.append(cell)
         lines.append(f"| {stream} | {method} | " + " | ".join(cells) + " |")
-    lines += [
-        "",
-        f"The package reads gates up to {gate.SHUT:g} as 0: the largest threshold that costs nothing on any stream.",
-    ]
+    lines += ["", f"The package reads gates up to {gate.SHUT:g} as 0: the largest one without a loss on any stream."]
     return "\n".join(lines) + "\n"
 
 
