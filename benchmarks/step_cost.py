@@ -131,16 +131,18 @@ class Meter(SupervisedPlugin):
     Args:
         plain: the seconds of plain steps.
         steps: steps per epoch.
+        rounds: how many epochs of each kind.
     """
 
-    def __init__(self, plain: Iterator[float], steps: int) -> None:
+    def __init__(self, plain: Iterator[float], steps: int, rounds: int) -> None:
         super().__init__()
-        self.plain, self.n_steps = plain, steps
+        self.plain, self.n_steps, self.rounds = plain, steps, rounds
         self.steps: list[float] = []
         self.loops: list[float] = []
 
     def before_training_epoch(self, strategy: Any, **kwargs: Any) -> None:
-        self.by_step = strategy.clock.train_exp_epochs % 2 == 1
+        epoch = strategy.clock.train_exp_epochs
+        self.by_step = epoch % 2 == 1 and epoch < 2 * self.rounds
         self.epoch_began = time.process_time()
 
     def before_training_iteration(self, strategy: Any, **kwargs: Any) -> None:
@@ -210,7 +212,7 @@ def measure(name: str, network: Network, optimizer: str, batch: int, steps: int,
     benchmark = task_benchmark((x, y), (x, y), classes)
     second = y >= N_CLASSES
     plain = plain_steps(network, optimizer, x[second], y[second] - N_CLASSES, batch)
-    meter, last = Meter(plain, steps), 1 + 2 * rounds
+    meter, last = Meter(plain, steps, rounds), 1 + 2 * rounds
     watch = SubnormalWatch(max(1, steps // WATCHED), lambda strategy: strategy.clock.train_exp_epochs == last)
     strategy = CONTESTANTS[name](network, optimizer, train_mb_size=batch, train_epochs=network.epochs)
     strategy.train(benchmark.train_stream[0])
