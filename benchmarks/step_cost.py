@@ -142,7 +142,8 @@ class Meter(SupervisedPlugin):
 
     def before_training_epoch(self, strategy: Any, **kwargs: Any) -> None:
         epoch = strategy.clock.train_exp_epochs
-        self.by_step = epoch % 2 == 1 and epoch < 2 * self.rounds
+        measured = 0 < epoch <= 2 * self.rounds
+        self.by_step, self.whole = measured and epoch % 2 == 1, measured and epoch % 2 == 0
         self.epoch_began = time.process_time()
 
     def before_training_iteration(self, strategy: Any, **kwargs: Any) -> None:
@@ -155,7 +156,7 @@ class Meter(SupervisedPlugin):
             self.steps.append((time.process_time() - self.began) / self.of_plain)
 
     def after_training_epoch(self, strategy: Any, **kwargs: Any) -> None:
-        if not self.by_step and strategy.clock.train_exp_epochs > 0:
+        if self.whole:
             now = time.process_time()
             for _ in range(self.n_steps):
                 next(self.plain)
