@@ -1,21 +1,29 @@
 """What a training step of each strategy costs, as a ratio to a plain PyTorch step of the same network.
 
-    python -m benchmarks.step_cost [--network mlp|mlp3|resnet18] [--rounds N] [--batch B] [--optimizer sgd|adam]
+    python -m benchmarks.step_cost [--network mlp|wide|mlp3|resnet18] [--rounds N] [--batch B] [--optimizer sgd|adam]
 
-Every contestant trains MLP 784-256-256, MLP 784-256-100-64 (``mlp3``), or torchvision's ResNet-18 on 32×32 images, on
-random mini-batches in one thread through `strategy.train`. Measured is the second task, where half of the units are in
-use and protection is on. What one shadow costs is the difference of the two rows of AmnesiacHAT. Two ratios of CPU
-time, medians over rounds:
+Every contestant trains MLP 784-256-256, MLP 784-2000-2000 (``wide``), MLP 784-256-100-64 (``mlp3``), or torchvision's
+ResNet-18 on 32×32 images, in one thread through `strategy.train`. The images are the embedded real digits, enlarged,
+drawn with some noise, one label in twenty wrong so that the loss stays above 0, the second task's pixels permuted. The
+first task is learned, and the second one for an epoch, before anything is measured: gates are then sharp, as they are
+for most of a training, and protection is on. Measured are whole epochs of the second task, as the gates' scale grows
+within an epoch. What one shadow costs is the difference of the two rows of AmnesiacHAT.
 
-    step   from zeroing gradients to the updated parameters; a plain step runs before each of them, in the same
-           process, and the round's figure is the ratio of the two medians
+Two ratios of CPU time, medians (and quartiles):
+
+    step   from zeroing gradients to the updated parameters; a plain step runs before each of them, in the same process,
+           and every step is compared with the one before it
     loop   a whole epoch through Avalanche's loop, data loading and all of its events included, against an epoch of a
            plain loop that indexes tensors
+
+and in one more epoch, not timed, of some of its steps the subnormal numbers that any operation returns or writes, and
+that are left in parameters, gradients and moments, per step. ``--flush`` lets the processor take them for 0: a control.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -30,20 +38,15 @@ from avalanche.training.plugins import EvaluationPlugin
 from avalanche.training.supervised import Naive
 from torch import Tensor, nn
 
-from avalanche_amnesia.benchmarks import task_benchmark
+from avalanche_amnesia.benchmarks import SplitDigits, task_benchmark
+from avalanche_amnesia.benchmarks.data import task_data
 from avalanche_amnesia.models import MLP, MaskedModel, MultiHeadModel, SubnetModel
-from avalanche_amnesia.training import (
-    HAT,
-    WSN,
-    AdaHAT,
-    AmnesiacHAT,
-    InMemoryLoaderPlugin,
-    TrajectoryPlugin,
-    UnlearningPlugin,
-)
-from avalanche_amnesia.training.plugins import find_plugin
+from avalanche_amnesia.training import HAT, WSN, AdaHAT, AmnesiacHAT, InMemoryLoaderPlugin
+from benchmarks.subnormals import SubnormalWatch
 
 N_CLASSES = 10
+WATCHED = 20
+"""Steps of the last epoch that are looked at."""
 
 
 def make_optimizer(name: str, parameters: Any) -> torch.optim.Optimizer:
@@ -54,6 +57,10 @@ def make_optimizer(name: str, parameters: Any) -> torch.optim.Optimizer:
 
 def mlp() -> nn.Module:
     return MLP(784, hidden=(256,), features=256)
+
+
+def wide() -> nn.Module:
+    return MLP(784, hidden=(2000,), features=2000)
 
 
 def three_layers() -> nn.Module:
@@ -70,20 +77,37 @@ def small_image_resnet18() -> nn.Module:
 
 
 class Network(NamedTuple):
-    """A backbone to be timed."""
+    """A backbone to be timed: mini-batches per epoch, epochs that the first task is learned for."""
 
     make: Callable[[], nn.Module]
     input_shape: tuple[int, ...]
     features: int
     batch: int
     steps: int
+    epochs: int
 
 
 NETWORKS = {
-    "mlp": Network(mlp, (784,), 256, batch=64, steps=100),
-    "mlp3": Network(three_layers, (784,), 64, batch=128, steps=100),
-    "resnet18": Network(small_image_resnet18, (3, 32, 32), 512, batch=16, steps=6),
+    "mlp": Network(mlp, (784,), 256, batch=64, steps=400, epochs=5),
+    "wide": Network(wide, (784,), 2000, batch=64, steps=100, epochs=3),
+    "mlp3": Network(three_layers, (784,), 64, batch=128, steps=400, epochs=5),
+    "resnet18": Network(small_image_resnet18, (3, 32, 32), 512, batch=16, steps=12, epochs=2),
 }
+
+
+def two_tasks(shape: tuple[int, ...], n: int) -> tuple[Tensor, Tensor]:
+    """``n`` images of digits with a shape and their labels, then the same with permuted pixels, labels from 10 on."""
+    small, labels = task_data(SplitDigits(1).train_stream[0])
+    generator = torch.Generator().manual_seed(0)
+    chosen = torch.randint(len(small), (n,), generator=generator)
+    side = math.isqrt(shape[-1] ** len(shape[:2])) if len(shape) > 1 else math.isqrt(shape[0])
+    large = nn.functional.interpolate(small[chosen], (side, side), mode="bilinear")
+    x = (large + 0.1 * torch.randn(large.shape, generator=generator)).expand(n, math.prod(shape) // side**2, side, side)
+    x = x.reshape(n, -1)
+    order = torch.randperm(x.shape[1], generator=generator)
+    both = torch.cat([x, x[:, order]]).view(2 * n, *shape)
+    y = torch.where(torch.rand(n, generator=generator) < 0.05, torch.arange(n) % N_CLASSES, labels[chosen])
+    return both, torch.cat([y, y + N_CLASSES])
 
 
 def plain_steps(network: Network, optimizer_name: str, x: Tensor, y: Tensor, batch: int) -> Iterator[float]:
@@ -101,54 +125,42 @@ def plain_steps(network: Network, optimizer_name: str, x: Tensor, y: Tensor, bat
             yield time.process_time() - began
 
 
-class Interleaved(SupervisedPlugin):
-    """Takes a plain step in front of every step of the strategy, and the seconds of both."""
+class Meter(SupervisedPlugin):
+    """Measures a task after its first epoch: steps in one epoch, the loop in the next one, and so on.
 
-    def __init__(self, plain: Iterator[float]) -> None:
+    Args:
+        plain: the seconds of plain steps.
+        steps: steps per epoch.
+        rounds: how many epochs of each kind.
+    """
+
+    def __init__(self, plain: Iterator[float], steps: int, rounds: int) -> None:
         super().__init__()
-        self.plain = plain
-        self.seconds: list[tuple[float, float]] = []
-
-    def before_training_iteration(self, strategy: Any, **kwargs: Any) -> None:
-        self.of_plain = next(self.plain)
-        self.began = time.process_time()
-
-    def after_training_iteration(self, strategy: Any, **kwargs: Any) -> None:
-        self.seconds.append((time.process_time() - self.began, self.of_plain))
-
-    def ratio(self) -> float:
-        of_strategy, of_plain = zip(*self.seconds, strict=True)
-        return median(of_strategy) / median(of_plain)
-
-
-class EpochClock(SupervisedPlugin):
-    """Seconds of the last epoch, set-up of the task excluded."""
+        self.plain, self.n_steps, self.rounds = plain, steps, rounds
+        self.steps: list[float] = []
+        self.loops: list[float] = []
 
     def before_training_epoch(self, strategy: Any, **kwargs: Any) -> None:
-        self.began = time.process_time()
+        epoch = strategy.clock.train_exp_epochs
+        measured = 0 < epoch <= 2 * self.rounds
+        self.by_step, self.whole = measured and epoch % 2 == 1, measured and epoch % 2 == 0
+        self.epoch_began = time.process_time()
+
+    def before_training_iteration(self, strategy: Any, **kwargs: Any) -> None:
+        if self.by_step:
+            self.of_plain = next(self.plain)
+            self.began = time.process_time()
+
+    def after_training_iteration(self, strategy: Any, **kwargs: Any) -> None:
+        if self.by_step:
+            self.steps.append((time.process_time() - self.began) / self.of_plain)
 
     def after_training_epoch(self, strategy: Any, **kwargs: Any) -> None:
-        self.seconds = time.process_time() - self.began
-
-
-def train_second_task(
-    make: Callable[..., Any], network: Network, optimizer: str, benchmark: Any, batch: int, plugin: Any
-) -> None:
-    strategy = make(network, optimizer, train_mb_size=batch, train_epochs=1, plugins=[plugin])
-    model = strategy.model
-    if isinstance(model, MaskedModel):  # half of the units in use, without spending the time to learn which
-        model.add_head(0, N_CLASSES)
-        model.start_task(0, torch.rand(model.n_units, generator=torch.Generator().manual_seed(0)) - 0.5)
-        model.finish_task()
-        unlearning = find_plugin(strategy, UnlearningPlugin)
-        if unlearning is not None:  # task 0 may be unlearned: it gets a shadow where the compensation keeps one
-            find_plugin(strategy, TrajectoryPlugin).trajectory.record(0, {}, {})
-            unlearning.ledger.learn(0)
-    elif isinstance(model, SubnetModel):
-        model.add_head(0, N_CLASSES)
-        model.start_task(0, torch.rand(model.n_weights, generator=torch.Generator().manual_seed(0)) / 28)
-        model.finish_task()
-    strategy.train(benchmark.train_stream[1])
+        if self.whole:
+            now = time.process_time()
+            for _ in range(self.n_steps):
+                next(self.plain)
+            self.loops.append((now - self.epoch_began) / (time.process_time() - now))
 
 
 def masked(strategy_class: type, **options: Any) -> Callable[..., Any]:
@@ -165,13 +177,13 @@ def wsn(network: Network, optimizer_name: str, **common: Any) -> Any:
     return WSN(model=model, optimizer=make_optimizer(optimizer_name, model.parameters()), **common)
 
 
-def naive(network: Network, optimizer_name: str, *, plugins: list[Any], **common: Any) -> Any:
+def naive(network: Network, optimizer_name: str, **common: Any) -> Any:
     model = MultiHeadModel(network.make(), network.features)
     return Naive(
         model=model,
         optimizer=make_optimizer(optimizer_name, model.parameters()),
         criterion=nn.CrossEntropyLoss(),
-        plugins=[InMemoryLoaderPlugin(), *plugins],
+        plugins=[InMemoryLoaderPlugin()],
         evaluator=EvaluationPlugin(loggers=[BaseLogger()]),
         **common,
     )
@@ -194,41 +206,44 @@ def spread(values: Sequence[float]) -> str:
     return f"{median(values):.2f} ({low:.2f} to {high:.2f})"
 
 
+def measure(name: str, network: Network, optimizer: str, batch: int, steps: int, rounds: int) -> list[str]:
+    """The cells of a contestant's row."""
+    x, y = two_tasks(network.input_shape, batch * steps)
+    classes = [list(range(N_CLASSES)), list(range(N_CLASSES, 2 * N_CLASSES))]
+    benchmark = task_benchmark((x, y), (x, y), classes)
+    second = y >= N_CLASSES
+    plain = plain_steps(network, optimizer, x[second], y[second] - N_CLASSES, batch)
+    meter, last = Meter(plain, steps, rounds), 1 + 2 * rounds
+    watch = SubnormalWatch(max(1, steps // WATCHED), lambda strategy: strategy.clock.train_exp_epochs == last)
+    strategy = CONTESTANTS[name](network, optimizer, train_mb_size=batch, train_epochs=network.epochs)
+    strategy.train(benchmark.train_stream[0])
+    strategy.train_epochs = last + 1
+    strategy.plugins += [meter, watch]
+    strategy.train(benchmark.train_stream[1])
+    return [spread(meter.steps), spread(meter.loops), f"{watch.found.total() / watch.steps:.0f}"]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--network", choices=list(NETWORKS), default="mlp")
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--rounds", type=int, default=3, help="epochs measured for steps, and as many for the loop")
     parser.add_argument("--batch", type=int, help="64 for the MLP, 128 for mlp3, 16 for the ResNet")
-    parser.add_argument("--steps", type=int, help="per round; 100 for the MLP, 6 for the ResNet")
+    parser.add_argument("--steps", type=int, help="per epoch; 400 for the MLP, 100 for the wide one, 12 for the ResNet")
     parser.add_argument("--optimizer", choices=["sgd", "adam"], default="sgd")
     parser.add_argument("--only", nargs="+", choices=list(CONTESTANTS), default=list(CONTESTANTS))
+    parser.add_argument("--flush", action="store_true", help="let the processor take subnormal numbers for 0")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    torch.set_flush_denormal(options.flush)
     warnings.simplefilter("ignore")
     network = NETWORKS[options.network]
     batch, steps = options.batch or network.batch, options.steps or network.steps
-    n = batch * steps
-    x = torch.randn(n, *network.input_shape, generator=torch.Generator().manual_seed(0))
-    y = torch.arange(n) % N_CLASSES
-    benchmark = task_benchmark((x, y), (x[:64], y[:64]), [list(range(N_CLASSES))] * 2)
-    ratios: dict[str, list[tuple[float, float]]] = {name: [] for name in options.only}
-    for _ in range(options.rounds):
-        for name in options.only:
-            make = CONTESTANTS[name]
-            interleaved = Interleaved(plain_steps(network, options.optimizer, x, y, batch))
-            train_second_task(make, network, options.optimizer, benchmark, batch, interleaved)
-            clock = EpochClock()
-            train_second_task(make, network, options.optimizer, benchmark, batch, clock)
-            plain = plain_steps(network, options.optimizer, x, y, batch)
-            began = time.process_time()
-            for _ in range(steps):
-                next(plain)
-            ratios[name].append((interleaved.ratio(), clock.seconds / (time.process_time() - began)))
-    print(f"{options.network}, batch {batch}, {options.optimizer}, 1 thread, {options.rounds} rounds of {steps} steps")
-    print("ratio to plain PyTorch: median over rounds (and quartiles)")
-    print(f"{'strategy':24}{'step':24}loop")
-    for name, values in ratios.items():
-        print(f"{name:24}" + "".join(f"{spread(column):24}" for column in zip(*values, strict=True)))
+    print(f"{options.network}, batch {batch}, {options.optimizer}, 1 thread, {options.rounds} epochs of {steps} steps")
+    print("ratio to plain PyTorch: median over steps, or epochs (and quartiles); subnormal numbers per step")
+    print(f"{'strategy':24}{'step':24}{'loop':24}subnormals")
+    for name in options.only:
+        cells = measure(name, network, options.optimizer, batch, steps, options.rounds)
+        print(f"{name:24}" + "".join(f"{cell:24}" for cell in cells), flush=True)
 
 
 if __name__ == "__main__":

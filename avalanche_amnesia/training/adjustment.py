@@ -132,7 +132,8 @@ class AdaHATRule(AdjustmentRule):
     def held(self, use: TaskUse, name: str, sparsity: float) -> Tensor:
         rate = self.alpha / (self.epsilon + (sparsity if self.by_sparsity else 0.0))
         importance = use.importance[name] if self.by_importance else use.covered[name] * use.n_tasks
-        return importance / (importance + rate)
+        total = importance + rate
+        return torch.div(importance, total, out=total)
 
 
 class Adjuster:

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from avalanche_amnesia.bits import same_bits
 from avalanche_amnesia.models import MaskedModel
 from avalanche_amnesia.models.masked import SHARED_HEAD
-from avalanche_amnesia.training.optimizers import bare_step, sibling_optimizer
+from avalanche_amnesia.training.optimizers import BareStep, sibling_optimizer
 from avalanche_amnesia.unlearning.sparse import SparseValues
 
 
@@ -62,8 +62,7 @@ class Shadow:
         assert parts is not None
         self.parts = copy.deepcopy(parts).train()
         learned = [*self._values.values(), *self.parts.parameters()]
-        self._optimizer = sibling_optimizer(optimizer, learned)
-        self._learned, self._step = learned, bare_step(self._optimizer)
+        self._learned, self._step = learned, BareStep(sibling_optimizer(optimizer, learned))
 
     def logits(self, x: Tensor) -> Tensor:
         """Logits ``(batch, classes)`` of the task in training, through its open gate, in training mode."""
@@ -77,8 +76,8 @@ class Shadow:
         return F.linear(features, head.weight.detach(), head.bias.detach())
 
     def _gate(self) -> Mapping[str, Tensor]:
-        assert self.model.gate is not None
-        return self.model.gate_leaves if self.joint else self.model.by_layer(self.model.gate)
+        leaves = self.model.gate_leaves
+        return leaves if self.joint else {name: leaf.detach() for name, leaf in leaves.items()}
 
     @torch.no_grad()
     def _weights(self) -> dict[str, Tensor]:

@@ -123,7 +123,7 @@ def test_the_scores_follow_the_learning_rate_of_the_strategy_unless_they_have_an
 
         def after_update(self, strategy, **kwargs):
             super().after_update(strategy, **kwargs)
-            self.seen.append(self._score_optimizer.param_groups[0]["lr"])
+            self.seen.append(self._step_scores.optimizer.param_groups[0]["lr"])
 
     rates = {}
     for name, options in {"followed": {}, "own": {"score_optimizer": lambda p: torch.optim.SGD(p, lr=0.5)}}.items():

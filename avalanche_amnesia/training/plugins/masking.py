@@ -24,7 +24,7 @@ from avalanche_amnesia.training.attention import (
     initial_embedding,
     mask_scale,
 )
-from avalanche_amnesia.training.optimizers import bare_step, check_sibling, sibling_optimizer
+from avalanche_amnesia.training.optimizers import BareStep, check_sibling, clear_faint, sibling_optimizer
 from avalanche_amnesia.training.plugins.placement import PoolPlacement
 from avalanche_amnesia.training.plugins.statistics import TaskStatistics
 from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin, single_task
@@ -219,8 +219,7 @@ class HATPlugin(TaskMaskPlugin):
         embedding = initial_embedding(kind, model.n_units, generator, last, n_tasks=self.n_tasks)
         model.start_task(task, embedding, None if self._plot is None else self._plot.allowed)
         self._statistics = TaskStatistics(model, task, self.statistics_batches)
-        optimizer = self._make_embedding_optimizer(strategy.optimizer, model)
-        self._step_embedding = bare_step(optimizer)
+        self._step_embedding = BareStep(self._make_embedding_optimizer(strategy.optimizer, model))
         self._prepare(model)
 
     def _make_plot(self, strategy: Any, model: MaskedModel, task: int) -> Plot | None:
@@ -367,6 +366,7 @@ class HATPlugin(TaskMaskPlugin):
         """Take back what is held, step the embedding, keep it within its bounds and its layers open."""
         model = self.model_of(strategy)
         assert model.embedding is not None
+        clear_faint(strategy.optimizer, strategy.clock.train_exp_iterations)
         self._adjuster.after_step()
         self._guard_others(model)
         self._step_embedding()

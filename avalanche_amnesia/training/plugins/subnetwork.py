@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any, Literal
@@ -16,6 +14,7 @@ from avalanche_amnesia import checks
 from avalanche_amnesia.models import ModelError, SubnetModel
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.training.adjustment import AdjustmentRule
+from avalanche_amnesia.training.optimizers import BareStep, clear_faint
 from avalanche_amnesia.training.plugins.holdout import Holdout
 from avalanche_amnesia.training.plugins.lookup import find_plugin
 from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin, single_task
@@ -56,9 +55,7 @@ class SubnetPlugin(TaskMaskPlugin):
     """
 
     model_class = SubnetModel
-    within_a_task = frozenset(
-        {"_adjuster", "_step_scores", "_score_optimizer", "_first_rate", "_others", "_holdout", "_best"}
-    )
+    within_a_task = frozenset({"_adjuster", "_step_scores", "_first_rate", "_others", "_holdout", "_best"})
 
     def __init__(
         self,
@@ -113,9 +110,7 @@ class SubnetPlugin(TaskMaskPlugin):
         assert model.scores is not None
         self._others = model.masked_tasks
         self._adjuster = self._make_adjuster(model, self.task_use(model))
-        # The bare step, without the profiling hooks around it.
-        self._score_optimizer = self._make_score_optimizer(model.scores)
-        self._step_scores = functools.partial(inspect.unwrap(type(self._score_optimizer).step), self._score_optimizer)
+        self._step_scores = BareStep(self._make_score_optimizer(model.scores))
 
     def _make_score_optimizer(self, scores: nn.Parameter) -> Optimizer:
         if self.score_optimizer is not None:
@@ -147,7 +142,7 @@ class SubnetPlugin(TaskMaskPlugin):
             self._first_rate = now
         if self.score_optimizer is None and now is not None:
             share = float(now / self._first_rate) if self._first_rate else 1.0
-            self._score_optimizer.param_groups[0]["lr"] = self.score_lr * share
+            self._step_scores.optimizer.param_groups[0]["lr"] = self.score_lr * share
 
     @torch.no_grad()
     def after_training_epoch(self, strategy: Any, **kwargs: Any) -> None:
@@ -244,6 +239,7 @@ class SubnetPlugin(TaskMaskPlugin):
     @torch.no_grad()
     def after_update(self, strategy: Any, **kwargs: Any) -> None:
         """Take back what earlier tasks use, step the scores."""
+        clear_faint(strategy.optimizer, strategy.clock.train_exp_iterations)
         self._adjuster.after_step()
         self._guard_others(self.model_of(strategy))
         self._step_scores()

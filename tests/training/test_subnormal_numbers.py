@@ -1,0 +1,209 @@
+"""Training with learned masks brings forth no subnormal number, with which processors are several times as slow."""
+
+import pytest
+import torch
+from avalanche.core import SupervisedPlugin
+from small_runs import logits
+from torch import nn
+
+from avalanche_amnesia.benchmarks import PermutedDigits
+from avalanche_amnesia.bits import same_bits
+from avalanche_amnesia.models import MLP, MaskedModel, SubnetModel, gate
+from avalanche_amnesia.training import HAT, WSN, AdaHAT, AmnesiacHAT, BackupPlugin, optimizers
+from avalanche_amnesia.training.attention import compensate_, embedding_gradient
+from avalanche_amnesia.training.optimizers import FADING, FAINT, BareStep, clear_faint
+from avalanche_amnesia.training.plugins import HATPlugin, find_plugin
+from benchmarks.subnormals import SubnormalWatch
+
+TINY = torch.finfo(torch.float32).tiny
+PERMUTED = PermutedDigits(2)
+SGD = {"kind": torch.optim.SGD, "lr": 0.05}
+# They forget within 180 steps, an epoch here, as much as usual momentum does within a thousand.
+MOMENTUM = {"kind": torch.optim.SGD, "lr": 0.02, "momentum": 0.5}
+DECAY = {**MOMENTUM, "weight_decay": 1e-3}
+ADAM = {"kind": torch.optim.Adam, "lr": 1e-3, "betas": (0.5, 0.999), "fused": True}
+SETTINGS = {
+    "hat": (HAT, {}),
+    "adahat": (AdaHAT, {}),
+    "backup": (AmnesiacHAT, {"compensation": "backup"}),
+    "pools": (HAT, {"isolation": "pools"}),
+    "wsn": (WSN, {}),
+}
+
+
+class FeedIn(SupervisedPlugin):
+    """Hands the network its inputs in its own precision."""
+
+    def before_training_iteration(self, strategy, **kwargs):
+        strategy.mbatch[0] = strategy.mb_x.to(next(strategy.model.backbone.parameters()).dtype)
+
+
+def watched(kind, optimizer, dtype=torch.float32, **options):
+    """Two tasks learned, every seventh step of the second one watched after its first epoch."""
+    torch.manual_seed(0)
+    net, options = MLP(64, hidden=(48,), features=40).to(dtype), {"embedding_lr": 0.05, "s_max": 400.0, **options}
+    model, options = (SubnetModel(net), {}) if kind is WSN else (MaskedModel(net), options)
+    settings = dict(optimizer)
+    made = settings.pop("kind")(model.parameters(), **settings)
+    watch = SubnormalWatch(7, lambda made: made.clock.train_exp_counter == 1 and made.clock.train_exp_epochs == 1)
+    strategy = kind(
+        model=model, optimizer=made, train_mb_size=8, train_epochs=2, seed=1, plugins=[FeedIn(), watch], **options
+    )
+    for experience in PERMUTED.train_stream:
+        strategy.train(experience)
+    assert watch.steps == 26
+    return watch.found
+
+
+@pytest.mark.parametrize("optimizer", [SGD, MOMENTUM, DECAY, ADAM], ids=["sgd", "momentum", "decay", "adam"])
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_no_subnormal_number_over_an_epoch(setting, optimizer):
+    kind, options = SETTINGS[setting]
+    found = watched(kind, optimizer, **options)
+    squares = found.pop("moments of Adam", 0) + found.pop("aten._fused_adam_.default", 0)
+    assert found.total() == 0
+    # A gradient of 1e-20 has a subnormal square, in any network; without clearing there are thousands in every step.
+    assert squares < 60
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=["bfloat16", "float64"])
+@pytest.mark.parametrize("optimizer", [SGD, MOMENTUM], ids=["sgd", "momentum"])
+def test_none_in_another_precision(dtype, optimizer):
+    assert watched(HAT, optimizer, dtype).total() == 0
+
+
+def test_without_the_threshold_gradients_are_subnormal(monkeypatch):
+    """What the tests above look for would be there."""
+    monkeypatch.setattr(gate, "SHUT", 0.0)
+    assert watched(HAT, SGD)["gradients"] > 500
+
+
+def test_without_clearing_moments_are_subnormal(monkeypatch):
+    monkeypatch.setattr(optimizers, "FADING", 10**9)
+    assert watched(HAT, MOMENTUM)["moments of SGD"] > 1000
+
+
+def test_the_network_reads_shut_gates_as_0_and_everything_else_the_exact_gate():
+    torch.manual_seed(0)
+    model = MaskedModel(MLP(64, hidden=(40,), features=30))
+    model.add_head(0, 10)
+    embedding = torch.linspace(-1, 1, model.n_units)[torch.randperm(model.n_units)]
+    model.start_task(0, embedding)
+    exact = model.open_gate(60.0)
+    assert torch.equal(exact, torch.sigmoid(60.0 * embedding))
+    read = torch.cat(list(model.gate_leaves.values()))
+    shut = exact <= gate.SHUT
+    assert 5 < int(shut.sum()) < 60
+    assert bool((read[shut] == 0).all())
+    assert torch.equal(read[~shut], exact[~shut])
+
+
+def test_the_embedding_of_a_shut_unit_gets_the_gradient_of_the_exact_gate():
+    """Else a unit could never open again: the compensation makes up for a gate of 1e-20."""
+
+    class See(SupervisedPlugin):
+        def __init__(self):
+            super().__init__()
+            self.shut = 0
+
+        def before_update(self, strategy, **kwargs):
+            model, plugin = strategy.model, find_plugin(strategy, HATPlugin)
+            exact = torch.sigmoid(plugin._scale * model.embedding.detach())
+            of_gate = model.gate_gradient() + plugin._regulariser.gradient(exact)
+            expected = embedding_gradient(of_gate, exact, plugin._scale)
+            compensate_(expected, model.embedding.detach(), plugin._scale, 400.0, 50.0)
+            assert torch.equal(model.embedding.grad, expected)
+            self.shut += int(((exact < gate.SHUT) & (expected.abs() > 1e-12)).sum())
+
+    torch.manual_seed(0)
+    model, see = MaskedModel(MLP(64, hidden=(48,), features=40)), See()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    strategy = HAT(model=model, optimizer=optimizer, train_mb_size=32, train_epochs=1, plugins=[see])
+    strategy.train(PERMUTED.train_stream[0])
+    assert see.shut > 100
+
+
+def test_none_where_shadows_train_the_main_weights_too():
+    assert watched(AmnesiacHAT, SGD, compensation=BackupPlugin(joint=True)).total() == 0
+
+
+def test_parameters_that_weight_decay_shrinks_under_adam_are_cleared(monkeypatch):
+    optimizer = {**ADAM, "weight_decay": 1e-2}
+    assert watched(HAT, optimizer)["parameters"] == 0
+    monkeypatch.setattr(optimizers, "FADING", 10**9)
+    assert watched(HAT, optimizer)["parameters"] > 0
+
+
+# Faint numbers -----------------------------------------------------------------------------------------------------
+
+
+def with_moments(values, grad=1.0):
+    parameter = nn.Parameter(torch.tensor(values))
+    parameter.grad = None if grad is None else torch.full_like(parameter, grad)
+    optimizer = torch.optim.SGD([parameter], lr=0.1, momentum=0.9)
+    optimizer.state[parameter]["momentum_buffer"] = torch.tensor(values)
+    optimizer.state[parameter]["step"] = torch.tensor(1e-35)
+    return optimizer, parameter
+
+
+def test_faint_numbers_go_and_no_others():
+    values = [TINY / 8, -TINY, TINY * FAINT * 0.99, TINY * FAINT * 1.01, -0.5, float("inf"), float("nan"), 0.0]
+    kept = [0.0, 0.0, 0.0, TINY * FAINT * 1.01, -0.5, float("inf"), float("nan"), 0.0]
+    optimizer, parameter = with_moments(values)
+    clear_faint(optimizer, FADING - 1)
+    assert torch.equal(parameter.nan_to_num(), torch.tensor(values).nan_to_num())
+    clear_faint(optimizer, FADING)
+    for found in (parameter.detach(), optimizer.state[parameter]["momentum_buffer"]):
+        assert torch.equal(found.nan_to_num(), torch.tensor(kept).nan_to_num())
+        assert bool(found[6].isnan())
+    assert float(optimizer.state[parameter]["step"]) > 0  # it is no entry's
+
+
+def test_a_parameter_that_is_not_trained_keeps_its_bits():
+    optimizer, parameter = with_moments([TINY / 8], grad=None)
+    clear_faint(optimizer, 0)
+    assert float(parameter.detach()) > 0
+
+
+@torch.no_grad()
+def test_a_bare_step_clears_by_itself():
+    parameter = nn.Parameter(torch.ones(3))
+    step = BareStep(torch.optim.SGD([parameter], lr=0.0, momentum=0.5))
+    parameter.grad = torch.ones(3)
+    for _ in range(300):
+        step()
+        parameter.grad.zero_()
+        found = step.optimizer.state[parameter]["momentum_buffer"]
+        assert bool(((found == 0) | (found >= TINY)).all())
+    assert not bool(found.any())
+
+
+class EveryStep(SupervisedPlugin):
+    """Calls a check after every step."""
+
+    def __init__(self):
+        super().__init__()
+        self.check = lambda: None
+
+    def after_training_iteration(self, strategy, **kwargs):
+        self.check()
+
+
+def test_subnormal_weights_of_an_earlier_task_keep_their_bits_at_every_step():
+    """What a task left frozen is put back behind the clearing, whatever it is."""
+    torch.manual_seed(0)
+    model, every_step = MaskedModel(MLP(64, hidden=(48,), features=40)), EveryStep()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, weight_decay=1e-2)
+    strategy = HAT(model=model, optimizer=optimizer, train_mb_size=16, train_epochs=1, seed=1, plugins=[every_step])
+    strategy.train(PERMUTED.train_stream[0])
+    owned = model.graph.parameter_use(model.masks[0])["layers.0.weight"].expand(48, 64) > 0
+    weight = model.backbone.get_parameter("layers.0.weight").data
+    weight[owned] = torch.where(torch.rand(int(owned.sum())) < 0.5, TINY / 4, weight[owned])
+    before, expected = weight[owned], logits(strategy, PERMUTED, [0])
+
+    def check():
+        assert bool(same_bits(weight[owned], before).all())
+
+    every_step.check = check
+    strategy.train(PERMUTED.train_stream[1])
+    assert torch.equal(logits(strategy, PERMUTED, [0])[0], expected[0])
