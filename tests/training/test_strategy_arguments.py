@@ -191,7 +191,7 @@ def test_groups_keep_their_own_settings():
         ),
         ({"criterion": nn.CrossEntropyLoss}, TypeError, "criterion must be a loss .* got <class"),
     ],
-    ids=str,
+    ids=lambda given: "-".join(given) if isinstance(given, dict) else None,
 )
 def test_options_of_the_host_are_checked(kind, options, error, message):
     model = KINDS[kind]()

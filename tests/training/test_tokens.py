@@ -73,7 +73,8 @@ def test_tokens_are_learned_and_unlearned(kind, model, options):
     )
     strategy.train(benchmark.train_stream)
     record = strategy.unlearn([1], fingerprint=True)
-    if options.get("repair") is None:  # a repair that goes on where the update was taken out correlates with it
+    # With a repair the audit reports its log (one tensor, strength -.7): residue or chance is not settled.
+    if options.get("repair") is None:
         assert audit(strategy, record).clean
     assert model.tasks == (0, 2)
     if "isolation" in options:
