@@ -21,6 +21,7 @@ from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from avalanche_amnesia.models.graph import ModelError
+from avalanche_amnesia.models.trees import leaves
 
 Decomposition = Callable[..., Any]
 DECOMPOSED: dict[type[nn.Module], Decomposition] = {}
@@ -114,6 +115,9 @@ def trace_modes(backbone: nn.Module, leaves: Collection[str]) -> Traces:
                 f"flow out of its forward, or {_declaring(name)}"
             ) from error
         _check_buffers(backbone, twin)
+        _check_attributes(
+            backbone, twin, {str(node.target) for node in graphs[training].nodes if node.op == "get_attr"}
+        )
         registered = dict((*twin.named_parameters(remove_duplicate=False), *twin.named_buffers(remove_duplicate=False)))
         for node in graphs[training].nodes:
             if not node.args and "input" in node.kwargs and "condition" not in node.kwargs:
@@ -134,13 +138,37 @@ def trace_modes(backbone: nn.Module, leaves: Collection[str]) -> Traces:
     return Traces(graphs[True], graphs[False], constants)
 
 
+def _check_attributes(backbone: nn.Module, traced: nn.Module, read: Collection[str]) -> None:
+    """Refuse a forward that replaces values of its modules' which it reads; what it only leaves behind is dropped.
+
+    In a graph such values would stay as they are.
+
+    Args:
+        backbone: as it was.
+        traced: its twin, behind a trace.
+        read: names of the attributes that the trace read.
+    """
+    for path, module in traced.named_modules():
+        before = vars(backbone.get_submodule(path))
+        for attribute, value in list(vars(module).items()):
+            if not any(isinstance(leaf, fx.Proxy) for leaf in leaves([value])):
+                continue
+            name = f"{path}.{attribute}".lstrip(".")
+            if name in read or not isinstance(before.get(attribute, torch.empty(0)), Tensor):
+                raise ModelError(
+                    f"forward of {type(backbone).__name__} writes to {name!r}, which all tasks would share: keep "
+                    "nothing between forwards, or use a norm or layer of torch.nn that does"
+                )
+            delattr(module, attribute)  # the next trace must not read what belongs to this one
+
+
 def _check_buffers(backbone: nn.Module, traced: nn.Module) -> None:
     """Refuse a forward that changes buffers: in a graph they would stay as they are."""
     for (name, before), after in zip(backbone.named_buffers(), traced.buffers(), strict=True):
         owner, _, buffer = name.rpartition(".")
         if buffer == "num_batches_tracked" and isinstance(backbone.get_submodule(owner), _NormBase):
             continue  # a norm written out in operations: the task's own norm counts for itself
-        if not _equal(before, after):
+        if isinstance(after, fx.Proxy) or not _equal(before, after):
             raise ModelError(
                 f"forward of {type(backbone).__name__} writes to buffer {name!r}, which all tasks would share; keep "
                 f"what changes in a norm of torch.nn, or {_declaring(owner, 'task_owned')}"

@@ -10,8 +10,8 @@ from unlearning_kit import book, stock
 
 from avalanche_amnesia.benchmarks import PermutedDigits
 from avalanche_amnesia.evaluation import References
-from avalanche_amnesia.models import ModelError, MultiHeadModel, SubnetModel
-from avalanche_amnesia.training import WSN
+from avalanche_amnesia.models import MaskedModel, ModelError, MultiHeadModel, SubnetModel
+from avalanche_amnesia.training import WSN, AmnesiacHAT
 
 STREAM = PermutedDigits(3, n_train=200, n_test=100)
 
@@ -174,3 +174,33 @@ def test_a_stock_strategy_without_such_state_names_none():
     strategy = stock(epochs=1)
     strategy.train(STREAM.train_stream[0])
     assert book(strategy).plan(strategy, [0]).shared_state == ()
+
+
+# Masks over units ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("net", [MovingAverage, Rebound, Spectral, Collects, Grows])
+def test_masked_models_refuse_state_that_forwards_write(net):
+    with pytest.raises(ModelError):
+        MaskedModel(net(), input_shape=(64,))
+
+
+@pytest.mark.parametrize("net", [FunctionalNorm, KeepsActivations])
+def test_masked_models_own_functional_norms_and_keep_no_activations(net):
+    def make(**kwargs):
+        torch.manual_seed(0)
+        model = MaskedModel(net(), input_shape=(64,))
+        return AmnesiacHAT(
+            model=model, optimizer=Adam(model.parameters(), lr=1e-2), train_mb_size=20, train_epochs=2, **kwargs
+        )
+
+    strategy = make()
+    strategy.train(STREAM.train_stream[0])
+    before = logits(strategy, 0)
+    strategy.train(STREAM.train_stream[1])
+    assert torch.equal(logits(strategy, 0), before)
+    assert strategy.unlearn([1]).claim == "exact"
+    reference = References(make, STREAM).reference([0]).state_dict()
+    state = strategy.model.state_dict()
+    assert state.keys() == reference.keys()
+    assert all(torch.equal(state[name], reference[name]) for name in state)
