@@ -116,7 +116,8 @@ def give_up(strategy: Any) -> None:
 # What there is -----------------------------------------------------------------------------------------------------
 
 # How often something was changed, caches and random streams of the last training, and clock times of records.
-PASSING = {"generation", "_statistics", "_outside", "_evaluations", "rule", "file", "seconds", "time", "provenance"}
+PASSING = {"generation", "_statistics", "_outside", "_evaluations", "rule", "seconds", "time", "provenance"}
+PASSING |= {"_directory", "file"}  # every run has its own
 
 
 def portrait(strategy: Any) -> Any:

@@ -100,6 +100,7 @@ class HATPlugin(TaskMaskPlugin):
             "_step_embedding",
             "_regulariser",
             "_adjuster",
+            "_guards_others",
             "_statistics",
             "_generation",
             "_plot",

@@ -55,7 +55,9 @@ class SubnetPlugin(TaskMaskPlugin):
     """
 
     model_class = SubnetModel
-    within_a_task = frozenset({"_adjuster", "_step_scores", "_first_rate", "_others", "_holdout", "_best"})
+    within_a_task = frozenset(
+        {"_adjuster", "_guards_others", "_step_scores", "_first_rate", "_others", "_holdout", "_best"}
+    )
 
     def __init__(
         self,

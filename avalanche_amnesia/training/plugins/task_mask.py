@@ -44,9 +44,11 @@ class TaskMaskPlugin(SupervisedPlugin):
     """
 
     finishing_step = 1
+    _adjuster: Adjuster
+    _guards_others: bool
     model_class: ClassVar[type[TaskMaskedModel]]
     """The kind of model that it masks."""
-    within_a_task: ClassVar[frozenset[str]] = frozenset({"_adjuster"})
+    within_a_task: ClassVar[frozenset[str]] = frozenset({"_adjuster", "_guards_others"})
     """Attributes that must not outlive a task's training."""
 
     def __init__(self, rule: AdjustmentRule, adjust: AdjustSpace, seed: int) -> None:
@@ -54,8 +56,6 @@ class TaskMaskPlugin(SupervisedPlugin):
         self.rule, self.adjust, self.seed = rule, adjust, seed
         self.snapshot: TaskSnapshot | None = None
         self._starting: int | None = None
-        self._guards_others = False
-        self._adjuster: Adjuster
         self.saw: frozenset[int] | None = None
         self.opened_whole: dict[int, frozenset[str]] = {}
 
