@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from avalanche_amnesia.models.graph import UnitGraph
-from avalanche_amnesia.models.units import ALWAYS
+from avalanche_amnesia.unit_graph.graph import UnitGraph
+from avalanche_amnesia.unit_graph.units import ALWAYS
 
 
 class Description:
@@ -20,25 +20,36 @@ class Description:
         rows: per weighted layer: name, kind, units, names of the layers that feed it (``input`` for what is always
             in use), parameters that its masks cover.
         shares: rule (``masked``, ``per task``, ``first task only``) → share of the backbone's parameters in [0, 1].
+            The first task alone trains what was declared frozen, and what stands behind values that all tasks read.
+        tried: whether it was tried out that masks protect.
+
+    Args:
+        backbone: whose parameters are counted.
+        graph: its unit graph.
+        tried: as above.
     """
 
-    def __init__(self, backbone: nn.Module, graph: UnitGraph) -> None:
+    def __init__(self, backbone: nn.Module, graph: UnitGraph, *, tried: bool) -> None:
         names = list(graph.layers)
         sizes = {name: parameter.numel() for name, parameter in backbone.named_parameters()}
         total = sum(sizes.values()) or 1
         covered = dict.fromkeys(range(len(names)), 0)
+        first = graph.frozen | {
+            name for name, factors in graph.factors.items() if all(bool((f == ALWAYS).all()) for f in factors)
+        }
         for parameter in graph.factors:
-            if parameter not in graph.frozen:
+            if parameter not in first:
                 covered[graph.layer_of(parameter)] += sizes.get(parameter, 0)
         self.rows = [
             (name, layer.kind, layer.units, _sources(graph, name), covered[i])
             for i, (name, layer) in enumerate(graph.layers.items())
         ]
-        masked = sum(sizes.get(name, 0) for name in graph.factors if name not in graph.frozen)
-        frozen = sum(sizes.get(name, 0) for name in graph.frozen)
+        masked = sum(sizes.get(name, 0) for name in graph.factors if name not in first)
+        frozen = sum(sizes.get(name, 0) for name in first)
         owned = sum(sizes.get(name, 0) for name in graph.owned)
         self.shares = {"masked": masked / total, "per task": owned / total, "first task only": frozen / total}
         self.features, self.parameters, self.input_shape = len(graph.output), total, graph.input_shape
+        self.tried = tried
 
     def __str__(self) -> str:
         table = Table("layer", "kind", "units", "fed by", "parameters")
@@ -47,7 +58,8 @@ class Description:
         shares = ", ".join(f"{rule} {share:.1%}" for rule, share in self.shares.items() if share)
         last = (
             f"{sum(row[2] for row in self.rows):,} units in {len(self.rows)} layers; {self.features} features; "
-            f"{self.parameters:,} parameters: {shares}; traced on inputs of shape {self.input_shape}"
+            f"{self.parameters:,} parameters: {shares}; traced on inputs of shape {self.input_shape}; "
+            + ("tried out in both modes" if self.tried else "not tried out (trial=False)")
         )
         console = Console(file=io.StringIO(), width=120)
         console.print(table, last, sep="\n")

@@ -13,15 +13,15 @@ from torch import Tensor, nn
 
 from avalanche_amnesia.models.description import Description
 from avalanche_amnesia.models.gate import Gate
-from avalanche_amnesia.models.graph import UnitGraph
-from avalanche_amnesia.models.masked_backbone import MaskedBackbone
+from avalanche_amnesia.models.masked_backbone import MaskedBackbone, trace_backbone
 from avalanche_amnesia.models.multi_head import UnknownTaskError, by_task
 from avalanche_amnesia.models.own_modules import OwnModules
 from avalanche_amnesia.models.shared_head import SHARED_HEAD, SharedHead, add_shared_head, stand_in
 from avalanche_amnesia.models.task_buffers import TaskBuffers
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
-from avalanche_amnesia.models.tracing import NormChoice, trace_backbone
 from avalanche_amnesia.models.utilisation import utilisation
+from avalanche_amnesia.unit_graph.graph import UnitGraph
+from avalanche_amnesia.unit_graph.tracing import NormChoice
 
 
 class MaskedModel(TaskMaskedModel):
@@ -33,10 +33,13 @@ class MaskedModel(TaskMaskedModel):
     task's own: made with its head from the backbone's, taken over the units in its mask, removed with it.
 
     Args:
-        backbone: maps ``(batch, …)`` to features ``(batch, features)``; traced by torch.fx and validated. Its
-            parameters are used as they are (the same objects): pretrained weights are ``θ^(0)``.
+        backbone: maps ``(batch, …)`` to features ``(batch, features)``; read by torch.export and validated. Its
+            parameters are used as they are (the same objects): pretrained weights are ``θ^(0)``. What returns more than
+            features (a ``ModelOutput``, a tuple) will do where one tensor of it has two axes.
         input_shape: shape of one input without the batch; found by trying where the features' width does not depend
             on it.
+        example: a batch, in place of the shape: a tensor ``(batch, …)``, a tuple of tensors, or a mapping of tensors by
+            the names that the backbone's forward gives them (token ids and attention mask).
         classifier: name of the backbone's own classifier (``fc`` of a ResNet), which is left out: the features are
             what it was given. Avalanche's multi-head classifiers are left out by themselves.
         norm: ``task``: each task has its own parameters and statistics; ``batch``: no parameters, the statistics of
@@ -48,6 +51,8 @@ class MaskedModel(TaskMaskedModel):
             label picks the mask); None: a head per task. It is masked with the features: a task trains the columns of
             the units that it is the first to open; those in use are frozen under every adjustment. It has no bias,
             which would belong to all tasks at once.
+        trial: whether to try out at once that no task's features move by a bit when everything outside of random masks
+            is moved (a few forwards on copies of the parameters).
 
     Raises:
         ModelError: if some part of the backbone can't be masked safely; the message says which, why, and the mend.
@@ -66,14 +71,23 @@ class MaskedModel(TaskMaskedModel):
         backbone: nn.Module,
         *,
         input_shape: tuple[int, ...] | None = None,
+        example: Any = None,
         classifier: str | None = None,
         norm: NormChoice = "task",
         frozen: Collection[str] = (),
         task_owned: Collection[str] = (),
         shared_head: int | None = None,
+        trial: bool = True,
     ) -> None:
         module, graph = trace_backbone(
-            backbone, input_shape, classifier=classifier, norm=norm, frozen=frozen, task_owned=task_owned
+            backbone,
+            input_shape,
+            example=example,
+            classifier=classifier,
+            norm=norm,
+            frozen=frozen,
+            task_owned=task_owned,
+            trial=trial,
         )
         super().__init__(module, len(graph.output))
         self.graph = graph if shared_head is None else self._add_shared_head(graph, shared_head)
@@ -121,7 +135,7 @@ class MaskedModel(TaskMaskedModel):
 
     def describe(self) -> Description:
         """Layers, units, what feeds them, and the share of parameters that each rule covers, as a table."""
-        return Description(self.backbone, self.graph)
+        return Description(self.backbone, self.graph, tried=self.backbone.tried)
 
     # Masks ----------------------------------------------------------------------------------------------------
 

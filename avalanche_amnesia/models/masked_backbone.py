@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
-import types
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from collections.abc import Collection, Mapping
 from typing import Any
 
-import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 
-from avalanche_amnesia.models.book import Book
+from avalanche_amnesia.models.multi_head import check_backbone
+from avalanche_amnesia.unit_graph.graph import UnitGraph
+from avalanche_amnesia.unit_graph.program import Program
+from avalanche_amnesia.unit_graph.tracing import NormChoice, Trace, trace, without
+from avalanche_amnesia.unit_graph.trial import compare, try_out
 
 
 class MaskedBackbone(nn.Module):
@@ -19,14 +19,13 @@ class MaskedBackbone(nn.Module):
 
     Args:
         backbone: its modules, parameters and buffers are used as they are.
-        graphs: rewritten graphs for training mode (True) and evaluation mode (False).
-        book: what the walk found.
-        classifier: name of a module to leave out.
+        found: what is known of it.
+
+    Attributes:
+        tried: whether it was tried out that masks protect.
     """
 
-    def __init__(
-        self, backbone: nn.Module, graphs: Mapping[bool, fx.Graph], book: Book, classifier: str | None
-    ) -> None:
+    def __init__(self, backbone: nn.Module, found: Trace) -> None:
         super().__init__()
         self._modules = dict(backbone._modules)
         self._parameters = dict(backbone._parameters)
@@ -34,14 +33,13 @@ class MaskedBackbone(nn.Module):
         self._non_persistent_buffers_set = set(backbone._non_persistent_buffers_set)
         self.training = backbone.training
         self.original = type(backbone).__name__
-        if classifier is not None:
-            self._replace(classifier)
-        for name, index in book.indices.items():
-            device = next(backbone.parameters()).device
-            self.register_buffer(name, index.to(device), persistent=False)
-        self.owned = dict(book.owned)
-        self._frozen = tuple(sorted(book.frozen_modules))
-        self._sources = {mode: _source(graph) for mode, graph in graphs.items()}
+        if found.classifier is not None:
+            self._replace(found.classifier)
+        device = next(backbone.parameters()).device
+        for name, constant in found.constants.items():
+            self.register_buffer(name, constant.to(device, copy=True), persistent=False)
+        self.owned, self.inputs, self._programs = dict(found.owned), found.graph.inputs, found.programs
+        self._frozen, self.tried = found.frozen_modules, found.tried
         self._compile()
         self._settle_frozen()  # the modes of all others are the user's
 
@@ -58,17 +56,19 @@ class MaskedBackbone(nn.Module):
         owner._modules[last] = nn.Identity()
 
     def _compile(self) -> None:
-        self._forwards = {mode: _compiled(*source) for mode, source in self._sources.items()}
+        self._forwards = {mode: program.compiled(self.owned) for mode, program in self._programs.items()}
 
-    def forward(self, x: Tensor, own: Mapping[str, nn.Module], masks: Mapping[str, Tensor]) -> Tensor:
+    def forward(self, x: Any, own: Mapping[str, nn.Module], masks: Mapping[str, Tensor]) -> Tensor:
         """Features ``(batch, features)``.
 
         Args:
-            x: ``(batch, …)``.
+            x: ``(batch, …)``; or what the backbone takes in its place.
             own: the task's own modules, by name.
             masks: layer name → ``(units,)``.
         """
-        result: Tensor = self._forwards[self.training](self, x, own, masks)
+        tensors = self.inputs.tensors(x)
+        self._programs[self.training].sizes.check(tensors)
+        result: Tensor = self._forwards[self.training](self, *tensors, own, masks)
         return result
 
     def train(self, mode: bool = True) -> MaskedBackbone:
@@ -81,17 +81,13 @@ class MaskedBackbone(nn.Module):
         for name in self._frozen:
             self.get_submodule(name).eval()
 
-    def evaluation_with(self, replaced: Mapping[Callable[..., Any], Callable[..., Any]]) -> Callable[..., Tensor]:
-        """The forward of evaluation mode, called as ``f(self, x, own, masks)``, to be traced again.
-
-        Args:
-            replaced: functions that it calls → what it calls in their place.
-        """
-        return _compiled(*self._sources[False], replaced=replaced)
+    def program(self, training: bool = False) -> Program:
+        """The graph of one mode, with what is known of its values."""
+        return self._programs[training]
 
     def code(self, training: bool = False) -> str:
         """The forward's source, for people."""
-        return self._sources[training][0]
+        return self._programs[training].source
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_forwards"}
@@ -108,36 +104,52 @@ def _shallow(module: nn.Module) -> nn.Module:
     return twin
 
 
-def _source(graph: fx.Graph) -> tuple[str, dict[str, tuple[str, str | None]]]:
-    """A graph's code, and the names it needs as (module, name): such a form can be pickled."""
-    code = graph.python_code("self")
-    names: dict[str, tuple[str, str | None]] = {}
-    for name, value in code.globals.items():
-        if value is type(None):
-            names[name] = ("types", "NoneType")
-        elif isinstance(value, types.ModuleType):
-            names[name] = (value.__name__, None)
-        elif getattr(value, "__module__", None) and hasattr(value, "__qualname__"):
-            names[name] = (value.__module__, value.__qualname__)
-        else:
-            names[name] = ("", repr(value))
-    return code.src, names
+def trace_backbone(
+    backbone: nn.Module,
+    input_shape: tuple[int, ...] | None = None,
+    *,
+    example: Any = None,
+    classifier: str | None = None,
+    norm: NormChoice = "task",
+    frozen: Collection[str] = (),
+    task_owned: Collection[str] = (),
+    trial: bool = True,
+) -> tuple[MaskedBackbone, UnitGraph]:
+    """Put a mask behind every weighted layer of a feature extractor.
 
+    Args:
+        backbone: any module that torch.export takes.
+        input_shape: shape of one input without the batch; found by trying where it does not matter.
+        example: a batch, in place of the shape, where the backbone takes several tensors.
+        classifier: name of the backbone's own classifier, which is left out.
+        norm: ``task`` or ``batch``, see :class:`~avalanche_amnesia.models.MaskedModel`.
+        frozen: names of modules or parameters that the first task alone trains.
+        task_owned: names of modules or parameters of which each task has a copy.
+        trial: whether to try out that masks protect, see :func:`~avalanche_amnesia.unit_graph.trial.try_out`.
 
-def _compiled(
-    source: str,
-    names: Mapping[str, tuple[str, str | None]],
-    replaced: Mapping[Callable[..., Any], Callable[..., Any]] = MappingProxyType({}),
-) -> Callable[..., Tensor]:
-    scope: dict[str, Any] = {}
-    for name, (module, attribute) in names.items():
-        if not module:
-            scope[name] = {"inf": float("inf"), "nan": float("nan"), "None": None}.get(str(attribute), torch)
-            continue
-        value: Any = importlib.import_module(module)
-        for part in (attribute or "").split(".") if attribute else ():
-            value = getattr(value, part)
-        scope[name] = replaced.get(value, value) if callable(value) else value
-    exec(compile(source, "<masked backbone>", "exec"), scope)
-    forward: Callable[..., Tensor] = scope["forward"]
-    return forward
+    Returns:
+        The rewritten backbone, called as ``module(x, own, {layer name: mask})``, with the same parameter names and
+        the same parameter objects; and its :class:`UnitGraph`.
+
+    Raises:
+        ModelError: for anything that can't be masked. Nothing is masked half.
+        ValueError: for a norm or a name that is not known.
+    """
+    check_backbone(backbone)
+    found = trace(
+        backbone,
+        input_shape,
+        example=example,
+        classifier=classifier,
+        norm=norm,
+        frozen=frozen,
+        task_owned=task_owned,
+    )
+    masked = MaskedBackbone(backbone, found)
+    if trial and not found.tried:
+        with without(backbone, found.classifier):
+            if norm == "task":
+                compare(backbone, masked, found.graph, found.owned)
+        try_out(masked, found.graph, found.owned, found.programs)
+        found.tried = masked.tried = True
+    return masked, found.graph

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from avalanche_amnesia import checks
-from avalanche_amnesia.models.graph import ModelError
+from avalanche_amnesia.unit_graph.findings import ModelError
 
 # Logits of classes that a sample's task does not have, where a batch mixes tasks with different numbers of classes.
 NO_CLASS = -1000.0

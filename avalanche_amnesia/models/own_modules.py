@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from avalanche_amnesia.models.task_owned import OwnedSpec, TaskNorm
+from avalanche_amnesia.unit_graph.task_owned import OwnedSpec, TaskNorm
 
 
 class OwnModules(nn.ModuleDict):

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from avalanche_amnesia import checks
-from avalanche_amnesia.models.graph import ModelError
+from avalanche_amnesia.unit_graph.findings import ModelError
 
 SHARED_HEAD = "_shared_head"
 """Its name in the backbone, of whose parameters it is one."""

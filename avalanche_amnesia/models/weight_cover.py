@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
-from avalanche_amnesia.models.graph import ModelError
 from avalanche_amnesia.models.top_share import count_of_share
+from avalanche_amnesia.unit_graph.findings import ModelError
 
 BiasRule = Literal["off", "masked"]
 NormRule = Literal["task", "batch"]

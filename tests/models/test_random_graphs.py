@@ -106,7 +106,9 @@ def build(reads, on_images, flat, on_vectors, kinds=(ON_IMAGES, ON_VECTORS)) -> 
     first, shape = READS[reads]
     join = [nn.Flatten(), Linear(16, 6)] if flat else [nn.AdaptiveAvgPool2d(1), nn.Flatten(), Linear(4, 6)]
     images, vectors = (kinds[0][name]() for name in on_images), (kinds[1][name]() for name in on_vectors)
-    model = MaskedModel(nn.Sequential(first(), *images, *join, nn.Tanh(), *vectors, Linear(6, 3)), input_shape=shape)
+    model = MaskedModel(
+        nn.Sequential(first(), *images, *join, nn.Tanh(), *vectors, Linear(6, 3)), input_shape=shape, trial=False
+    )
     return model.eval(), inputs(model, shape, 32)
 
 

@@ -2,177 +2,137 @@
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
 
-from avalanche_amnesia.models.extraction.layout import Live, common, live, nonzero, union
-from avalanche_amnesia.models.extraction.reading import entries_read
+from avalanche_amnesia.models.extraction.layout import Live, live, places_in
 from avalanche_amnesia.models.extraction.shrinking import Shrinking, shrinks
-from avalanche_amnesia.models.rules import arithmetic, elementwise
-from avalanche_amnesia.models.trees import leaves, map_leaves
+from avalanche_amnesia.unit_graph.masking import masked
+from avalanche_amnesia.unit_graph.rules.elementwise import KEEP_ZERO, LIFT, POLES, SAME_VALUES
+from avalanche_amnesia.unit_graph.trees import leaves, map_leaves
+from avalanche_amnesia.unit_graph.values import Masked
 
-_PRODUCTS = {arithmetic.multiplied, arithmetic.divided}
+A: Any = torch.ops.aten
 
 
-@shrinks(elementwise.keeps_zero, elementwise.lifts)
+@shrinks(*SAME_VALUES, *KEEP_ZERO, *LIFT, *POLES, A.add, A.sub, A.rsub, A.subtract, A.mul, A.multiply, A.div)
+@shrinks(A.true_divide, A.floor_divide, A.remainder, A.fmod, A.pow, A.addcmul, A.maximum, A.minimum, A.where, A.lerp)
 def entry_by_entry(walk: Shrinking, node: fx.Node, *args: Any, **kwargs: Any) -> Any:
-    """``f(x)``; the entries that are left out hold ``f`` of what they held."""
-    given = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, (Live, Tensor))]
-    if len(given) != 1 or not isinstance(given[0], Live):
-        return NotImplemented
-    x = given[0]
-    here, full = walk.emit(node, args, kwargs), walk.on_meta(node, *args, **kwargs)
-    if x.axis is None or x.fill is None:
-        return x.at(here, full)
-    constant = torch.tensor(x.fill, dtype=x.dtype)
-    held = walk.worked_out(node, args, kwargs, lambda leaf: constant if leaf is x else leaf)
-    return live(here, full, x.axis, x.index, float(held))
-
-
-@shrinks(elementwise.prelu)
-def prelu(walk: Shrinking, node: fx.Node, x: Live) -> Any:
-    """Learned slopes, of all channels or of each."""
-    slopes: Any = walk.module(node).weight
-    if x.axis is not None and (not x.along(1) or (len(slopes) > 1 and len(slopes) != x.shape[1])):
-        return NotImplemented
-    kept = slopes if len(slopes) == 1 else slopes[x.kept(1)]
-    made = nn.PReLU(len(kept))
-    made.weight = nn.Parameter(kept.detach().clone())
-    key = ("prelu", slopes, tuple(x.kept(1).tolist()))
-    return x.at(walk.new.call_module(walk.parts.put_module(str(node.target), made, key), (x.node,)))
-
-
-@shrinks(arithmetic.added, arithmetic.multiplied, arithmetic.divided, torch.maximum, torch.minimum)
-def together(walk: Shrinking, node: fx.Node, *args: Any, **kwargs: Any) -> Any:
-    """A sum, product or quotient of two operands."""
+    """Operands of any number, as they broadcast; entries that are left out hold what becomes of what they held."""
     operands = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, (Live, Tensor))]
-    full = walk.on_meta(node, *args, **kwargs)
-    dim = full[0].dim()
-    product = walk.rule_of_units(node) in _PRODUCTS
-    axes = {o.axis - o.dim for o in operands if isinstance(o, Live) and o.axis is not None}
-    if not axes and product:
-        axes = {axis for o in operands if isinstance(o, Tensor) for axis in _axes_with_zeros(o)}
-    if len(axes) != 1:
+    if node not in walk.values:
         return NotImplemented
-    axis = axes.pop()
-    units = full[0].shape[axis]
-    if units == 1:
-        return NotImplemented
-    numerator = args[0] if walk.rule_of_units(node) is arithmetic.divided else None
-    fill: float | None = 0.0
-    kept: Tensor | None = None
-    if product:
-        for operand in operands:
-            if numerator is None or operand is numerator:
-                kept = _both(kept, _open(operand, axis, units))
-    if kept is None:
-        kept, fill = _unmasked(walk, node, operands, axis, units, args, kwargs)
-    if len(kept) == units and all(not isinstance(o, Live) or o.axis is None for o in operands):
-        return NotImplemented
-    if product and (same := _times_one(walk, operands, axis, kept, full)) is not None:
-        return live(same, full, axis % dim, kept, fill)
-    if walk.rule_of_units(node) is arithmetic.added:
-        summed = _added_into(walk, node, args, kwargs, axis, kept)
-        if summed is not None:
-            return live(summed, full, axis % dim, kept, fill)
-    brought: dict[int, Any] = {id(o): _bring(walk, o, axis, kept, units) for o in operands}
-
-    def arranged(leaf: Any) -> Any:
-        return brought.get(id(leaf), leaf) if isinstance(leaf, (Live, Tensor)) else leaf
-
-    here = walk.emit(node, *map_leaves((args, kwargs), arranged))
-    return live(here, full, axis % dim, kept, fill)
+    value, cut = walk.values[node], walk.cut(node)
+    if cut is None:
+        if not bool(walk.open(node).all()):
+            return NotImplemented
+        return _added_into(walk, node, args, kwargs) or walk.as_it_was(node, args, kwargs, counted=False)
+    axis = cut[0] - len(value.shape)
+    index = walk.kept(node, axis, operands)
+    fill = {Masked.ZERO: 0.0, Masked.DIRTY: None}.get(value.masked)
+    if value.masked is Masked.CONSTANT:
+        fill = _constant(walk, node, args, kwargs, axis, index)
+        if fill is None:
+            return NotImplemented
+    summed = _added_into(walk, node, args, kwargs, axis, index)
+    if summed is not None:
+        return live(summed.node, value.shape, axis, index, fill)
+    brought = {id(o): _bring(walk, o, axis, index, value.shape[axis]) for o in operands}
+    here = walk.emit(node, *map_leaves((args, kwargs), lambda leaf: brought.get(id(leaf), leaf)))
+    return live(here, value.shape, axis, index, fill)
 
 
-def _both(first: Tensor | None, second: Tensor | None) -> Tensor | None:
-    if first is None or second is None:
-        return second if first is None else first
-    return common(first, second)
+def _spans(operand: Live | Tensor, axis: int, units: int) -> bool:
+    return len(operand.shape) >= -axis and operand.shape[axis] == units
 
 
-def _axes_with_zeros(mask: Tensor) -> list[int]:
-    """Axes (from the right) along which a constant is zero as a whole somewhere."""
-    found = []
-    for axis in range(mask.dim()):
-        others = [dim for dim in range(mask.dim()) if dim != axis]
-        if mask.shape[axis] > 1 and not bool(((mask != 0).sum(others) > 0 if others else mask != 0).all()):
-            found.append(axis - mask.dim())
-    return found
+def _bring(walk: Shrinking, operand: Live | Tensor, axis: int, index: Tensor, units: int) -> Any:
+    if isinstance(operand, Tensor):
+        return operand.index_select(axis, index) if _spans(operand, axis, units) else operand
+    return walk.bring(operand, axis, index) if _spans(operand, axis, units) else walk.whole(operand)
 
 
-def _open(operand: Live | Tensor, axis: int, units: int) -> Tensor | None:
-    """The entries of an axis outside which a factor is zero; None where it says nothing."""
-    if isinstance(operand, Live):
-        return operand.index if operand.axis is not None and operand.fill in (0.0, None) else None
-    if operand.dim() < -axis or operand.shape[axis] != units or axis not in _axes_with_zeros(operand):
-        return None
-    others = [dim for dim in range(operand.dim()) if dim != axis % operand.dim()]
-    return nonzero((operand != 0).sum(others) if others else operand)
-
-
-def _unmasked(
-    walk: Shrinking, node: fx.Node, operands: list[Any], axis: int, units: int, args: Any, kwargs: Any
-) -> tuple[Tensor, float | None]:
-    """What is kept of a result that is zero under no mask alone, and what its other entries hold."""
-    whole = torch.arange(units)
-    kept = torch.empty(0, dtype=torch.long)
-    for index in sorted((o.index for o in operands if isinstance(o, Live) and o.index is not None), key=len)[::-1]:
-        kept = union(kept, index, units)
-    wanted = entries_read(walk, node, axis)
-    if wanted is not None and bool(torch.isin(nonzero(wanted), kept).all()):
-        return nonzero(wanted), None
-    if any(isinstance(o, Live) and o.axis is None for o in operands) or len(kept) == units:
-        return whole, 0.0
-    rest = whole[~torch.isin(whole, kept)]
+def _constant(walk: Shrinking, node: fx.Node, args: Any, kwargs: Any, axis: int, index: Tensor) -> float | None:
+    """The one number that all entries hold that are left out; None where it is not one, or not known."""
+    units = walk.values[node].shape[axis]
+    rest = torch.arange(units)[~torch.isin(torch.arange(units), index)]
+    known = True
 
     def held(leaf: Any) -> Any:
+        nonlocal known
         if isinstance(leaf, Live):
-            return torch.tensor(float("nan") if leaf.fill is None else leaf.fill, dtype=leaf.dtype)
-        if isinstance(leaf, Tensor) and leaf.dim() >= -axis and leaf.shape[axis] == units:
-            return leaf.index_select(axis, rest.to(leaf.device))
-        return leaf
+            known &= leaf.axis == axis + len(leaf.shape) and leaf.fill is not None
+            return torch.tensor(leaf.fill or 0.0, dtype=walk.dtype)
+        return leaf.index_select(axis, rest) if isinstance(leaf, Tensor) and _spans(leaf, axis, units) else leaf
 
-    values = walk.worked_out(node, args, kwargs, held).unique()
-    return (kept, float(values)) if values.numel() == 1 and bool(values.isfinite()) else (whole, 0.0)
-
-
-def _times_one(walk: Shrinking, operands: list[Any], axis: int, kept: Tensor, full: Any) -> fx.Node | None:
-    """Where one factor is a mask that is 1 wherever it is kept, the other factor is the product."""
-    values = [o for o in operands if isinstance(o, Live)]
-    masks = [o for o in operands if isinstance(o, Tensor)]
-    if len(values) != 1 or len(masks) != 1 or values[0].shape != full[0].shape or values[0].dtype != full[0].dtype:
+    args, kwargs = map_leaves((args, kwargs), held)
+    if not known:
         return None
-    mask = masks[0]
-    cut = mask.index_select(axis, kept) if mask.dim() >= -axis and mask.shape[axis] > 1 else mask
-    return walk.bring(values[0], kept, axis).node if bool((cut == 1).all()) else None
+    if node.target is A.where.self:
+        args = (args[0].bool(), *args[1:])
+    values = walk.worked_out(node, args, kwargs).unique()
+    return float(values) if values.numel() == 1 and bool(values.isfinite()) else None
 
 
-def _added_into(walk: Shrinking, node: fx.Node, args: Any, kwargs: Any, axis: int, kept: Tensor) -> fx.Node | None:
+def _added_into(
+    walk: Shrinking, node: fx.Node, args: Any, kwargs: Any, axis: int | None = None, index: Tensor | None = None
+) -> Live | None:
     """A sum of two values that lack different entries: the narrower one is added into the wider one's places.
 
     None for any other sum.
     """
-    if node.target not in _SUMS or kwargs or len(args) != 2 or not all(isinstance(x, Live) for x in args):
+    if node.target is not A.add.Tensor or kwargs or not all(isinstance(x, Live) and x.fill == 0 for x in args):
         return None
+    if axis is None:
+        axis = next((x.axis - len(x.shape) for x in args if x.axis is not None), None)
+    if axis is None or args[0].shape != args[1].shape or any(x.axis not in (None, axis + len(x.shape)) for x in args):
+        return None
+    index = torch.arange(args[0].shape[axis]) if index is None else index
     wide, narrow = sorted(args, key=lambda x: -len(x.kept(axis)))
-    if wide.shape != narrow.shape or wide.dtype != narrow.dtype or wide.fill != 0 or narrow.fill != 0:
+    held, dim = narrow.kept(axis), axis + len(wide.shape)
+    if len(held) == len(index) or not all(bool(torch.isin(x.kept(axis), index).all()) for x in args):
         return None
-    if len(narrow.kept(axis)) == len(kept) or not bool(torch.isin(narrow.kept(axis), kept).all()):
+    if walk.values[node.args[0]].dtype != walk.values[node.args[1]].dtype:  # type: ignore[index]
         return None
-    axis %= wide.dim
-    places = walk.places(narrow.kept(axis), kept)
-    return walk.new.call_method("index_add_", (walk.fresh(wide, kept, axis), axis, places, narrow.node))
+    places = walk.parts.put_tensor(places_in(held, index), "index")
+    here = walk.new.call_method("index_add_", (walk.fresh(wide, dim, index, written=True), dim, places, narrow.node))
+    return live(here, wide.shape, axis, index)
 
 
-_SUMS = (operator.add, operator.iadd, torch.add, "add", "add_")
+@shrinks(masked)
+def behind_a_layer(walk: Shrinking, node: fx.Node, x: Live, mask: Tensor | None) -> Any:
+    """The entries in use as they are; the others are left out."""
+    if mask is None:
+        return x
+    cut, shape = walk.cut(node), walk.values[node].shape
+    if cut is None:
+        full = walk.whole(x)
+        if bool(walk.open(node).all()):
+            return full
+        return Live(walk.new.call_function(torch.mul, (full.node, walk.as_node(mask))), shape)
+    found = walk.bring(x, cut[0], walk.kept(node, cut[0], [x]))
+    here = found.node if bool(walk.open(node).any()) else walk.new.call_function(torch.mul, (found.node, 0.0))
+    return live(here, shape, cut[0], found.kept(cut[0]))
 
 
-def _bring(walk: Shrinking, operand: Any, axis: int, kept: Tensor, units: int) -> Any:
-    if isinstance(operand, Tensor):
-        spread = operand.dim() >= -axis and operand.shape[axis] == units
-        return operand.index_select(axis, kept.to(operand.device)) if spread else operand
-    spread = operand.dim >= -axis and operand.shape[axis] == units
-    return walk.bring(operand, kept, axis) if spread else operand
+@shrinks(A.dropout, A.feature_dropout, A.alpha_dropout, A.feature_alpha_dropout)
+def dropout(walk: Shrinking, node: fx.Node, x: Any, p: float, train: bool) -> Any:
+    """Idle in evaluation, unless it is told not to be."""
+    return entry_by_entry(walk, node, x, p, train) if train or not isinstance(x, Live) else x
+
+
+@shrinks(A.clone, A.contiguous, A.alias)
+def passed_on(walk: Shrinking, node: fx.Node, x: Any, **options: Any) -> Any:
+    """The same entries in other memory."""
+    return x
+
+
+@shrinks(A.prelu)
+def prelu(walk: Shrinking, node: fx.Node, x: Any, slopes: Any) -> Any:
+    """Learned slopes, of all channels or of each."""
+    if not isinstance(x, Live) or not isinstance(slopes, Tensor) or not x.along(1):
+        return NotImplemented
+    kept = slopes if len(slopes) == 1 else slopes[x.kept(1)]
+    return x.at(walk.emit(node, (x, kept), {}), x.shape)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import torch
 from torch import fx, nn
 
-from avalanche_amnesia.models.extraction import entrywise, moves, norms, weighted
+from avalanche_amnesia.models.extraction import declared, entrywise, moves, norms, weighted
+from avalanche_amnesia.models.extraction.parts import taken_along
 from avalanche_amnesia.models.extraction.shrinking import Shrinking
-from avalanche_amnesia.models.extraction.specialised import specialise
-from avalanche_amnesia.models.graph import ModelError
+from avalanche_amnesia.models.extraction.weighted import dense
 from avalanche_amnesia.models.masked import MaskedModel
 from avalanche_amnesia.models.multi_head import UnknownTaskError
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
+from avalanche_amnesia.unit_graph.findings import ModelError
 
-_ = (entrywise, moves, norms, weighted)  # imported for their registrations
+_ = (declared, entrywise, moves, norms, weighted)  # imported for their registrations
 
 
 def extract(model: TaskMaskedModel, task: int, *, input_shape: tuple[int, ...] | None = None) -> fx.GraphModule:
@@ -32,31 +34,38 @@ def extract(model: TaskMaskedModel, task: int, *, input_shape: tuple[int, ...] |
         ``(batch, …)`` → logits ``(batch, classes)``.
 
     Raises:
-        ModelError: for a model whose masks lie over weights, not over units.
+        ModelError: for a model whose masks lie over weights, not over units; for an input shape that it can't take.
         UnknownTaskError: for a task without a head or a mask.
         ValueError: for the task in training.
     """
     model = masked_model(model, task)
-    walk = walk_over(model, *specialise(model, task, model.head(task)), input_shape)
-    subnet = walk.run().to(next(model.parameters()).device)
+    walk, head = Shrinking(model, task), model.head(task)
+    with torch.no_grad():
+        features = walk.run()
+        if isinstance(head, nn.Linear) and features.along(-1):
+            rows = torch.arange(len(head.weight))
+            bias = None if head.bias is None else head.bias.cpu()
+            logits = dense(walk, "head", features, head.weight.cpu(), bias, rows)
+        else:
+            logits = walk.layer("head", "head", walk.whole(features).node, taken_along(head))
+        subnet = walk.finished(logits)
     subnet.meta["whole"] = walk.whole_again
-    return subnet
+    if input_shape is not None:
+        _try_on(subnet, model, input_shape)
+    return subnet.to(next(model.parameters()).device)
 
 
-def walk_over(
-    model: MaskedModel,
-    forward: nn.Module,
-    graph: fx.Graph,
-    input_shape: tuple[int, ...] | None = None,
-    *,
-    fold: bool = True,
-) -> Shrinking:
-    """A walk over what :func:`specialise` made of a model, yet to run; the rest is as in :class:`Shrinking`."""
-    dtype = model.graph.input_dtype
-    if dtype.is_floating_point:
-        dtype = next((p.dtype for p in forward.parameters() if p.is_floating_point()), dtype)
-    shape = model.graph.input_shape if input_shape is None else input_shape
-    return Shrinking(forward, graph, shape, dtype, fold=fold)
+@torch.no_grad()
+def _try_on(subnet: nn.Module, model: MaskedModel, shape: tuple[int, ...]) -> None:
+    inputs, like = model.graph.inputs, next(subnet.parameters())
+    dtype = like.dtype if inputs.dtype.is_floating_point else inputs.dtype
+    try:
+        subnet(torch.zeros((1, *shape), dtype=dtype))
+    except Exception as error:  # whatever torch raises
+        raise ModelError(
+            f"the network was traced on inputs of shape {inputs.shape} and takes none of shape {tuple(shape)} "
+            f"({error}); give MaskedModel that input_shape="
+        ) from error
 
 
 def masked_model(model: TaskMaskedModel, task: int) -> MaskedModel:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, fx, nn
 
-from avalanche_amnesia.models.extraction.extract import walk_over
-from avalanche_amnesia.models.extraction.specialised import specialise
+from avalanche_amnesia.models.extraction.shrinking import Shrinking
 from avalanche_amnesia.models.masked import MaskedModel
-from avalanche_amnesia.models.task_owned import TaskBatchNorm
+from avalanche_amnesia.unit_graph.masking import call_owned
+from avalanche_amnesia.unit_graph.task_owned import TaskBatchNorm
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class FeatureSubnet:
         for name, (norm, channels) in self.norms.items():
             for kind in ("running_mean", "running_var"):
                 value = whole[f"{name}.{kind}"]
-                cut = norm.get_buffer(kind).to(value)
+                cut = norm.get_buffer(kind)[: len(channels)].to(value)  # of a closed layer it has a channel more
                 found[f"{name}.{kind}"] = value.index_copy(0, channels.to(value.device), cut)
         return found
 
@@ -53,14 +54,18 @@ def feature_subnet(model: MaskedModel, task: int) -> FeatureSubnet | None:
     """
     parts = model.task_parts(task)
     assert parts is not None
-    walk = walk_over(model, *specialise(model, task, nn.Identity()), fold=False)
-    keeping = {f"own.{name}": module for name, module in parts.named_modules() if _keeps_statistics(module)}
-    calls = [str(node.target) for node in walk.old.nodes if node.op == "call_module" and node.target in keeping]
-    if sorted(calls) != sorted(keeping) or not all(isinstance(norm, TaskBatchNorm) for norm in keeping.values()):
+    keeping = {name.replace("/", "."): part for name, part in parts.named_modules() if _keeps_statistics(part)}
+    calls = [node.args[1] for node in model.backbone.program().graph.nodes if node.target is call_owned]
+    if any(calls.count(name) != 1 or not isinstance(norm, TaskBatchNorm) for name, norm in keeping.items()):
         return None
-    network = walk.run(whole=False).to(next(model.parameters()).device)
-    norms = {name.removeprefix("own."): made for name, made in walk.norms.items() if name in keeping}
-    return FeatureSubnet(network, walk.result.kept(-1), norms, parts)
+    walk = Shrinking(model, task, fold=False)
+    with torch.no_grad():
+        features = walk.run()
+        features = features if features.along(-1) else walk.whole(features)
+        network = walk.finished(features.node).to(next(model.parameters()).device)
+    names = {name.replace("/", "."): name for name, _ in parts.named_modules()}
+    norms = {names[name]: made for name, made in walk.norms.items() if name in keeping}
+    return FeatureSubnet(network, features.kept(-1), norms, parts)
 
 
 def _keeps_statistics(module: nn.Module) -> bool:

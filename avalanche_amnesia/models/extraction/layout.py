@@ -2,81 +2,86 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
+from avalanche_amnesia.unit_graph.units import compact
+
 
 @dataclass(frozen=True)
 class Live:
-    """A tensor that depends on the input.
+    """A tensor that the smaller network computes.
 
     Attributes:
-        node: what computes it in the smaller network.
-        full: its shape and type in the full network, on the meta device, for two sizes of batch.
+        node: what computes it.
+        shape: in the full network, for a batch of two.
         axis: of which only some entries are kept; None: the value is whole.
         index: the entries that are kept, in the order in which they lie; never none of them, nor all.
         fill: what all other entries hold in the full network; None: whatever it is, it is masked before it is read.
+        content: what it holds for a batch of two, where it depends on sizes alone.
     """
 
     node: fx.Node
-    full: tuple[Tensor, Tensor]
+    shape: torch.Size
     axis: int | None = None
     index: Tensor | None = None
     fill: float | None = 0.0
-
-    @property
-    def dim(self) -> int:
-        """Number of axes."""
-        return self.full[0].dim()
-
-    @property
-    def shape(self) -> torch.Size:
-        """In the full network, for the first of the two sizes of batch."""
-        return self.full[0].shape
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Type of the entries."""
-        return self.full[0].dtype
+    content: Tensor | None = None
 
     def kept(self, axis: int) -> Tensor:
         """The entries that are kept along an axis, ``(kept,)``."""
-        if self.index is not None and axis % self.dim == self.axis:
+        if self.index is not None and axis % len(self.shape) == self.axis:
             return self.index
         return torch.arange(self.shape[axis])
 
     def along(self, axis: int) -> bool:
         """Whether the value is whole, or lacks entries of this axis alone, which are all zero."""
-        return self.axis is None or (self.axis == axis % self.dim and self.fill == 0)
+        return self.axis is None or (self.axis == axis % len(self.shape) and self.fill == 0)
 
-    def at(self, node: fx.Node, full: tuple[Tensor, Tensor] | None = None) -> Live:
-        """The same layout, computed by another node."""
-        return replace(self, node=node, full=self.full if full is None else full)
+    def at(self, node: fx.Node, shape: torch.Size, axis: int | None = None) -> Live:
+        """The same entries of an axis, computed by another node."""
+        return replace(self, node=node, shape=shape, axis=self.axis if axis is None else axis, content=None)
 
 
 def live(
-    node: fx.Node, full: tuple[Tensor, Tensor], axis: int | None = None, index: Tensor | None = None, fill: Any = 0.0
+    node: fx.Node, shape: torch.Size, axis: int | None = None, index: Tensor | None = None, fill: float | None = 0.0
 ) -> Live:
-    """A value; whole if all entries of the axis are kept."""
-    if axis is None or index is None or len(index) == full[0].shape[axis]:
-        return Live(node, full)
-    return Live(node, full, axis % full[0].dim(), index, fill)
+    """A value; whole if all entries of the axis are kept, in order."""
+    if axis is None or index is None or torch.equal(index, torch.arange(shape[axis])):
+        return Live(node, shape)
+    return Live(node, shape, axis % len(shape), index, fill)
 
 
 @dataclass(frozen=True)
 class Size:
-    """A number that depends on the size of the batch.
+    """A number that depends on the size of the input.
 
     Attributes:
         node: what computes it.
-        examples: its values for the two sizes of batch.
+        example: its value for a batch of two.
     """
 
     node: fx.Node
-    examples: tuple[int, int]
+    example: Any
+
+
+def one_axis(open_: Tensor, ids: Tensor) -> tuple[int, Tensor] | None:
+    """The axis of which only some entries are in use, and those; None where all are, or it is no single axis.
+
+    Args:
+        open_: which entries are in use.
+        ids: what tells entries apart, of the same shape: gives the axis where none is in use.
+    """
+    small = compact(open_)
+    none = not bool(small.any())
+    axes = [axis for axis, size in enumerate((compact(ids) if none else small).shape) if size > 1]
+    if (len(axes) != 1 and not none) or not axes:
+        return None
+    return axes[0], torch.zeros(1, dtype=torch.long) if none else small.reshape(-1).nonzero()[:, 0]
 
 
 def nonzero(open_: Tensor) -> Tensor:
@@ -92,22 +97,12 @@ def places_in(index: Tensor, within: Tensor) -> Tensor:
     return places[index]
 
 
-def union(first: Tensor, second: Tensor, units: int) -> Tensor:
-    """Entries of either: the first's as they lie, then what they lack, so that a value grows at its end alone.
+def as_they_lie(wanted: Tensor, held: Sequence[Tensor], units: int) -> Tensor:
+    """Entries in the order of the longest of several indices, then of the next: a value grows at its end alone.
 
     All ``units`` entries are a whole value, in order.
     """
-    both = torch.cat([first, second[~torch.isin(second, first)]])
-    return both if len(both) < units else torch.arange(units)
-
-
-def as_they_lie(wanted: Tensor, held: Tensor) -> Tensor:
-    """The entries that are wanted, in the order in which they are held if they all are."""
-    found = held[torch.isin(held, wanted)]
-    return found if len(found) == len(wanted) else wanted
-
-
-def common(first: Tensor, second: Tensor) -> Tensor:
-    """Entries of both, as they lie in the first; the first of all where there is none."""
-    both = first[torch.isin(first, second)]
-    return both if len(both) else first[:1]
+    result = wanted[:0]
+    for index in (*sorted(held, key=len, reverse=True), wanted):
+        result = torch.cat([result, index[torch.isin(index, wanted) & ~torch.isin(index, result)]])
+    return result if len(result) < units else torch.arange(units)

@@ -7,202 +7,170 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, fx
 
-from avalanche_amnesia.models.extraction.layout import Live, Size, live, union
-from avalanche_amnesia.models.extraction.reading import entries_read
+from avalanche_amnesia.models.extraction.layout import Live, live, one_axis
 from avalanche_amnesia.models.extraction.shrinking import Shrinking, shrinks
-from avalanche_amnesia.models.rules import mixing, pooling, shapes
-from avalanche_amnesia.models.trees import leaves, map_leaves
+from avalanche_amnesia.unit_graph.rules.derived import walk_dims
+from avalanche_amnesia.unit_graph.rules.pooling import POOLS
+from avalanche_amnesia.unit_graph.rules.shapes import MOVES
+from avalanche_amnesia.unit_graph.trees import leaves, map_leaves
+from avalanche_amnesia.unit_graph.values import Masked
+
+A: Any = torch.ops.aten
 
 
-@shrinks(*pooling.OVER_POSITIONS)
+@shrinks(*POOLS)
 def pooled(walk: Shrinking, node: fx.Node, x: Any, *args: Any, **kwargs: Any) -> Any:
     """A channel sees itself alone."""
-    if not isinstance(x, Live) or x.axis is None or not x.along(1) or any(map(_depends, leaves((args, kwargs)))):
+    positions = 2 if "2d" in str(node.target) else 3 if "3d" in str(node.target) else 1
+    results = [node] if node in walk.values else list(node.users)
+    places = any(result is not node and result.args[1] for result in results)  # where the largest entries lie
+    if not isinstance(x, Live) or x.axis is None or x.fill != 0 or places or x.axis >= len(x.shape) - positions:
         return NotImplemented
-    full = walk.on_meta(node, x, *args, **kwargs)
-    if not isinstance(full[0], Tensor):
-        return NotImplemented
-    return x.at(walk.emit(node, (x, *args), kwargs), full)
+    here = walk.emit(node, (x, *args), kwargs)
+    shape = walk.values[results[0]].shape
+    if node in walk.values:
+        return x.at(here, shape)
+    return (x.at(walk.new.call_function(operator.getitem, (here, 0)), shape),)
 
 
-@shrinks(mixing.reduced)
+@shrinks(A.mean, A.sum, A.amax, A.amin, A.std, A.var, A.norm, A.linalg_vector_norm)
 def reduced(walk: Shrinking, node: fx.Node, x: Any, *args: Any, **kwargs: Any) -> Any:
-    """Taken over other axes, zeros stay zeros."""
-    if not isinstance(x, Live) or x.axis is None or x.fill != 0:
+    """Taken over other axes, zeros stay zeros; a sum takes no notice of zeros."""
+    name = str(node.target).split(".")[1]
+    if not isinstance(x, Live) or x.axis is None or node not in walk.values:
         return NotImplemented
-    full = walk.on_meta(node, x, *args, **kwargs)
-    dims = mixing.reduced_dims(x.shape, args, kwargs)
-    if dims is None or x.axis in dims or not isinstance(full[0], Tensor):
+    dims, shape = walk_dims(node, len(x.shape)), walk.values[node].shape
+    if dims is None or (x.fill != 0 and name not in ("mean", "amax", "amin")):
         return NotImplemented
-    axis = x.axis if full[0].dim() == x.dim else x.axis - sum(dim < x.axis for dim in dims)
-    return live(walk.emit(node, (x, *args), kwargs), full, axis, x.index)
+    if x.axis in dims:
+        return Live(walk.emit(node, (x, *args), kwargs), shape) if name == "sum" and x.fill == 0 else NotImplemented
+    axis = x.axis if len(shape) == len(x.shape) else x.axis - sum(dim < x.axis for dim in dims)
+    return x.at(walk.emit(node, (x, *args), kwargs), shape, axis)
 
 
-@shrinks(shapes.moved, shapes.moved_by_module, shapes.item)
-def moved(walk: Shrinking, node: fx.Node, *args: Any, **kwargs: Any) -> Any:
+@shrinks(*MOVES, A.index)
+def moved(walk: Shrinking, node: fx.Node, x: Any, *args: Any, **kwargs: Any) -> Any:
     """Tried on the numbers of all entries: where those of the kept ones come out as they do in the full network."""
-    values = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, Live)]
-    if node.target is operator.getitem and not isinstance(args[0], Live):
-        return args[0][args[1]] if not any(map(_depends, leaves(args[1:]))) else NotImplemented
-    if len(values) != 1 or values[0].axis is None or any(isinstance(v, Tensor) for v in leaves((args, kwargs))):
+    others = leaves((args, kwargs))
+    if not isinstance(x, Live) or x.axis is None or x.index is None:
         return NotImplemented
-    given = values[0]
-    assert given.axis is not None
-    assert given.index is not None
-    x = walk.bring(given, given.index.sort().values, given.axis)
-    args, kwargs = map_leaves((args, kwargs), lambda leaf: x if leaf is given else leaf)
-    assert x.axis is not None
-    assert x.index is not None
+    if any(isinstance(leaf, fx.Node) or (isinstance(leaf, Live) and leaf.content is None) for leaf in others):
+        return NotImplemented
     places = torch.arange(x.shape.numel()).reshape(x.shape)
-    kept = places.index_select(x.axis, x.index)
-    is_kept = torch.zeros(x.shape.numel(), dtype=torch.bool)
-    is_kept[kept.reshape(-1)] = True
-
-    def on(numbers: Tensor, arguments: Any) -> list[Tensor]:
-        a, k = arguments
-        return _parts(walk.worked_out(node, a, k, lambda leaf: numbers if leaf is x else leaf))
-
-    goals = on(places, (args, kwargs))
-    found_cuts = [_cut(is_kept[goal]) for goal in goals]
-    cuts = [cut for cut in found_cuts if cut is not None]
-    if len(cuts) < len(goals):
-        return NotImplemented
-    expected = [goal.index_select(axis, index) for goal, (axis, index) in zip(goals, cuts, strict=True)]
-    for changed in _candidates(args, kwargs, goals, expected):
+    numbers = places.index_select(x.axis, x.index)
+    is_kept = torch.zeros(places.numel(), dtype=torch.bool)
+    is_kept[numbers.reshape(-1)] = True
+    goal = walk.worked_out(node, (places, *args), kwargs)
+    goals = _parts(goal)
+    for a, k in _candidates(x, goals, is_kept, args, kwargs):
         try:
-            found = on(kept, changed)
+            found = _parts(walk.worked_out(node, (numbers, *a), k))
         except (RuntimeError, ValueError, IndexError):
             continue
-        if len(found) == len(expected) and all(map(torch.equal, found, expected)):
-            here = walk.emit(node, *changed)
-            full = walk.on_meta(node, *args, **kwargs)
-            return _laid_out(walk, here, full, cuts, x.fill)
-    return NotImplemented
+        lays = [_lies(goal, part, is_kept) for goal, part in zip(goals, found, strict=False)]
+        if len(found) == len(goals) and None not in lays and not _of_samples(walk, node, lays):
+            here = walk.emit(node, (x, *a), k)
+            if isinstance(goal, Tensor):
+                return live(here, goal.shape, *lays[0], x.fill)  # type: ignore[misc, call-arg]
+            nodes = [walk.new.call_function(operator.getitem, (here, number)) for number in range(len(goals))]
+            made = zip(nodes, goals, lays, strict=True)
+            return tuple(live(part, whole.shape, *lay, x.fill) for part, whole, lay in made)  # type: ignore[misc, call-arg]
+    return _picked(walk, node, x, places, goals)
+
+
+def _of_samples(walk: Shrinking, node: fx.Node, lays: Sequence[Any]) -> bool:
+    """Whether entries are left out along an axis that samples lie along too, beside heads say."""
+    results = {0: node} if node in walk.values else {user.args[1]: user for user in node.users}
+    return any(number in results and lay[0] in walk.program.samples[results[number]] for number, lay in enumerate(lays))
 
 
 def _parts(result: Any) -> list[Tensor]:
     return [result] if isinstance(result, Tensor) else list(result)
 
 
-def _cut(alive: Tensor) -> tuple[int, Tensor] | None:
-    """The axis of which only some entries are kept, and those; None where it is no single axis."""
-    if alive.dim() == 0:
+def _lies(goal: Tensor, found: Tensor, is_kept: Tensor) -> tuple[int | None, Tensor | None] | None:
+    """The axis along which the numbers that came out are some of the full network's, and which; None: they aren't."""
+    if torch.equal(goal, found):
+        return None, None
+    axes = [axis for axis in range(goal.dim()) if found.dim() == goal.dim() and found.shape[axis] != goal.shape[axis]]
+    if len(axes) != 1 or not found.numel() or int(is_kept[goal].sum()) != found.numel():
         return None
-    if bool(alive.all()):
-        return alive.dim() - 1, torch.arange(alive.shape[-1])
-    for axis in range(alive.dim()):
-        line = alive.transpose(0, axis).reshape(alive.shape[axis], -1)
-        if bool((line == line[:, :1]).all()) and bool(line.any()):
-            return axis, line[:, 0].nonzero()[:, 0]
-    return None
+    lines = [part.movedim(axes[0], 0).reshape(part.shape[axes[0]], -1)[:, 0].tolist() for part in (goal, found)]
+    places = {number: place for place, number in enumerate(lines[0])}
+    index = torch.tensor([places.get(number, 0) for number in lines[1]])
+    same = len(places) == len(lines[0]) and torch.equal(goal.index_select(axes[0], index), found)
+    return (axes[0], index) if same else None
 
 
-def _candidates(args: Any, kwargs: Any, goals: list[Tensor], expected: list[Tensor]) -> list[tuple[Any, Any]]:
+def _candidates(x: Live, goals: list[Tensor], is_kept: Tensor, args: Any, kwargs: Any) -> list[tuple[Any, Any]]:
     """The arguments as they are, and with the numbers of all entries replaced by those of the kept ones."""
-    sizes = {
-        a: b for goal, cut in zip(goals, expected, strict=True) for a, b in zip(goal.shape, cut.shape, strict=True)
-    }
-    changed = {a: b for a, b in sizes.items() if a != b}
+    cuts = [(goal, one_axis(is_kept[goal], goal)) for goal in goals]
+    sizes = {goal.shape[cut[0]]: len(cut[1]) for goal, cut in cuts if cut is not None}
 
     def smaller(leaf: Any) -> Any:
-        return changed.get(leaf, leaf) if isinstance(leaf, int) and not isinstance(leaf, bool) else leaf
+        return sizes.get(leaf, leaf) if isinstance(leaf, int) and not isinstance(leaf, bool) else leaf
 
     return [(args, kwargs), map_leaves((args, kwargs), smaller)]
 
 
-def _laid_out(walk: Shrinking, here: fx.Node, full: tuple[Any, Any], cuts: Sequence[Any], fill: Any) -> Any:
-    if isinstance(full[0], Tensor):
-        axis, index = cuts[0]
-        return live(here, full, axis, index, fill)
-    parts = [walk.item(here, number) for number in range(len(cuts))]
-    return tuple(
-        live(part, pair, axis, index, fill)
-        for part, pair, (axis, index) in zip(parts, zip(*full, strict=True), cuts, strict=True)
-    )
+def _picked(walk: Shrinking, node: fx.Node, x: Live, places: Tensor, goals: list[Tensor]) -> Any:
+    """Parts of the axis of which entries are left out: each picks those that are kept of its own."""
+    assert x.axis is not None
+    assert x.index is not None
+    results = []
+    for goal in goals:
+        if goal.dim() != places.dim() or not goal.numel():
+            return NotImplemented
+        entries = goal.movedim(x.axis, 0).reshape(goal.shape[x.axis], -1)[:, 0] // places.stride(x.axis)
+        entries = entries % places.shape[x.axis]
+        picked = places.index_select(x.axis, entries)
+        if picked.shape != goal.shape or not torch.equal(picked, goal):
+            return NotImplemented
+        at = torch.isin(entries, x.index).nonzero()[:, 0]
+        at = at if len(at) else torch.zeros(1, dtype=torch.long)
+        part = walk.bring(x, x.axis, entries[at])
+        results.append(live(part.node, goal.shape, x.axis, at, x.fill))
+    return results[0] if node in walk.values else tuple(results)
 
 
-@shrinks(shapes.joined)
-def joined(walk: Shrinking, node: fx.Node, tensors: Sequence[Any], dim: int = 0, **kwargs: Any) -> Any:
+@shrinks(A.cat, A.concat, A.concatenate)
+def joined(walk: Shrinking, node: fx.Node, tensors: Sequence[Any], dim: int = 0) -> Any:
     """Side by side along the axis of which entries are left out, or along another."""
-    dim = kwargs.get("dim", kwargs.get("axis", dim))
-    values = [part for part in tensors if isinstance(part, Live) and part.axis is not None]
-    if node.target not in (torch.cat, torch.concat, torch.concatenate) or len({v.axis for v in values}) != 1:
+    if node not in walk.values or not all(isinstance(part, (Live, Tensor)) for part in tensors):
         return NotImplemented
-    full = walk.on_meta(node, tensors, dim)
-    axis, along = values[0].axis, dim % full[0].dim()
+    shape, values = walk.values[node].shape, [part for part in tensors if isinstance(part, Live)]
+    along, axes = dim % len(shape), {v.axis for v in values if v.axis is not None}
+    fills = {v.fill for v in values if v.axis is not None}
+    if len(axes) != 1 or len(fills) != 1:
+        return NotImplemented
+    axis, fill = axes.pop(), None if walk.values[node].masked is Masked.DIRTY else fills.pop()
     assert axis is not None
-    fills = {v.fill for v in values}
-    fill = fills.pop() if len(fills) == 1 else None
     if axis == along:
-        if len({v.fill for v in values}) != 1:
-            return NotImplemented
         starts = torch.tensor([0, *(part.shape[axis] for part in tensors)]).cumsum(0).tolist()
-        kept = [_kept(part, axis) + start for part, start in zip(tensors, starts, strict=False)]
-        nodes = [part.node if isinstance(part, Live) else walk.as_node(part) for part in tensors]
-        return live(walk.new.call_function(torch.cat, (nodes, axis)), full, axis, torch.cat(kept), fill)
-    index = values[0].index
-    assert index is not None
-    for value in values[1:]:
-        assert value.index is not None
-        index = union(index, value.index, full[0].shape[axis])
-    if len(values) < len(tensors):
-        wanted = entries_read(walk, node, axis)
-        if wanted is None:
-            return NotImplemented
-        index, fill = wanted.nonzero()[:, 0], None
-    nodes = [
-        walk.bring(part, index, axis).node if isinstance(part, Live) else walk.as_node(part.index_select(axis, index))
-        for part in tensors
+        held = [part.kept(axis) if isinstance(part, Live) else torch.arange(part.shape[axis]) for part in tensors]
+        index = torch.cat([kept + start for kept, start in zip(held, starts, strict=False)])
+        return live(walk.emit(node, (list(tensors), along), {}), shape, axis, index, fill)
+    index = walk.kept(node, axis, values)
+    brought = [
+        walk.bring(part, axis, index) if isinstance(part, Live) else part.index_select(axis, index) for part in tensors
     ]
-    return live(walk.new.call_function(torch.cat, (nodes, along)), full, axis, index, fill)
+    return live(walk.emit(node, (brought, along), {}), shape, axis, index, fill)
 
 
-def _kept(part: Any, axis: int) -> Tensor:
-    return part.kept(axis) if isinstance(part, Live) else torch.arange(part.shape[axis])
-
-
-@shrinks(shapes.padded)
+@shrinks(A.pad, A.constant_pad_nd)
 def padded(
-    walk: Shrinking, node: fx.Node, x: Any, pad: Sequence[int], mode: str = "constant", value: float | None = None
+    walk: Shrinking, node: fx.Node, x: Any, pad: Sequence[int], mode: str | float = "constant", value: Any = None
 ) -> Any:
     """Zeros around other axes; around the axis of which entries are left out they are left out too."""
-    if not isinstance(x, Live) or x.axis is None or x.fill != 0 or mode != "constant" or value:
+    if not isinstance(x, Live) or x.axis is None or x.fill != 0 or mode not in ("constant", 0) or value:
         return NotImplemented
     assert x.index is not None
-    pad, place = list(pad), 2 * (x.dim - 1 - x.axis)
-    full = walk.on_meta(node, x, pad)
+    pad, place = list(pad), 2 * (len(x.shape) - 1 - x.axis)
     before, behind = pad[place : place + 2] if place < len(pad) else (0, 0)
     if before < 0 or behind < 0:
         return NotImplemented
     pad[place : place + 2] = [0, 0] if place < len(pad) else []
-    here = walk.new.call_function(F.pad, (x.node, pad)) if any(pad) else x.node
-    return live(here, full, x.axis, x.index + before)
-
-
-@shrinks(shapes.size, shapes.attribute)
-def size(walk: Shrinking, node: fx.Node, x: Any, *args: Any, **kwargs: Any) -> Any:
-    """Numbers of the full network; those that depend on the batch are asked for when it is run."""
-    if not isinstance(x, Live):
-        return NotImplemented
-    if args[:1] == ("device",):
-        return next(walk.root.parameters()).device
-    first, second = walk.on_meta(node, x, *args, **kwargs)
-    if first == second:
-        return first
-    if isinstance(first, tuple):
-        return tuple(_size(walk, x, dim, pair) for dim, pair in enumerate(zip(first, second, strict=True)))
-    dim = args[0] if args and isinstance(args[0], int) else 0 if node.target is len else None
-    return NotImplemented if dim is None else _size(walk, x, dim, (first, second))
-
-
-def _size(walk: Shrinking, x: Live, dim: int, examples: tuple[int, int]) -> Any:
-    if examples[0] == examples[1]:
-        return examples[0]
-    return Size(walk.new.call_method("size", (x.node, dim)), examples)
-
-
-def _depends(leaf: Any) -> bool:
-    return isinstance(leaf, (Live, Size))
+    here = walk.emit(node, (x, pad), {}) if any(pad) else x.node
+    return live(here, walk.values[node].shape, x.axis, x.index + before)

@@ -26,36 +26,37 @@ class Parts:
         self._modules: dict[Any, str] = {}
 
     def put_tensor(self, value: Tensor, name: str = "constant") -> fx.Node:
-        """A constant as a buffer."""
-        value = value.detach().cpu().contiguous()
-        key = (value.dtype, tuple(value.shape), value.reshape(-1).view(torch.uint8).numpy().tobytes())
+        """A constant as a buffer, or as a parameter where it is computed from parameters."""
+        learned, value = value.requires_grad, value.detach().cpu().contiguous()
+        key = (learned, value.dtype, tuple(value.shape), value.reshape(-1).view(torch.uint8).numpy().tobytes())
         if key not in self._tensors:
             name = self._free(name)
-            self.root.register_buffer(name, value.clone())
+            if learned:
+                self.root.register_parameter(name, nn.Parameter(value.clone()))
+            else:
+                self.root.register_buffer(name, value.clone())
             with self.graph.inserting_after(next(iter(self.graph.nodes))):
                 self._tensors[key] = self.graph.get_attr(name)
         return self._tensors[key]
 
-    def put_module(self, name: str, module: nn.Module, key: Any = None) -> str:
+    def put_module(self, name: str, key: Any, module: nn.Module) -> str:
         """A module of the smaller network; the same for the same key.
 
         Args:
             name: what it is called in the full network.
-            module: copied if no key is given.
-            key: of what it was made from.
+            key: of what it is made from.
+            module: nobody else's.
         """
-        known = key if key is not None else (name, id(module))
-        if known not in self._modules:
-            self._modules[known] = self._free(name.replace(".", "_").replace("/", "_"))
-            made = copy.deepcopy(module) if key is None else module
-            for part in made.modules():
-                if getattr(part, "inplace", False):
-                    part.inplace = False  # type: ignore[assignment]
-            self.root.add_module(self._modules[known], made.eval())
-        return self._modules[known]
+        if key not in self._modules:
+            self._modules[key] = self._free(name.replace(".", "_").replace("/", "_"))
+            self.root.add_module(self._modules[key], module.eval())
+        return self._modules[key]
+
+    def module(self, node: fx.Node) -> nn.Module | None:
+        """The module that a node of the smaller network calls."""
+        return self.root.get_submodule(str(node.target)) if node.op == "call_module" else None
 
     def _free(self, name: str) -> str:
-        name = name.removeprefix("backbone_").removeprefix("own_")
         name = f"layer_{name}" if name[:1].isdigit() else name
         free, count = name, 0
         while free in self._names or hasattr(nn.Module, free):
@@ -63,3 +64,22 @@ class Parts:
             free = f"{name}_{count}"
         self._names.add(free)
         return free
+
+
+def taken_along(module: nn.Module) -> nn.Module:
+    """A copy of a module on the CPU that writes over nothing that it is given."""
+    made = copy.deepcopy(module).cpu().eval()
+    for part in made.modules():
+        if getattr(part, "inplace", False):
+            part.inplace = False  # type: ignore[assignment]
+    return made
+
+
+def filled(module: nn.Module, **tensors: Tensor | None) -> nn.Module:
+    """A module that was made without memory, with its parameters and buffers."""
+    for name, value in tensors.items():
+        if value is None:
+            continue
+        kept = value.detach().clone(memory_format=torch.contiguous_format)
+        setattr(module, name, nn.Parameter(kept) if name in module._parameters else kept)
+    return module

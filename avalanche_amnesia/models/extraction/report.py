@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
 from rich.console import Console
 from rich.table import Table
-from torch import nn
+from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from avalanche_amnesia.models.extraction.extract import extract, masked_model
-from avalanche_amnesia.models.extraction.specialised import specialise
+from avalanche_amnesia.models.modes import evaluating
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 
 
@@ -74,23 +74,26 @@ def subnet_report(model: TaskMaskedModel, task: int) -> SubnetReport:
         ValueError: as :func:`extract`.
     """
     model = masked_model(model, task)
-    subnet = extract(model, task).cpu()
-    forward, _ = specialise(model, task, model.head(task))
-    x = torch.zeros(1, *model.graph.input_shape, dtype=model.graph.input_dtype)
-    shared = {f"backbone.{name}" for name in model.graph.owned}  # what the task has a copy of
-    return SubnetReport(
-        task=task,
-        input_shape=model.graph.input_shape,
-        masked_parameters=sum(p.numel() for name, p in forward.named_parameters() if name not in shared),
-        subnet_parameters=sum(p.numel() for p in subnet.parameters()),
-        masked_flops=_flops(forward, x),
-        subnet_flops=_flops(subnet, x),
-    )
+    subnet = extract(model, task)
+    backbone, head, parts = model.backbone, model.head(task), model.task_parts(task)
+    assert parts is not None
+    shared = model.graph.owned  # what the task has a copy of
+    masked = {id(p): p for name, p in backbone.named_parameters() if name not in shared}
+    masked |= {id(p): p for p in (*parts.parameters(), *head.parameters())}
+    x = model.graph.inputs.batch(1, like=next(iter(model.parameters())))
+    mask = model.binary_mask(task)
+    with evaluating(model):
+        return SubnetReport(
+            task=task,
+            input_shape=model.graph.input_shape,
+            masked_parameters=sum(p.numel() for p in masked.values()),
+            subnet_parameters=sum(p.numel() for p in subnet.parameters()),
+            masked_flops=_flops(lambda: head(model.masked_features(x, mask, parts))),
+            subnet_flops=_flops(lambda: subnet(*model.graph.inputs.tensors(x))),
+        )
 
 
-@torch.no_grad()
-def _flops(module: nn.Module, x: torch.Tensor) -> int:
-    like = next((p.dtype for p in module.parameters() if p.is_floating_point()), x.dtype)
+def _flops(run: Callable[[], Tensor]) -> int:
     with FlopCounterMode(display=False) as counter:
-        module(x.to(like) if x.is_floating_point() else x)
+        run()
     return counter.get_total_flops()

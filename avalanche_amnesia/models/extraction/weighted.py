@@ -2,132 +2,90 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
-from avalanche_amnesia.models.extraction.layout import Live, live, nonzero
-from avalanche_amnesia.models.extraction.reading import entries_read
+from avalanche_amnesia.models.extraction.layout import Live, live
+from avalanche_amnesia.models.extraction.parts import filled
 from avalanche_amnesia.models.extraction.shrinking import Shrinking, shrinks
-from avalanche_amnesia.models.rules import mixing, weighted
+from avalanche_amnesia.unit_graph.values import Masked
 
-_CONVOLUTIONS = {3: nn.Conv1d, 4: nn.Conv2d, 5: nn.Conv3d}
-_TRANSPOSED = {3: nn.ConvTranspose1d, 4: nn.ConvTranspose2d, 5: nn.ConvTranspose3d}
-
-
-def filled(module: nn.Module, **tensors: Tensor | None) -> nn.Module:
-    """A module that was made without memory, with its parameters and buffers."""
-    for name, value in tensors.items():
-        if value is None:
-            continue
-        kept = value.detach().clone(memory_format=torch.contiguous_format)
-        setattr(module, name, nn.Parameter(kept) if name in module._parameters else kept)
-    return module
+A: Any = torch.ops.aten
+_CONVOLUTIONS: dict[int, Any] = {3: nn.Conv1d, 4: nn.Conv2d, 5: nn.Conv3d}
+_TRANSPOSED: dict[int, Any] = {3: nn.ConvTranspose1d, 4: nn.ConvTranspose2d, 5: nn.ConvTranspose3d}
 
 
-def _name(walk: Shrinking, node: fx.Node) -> str:
-    if node.op == "call_module":
-        return str(node.target)
+def _name(node: fx.Node) -> str:
     weight = next((a for a in node.all_input_nodes if a.op == "get_attr"), None)
-    return node.name if weight is None else str(weight.target).removesuffix(".weight")
+    return node.name if weight is None else str(weight.target).removesuffix(".weight").removesuffix(".bias")
 
 
-def rows_of(walk: Shrinking, node: fx.Node, units: int, axis: int) -> tuple[Tensor, bool]:
-    """The units that are kept of a layer, and whether whatever the others hold is masked before it is read."""
-    wanted = entries_read(walk, node, axis)
-    return (torch.arange(units), False) if wanted is None else (nonzero(wanted), True)
+def _result(walk: Shrinking, node: fx.Node, here: fx.Node, axis: int, rows: Tensor) -> Live:
+    value = walk.values[node]
+    return live(here, value.shape, axis, rows, None if value.masked is Masked.DIRTY else 0.0)
 
 
-@shrinks(weighted.linear)
-def linear(walk: Shrinking, node: fx.Node, x: Live) -> Any:
-    """``nn.Linear``."""
-    module: Any = walk.module(node)
-    return _linear(walk, node, x, module.weight, module.bias)
+def _closed(walk: Shrinking, node: fx.Node, weight: Tensor, rows: Tensor, open_: Tensor) -> Tensor:
+    """Weights, ``(rows, …)``; zero in rows that are there although their units are closed."""
+    shut = ~torch.isin(rows, open_) | (not bool(walk.open(node).any()))
+    return torch.where(shut.reshape(-1, *(1,) * (weight.dim() - 1)), 0.0, weight) if bool(shut.any()) else weight
 
 
-@shrinks(weighted.functional_linear)
-def functional_linear(walk: Shrinking, node: fx.Node, input: Any, weight: Any, bias: Any = None) -> Any:
-    """``F.linear`` with constant weights."""
-    if not isinstance(input, Live) or not isinstance(weight, Tensor) or isinstance(bias, Live):
+@shrinks(A.linear)
+def linear(walk: Shrinking, node: fx.Node, x: Any, weight: Any, bias: Any = None) -> Any:
+    """``x Wᵀ + b``."""
+    if not isinstance(x, Live) or not isinstance(weight, Tensor) or weight.dim() != 2 or isinstance(bias, Live):
         return NotImplemented
-    return _linear(walk, node, input, weight, bias)
+    rows = walk.kept(node, -1)
+    x = walk.inputs(node, x, -1)
+    weight = _closed(walk, node, weight, torch.arange(len(weight)), rows)
+    return _result(walk, node, dense(walk, _name(node), x, weight, bias, rows), -1, rows)
 
 
-@shrinks(mixing.product)
-def product(walk: Shrinking, node: fx.Node, a: Any, b: Any) -> Any:
-    """A product with a constant matrix is a layer."""
-    if not isinstance(a, Live) or not isinstance(b, Tensor) or b.dim() != 2:
-        return NotImplemented
-    return _linear(walk, node, a, b.T, None)
-
-
-def _linear(walk: Shrinking, node: fx.Node, x: Live, weight: Tensor, bias: Tensor | None) -> Live:
-    if not x.along(-1):
-        x = Live(walk.whole(x), x.full)
+def dense(walk: Shrinking, name: str, x: Live, weight: Tensor, bias: Tensor | None, rows: Tensor) -> fx.Node:
+    """Some rows of a layer on the inputs that are kept."""
     columns = x.kept(-1)
-    rows, masked = rows_of(walk, node, len(weight), -1)
     made = filled(
         nn.Linear(len(columns), len(rows), bias=bias is not None, device="meta"),
         weight=weight[rows][:, columns],
         bias=None if bias is None else bias[rows],
     )
-    key = (nn.Linear, weight, tuple(columns.tolist()), tuple(rows.tolist()))
-    here = walk.new.call_module(walk.parts.put_module(_name(walk, node), made, key), (x.node,))
-    full = walk.on_meta(node, *walk.arguments(node)[0], **walk.arguments(node)[1])
-    return live(here, full, full[0].dim() - 1, rows, None if masked else 0.0)
+    return walk.layer(name, (name, weight.data_ptr(), tuple(columns.tolist()), tuple(rows.tolist())), x.node, made)
 
 
-@shrinks(weighted.embedding)
-def embedding(walk: Shrinking, node: fx.Node, x: Live) -> Any:
-    """``nn.Embedding``: its columns are units."""
-    return _embedding(walk, node, x, walk.module(node).weight)  # type: ignore[arg-type]
-
-
-@shrinks(weighted.functional_embedding)
-def functional_embedding(walk: Shrinking, node: fx.Node, input: Any, weight: Any, *rest: Any, **options: Any) -> Any:
-    """``F.embedding`` with constant weights."""
-    if not isinstance(input, Live) or not isinstance(weight, Tensor):
+@shrinks(A.addmm)
+def added_product(walk: Shrinking, node: fx.Node, bias: Any, x: Any, weight: Any, **options: Any) -> Any:
+    """``b + x W``."""
+    if options or not isinstance(weight, Tensor) or not isinstance(bias, Tensor) or bias.dim() != 1:
         return NotImplemented
-    return _embedding(walk, node, input, weight)
+    return linear(walk, node, x, weight.T, bias)
 
 
-def _embedding(walk: Shrinking, node: fx.Node, x: Live, weight: Tensor) -> Live:
-    columns, masked = rows_of(walk, node, weight.shape[1], -1)
+@shrinks(A.matmul, A.mm)
+def product(walk: Shrinking, node: fx.Node, a: Any, b: Any) -> Any:
+    """A product with a constant matrix is a layer."""
+    return linear(walk, node, a, b.T) if isinstance(b, Tensor) and b.dim() == 2 else NotImplemented
+
+
+@shrinks(A.embedding)
+def embedding(walk: Shrinking, node: fx.Node, weight: Any, x: Any, *rest: Any) -> Any:
+    """A row of a table per number: its columns are units."""
+    if not isinstance(x, Live) or not isinstance(weight, Tensor):
+        return NotImplemented
+    columns = walk.kept(node, -1)
+    weight = _closed(walk, node, weight.T, torch.arange(weight.shape[1]), columns).T
     made = filled(nn.Embedding(len(weight), len(columns), device="meta"), weight=weight[:, columns])
-    key = (nn.Embedding, weight, tuple(columns.tolist()))
-    here = walk.new.call_module(walk.parts.put_module(_name(walk, node), made, key), (walk.whole(x),))
-    full = walk.on_meta(node, *walk.arguments(node)[0], **walk.arguments(node)[1])
-    return live(here, full, full[0].dim() - 1, columns, None if masked else 0.0)
+    key = ("embedding", weight.data_ptr(), tuple(columns.tolist()))
+    return _result(walk, node, walk.layer(_name(node), key, walk.whole(x).node, made), -1, columns)
 
 
-@dataclass(frozen=True)
-class _Convolution:
-    """A convolution of the full network."""
-
-    weight: Tensor
-    bias: Tensor | None
-    options: dict[str, Any]
-    groups: int
-
-    @staticmethod
-    def of(module: Any) -> _Convolution:
-        options = {name: getattr(module, name) for name in ("stride", "padding", "dilation", "padding_mode")}
-        return _Convolution(module.weight, module.bias, options, module.groups)
-
-
-@shrinks(weighted.convolution)
-def convolution(walk: Shrinking, node: fx.Node, x: Live) -> Any:
-    """``nn.Conv*d``."""
-    return _convolve(walk, node, x, _Convolution.of(walk.module(node)))
-
-
-@shrinks(weighted.functional_convolution)
-def functional_convolution(
+@shrinks(A.conv1d, A.conv2d, A.conv3d)
+def convolution(
     walk: Shrinking,
     node: fx.Node,
-    input: Any,
+    x: Any,
     weight: Any,
     bias: Any = None,
     stride: Any = 1,
@@ -135,62 +93,82 @@ def functional_convolution(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Any:
-    """``F.conv*d`` with constant weights."""
-    if not isinstance(input, Live) or not isinstance(weight, Tensor) or isinstance(bias, Live):
-        return NotImplemented
+    """A convolution: units along axis 1."""
     options = {"stride": stride, "padding": padding, "dilation": dilation}
-    return _convolve(walk, node, input, _Convolution(weight, bias, options, groups))
+    return _convolve(walk, node, x, weight, bias, options, groups, transposed=False)
 
 
-def _convolve(walk: Shrinking, node: fx.Node, x: Live, conv: _Convolution) -> Any:
-    if x.dim != conv.weight.dim():
+@shrinks(A.conv_transpose1d, A.conv_transpose2d, A.conv_transpose3d)
+def transposed(
+    walk: Shrinking,
+    node: fx.Node,
+    x: Any,
+    weight: Any,
+    bias: Any = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    output_padding: Any = 0,
+    groups: int = 1,
+    dilation: Any = 1,
+) -> Any:
+    """A transposed convolution: its weight lies ``(inputs, units/groups, …)``."""
+    options = {"stride": stride, "padding": padding, "output_padding": output_padding, "dilation": dilation}
+    return _convolve(walk, node, x, weight, bias, options, groups, transposed=True)
+
+
+def _convolve(
+    walk: Shrinking,
+    node: fx.Node,
+    x: Any,
+    weight: Any,
+    bias: Any,
+    options: dict[str, Any],
+    groups: int,
+    *,
+    transposed: bool,
+) -> Any:
+    if not isinstance(x, Live) or not isinstance(weight, Tensor) or isinstance(bias, Live):
+        return NotImplemented
+    if len(x.shape) != weight.dim():
         return NotImplemented  # a single sample
-    if not x.along(1):
-        x = Live(walk.whole(x), x.full)
-    units, groups = len(conv.weight), conv.groups
-    rows, masked = rows_of(walk, node, units, 1)
-    if not masked and conv.bias is None:
-        rows = nonzero(_reached(x.kept(1), units, groups, conv.weight.shape[1]))
+    per_group = weight.shape[1]
+    inputs_each, units_each = len(weight) // groups, per_group
+    if not transposed:
+        inputs_each, units_each = units_each, inputs_each
+    open_ = rows = walk.kept(node, 1)
+    x = walk.inputs(node, x, 1)
+    count = groups
     if groups > 1:
-        inputs, rows, groups = _regular(x.kept(1), rows, groups, conv.weight.shape[1], units // groups)
-        x = walk.bring(x, inputs, 1)
+        held = (rows // units_each).unique()
+        x = walk.bring(x, 1, evened(x.kept(1), held, groups, inputs_each))
+        rows, count = evened(rows, held, groups, units_each), len(held)
     columns = x.kept(1)
-    per_group = len(columns) // groups
-    group_of_row = rows // (units // conv.groups)
-    number = torch.searchsorted(group_of_row.unique(), group_of_row)
-    taken = columns.reshape(groups, per_group)[number] % conv.weight.shape[1]
-    weight = torch.stack([conv.weight[row][cut] for row, cut in zip(rows.tolist(), taken, strict=True)])
+    first, second = (columns, rows) if transposed else (rows, columns)
+    group = torch.arange(len(first)) // (len(first) // count)
+    taken = second.reshape(count, -1)[group] % per_group
+    cut = weight[first[:, None], taken]
+    key = ("conv", weight.data_ptr(), tuple(columns.tolist()), tuple(rows.tolist()), str(options))
+    if transposed:
+        by_group = cut.unflatten(0, (count, -1)).transpose(1, 2).flatten(0, 1)
+        shut = _closed(walk, node, by_group, rows, open_)
+        cut = shut.unflatten(0, (count, -1)).transpose(1, 2).flatten(0, 1)
+    else:
+        cut = _closed(walk, node, cut, rows, open_)
     made = filled(
-        _CONVOLUTIONS[weight.dim()](
-            *(len(columns), len(rows), tuple(weight.shape[2:])),  # type: ignore[arg-type]
-            **conv.options,
-            groups=groups,
-            bias=conv.bias is not None,
+        (_TRANSPOSED if transposed else _CONVOLUTIONS)[weight.dim()](
+            *(len(columns), len(rows), tuple(weight.shape[2:])),
+            **options,
+            groups=count,
+            bias=bias is not None,
             device="meta",
         ),
-        weight=weight,
-        bias=None if conv.bias is None else conv.bias[rows],
+        weight=cut,
+        bias=None if bias is None else _closed(walk, node, bias[rows], rows, open_),
     )
-    key = ("conv", conv.weight, tuple(columns.tolist()), tuple(rows.tolist()), str(conv.options))
-    here = walk.new.call_module(walk.parts.put_module(_name(walk, node), made, key), (x.node,))
-    full = walk.on_meta(node, *walk.arguments(node)[0], **walk.arguments(node)[1])
-    return live(here, full, 1, rows, None if masked else 0.0)
+    return _result(walk, node, walk.layer(_name(node), key, x.node, made), 1, rows)
 
 
-def _reached(inputs: Tensor, units: int, groups: int, per_group: int) -> Tensor:
-    """Which units have an input, ``(units,)``: without a bias the others are zero."""
-    groups_with = torch.zeros(groups, dtype=torch.bool)
-    groups_with[inputs // per_group] = True
-    return groups_with.repeat_interleave(units // groups)
-
-
-def _regular(inputs: Tensor, rows: Tensor, groups: int, inputs_each: int, rows_each: int) -> tuple[Tensor, Tensor, int]:
-    """Inputs and units of a grouped convolution, so many more that all groups are of one size again."""
-    kept = (rows // rows_each).unique()
-    return _evened(inputs, kept, groups, inputs_each), _evened(rows, kept, groups, rows_each), len(kept)
-
-
-def _evened(index: Tensor, kept: Tensor, groups: int, each: int) -> Tensor:
+def evened(index: Tensor, kept: Tensor, groups: int, each: int) -> Tensor:
     """The entries of the groups that are kept, and as many more that every group has the same number."""
     held = torch.zeros(groups, each)
     held.view(-1)[index] = 1.0
@@ -200,47 +178,21 @@ def _evened(index: Tensor, kept: Tensor, groups: int, each: int) -> Tensor:
     return (chosen + kept[:, None] * each).reshape(-1)
 
 
-@shrinks(weighted.transposed)
-def transposed(walk: Shrinking, node: fx.Node, x: Live, output_size: Any = None) -> Any:
-    """``nn.ConvTranspose*d``: its weight lies ``(inputs, units, …)``."""
-    module: Any = walk.module(node)
-    if module.groups > 1 or output_size is not None or x.dim != module.weight.dim():
-        return NotImplemented
-    if not x.along(1):
-        x = Live(walk.whole(x), x.full)
-    columns = x.kept(1)
-    rows, masked = rows_of(walk, node, module.weight.shape[1], 1)
-    names = ("stride", "padding", "output_padding", "dilation")
-    made = filled(
-        _TRANSPOSED[x.dim](
-            *(len(columns), len(rows), module.kernel_size),
-            **{name: getattr(module, name) for name in names},
-            bias=module.bias is not None,
-            device="meta",
-        ),
-        weight=module.weight[columns][:, rows],
-        bias=None if module.bias is None else module.bias[rows],
-    )
-    key = ("transposed", module.weight, tuple(columns.tolist()), tuple(rows.tolist()))
-    here = walk.new.call_module(walk.parts.put_module(str(node.target), made, key), (x.node,))
-    return live(here, walk.on_meta(node, x), 1, rows, None if masked else 0.0)
-
-
-def folded(module: nn.Module, scale: Tensor, shift: Tensor, rows: Tensor) -> nn.Module | None:
-    """A layer followed by ``scale · y + shift`` per unit, as one layer with some of its rows; None where it can't be.
+def folded(module: nn.Module | None, scale: Tensor, shift: Tensor) -> nn.Module | None:
+    """A layer followed by ``scale · y + shift`` per unit, as one layer; None where it can't be.
 
     Worked out in float64, so that nothing but the result is rounded.
     """
-    if not isinstance(module, (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)) or len(rows) < len(module.weight):
+    if not isinstance(module, (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)):
         return None
     by_row = scale.double().reshape(-1, *(1,) * (module.weight.dim() - 1))
-    weight = (module.weight.double() * by_row).to(module.weight.dtype)
     bias = shift.double() if module.bias is None else module.bias.double() * scale.double() + shift.double()
     made: Any
     if isinstance(module, nn.Linear):
         made = nn.Linear(module.in_features, module.out_features, device="meta")
     else:
-        options = {n: getattr(module, n) for n in ("stride", "padding", "dilation", "groups", "padding_mode")}
+        options = {name: getattr(module, name) for name in ("stride", "padding", "dilation", "groups")}
         kind: Any = type(module)
         made = kind(module.in_channels, module.out_channels, module.kernel_size, **options, device="meta")
+    weight = (module.weight.double() * by_row).to(module.weight.dtype)
     return filled(made, weight=weight, bias=bias.to(module.weight.dtype))

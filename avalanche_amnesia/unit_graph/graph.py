@@ -1,0 +1,144 @@
+"""The unit graph: which earlier units feed each weight of a backbone, and how much of it masks put to use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import reduce
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from avalanche_amnesia.unit_graph.inputs import Inputs
+from avalanche_amnesia.unit_graph.units import ALWAYS, UnitSets, compact
+
+
+@dataclass(frozen=True)
+class WeightedLayer:
+    """A layer of the backbone whose outputs are units that every task masks.
+
+    Attributes:
+        name: the module's (or parameter's) name inside the backbone.
+        units: its outputs (neurons or channels).
+        kind: what it is, for people: ``Linear``, ``Conv2d`` …
+        sets: the numbers of its units in :attr:`UnitGraph.sets`, ``(units,)``.
+    """
+
+    name: str
+    units: int
+    kind: str
+    sets: Tensor
+
+
+@dataclass(frozen=True)
+class UnitGraph:
+    """The weighted layers of a backbone in the order they run, and the units behind each of its parameters.
+
+    Attributes:
+        layers: by name.
+        sets: numbers of sets of units.
+        factors: parameter name → tensors of set numbers that broadcast over the parameter; an entry is in use if all
+            of them are (its unit, and the units that feed it).
+        output: set numbers behind the features, ``(features,)``.
+        owned: names of parameters of which every task has its own.
+        frozen: names of parameters declared to be trained by the first task alone.
+        inputs: what the backbone is given.
+    """
+
+    layers: Mapping[str, WeightedLayer]
+    sets: UnitSets
+    factors: Mapping[str, tuple[Tensor, ...]]
+    output: Tensor
+    owned: frozenset[str] = frozenset()
+    frozen: frozenset[str] = frozenset()
+    inputs: Inputs = field(default_factory=lambda: Inputs((), ()))
+    _layer_of: dict[str, int] = field(default_factory=dict, init=False, repr=False)
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one input, without the batch, on which the backbone was traced."""
+        return self.inputs.shape
+
+    @property
+    def input_dtype(self) -> torch.dtype:
+        """Type of its entries."""
+        return self.inputs.dtype
+
+    def __deepcopy__(self, memo: object) -> UnitGraph:
+        return self  # nothing in it ever changes, and a copy of all sets would be the larger part of a model's copy
+
+    def parameter_use(self, *masks: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """How much every masked parameter is in use: ``min`` of its unit's and its source's use (METHOD §2, §3).
+
+        Args:
+            masks: one mapping per task, layer name → mask of shape ``(units,)``, bool or float. Uses of several tasks
+                add up (AdaHAT's summative mask); one mapping gives the parameters that one mask covers.
+
+        Returns:
+            Parameter name (inside the backbone) → float32 tensor that broadcasts over the parameter.
+        """
+        vectors = [torch.cat([mask[name].float() for name in self.layers]) for mask in masks]
+        of_sets = self.sets.use(torch.stack(vectors)).sum(0)
+        return {name: self.entry_use(factors, of_sets) for name, factors in self.factors.items()}
+
+    def reads(self, mask: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+        """Parameter by parameter, which entries one mask covers: where :meth:`parameter_use` is positive.
+
+        Args:
+            mask: layer name → ``(units,)``, bool.
+
+        Yields:
+            Parameter name (inside the backbone), bool tensor that broadcasts over the parameter.
+        """
+        vector = torch.cat([mask[name].float() for name in self.layers])
+        if vector.device.type != "cpu":
+            yield from ((name, use > 0) for name, use in self.parameter_use(mask).items())
+            return
+        known = np.append(vector.numpy(), [1.0, 0.0]) > 0  # by numpy: torch's threads cost more than this little work
+        of_sets = known[self.sets.table(vector.device).numpy()].any(0)
+        for name, factors in self.factors.items():
+            covered = reduce(np.logical_and, (of_sets[factor.numpy()] for factor in factors))
+            yield name, torch.from_numpy(np.asarray(covered))
+
+    @staticmethod
+    def entry_use(factors: tuple[Tensor, ...], of_sets: Tensor) -> Tensor:
+        """``min`` over the factors, from the use of every set."""
+        uses = [of_sets[factor.to(of_sets.device)] for factor in factors]
+        result = uses[0]
+        for use in uses[1:]:
+            result = torch.minimum(result, use)
+        return result
+
+    def entries_within(self, units: Tensor) -> dict[str, Tensor]:
+        """The entries that nobody can read without one of these units: one of their factors lies within them.
+
+        Args:
+            units: over all units, bool ``(n_units,)``.
+
+        Returns:
+            Parameter name (inside the backbone) → bool tensor that broadcasts over the parameter.
+        """
+        outside, everything = self.sets.use(torch.stack([~units, torch.ones_like(units)]).float())
+        within = ((outside == 0) & (everything > 0)).float()
+        return {
+            name: torch.stack(torch.broadcast_tensors(*(within[f.to(within.device)] for f in factors))).amax(0) > 0
+            for name, factors in self.factors.items()
+        }
+
+    def sources(self, layer: str) -> Tensor | None:
+        """Set numbers that feed a layer, one per input; None where it has no weight of two factors (a bias alone)."""
+        factors = next((f for name, f in self.factors.items() if name.startswith(layer) and len(f) > 1), None)
+        return None if factors is None else compact(factors[1]).reshape(-1)
+
+    def layer_of(self, parameter: str) -> int:
+        """Index of the layer whose sparsity a parameter goes by: that of its (first) unit."""
+        if not self._layer_of:
+            starts = torch.tensor([0, *(layer.units for layer in self.layers.values())]).cumsum(0)
+            for name, factors in self.factors.items():
+                units = [
+                    self.sets.members(number) for number in factors[0].reshape(-1)[:1].tolist() if number != ALWAYS
+                ]
+                first = units[0][0] if units and units[0] else 0
+                self._layer_of[name] = int(torch.searchsorted(starts, first, right=True)) - 1
+        return self._layer_of[parameter]

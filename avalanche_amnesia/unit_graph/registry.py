@@ -1,0 +1,57 @@
+"""What is known of operations: a rule each, registered by decorator.
+
+A rule is called with the walk, the node, and what is known of the node's arguments: a
+:class:`~avalanche_amnesia.unit_graph.values.Value`, a :class:`~avalanche_amnesia.unit_graph.values.ParameterValue`, a
+:class:`~avalanche_amnesia.unit_graph.values.Constant`, or whatever the graph holds beside tensors. It returns what is
+known of the result, or raises :class:`~avalanche_amnesia.unit_graph.findings.Refused`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+Rule = Callable[..., Any]
+
+RULES: dict[Any, Rule] = {}
+"""Of operations on values, by overload (``torch.ops.aten.add.Tensor``) or by all overloads (``torch.ops.aten.add``)."""
+DERIVATIONS: dict[Any, Rule] = {}
+"""Of operations on parameters alone, likewise."""
+NEEDS_ZEROS: set[Rule] = set()
+NORMS_BY_CHANNEL: set[Any] = set()
+"""Norms of single channels, into which the mask of what they read can be folded."""
+
+
+def rule(*targets: Any, zeros: bool = False, by_channel: bool = False) -> Callable[[Rule], Rule]:
+    """Register what operations do to units.
+
+    Args:
+        targets: operations of torch, with or without the name of an overload; any registered operator will do.
+        zeros: whether the rule wants masked entries of its inputs to be exactly zero.
+        by_channel: whether these are norms of single channels.
+    """
+
+    def register(function: Rule) -> Rule:
+        RULES.update(dict.fromkeys(targets, function))
+        if zeros:
+            NEEDS_ZEROS.add(function)
+        if by_channel:
+            NORMS_BY_CHANNEL.update(targets)
+        return function
+
+    return register
+
+
+def derives(*targets: Any) -> Callable[[Rule], Rule]:
+    """Register what operations make of parameters alone: which entries stand behind each entry of the result."""
+
+    def register(function: Rule) -> Rule:
+        DERIVATIONS.update(dict.fromkeys(targets, function))
+        return function
+
+    return register
+
+
+def registered(rules: dict[Any, Rule], target: Any) -> Rule | None:
+    """The rule of an operation."""
+    return rules.get(target) or rules.get(getattr(target, "overloadpacket", None))

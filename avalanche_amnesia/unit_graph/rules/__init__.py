@@ -1,0 +1,27 @@
+"""What every operation does to masked units; one file per family, registered by decorator."""
+
+from avalanche_amnesia.unit_graph.rules import (
+    arithmetic,
+    attention,
+    declared,
+    derived,
+    elementwise,
+    mixing,
+    norms,
+    pooling,
+    shapes,
+    weighted,
+)
+
+__all__ = [
+    "arithmetic",
+    "attention",
+    "declared",
+    "derived",
+    "elementwise",
+    "mixing",
+    "norms",
+    "pooling",
+    "shapes",
+    "weighted",
+]

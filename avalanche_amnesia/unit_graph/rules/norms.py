@@ -1,0 +1,173 @@
+"""Normalisation: a copy per task, with the task's mask folded into it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from avalanche_amnesia.unit_graph.exporting import PLAIN_AVERAGE, module_of
+from avalanche_amnesia.unit_graph.findings import Refused
+from avalanche_amnesia.unit_graph.masking import call_owned
+from avalanche_amnesia.unit_graph.registry import NORMS_BY_CHANNEL, rule
+from avalanche_amnesia.unit_graph.task_owned import NormKind, OwnedSpec
+from avalanche_amnesia.unit_graph.units import compact
+from avalanche_amnesia.unit_graph.values import Masked, ParameterValue, filled
+from avalanche_amnesia.unit_graph.walk import Walk
+
+A: Any = torch.ops.aten
+
+
+@rule(A.batch_norm.default, by_channel=True)
+def batch_norm(
+    walk: Walk,
+    node: fx.Node,
+    x: Any,
+    weight: Any,
+    bias: Any,
+    mean: Any,
+    var: Any,
+    training: bool,
+    momentum: float,
+    eps: float,
+    *rest: Any,
+) -> Any:
+    """Batch norm."""
+    return _by_channel(walk, node, x, weight, bias, "batch", own=training, momentum=momentum, eps=eps)
+
+
+@rule(A.instance_norm.default, by_channel=True)
+def instance_norm(
+    walk: Walk,
+    node: fx.Node,
+    x: Any,
+    weight: Any,
+    bias: Any,
+    mean: Any,
+    var: Any,
+    use_input_stats: bool,
+    momentum: float,
+    eps: float,
+    *rest: Any,
+) -> Any:
+    """Instance norm."""
+    return _by_channel(walk, node, x, weight, bias, "instance", own=use_input_stats, momentum=momentum, eps=eps)
+
+
+def _by_channel(
+    walk: Walk,
+    node: fx.Node,
+    x: Any,
+    weight: Any,
+    bias: Any,
+    kind: NormKind,
+    *,
+    own: bool,
+    momentum: float,
+    eps: float,
+) -> Any:
+    statistics = tuple(str(given.target) for given in node.args[3:5] if isinstance(given, fx.Node))
+    if any(name not in walk.buffers for name in statistics):
+        raise Refused("a norm's running statistics are computed", "keep them in buffers of the norm itself")
+    if any(user.target not in NORMS_BY_CHANNEL for given in node.args[3:5] for user in getattr(given, "users", ())):
+        raise Refused("a norm's running statistics are read elsewhere too", "every task has its own: leave them to it")
+    if statistics and own and not walk.training:
+        raise Refused(
+            "a norm goes by the batch's statistics in evaluation, although it keeps running ones",
+            "make it without them: track_running_stats=False",
+        )
+    names = (_name(weight), _name(bias))
+    spec = OwnedSpec(
+        _named(walk, node, (*names, *statistics)),
+        names,
+        kind,
+        eps=eps,
+        momentum=None if momentum == PLAIN_AVERAGE else momentum,
+        statistics=statistics,
+        fixed=bool(statistics) and walk.training and not own,
+    )
+    return _own(walk, node, x, spec)
+
+
+@rule(A.layer_norm, zeros=True)
+def layer_norm(
+    walk: Walk, node: fx.Node, x: Any, shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5, *rest: Any
+) -> Any:
+    """Layer norm."""
+    names = (_name(weight), _name(bias))
+    return _own(walk, node, x, OwnedSpec(_named(walk, node, names), names, "layer", eps=eps, shape=tuple(shape)))
+
+
+@rule(A.rms_norm, zeros=True)
+def rms_norm(walk: Walk, node: fx.Node, x: Any, shape: Any, weight: Any = None, eps: float | None = None) -> Any:
+    """RMS norm."""
+    names = (_name(weight), None)
+    eps = torch.finfo(x.dtype).eps if eps is None else eps
+    return _own(walk, node, x, OwnedSpec(_named(walk, node, names), names, "rms", eps=eps, shape=tuple(shape)))
+
+
+@rule(A.group_norm, zeros=True)
+def group_norm(
+    walk: Walk, node: fx.Node, x: Any, groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5, *rest: Any
+) -> Any:
+    """Group norm."""
+    names = (_name(weight), _name(bias))
+    return _own(walk, node, x, OwnedSpec(_named(walk, node, names), names, "group", eps=eps, groups=groups))
+
+
+def _own(walk: Walk, node: fx.Node, x: Any, spec: OwnedSpec) -> Any:
+    """Put the task's own copy in the node's place."""
+    if isinstance(x, ParameterValue):
+        raise Refused("a parameter is normalised together with a value", "use it as it is")
+    x = walk.value(x)
+    if any(walk.is_frozen(name) for name in (spec.name, *spec.parameters) if name is not None):
+        raise Refused(
+            "a norm can't be frozen in part", "declare all of it frozen=[…], or nothing: every task has its own"
+        )
+    if spec.kind in ("layer", "rms"):
+        dims = range(x.ids.dim() - len(spec.shape))
+    else:
+        dims = [dim for dim in range(x.ids.dim()) if dim != 1]  # type: ignore[assignment]
+    sets = filled(walk.book.sets.over(x.ids, dims))  # a norm's statistics and shifts reach padding too
+    if walk.norm == "batch":
+        spec = spec.affine_free()
+    mask = walk.masks.emit(sets)
+    _note(walk, spec.masked_by(None if mask is None else compact(sets)))
+    own = walk.insert_behind(node, call_owned, (walk.tasks_own, spec.name, node.args[0], mask))
+    node.replace_all_uses_with(own)
+    by_position = spec.kind in ("layer", "rms")
+    shape = sets.shape if by_position else (1, len(sets), *(1,) * (x.ids.dim() - 2))
+    result = x.like(sets.reshape(shape).expand(x.shape), Masked.ZERO)
+    walk.values[own] = result
+    return result
+
+
+def _note(walk: Walk, spec: OwnedSpec) -> None:
+    """Enter a norm; one that is called more than once has the units of all its calls."""
+    known = walk.book.owned.get(spec.name)
+    if known is None:
+        walk.book.owned[spec.name] = spec
+        return
+    if (known.kind, known.groups, known.shape, known.parameters) != (
+        *(spec.kind, spec.groups, spec.shape),
+        spec.parameters,
+    ):
+        raise Refused(f"norm {spec.name!r} is used in two unlike ways", "use two norms")
+    apart = known.sets is None or spec.sets is None
+    sets = None if apart else compact(walk.book.sets.union(known.sets, spec.sets))  # type: ignore[arg-type]
+    fixed = known.fixed or spec.fixed  # evaluation says nothing of that
+    walk.book.owned[spec.name] = known.masked_by(sets).with_fixed(fixed)
+
+
+def _name(parameter: Any) -> str | None:
+    if parameter is None:
+        return None
+    if not isinstance(parameter, ParameterValue) or len(parameter.parts) != 1 or not parameter.parts[0].whole:
+        raise Refused("a norm's weight or bias is computed", "use parameters of the norm itself")
+    return parameter.parts[0].name
+
+
+def _named(walk: Walk, node: fx.Node, names: tuple[str | None, ...]) -> str:
+    known = next((name for name in names if name is not None), "")
+    return known.rpartition(".")[0] or module_of(node) or known or node.name

@@ -1,0 +1,187 @@
+"""Operations that move entries about: the same operation moves their sets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx
+
+from avalanche_amnesia.unit_graph.findings import Refused
+from avalanche_amnesia.unit_graph.registry import derives, rule
+from avalanche_amnesia.unit_graph.rules.arithmetic import adopt
+from avalanche_amnesia.unit_graph.trees import leaves, map_leaves
+from avalanche_amnesia.unit_graph.units import ALWAYS, NOTHING, compact
+from avalanche_amnesia.unit_graph.values import Constant, Masked, ParameterValue, Value, always_in_use
+from avalanche_amnesia.unit_graph.walk import Walk, all_of_all
+
+A: Any = torch.ops.aten
+
+MOVES = (
+    *(A.view, A.reshape, A._unsafe_view, A._reshape_alias, A.flatten, A.unflatten, A.permute, A.transpose, A.t),
+    *(A.numpy_T, A.mT, A.movedim, A.moveaxis, A.swapaxes, A.squeeze, A.unsqueeze, A.select, A.slice, A.narrow),
+    *(A.split, A.split_with_sizes, A.chunk, A.tensor_split, A.unbind, A.expand, A.broadcast_to, A.repeat, A.tile),
+    *(A.roll, A.flip, A.rot90, A.diagonal, A.unfold, A.index_select, A.pixel_shuffle, A.pixel_unshuffle),
+    *(A.channel_shuffle, A.repeat_interleave, A.ravel, A.atleast_2d, A.atleast_3d, A.hsplit, A.vsplit),
+)
+_LIKE_ANOTHER = (A.expand_as, A.view_as, A.reshape_as)
+
+
+@rule(*MOVES)
+@derives(*MOVES)
+def moved(walk: Walk, node: fx.Node, *args: Any, **options: Any) -> Any:
+    """The same operation on the sets."""
+    known = leaves((args, options))
+    operands = [leaf for leaf in known if isinstance(leaf, (Value, ParameterValue))]
+    if len(operands) > 1 or operands[0] is not args[0]:
+        return _otherwise(walk, node, args, options)  # which entries are moved depends on a value
+    return _again(args[0], lambda places: _applied(node, (places, *args[1:]), options))
+
+
+@rule(*_LIKE_ANOTHER)
+@derives(*_LIKE_ANOTHER)
+def moved_like_another(walk: Walk, node: fx.Node, x: Any, other: Any) -> Any:
+    """In the shape of another tensor, of which nothing else is read."""
+    if isinstance(x, Constant):
+        return always_in_use(other.shape, x.dtype)
+    method = str(node.target).split(".")[1]
+    return _again(x, lambda places: getattr(places, method.replace("view_as", "reshape_as"))(torch.empty(other.shape)))
+
+
+@rule(A.index)
+@derives(A.index)
+def indexed(walk: Walk, node: fx.Node, x: Any, indices: Sequence[Any]) -> Any:
+    """Entries at places that are constant."""
+    fixed = all(index is None or isinstance(index, Constant) for index in indices)
+    if isinstance(x, Constant) or not fixed:
+        return _otherwise(walk, node, (x, indices), {})
+    places = tuple(slice(None) if index is None else index.content for index in indices)
+    return _again(x, lambda held: held[places])
+
+
+def _otherwise(walk: Walk, node: fx.Node, args: Any, options: Any) -> Any:
+    values = any(isinstance(leaf, Value) for leaf in leaves((args, options)))
+    return walk.anything(node) if values else all_of_all(walk, node, *args, **options)
+
+
+def _applied(node: fx.Node, args: Any, options: Any) -> Any:
+    """The operation on numbers of sets, or of entries; memory may lie in another order there."""
+    args, options = map_leaves((args, options), lambda leaf: leaf.content if isinstance(leaf, Constant) else leaf)
+    target: Any = A.reshape.default if node.target in (A.view.default, A._unsafe_view.default) else node.target
+    return target(*args, **options)
+
+
+def _again(operand: Any, move: Any) -> Any:
+    """What is known of a value, or a parameter, whose entries were moved."""
+    if isinstance(operand, Value):
+        return map_leaves(move(operand.ids), lambda ids: operand.like(ids) if isinstance(ids, Tensor) else ids)
+    first = move(operand.parts[0].place)
+    if isinstance(first, Tensor):
+        return operand.moved(move)
+    return tuple(operand.moved(lambda place, i=i: move(place)[i]) for i in range(len(first)))
+
+
+@rule(A.cat, A.concat, A.concatenate, A.stack, A.hstack, A.vstack)
+def joined(walk: Walk, node: fx.Node, tensors: Sequence[Any], dim: int = 0) -> Value:
+    """Values side by side: so are their sets. A parameter takes on the units of the values beside it."""
+    values = [part for part in tensors if isinstance(part, Value)]
+    result = walk.result(node)
+    along = dim % len(result.shape)
+    parts: list[Tensor] = []
+    masked = max(value.masked for value in values)
+    by_stack = str(node.target).split(".")[1]
+    for part in tensors:
+        if isinstance(part, Value):
+            parts.append(part.ids)
+        elif isinstance(part, Constant):  # in use whatever the masks say
+            parts.append(torch.full(part.shape, ALWAYS))
+        elif part.fixed:
+            walk.used(part, torch.full((1,) * len(part.shape), ALWAYS))
+            parts.append(torch.full(part.shape, ALWAYS))
+        else:
+            beside = compact(values[0].ids)
+            if by_stack in ("stack", "hstack", "vstack") or beside.shape[along] != 1:
+                raise Refused(
+                    f"parameters {part.names} are put beside values along an axis on which their units differ",
+                    "put them beside them along another axis (tokens), or declare them frozen=[…]",
+                )
+            ids = beside.expand(part.shape)
+            masked = max(masked, adopt(walk, part, ids))
+            parts.append(ids)
+    made: Any = {"stack": torch.stack, "hstack": torch.hstack, "vstack": torch.vstack}.get(by_stack, torch.cat)
+    ids = made(parts) if by_stack in ("hstack", "vstack") else made(parts, along)
+    return Value(ids, result.dtype, masked)
+
+
+@derives(A.cat, A.concat, A.concatenate, A.stack)
+def joined_parameters(walk: Walk, node: fx.Node, tensors: Sequence[Any], dim: int = 0) -> Any:
+    """Parameters side by side: an entry depends on those of all parts that lie at the same place."""
+    result = walk.result(node)
+    along = dim % len(result.shape)
+    if str(node.target).startswith("aten.stack") or any(len(part.shape) != len(result.shape) for part in tensors):
+        return all_of_all(walk, node, tensors, dim)
+    operands = []
+    start = 0
+    for part in tensors:
+        size = part.shape[along]
+        if isinstance(part, ParameterValue):
+            # Outside of its own part nothing depends on it: there it borrows its first places, which can only add.
+            at = (torch.arange(result.shape[along]) - start).clamp(0, size - 1)
+            operands.append(part.moved(partial(torch.index_select, dim=along, index=at)))
+        start += size
+    return _joined_apart(result, operands)
+
+
+def _joined_apart(result: Tensor, operands: list[ParameterValue]) -> ParameterValue:
+    parts = tuple(part for operand in operands for part in operand.parts)
+    return ParameterValue(result.shape, result.dtype, parts)
+
+
+@rule(A.pad, A.constant_pad_nd, zeros=True)
+def padded(
+    walk: Walk, node: fx.Node, x: Any, pad: Sequence[int], mode: str | float = "constant", value: float | None = None
+) -> Any:
+    """Zeros around a value, which are in use under no mask; or numbers, or what lies at the border."""
+    filling = mode if isinstance(mode, (int, float)) else value
+    if not isinstance(x, Value) or (isinstance(mode, str) and mode != "constant"):
+        return walk.anything(node)
+    around = ALWAYS if filling else NOTHING
+    masked = Masked.ZERO if not filling or x.always else Masked.CONSTANT
+    return x.like(F.pad(x.ids, list(pad), value=around), max(x.masked, masked) if filling else x.masked)
+
+
+@rule(A.slice_scatter, A.select_scatter)
+def written_into(walk: Walk, node: fx.Node, x: Any, source: Any, *where: Any, **options: Any) -> Any:
+    """A value with a part of another in it: so are their sets."""
+    parts = [_written(part) for part in (x, source)]
+    if any(part is None for part in parts) or any(isinstance(leaf, Value) for leaf in leaves((where, options))):
+        return walk.anything(node)
+    ids = node.target(parts[0].ids, parts[1].ids, *where, **options)  # type: ignore[operator, union-attr]
+    return Value(ids, walk.result(node).dtype, max(part.masked for part in parts if part is not None))
+
+
+def _written(part: Any) -> Value | None:
+    if isinstance(part, Constant):
+        return always_in_use(part.shape, part.dtype)
+    return part if isinstance(part, Value) else None
+
+
+@rule(A.copy)
+def copied(walk: Walk, node: fx.Node, x: Any, source: Any, *rest: Any) -> Any:
+    """Another value's entries in the place of one's own."""
+    result = walk.result(node)
+    if not isinstance(source, Value):
+        return always_in_use(result.shape, result.dtype) if isinstance(source, Constant) else walk.anything(node)
+    return source.like(source.ids.expand(result.shape), dtype=result.dtype)
+
+
+@rule(A.fill, A.zero, A.zeros_like, A.ones_like, A.full_like, A.new_zeros, A.new_ones, A.new_full)
+def overwritten(walk: Walk, node: fx.Node, x: Any, *rest: Any, **options: Any) -> Any:
+    """The same number everywhere, whatever was there."""
+    if any(isinstance(leaf, ParameterValue) for leaf in leaves((rest, options))):
+        return walk.anything(node)
+    result = walk.result(node)
+    return always_in_use(result.shape, result.dtype)

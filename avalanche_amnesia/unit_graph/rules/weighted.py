@@ -1,0 +1,176 @@
+"""Layers with weights: every output is a unit, in use where its mask and what feeds it are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from avalanche_amnesia.unit_graph.exporting import module_of
+from avalanche_amnesia.unit_graph.findings import Refused
+from avalanche_amnesia.unit_graph.registry import rule
+from avalanche_amnesia.unit_graph.units import ALWAYS, compact
+from avalanche_amnesia.unit_graph.values import Masked, ParameterValue, Value
+from avalanche_amnesia.unit_graph.walk import Walk
+
+A: Any = torch.ops.aten
+
+
+@rule(A.linear, zeros=True)
+def linear(walk: Walk, node: fx.Node, x: Any, weight: Any, bias: Any = None) -> Any:
+    """``x Wᵀ + b``: units along the last axis."""
+    if not _moves(weight):
+        return walk.anything(node)
+    return connect(walk, node, x, weight, bias, units=weight.shape[0], unit_axis=0, input_axis=1)
+
+
+@rule(A.addmm, zeros=True)
+def added_product(walk: Walk, node: fx.Node, bias: Any, x: Any, weight: Any, **options: Any) -> Any:
+    """``b + x W``: a layer whose weight lies the other way round."""
+    if not _moves(weight) or not isinstance(bias, ParameterValue) or len(bias.shape) != 1 or options:
+        return walk.anything(node)
+    return connect(walk, node, x, weight, bias, units=weight.shape[1], unit_axis=1, input_axis=0)
+
+
+def _moves(weight: Any) -> bool:
+    """Whether a weight is made of parameters that tasks train: only then a layer has units of its own."""
+    return isinstance(weight, ParameterValue) and not weight.fixed
+
+
+def connect(
+    walk: Walk, node: fx.Node, x: Any, weight: ParameterValue, bias: Any, *, units: int, unit_axis: int, input_axis: int
+) -> Value:
+    """A dense layer between the entries of the last axis and units of its own.
+
+    Args:
+        walk: the walk.
+        node: the layer's node.
+        x: its input, zero where masked.
+        weight: of two axes.
+        bias: a parameter or None.
+        units: how many.
+        unit_axis: of the weight.
+        input_axis: of the weight.
+    """
+    x = walk.value(x)
+    inputs = walk.book.sets.over(x.ids, range(x.ids.dim() - 1))
+    sets = _layer(walk, node, weight, "Linear", units, rows=unit_axis == 0)
+    walk.used(weight, sets.unsqueeze(1 - unit_axis), inputs.unsqueeze(1 - input_axis))
+    return _outputs(walk, node, sets, bias, axis=-1)
+
+
+@rule(A.conv1d, A.conv2d, A.conv3d, zeros=True)
+def convolution(
+    walk: Walk,
+    node: fx.Node,
+    x: Any,
+    weight: Any,
+    bias: Any = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Any:
+    """A convolution: units along axis 1."""
+    if not _moves(weight):
+        return walk.anything(node)
+    x = walk.value(x)
+    if x.ids.dim() != len(weight.shape):
+        raise Refused("its input has no axis of samples", "give it one: x.unsqueeze(0)")
+    units, per_group = weight.shape[:2]
+    channels = groups * per_group
+    inputs = walk.book.sets.over(x.ids, [dim for dim in range(x.ids.dim()) if dim != 1])
+    ones = (1,) * (len(weight.shape) - 2)
+    if groups == channels and groups > 1 and not bool((inputs == ALWAYS).any()):
+        return _depthwise(walk, node, inputs, weight, bias, ones)
+    sets = _layer(walk, node, weight, f"Conv{len(ones)}d", units)
+    by_group = inputs.reshape(groups, 1, per_group).expand(groups, units // groups, per_group)
+    into = inputs.reshape(1, channels, *ones) if groups == 1 else by_group.reshape(units, per_group, *ones)
+    walk.used(weight, sets.reshape(units, 1, *ones), into)
+    return _outputs(walk, node, sets, bias, axis=1)
+
+
+def _depthwise(
+    walk: Walk, node: fx.Node, inputs: Tensor, weight: ParameterValue, bias: Any, ones: Sequence[int]
+) -> Value:
+    """A depthwise unit is its input's unit: it has no mask of its own."""
+    units = weight.shape[0]
+    sets = inputs.repeat_interleave(units // len(inputs))
+    walk.used(weight, sets.reshape(units, 1, *ones))
+    value = _outputs(walk, node, sets, bias, axis=1)
+    return value if isinstance(bias, ParameterValue) else value.like(masked=Masked.ZERO)
+
+
+@rule(A.conv_transpose1d, A.conv_transpose2d, A.conv_transpose3d, zeros=True)
+def transposed(
+    walk: Walk,
+    node: fx.Node,
+    x: Any,
+    weight: Any,
+    bias: Any = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    output_padding: Any = 0,
+    groups: int = 1,
+    dilation: Any = 1,
+) -> Any:
+    """A transposed convolution: its weight lies ``(inputs, units/groups, …)``."""
+    if not _moves(weight):
+        return walk.anything(node)
+    x = walk.value(x)
+    channels, per_group = weight.shape[:2]
+    units = groups * per_group
+    inputs = walk.book.sets.over(x.ids, [dim for dim in range(x.ids.dim()) if dim != 1])
+    ones = (1,) * (len(weight.shape) - 2)
+    sets = _layer(walk, node, weight, f"ConvTranspose{len(ones)}d", units)
+    by_group = sets.reshape(groups, 1, per_group).expand(groups, channels // groups, per_group)
+    walk.used(weight, by_group.reshape(channels, per_group, *ones), inputs.reshape(channels, 1, *ones))
+    return _outputs(walk, node, sets, bias, axis=1)
+
+
+@rule(A.embedding)
+def embedding(walk: Walk, node: fx.Node, weight: Any, x: Any, *rest: Any) -> Any:
+    """A row of a table per number: a unit per dimension of the rows, fed by the network's input."""
+    if not _moves(weight) or len(weight.shape) != 2:
+        return walk.anything(node)
+    sets = _layer(walk, node, weight, "Embedding", weight.shape[1])
+    walk.used(weight, sets.reshape(1, -1))
+    return _outputs(walk, node, sets, None, axis=-1)
+
+
+def _outputs(walk: Walk, node: fx.Node, sets: Tensor, bias: Any, axis: int) -> Value:
+    if isinstance(bias, ParameterValue):
+        walk.used(bias, sets)
+    elif bias is not None:
+        raise Refused("its bias is computed from the input", "add it behind the layer")
+    result = walk.result(node)
+    shape = [1] * result.dim()
+    shape[axis] = len(sets)
+    return Value(compact(sets.reshape(shape)).expand(result.shape), result.dtype, Masked.DIRTY)
+
+
+def _layer(walk: Walk, node: fx.Node, weight: ParameterValue, kind: str, units: int, rows: bool = True) -> Tensor:
+    """The sets of a layer's units: a new layer's, or those of the one that the same weight made before.
+
+    A layer is named by its weight; rows of one parameter are a layer of their own, and each third of the queries, keys
+    and values that attention takes from one parameter too. A weight that is computed goes by the module it is used in.
+    """
+    part, module = weight.parts[0], module_of(node)
+    if len(weight.parts) > 1 or part.group is not None:
+        wanted = (module, part.name.removesuffix(".weight"))
+        return walk.book.layer_of(weight, wanted, kind, units).sets
+    count = part.size.numel()
+    first, used = int(part.place.min()) * part.size[0] // count, part.place.numel() * part.size[0] // count
+    third = part.size[0] // 3
+    if rows and part.name.endswith("in_proj_weight") and part.size[0] == 3 * third and not first % third:
+        layers = []
+        for row in range(0, used, third):
+            name = f"{part.name}[{first + row}:{first + row + third}]"
+            rows_of = weight.moved(partial(torch.narrow, dim=0, start=row, length=third))
+            layers.append(walk.book.layer_of(rows_of, (name,), kind, third))
+        return torch.cat([layer.sets for layer in layers])
+    name = part.name.removesuffix(".weight") if used == part.size[0] else f"{part.name}[{first}:{first + units}]"
+    return walk.book.layer_of(weight, (name, module), kind, units).sets

@@ -1,0 +1,261 @@
+"""What every task has a copy of: norms, and whatever else the user declares.
+
+A norm that all tasks share leaks between them: its parameters move, and its statistics mix the units of all tasks. So
+each task has its own, made from the backbone's when its head is made, and removed with it (Duan, HAT-CL, 2023).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+NormKind = Literal["batch", "instance", "layer", "rms", "group"]
+
+
+class OwnParameter(nn.Module):
+    """One parameter that a task has of its own.
+
+    Args:
+        initial: its initial values.
+    """
+
+    def __init__(self, initial: Tensor) -> None:
+        super().__init__()
+        self.value = nn.Parameter(initial.detach().clone())
+
+
+class TaskNorm(nn.Module):
+    """A norm of one task. The mask of its units is folded into its weight and bias, so that masked units come out +0.
+
+    Norms that mix units (layer, rms, group) take their statistics over the units in the mask alone:
+    ``n = Σ_i a_i``, ``mean = Σ_i x_i / n``, ``var = Σ_i a_i·(x_i - mean)² / n``, for ``x`` that is zero where ``a`` is.
+
+    Args:
+        weight: initial scale, or None.
+        bias: initial shift, or None.
+        eps: added to the variance.
+    """
+
+    def __init__(self, weight: Tensor | None, bias: Tensor | None, eps: float) -> None:
+        super().__init__()
+        self.weight = None if weight is None else nn.Parameter(weight.detach().clone())
+        self.bias = None if bias is None else nn.Parameter(bias.detach().clone())
+        self.eps = eps
+
+    def _folded(self, mask: Tensor | None, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
+        if mask is None:
+            return self.weight, self.bias
+        mask = mask.to(dtype if self.weight is None else self.weight.dtype)  # a float32 mask would widen the result
+        weight = mask if self.weight is None else self.weight * mask
+        # A shift of +0, even where the norm has none: the product with the weight alone would keep a value's sign.
+        return weight, torch.zeros_like(weight) if self.bias is None else (self.bias * mask).add_(0.0)
+
+    @torch.no_grad()
+    def keep(self, template: TaskNorm, use: Tensor | None) -> None:
+        """Return what lies outside a mask to its initial values, so that nothing is kept of units not in use.
+
+        Args:
+            template: a freshly made norm of the same kind.
+            use: of the norm's channels, broadcasting with its parameters; None: all are in use.
+        """
+        if use is None:
+            return
+        for mine, initial in (
+            *zip(self.parameters(), template.parameters(), strict=True),
+            *zip(self.buffers(), template.buffers(), strict=True),
+        ):
+            if mine.dim():
+                mine.copy_(torch.where(use.to(mine.device) > 0, mine, initial))
+
+
+class TaskBatchNorm(TaskNorm):
+    """Batch or instance normalisation: every channel for itself.
+
+    Args:
+        weight: as above.
+        bias: as above.
+        eps: as above.
+        statistics: initial running mean and variance; None: the batch's own statistics, in evaluation too.
+        momentum: share of a batch in the running statistics; None: their plain average.
+        instance: statistics per sample.
+        fixed: by the running statistics in training too.
+    """
+
+    running_mean: Tensor | None
+    running_var: Tensor | None
+    num_batches_tracked: Tensor | None
+
+    def __init__(
+        self,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        eps: float,
+        *,
+        statistics: tuple[Tensor, Tensor] | None,
+        momentum: float | None,
+        instance: bool = False,
+        fixed: bool = False,
+    ) -> None:
+        super().__init__(weight, bias, eps)
+        mean, var = (None, None) if statistics is None else statistics
+        self.register_buffer("running_mean", None if mean is None else mean.detach().clone())
+        self.register_buffer("running_var", None if var is None else var.detach().clone())
+        like = None if mean is None else torch.zeros((), dtype=torch.long, device=mean.device)
+        self.register_buffer("num_batches_tracked", like)
+        self.momentum, self.instance, self.fixed = momentum, instance, fixed
+
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        """Normalise ``(batch, channels, …)``; ``mask`` ``(channels,)``, or ``(1,)`` where one unit masks them all."""
+        mask = None if mask is None else mask.expand(x.shape[1]).contiguous()
+        weight, bias = self._folded(mask, x.dtype if self.running_mean is None else self.running_mean.dtype)
+        own = (self.training and not self.fixed) or self.running_mean is None
+        if self.instance:
+            return F.instance_norm(
+                x, self.running_mean, self.running_var, weight, bias, own, self.momentum or 0.0, self.eps
+            )
+        momentum = 0.0
+        if own and self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+            momentum = self.momentum if self.momentum is not None else 1 / float(self.num_batches_tracked)
+        return F.batch_norm(x, self.running_mean, self.running_var, weight, bias, own, momentum, self.eps)
+
+
+class TaskLayerNorm(TaskNorm):
+    """Layer or RMS normalisation over the last dimensions, over the units in the mask.
+
+    Args:
+        weight: as above.
+        bias: as above.
+        eps: as above.
+        shape: of the dimensions that are normalised.
+        centred: False for RMS normalisation.
+    """
+
+    def __init__(
+        self, weight: Tensor | None, bias: Tensor | None, eps: float, *, shape: tuple[int, ...], centred: bool
+    ) -> None:
+        super().__init__(weight, bias, eps)
+        self.shape, self.centred = shape, centred
+
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        """Normalise ``(…, *shape)``; ``mask`` broadcasts over ``shape``."""
+        weight, bias = self._folded(mask, x.dtype)
+        if mask is None:
+            if self.centred:
+                return F.layer_norm(x, self.shape, weight, bias, self.eps)
+            return F.rms_norm(x, self.shape, weight, self.eps)
+        dims = tuple(range(-len(self.shape), 0))
+        normal = _normalised(x, mask.expand(self.shape), dims, self.eps, self.centred)
+        assert weight is not None
+        assert bias is not None
+        return torch.addcmul(bias, normal, weight)
+
+
+class TaskGroupNorm(TaskNorm):
+    """Normalisation over groups of channels, over the units in the mask.
+
+    Args:
+        weight: as above.
+        bias: as above.
+        eps: as above.
+        groups: of channels.
+    """
+
+    def __init__(self, weight: Tensor | None, bias: Tensor | None, eps: float, *, groups: int) -> None:
+        super().__init__(weight, bias, eps)
+        self.groups = groups
+
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        """Normalise ``(batch, channels, …)``; ``mask`` ``(channels,)``, or ``(1,)`` where one unit masks them all."""
+        mask = None if mask is None else mask.expand(x.shape[1]).contiguous()
+        weight, bias = self._folded(mask, x.dtype)
+        if mask is None:
+            return F.group_norm(x, self.groups, weight, bias, self.eps)
+        grouped = x.reshape(len(x), self.groups, x.shape[1] // self.groups, -1)
+        of_group = mask.reshape(self.groups, -1, 1).expand(grouped.shape[1:])
+        normal = _normalised(grouped, of_group, (-2, -1), self.eps, centred=True).reshape(x.shape)
+        assert weight is not None
+        assert bias is not None
+        per_channel = (len(weight), *(1,) * (x.dim() - 2))
+        return normal * weight.reshape(per_channel) + bias.reshape(per_channel)
+
+
+def _normalised(x: Tensor, mask: Tensor, dims: tuple[int, ...], eps: float, centred: bool) -> Tensor:
+    dtype = x.dtype
+    x = x.to(torch.promote_types(dtype, torch.float32))  # as torch's own norms: half a float has no room for squares
+    mask = mask.to(x.dtype)
+    count = mask.sum(dims, keepdim=True).clamp_min(1e-6)  # a group of which no unit is open: its values are all zero
+    if centred:
+        x = x - x.sum(dims, keepdim=True) / count
+    variance = (x.square() * mask).sum(dims, keepdim=True) / count
+    return (x * (variance + eps).rsqrt()).to(dtype)
+
+
+@dataclass(frozen=True)
+class OwnedSpec:
+    """How a task's copy of a part of the backbone is made.
+
+    Attributes:
+        name: of the module or parameter inside the backbone; the copies go by it.
+        parameters: names of the backbone's parameters that are copied.
+        kind: of a norm, None for a declared module or parameter.
+        eps: of a norm.
+        momentum: of a batch norm.
+        groups: of a group norm.
+        shape: of a layer norm.
+        statistics: names of the backbone's buffers with running mean and variance; empty: none are kept.
+        sets: the sets behind a norm's channels, compact; None where nothing is masked.
+        fixed: whether a batch norm goes by its running statistics in training too, and leaves them as they are.
+    """
+
+    name: str
+    parameters: tuple[str | None, ...] = ()
+    kind: NormKind | None = None
+    eps: float = 0.0
+    momentum: float | None = None
+    groups: int = 1
+    shape: tuple[int, ...] = ()
+    statistics: tuple[str, ...] = ()
+    sets: Tensor | None = None
+    fixed: bool = False
+
+    def affine_free(self) -> OwnedSpec:
+        """The same norm without parameters, on the statistics of the batch at hand."""
+        return replace(self, parameters=(None, None), statistics=())
+
+    def masked_by(self, sets: Tensor | None) -> OwnedSpec:
+        """The same norm over channels of these sets."""
+        return replace(self, sets=sets)
+
+    def with_fixed(self, fixed: bool) -> OwnedSpec:
+        """The same norm, going by its running statistics alone, or not."""
+        return replace(self, fixed=fixed)
+
+    def make(self, backbone: nn.Module) -> nn.Module:
+        """A fresh copy, with the backbone's own values."""
+        known: Mapping[str, Tensor] = dict((*backbone.named_parameters(), *backbone.named_buffers()))
+        if self.kind is None:
+            if self.name in known:
+                return OwnParameter(known[self.name])
+            return copy.deepcopy(backbone.get_submodule(self.name))
+        weight, bias = (None if name is None else known[name] for name in self.parameters)
+        if self.kind in ("batch", "instance"):
+            found = tuple(known[name] for name in self.statistics)
+            return TaskBatchNorm(
+                weight,
+                bias,
+                self.eps,
+                statistics=(found[0], found[1]) if found else None,
+                momentum=self.momentum,
+                instance=self.kind == "instance",
+                fixed=self.fixed,
+            )
+        if self.kind == "group":
+            return TaskGroupNorm(weight, bias, self.eps, groups=self.groups)
+        return TaskLayerNorm(weight, bias, self.eps, shape=self.shape, centred=self.kind == "layer")

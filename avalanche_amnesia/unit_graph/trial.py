@@ -1,0 +1,224 @@
+"""A trial of what masks promise: whatever lies outside of a mask moves, and not one bit of the features does.
+
+The rules say which entries a mask has to protect. This asks the network itself: it runs through a random mask, once
+with some parameters and once with every entry outside of the mask replaced, in training and in evaluation mode.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.func import functional_call
+
+from avalanche_amnesia.bits import same_bits
+from avalanche_amnesia.unit_graph.exporting import features_of, where
+from avalanche_amnesia.unit_graph.findings import ModelError
+from avalanche_amnesia.unit_graph.graph import UnitGraph
+from avalanche_amnesia.unit_graph.inputs import Inputs
+from avalanche_amnesia.unit_graph.program import Program
+from avalanche_amnesia.unit_graph.task_owned import OwnedSpec
+from avalanche_amnesia.unit_graph.undisturbed import undisturbed
+from avalanche_amnesia.unit_graph.units import compact
+from avalanche_amnesia.unit_graph.values import Masked
+
+_SAMPLES = 4
+_CLOSE = 1e-3
+_FEW = 1_000_000
+Tensors = dict[str, Tensor]
+
+
+@torch.no_grad()
+def try_out(
+    module: nn.Module, graph: UnitGraph, owned: Mapping[str, OwnedSpec], programs: Mapping[bool, Program]
+) -> None:
+    """Run random masks on random parameters, in both modes, with and without everything outside of them moved.
+
+    Args:
+        module: a masked backbone, called as ``module(x, own, masks)``; not changed.
+        graph: which entries every mask covers.
+        owned: what tasks have of their own, by name.
+        programs: the graphs of both modes, to find the place of a difference.
+
+    Raises:
+        ModelError: if one bit of the features differs; names the first operation where it does.
+    """
+    draw = torch.Generator().manual_seed(0)
+    like = next((p for p in module.parameters() if p.is_floating_point()), torch.empty(()))
+    mode = module.training
+    held = {name: parameter for name, parameter in module.named_parameters() if parameter.is_floating_point()}
+    start = {name: _lived_in(value, draw) for name, value in held.items()}
+    own = nn.ModuleList(spec.make(module) for spec in owned.values())
+    for name, value in (*own.named_parameters(), *own.named_buffers()):
+        if value.is_floating_point():
+            value.copy_(_lived_in(value, draw).abs() if name.endswith("var") else _lived_in(value, draw))
+    rounds = 2 if sum(value.numel() for value in start.values()) < _FEW else 1
+    run = _Run(module, owned, own, graph.inputs.batch(_SAMPLES, draw, like))
+    try:
+        for training in (True, False) * rounds:
+            module.train(training)
+            masks = {name: _mask(layer.units, draw, like.device) for name, layer in graph.layers.items()}
+            moved = _moved_outside(start, graph, masks, draw)
+            before, after = run(start, masks), run(moved, masks)
+            if not bool(same_bits(before, after).all()):
+                place = _first_difference(run, programs[training], graph, masks, start, moved)
+                raise ModelError(
+                    f"in {'training' if training else 'evaluation'} mode the features of one task moved with what lies "
+                    f"outside of its mask, first in {place}: masks would not protect this backbone. Please report it; "
+                    "meanwhile declare the module around it frozen=[…] or task_owned=[…]"
+                )
+    finally:
+        module.train(mode)
+
+
+@torch.no_grad()
+def compare(backbone: nn.Module, module: nn.Module, graph: UnitGraph, owned: Mapping[str, OwnedSpec]) -> None:
+    """Compare the features of a backbone with those of its masked form under masks that are open.
+
+    Args:
+        backbone: as the user gave it; not changed, and so that it returns features.
+        module: its masked form.
+        graph: its layers.
+        owned: what tasks have of their own, by name.
+
+    Raises:
+        ModelError: if it computes something else.
+    """
+    like = next((p for p in module.parameters() if p.is_floating_point()), torch.empty(()))
+    x = graph.inputs.batch(_SAMPLES, None, like)
+    open_masks = {name: torch.ones(layer.units, device=like.device) for name, layer in graph.layers.items()}
+    with undisturbed(module):
+        module.eval()
+        own = nn.ModuleList(spec.make(module) for spec in owned.values())
+        try:
+            masked = _Run(module, owned, own, x)({}, open_masks)
+        except ModelError as error:  # about sizes: read for two samples, and this is another number
+            raise ModelError(f"forward of {type(backbone).__name__}: {error}") from error
+    with undisturbed(backbone):
+        torch.manual_seed(0)
+        plain = features_of(call(backbone.eval(), graph.inputs, x), type(backbone).__name__)
+    largest = float(plain.abs().nan_to_num().amax().clamp_min(1e-6)) if plain.numel() else 1.0
+    if plain.shape != masked.shape or not torch.allclose(plain, masked, _CLOSE, _CLOSE * largest, equal_nan=True):
+        raise ModelError(
+            f"what torch.export made of {type(backbone).__name__} computes something else than its forward: take out "
+            "of it what differs from call to call (Python's own random numbers, counters, global state)"
+        )
+
+
+def call(backbone: nn.Module, inputs: Inputs, x: Any) -> Any:
+    """What a backbone returns for a batch."""
+    args, kwargs = inputs.arguments(inputs.tensors(x))
+    if hasattr(backbone, "known_train_tasks_labels"):  # Avalanche's multi-task modules: no use for a label
+        args = (*args, 0)
+    return backbone(*args, **kwargs)
+
+
+class _Run:
+    """Forwards of a masked backbone with other parameters, that change nothing and draw the same numbers."""
+
+    def __init__(self, module: nn.Module, owned: Mapping[str, OwnedSpec], own: nn.ModuleList, x: Any) -> None:
+        self.module, self.owned, self.own, self.x = module, owned, own, x
+
+    @contextmanager
+    def _repeatable(self) -> Iterator[dict[str, nn.Module]]:
+        statistics = [buffer.clone() for buffer in self.own.buffers()]
+        devices = [buffer.device for buffer in self.own.buffers() if buffer.is_cuda][:1]
+        with torch.random.fork_rng(devices=devices):
+            torch.manual_seed(0)
+            self.own.train(self.module.training)
+            yield dict(zip(self.owned, self.own, strict=True))
+        for buffer, value in zip(self.own.buffers(), statistics, strict=True):
+            buffer.copy_(value)
+
+    def __call__(self, parameters: Tensors, masks: Tensors) -> Tensor:
+        """The features."""
+        with self._repeatable() as own:
+            result: Tensor = functional_call(self.module, parameters, (self.x, own, masks), tie_weights=False)
+        return result
+
+    def values(self, program: Program, parameters: Tensors, masks: Tensors) -> dict[fx.Node, Any]:
+        """Every node's value."""
+        stepped = _Stepped(self.module, program)
+        named = {f"module.{name}": value for name, value in parameters.items()}
+        with self._repeatable() as own:
+            found: dict[fx.Node, Any] = functional_call(stepped, named, (self.x, own, masks), tie_weights=False)
+        return found
+
+
+class _Stepped(nn.Module):
+    """A masked backbone that returns what every node of its graph does."""
+
+    def __init__(self, module: nn.Module, program: Program) -> None:
+        super().__init__()
+        self.module, self._program = module, program
+
+    def forward(self, x: Any, own: Mapping[str, nn.Module], masks: Tensors) -> dict[fx.Node, Any]:
+        given = iter((*self.module.inputs.tensors(x), own, masks))  # type: ignore[union-attr, operator]
+        found: dict[fx.Node, Any] = {}
+        for node in self._program.graph.nodes:
+            args, kwargs = fx.node.map_arg((node.args, node.kwargs), found.__getitem__)
+            if node.op == "placeholder":
+                found[node] = next(given)
+            elif node.op == "get_attr":
+                found[node] = operator.attrgetter(str(node.target))(self.module)
+            elif node.op == "call_module":
+                found[node] = self.module.get_submodule(str(node.target))(*args, **kwargs)
+            elif node.op == "call_function":
+                found[node] = node.target(*args, **kwargs)
+        return found
+
+
+def _lived_in(value: Tensor, draw: torch.Generator) -> Tensor:
+    """Numbers of the same size that no initialisation makes: what starts as zero would hide whatever is behind it."""
+    noise = _noise(value, draw)
+    return value.detach() * (1 + 0.2 * noise) + 0.02 * noise.roll(1)
+
+
+def _noise(like: Tensor, draw: torch.Generator) -> Tensor:
+    """Normal numbers; again and again the same ones in a large tensor, of which none is like its neighbours."""
+    drawn = torch.randn(min(like.numel(), 1 << 16), generator=draw).to(like)
+    return drawn.repeat(-(-like.numel() // max(1, len(drawn))))[: like.numel()].view(like.shape)
+
+
+def _mask(units: int, draw: torch.Generator, device: torch.device) -> Tensor:
+    mask = (torch.rand(units, generator=draw) < 0.5).float()
+    mask[int(torch.randint(units, (), generator=draw))] = 1.0
+    return mask.to(device)
+
+
+def _moved_outside(start: Tensors, graph: UnitGraph, masks: Tensors, draw: torch.Generator) -> Tensors:
+    """The parameters with every entry outside of a mask replaced, its sign included."""
+    covered = dict(graph.reads({name: mask > 0 for name, mask in masks.items()}))
+    moved = {}
+    for name, value in start.items():
+        other = -3 * value + _noise(value, draw)
+        moved[name] = torch.where(covered[name].to(value.device), value, other) if name in covered else other
+    return moved
+
+
+def _first_difference(
+    run: _Run, program: Program, graph: UnitGraph, masks: Tensors, start: Tensors, moved: Tensors
+) -> str:
+    """Where a value differs first that the mask should have protected."""
+    vector = torch.cat([masks[name] for name in graph.layers])
+    use = graph.sets.use(vector)
+    before, after = run.values(program, start, masks), run.values(program, moved, masks)
+    for node in program.graph.nodes:
+        value = program.values.get(node)
+        if value is None or not isinstance(before[node], Tensor):
+            continue
+        same = same_bits(before[node], after[node])
+        ids = compact(value.ids)
+        if value.masked is Masked.ZERO and ids.shape[:1] == (1,):
+            same = same & ((before[node] == 0) | (use[ids.to(use.device)] > 0))  # what the rule says of masked entries
+        if value.masked is Masked.DIRTY and ids.shape[:1] == (1,):  # units lie alike in all samples
+            same = same | (use[ids.to(use.device)] == 0)
+        elif value.masked is Masked.DIRTY:
+            continue
+        if not bool(same.all()):
+            return where(node)
+    return "an operation that folds units and samples into one axis"

@@ -1,0 +1,206 @@
+"""What is known of each value while a backbone's graph is interpreted: from the input, from parameters, or constant."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.sparse import coo_matrix
+from scipy.sparse.csgraph import connected_components
+from torch import Tensor
+
+from avalanche_amnesia.unit_graph.units import ALWAYS, NOTHING, compact
+
+
+class Masked(IntEnum):
+    """What the entries of masked units hold; the larger is the weaker knowledge."""
+
+    ZERO = 0
+    """Exactly zero."""
+    CONSTANT = 1
+    """A number that no parameter of another task reaches: one half after a sigmoid, say."""
+    DIRTY = 2
+    """Whatever other tasks' parameters make of it: must be masked before anything reads it."""
+
+
+@dataclass(frozen=True)
+class Value:
+    """A tensor computed from the input: the set of units behind every entry, and what masked entries hold.
+
+    Every entry is a function of the input and of parameters that the task's mask protects, unless it is DIRTY.
+    """
+
+    ids: Tensor
+    dtype: torch.dtype
+    masked: Masked = Masked.ZERO
+
+    def __post_init__(self) -> None:
+        if self.masked is not Masked.ZERO:  # padding that is no longer zero is there under every mask
+            object.__setattr__(self, "ids", filled(self.ids))
+
+    @property
+    def shape(self) -> torch.Size:
+        """For a batch of two."""
+        return self.ids.shape
+
+    def like(self, ids: Tensor | None = None, masked: Masked | None = None, dtype: torch.dtype | None = None) -> Value:
+        """The same with other sets, other knowledge of the masked entries, or another type."""
+        return replace(
+            self,
+            ids=self.ids if ids is None else ids,
+            masked=self.masked if masked is None else masked,
+            dtype=self.dtype if dtype is None else dtype,
+        )
+
+    @property
+    def always(self) -> bool:
+        """Whether no mask reaches any entry."""
+        return bool((self.ids == ALWAYS).all())
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A tensor that depends on neither the input nor a parameter, with its content."""
+
+    content: Tensor
+
+    @property
+    def shape(self) -> torch.Size:
+        """Its shape."""
+        return self.content.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Its type."""
+        return self.content.dtype
+
+
+@dataclass(frozen=True)
+class Dependence:
+    """Which entries of one parameter stand behind each entry of a tensor that is computed from it.
+
+    The parameter's entries fall into groups; an entry of the tensor depends on all entries of one group.
+
+    Attributes:
+        name: of the parameter.
+        size: shape of the parameter.
+        place: the group behind each entry of the tensor.
+        group: the group of each entry of the parameter, flat; None: each is a group of its own.
+        frozen: whether the first task alone trains the parameter.
+        owned: whether each task has a copy of it.
+    """
+
+    name: str
+    size: torch.Size
+    place: Tensor
+    group: Tensor | None = None
+    frozen: bool = False
+    owned: bool = False
+
+    @property
+    def whole(self) -> bool:
+        """Whether the tensor is the parameter as it stands."""
+        return self.group is None and self.place.shape == self.size and _counts_up(self.place)
+
+    def mixed(self, result: Tensor) -> Dependence:
+        """The same for a tensor whose entries each depend on several entries of this one.
+
+        Args:
+            result: number of the new entry that each entry goes into, from 0; broadcasts over the tensor.
+
+        Returns:
+            With places ``(new entries,)``. Where one group feeds several new entries these depend on all of it.
+        """
+        count = int(result.max()) + 1
+        small, into = torch.broadcast_tensors(self.place, result)
+        edges = torch.stack([small.reshape(-1), into.reshape(-1)]).numpy()
+        groups = int(self.size.numel() if self.group is None else self.group.max() + 1)
+        ones = np.ones(edges.shape[1], dtype=np.int8)
+        links = coo_matrix((ones, (edges[0], edges[1] + groups)), shape=(groups + count,) * 2)
+        labels = torch.from_numpy(connected_components(links, directed=False)[1].astype(np.int64))
+        own = torch.arange(groups) if self.group is None else self.group
+        return replace(self, place=labels[groups:], group=labels[:groups][own])
+
+
+def _counts_up(place: Tensor) -> bool:
+    return place.is_contiguous() and torch.equal(place.reshape(-1), torch.arange(place.numel()))
+
+
+@dataclass(frozen=True)
+class ParameterValue:
+    """A tensor computed from parameters alone: a parameter, a part of one, or what several make together.
+
+    Attributes:
+        shape: of the tensor.
+        dtype: type of its entries.
+        parts: what stands behind it, one entry per parameter and way in which it is used.
+    """
+
+    shape: torch.Size
+    dtype: torch.dtype
+    parts: tuple[Dependence, ...]
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the parameters."""
+        return sorted({part.name for part in self.parts})
+
+    @property
+    def owned(self) -> bool:
+        """Whether each task has a copy of all of it."""
+        return all(part.owned for part in self.parts)
+
+    @property
+    def fixed(self) -> bool:
+        """Whether no later task can move it: all of it is frozen, or each task's own."""
+        return all(part.owned or part.frozen for part in self.parts)
+
+    def moved(self, move: Callable[[Tensor], Tensor]) -> ParameterValue:
+        """What an operation that moves entries makes of it."""
+        parts = tuple(replace(part, place=move(part.place)) for part in self.parts)
+        return ParameterValue(parts[0].place.shape, self.dtype, parts)
+
+    def mixed(self, result: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> ParameterValue:
+        """What an operation that mixes entries makes of it.
+
+        Args:
+            result: number of the new entry that each entry goes into, from 0; broadcasts.
+            shape: of the new entries.
+            dtype: of the result.
+        """
+        parts = tuple(part.mixed(result) for part in self.parts)
+        return ParameterValue(torch.Size(shape), dtype, parts).moved(lambda place: place.reshape(shape))
+
+
+def together(shape: torch.Size, dtype: torch.dtype, operands: list[ParameterValue]) -> ParameterValue:
+    """Entry by entry, as the operands broadcast: what is computed from all of them."""
+    parts: list[Dependence] = []
+    for operand in operands:
+        for part in operand.parts:
+            new = replace(part, place=part.place.expand(shape))
+            if not any(_same(new, known) for known in parts):
+                parts.append(new)
+    return ParameterValue(shape, dtype, tuple(parts))
+
+
+def _same(first: Dependence, second: Dependence) -> bool:
+    if first.name != second.name or (first.group is None) != (second.group is None):
+        return False
+    groups = first.group is None or torch.equal(first.group, second.group)  # type: ignore[arg-type]
+    return groups and torch.equal(first.place, second.place)
+
+
+def filled(ids: Tensor) -> Tensor:
+    """The sets of entries that are not kept zero where nothing stands behind them: there they are always in use."""
+    small = compact(ids)
+    empty = small == NOTHING
+    return torch.where(empty, ALWAYS, small).expand(ids.shape) if bool(empty.any()) else ids
+
+
+def always_in_use(shape: Any, dtype: torch.dtype) -> Value:
+    """A value that no mask reaches."""
+    return Value(torch.full((), ALWAYS).expand(shape), dtype)

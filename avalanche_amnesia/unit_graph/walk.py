@@ -1,0 +1,363 @@
+"""One walk over a backbone's graph: sets of units forward, masks in.
+
+Every weighted layer gets units of its own; its mask is multiplied in right behind it, or folded into the norm that
+follows. Each operation has a rule (see :mod:`~avalanche_amnesia.unit_graph.rules`) that says which units stand behind
+its result. An operation without a rule reads masked entries as +0, and its result counts as always in use: that
+protects more than necessary and never less. What can't be masked at all is a
+:class:`~avalanche_amnesia.unit_graph.findings.Finding`.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Collection
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from avalanche_amnesia.unit_graph.book import Book
+from avalanche_amnesia.unit_graph.declared_calls import DECLARED
+from avalanche_amnesia.unit_graph.exporting import EXPORTED_BATCH, Exported, declaring, module_of, where
+from avalanche_amnesia.unit_graph.findings import Finding, Refused
+from avalanche_amnesia.unit_graph.mask_nodes import MaskNodes
+from avalanche_amnesia.unit_graph.masking import masked, owned_parameter, tensor_in
+from avalanche_amnesia.unit_graph.registry import (
+    DERIVATIONS,
+    NEEDS_ZEROS,
+    NORMS_BY_CHANNEL,
+    RULES,
+    Rule,
+    registered,
+)
+from avalanche_amnesia.unit_graph.task_owned import OwnedSpec
+from avalanche_amnesia.unit_graph.trees import leaves, map_leaves
+from avalanche_amnesia.unit_graph.units import compact
+from avalanche_amnesia.unit_graph.values import (
+    Constant,
+    Dependence,
+    Masked,
+    ParameterValue,
+    Value,
+    always_in_use,
+)
+
+BATCH = 2
+
+
+class Walk:
+    """One walk.
+
+    Args:
+        backbone: whose parameters the graph names.
+        exported: its graph in one mode; rewritten in place.
+        book: receives layers, parameter uses and findings.
+        training: the mode.
+        owned: names of modules and parameters declared task-owned.
+        frozen: names of modules and parameters declared frozen.
+        norm: ``task`` or ``batch``.
+
+    Attributes:
+        values: what is known of every node.
+    """
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        exported: Exported,
+        book: Book,
+        *,
+        training: bool,
+        owned: Collection[str] = (),
+        frozen: Collection[str] = (),
+        norm: str = "task",
+    ) -> None:
+        self.backbone, self.exported, self.graph, self.book = backbone, exported, exported.graph, book
+        self.training, self.owned, self.frozen, self.norm = training, set(owned), set(frozen), norm
+        self.parameters = dict(backbone.named_parameters(remove_duplicate=False))
+        self.buffers = dict(backbone.named_buffers(remove_duplicate=False))
+        self.batch = BATCH if exported.batch else EXPORTED_BATCH  # for another size it may not run
+        self.values: dict[fx.Node, Any] = {}
+        self._masked: dict[fx.Node, fx.Node] = {}
+
+    def run(self, places: list[fx.Node]) -> Tensor | None:
+        """Walk; the sets behind the features, ``(features,)``, or None where findings stand in the way.
+
+        Args:
+            places: of the graph's inputs.
+        """
+        for node in places:
+            shape = self.result(node)
+            self.values[node] = always_in_use(shape.shape, shape.dtype)
+        last = max((n for n in self.graph.nodes if n.op == "placeholder"), default=None)
+        with self.graph.inserting_after(last):
+            self.tasks_own = self.graph.placeholder("own")
+        self.masks = MaskNodes(self.graph, self.book, self.tasks_own)
+        for node in list(self.graph.nodes):
+            if node in self.values or node.op in ("placeholder", "output") or node.target is dict:
+                continue
+            try:
+                self.values[node] = self._value_of(node)
+            except Refused as refused:
+                self._find(where(node), refused.reason, refused.mend)
+            except (AttributeError, TypeError, IndexError, ValueError, RuntimeError, AssertionError, KeyError) as error:
+                self._find(where(node), f"its masking rule can't take these arguments ({error})", _OTHER_MEND)
+                return None
+            if node not in self.values:
+                try:
+                    self.values[node] = _as_always(self.result(node))
+                except Refused:
+                    return None
+        output = next(node for node in self.graph.nodes if node.op == "output")
+        try:
+            result = self._output(output)
+        except Refused as refused:
+            self._find("output", refused.reason, refused.mend)
+            return None
+        self.graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output"))
+        self.graph.lint()
+        return result
+
+    # One node -------------------------------------------------------------------------------------------------
+
+    def _value_of(self, node: fx.Node) -> Any:
+        if node.op == "get_attr":
+            return self._attribute(node)
+        args, kwargs = self.arguments(node)
+        known = leaves((args, kwargs))
+        if node.target in (operator.getitem, tensor_in) and isinstance(args[0], (tuple, list)):
+            return args[0][args[1]]
+        values = any(isinstance(leaf, Value) for leaf in known)
+        parameters = any(isinstance(leaf, ParameterValue) for leaf in known)
+        if node.target is DECLARED:
+            found: Rule | None = RULES[DECLARED]
+        elif not isinstance(result := self.result(node), (Tensor, tuple, list)):
+            return result  # a size, or another number
+        elif values:
+            found = registered(RULES, node.target)
+        elif parameters:
+            return (registered(DERIVATIONS, node.target) or all_of_all)(self, node, *args, **kwargs)
+        else:
+            return self._constant(node, args, kwargs)
+        if found in NEEDS_ZEROS:
+            self._check_axes(node)
+            self.zero_inputs(node)
+            args, kwargs = self.arguments(node)
+        value = self.anything(node) if found is None else found(self, node, *args, **kwargs)
+        if isinstance(value, Value) and value.masked is Masked.DIRTY and not self._norm_follows(node, value):
+            return self._mask_behind(node, value)
+        return value
+
+    def _attribute(self, node: fx.Node) -> Any:
+        name = str(node.target)
+        if name in self.parameters:
+            return self._owned_parameter(node, name) if name in self.owned else self.whole(name)
+        if name in self.book.indices:
+            return Constant(self.book.indices[name].detach().cpu())
+        return Constant(self.buffers[name].detach().cpu())
+
+    def _owned_parameter(self, node: fx.Node, name: str) -> ParameterValue:
+        self.book.owned.setdefault(name, OwnedSpec(name))
+        own = self.insert_behind(node, owned_parameter, (self.tasks_own, name))
+        node.replace_all_uses_with(own, delete_user_cb=lambda user: user is not own)
+        self.values[own] = self.whole(name, owned=True)
+        return self.values[own]
+
+    def _constant(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
+        """Nothing of the network's values is in it: computed as it stands, unless it is another one at every call."""
+        target: Any = node.target
+        random = torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())
+        if random or any(isinstance(leaf, Value) for leaf in leaves((args, kwargs))) or "empty" in str(target):
+            return _as_always(self.result(node))
+        content = map_leaves((args, kwargs), lambda leaf: leaf.content if isinstance(leaf, Constant) else leaf)
+        kwargs = {name: torch.device("cpu") if name == "device" else value for name, value in content[1].items()}
+        try:
+            found = target(*content[0], **kwargs)
+        except Exception as error:  # whatever the operation raises
+            raise Refused(f"it can't be worked out in advance ({error})", "compute it outside of forward") from error
+        return map_leaves(found, lambda leaf: Constant(leaf) if isinstance(leaf, Tensor) else leaf)
+
+    def is_frozen(self, parameter: str) -> bool:
+        """Whether a parameter or module is declared frozen, itself or by what it lies in."""
+        parts = parameter.split(".")
+        return any(".".join(parts[:length]) in self.frozen for length in range(1, len(parts) + 1))
+
+    def arguments(self, node: fx.Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """What is known of a node's arguments."""
+        look_up = self.values.__getitem__
+        return fx.node.map_arg(node.args, look_up), fx.node.map_arg(node.kwargs, look_up)
+
+    def anything(self, node: fx.Node) -> Any:
+        """An operation without a rule of its own: it reads +0 where masked, and its result counts as always in use.
+
+        Raises:
+            Refused: for an operation that is given a parameter.
+        """
+        args, kwargs = self.arguments(node)
+        names = sorted(
+            {name for leaf in leaves((args, kwargs)) if isinstance(leaf, ParameterValue) for name in leaf.names}
+        )
+        moving = any(isinstance(leaf, ParameterValue) and not leaf.fixed for leaf in leaves((args, kwargs)))
+        if moving:
+            raise Refused(
+                f"it is given parameters {names}, and has no masking rule for them", declaring(module_of(node))
+            )
+        for leaf in leaves((args, kwargs)):
+            if isinstance(leaf, ParameterValue):
+                self.book.use(leaf, torch.zeros((1,) * len(leaf.shape), dtype=torch.long))
+        self.zero_inputs(node, dirty_only=True)
+        return _as_always(self.result(node))
+
+    def result(self, node: fx.Node) -> Any:
+        """What the node returns: tensors of shape and type alone, for a batch of two.
+
+        Raises:
+            Refused: where that depends on values.
+        """
+        try:
+            return map_leaves(node.meta["val"], self._concrete)
+        except ValueError as error:
+            raise Refused(f"its result has no shape that could be known in advance ({error})", _SHAPE_MEND) from error
+
+    def _concrete(self, leaf: Any) -> Any:
+        if isinstance(leaf, Tensor):
+            shape = [self.exported.size(size, self.batch) for size in leaf.shape]
+            return torch.empty(shape, dtype=leaf.dtype, device="meta")
+        return self.exported.size(leaf, self.batch)
+
+    def value(self, x: Any) -> Value:
+        """What a layer reads, as a value.
+
+        Raises:
+            Refused: for a parameter: nothing tells which tasks' masks it belongs to.
+        """
+        if isinstance(x, Constant):
+            return always_in_use(x.shape, x.dtype)
+        if not isinstance(x, Value):
+            raise Refused(
+                "it is given a parameter, not something computed from the input",
+                "declare the parameter frozen=[…], the module around it task_owned=[…], or leave it out",
+            )
+        return x
+
+    def whole(self, name: str, owned: bool = False) -> ParameterValue:
+        """A parameter of the backbone as a value."""
+        parameter = self.parameters[name]
+        place = torch.arange(parameter.numel()).reshape(parameter.shape)
+        part = Dependence(name, parameter.shape, place, frozen=self.is_frozen(name), owned=owned)
+        return ParameterValue(parameter.shape, parameter.dtype, (part,))
+
+    def used(self, parameter: ParameterValue, *factors: Tensor) -> None:
+        """Note the use of parameters, see :meth:`Book.use`."""
+        self.book.use(parameter, *factors)
+
+    # Masks ----------------------------------------------------------------------------------------------------
+
+    def insert_behind(self, node: fx.Node, function: Any, args: Any, kwargs: Any = None) -> fx.Node:
+        """A call of one of the package's functions right behind a node, of the same shape and place in the code."""
+        with self.graph.inserting_after(node):
+            made = self.graph.call_function(function, args, kwargs or {})
+        made.meta = dict(node.meta)
+        return made
+
+    def zero_inputs(self, node: fx.Node, *, dirty_only: bool = False) -> None:
+        """Make the masked entries of a node's inputs exactly zero."""
+        for source in list(node.all_input_nodes):
+            value = self.values.get(source)
+            least = Masked.CONSTANT if dirty_only else Masked.ZERO
+            if isinstance(value, Value) and value.masked > least and not value.always:
+                node.replace_input_with(source, self._masked_node(source, value))
+
+    def follows_batch(self, node: fx.Node, dim: int) -> bool:
+        """Whether the size of a dimension depends on the number of samples."""
+        size = node.meta["val"].shape[dim]
+        return bool(self.exported.batch) and (
+            self.exported.size(size, self.batch) != self.exported.size(size, self.batch + 1)
+        )
+
+    def _check_axes(self, node: fx.Node) -> None:
+        for source in node.all_input_nodes:
+            if isinstance(value := self.values.get(source), Value):
+                self._check_axis(source, value)
+
+    def _check_axis(self, node: fx.Node, value: Value) -> None:
+        """Refuse units along an axis whose length depends on the batch: for another one they lie elsewhere."""
+        if any(size > 1 and self.follows_batch(node, dim) for dim, size in enumerate(compact(value.ids).shape)):
+            raise Refused(
+                "units and samples lie on one axis, so that a mask would hold for one size of batch alone",
+                "keep the samples on an axis of their own (x.reshape(x.shape[0], -1, …))",
+            )
+
+    def _masked_node(self, node: fx.Node, value: Value) -> fx.Node:
+        if node not in self._masked:
+            self._check_axis(node, value)
+            here = self.insert_behind(node, masked, (node, self.masks.emit(value.ids)))
+            self._masked[node] = here
+            self.values[here] = value.like(masked=Masked.ZERO)
+        return self._masked[node]
+
+    def _mask_behind(self, node: fx.Node, value: Value) -> Value:
+        here = self._masked_node(node, value)
+        node.replace_all_uses_with(here, delete_user_cb=lambda user: user is not here)
+        return value
+
+    def _norm_follows(self, node: fx.Node, value: Value) -> bool:
+        """Whether the only reader is a norm of single channels, into which the mask can be folded."""
+        if len(node.users) != 1:
+            return False
+        others = [size for dim, size in enumerate(compact(value.ids).shape) if dim != 1]
+        if any(size > 1 for size in others):  # the units of one channel of the norm are not all masked together
+            return False
+        user = next(iter(node.users))
+        return user.target in NORMS_BY_CHANNEL and user.args[0] is node
+
+    # Small parts ----------------------------------------------------------------------------------------------
+
+    def _output(self, node: fx.Node) -> Tensor:
+        result = self.values.get(node.args[0]) if isinstance(node.args[0], fx.Node) else node.args[0]
+        if not isinstance(result, Value):
+            raise Refused(f"the backbone returns a {type(result).__name__}", "return one tensor of features")
+        if not self.book.layers:
+            raise Refused("the backbone has no weighted layer to mask", "use a Linear or a Conv")
+        if result.ids.dim() != 2:
+            raise Refused(
+                f"the backbone returns values of shape (batch, {', '.join(map(str, result.ids.shape[1:]))})",
+                "flatten or average them into (batch, features)",
+            )
+        if len(result.ids) != self.batch:
+            raise Refused("the backbone's result has another first dimension than its input", "keep the batch there")
+        assert isinstance(node.args[0], fx.Node)
+        if self.follows_batch(node.args[0], 1):
+            raise Refused("the number of features depends on the size of the batch", "keep samples apart")
+        self._check_axes(node)
+        self.zero_inputs(node)
+        return self.book.sets.over(result.ids, [0]).clone()
+
+    def _find(self, where: str, reason: str, mend: str) -> None:
+        finding = Finding(f"{where} of {type(self.backbone).__name__}", reason, mend)
+        if finding not in self.book.findings:
+            self.book.findings.append(finding)
+
+
+_OTHER_MEND = "write it in another way, or declare the module around it frozen=[…] or task_owned=[…]"
+_SHAPE_MEND = "write it with operations whose shapes do not depend on the data"
+
+
+def all_of_all(walk: Walk, node: fx.Node, *args: Any, **kwargs: Any) -> Any:
+    """An operation on parameters without a rule of its own: every entry of its result depends on all of them."""
+    operands = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, ParameterValue)]
+
+    def one(result: Any) -> Any:
+        if not isinstance(result, Tensor):
+            return result
+        parts: list[Dependence] = []
+        for operand in operands:
+            mixed = operand.mixed(torch.zeros((1,) * len(operand.shape), dtype=torch.long), (), result.dtype)
+            parts += mixed.moved(lambda place: place.expand(result.shape)).parts
+        return ParameterValue(result.shape, result.dtype, tuple(parts))
+
+    return map_leaves(walk.result(node), one)
+
+
+def _as_always(result: Any) -> Any:
+    return map_leaves(result, lambda v: always_in_use(v.shape, v.dtype) if isinstance(v, Tensor) else v)

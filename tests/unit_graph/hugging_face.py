@@ -1,0 +1,212 @@
+"""Tiny Hugging Face backbones with random weights: tokens or images in, features out."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+
+VOCABULARY, LENGTH, PADDING = 50, 10, 0
+"""Of the random batches below; id 0 is padding, at the end of a sequence."""
+
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "pad_token_id": PADDING,
+}
+
+
+class TokenFeatures(nn.Module):
+    """Token ids ``(batch, length)`` to features ``(batch, width)``; positions that hold padding are not seen.
+
+    Args:
+        model: returns ``last_hidden_state``.
+        pool: which positions the features are of.
+    """
+
+    def __init__(self, model: nn.Module, pool: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.model = model
+        self.pool = pool
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        seen = (tokens != PADDING).long()
+        hidden = self.model(input_ids=tokens, attention_mask=seen).last_hidden_state
+        return self.pool(hidden, seen)
+
+
+class ImageFeatures(nn.Module):
+    """Images to what the model's pooler returns, or to its first position."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        found = self.model(pixel_values=pixels)
+        pooled = getattr(found, "pooler_output", None)
+        return found.last_hidden_state[:, 0] if pooled is None else pooled.flatten(1)
+
+
+def first(hidden: Tensor, seen: Tensor) -> Tensor:
+    """The first position, which BERT's family reads."""
+    return hidden[:, 0]
+
+
+def last(hidden: Tensor, seen: Tensor) -> Tensor:
+    """The last position without padding, which decoders read."""
+    where = (seen.sum(1) - 1).clamp(min=0)
+    return hidden.gather(1, where[:, None, None].expand(-1, 1, hidden.shape[2])).squeeze(1)
+
+
+def mean(hidden: Tensor, seen: Tensor) -> Tensor:
+    """The mean over the positions without padding."""
+    share = seen.to(hidden.dtype) / seen.sum(1, keepdim=True).clamp(min=1)
+    return (hidden * share.unsqueeze(2)).sum(1)
+
+
+def bert(attention: str = "sdpa", **sizes: Any) -> nn.Module:
+    config = transformers.BertConfig(**{**SIZES, "max_position_embeddings": 32, **sizes}, attn_implementation=attention)
+    return TokenFeatures(transformers.BertModel(config, add_pooling_layer=False), first)
+
+
+def bert_pooler() -> nn.Module:
+    """BERT with its own pooler, which is a dense layer and a tanh on the first position."""
+    model = transformers.BertModel(transformers.BertConfig(**SIZES, max_position_embeddings=32))
+
+    class Pooled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            return self.model(input_ids=tokens, attention_mask=(tokens != PADDING).long()).pooler_output
+
+    return Pooled()
+
+
+def roberta() -> nn.Module:
+    config = transformers.RobertaConfig(**SIZES, max_position_embeddings=32)
+    return TokenFeatures(transformers.RobertaModel(config, add_pooling_layer=False), first)
+
+
+def electra() -> nn.Module:
+    """With embeddings narrower than the layers, so that a projection lies between."""
+    config = transformers.ElectraConfig(**SIZES, embedding_size=8, max_position_embeddings=32)
+    return TokenFeatures(transformers.ElectraModel(config), first)
+
+
+def albert() -> nn.Module:
+    """All layers share their weights; embeddings are projected."""
+    config = transformers.AlbertConfig(**SIZES, embedding_size=8, max_position_embeddings=32)
+    return TokenFeatures(transformers.AlbertModel(config, add_pooling_layer=False), first)
+
+
+def distilbert() -> nn.Module:
+    config = transformers.DistilBertConfig(
+        vocab_size=VOCABULARY, dim=16, hidden_dim=24, n_layers=2, n_heads=4, max_position_embeddings=32
+    )
+    return TokenFeatures(transformers.DistilBertModel(config), first)
+
+
+def gpt2(attention: str = "sdpa", pool: Callable[[Tensor, Tensor], Tensor] = last) -> nn.Module:
+    config = transformers.GPT2Config(
+        vocab_size=VOCABULARY,
+        n_positions=32,
+        n_embd=16,
+        n_layer=2,
+        n_head=4,
+        use_cache=False,
+        bos_token_id=1,
+        eos_token_id=1,
+        attn_implementation=attention,
+    )
+    return TokenFeatures(transformers.GPT2Model(config), pool)
+
+
+def llama(attention: str = "sdpa", pool: Callable[[Tensor, Tensor], Tensor] = last) -> nn.Module:
+    """Rotary positions, RMS norms, gated layers, and fewer key heads than query heads."""
+    config = transformers.LlamaConfig(
+        **SIZES,
+        num_key_value_heads=2,
+        max_position_embeddings=32,
+        use_cache=False,
+        bos_token_id=1,
+        eos_token_id=1,
+        attn_implementation=attention,
+    )
+    return TokenFeatures(transformers.LlamaModel(config), pool)
+
+
+def t5_encoder() -> nn.Module:
+    """Relative positions, shared by the layers as a learned table of biases."""
+    config = transformers.T5Config(
+        vocab_size=VOCABULARY, d_model=16, d_kv=4, d_ff=24, num_layers=2, num_heads=4, use_cache=False
+    )
+    return TokenFeatures(transformers.T5EncoderModel(config), mean)
+
+
+def vit(attention: str = "sdpa") -> nn.Module:
+    sizes = {name: value for name, value in SIZES.items() if name not in ("vocab_size", "pad_token_id")}
+    config = transformers.ViTConfig(**sizes, image_size=8, patch_size=4, num_channels=1, attn_implementation=attention)
+    return ImageFeatures(transformers.ViTModel(config, add_pooling_layer=False))
+
+
+def resnet() -> nn.Module:
+    config = transformers.ResNetConfig(
+        num_channels=3, embedding_size=8, hidden_sizes=[8, 12], depths=[1, 1], layer_type="basic"
+    )
+    return ImageFeatures(transformers.ResNetModel(config))
+
+
+@dataclass(frozen=True)
+class Backbone:
+    """A factory, the shape of the images that its networks take (None: tokens), and MaskedModel's options."""
+
+    make: Callable[[], nn.Module]
+    shape: tuple[int, ...] | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def batch(self, size: int) -> Tensor:
+        return tokens(size) if self.shape is None else torch.randn(size, *self.shape, generator=_generator(size))
+
+
+def tokens(size: int, length: int = LENGTH) -> Tensor:
+    """Random sequences of different lengths, with padding at the end; the same for the same size."""
+    generator = _generator(size)
+    ids = torch.randint(1, VOCABULARY, (size, length), generator=generator)
+    lengths = torch.randint(length // 2, length + 1, (size, 1), generator=generator)
+    return torch.where(torch.arange(length) < lengths, ids, PADDING)
+
+
+def _generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+BACKBONES: dict[str, Backbone] = {
+    "bert-sdpa": Backbone(bert),
+    "bert-eager": Backbone(lambda: bert("eager")),
+    "bert-pooler": Backbone(bert_pooler),
+    "roberta": Backbone(roberta),
+    "electra": Backbone(electra),
+    "albert": Backbone(albert),
+    "distilbert": Backbone(distilbert),
+    "gpt2-sdpa": Backbone(gpt2),
+    "gpt2-eager": Backbone(lambda: gpt2("eager")),
+    "gpt2-mean": Backbone(lambda: gpt2(pool=mean)),
+    "llama-sdpa": Backbone(llama),
+    "llama-eager": Backbone(lambda: llama("eager")),
+    # The attention mask holds the biases of the positions: no unit stands behind them.
+    "t5-encoder": Backbone(
+        t5_encoder,
+        options={"task_owned": ["model.encoder.block.0.layer.0.SelfAttention.relative_attention_bias"]},
+    ),
+    "vit-sdpa": Backbone(vit, (1, 8, 8)),
+    "vit-eager": Backbone(lambda: vit("eager"), (1, 8, 8)),
+    "resnet": Backbone(resnet, (3, 16, 16)),
+}

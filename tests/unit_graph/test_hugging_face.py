@@ -1,0 +1,178 @@
+"""Hugging Face networks as masked backbones: what a mask leaves out reaches no feature, and tasks live in them."""
+
+import copy
+import functools
+
+import pytest
+import torch
+import transformers
+from hugging_face import BACKBONES, SIZES, TokenFeatures, bert, first, tokens
+from safetensors.torch import load_file
+from soundness import assert_sound, features, some_mask
+
+from avalanche_amnesia.benchmarks import MarkovSentences
+from avalanche_amnesia.models import MaskedModel
+from avalanche_amnesia.training import HAT, AmnesiacHAT
+
+EXPORTED = pytest.mark.parametrize("name", BACKBONES)
+
+
+@functools.cache
+def masked(name: str) -> tuple[MaskedModel, torch.nn.Module]:
+    """A masked backbone, and a copy of the backbone as it was given, both in evaluation mode; for all tests to read."""
+    torch.manual_seed(0)
+    backbone = BACKBONES[name].make()
+    original = copy.deepcopy(backbone).eval()
+    return MaskedModel(backbone, example=BACKBONES[name].batch(3), **BACKBONES[name].options).eval(), original
+
+
+@EXPORTED
+def test_an_open_mask_leaves_the_network_as_it_is(name):
+    model, original = masked(name)
+    for size in (1, 2, 7):
+        x = BACKBONES[name].batch(size)
+        found = features(model, x, torch.ones(model.n_units))
+        assert found.shape == (size, model.n_features)
+        with torch.no_grad():
+            assert torch.allclose(found, original(x), atol=1e-5, rtol=1e-4)
+
+
+@EXPORTED
+def test_nothing_outside_of_a_mask_reaches_a_feature(name):
+    model, _ = masked(name)
+    for seed, share in enumerate((0.5, 0.3, 0.8)):
+        assert_sound(model, BACKBONES[name].batch(5), some_mask(model, seed, share))
+    assert_sound(model, BACKBONES[name].batch(2), torch.zeros(model.n_units))
+
+
+@EXPORTED
+def test_every_parameter_is_masked_or_a_task_s_own(name):
+    model, original = masked(name)
+    names = {parameter for parameter, _ in model.backbone.named_parameters()}
+    assert names == set(model.graph.factors) | model.graph.owned
+    assert names == {parameter for parameter, _ in original.named_parameters()}
+    assert sum(model.describe().shares.values()) == pytest.approx(1)
+
+
+@EXPORTED
+def test_every_layer_learns_its_mask(name):
+    model = copy.deepcopy(masked(name)[0]).train()
+    gate = torch.rand(model.n_units, generator=torch.Generator().manual_seed(2)).requires_grad_()
+    model.masked_features(BACKBONES[name].batch(5), gate).square().sum().backward()
+    assert gate.grad.isfinite().all()
+    for parameter, value in model.backbone.named_parameters():
+        assert value.grad is None or value.grad.isfinite().all(), parameter
+    silent = [layer for layer, part in model.by_layer(gate.grad).items() if not part.any()]
+    assert silent == []
+
+
+@pytest.mark.parametrize("form", ["mapping", "tuple"])
+def test_several_inputs(form):
+    """A network as it comes, with its own pooler, whose mask is an input like the ids."""
+    torch.manual_seed(0)
+    backbone = transformers.BertModel(transformers.BertConfig(**SIZES, max_position_embeddings=32))
+    original = copy.deepcopy(backbone).eval()
+
+    def batch(size):
+        ids = tokens(size)
+        both = {"input_ids": ids, "attention_mask": (ids != 0).long()}
+        return both if form == "mapping" else tuple(both.values())
+
+    model = MaskedModel(backbone, example=batch(3)).eval()
+    for size in (1, 7):
+        x = batch(size)
+        with torch.no_grad():
+            expected = (original(**x) if form == "mapping" else original(*x)).pooler_output
+        assert torch.allclose(features(model, x, torch.ones(model.n_units)), expected, atol=1e-5, rtol=1e-4)
+    assert_sound(model, batch(4), some_mask(model, 0))
+
+
+def test_what_is_behind_the_padding_s_mask_does_not_matter():
+    """A sentence's features are those of the sentence alone, whatever stands beside it in the batch."""
+    model, _ = masked("bert-sdpa")
+    mask, x = some_mask(model, 3), tokens(7)
+    together = features(model, x, mask)
+    for row, sentence in enumerate(x):
+        assert torch.allclose(features(model, sentence[None], mask)[0], together[row], atol=1e-6)
+
+
+# Tasks on the stream of sentences ------------------------------------------------------------------------------------
+
+
+def small_bert(**options) -> torch.nn.Module:
+    """What learns the sentences in seconds; without dropout."""
+    still = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    return bert(vocab_size=64, hidden_size=32, intermediate_size=64, **still, **options)
+
+
+def build(kind, backbone, stream, *, epochs: int):
+    model = MaskedModel(backbone, example=stream[0].tensors[0][:4])
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3, weight_decay=5e-4)
+    return kind(model=model, optimizer=optimizer, train_mb_size=32, train_epochs=epochs, eval_mb_size=128, seed=0)
+
+
+@torch.no_grad()
+def task_features(strategy, stream, task):
+    strategy.model.eval()
+    return strategy.model.features(stream[task].tensors[0], task)
+
+
+@torch.no_grad()
+def accuracy(strategy, stream, task) -> float:
+    strategy.model.eval()
+    x, y = stream[task].tensors
+    return float((strategy.model(x, task).argmax(1) == y).double().mean())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [HAT, AmnesiacHAT])
+def test_three_tasks_of_sentences(kind):
+    torch.manual_seed(0)
+    benchmark = MarkovSentences()
+    strategy = build(kind, small_bert(), benchmark.train_stream, epochs=15)
+    kept = []
+    for task, experience in enumerate(benchmark.train_stream):
+        strategy.train(experience)
+        assert accuracy(strategy, benchmark.test_stream, task) > 0.8  # half would be chance
+        kept.append(task_features(strategy, benchmark.test_stream, task))
+        for earlier, expected in enumerate(kept):
+            found = task_features(strategy, benchmark.test_stream, earlier)
+            assert torch.equal(found, expected), f"task {earlier} drifted by task {task}"
+    if kind is HAT:
+        return
+    strategy.unlearn([1])
+    assert strategy.model.tasks == (0, 2)
+    assert torch.equal(task_features(strategy, benchmark.test_stream, 0), kept[0])
+    assert accuracy(strategy, benchmark.test_stream, 0) > 0.8
+    assert accuracy(strategy, benchmark.test_stream, 2) > 0.7
+
+
+@pytest.mark.slow
+def test_unlearning_everything_gives_the_weights_of_the_file_back(tmp_path):
+    torch.manual_seed(7)
+    with torch.no_grad():
+        made = small_bert().model
+        for parameter in made.parameters():  # norms and biases too get values that no initialisation makes
+            parameter.add_(torch.randn_like(parameter) * 0.05)
+    made.save_pretrained(tmp_path)
+    path = tmp_path / "model.safetensors"
+    content, state = path.read_bytes(), load_file(path)
+
+    torch.manual_seed(0)
+    loaded = transformers.BertModel.from_pretrained(tmp_path, add_pooling_layer=False, local_files_only=True)
+    benchmark = MarkovSentences(n_train=96)
+    strategy = build(AmnesiacHAT, TokenFeatures(loaded, first), benchmark.train_stream, epochs=2)
+    parameters = dict(strategy.model.backbone.named_parameters())
+    assert parameters.keys() == {f"model.{name}" for name in state}
+    for name, value in state.items():
+        assert parameters[f"model.{name}"] is loaded.get_parameter(name)
+        assert torch.equal(parameters[f"model.{name}"], value)
+    for experience in benchmark.train_stream:
+        strategy.train(experience)
+    moved = [name for name, value in state.items() if not torch.equal(parameters[f"model.{name}"], value)]
+    assert "embeddings.word_embeddings.weight" in moved
+    strategy.unlearn([0, 1, 2])
+    for name, value in state.items():
+        assert torch.equal(parameters[f"model.{name}"], value), name
+    assert [name for name in strategy.model.state_dict() if not name.startswith("backbone.")] == []
+    assert path.read_bytes() == content
