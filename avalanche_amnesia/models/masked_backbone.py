@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from avalanche_amnesia.models.multi_head import check_backbone
 from avalanche_amnesia.unit_graph.graph import UnitGraph
 from avalanche_amnesia.unit_graph.program import Program
-from avalanche_amnesia.unit_graph.tracing import NormChoice, Trace, trace, without
+from avalanche_amnesia.unit_graph.tracing import Trace, trace, without
 from avalanche_amnesia.unit_graph.trial import compare, try_out
 
 
@@ -105,27 +105,16 @@ def _shallow(module: nn.Module) -> nn.Module:
 
 
 def trace_backbone(
-    backbone: nn.Module,
-    input_shape: tuple[int, ...] | None = None,
-    *,
-    example: Any = None,
-    classifier: str | None = None,
-    norm: NormChoice = "task",
-    frozen: Collection[str] = (),
-    task_owned: Collection[str] = (),
-    trial: bool = True,
+    backbone: nn.Module, input_shape: tuple[int, ...] | None = None, *, trial: bool = True, **options: Any
 ) -> tuple[MaskedBackbone, UnitGraph]:
     """Put a mask behind every weighted layer of a feature extractor.
 
     Args:
         backbone: any module that torch.export takes.
         input_shape: shape of one input without the batch; found by trying where it does not matter.
-        example: a batch, in place of the shape, where the backbone takes several tensors.
-        classifier: name of the backbone's own classifier, which is left out.
-        norm: ``task`` or ``batch``, see :class:`~avalanche_amnesia.models.MaskedModel`.
-        frozen: names of modules or parameters that the first task alone trains.
-        task_owned: names of modules or parameters of which each task has a copy.
         trial: whether to try out that masks protect, see :func:`~avalanche_amnesia.unit_graph.trial.try_out`.
+        options: ``example``, ``classifier``, ``norm``, ``frozen``, ``task_owned``, as of
+            :func:`~avalanche_amnesia.unit_graph.tracing.examine`.
 
     Returns:
         The rewritten backbone, called as ``module(x, own, {layer name: mask})``, with the same parameter names and
@@ -136,20 +125,14 @@ def trace_backbone(
         ValueError: for a norm or a name that is not known.
     """
     check_backbone(backbone)
-    found = trace(
-        backbone,
-        input_shape,
-        example=example,
-        classifier=classifier,
-        norm=norm,
-        frozen=frozen,
-        task_owned=task_owned,
-    )
+    found = trace(backbone, input_shape, **options)
     masked = MaskedBackbone(backbone, found)
-    if trial and not found.tried:
-        with without(backbone, found.classifier):
-            if norm == "task":
+    if trial:
+        # Also where the trace is known: forward may read globals.
+        if options.get("norm", "task") == "task":
+            with without(backbone, found.classifier):
                 compare(backbone, masked, found.graph, found.owned)
-        try_out(masked, found.graph, found.owned, found.programs)
+        if not found.tried:
+            try_out(masked, found.graph, found.owned, found.programs)
         found.tried = masked.tried = True
     return masked, found.graph

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from avalanche_amnesia.models.multi_head import check_backbone
 from avalanche_amnesia.unit_graph.exporting import features_of
 from avalanche_amnesia.unit_graph.findings import Finding, ModelError
-from avalanche_amnesia.unit_graph.inputs import Inputs, inputs_of
+from avalanche_amnesia.unit_graph.inputs import Inputs, first_real, inputs_of
 from avalanche_amnesia.unit_graph.tracing import examine
 
 
@@ -72,8 +72,5 @@ _SAMPLES = 4
 
 @torch.no_grad()
 def _features(model: nn.Module, inputs: Inputs) -> Tensor:
-    like = next((p for p in model.parameters() if p.is_floating_point()), None)
-    args, kwargs = inputs.arguments(inputs.tensors(inputs.batch(_SAMPLES, like=like)))
-    if hasattr(model, "known_train_tasks_labels"):  # Avalanche's multi-task modules
-        args = (*args, 0)
-    return features_of(copy.deepcopy(model).eval()(*args, **kwargs), type(model).__name__)
+    batch = inputs.batch(_SAMPLES, like=first_real(model))
+    return features_of(copy.deepcopy(model).eval(), inputs, inputs.tensors(batch))

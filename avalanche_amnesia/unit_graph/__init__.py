@@ -1,4 +1,4 @@
-"""Which units stand behind every entry of every value of a backbone, read off torch.export; a rule per operation."""
+"""The units behind every entry of every value of a backbone, read off torch.export with a rule per operation."""
 
 from avalanche_amnesia.unit_graph.findings import Finding, ModelError, Refused
 from avalanche_amnesia.unit_graph.registry import derives, rule

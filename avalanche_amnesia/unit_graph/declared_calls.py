@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from avalanche_amnesia.unit_graph.findings import ModelError
-
-if TYPE_CHECKING:
-    from avalanche_amnesia.unit_graph.inputs import Inputs
+from avalanche_amnesia.unit_graph.inputs import Inputs, first_real, run_copied
 
 _LIBRARY = torch.library.Library("amnesia", "FRAGMENT")
-_LIBRARY.define("declared(Tensor[] tensors, int number) -> Tensor[]")
+_LIBRARY.define("declared(Tensor[] tensors, SymInt[] sizes, int number) -> Tensor[]")
 DECLARED = torch.ops.amnesia.declared.default
 _BATCHES = (2, 3)
 _open: list[DeclaredCalls] = []
@@ -30,7 +27,7 @@ class DeclaredCall:
 
     Attributes:
         name: of the module.
-        arguments: of its forward, ``(args, kwargs)`` with the number of the tensor in the place of each tensor.
+        arguments: of its forward, ``(args, kwargs)`` with a number in the place of each tensor and size.
     """
 
     name: str
@@ -43,67 +40,68 @@ class DeclaredCalls:
     What a module returns is found by running the backbone on numbers, once for each of two sizes of batch: what is
     inside may be anything, control flow on values too.
 
-    Args:
-        results: name of a module → what its calls returned, in order, for either size of batch.
+    Attributes:
+        seen: calls of the latest forward, by their numbers.
     """
 
-    def __init__(self, results: dict[str, list[list[Any]]]) -> None:
-        self._results, self._count = results, dict.fromkeys(results, 0)
+    def __init__(self) -> None:
         self.seen: list[DeclaredCall] = []
-        self._returned: list[list[Any]] = []
+        self._results: dict[str, list[list[Any]]] = {}
 
-    @classmethod
+    def begin(self, tensors: Sequence[Tensor]) -> None:
+        """Note the inputs of a forward that starts: torch.export may run more than one."""
+        self.seen, self._first = [], tensors[0]
+        self._returned: list[list[Any]] = []
+        self._count = dict.fromkeys(self._results, 0)
+
     @contextmanager
-    def standing_in(
-        cls, backbone: nn.Module, names: Collection[str], root: nn.Module, inputs: Inputs, training: bool
-    ) -> Iterator[DeclaredCalls]:
+    def standing_in(self, root: nn.Module, modules: Mapping[str, nn.Module], inputs: Inputs) -> Iterator[None]:
         """Put stand-ins into the places of the modules' forwards; who restores the modules takes them out again."""
-        modules = {name: backbone.get_submodule(name) for name in names if name in dict(backbone.named_modules())}
-        calls = cls(_observed(root, modules, inputs) if modules else {})
+        if modules:
+            self._results = _observed(root, modules, inputs)
         for name, module in modules.items():
-            vars(module)["forward"] = calls._stand_in(name)
-        _open.append(calls)
+            vars(module)["forward"] = self._stand_in(name)
+        _open.append(self)
         try:
-            yield calls
+            yield
         finally:
             _open.pop()
 
     def _stand_in(self, name: str) -> Callable[..., Any]:
         def forward(*args: Any, **kwargs: Any) -> Any:
-            leaves, _ = pytree.tree_flatten((args, kwargs))
+            leaves = pytree.tree_leaves((args, kwargs))
             tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-            places = iter(range(len(tensors)))
-            arguments = pytree.tree_map(
-                lambda leaf: _Place(next(places)) if isinstance(leaf, Tensor) else leaf, (args, kwargs)
-            )
-            number = len(self.seen)
-            self.seen.append(DeclaredCall(name, arguments))
-            at = self._count[name] % max(1, len(self._results[name][0]))
+            sizes = [leaf for leaf in leaves if isinstance(leaf, torch.SymInt)]
+            places = {id(leaf): _Place(number) for number, leaf in enumerate((*tensors, *sizes))}
+            arguments = pytree.tree_map(lambda leaf: places.get(id(leaf), leaf), (args, kwargs))
+            number, at = len(self.seen), self._count[name]
             self._count[name] += 1
-            like = self._results[name][0][at]
+            if any(at >= len(of_batch) for of_batch in self._results[name]):
+                raise ModelError(f"declared module {name!r} is called more often in one forward than in another")
+            self.seen.append(DeclaredCall(name, arguments))
             self._returned.append([of_batch[at] for of_batch in self._results[name]])
-            found = iter(DECLARED(tensors, number))
+            found = iter(DECLARED([self._first, *tensors], sizes, number))
+            like = self._results[name][0][at]
             return pytree.tree_map(lambda leaf: next(found) if isinstance(leaf, Tensor) else leaf, like)
 
         return forward
 
-    def made(self, tensors: list[Tensor], number: int) -> list[Tensor]:
+    def made(self, first: Tensor, number: int) -> list[Tensor]:
         """Tensors of the shapes that a call returns."""
-        first, second = (
+        few, more = (
             [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
             for result in self._returned[number]
         )
-        batch = tensors[0].shape[0]
         results = []
-        for a, b in zip(first, second, strict=True):
-            shape = [_size(x, y, batch) for x, y in zip(a.shape, b.shape, strict=True)]
-            results.append(tensors[0].new_empty(shape, dtype=a.dtype))
+        for a, b in zip(few, more, strict=True):
+            shape = [_size(x, y, first.shape[0]) for x, y in zip(a.shape, b.shape, strict=True)]
+            results.append(first.new_empty(shape, dtype=a.dtype))
         return results
 
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a tensor stands among the arguments of a call."""
+    """Place of a tensor, or of a size, among the arguments of a call."""
 
     number: int
 
@@ -127,24 +125,35 @@ def _size(of_two: int, of_three: int, batch: Any) -> Any:
 
 
 @torch.library.register_fake("amnesia::declared", lib=_LIBRARY)
-def _fake(tensors: list[Tensor], number: int) -> list[Tensor]:
-    return _open[-1].made(tensors, number)
+def _fake(tensors: list[Tensor], sizes: list[Any], number: int) -> list[Tensor]:
+    return _open[-1].made(tensors[0], number)
 
 
 @torch.no_grad()
-def _observed(root: nn.Module, modules: dict[str, nn.Module], inputs: Inputs) -> dict[str, list[list[Any]]]:
-    twin = copy.deepcopy(root).eval()  # running it may change its buffers
+def _observed(root: nn.Module, modules: Mapping[str, nn.Module], inputs: Inputs) -> dict[str, list[list[Any]]]:
+    """Results of the modules, call by call, for either size of batch."""
     results: dict[str, list[list[Any]]] = {name: [] for name in modules}
-    hooks = [
-        twin.get_submodule(f"backbone.{name}").register_forward_hook(
-            lambda module, args, result, name=name: results[name][-1].append(result)
-        )
-        for name in modules
-    ]
+    inside: list[str] = []
+
+    def observe(name: str, module: nn.Module) -> None:
+        forward = module.forward
+
+        def observed(*args: Any, **kwargs: Any) -> Any:
+            inside.append(name)
+            try:
+                result = forward(*args, **kwargs)
+            finally:
+                inside.pop()
+            if not inside:  # a declared module inside of another one is no call of its own
+                results[name][-1].append(result)
+            return result
+
+        vars(module)["forward"] = observed
+
+    for name, module in modules.items():
+        observe(name, module)
     for batch in _BATCHES:
         for of_module in results.values():
             of_module.append([])
-        twin(inputs.tensors(inputs.batch(batch)))
-    for hook in hooks:
-        hook.remove()
+        run_copied(root, torch.clone, (inputs.tensors(inputs.batch(batch, like=first_real(root))),))
     return results

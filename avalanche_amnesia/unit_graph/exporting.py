@@ -22,7 +22,7 @@ from torch.utils._sympy.printers import PythonPrinter
 from avalanche_amnesia.unit_graph.declared_calls import DeclaredCall, DeclaredCalls
 from avalanche_amnesia.unit_graph.findings import ModelError
 from avalanche_amnesia.unit_graph.functional import ATEN, inline_regions, write_nothing
-from avalanche_amnesia.unit_graph.inputs import Inputs
+from avalanche_amnesia.unit_graph.inputs import Inputs, first_real
 from avalanche_amnesia.unit_graph.undisturbed import undisturbed
 
 PLAIN_AVERAGE = -1.0
@@ -73,17 +73,15 @@ class Exported:
 class _Root(nn.Module):
     """The backbone under one signature: a list of tensors in, features out."""
 
-    def __init__(self, backbone: nn.Module, inputs: Inputs) -> None:
+    def __init__(self, backbone: nn.Module, inputs: Inputs, calls: DeclaredCalls) -> None:
         super().__init__()
-        self.backbone, self._inputs = backbone, inputs
+        self.backbone, self._inputs, self._calls = backbone, inputs, calls
 
     def forward(self, tensors: Sequence[Tensor]) -> Tensor:
-        args, kwargs = self._inputs.arguments(tensors)
-        if hasattr(self.backbone, "known_train_tasks_labels"):  # Avalanche's multi-task modules: no use for a label
-            args = (*args, 0)
+        self._calls.begin(tensors)
         watched = _NoStrangers(self.backbone) if torch.compiler.is_exporting() else nullcontext()
         with watched:
-            return features_of(self.backbone(*args, **kwargs), type(self.backbone).__name__)
+            return features_of(self.backbone, self._inputs, tensors)
 
 
 class _NoStrangers(TorchFunctionMode):
@@ -104,44 +102,54 @@ class _NoStrangers(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def features_of(result: Any, name: str) -> Tensor:
-    """The features in what a backbone returns: a tensor, or the one tensor with two axes of a tuple or mapping.
+def features_of(backbone: nn.Module, inputs: Inputs, tensors: Sequence[Tensor]) -> Tensor:
+    """The features that a backbone returns: a tensor, or the one tensor with two axes in a tuple or mapping.
 
     Raises:
         ModelError: where there is none, or more than one.
     """
+    args, kwargs = inputs.arguments(backbone, tensors)
+    result = backbone(*args, **kwargs)
     if isinstance(result, Tensor):
         return result
     found = [t for t in pytree.tree_leaves(result) if isinstance(t, Tensor) and t.is_floating_point() and t.dim() == 2]
     if len(found) == 1:
         return found[0]
     raise ModelError(
-        f"{name} returns a {type(result).__name__} with {len(found)} tensors of shape (batch, features), from which "
-        "the features can't be told; wrap it in a module that returns one tensor of features"
+        f"{type(backbone).__name__} returns a {type(result).__name__} with {len(found)} tensors of shape "
+        "(batch, features), from which the features can't be told; wrap it in a module that returns one tensor"
     )
 
 
-def export(backbone: nn.Module, inputs: Inputs, *, training: bool, declared: Collection[str]) -> Exported:
+def export(
+    backbone: nn.Module, inputs: Inputs, *, training: bool, frozen: Collection[str], task_owned: Collection[str]
+) -> Exported:
     """Export a backbone in one mode.
 
     Args:
         backbone: left as it was.
         inputs: that it takes.
         training: the mode.
-        declared: names of modules that stay whole.
+        frozen: names of parameters, and of modules that stay whole, in evaluation mode.
+        task_owned: names of parameters, and of modules that stay whole.
 
     Raises:
         ModelError: if it can't be exported; names the module and the line.
     """
-    root = _Root(backbone, inputs)
+    calls = DeclaredCalls()
+    root = _Root(backbone, inputs, calls)
+    modules = dict(backbone.named_modules())
+    whole = {name: modules[name] for name in (*frozen, *task_owned) if name in modules}
     with ExitStack() as stack:
         stack.enter_context(undisturbed(backbone))
-        calls = stack.enter_context(DeclaredCalls.standing_in(backbone, declared, root, inputs, training))
         root.train(training)
+        for name in set(frozen) & modules.keys():
+            modules[name].eval()
+        stack.enter_context(calls.standing_in(root, whole, inputs))
         for module in backbone.modules():
             if isinstance(module, _NormBase) and module.momentum is None:
                 module.momentum = PLAIN_AVERAGE
-        tensors = list(inputs.tensors(inputs.batch(EXPORTED_BATCH)))
+        tensors = inputs.tensors(inputs.batch(EXPORTED_BATCH, like=first_real(backbone)))
         try:
             program = _program(root, tensors, any_size=inputs.guessed)
             inline_regions(program.graph_module)
@@ -161,7 +169,7 @@ def export(backbone: nn.Module, inputs: Inputs, *, training: bool, declared: Col
 
 
 def _program(root: nn.Module, tensors: list[Tensor], *, any_size: bool) -> Any:
-    """What torch.export makes of a backbone, for batches of any size; of inputs of any size where it can and is asked.
+    """Exported program of a backbone, for batches of any size, and inputs of any size where that is asked and works.
 
     That takes longer: it works out every inner size as a formula.
     """
@@ -232,6 +240,7 @@ def _replace_by_attribute(graph: fx.Graph, node: fx.Node, name: str) -> None:
 def _take_sizes(exported: Exported, program: Any) -> None:
     names = program.graph_signature.user_inputs
     places = [node for node in program.graph.nodes if node.op == "placeholder" and node.name in names]
+    environment: Any = None
     for node in places:
         value = node.meta.get("val")
         if not isinstance(value, Tensor):
@@ -245,21 +254,24 @@ def _take_sizes(exported: Exported, program: Any) -> None:
                     exported.sizes.setdefault(symbol, int(size.node.shape_env.backed_var_to_val[symbol]))
                 if dim == 0:
                     exported.batch |= symbols
-                if not exported.guards:
-                    conditions = {size.node.shape_env.replace(guard.expr) for guard in size.node.shape_env.guards}
-                    exported.guards = sorted(PythonPrinter().doprint(c) for c in conditions if _compares_sizes(c))
+                environment = size.node.shape_env
+    if environment is not None:
+        free = {size for shape in exported.shapes for size in shape if isinstance(size, str)}
+        conditions = {environment.replace(guard.expr) for guard in environment.guards}
+        exported.guards = sorted(PythonPrinter().doprint(c) for c in conditions if _compares_sizes(c, free))
 
 
 def _is_free(size: Any) -> bool:
     return isinstance(size, torch.SymInt) and bool(size.node.expr.is_symbol)
 
 
-def _compares_sizes(condition: Any) -> bool:
+def _compares_sizes(condition: Any, free: Collection[str]) -> bool:
     """Whether a condition compares sizes of inputs with each other or with a number.
 
     Those on sizes of inner values are nearly all torch's own, about how memory lies, and decide nothing.
     """
-    return bool(condition.free_symbols) and all(part.is_symbol or part.is_Integer for part in condition.args)
+    names = set(map(str, condition.free_symbols))
+    return bool(names) and names <= set(free) and all(part.is_symbol or part.is_Integer for part in condition.args)
 
 
 def _drop_statistics(graph: fx.Graph, signature: Any) -> set[str]:

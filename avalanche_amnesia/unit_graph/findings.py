@@ -1,4 +1,4 @@
-"""What stands in the way of masking a backbone."""
+"""Reasons why a backbone can't be masked, and the errors that say so."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ class UnitGraph:
         return self  # nothing in it ever changes, and a copy of all sets would be the larger part of a model's copy
 
     def parameter_use(self, *masks: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """How much every masked parameter is in use: ``min`` of its unit's and its source's use (METHOD §2, §3).
+        """Use of every masked parameter: ``min`` of its unit's and its source's use (METHOD §2, §3).
 
         Args:
             masks: one mapping per task, layer name → mask of shape ``(units,)``, bool or float. Uses of several tasks
@@ -96,7 +96,9 @@ class UnitGraph:
             yield from ((name, use > 0) for name, use in self.parameter_use(mask).items())
             return
         known = np.append(vector.numpy(), [1.0, 0.0]) > 0  # by numpy: torch's threads cost more than this little work
-        of_sets = known[self.sets.table(vector.device).numpy()].any(0)
+        of_sets = np.empty(len(self.sets), dtype=bool)
+        for numbers, table in self.sets.tables(vector.device):
+            of_sets[numbers.numpy()] = known[table.numpy()].any(0)
         for name, factors in self.factors.items():
             covered = reduce(np.logical_and, (of_sets[factor.numpy()] for factor in factors))
             yield name, torch.from_numpy(np.asarray(covered))

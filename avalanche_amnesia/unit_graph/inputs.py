@@ -1,4 +1,4 @@
-"""What a backbone is given: one tensor, several, or a mapping of tensors, with the samples along the first axis."""
+"""Inputs of a backbone: one tensor, several, or a mapping of tensors, with the samples along the first axis."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LENGTHS = (64, 128, 32, 256, 100, 16, 1024)
 
 @dataclass(frozen=True)
 class Inputs:
-    """What one batch looks like.
+    """Shapes, types and names of the tensors in a batch.
 
     Attributes:
         shapes: of the tensors of one sample.
@@ -123,13 +123,16 @@ class Inputs:
             return [batch[name] for name in self.names]
         return list(batch) if self.several else [batch]
 
-    def arguments(self, tensors: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def arguments(self, backbone: nn.Module, tensors: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Arguments of the backbone's forward."""
-        return ((), dict(zip(self.names, tensors, strict=True))) if self.names else (tuple(tensors), {})
+        label = (0,) if hasattr(backbone, "known_train_tasks_labels") else ()  # a backbone has no use for it
+        if self.names:
+            return label, dict(zip(self.names, tensors, strict=True))
+        return (*tensors, *label), {}
 
 
 def inputs_of(backbone: nn.Module, given: tuple[int, ...] | None, example: Any = None) -> Inputs:
-    """What a backbone takes.
+    """Inputs that a backbone takes: those given, or found by trying.
 
     Args:
         backbone: any module.
@@ -146,9 +149,8 @@ def inputs_of(backbone: nn.Module, given: tuple[int, ...] | None, example: Any =
         if given is not None:
             raise ValueError(f"give input_shape= or example=, not both; got {given} and an example")
         return Inputs.like(example)
-    real = next((p.dtype for p in backbone.parameters() if p.is_floating_point()), torch.get_default_dtype())
     tokens = isinstance(next((m for m in backbone.modules() if not list(m.children())), None), nn.Embedding)
-    dtype = torch.long if tokens else real
+    dtype = torch.long if tokens else first_real(backbone).dtype
     with undisturbed(backbone), torch.no_grad():
         backbone.eval()
         if given is None:
@@ -161,24 +163,32 @@ def inputs_of(backbone: nn.Module, given: tuple[int, ...] | None, example: Any =
     return Inputs.of_shape(given, dtype)
 
 
+def first_real(module: nn.Module) -> Tensor:
+    """A tensor of the type and on the device of a module's real numbers."""
+    return next((p for p in module.parameters() if p.is_floating_point()), torch.empty(()))
+
+
 def _runs_on(backbone: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) -> Any:
-    """What a backbone makes of two inputs, as shapes and types alone; of zeros where it looks at values.
+    """Run a backbone on two inputs, as shapes and types alone; on zeros where it looks at values.
 
     Raises:
         Exception: whatever the backbone raises on them.
     """
-    arguments = (0,) if hasattr(backbone, "known_train_tasks_labels") else ()
+    inputs = Inputs.of_shape(shape, dtype)
+
+    def run(copied: Callable[[Tensor], Tensor], x: Tensor) -> Any:
+        return run_copied(backbone, copied, inputs.arguments(backbone, [x])[0])
+
     try:
-        x = torch.empty((2, *shape), dtype=dtype, device="meta")
-        return _with_tensors(backbone, lambda tensor: torch.empty_like(tensor, device="meta"), (x, *arguments))
+        return run(lambda t: torch.empty_like(t, device="meta"), torch.empty((2, *shape), dtype=dtype, device="meta"))
     except Exception as error:  # whatever the backbone raises
         if "meta" not in str(error).lower():
             raise
-    zeros = torch.zeros((2, *shape), dtype=dtype, device=next((p.device for p in backbone.parameters()), None))
-    return _with_tensors(backbone, torch.clone, (zeros, *arguments))
+    return run(torch.clone, torch.zeros((2, *shape), dtype=dtype, device=first_real(backbone).device))
 
 
-def _with_tensors(backbone: nn.Module, made: Callable[[Tensor], Tensor], args: tuple[Any, ...]) -> Any:
+def run_copied(backbone: nn.Module, made: Callable[[Tensor], Tensor], args: tuple[Any, ...]) -> Any:
+    """Run a module with copies in the places of its parameters and buffers."""
     # Each module under one name: functional_call would take its second name's stand-in for the original, and leave it.
     state = {
         f"{prefix}.{name}".lstrip("."): made(value)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, fx
 
-from avalanche_amnesia.unit_graph.book import Book
+from avalanche_amnesia.unit_graph.draft import Draft
 from avalanche_amnesia.unit_graph.masking import use_of_sets
 from avalanche_amnesia.unit_graph.units import ALWAYS, compact
 
@@ -20,12 +20,12 @@ class MaskNodes:
 
     Args:
         graph: receives them.
-        book: names the layers and their sets; receives the indices of sets that are no whole layers.
+        draft: names the layers and their sets; receives the indices of sets that are no whole layers.
         behind: the node of the graph that they stand behind; that of the masks by layer comes next to it.
     """
 
-    def __init__(self, graph: fx.Graph, book: Book, behind: fx.Node) -> None:
-        self.graph, self.book = graph, book
+    def __init__(self, graph: fx.Graph, draft: Draft, behind: fx.Node) -> None:
+        self.graph, self.draft = graph, draft
         with graph.inserting_after(behind):
             self.masks = graph.placeholder("masks")
         with graph.inserting_after(self.masks):
@@ -50,7 +50,7 @@ class MaskNodes:
 
     def _emit_vector(self, ids: Tensor) -> fx.Node:
         call = self.graph.call_function
-        rows = [self.book.sets.members(number) for number in ids.tolist()]
+        rows = [self.draft.sets.members(number) for number in ids.tolist()]
         width = len(rows[0])
         if width and all(len(row) == width for row in rows):
             parts = [self._whole_layers([row[place] for row in rows]) for place in range(width)]
@@ -65,19 +65,19 @@ class MaskNodes:
                 while len(nodes) > 1:
                     nodes = [call(torch.maximum, (nodes[0], nodes[1])), *nodes[2:]]
                 return nodes[0]
-        units = self.book.sets.n_units
+        units = self.draft.sets.n_units
         fill = {ALWAYS: [units]}
         filled = [row or fill.get(number, [units + 1]) for row, number in zip(rows, ids.tolist(), strict=True)]
         width = max(map(len, filled))
-        name = f"_sets_{len(self.book.indices)}"
-        self.book.indices[name] = torch.tensor([row + row[:1] * (width - len(row)) for row in filled]).T.contiguous()
-        layers = [call(operator.getitem, (self.masks, layer)) for layer in self.book.layers]
+        name = f"_sets_{len(self.draft.indices)}"
+        self.draft.indices[name] = torch.tensor([row + row[:1] * (width - len(row)) for row in filled]).T.contiguous()
+        layers = [call(operator.getitem, (self.masks, layer)) for layer in self.draft.layers]
         return call(use_of_sets, (layers, self.graph.get_attr(name)))
 
     def _whole_layers(self, units: Sequence[int]) -> list[str] | None:
         """Names of the layers whose units these are, one after the other; None where they are none."""
         result, at = [], 0
-        starts = {int(self.book.sets.members(int(layer.sets[0]))[0]): layer for layer in self.book.layers.values()}
+        starts = {int(self.draft.sets.members(int(layer.sets[0]))[0]): layer for layer in self.draft.layers.values()}
         while at < len(units):
             layer = starts.get(units[at])
             if layer is None or list(units[at : at + layer.units]) != list(range(units[at], units[at] + layer.units)):

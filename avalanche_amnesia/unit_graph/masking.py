@@ -1,4 +1,4 @@
-"""What a rewritten backbone calls to mask its values."""
+"""Functions that a rewritten backbone calls to mask its values."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def masked(values: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def use_of_sets(masks: Sequence[Tensor], members: Tensor) -> Tensor:
-    """How much sets of units are in use, ``(sets,)``: the maximum over their members.
+    """Use of sets of units, ``(sets,)``: the maximum over their members.
 
     Args:
         masks: one per layer, in the order in which units are numbered.

@@ -1,4 +1,4 @@
-"""What ``fix`` does to a model, one function per kind of finding."""
+"""Changes that ``fix`` makes to a model, one function per kind of finding."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ class Program:
         follow_the_input(graph, self.dtype, self.parameter)
         for node in graph.nodes:
             as_function(node)
-        _write_over(graph, owned)
+        write_over(graph, lambda source: _is_fresh(source, owned))
         code = graph.python_code("self")
         scope = dict(code.globals)
         exec(compile(code.src, "<masked backbone>", "exec"), scope)
@@ -258,12 +258,19 @@ def _as_index(node: fx.Node) -> None:
         node.target, node.args = operator.getitem, (x, (slice(None),) * dim + (part,))
 
 
-def _write_over(graph: fx.Graph, owned: Mapping[str, OwnedSpec]) -> None:
-    """Let a ReLU write over what a layer, a norm, a mask or a sum made for it alone."""
+def write_over(graph: fx.Graph, is_fresh: Callable[[fx.Node], bool]) -> None:
+    """Let a ReLU write over what was made for it alone.
+
+    Args:
+        graph: of torch's functions.
+        is_fresh: whether a node's result is a tensor of its own, that nothing needs afterwards for its gradient.
+    """
     for node in graph.nodes:
         source = node.args[0] if node.target is torch.relu else None
-        if not isinstance(source, fx.Node) or len(source.users) > 1:
-            continue
-        norm = source.target is call_owned and owned[str(source.args[1])].kind is not None
-        if norm or source.target in (masked, torch.add, torch.conv1d, torch.conv2d, torch.conv3d):
+        if isinstance(source, fx.Node) and len(source.users) == 1 and is_fresh(source):
             node.target = torch.relu_
+
+
+def _is_fresh(node: fx.Node, owned: Mapping[str, OwnedSpec]) -> bool:
+    norm = node.target is call_owned and owned[str(node.args[1])].kind is not None
+    return norm or node.target in (masked, torch.add, torch.conv1d, torch.conv2d, torch.conv3d)

@@ -1,4 +1,4 @@
-"""What is known of operations: a rule each, registered by decorator.
+"""Rules of operations, registered by decorator.
 
 A rule is called with the walk, the node, and what is known of the node's arguments: a
 :class:`~avalanche_amnesia.unit_graph.values.Value`, a :class:`~avalanche_amnesia.unit_graph.values.ParameterValue`, a

@@ -1,4 +1,4 @@
-"""How a backbone is built, so that two that are built alike need be traced once."""
+"""Structure of a backbone as a key, so that two that are built alike need be traced once."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from avalanche_amnesia.bits import tensor_hash
 
 Result = TypeVar("Result")
-_LARGEST = 1 << 16
+_LARGEST = 1 << 22
+_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 _OF_EVERY_MODULE = frozenset(vars(nn.Module())) - {"_forward_hooks", "_forward_pre_hooks"} | {"training"}
 
 
@@ -62,7 +64,8 @@ def structure_of(backbone: nn.Module, options: Hashable) -> Hashable | None:
             for key, parameter in module._parameters.items():
                 parts.append((key, None if parameter is None else (_kind(parameter), _number(numbers, parameter))))
             for key, buffer in module._buffers.items():
-                parts.append((key, None if buffer is None else _content(buffer)))
+                statistic = isinstance(module, _NormBase) and key in _STATISTICS
+                parts.append((key, None if buffer is None else _kind(buffer) if statistic else _content(buffer)))
             for key, value in vars(module).items():
                 if key not in _OF_EVERY_MODULE:
                     parts.append((key, _attribute(value)))
@@ -84,9 +87,7 @@ def _kind(tensor: Tensor) -> Hashable:
 
 
 def _content(tensor: Tensor) -> Hashable:
-    """Numbers that may say which entries are moved where; real ones are never read by a trace."""
-    if tensor.is_floating_point():
-        return _kind(tensor)
+    """Numbers that a trace may read: forward may make indices of them."""
     if tensor.numel() > _LARGEST:
         raise _Hidden
     return (*_kind(tensor), tensor_hash(tensor))  # type: ignore[misc]
@@ -105,9 +106,7 @@ def _attribute(value: Any) -> Hashable:
     if isinstance(value, (set, frozenset)):
         return type(value), frozenset(map(_attribute, value))
     if isinstance(value, Tensor):
-        if value.numel() > _LARGEST:
-            raise _Hidden
-        return (*_kind(value), tensor_hash(value))  # type: ignore[misc]
+        return _content(value)
     if isinstance(value, type) or (isinstance(value, (types.FunctionType, types.BuiltinFunctionType)) and _open(value)):
         return value
     raise _Hidden

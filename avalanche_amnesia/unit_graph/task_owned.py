@@ -1,4 +1,4 @@
-"""What every task has a copy of: norms, and whatever else the user declares.
+"""Copies that every task has of its own: norms, and whatever else the user declares.
 
 A norm that all tasks share leaks between them: its parameters move, and its statistics mix the units of all tasks. So
 each task has its own, made from the backbone's when its head is made, and removed with it (Duan, HAT-CL, 2023).
@@ -14,6 +14,8 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from avalanche_amnesia.unit_graph.findings import ModelError
 
 NormKind = Literal["batch", "instance", "layer", "rms", "group"]
 
@@ -199,7 +201,7 @@ def _normalised(x: Tensor, mask: Tensor, dims: tuple[int, ...], eps: float, cent
 
 @dataclass(frozen=True)
 class OwnedSpec:
-    """How a task's copy of a part of the backbone is made.
+    """Recipe for a task's copy of a part of the backbone.
 
     Attributes:
         name: of the module or parameter inside the backbone; the copies go by it.
@@ -238,12 +240,22 @@ class OwnedSpec:
         return replace(self, fixed=fixed)
 
     def make(self, backbone: nn.Module) -> nn.Module:
-        """A fresh copy, with the backbone's own values."""
+        """A fresh copy, with the backbone's own values.
+
+        Raises:
+            ModelError: for a module that can't be copied.
+        """
         known: Mapping[str, Tensor] = dict((*backbone.named_parameters(), *backbone.named_buffers()))
         if self.kind is None:
             if self.name in known:
                 return OwnParameter(known[self.name])
-            return copy.deepcopy(backbone.get_submodule(self.name))
+            try:
+                return copy.deepcopy(backbone.get_submodule(self.name))
+            except RuntimeError as error:  # it holds tensors that are computed from parameters
+                raise ModelError(
+                    f"task_owned module {self.name!r} can't be copied ({error}); torch.nn.utils.parametrizations has "
+                    "weight_norm and spectral_norm in forms that can"
+                ) from error
         weight, bias = (None if name is None else known[name] for name in self.parameters)
         if self.kind in ("batch", "instance"):
             found = tuple(known[name] for name in self.statistics)

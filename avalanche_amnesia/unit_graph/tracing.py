@@ -14,7 +14,7 @@ from avalanche.models import MultiHeadClassifier
 from torch import fx, nn
 
 from avalanche_amnesia.unit_graph import rules
-from avalanche_amnesia.unit_graph.book import Book
+from avalanche_amnesia.unit_graph.draft import Draft
 from avalanche_amnesia.unit_graph.exporting import Exported, declaring, export
 from avalanche_amnesia.unit_graph.findings import Finding, ModelError
 from avalanche_amnesia.unit_graph.graph import UnitGraph
@@ -32,7 +32,7 @@ _ = rules  # imported for its registrations
 
 @dataclass
 class Trace:
-    """What is known of a backbone, without its parameters: it serves every backbone that is built alike.
+    """Masked graphs and unit graph of a backbone, without its parameters: for every backbone that is built alike.
 
     Attributes:
         programs: the masked graphs in training mode (True) and evaluation mode (False).
@@ -56,41 +56,14 @@ class Trace:
 _known: Known[Trace] = Known(32)
 
 
-def trace(
-    backbone: nn.Module,
-    input_shape: tuple[int, ...] | None = None,
-    *,
-    example: Any = None,
-    classifier: str | None = None,
-    norm: NormChoice = "task",
-    frozen: Collection[str] = (),
-    task_owned: Collection[str] = (),
-) -> Trace:
-    """Export a feature extractor and put a mask behind every weighted layer.
-
-    Args:
-        backbone: any module that torch.export takes, with one output ``(batch, features)``; not changed.
-        input_shape: shape of one input without the batch; found by trying where it does not matter.
-        example: a batch, in place of the shape, where the backbone takes several tensors.
-        classifier: name of the backbone's own classifier, which is left out: the features are what it was given.
-            Avalanche's multi-head classifier is found by itself.
-        norm: ``task`` or ``batch``, see :class:`~avalanche_amnesia.models.MaskedModel`.
-        frozen: names of modules or parameters that the first task alone trains.
-        task_owned: names of modules or parameters of which each task has a copy.
+def trace(backbone: nn.Module, input_shape: tuple[int, ...] | None = None, **options: Any) -> Trace:
+    """Export a feature extractor and put a mask behind every weighted layer; arguments as of :func:`examine`.
 
     Raises:
         ModelError: for anything that can't be masked. Nothing is masked half.
         ValueError: for a norm or a name that is not known.
     """
-    found, findings = examine(
-        backbone,
-        input_shape,
-        example=example,
-        classifier=classifier,
-        norm=norm,
-        frozen=frozen,
-        task_owned=task_owned,
-    )
+    found, findings = examine(backbone, input_shape, **options)
     if findings:
         more = f" (and {len(findings) - 1} more: validate(model) lists them)" if len(findings) > 1 else ""
         raise ModelError(f"{findings[0]}{more}")
@@ -108,7 +81,25 @@ def examine(
     frozen: Collection[str] = (),
     task_owned: Collection[str] = (),
 ) -> tuple[Trace | None, list[Finding]]:
-    """As :func:`trace`, with everything that stands in the way instead of an error about the first of it."""
+    """Read a feature extractor, and find everything that stands in the way of its masks.
+
+    Args:
+        backbone: any module that torch.export takes, with one output ``(batch, features)``; not changed.
+        input_shape: shape of one input without the batch; found by trying where it does not matter.
+        example: a batch, in place of the shape, where the backbone takes several tensors.
+        classifier: name of the backbone's own classifier, which is left out: the features are what it was given.
+            Avalanche's multi-head classifier is found by itself.
+        norm: ``task`` or ``batch``, see :class:`~avalanche_amnesia.models.MaskedModel`.
+        frozen: names of modules or parameters that the first task alone trains.
+        task_owned: names of modules or parameters of which each task has a copy.
+
+    Returns:
+        The trace, or None and what stands in its way.
+
+    Raises:
+        ModelError: for a backbone that can't be exported at all.
+        ValueError: for a norm or a name that is not known.
+    """
     if norm not in get_args(NormChoice):
         raise ValueError(f"norm must be one of {', '.join(map(repr, get_args(NormChoice)))}, got {norm!r}")
     if classifier is None:
@@ -153,7 +144,7 @@ def _notice(text: str) -> Iterator[None]:
 
 
 class _Tracing:
-    """One backbone on its way to a trace; arguments as of :func:`trace`."""
+    """One backbone on its way to a trace; arguments as of :func:`examine`."""
 
     def __init__(
         self,
@@ -166,22 +157,22 @@ class _Tracing:
     ) -> None:
         self.backbone, self.inputs, self.classifier = backbone, inputs, classifier
         self.norm, self.frozen, self.task_owned = norm, frozen, task_owned
-        self.book = Book()
+        self.draft = Draft()
         self.constants: dict[str, torch.Tensor] = {}
 
     def run(self) -> tuple[Trace | None, list[Finding]]:
         """Both modes; the trace, or what stands in its way."""
-        book, outputs, programs = self.book, {}, {}
+        draft, outputs, programs = self.draft, {}, {}
         for training in (True, False):
-            before = len(book.findings)
+            before = len(draft.findings)
             with without(self.backbone, self.classifier):
                 exported = self._exported(training)
-            if len(book.findings) > before:
-                return None, book.findings
+            if len(draft.findings) > before:
+                return None, draft.findings
             walk = Walk(
                 self.backbone,
                 exported,
-                book,
+                draft,
                 training=training,
                 owned=self.task_owned,
                 frozen=self.frozen,
@@ -190,28 +181,27 @@ class _Tracing:
             places = [node for node in exported.graph.nodes if node.op == "placeholder"]
             outputs[training] = walk.run(places)
             programs[training] = self._program(exported, walk.values)
-            if not exported.batch and not book.findings:
+            if not exported.batch and not draft.findings:
                 reason = "it can be exported for batches of one size alone (len(x), int(x.shape[0]), a list of samples)"
                 mend = "take the number of samples as x.shape[0], and keep samples apart"
-                book.findings.append(Finding(f"forward of {type(self.backbone).__name__}", reason, mend))
+                draft.findings.append(Finding(f"forward of {type(self.backbone).__name__}", reason, mend))
         learning, evaluation = outputs[True], outputs[False]
         if learning is not None and evaluation is not None and not torch.equal(learning, evaluation):
             reason = "its features differ in training and in evaluation mode"
-            book.findings.append(Finding("forward", reason, "return the same in both"))
-        owned = _owned_names(self.backbone, book)
+            draft.findings.append(Finding("forward", reason, "return the same in both"))
+        owned = _owned_names(self.backbone, draft)
         if learning is not None:
-            book.findings += _uncovered(self.backbone, book, owned, self.classifier)
-        if book.findings or learning is None:
-            return None, book.findings
-        frozen_names = frozenset(n for n in book.factors if any(f"{n}.".startswith(f"{p}.") for p in self.frozen))
-        graph = UnitGraph(book.layers, book.sets, book.factors, learning, owned, frozen_names, self.inputs)
-        constants = {**self.constants, **book.indices}
-        return Trace(programs, graph, book.owned, constants, tuple(sorted(book.frozen_modules)), self.classifier), []
+            draft.findings += _uncovered(self.backbone, draft, owned, self.classifier)
+        if draft.findings or learning is None:
+            return None, draft.findings
+        frozen_names = frozenset(n for n in draft.factors if any(f"{n}.".startswith(f"{p}.") for p in self.frozen))
+        graph = UnitGraph(draft.layers, draft.sets, draft.factors, learning, owned, frozen_names, self.inputs)
+        constants = {**self.constants, **draft.indices}
+        return Trace(programs, graph, draft.owned, constants, tuple(sorted(draft.frozen_modules)), self.classifier), []
 
     def _exported(self, training: bool) -> Exported:
-        backbone, book = self.backbone, self.book
-        declared = {*self.frozen, *self.task_owned}
-        exported = export(backbone, self.inputs, training=training, declared=declared)
+        backbone, draft = self.backbone, self.draft
+        exported = export(backbone, self.inputs, training=training, frozen=self.frozen, task_owned=self.task_owned)
         for name in exported.written:
             holder = name.rpartition(".")[0]
             reason = f"writes to buffer {name!r}, which all tasks would share"
@@ -220,7 +210,7 @@ class _Tracing:
             mends = bake_in(computed) if inside else None
             if inside:
                 mend = "bake the parametrisation in: torch.nn.utils.parametrize.remove_parametrizations, or fix(model)"
-            book.findings.append(Finding(f"forward of {type(backbone).__name__}", reason, mend, mends))
+            draft.findings.append(Finding(f"forward of {type(backbone).__name__}", reason, mend, mends))
         names = {}
         for name, value in exported.constants.items():
             same = (known for known, held in self.constants.items() if _equal(held, value))
@@ -229,7 +219,7 @@ class _Tracing:
         for node in exported.graph.nodes:
             if node.op == "get_attr" and node.target in names:
                 node.target = names[node.target]
-        book.indices.update(self.constants)
+        draft.indices.update(self.constants)
         return exported
 
     def _program(self, exported: Exported, values: dict[fx.Node, Any]) -> Program:
@@ -261,24 +251,24 @@ def _check_names(backbone: nn.Module, names: Collection[str]) -> None:
             raise ValueError(f"{kind} has no module or parameter {name!r}; it has {sorted(known)}")
 
 
-def _owned_names(backbone: nn.Module, book: Book) -> frozenset[str]:
+def _owned_names(backbone: nn.Module, draft: Draft) -> frozenset[str]:
     parameters = [name for name, _ in backbone.named_parameters(remove_duplicate=False)]
-    owned = {name for spec in book.owned.values() for name in spec.parameters if name is not None}
-    modules = tuple(f"{spec.name}." for spec in book.owned.values() if spec.kind is None)
-    owned |= {name for name in parameters if name in book.owned or (modules and name.startswith(modules))}
-    if any(spec.kind is not None and spec.parameters == (None, None) for spec in book.owned.values()):
-        norms = tuple(f"{name}." for name, spec in book.owned.items() if spec.kind is not None)
+    owned = {name for spec in draft.owned.values() for name in spec.parameters if name is not None}
+    modules = tuple(f"{spec.name}." for spec in draft.owned.values() if spec.kind is None)
+    owned |= {name for name in parameters if name in draft.owned or (modules and name.startswith(modules))}
+    if any(spec.kind is not None and spec.parameters == (None, None) for spec in draft.owned.values()):
+        norms = tuple(f"{name}." for name, spec in draft.owned.items() if spec.kind is not None)
         owned |= {name for name in parameters if name.startswith(norms)}  # norm="batch": left out of the network
     return frozenset(owned)
 
 
-def _uncovered(backbone: nn.Module, book: Book, owned: frozenset[str], classifier: str | None) -> list[Finding]:
+def _uncovered(backbone: nn.Module, draft: Draft, owned: frozenset[str], classifier: str | None) -> list[Finding]:
     """Parameters that no rule covers."""
     cut = None if classifier is None else f"{classifier}."
     loose = [
         name
         for name, _ in backbone.named_parameters()
-        if name not in book.factors and name not in owned and not (cut and name.startswith(cut))
+        if name not in draft.factors and name not in owned and not (cut and name.startswith(cut))
     ]
     if not loose:
         return []

@@ -7,7 +7,7 @@ from typing import Any
 
 
 def leaves(tree: Any) -> list[Any]:
-    """Whatever is no container, in order."""
+    """Everything that is no container, in order."""
     if isinstance(tree, (tuple, list)):
         return [leaf for part in tree for leaf in leaves(part)]
     if isinstance(tree, Mapping):

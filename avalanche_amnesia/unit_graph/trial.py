@@ -19,10 +19,10 @@ from avalanche_amnesia.bits import same_bits
 from avalanche_amnesia.unit_graph.exporting import features_of, where
 from avalanche_amnesia.unit_graph.findings import ModelError
 from avalanche_amnesia.unit_graph.graph import UnitGraph
-from avalanche_amnesia.unit_graph.inputs import Inputs
+from avalanche_amnesia.unit_graph.inputs import first_real
 from avalanche_amnesia.unit_graph.program import Program
 from avalanche_amnesia.unit_graph.task_owned import OwnedSpec
-from avalanche_amnesia.unit_graph.undisturbed import undisturbed
+from avalanche_amnesia.unit_graph.undisturbed import same_draws, undisturbed
 from avalanche_amnesia.unit_graph.units import compact
 from avalanche_amnesia.unit_graph.values import Masked
 
@@ -48,7 +48,7 @@ def try_out(
         ModelError: if one bit of the features differs; names the first operation where it does.
     """
     draw = torch.Generator().manual_seed(0)
-    like = next((p for p in module.parameters() if p.is_floating_point()), torch.empty(()))
+    like = first_real(module)
     mode = module.training
     held = {name: parameter for name, parameter in module.named_parameters() if parameter.is_floating_point()}
     start = {name: _lived_in(value, draw) for name, value in held.items()}
@@ -88,7 +88,7 @@ def compare(backbone: nn.Module, module: nn.Module, graph: UnitGraph, owned: Map
     Raises:
         ModelError: if it computes something else.
     """
-    like = next((p for p in module.parameters() if p.is_floating_point()), torch.empty(()))
+    like = first_real(module)
     x = graph.inputs.batch(_SAMPLES, None, like)
     open_masks = {name: torch.ones(layer.units, device=like.device) for name, layer in graph.layers.items()}
     with undisturbed(module):
@@ -100,21 +100,13 @@ def compare(backbone: nn.Module, module: nn.Module, graph: UnitGraph, owned: Map
             raise ModelError(f"forward of {type(backbone).__name__}: {error}") from error
     with undisturbed(backbone):
         torch.manual_seed(0)
-        plain = features_of(call(backbone.eval(), graph.inputs, x), type(backbone).__name__)
+        plain = features_of(backbone.eval(), graph.inputs, graph.inputs.tensors(x))
     largest = float(plain.abs().nan_to_num().amax().clamp_min(1e-6)) if plain.numel() else 1.0
     if plain.shape != masked.shape or not torch.allclose(plain, masked, _CLOSE, _CLOSE * largest, equal_nan=True):
         raise ModelError(
             f"what torch.export made of {type(backbone).__name__} computes something else than its forward: take out "
             "of it what differs from call to call (Python's own random numbers, counters, global state)"
         )
-
-
-def call(backbone: nn.Module, inputs: Inputs, x: Any) -> Any:
-    """What a backbone returns for a batch."""
-    args, kwargs = inputs.arguments(inputs.tensors(x))
-    if hasattr(backbone, "known_train_tasks_labels"):  # Avalanche's multi-task modules: no use for a label
-        args = (*args, 0)
-    return backbone(*args, **kwargs)
 
 
 class _Run:
@@ -126,8 +118,7 @@ class _Run:
     @contextmanager
     def _repeatable(self) -> Iterator[dict[str, nn.Module]]:
         statistics = [buffer.clone() for buffer in self.own.buffers()]
-        devices = [buffer.device for buffer in self.own.buffers() if buffer.is_cuda][:1]
-        with torch.random.fork_rng(devices=devices):
+        with same_draws(self.module):
             torch.manual_seed(0)
             self.own.train(self.module.training)
             yield dict(zip(self.owned, self.own, strict=True))
@@ -203,7 +194,7 @@ def _moved_outside(start: Tensors, graph: UnitGraph, masks: Tensors, draw: torch
 def _first_difference(
     run: _Run, program: Program, graph: UnitGraph, masks: Tensors, start: Tensors, moved: Tensors
 ) -> str:
-    """Where a value differs first that the mask should have protected."""
+    """Find the first value that differs although the mask should have protected it."""
     vector = torch.cat([masks[name] for name in graph.layers])
     use = graph.sets.use(vector)
     before, after = run.values(program, start, masks), run.values(program, moved, masks)

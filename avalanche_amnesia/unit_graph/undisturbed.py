@@ -25,7 +25,7 @@ def undisturbed(backbone: nn.Module) -> Iterator[None]:
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)  # one fused operation in the place of attention's layers
     try:
-        with torch.random.fork_rng(devices=[]), _quiet():
+        with same_draws(backbone), _quiet():
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
@@ -35,6 +35,13 @@ def undisturbed(backbone: nn.Module) -> Iterator[None]:
         for part, content in inner:
             part.clear()
             part.update(content)
+
+
+@contextmanager
+def same_draws(module: nn.Module) -> Iterator[None]:
+    """The state of torch's random numbers afterwards as before, on every device that a module lies on."""
+    with torch.random.fork_rng(devices=sorted({p.device.index for p in module.parameters() if p.is_cuda})):
+        yield
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Which units stand behind every entry of a value that flows through a backbone.
+"""Sets of units behind the entries of the values that flow through a backbone.
 
 A value is followed as an integer tensor of its own shape, whose entries name *sets* of units: an entry is zero
 whenever all units of its set are masked. Reshaping, slicing, concatenating and so on are then nothing but the same
@@ -34,7 +34,10 @@ class UnitSets:
         self.n_units = 0
         self._sets: list[frozenset[int]] = [frozenset({-1}), frozenset()]  # -1 stands for "always"
         self._number = {members: number for number, members in enumerate(self._sets)}
-        self._members: Tensor | None = None
+        self._tables: list[tuple[Tensor, Tensor]] | None = None
+
+    def __len__(self) -> int:
+        return len(self._sets)
 
     def add_layer(self, units: int) -> Tensor:
         """Number a layer's units; the sets that hold one of them each, ``(units,)``."""
@@ -49,7 +52,7 @@ class UnitSets:
         if number is None:
             number = self._number[members] = len(self._sets)
             self._sets.append(members)
-            self._members = None
+            self._tables = None
         return number
 
     def members(self, number: int) -> list[int]:
@@ -114,18 +117,28 @@ class UnitSets:
 
     # Masks to uses --------------------------------------------------------------------------------------------
 
-    def table(self, device: torch.device) -> Tensor:
-        """``(largest set, sets)``: members of every set, filled up; ``n_units`` is always, one more is nothing."""
-        if self._members is None or self._members.device != device:
-            always, nothing = self.n_units, self.n_units + 1
-            rows = [sorted(always if unit < 0 else unit for unit in members) or [nothing] for members in self._sets]
-            width = max(map(len, rows))
-            table = torch.tensor([row + row[:1] * (width - len(row)) for row in rows])
-            self._members = table.T.contiguous().to(device)
-        return self._members
+    def tables(self, device: torch.device) -> list[tuple[Tensor, Tensor]]:
+        """Members of all sets, those of like size together: a set of everything would make one table as wide as itself.
+
+        Returns:
+            Numbers of some sets, and their members ``(largest of them, sets)``, filled up with members named before;
+            ``n_units`` stands for always, one more for nothing.
+        """
+        if self._tables is None or self._tables[0][0].device != device:
+            ends = {ALWAYS: [self.n_units], NOTHING: [self.n_units + 1]}
+            by_size: dict[int, list[int]] = {}
+            for number, members in enumerate(self._sets):
+                by_size.setdefault((max(1, len(members)) - 1).bit_length(), []).append(number)
+            self._tables = []
+            for numbers in by_size.values():
+                rows = [ends.get(number) or sorted(self._sets[number]) for number in numbers]
+                width = max(map(len, rows))
+                table = torch.tensor([row + row[:1] * (width - len(row)) for row in rows]).T.contiguous()
+                self._tables.append((torch.tensor(numbers).to(device), table.to(device)))
+        return self._tables
 
     def use(self, masks: Tensor) -> Tensor:
-        """How much every set is in use: the maximum over its units.
+        """Use of every set: the maximum over its units.
 
         Args:
             masks: over all units, ``(…, n_units)``, values in [0, 1].
@@ -135,7 +148,10 @@ class UnitSets:
         """
         ends = masks.new_tensor([1.0, 0.0]).expand(*masks.shape[:-1], 2)
         known = torch.cat([masks, ends], -1)
-        return known[..., self.table(masks.device)].amax(-2)
+        result = known.new_empty(*masks.shape[:-1], len(self._sets))
+        for numbers, table in self.tables(masks.device):
+            result[..., numbers] = known[..., table].amax(-2)
+        return result
 
 
 def compact(ids: Tensor) -> Tensor:

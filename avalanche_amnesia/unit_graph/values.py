@@ -1,4 +1,4 @@
-"""What is known of each value while a backbone's graph is interpreted: from the input, from parameters, or constant."""
+"""Knowledge of each value while a backbone's graph is interpreted: from the input, from parameters, or constant."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from avalanche_amnesia.unit_graph.units import ALWAYS, NOTHING, compact
 
 
 class Masked(IntEnum):
-    """What the entries of masked units hold; the larger is the weaker knowledge."""
+    """Contents of masked entries; the larger is the weaker knowledge."""
 
     ZERO = 0
     """Exactly zero."""
@@ -81,7 +81,7 @@ class Constant:
 
 @dataclass(frozen=True)
 class Dependence:
-    """Which entries of one parameter stand behind each entry of a tensor that is computed from it.
+    """Entries of one parameter behind each entry of a tensor that is computed from it.
 
     The parameter's entries fall into groups; an entry of the tensor depends on all entries of one group.
 
@@ -160,12 +160,12 @@ class ParameterValue:
         return all(part.owned or part.frozen for part in self.parts)
 
     def moved(self, move: Callable[[Tensor], Tensor]) -> ParameterValue:
-        """What an operation that moves entries makes of it."""
+        """The result of an operation that moves entries."""
         parts = tuple(replace(part, place=move(part.place)) for part in self.parts)
         return ParameterValue(parts[0].place.shape, self.dtype, parts)
 
     def mixed(self, result: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> ParameterValue:
-        """What an operation that mixes entries makes of it.
+        """The result of an operation that mixes entries.
 
         Args:
             result: number of the new entry that each entry goes into, from 0; broadcasts.

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from avalanche_amnesia.unit_graph.book import Book
 from avalanche_amnesia.unit_graph.declared_calls import DECLARED
+from avalanche_amnesia.unit_graph.draft import Draft
 from avalanche_amnesia.unit_graph.exporting import EXPORTED_BATCH, Exported, declaring, module_of, where
 from avalanche_amnesia.unit_graph.findings import Finding, Refused
 from avalanche_amnesia.unit_graph.mask_nodes import MaskNodes
@@ -51,7 +51,7 @@ class Walk:
     Args:
         backbone: whose parameters the graph names.
         exported: its graph in one mode; rewritten in place.
-        book: receives layers, parameter uses and findings.
+        draft: receives layers, parameter uses and findings.
         training: the mode.
         owned: names of modules and parameters declared task-owned.
         frozen: names of modules and parameters declared frozen.
@@ -65,14 +65,14 @@ class Walk:
         self,
         backbone: nn.Module,
         exported: Exported,
-        book: Book,
+        draft: Draft,
         *,
         training: bool,
         owned: Collection[str] = (),
         frozen: Collection[str] = (),
         norm: str = "task",
     ) -> None:
-        self.backbone, self.exported, self.graph, self.book = backbone, exported, exported.graph, book
+        self.backbone, self.exported, self.graph, self.draft = backbone, exported, exported.graph, draft
         self.training, self.owned, self.frozen, self.norm = training, set(owned), set(frozen), norm
         self.parameters = dict(backbone.named_parameters(remove_duplicate=False))
         self.buffers = dict(backbone.named_buffers(remove_duplicate=False))
@@ -92,7 +92,7 @@ class Walk:
         last = max((n for n in self.graph.nodes if n.op == "placeholder"), default=None)
         with self.graph.inserting_after(last):
             self.tasks_own = self.graph.placeholder("own")
-        self.masks = MaskNodes(self.graph, self.book, self.tasks_own)
+        self.masks = MaskNodes(self.graph, self.draft, self.tasks_own)
         for node in list(self.graph.nodes):
             if node in self.values or node.op in ("placeholder", "output") or node.target is dict:
                 continue
@@ -152,12 +152,12 @@ class Walk:
         name = str(node.target)
         if name in self.parameters:
             return self._owned_parameter(node, name) if name in self.owned else self.whole(name)
-        if name in self.book.indices:
-            return Constant(self.book.indices[name].detach().cpu())
+        if name in self.draft.indices:
+            return Constant(self.draft.indices[name].detach().cpu())
         return Constant(self.buffers[name].detach().cpu())
 
     def _owned_parameter(self, node: fx.Node, name: str) -> ParameterValue:
-        self.book.owned.setdefault(name, OwnedSpec(name))
+        self.draft.owned.setdefault(name, OwnedSpec(name))
         own = self.insert_behind(node, owned_parameter, (self.tasks_own, name))
         node.replace_all_uses_with(own, delete_user_cb=lambda user: user is not own)
         self.values[own] = self.whole(name, owned=True)
@@ -167,7 +167,7 @@ class Walk:
         """Nothing of the network's values is in it: computed as it stands, unless it is another one at every call."""
         target: Any = node.target
         random = torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())
-        if random or any(isinstance(leaf, Value) for leaf in leaves((args, kwargs))) or "empty" in str(target):
+        if random or "empty" in str(target):
             return _as_always(self.result(node))
         content = map_leaves((args, kwargs), lambda leaf: leaf.content if isinstance(leaf, Constant) else leaf)
         kwargs = {name: torch.device("cpu") if name == "device" else value for name, value in content[1].items()}
@@ -183,7 +183,7 @@ class Walk:
         return any(".".join(parts[:length]) in self.frozen for length in range(1, len(parts) + 1))
 
     def arguments(self, node: fx.Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """What is known of a node's arguments."""
+        """Values of a node's arguments."""
         look_up = self.values.__getitem__
         return fx.node.map_arg(node.args, look_up), fx.node.map_arg(node.kwargs, look_up)
 
@@ -193,23 +193,19 @@ class Walk:
         Raises:
             Refused: for an operation that is given a parameter.
         """
-        args, kwargs = self.arguments(node)
-        names = sorted(
-            {name for leaf in leaves((args, kwargs)) if isinstance(leaf, ParameterValue) for name in leaf.names}
-        )
-        moving = any(isinstance(leaf, ParameterValue) and not leaf.fixed for leaf in leaves((args, kwargs)))
-        if moving:
+        given = [leaf for leaf in leaves(self.arguments(node)) if isinstance(leaf, ParameterValue)]
+        if not all(parameter.fixed for parameter in given):
+            names = sorted({name for parameter in given for name in parameter.names})
             raise Refused(
                 f"it is given parameters {names}, and has no masking rule for them", declaring(module_of(node))
             )
-        for leaf in leaves((args, kwargs)):
-            if isinstance(leaf, ParameterValue):
-                self.book.use(leaf, torch.zeros((1,) * len(leaf.shape), dtype=torch.long))
+        for parameter in given:
+            self.draft.use(parameter, torch.zeros((1,) * len(parameter.shape), dtype=torch.long))
         self.zero_inputs(node, dirty_only=True)
         return _as_always(self.result(node))
 
     def result(self, node: fx.Node) -> Any:
-        """What the node returns: tensors of shape and type alone, for a batch of two.
+        """Results of a node as tensors of shape and type alone, for a batch of two.
 
         Raises:
             Refused: where that depends on values.
@@ -226,7 +222,7 @@ class Walk:
         return self.exported.size(leaf, self.batch)
 
     def value(self, x: Any) -> Value:
-        """What a layer reads, as a value.
+        """A layer's input as a value.
 
         Raises:
             Refused: for a parameter: nothing tells which tasks' masks it belongs to.
@@ -248,8 +244,8 @@ class Walk:
         return ParameterValue(parameter.shape, parameter.dtype, (part,))
 
     def used(self, parameter: ParameterValue, *factors: Tensor) -> None:
-        """Note the use of parameters, see :meth:`Book.use`."""
-        self.book.use(parameter, *factors)
+        """Note the use of parameters, see :meth:`Draft.use`."""
+        self.draft.use(parameter, *factors)
 
     # Masks ----------------------------------------------------------------------------------------------------
 
@@ -317,7 +313,7 @@ class Walk:
         result = self.values.get(node.args[0]) if isinstance(node.args[0], fx.Node) else node.args[0]
         if not isinstance(result, Value):
             raise Refused(f"the backbone returns a {type(result).__name__}", "return one tensor of features")
-        if not self.book.layers:
+        if not self.draft.layers:
             raise Refused("the backbone has no weighted layer to mask", "use a Linear or a Conv")
         if result.ids.dim() != 2:
             raise Refused(
@@ -331,12 +327,12 @@ class Walk:
             raise Refused("the number of features depends on the size of the batch", "keep samples apart")
         self._check_axes(node)
         self.zero_inputs(node)
-        return self.book.sets.over(result.ids, [0]).clone()
+        return self.draft.sets.over(result.ids, [0]).clone()
 
     def _find(self, where: str, reason: str, mend: str) -> None:
         finding = Finding(f"{where} of {type(self.backbone).__name__}", reason, mend)
-        if finding not in self.book.findings:
-            self.book.findings.append(finding)
+        if finding not in self.draft.findings:
+            self.draft.findings.append(finding)
 
 
 _OTHER_MEND = "write it in another way, or declare the module around it frozen=[…] or task_owned=[…]"

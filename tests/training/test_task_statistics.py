@@ -45,7 +45,7 @@ class Shift:
 
 def strategy_of(seed=0, norm=nn.BatchNorm2d, **options):
     torch.manual_seed(seed)
-    model = MaskedModel(Net(norm), input_shape=(1, 8, 8), **options.pop("model", {}))
+    model = MaskedModel(Net(norm), **{"input_shape": (1, 8, 8), **options.pop("model", {})})
     settings = {"train_mb_size": 16, "train_epochs": 2, "seed": seed, **options}
     return HAT(model=model, optimizer=torch.optim.Adam(model.parameters(), lr=3e-3), **settings)
 
@@ -115,7 +115,8 @@ def test_a_short_training_is_evaluated_as_it_learned(data_root):
     for n_batches in (0, 16):
         right = []
         for seed in range(2):
-            strategy = strategy_of(seed, statistics_batches=n_batches, train_mb_size=32, train_epochs=1)
+            settings = {"statistics_batches": n_batches, "train_mb_size": 32, "train_epochs": 1}
+            strategy = strategy_of(seed, model={"input_shape": (1, 28, 28)}, **settings)
             for task in range(2):
                 strategy.train(benchmark.train_stream[task])
                 x, y = benchmark.test_stream[task].tensors

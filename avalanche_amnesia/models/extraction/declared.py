@@ -19,7 +19,7 @@ from avalanche_amnesia.unit_graph.trees import leaves, map_leaves
 
 @dataclass(frozen=True)
 class Returned:
-    """What a declared module returns: its node, and where each tensor lies in it; None where that is not known."""
+    """Result of a declared module: its node, and the place of each tensor in it; None where that is not known."""
 
     node: fx.Node
     places: list[tuple[Any, ...]] | None

@@ -1,4 +1,4 @@
-"""How a value of the full network lies in the smaller one: of one axis only some entries are kept."""
+"""Layout of a value of the full network in the smaller one: of one axis only some entries are kept."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def nonzero(open_: Tensor) -> Tensor:
 
 
 def places_in(index: Tensor, within: Tensor) -> Tensor:
-    """Where each entry of ``index`` lies in ``within``; one past its end for what it lacks."""
+    """Places of the entries of ``index`` in ``within``; one past its end for what it lacks."""
     places = torch.full((int(torch.cat([index, within]).max()) + 1,), len(within))
     places[within] = torch.arange(len(within))
     return places[index]

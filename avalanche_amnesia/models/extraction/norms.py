@@ -22,7 +22,7 @@ _INSTANCE = {3: nn.InstanceNorm1d, 4: nn.InstanceNorm2d, 5: nn.InstanceNorm3d}
 
 @shrinks(call_owned)
 def own(walk: Shrinking, node: fx.Node, modules: Any, name: str, *args: Any, **kwargs: Any) -> Any:
-    """What the task has of its own: a norm, or a declared module as it is."""
+    """A module of the task's own: a norm, or a declared module as it is."""
     module = modules[name]
     rule = {TaskBatchNorm: _by_channel, TaskLayerNorm: _over_last, TaskGroupNorm: _by_group}.get(type(module))
     if rule is None:

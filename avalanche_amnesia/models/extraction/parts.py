@@ -10,7 +10,7 @@ from torch import Tensor, fx, nn
 
 
 class Parts:
-    """What a graph names.
+    """Modules, parameters and constants that a graph names.
 
     Args:
         graph: that names them.

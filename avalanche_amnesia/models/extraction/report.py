@@ -1,4 +1,4 @@
-"""What a subnet saves: parameters and floating-point operations beside those of the masked network."""
+"""Savings of a subnet: parameters and floating-point operations beside those of the masked network."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from avalanche_amnesia.models.task_masked import TaskMaskedModel
 
 @dataclass(frozen=True)
 class SubnetReport:
-    """What one task's forward needs, masked and extracted; printed, it is a table.
+    """Cost of one task's forward, masked and extracted; printed, it is a table.
 
     Attributes:
         task: its label.

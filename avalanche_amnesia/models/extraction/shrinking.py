@@ -19,7 +19,7 @@ from avalanche_amnesia.models.extraction.layout import Live, Size, as_they_lie, 
 from avalanche_amnesia.models.extraction.parts import Parts
 from avalanche_amnesia.models.masked import MaskedModel
 from avalanche_amnesia.unit_graph.masking import call_owned, owned_parameter
-from avalanche_amnesia.unit_graph.program import as_function, follow_the_input
+from avalanche_amnesia.unit_graph.program import as_function, follow_the_input, write_over
 from avalanche_amnesia.unit_graph.registry import registered
 from avalanche_amnesia.unit_graph.trees import leaves, map_leaves
 from avalanche_amnesia.unit_graph.units import compact
@@ -102,8 +102,12 @@ class Shrinking:
         follow_the_input(self.new, self.program.dtype, real)
         for node in self.new.nodes:
             as_function(node)
-        _write_over(self.new, self.parts)
+        write_over(self.new, self._is_fresh)
         return fx.GraphModule(self.parts.root, self.new, "Subnet").eval()
+
+    def _is_fresh(self, node: fx.Node) -> bool:
+        layers = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.BatchNorm1d, nn.BatchNorm2d)
+        return node.target in (torch.add, "index_add_") or isinstance(self.parts.module(node), layers)
 
     def _known_of(self, node: fx.Node) -> Any:
         if node.op == "get_attr":
@@ -123,12 +127,12 @@ class Shrinking:
         return self.as_it_was(node, args, kwargs) if found is NotImplemented else found
 
     def arguments(self, node: fx.Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """What is known of a node's arguments."""
+        """Values of a node's arguments."""
         look_up = self.known.__getitem__
         return fx.node.map_arg(node.args, look_up), fx.node.map_arg(node.kwargs, look_up)
 
     def worked_out(self, node: fx.Node, args: Any, kwargs: Any, stands_for: Callable[[Any], Any] = lambda x: x) -> Any:
-        """What an operation makes of other values, on the CPU.
+        """Result of an operation on other values, on the CPU.
 
         Args:
             node: of the full network.
@@ -157,7 +161,7 @@ class Shrinking:
     # How values lie -------------------------------------------------------------------------------------------
 
     def open(self, node: fx.Node) -> Tensor:
-        """Which entries of a node's value are in use, bool of the value's shape."""
+        """Entries of a node's value that are in use, bool of the value's shape."""
         ids = compact(self.values[node].ids)
         return self._use[ids].expand(self.values[node].shape)
 
@@ -229,7 +233,7 @@ class Shrinking:
         return self.new.call_function(torch.index_select, (node, axis, self.parts.put_tensor(places, "index")))
 
     def inputs(self, node: fx.Node, x: Live, axis: int) -> Live:
-        """What a layer reads: of its inputs' axis the live entries alone, whatever comes in."""
+        """A layer's input: of its inputs' axis the live entries alone, whatever comes in."""
         if not x.along(axis):
             self.note_whole(_name(node.target))
             x = self.whole(x)
@@ -287,17 +291,6 @@ def size(walk: Shrinking, node: fx.Node, x: Any, dim: int) -> Any:
     """A number that depends on the input is asked for when the network is run."""
     dim %= len(x.shape)
     return x.shape[dim] if dim == x.axis else Size(walk.emit(node, (x, dim), {}), x.shape[dim])
-
-
-def _write_over(graph: fx.Graph, parts: Parts) -> None:
-    """Let a ReLU write over what a layer or a sum just made for it alone."""
-    layers = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.BatchNorm1d, nn.BatchNorm2d)
-    for node in graph.nodes:
-        source = node.args[0] if node.target is torch.relu else None
-        if isinstance(source, fx.Node) and len(source.users) == 1:
-            sums = source.target in (torch.add, "index_add_")
-            if sums or isinstance(parts.module(source), layers):
-                node.target = torch.relu_
 
 
 def _name(target: Any) -> str:

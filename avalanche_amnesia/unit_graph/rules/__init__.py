@@ -1,4 +1,4 @@
-"""What every operation does to masked units; one file per family, registered by decorator."""
+"""Rules of what operations do to masked units; one file per family."""
 
 from avalanche_amnesia.unit_graph.rules import (
     arithmetic,

@@ -25,7 +25,7 @@ def added(walk: Walk, node: fx.Node, a: Any, b: Any, *rest: Any, **options: Any)
 def add(walk: Walk, a: Any, b: Any) -> Value:
     """The sum of two operands of which one is a value."""
     if isinstance(a, Value) and isinstance(b, Value):
-        return Value(walk.book.sets.union(a.ids, b.ids), a.dtype, max(a.masked, b.masked))
+        return Value(walk.draft.sets.union(a.ids, b.ids), a.dtype, max(a.masked, b.masked))
     x, other = (a, b) if isinstance(a, Value) else (b, a)
     return _beside(walk, x, other, Masked.CONSTANT)
 
@@ -43,7 +43,7 @@ def multiply(walk: Walk, a: Any, b: Any) -> Value:
         # Zero where one factor is; the one that is zero under more masks is worth more, then the one that spans more.
         zero = [v for v in (a, b) if v.masked is Masked.ZERO]
         if not zero:
-            return Value(walk.book.sets.union(a.ids, b.ids), a.dtype, max(a.masked, b.masked))
+            return Value(walk.draft.sets.union(a.ids, b.ids), a.dtype, max(a.masked, b.masked))
         best = min(zero, key=lambda v: (float((v.ids == ALWAYS).float().mean()), -v.ids.numel()))
         return Value(best.ids.expand(shape), a.dtype)
     x, other = (a, b) if isinstance(a, Value) else (b, a)
@@ -76,7 +76,7 @@ def adopt(walk: Walk, parameter: ParameterValue, ids: torch.Tensor) -> Masked:
     """
     if not parameter.owned:
         places = torch.arange(parameter.shape.numel()).reshape(parameter.shape)
-        met = walk.book.sets.merge(places, filled(ids), parameter.shape.numel()).reshape(parameter.shape)
+        met = walk.draft.sets.merge(places, filled(ids), parameter.shape.numel()).reshape(parameter.shape)
         walk.used(parameter, met)
     return Masked.CONSTANT if parameter.fixed else Masked.DIRTY
 
@@ -122,7 +122,7 @@ def larger(walk: Walk, node: fx.Node, a: Any, b: Any) -> Any:
     """The larger or smaller of two values: zero where both are."""
     if not isinstance(a, Value) or not isinstance(b, Value):
         return walk.anything(node)
-    return Value(walk.book.sets.union(a.ids, b.ids), walk.result(node).dtype, max(a.masked, b.masked))
+    return Value(walk.draft.sets.union(a.ids, b.ids), walk.result(node).dtype, max(a.masked, b.masked))
 
 
 @rule(A.where)
@@ -133,7 +133,7 @@ def chosen(walk: Walk, node: fx.Node, condition: Any, a: Any, b: Any) -> Any:
         return walk.anything(node)
     shape, ids = walk.result(node).shape, values[0].ids
     for value in values[1:]:
-        ids = walk.book.sets.union(ids, value.ids)
+        ids = walk.draft.sets.union(ids, value.ids)
     kept = all(isinstance(x, Value) and x.masked is Masked.ZERO for x in (a, b))
     masked = max([v.masked for v in values] + ([] if kept else [Masked.CONSTANT]))
     if kept and isinstance(condition, Value):  # zero whichever is chosen

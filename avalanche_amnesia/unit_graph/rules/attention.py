@@ -28,7 +28,7 @@ def attended(
         return walk.anything(node)
     # Queries and keys may hold constants where masked, but nothing that other tasks change.
     walk.zero_inputs(node, dirty_only=True)
-    ids = walk.book.sets.over(value.ids, [-2], keepdim=True)
+    ids = walk.draft.sets.over(value.ids, [-2], keepdim=True)
     result = walk.result(node)
     heads = (*result.shape[:-2], 1, ids.shape[-1])
     if ids.dim() == 4 and ids.shape[1] != result.shape[1]:  # several heads of queries share one of keys and values

@@ -17,13 +17,14 @@ from avalanche_amnesia.unit_graph.walk import Walk
 
 
 @rule(DECLARED)
-def declared(walk: Walk, node: fx.Node, tensors: Any, number: int) -> Any:
-    """Whatever it computes: its results count as always in use."""
+def declared(walk: Walk, node: fx.Node, tensors: Any, sizes: Any, number: int) -> Any:
+    """One call of a declared module: its results count as always in use."""
     call = walk.exported.calls[number]
     walk.zero_inputs(node, dirty_only=True)
-    args, kwargs = filled_in(call.arguments, node.args[0])
+    given: Any = node.args
+    args, kwargs = filled_in(call.arguments, [*given[0][1:], *given[1]])
     if call.name in walk.owned:
-        walk.book.owned.setdefault(call.name, OwnedSpec(call.name))
+        walk.draft.owned.setdefault(call.name, OwnedSpec(call.name))
         made = walk.insert_behind(node, call_owned, (walk.tasks_own, call.name, *args), kwargs)
     else:
         _freeze(walk, call.name)
@@ -38,7 +39,7 @@ def declared(walk: Walk, node: fx.Node, tensors: Any, number: int) -> Any:
 
 
 def _freeze(walk: Walk, name: str) -> None:
-    walk.book.frozen_modules.add(name)
+    walk.draft.frozen_modules.add(name)
     for inner, parameter in walk.backbone.get_submodule(name).named_parameters():
         always = torch.full((1,) * parameter.dim(), ALWAYS)
         place = torch.arange(parameter.numel()).reshape(parameter.shape)

@@ -27,7 +27,7 @@ def reduced(walk: Walk, node: fx.Node, x: Any, *args: Any, **options: Any) -> An
         return walk.anything(node)
     if 0 in dims and len(x.shape) == 2:
         raise Refused("it mixes the samples of a batch", "leave the first dimension alone")
-    ids = walk.book.sets.over(x.ids, dims, keepdim=len(result.shape) == len(x.shape))
+    ids = walk.draft.sets.over(x.ids, dims, keepdim=len(result.shape) == len(x.shape))
     return Value(ids, result.dtype, x.masked)
 
 
@@ -36,7 +36,7 @@ def summed_up(walk: Walk, node: fx.Node, x: Any, dim: int, **options: Any) -> An
     """Sums of what lies in front: in use where any entry along the dimension is."""
     if not isinstance(x, Value):
         return walk.anything(node)
-    return x.like(walk.book.sets.over(x.ids, [dim], keepdim=True).expand(x.shape), dtype=walk.result(node).dtype)
+    return x.like(walk.draft.sets.over(x.ids, [dim], keepdim=True).expand(x.shape), dtype=walk.result(node).dtype)
 
 
 @rule(A.matmul, A.bmm, A.mm)
@@ -47,7 +47,7 @@ def product(walk: Walk, node: fx.Node, a: Any, b: Any) -> Any:
         return connect(walk, node, a, b, None, units=b.shape[1], unit_axis=1, input_axis=0)
     if not (isinstance(a, Value) and isinstance(b, Value)) or a.ids.dim() < 2 or b.ids.dim() < 2:
         return walk.anything(node)
-    result, sets = walk.result(node), walk.book.sets
+    result, sets = walk.result(node), walk.draft.sets
     options = [
         ids.expand(result.shape)
         for value, ids in (

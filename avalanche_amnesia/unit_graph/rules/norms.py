@@ -129,7 +129,7 @@ def _own(walk: Walk, node: fx.Node, x: Any, spec: OwnedSpec) -> Any:
         dims = range(x.ids.dim() - len(spec.shape))
     else:
         dims = [dim for dim in range(x.ids.dim()) if dim != 1]  # type: ignore[assignment]
-    sets = filled(walk.book.sets.over(x.ids, dims))  # a norm's statistics and shifts reach padding too
+    sets = filled(walk.draft.sets.over(x.ids, dims))  # a norm's statistics and shifts reach padding too
     if walk.norm == "batch":
         spec = spec.affine_free()
     mask = walk.masks.emit(sets)
@@ -145,9 +145,9 @@ def _own(walk: Walk, node: fx.Node, x: Any, spec: OwnedSpec) -> Any:
 
 def _note(walk: Walk, spec: OwnedSpec) -> None:
     """Enter a norm; one that is called more than once has the units of all its calls."""
-    known = walk.book.owned.get(spec.name)
+    known = walk.draft.owned.get(spec.name)
     if known is None:
-        walk.book.owned[spec.name] = spec
+        walk.draft.owned[spec.name] = spec
         return
     if (known.kind, known.groups, known.shape, known.parameters) != (
         *(spec.kind, spec.groups, spec.shape),
@@ -155,9 +155,9 @@ def _note(walk: Walk, spec: OwnedSpec) -> None:
     ):
         raise Refused(f"norm {spec.name!r} is used in two unlike ways", "use two norms")
     apart = known.sets is None or spec.sets is None
-    sets = None if apart else compact(walk.book.sets.union(known.sets, spec.sets))  # type: ignore[arg-type]
+    sets = None if apart else compact(walk.draft.sets.union(known.sets, spec.sets))  # type: ignore[arg-type]
     fixed = known.fixed or spec.fixed  # evaluation says nothing of that
-    walk.book.owned[spec.name] = known.masked_by(sets).with_fixed(fixed)
+    walk.draft.owned[spec.name] = known.masked_by(sets).with_fixed(fixed)
 
 
 def _name(parameter: Any) -> str | None:

@@ -30,7 +30,7 @@ def pooled(walk: Walk, node: fx.Node, x: Any, *args: Any, **options: Any) -> Any
     if not isinstance(x, Value):
         return walk.anything(node)
     axes = range(2 if "2d" in str(node.target) else 3 if "3d" in str(node.target) else 1)
-    of_channels = walk.book.sets.over(x.ids, [-1 - axis for axis in axes], keepdim=True)
+    of_channels = walk.draft.sets.over(x.ids, [-1 - axis for axis in axes], keepdim=True)
     result = walk.result(node)
     if isinstance(result, Tensor):
         return x.like(of_channels.expand(result.shape))

@@ -75,7 +75,7 @@ def _applied(node: fx.Node, args: Any, options: Any) -> Any:
 
 
 def _again(operand: Any, move: Any) -> Any:
-    """What is known of a value, or a parameter, whose entries were moved."""
+    """A value, or a parameter, whose entries were moved."""
     if isinstance(operand, Value):
         return map_leaves(move(operand.ids), lambda ids: operand.like(ids) if isinstance(ids, Tensor) else ids)
     first = move(operand.parts[0].place)

@@ -56,7 +56,7 @@ def connect(
         input_axis: of the weight.
     """
     x = walk.value(x)
-    inputs = walk.book.sets.over(x.ids, range(x.ids.dim() - 1))
+    inputs = walk.draft.sets.over(x.ids, range(x.ids.dim() - 1))
     sets = _layer(walk, node, weight, "Linear", units, rows=unit_axis == 0)
     walk.used(weight, sets.unsqueeze(1 - unit_axis), inputs.unsqueeze(1 - input_axis))
     return _outputs(walk, node, sets, bias, axis=-1)
@@ -82,7 +82,7 @@ def convolution(
         raise Refused("its input has no axis of samples", "give it one: x.unsqueeze(0)")
     units, per_group = weight.shape[:2]
     channels = groups * per_group
-    inputs = walk.book.sets.over(x.ids, [dim for dim in range(x.ids.dim()) if dim != 1])
+    inputs = walk.draft.sets.over(x.ids, [dim for dim in range(x.ids.dim()) if dim != 1])
     ones = (1,) * (len(weight.shape) - 2)
     if groups == channels and groups > 1 and not bool((inputs == ALWAYS).any()):
         return _depthwise(walk, node, inputs, weight, bias, ones)
@@ -123,7 +123,7 @@ def transposed(
     x = walk.value(x)
     channels, per_group = weight.shape[:2]
     units = groups * per_group
-    inputs = walk.book.sets.over(x.ids, [dim for dim in range(x.ids.dim()) if dim != 1])
+    inputs = walk.draft.sets.over(x.ids, [dim for dim in range(x.ids.dim()) if dim != 1])
     ones = (1,) * (len(weight.shape) - 2)
     sets = _layer(walk, node, weight, f"ConvTranspose{len(ones)}d", units)
     by_group = sets.reshape(groups, 1, per_group).expand(groups, channels // groups, per_group)
@@ -161,7 +161,7 @@ def _layer(walk: Walk, node: fx.Node, weight: ParameterValue, kind: str, units: 
     part, module = weight.parts[0], module_of(node)
     if len(weight.parts) > 1 or part.group is not None:
         wanted = (module, part.name.removesuffix(".weight"))
-        return walk.book.layer_of(weight, wanted, kind, units).sets
+        return walk.draft.layer_of(weight, wanted, kind, units).sets
     count = part.size.numel()
     first, used = int(part.place.min()) * part.size[0] // count, part.place.numel() * part.size[0] // count
     third = part.size[0] // 3
@@ -170,7 +170,7 @@ def _layer(walk: Walk, node: fx.Node, weight: ParameterValue, kind: str, units: 
         for row in range(0, used, third):
             name = f"{part.name}[{first + row}:{first + row + third}]"
             rows_of = weight.moved(partial(torch.narrow, dim=0, start=row, length=third))
-            layers.append(walk.book.layer_of(rows_of, (name,), kind, third))
+            layers.append(walk.draft.layer_of(rows_of, (name,), kind, third))
         return torch.cat([layer.sets for layer in layers])
     name = part.name.removesuffix(".weight") if used == part.size[0] else f"{part.name}[{first}:{first + units}]"
-    return walk.book.layer_of(weight, (name, module), kind, units).sets
+    return walk.draft.layer_of(weight, (name, module), kind, units).sets

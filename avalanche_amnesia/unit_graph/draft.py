@@ -1,4 +1,4 @@
-"""What walks over a backbone's graph write down: layers, what every parameter is used with, findings."""
+"""Layers, uses of parameters and findings, collected by walks over a backbone's graphs."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from avalanche_amnesia.unit_graph.values import Dependence, ParameterValue
 
 
 @dataclass
-class Book:
-    """What walks over a backbone find out; the walks in training and in evaluation mode write into one."""
+class Draft:
+    """Draft of a unit graph; the walks in training and in evaluation mode write into one."""
 
     sets: UnitSets = field(default_factory=UnitSets)
     layers: dict[str, WeightedLayer] = field(default_factory=dict)
