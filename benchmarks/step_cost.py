@@ -41,7 +41,8 @@ from torch import Tensor, nn
 from avalanche_amnesia.benchmarks import SplitDigits, task_benchmark
 from avalanche_amnesia.benchmarks.data import task_data
 from avalanche_amnesia.models import MLP, MaskedModel, MultiHeadModel, SubnetModel
-from avalanche_amnesia.training import HAT, WSN, AdaHAT, AmnesiacHAT, InMemoryLoaderPlugin
+from avalanche_amnesia.training import HAT, WSN, AdaHAT, AmnesiacHAT
+from avalanche_amnesia.training.plugins import InMemoryLoaderPlugin
 from benchmarks.subnormals import SubnormalWatch
 
 N_CLASSES = 10

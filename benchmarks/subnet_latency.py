@@ -22,7 +22,8 @@ import torchvision
 from avalanche.models import SlimResNet18
 from torch import Tensor, nn
 
-from avalanche_amnesia.models import MLP, MaskedModel, extract, subnet_report
+from avalanche_amnesia.export import extract, subnet_report
+from avalanche_amnesia.models import MLP, MaskedModel
 
 N_CLASSES = 10
 TASK = 0

@@ -29,8 +29,9 @@ from avalanche.core import SupervisedPlugin
 from avalanche_amnesia.benchmarks import task_benchmark
 from avalanche_amnesia.bits import state_hashes
 from avalanche_amnesia.training import AmnesiacHAT
-from avalanche_amnesia.training.plugins import CounterfactualPlugin, UnlearningPlugin, find_plugin
-from avalanche_amnesia.training.plugins.world_features import BATCH, BATCH_OF_LARGE
+from avalanche_amnesia.training.counterfactual_features import BATCH, BATCH_OF_LARGE
+from avalanche_amnesia.training.host import find_plugin
+from avalanche_amnesia.training.plugins import CounterfactualPlugin, UnlearningPlugin
 from benchmarks.step_cost import N_CLASSES, NETWORKS, Network, masked, plain_steps
 
 

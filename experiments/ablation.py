@@ -28,7 +28,9 @@ from avalanche_amnesia.evaluation import References, features_of, jsd, take_prob
 from avalanche_amnesia.evaluation.functional import accuracy
 from avalanche_amnesia.models import MLP, MaskedModel
 from avalanche_amnesia.models.modes import evaluating
-from avalanche_amnesia.training import AmnesiacHAT, BackupPlugin, UnlearningPlugin, find_plugin
+from avalanche_amnesia.training import AmnesiacHAT
+from avalanche_amnesia.training.host import find_plugin
+from avalanche_amnesia.training.plugins import BackupPlugin, UnlearningPlugin
 from avalanche_amnesia.unlearning.logistic import fit_head
 
 N_TASKS, DEADLINE = 5, 4

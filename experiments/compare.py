@@ -26,6 +26,7 @@ from torch import nn
 from torch.optim import SGD, Adam
 
 from avalanche_amnesia import benchmarks
+from avalanche_amnesia.baselines import PALL, CLPUDERpp, DarkReplayPlugin, Independent, NetworkPerTask, SideNetworks
 from avalanche_amnesia.benchmarks import with_unlearning
 from avalanche_amnesia.evaluation import (
     References,
@@ -35,21 +36,10 @@ from avalanche_amnesia.evaluation import (
     unlearned_accuracy_metrics,
 )
 from avalanche_amnesia.logging import WandBLogger
-from avalanche_amnesia.models import MLP, MaskedModel, MultiHeadModel, NetworkPerTask, SideNetworks, SubnetModel
-from avalanche_amnesia.training import (
-    HAT,
-    WSN,
-    AdaHAT,
-    AmnesiacHAT,
-    DarkReplayPlugin,
-    InMemoryLoaderPlugin,
-    SeedingPlugin,
-    TrajectoryPlugin,
-    UnlearningPlugin,
-    find_plugin,
-    remaining_experiences,
-)
-from avalanche_amnesia.training.rivals import PALL, CLPUDERpp, Independent
+from avalanche_amnesia.models import MLP, MaskedModel, MultiHeadModel, SubnetModel
+from avalanche_amnesia.training import HAT, WSN, AdaHAT, AmnesiacHAT
+from avalanche_amnesia.training.host import find_plugin, remaining_experiences
+from avalanche_amnesia.training.plugins import InMemoryLoaderPlugin, SeedingPlugin, TrajectoryPlugin, UnlearningPlugin
 
 STREAMS = {
     "split_digits": benchmarks.SplitDigits,

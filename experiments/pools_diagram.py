@@ -9,7 +9,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 from matplotlib.patches import Circle
 
-from avalanche_amnesia.training.pools import pool
+from avalanche_amnesia.isolation.pools import pool
 
 SIZES = {"layer 1": 15, "layer 2": 10, "features": 10}
 TASKS, PERMANENT, SHOWN = 5, 2, 3

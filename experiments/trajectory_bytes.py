@@ -30,8 +30,9 @@ from torch.optim import Adam
 from avalanche_amnesia.benchmarks import PermutedDigits, PermutedMNIST
 from avalanche_amnesia.evaluation import accuracy, features_of, js_divergence
 from avalanche_amnesia.models import MLP, MaskedModel
-from avalanche_amnesia.training import AmnesiacHAT, TrajectoryPlugin
-from avalanche_amnesia.unlearning import Trajectory
+from avalanche_amnesia.training import AmnesiacHAT
+from avalanche_amnesia.training.plugins import TrajectoryPlugin
+from avalanche_amnesia.trajectory import Trajectory
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "lossless": {},

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 from torchvision import models as vision
 
-from avalanche_amnesia.models import MaskedModel, ModelError
+from avalanche_amnesia.models import MaskedModel
+from avalanche_amnesia.unit_graph import ModelError
 
 Maker = Callable[[], tuple[nn.Module, dict[str, Any]]]
 _VISION = {

@@ -18,7 +18,7 @@ from avalanche.training.plugins import LRSchedulerPlugin
 from avalanche_amnesia.benchmarks import PermutedMNIST
 from avalanche_amnesia.evaluation import accuracy
 from avalanche_amnesia.models import MLP, SubnetModel
-from avalanche_amnesia.models.mask_storage import encode_masks
+from avalanche_amnesia.models.weight_masks.mask_storage import encode_masks
 from avalanche_amnesia.training import WSN
 
 PAPER = {0.1: 96.14, 0.3: 96.41}

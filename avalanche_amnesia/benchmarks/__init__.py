@@ -1,27 +1,5 @@
 """Streams of tasks, and the unlearning requests that they carry."""
 
-from avalanche_amnesia.benchmarks.digits import PermutedDigits, RotatedDigits, SplitDigits
-from avalanche_amnesia.benchmarks.idx import CorruptDataError, DataNotFoundError
-from avalanche_amnesia.benchmarks.mnist import PermutedMNIST, RotatedMNIST, SplitFashionMNIST, SplitMNIST
-from avalanche_amnesia.benchmarks.requests import UnlearningRequest, with_unlearning
-from avalanche_amnesia.benchmarks.sentences import MarkovSentences
-from avalanche_amnesia.benchmarks.tasks import TaskExperience, task_benchmark
-from avalanche_amnesia.unlearning.ledger import RequestError
+import lazy_loader
 
-__all__ = [
-    "CorruptDataError",
-    "DataNotFoundError",
-    "MarkovSentences",
-    "PermutedDigits",
-    "PermutedMNIST",
-    "RequestError",
-    "RotatedDigits",
-    "RotatedMNIST",
-    "SplitDigits",
-    "SplitFashionMNIST",
-    "SplitMNIST",
-    "TaskExperience",
-    "UnlearningRequest",
-    "task_benchmark",
-    "with_unlearning",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -9,7 +9,7 @@ from avalanche.benchmarks import CLExperience, CLScenario, EagerCLStream, Experi
 
 from avalanche_amnesia import checks
 from avalanche_amnesia.benchmarks.tasks import TaskExperience
-from avalanche_amnesia.unlearning.ledger import RequestError, TaskLedger
+from avalanche_amnesia.ledger import RequestError, TaskLedger
 
 When = Literal["after", "before", "iteration"]
 _FIRING_ORDER = ("before", "iteration", "after")

@@ -10,9 +10,11 @@ from avalanche.evaluation.metric_results import MetricValue, TensorImage
 from torchvision.transforms.functional import pil_to_tensor
 
 from avalanche_amnesia.evaluation.heatmap import mask_heatmap
-from avalanche_amnesia.models import SubnetModel, TaskMaskedModel
-from avalanche_amnesia.training import TrajectoryPlugin
-from avalanche_amnesia.training.plugins import TaskMaskPlugin, find_plugin
+from avalanche_amnesia.models.task_masked import TaskMaskedModel
+from avalanche_amnesia.models.weight_masks.subnet import SubnetModel
+from avalanche_amnesia.training.host.lookup import find_plugin
+from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin
+from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 
 
 def network_capacity(strategy: Any) -> float | None:

@@ -14,7 +14,7 @@ from avalanche_amnesia.evaluation.features import features_of, mean_features
 from avalanche_amnesia.evaluation.functional import js_divergence
 from avalanche_amnesia.evaluation.probes import Probe, ProbingMetric
 from avalanche_amnesia.evaluation.references import References
-from avalanche_amnesia.models import TaskMaskedModel
+from avalanche_amnesia.models.task_masked import TaskMaskedModel
 
 ProbeKind = Literal["own", "remaining"]
 Floor = Literal["order", "seed"]

@@ -9,8 +9,10 @@ import torch
 from avalanche.models import MultiHeadClassifier, avalanche_forward
 from torch import Tensor, nn
 
-from avalanche_amnesia.models import ModelError, MultiHeadModel, TaskMaskedModel
 from avalanche_amnesia.models.modes import evaluating
+from avalanche_amnesia.models.multi_head import MultiHeadModel
+from avalanche_amnesia.models.task_masked import TaskMaskedModel
+from avalanche_amnesia.unit_graph.findings import ModelError
 
 
 def features_of(

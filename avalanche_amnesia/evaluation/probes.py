@@ -17,9 +17,10 @@ from avalanche.evaluation.metric_results import MetricValue
 from avalanche.evaluation.metric_utils import get_metric_name
 from torch import Tensor, nn
 
-from avalanche_amnesia.models import MultiHeadModel, TaskMaskedModel
-from avalanche_amnesia.training import UnlearningPlugin
-from avalanche_amnesia.training.plugins import find_plugin
+from avalanche_amnesia.models.multi_head import MultiHeadModel
+from avalanche_amnesia.models.task_masked import TaskMaskedModel
+from avalanche_amnesia.training.host.lookup import find_plugin
+from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,5 @@
 """Loggers and dashboards: Weights & Biases, offline runs read back."""
 
-from avalanche_amnesia.logging.offline import OfflineRun, OfflineRunError, read_offline_run
-from avalanche_amnesia.logging.wandb import WandBLogger
+import lazy_loader
 
-__all__ = ["OfflineRun", "OfflineRunError", "WandBLogger", "read_offline_run"]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from avalanche_amnesia.models.description import Description
 from avalanche_amnesia.models.gate import Gate
-from avalanche_amnesia.models.masked_backbone import MaskedBackbone, trace_backbone
 from avalanche_amnesia.models.multi_head import UnknownTaskError, by_task
 from avalanche_amnesia.models.own_modules import OwnModules
 from avalanche_amnesia.models.shared_head import SHARED_HEAD, SharedHead, add_shared_head, stand_in
@@ -21,6 +20,7 @@ from avalanche_amnesia.models.task_buffers import TaskBuffers
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.models.utilisation import utilisation
 from avalanche_amnesia.unit_graph.graph import UnitGraph
+from avalanche_amnesia.unit_graph.masked_backbone import MaskedBackbone, trace_backbone
 from avalanche_amnesia.unit_graph.tracing import NormChoice
 
 

@@ -54,7 +54,9 @@ def _add_audit(commands: Any) -> None:
 
 
 def _audit(options: argparse.Namespace) -> int:
-    from avalanche_amnesia.unlearning import UnlearningRecord, audit, verify
+    from avalanche_amnesia.audit.record import UnlearningRecord
+    from avalanche_amnesia.audit.scan import audit
+    from avalanche_amnesia.audit.signing import verify
 
     if options.public_key is None:
         record = UnlearningRecord.load(options.record)

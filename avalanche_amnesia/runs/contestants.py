@@ -10,14 +10,14 @@ import torch
 from avalanche.training.supervised import EWC, LwF
 from torch import nn
 
-from avalanche_amnesia.models import MLP, MaskedModel, MultiHeadModel
-from avalanche_amnesia.training import (
-    AmnesiacHAT,
-    InMemoryLoaderPlugin,
-    SeedingPlugin,
-    TrajectoryPlugin,
-    UnlearningPlugin,
-)
+from avalanche_amnesia.models.masked import MaskedModel
+from avalanche_amnesia.models.mlp import MLP
+from avalanche_amnesia.models.multi_head import MultiHeadModel
+from avalanche_amnesia.training.amnesiac_hat import AmnesiacHAT
+from avalanche_amnesia.training.plugins.in_memory_loader import InMemoryLoaderPlugin
+from avalanche_amnesia.training.plugins.seeding import SeedingPlugin
+from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
+from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 import avalanche_amnesia
-from avalanche_amnesia.benchmarks import SplitDigits, SplitMNIST, with_unlearning
-from avalanche_amnesia.logging import WandBLogger
+from avalanche_amnesia.benchmarks.digits import SplitDigits
+from avalanche_amnesia.benchmarks.mnist import SplitMNIST
+from avalanche_amnesia.benchmarks.requests import with_unlearning
 from avalanche_amnesia.logging.figures import accuracy_figure, capacity_figure, masks_figure
-from avalanche_amnesia.models import MaskedModel
+from avalanche_amnesia.logging.wandb import WandBLogger
+from avalanche_amnesia.models.masked import MaskedModel
 from avalanche_amnesia.runs.contestants import Budget, contestants
 from avalanche_amnesia.runs.observation import Run, observe
 from avalanche_amnesia.runs.tables import cost_table, events_table, final_table

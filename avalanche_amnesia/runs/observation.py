@@ -10,17 +10,13 @@ from avalanche.evaluation.metrics import accuracy_metrics
 from avalanche.logging import BaseLogger
 from avalanche.training.plugins import EvaluationPlugin
 
-from avalanche_amnesia.evaluation import (
-    References,
-    accuracy_difference_metrics,
-    capacity_metrics,
-    jsd_metrics,
-    network_capacity,
-    trajectory_bytes,
-    unlearned_accuracy_metrics,
-)
+from avalanche_amnesia.evaluation.accuracy_difference import accuracy_difference_metrics
+from avalanche_amnesia.evaluation.capacity import capacity_metrics, network_capacity, trajectory_bytes
+from avalanche_amnesia.evaluation.divergence import jsd_metrics
 from avalanche_amnesia.evaluation.probes import unlearning_of
-from avalanche_amnesia.training import remaining_experiences
+from avalanche_amnesia.evaluation.references import References
+from avalanche_amnesia.evaluation.unlearned_accuracy import unlearned_accuracy_metrics
+from avalanche_amnesia.training.host.remaining import remaining_experiences
 
 
 @dataclass(frozen=True)

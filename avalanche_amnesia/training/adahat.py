@@ -6,9 +6,9 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from avalanche_amnesia.models import MaskedModel
-from avalanche_amnesia.training.hard_attention import HardAttentionStrategy, split_options, takes_options_of
-from avalanche_amnesia.training.plugins import AdaHATPlugin
+from avalanche_amnesia.models.masked import MaskedModel
+from avalanche_amnesia.training.plugins.adahat import AdaHATPlugin
+from avalanche_amnesia.training.task_strategy import HardAttentionStrategy, split_options, takes_options_of
 
 
 class AdaHAT(HardAttentionStrategy):

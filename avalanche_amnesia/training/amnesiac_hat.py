@@ -7,22 +7,19 @@ from typing import Any, Literal
 from torch.optim import Optimizer
 
 from avalanche_amnesia import checks
-from avalanche_amnesia.models import MaskedModel
-from avalanche_amnesia.training.hard_attention import HardAttentionStrategy, split_options, takes_options_of
-from avalanche_amnesia.training.plugins import (
-    AdaHATPlugin,
-    BackupPlugin,
-    CounterfactualPlugin,
-    HATPlugin,
-    RepairPlugin,
-    ScaledUpdatesPlugin,
-    SharedHeadCounterfactualPlugin,
-    TrajectoryPlugin,
-    UnlearningPlugin,
-)
-from avalanche_amnesia.training.plugins.trajectory import recorder_of
-from avalanche_amnesia.training.pools import Isolation
-from avalanche_amnesia.unlearning import Compensation
+from avalanche_amnesia.isolation.pools import Isolation
+from avalanche_amnesia.models.masked import MaskedModel
+from avalanche_amnesia.training.plugins.adahat import AdaHATPlugin
+from avalanche_amnesia.training.plugins.backup import BackupPlugin
+from avalanche_amnesia.training.plugins.counterfactual import CounterfactualPlugin
+from avalanche_amnesia.training.plugins.hat import HATPlugin
+from avalanche_amnesia.training.plugins.repair import RepairPlugin
+from avalanche_amnesia.training.plugins.scaling import ScaledUpdatesPlugin
+from avalanche_amnesia.training.plugins.shared_counterfactual import SharedHeadCounterfactualPlugin
+from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin, recorder_of
+from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
+from avalanche_amnesia.training.task_strategy import HardAttentionStrategy, split_options, takes_options_of
+from avalanche_amnesia.unlearning.compensation import Compensation
 
 AmnesiacAdjustment = Literal["hat", "adahat", "random", "constant"]
 DeletionChoice = Literal["updates", "exclusive"]

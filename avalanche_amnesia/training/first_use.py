@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from avalanche_amnesia.models import MaskedModel
+from avalanche_amnesia.models.masked import MaskedModel
 
 
 def entries_in_use(model: MaskedModel, task: int) -> dict[str, Tensor]:

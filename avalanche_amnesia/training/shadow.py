@@ -13,10 +13,9 @@ from torch.func import functional_call
 from torch.optim import Optimizer
 
 from avalanche_amnesia.bits import same_bits
-from avalanche_amnesia.models import MaskedModel
-from avalanche_amnesia.models.masked import SHARED_HEAD
+from avalanche_amnesia.models.masked import SHARED_HEAD, MaskedModel
 from avalanche_amnesia.training.optimizers import BareStep, sibling_optimizer
-from avalanche_amnesia.unlearning.sparse import SparseValues
+from avalanche_amnesia.trajectory.sparse import SparseValues
 
 
 class Shadow:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from avalanche_amnesia.bits import same_bits
-from avalanche_amnesia.models import TaskMaskedModel
+from avalanche_amnesia.models.task_masked import TaskMaskedModel
 
 
 class TaskSnapshot:

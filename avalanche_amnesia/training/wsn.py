@@ -6,10 +6,11 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from avalanche_amnesia.models import SubnetModel
-from avalanche_amnesia.training.hard_attention import HardAttentionStrategy, split_options, takes_options_of
-from avalanche_amnesia.training.plugins import SubnetPlugin, TrajectoryPlugin, UnlearningPlugin
-from avalanche_amnesia.training.plugins.trajectory import recorder_of
+from avalanche_amnesia.models.weight_masks.subnet import SubnetModel
+from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin, recorder_of
+from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
+from avalanche_amnesia.training.plugins.wsn import SubnetPlugin
+from avalanche_amnesia.training.task_strategy import HardAttentionStrategy, split_options, takes_options_of
 
 
 class WSN(HardAttentionStrategy):

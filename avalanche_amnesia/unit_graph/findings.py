@@ -22,7 +22,7 @@ class Finding:
         where: the module, parameter or operation.
         reason: why it can't be masked.
         mend: what the user can do.
-        mends: what :func:`~avalanche_amnesia.models.fix` does to a model about it; None where it can't.
+        mends: what :func:`~avalanche_amnesia.unit_graph.fix` does to a model about it; None where it can't.
     """
 
     where: str

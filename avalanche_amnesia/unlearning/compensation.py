@@ -8,9 +8,9 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import nn
 
-from avalanche_amnesia.unlearning.removal import Removal
-from avalanche_amnesia.unlearning.revision import Revisions
-from avalanche_amnesia.unlearning.trajectory import Trajectory
+from avalanche_amnesia.trajectory.removal import Removal
+from avalanche_amnesia.trajectory.revision import Revisions
+from avalanche_amnesia.trajectory.store import Trajectory
 
 
 @runtime_checkable

@@ -10,19 +10,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from avalanche_amnesia.models import MultiHeadModel, TaskMaskedModel
+from avalanche_amnesia.audit.fingerprint import Fingerprint
+from avalanche_amnesia.audit.record import Claim, SharedEntries, UnlearningPlan
+from avalanche_amnesia.models.multi_head import MultiHeadModel
+from avalanche_amnesia.models.task_masked import TaskMaskedModel
+from avalanche_amnesia.trajectory.entries import put
+from avalanche_amnesia.trajectory.removal import Readers, Removal
+from avalanche_amnesia.trajectory.replay import Updates
+from avalanche_amnesia.trajectory.revision import combined
+from avalanche_amnesia.trajectory.undo_log import Log
 from avalanche_amnesia.unlearning.compensation import RevisingCompensation
-from avalanche_amnesia.unlearning.entries import put
-from avalanche_amnesia.unlearning.fingerprint import Fingerprint
-from avalanche_amnesia.unlearning.log import Log
-from avalanche_amnesia.unlearning.purging import adapter_of
-from avalanche_amnesia.unlearning.record import Claim, SharedEntries, UnlearningPlan
-from avalanche_amnesia.unlearning.removal import Readers, Removal
+from avalanche_amnesia.unlearning.purging.registry import adapter_of
 from avalanche_amnesia.unlearning.repair import repairable
-from avalanche_amnesia.unlearning.revision import combined
 from avalanche_amnesia.unlearning.subject import Subject, unknown_state
 from avalanche_amnesia.unlearning.task_modules import own_parameters
-from avalanche_amnesia.unlearning.writers import Updates
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,12 @@ from typing import Protocol
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from avalanche_amnesia.audit.record import RepairSummary
 from avalanche_amnesia.bits import same_bits
-from avalanche_amnesia.models import TaskMaskedModel
-from avalanche_amnesia.unlearning.record import RepairSummary
+from avalanche_amnesia.models.task_masked import TaskMaskedModel
+from avalanche_amnesia.trajectory.replay import moved_along
+from avalanche_amnesia.trajectory.store import Trajectory
 from avalanche_amnesia.unlearning.task_modules import own_parameters
-from avalanche_amnesia.unlearning.trajectory import Trajectory
-from avalanche_amnesia.unlearning.writers import moved_along
 
 
 class Repair(Protocol):

@@ -10,12 +10,13 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from avalanche_amnesia.audit.record import Provenance
+from avalanche_amnesia.ledger import TaskLedger
+from avalanche_amnesia.trajectory.store import Trajectory
 from avalanche_amnesia.unlearning.compensation import Compensation
-from avalanche_amnesia.unlearning.ledger import TaskLedger
-from avalanche_amnesia.unlearning.purging import UnknownStateError, adapter_of, cleaned_anyway, learned_state
-from avalanche_amnesia.unlearning.record import Provenance
+from avalanche_amnesia.unlearning.purging.learned_state import UnknownStateError, cleaned_anyway, learned_state
+from avalanche_amnesia.unlearning.purging.registry import adapter_of
 from avalanche_amnesia.unlearning.repair import Repair
-from avalanche_amnesia.unlearning.trajectory import Trajectory
 
 
 @dataclass

@@ -8,8 +8,10 @@ from typing import Any
 from avalanche.models import MultiHeadClassifier
 from torch import nn
 
-from avalanche_amnesia.models import MultiHeadModel, NetworkPerTask, TaskMaskedModel
-from avalanche_amnesia.models.forward_state import kept_tensors
+from avalanche_amnesia.baselines.networks import NetworkPerTask
+from avalanche_amnesia.models.multi_head import MultiHeadModel
+from avalanche_amnesia.models.task_masked import TaskMaskedModel
+from avalanche_amnesia.models.weight_masks.forward_state import kept_tensors
 
 
 def own_parameters(model: nn.Module, task: int) -> frozenset[str]:

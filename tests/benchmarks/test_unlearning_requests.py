@@ -15,13 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import TensorDataset
 
-from avalanche_amnesia.benchmarks import (
-    RequestError,
-    SplitDigits,
-    UnlearningRequest,
-    task_benchmark,
-    with_unlearning,
-)
+from avalanche_amnesia.benchmarks import SplitDigits, UnlearningRequest, task_benchmark, with_unlearning
+from avalanche_amnesia.ledger import RequestError
 
 
 def small(n_tasks: int = 5) -> CLScenario:

@@ -34,7 +34,8 @@ from avalanche_amnesia.evaluation import (
 )
 from avalanche_amnesia.models import MLP, MaskedModel, MultiHeadModel
 from avalanche_amnesia.training import AmnesiacHAT
-from avalanche_amnesia.training.plugins import SeedingPlugin, TrajectoryPlugin, UnlearningPlugin, find_plugin
+from avalanche_amnesia.training.host import find_plugin
+from avalanche_amnesia.training.plugins import SeedingPlugin, TrajectoryPlugin, UnlearningPlugin
 
 BENCHMARK = with_unlearning(PermutedDigits(4, n_train=200, n_test=100), {1: [0], 3: [2]})
 TEST = BENCHMARK.test_stream

@@ -7,7 +7,8 @@ from soundness import Net, assert_masked_right
 from torch import nn
 from torch.nn.utils import parametrizations
 
-from avalanche_amnesia.models import MaskedModel, ModelError
+from avalanche_amnesia.models import MaskedModel
+from avalanche_amnesia.unit_graph import ModelError
 
 Linear, Conv2d, MultiheadAttention = nn.Linear, nn.Conv2d, nn.MultiheadAttention
 

@@ -14,15 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from avalanche_amnesia.models import (
-    MLP,
-    MaskedModel,
-    ModelError,
-    SubnetModel,
-    UnknownTaskError,
-    extract,
-    subnet_report,
-)
+from avalanche_amnesia.export import extract, subnet_report
+from avalanche_amnesia.models import MLP, MaskedModel, SubnetModel, UnknownTaskError
+from avalanche_amnesia.unit_graph import ModelError
 
 
 @torch.no_grad()

@@ -6,7 +6,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from avalanche_amnesia.models.mask_storage import decode_masks, encode_masks, magnitude_classes, pack_bits, unpack_bits
+from avalanche_amnesia.models.weight_masks.mask_storage import (
+    decode_masks,
+    encode_masks,
+    magnitude_classes,
+    pack_bits,
+    unpack_bits,
+)
 
 
 def drawn(seed, n, tasks, stay, share=0.5):

@@ -14,8 +14,9 @@ from small_networks import NETWORKS
 from torch import nn
 
 from avalanche_amnesia.benchmarks import SplitDigits, task_benchmark
-from avalanche_amnesia.models import MLP, MaskedModel, ModelError, MultiHeadModel, UnknownTaskError
+from avalanche_amnesia.models import MLP, MaskedModel, MultiHeadModel, UnknownTaskError
 from avalanche_amnesia.training import HAT
+from avalanche_amnesia.unit_graph import ModelError
 
 
 class Net(nn.Module):

@@ -5,18 +5,10 @@ import pytest
 import torch
 from torch import nn
 
+from avalanche_amnesia.baselines import NetworkPerTask, SideNetworks
 from avalanche_amnesia.bits import tensor_hash
-from avalanche_amnesia.models import (
-    MLP,
-    MaskedModel,
-    ModelError,
-    MultiHeadModel,
-    NetworkPerTask,
-    SideNetworks,
-    SubnetModel,
-    fix,
-    validate,
-)
+from avalanche_amnesia.models import MLP, MaskedModel, MultiHeadModel, SubnetModel
+from avalanche_amnesia.unit_graph import ModelError, fix, validate
 
 KINDS = [MaskedModel, SubnetModel, MultiHeadModel, NetworkPerTask, SideNetworks]
 

@@ -11,7 +11,7 @@ from soundness import Net, assert_sound
 from torch import nn
 
 from avalanche_amnesia.models import MaskedModel
-from avalanche_amnesia.training.adjustment import AdjustmentRule, TaskUse
+from avalanche_amnesia.training.update_rules import AdjustmentRule, TaskUse
 
 Linear, Conv2d, Transposed = nn.Linear, nn.Conv2d, nn.ConvTranspose2d
 

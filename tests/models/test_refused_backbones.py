@@ -6,7 +6,8 @@ import torch.nn.functional as F
 from soundness import Net
 from torch import nn
 
-from avalanche_amnesia.models import MLP, MaskedModel, ModelError, validate
+from avalanche_amnesia.models import MLP, MaskedModel
+from avalanche_amnesia.unit_graph import ModelError, validate
 
 
 class TwoInputs(nn.Module):

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from avalanche_amnesia.models import MLP, ModelError, SubnetModel, UnknownTaskError
-from avalanche_amnesia.models.top_share import count_of_share, mark_largest
+from avalanche_amnesia.models import MLP, SubnetModel, UnknownTaskError
+from avalanche_amnesia.models.weight_masks.top_share import count_of_share, mark_largest
+from avalanche_amnesia.unit_graph import ModelError
 
 
 def slow_marks(values, k):

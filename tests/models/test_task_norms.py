@@ -14,8 +14,9 @@ from torch import nn
 from avalanche_amnesia.benchmarks import SplitDigits, with_unlearning
 from avalanche_amnesia.evaluation import References, jsd_metrics
 from avalanche_amnesia.models import MaskedModel
-from avalanche_amnesia.training import AmnesiacHAT, SeedingPlugin, TrajectoryPlugin, UnlearningPlugin
-from avalanche_amnesia.training.plugins import find_plugin
+from avalanche_amnesia.training import AmnesiacHAT
+from avalanche_amnesia.training.host import find_plugin
+from avalanche_amnesia.training.plugins import SeedingPlugin, TrajectoryPlugin, UnlearningPlugin
 from avalanche_amnesia.unit_graph.task_owned import TaskBatchNorm, TaskGroupNorm, TaskLayerNorm
 
 DIGITS = SplitDigits(n_train=200, n_test=60)

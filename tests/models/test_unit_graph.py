@@ -11,7 +11,8 @@ from small_networks import ALL, COVER_MORE, NETWORKS, network
 from soundness import assert_masked_right
 from torch import nn
 
-from avalanche_amnesia.models import MLP, MaskedModel, trace_backbone
+from avalanche_amnesia.models import MLP, MaskedModel
+from avalanche_amnesia.unit_graph import trace_backbone
 
 
 @pytest.mark.parametrize("name", ALL)

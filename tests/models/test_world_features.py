@@ -5,11 +5,11 @@ import torch
 from extraction_kit import HALF, NETWORKS, SPARSE, batch, trained
 
 from avalanche_amnesia.bits import state_hashes
+from avalanche_amnesia.export.features import feature_subnet
 from avalanche_amnesia.models import MaskedModel
-from avalanche_amnesia.models.extraction.features import feature_subnet
-from avalanche_amnesia.training.plugins import world_features
-from avalanche_amnesia.training.plugins.statistics import running_norms
-from avalanche_amnesia.training.plugins.world_features import WorldFeatures
+from avalanche_amnesia.training import counterfactual_features as world_features
+from avalanche_amnesia.training.counterfactual_features import WorldFeatures
+from avalanche_amnesia.training.norm_statistics import running_norms
 
 
 def both_ways(monkeypatch, model, task, x, mb_size):

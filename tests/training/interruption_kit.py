@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 import avalanche_amnesia
 from avalanche_amnesia.bits import tensor_hash
-from avalanche_amnesia.training.plugins import UnlearningPlugin, find_plugin
+from avalanche_amnesia.training.host import find_plugin
+from avalanche_amnesia.training.plugins import UnlearningPlugin
 from avalanche_amnesia.unlearning.purging import keeps_own_state
 
 PACKAGE = os.path.dirname(avalanche_amnesia.__file__) + os.sep

@@ -15,9 +15,10 @@ from avalanche_amnesia.bits import tensor_hash
 from avalanche_amnesia.evaluation import References, network_capacity
 from avalanche_amnesia.models import MLP, MaskedModel
 from avalanche_amnesia.training import HAT, AdaHAT, AmnesiacHAT
-from avalanche_amnesia.training.adjustment import AdaHATRule, AdjustmentRule, TaskUse
-from avalanche_amnesia.training.attention import SparsityRegulariser, initial_embedding
-from avalanche_amnesia.training.plugins import HATPlugin, UnlearningPlugin, find_plugin
+from avalanche_amnesia.training.hat_formulas import SparsityRegulariser, initial_embedding
+from avalanche_amnesia.training.host import find_plugin
+from avalanche_amnesia.training.plugins import HATPlugin, UnlearningPlugin
+from avalanche_amnesia.training.update_rules import AdaHATRule, AdjustmentRule, TaskUse
 
 # Sparse initialisation ----------------------------------------------------------------------------------------------
 

@@ -14,22 +14,14 @@ from interruption_kit import Interrupted, at_the_end_of, first_and_last, give_up
 from torch import nn
 from torch.optim import SGD, Adam
 
+from avalanche_amnesia.baselines import PALL, CLPUDERpp, Independent, NetworkPerTask, SideNetworks
 from avalanche_amnesia.benchmarks import SplitDigits, UnlearningRequest, with_unlearning
-from avalanche_amnesia.models import MLP, MaskedModel, MultiHeadModel, NetworkPerTask, SideNetworks, SubnetModel
-from avalanche_amnesia.training import (
-    HAT,
-    WSN,
-    AdaHAT,
-    AmnesiacHAT,
-    HATPlugin,
-    SeedingPlugin,
-    TrajectoryPlugin,
-    UnlearningPlugin,
-    find_plugin,
-)
-from avalanche_amnesia.training.rivals import PALL, CLPUDERpp, Independent
-from avalanche_amnesia.training.rollback import is_finishing
-from avalanche_amnesia.unlearning import TaskLedger
+from avalanche_amnesia.ledger import TaskLedger
+from avalanche_amnesia.models import MLP, MaskedModel, MultiHeadModel, SubnetModel
+from avalanche_amnesia.training import HAT, WSN, AdaHAT, AmnesiacHAT
+from avalanche_amnesia.training.host import find_plugin
+from avalanche_amnesia.training.host.rollback import is_finishing
+from avalanche_amnesia.training.plugins import HATPlugin, SeedingPlugin, TrajectoryPlugin, UnlearningPlugin
 
 DIGITS = SplitDigits(n_train=150, n_test=50)
 STREAM = with_unlearning(DIGITS, {2: [0]}).train_stream

@@ -10,8 +10,8 @@ from avalanche.training.plugins import EvaluationPlugin
 from avalanche.training.templates import SupervisedTemplate
 from small_runs import masked_mlp, permuted
 
-from avalanche_amnesia.training import HATPlugin, SeedingPlugin
-from avalanche_amnesia.training.listening import _EVENTS, ListenerDispatch
+from avalanche_amnesia.training.host.listening import _EVENTS, ListenerDispatch
+from avalanche_amnesia.training.plugins import HATPlugin, SeedingPlugin
 
 
 class Stock(SupervisedTemplate):

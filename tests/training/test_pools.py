@@ -12,9 +12,10 @@ from small_runs import OPTIMIZERS, assert_retained, make, masked_mlp, permuted, 
 
 from avalanche_amnesia.benchmarks import with_unlearning
 from avalanche_amnesia.evaluation import References
+from avalanche_amnesia.isolation import CapacityError
+from avalanche_amnesia.isolation.pools import StreamLayout, plot_of, pool, use_within
 from avalanche_amnesia.models import MLP, MaskedModel
-from avalanche_amnesia.training import HAT, AdaHAT, AmnesiacHAT, CapacityError
-from avalanche_amnesia.training.pools import StreamLayout, plot_of, pool, use_within
+from avalanche_amnesia.training import HAT, AdaHAT, AmnesiacHAT
 from avalanche_amnesia.unit_graph.units import ALWAYS, NOTHING
 
 pooled = functools.partial(make, isolation="pools")

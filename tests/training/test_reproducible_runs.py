@@ -15,17 +15,9 @@ from small_runs import OPTIMIZERS, logits, make, masked_mlp, permuted, same_stat
 from torch import nn
 
 from avalanche_amnesia.models import MLP, MaskedModel
-from avalanche_amnesia.training import (
-    HAT,
-    AdaHAT,
-    AmnesiacHAT,
-    DivergedError,
-    HATPlugin,
-    InMemoryLoaderPlugin,
-    SeedingPlugin,
-    TaskError,
-)
-from avalanche_amnesia.training.plugins.loading import TensorBatches
+from avalanche_amnesia.training import HAT, AdaHAT, AmnesiacHAT
+from avalanche_amnesia.training.plugins import DivergedError, HATPlugin, InMemoryLoaderPlugin, SeedingPlugin, TaskError
+from avalanche_amnesia.training.plugins.in_memory_loader import TensorBatches
 
 
 class Silent(BaseLogger):

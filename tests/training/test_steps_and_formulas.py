@@ -13,7 +13,16 @@ from torch import nn
 
 from avalanche_amnesia.models import MaskedModel
 from avalanche_amnesia.training import HAT, AdaHAT
-from avalanche_amnesia.training.adjustment import (
+from avalanche_amnesia.training.hat_formulas import (
+    SparsityRegulariser,
+    compensate_,
+    embedding_gradient,
+    initial_embedding,
+    mask_scale,
+)
+from avalanche_amnesia.training.host import find_plugin
+from avalanche_amnesia.training.plugins.hat import HATPlugin
+from avalanche_amnesia.training.update_rules import (
     AdaHATRule,
     Adjuster,
     AdjustmentRule,
@@ -21,15 +30,6 @@ from avalanche_amnesia.training.adjustment import (
     RandomRule,
     TaskUse,
 )
-from avalanche_amnesia.training.attention import (
-    SparsityRegulariser,
-    compensate_,
-    embedding_gradient,
-    initial_embedding,
-    mask_scale,
-)
-from avalanche_amnesia.training.plugins import find_plugin
-from avalanche_amnesia.training.plugins.masking import HATPlugin
 
 
 def test_linear_scale():

@@ -10,19 +10,12 @@ from small_runs import OPTIMIZERS, logits, make, masked_mlp, same_state, split, 
 from torch import nn
 from torch.optim import LBFGS, SGD, Adam, Muon, SparseAdam
 
+from avalanche_amnesia.baselines import PALL, CLPUDERpp, Independent, NetworkPerTask, SideNetworks
 from avalanche_amnesia.benchmarks import PermutedDigits
-from avalanche_amnesia.models import MLP, MaskedModel, MultiHeadModel, NetworkPerTask, SideNetworks, SubnetModel
-from avalanche_amnesia.training import (
-    HAT,
-    WSN,
-    AmnesiacHAT,
-    HATPlugin,
-    SeedingPlugin,
-    TrajectoryPlugin,
-    UnlearningPlugin,
-    remaining_experiences,
-)
-from avalanche_amnesia.training.rivals import PALL, CLPUDERpp, Independent
+from avalanche_amnesia.models import MLP, MaskedModel, MultiHeadModel, SubnetModel
+from avalanche_amnesia.training import HAT, WSN, AmnesiacHAT
+from avalanche_amnesia.training.host import remaining_experiences
+from avalanche_amnesia.training.plugins import HATPlugin, SeedingPlugin, TrajectoryPlugin, UnlearningPlugin
 
 KINDS = {
     HAT: masked_mlp,

@@ -10,22 +10,19 @@ from torch import nn
 from torch.optim import SGD, Adam
 from torch.utils.data import TensorDataset
 
+from avalanche_amnesia.baselines import Independent, NetworkPerTask
 from avalanche_amnesia.benchmarks import SplitDigits, task_benchmark
-from avalanche_amnesia.models import MLP, MaskedModel, MultiHeadModel, NetworkPerTask, SubnetModel
-from avalanche_amnesia.training import (
-    HAT,
-    WSN,
-    AdaHAT,
-    AmnesiacHAT,
+from avalanche_amnesia.models import MLP, MaskedModel, MultiHeadModel, SubnetModel
+from avalanche_amnesia.training import HAT, WSN, AdaHAT, AmnesiacHAT
+from avalanche_amnesia.training.host import find_plugin
+from avalanche_amnesia.training.plugins import (
     CounterfactualPlugin,
     DivergedError,
     HATPlugin,
     TaskError,
     UnlearningPlugin,
-    find_plugin,
+    counterfactual,
 )
-from avalanche_amnesia.training.plugins import counterfactual
-from avalanche_amnesia.training.rivals import Independent
 from avalanche_amnesia.unlearning.logistic import FitError, fit_correction, fit_head
 
 DIGITS = SplitDigits(n_train=300, n_test=100)

@@ -10,7 +10,8 @@ from avalanche_amnesia.benchmarks import SplitDigits, task_benchmark
 from avalanche_amnesia.benchmarks.idx import load_idx
 from avalanche_amnesia.models import MaskedModel
 from avalanche_amnesia.training import HAT
-from avalanche_amnesia.training.plugins import HATPlugin, find_plugin
+from avalanche_amnesia.training.host import find_plugin
+from avalanche_amnesia.training.plugins import HATPlugin
 
 DIGITS = SplitDigits(n_train=200, n_test=60)
 

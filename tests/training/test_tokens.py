@@ -5,12 +5,13 @@ import torch
 from torch import nn
 from torch.optim import Adam
 
+from avalanche_amnesia.audit import audit
+from avalanche_amnesia.baselines import PALL, CLPUDERpp, Independent, NetworkPerTask, SideNetworks
 from avalanche_amnesia.benchmarks import SplitDigits, task_benchmark, with_unlearning
 from avalanche_amnesia.benchmarks.data import task_data
-from avalanche_amnesia.models import MLP, MaskedModel, NetworkPerTask, SideNetworks, SubnetModel
-from avalanche_amnesia.training import HAT, WSN, AmnesiacHAT, TaskError
-from avalanche_amnesia.training.rivals import PALL, CLPUDERpp, Independent
-from avalanche_amnesia.unlearning import audit
+from avalanche_amnesia.models import MLP, MaskedModel, SubnetModel
+from avalanche_amnesia.training import HAT, WSN, AmnesiacHAT
+from avalanche_amnesia.training.plugins import TaskError
 
 
 def stream(dtype=torch.int64, **options):

@@ -10,8 +10,9 @@ from small_runs import OPTIMIZERS, assert_retained, logits, permuted, same_state
 from torch import nn
 
 from avalanche_amnesia.models import MLP, MaskedModel, SubnetModel
-from avalanche_amnesia.training import WSN, DivergedError, SubnetPlugin
-from avalanche_amnesia.training.plugins import find_plugin
+from avalanche_amnesia.training import WSN
+from avalanche_amnesia.training.host import find_plugin
+from avalanche_amnesia.training.plugins import DivergedError, SubnetPlugin
 
 
 class ConvNet(nn.Module):

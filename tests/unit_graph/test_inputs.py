@@ -8,7 +8,8 @@ import torch
 from soundness import assert_sound, some_mask
 from torch import nn
 
-from avalanche_amnesia.models import MaskedModel, ModelError
+from avalanche_amnesia.models import MaskedModel
+from avalanche_amnesia.unit_graph import ModelError
 
 
 class TwoTensors(nn.Module):

@@ -7,7 +7,8 @@ import torch
 from soundness import assert_masked_right, assert_sound, some_mask
 from torch import nn
 
-from avalanche_amnesia.models import MaskedModel, ModelError
+from avalanche_amnesia.models import MaskedModel
+from avalanche_amnesia.unit_graph import ModelError
 from avalanche_amnesia.unit_graph.registry import RULES, rule
 from avalanche_amnesia.unit_graph.values import Dependence
 

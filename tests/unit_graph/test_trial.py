@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from avalanche_amnesia.models import MaskedModel, ModelError
-from avalanche_amnesia.unit_graph import tracing
+from avalanche_amnesia.models import MaskedModel
+from avalanche_amnesia.unit_graph import ModelError, tracing
 from avalanche_amnesia.unit_graph.registry import RULES
 
 

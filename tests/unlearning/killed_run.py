@@ -11,8 +11,8 @@ import torch
 from unlearning_kit import amnesiac, bits, book, frozen, trajectory
 
 from avalanche_amnesia.benchmarks import SplitDigits, UnlearningRequest, with_unlearning
-from avalanche_amnesia.training import TrajectoryPlugin
-from avalanche_amnesia.unlearning import log_files
+from avalanche_amnesia.training.plugins import TrajectoryPlugin
+from avalanche_amnesia.trajectory import files as log_files
 
 REQUESTS = [
     UnlearningRequest(tasks=(0,), at=1),

@@ -10,8 +10,8 @@ from unlearning_kit import OPTIMIZERS, ConvNet, amnesiac, stock
 
 from avalanche_amnesia.bits import same_bits
 from avalanche_amnesia.models import MLP, MultiHeadModel, SubnetModel
-from avalanche_amnesia.training import WSN, RepairPlugin
-from avalanche_amnesia.training.plugins import TrajectoryPlugin, UnlearningPlugin
+from avalanche_amnesia.training import WSN
+from avalanche_amnesia.training.plugins import RepairPlugin, TrajectoryPlugin, UnlearningPlugin
 from avalanche_amnesia.unlearning import own_parameters
 
 NETS = {"mlp": lambda: MLP(64, hidden=(12,), features=10), "conv": ConvNet}

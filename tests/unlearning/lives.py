@@ -21,16 +21,13 @@ from unlearning_kit import bits, book, fingerprint, trajectory
 
 from avalanche_amnesia.benchmarks import SplitDigits, UnlearningRequest, with_unlearning
 from avalanche_amnesia.bits import same_bits, tensor_hash
+from avalanche_amnesia.ledger import RequestError
 from avalanche_amnesia.models import TaskMaskedModel
-from avalanche_amnesia.training.plugins import (
-    BackupPlugin,
-    CounterfactualPlugin,
-    RepairPlugin,
-    TrajectoryPlugin,
-    find_plugin,
-)
-from avalanche_amnesia.unlearning import PurgeContext, RequestError, own_parameters, register_purger
-from avalanche_amnesia.unlearning.sparse import SparseValues
+from avalanche_amnesia.training.host import find_plugin
+from avalanche_amnesia.training.plugins import BackupPlugin, CounterfactualPlugin, RepairPlugin, TrajectoryPlugin
+from avalanche_amnesia.trajectory.sparse import SparseValues
+from avalanche_amnesia.unlearning import own_parameters
+from avalanche_amnesia.unlearning.purging import PurgeContext, register_purger
 
 TASKS = 5
 BATCHES = 3  # of 10 samples, in one epoch

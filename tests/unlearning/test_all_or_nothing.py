@@ -10,9 +10,12 @@ from avalanche.training.plugins import EvaluationPlugin, EWCPlugin, LwFPlugin, R
 from unlearning_kit import DIGITS, amnesiac, bits, book, fingerprint, stock, trajectory
 
 from avalanche_amnesia.benchmarks import UnlearningRequest, with_unlearning
+from avalanche_amnesia.ledger import TaskLedger
 from avalanche_amnesia.models import MaskedModel, MultiHeadModel
-from avalanche_amnesia.training.plugins import UnlearningPlugin, find_plugin
-from avalanche_amnesia.unlearning import TaskLedger, Trajectory, operation
+from avalanche_amnesia.training.host import find_plugin
+from avalanche_amnesia.training.plugins import UnlearningPlugin
+from avalanche_amnesia.trajectory import Trajectory
+from avalanche_amnesia.unlearning import applying as operation
 from avalanche_amnesia.unlearning.purging import registry
 
 

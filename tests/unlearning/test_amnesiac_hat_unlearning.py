@@ -24,7 +24,7 @@ from unlearning_kit import (
 from avalanche_amnesia.benchmarks import UnlearningRequest, with_unlearning
 from avalanche_amnesia.bits import tensor_hash
 from avalanche_amnesia.evaluation import References, network_capacity
-from avalanche_amnesia.training.adjustment import TaskUse
+from avalanche_amnesia.training.update_rules import TaskUse
 
 
 def trained(n: int, stream=DIGITS.train_stream, **options):

@@ -15,10 +15,10 @@ from safetensors.torch import save_file
 from unlearning_kit import DIGITS, amnesiac, book, stock, trajectory
 from wandb.proto import wandb_internal_pb2
 
+from avalanche_amnesia.audit import audit
 from avalanche_amnesia.benchmarks import PermutedDigits
 from avalanche_amnesia.runs.command_line import main
 from avalanche_amnesia.training.plugins import UnlearningPlugin
-from avalanche_amnesia.unlearning import audit
 
 STREAM = PermutedDigits(5, n_train=120, n_test=40)
 

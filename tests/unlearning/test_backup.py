@@ -24,9 +24,10 @@ from avalanche_amnesia.benchmarks import PermutedDigits, UnlearningRequest, with
 from avalanche_amnesia.benchmarks.data import task_data
 from avalanche_amnesia.bits import same_bits
 from avalanche_amnesia.models import MLP, MaskedModel
-from avalanche_amnesia.training import AmnesiacHAT, BackupPlugin, TrajectoryPlugin
+from avalanche_amnesia.training import AmnesiacHAT
 from avalanche_amnesia.training.first_use import entries_in_use, first_used
-from avalanche_amnesia.training.plugins import find_plugin
+from avalanche_amnesia.training.host import find_plugin
+from avalanche_amnesia.training.plugins import BackupPlugin, TrajectoryPlugin
 from avalanche_amnesia.training.shadow import Shadow
 
 PERMUTED = PermutedDigits(4, n_train=600, n_test=300)

@@ -13,9 +13,9 @@ from avalanche.training.storage_policy import ClassBalancedBuffer, ReservoirSamp
 from torch.utils.data import TensorDataset
 from unlearning_kit import DIGITS, amnesiac, book, stock
 
+from avalanche_amnesia.baselines import DarkReplayPlugin
 from avalanche_amnesia.benchmarks import PermutedDigits, task_benchmark, with_unlearning
-from avalanche_amnesia.training import DarkReplayPlugin
-from avalanche_amnesia.unlearning.reachable import reachable
+from avalanche_amnesia.object_walk import reachable
 
 TENSORS = tuple(torch.cat(part) for part in zip(*(e.tensors for e in DIGITS.train_stream), strict=True))
 BYTES = (TENSORS[0] * 255).round().to(torch.uint8)

@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional as F
 from unlearning_kit import DIGITS, amnesiac, bits
 
-from avalanche_amnesia.unlearning import removal
+from avalanche_amnesia.trajectory import removal
 from avalanche_amnesia.unlearning.logistic import fit_head
 
 

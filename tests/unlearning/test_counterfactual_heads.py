@@ -10,8 +10,8 @@ from unlearning_kit import DIGITS, ConvNet, amnesiac, bits, book, fingerprint, s
 
 from avalanche_amnesia.benchmarks import PermutedDigits, with_unlearning
 from avalanche_amnesia.benchmarks.data import task_data
-from avalanche_amnesia.training import CounterfactualPlugin
-from avalanche_amnesia.training.plugins import counterfactual, find_plugin
+from avalanche_amnesia.training.host import find_plugin
+from avalanche_amnesia.training.plugins import CounterfactualPlugin, counterfactual
 from avalanche_amnesia.unlearning.logistic import fit_head
 
 PERMUTED = PermutedDigits(4, n_train=600, n_test=300)

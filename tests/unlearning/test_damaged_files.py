@@ -17,9 +17,10 @@ from test_all_or_nothing import raiser
 from test_trajectory_files import contents, files, with_three_tasks
 from unlearning_kit import DIGITS, amnesiac, bits, fingerprint, trajectory
 
-from avalanche_amnesia.training import TrajectoryPlugin
-from avalanche_amnesia.unlearning import Trajectory, TrajectoryError, log_files
-from avalanche_amnesia.unlearning.log import LogFile
+from avalanche_amnesia.training.plugins import TrajectoryPlugin
+from avalanche_amnesia.trajectory import Trajectory, TrajectoryError
+from avalanche_amnesia.trajectory import files as log_files
+from avalanche_amnesia.trajectory.undo_log import LogFile
 
 
 def flip(path, bit):

@@ -10,8 +10,8 @@ from test_all_or_nothing import raiser
 from test_trajectory_files import contents, files, with_three_tasks
 from unlearning_kit import DIGITS, amnesiac, bits, frozen, trajectory
 
-from avalanche_amnesia.training import TrajectoryPlugin
-from avalanche_amnesia.unlearning import Trajectory, TrajectoryError
+from avalanche_amnesia.training.plugins import TrajectoryPlugin
+from avalanche_amnesia.trajectory import Trajectory, TrajectoryError
 
 
 def saved(thing, path):

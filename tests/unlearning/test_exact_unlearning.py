@@ -12,9 +12,10 @@ from unlearning_kit import DIGITS, OPTIMIZERS, ConvNet, amnesiac, bits, book
 
 from avalanche_amnesia.benchmarks import UnlearningRequest, with_unlearning
 from avalanche_amnesia.evaluation import References, jsd_metrics, unlearned_accuracy_metrics
+from avalanche_amnesia.isolation import CapacityError
+from avalanche_amnesia.ledger import TaskLedger
 from avalanche_amnesia.models import MLP
-from avalanche_amnesia.training import CapacityError
-from avalanche_amnesia.unlearning import TaskLedger, UnknownStateError
+from avalanche_amnesia.unlearning.purging import UnknownStateError
 
 N_TASKS, ITERATIONS = 5, 4  # of one task: 80 digits, batches of 40, two epochs
 

@@ -7,12 +7,13 @@ from unlearning_kit import ConvNet, amnesiac, mlp, trajectory
 
 from avalanche_amnesia.benchmarks import PermutedDigits
 from avalanche_amnesia.models import MaskedModel
-from avalanche_amnesia.training import AmnesiacHAT, BackupPlugin, CounterfactualPlugin, RepairPlugin, TrajectoryPlugin
+from avalanche_amnesia.training import AmnesiacHAT
 from avalanche_amnesia.training.first_use import entries_in_use
-from avalanche_amnesia.training.plugins import find_plugin
+from avalanche_amnesia.training.host import find_plugin
+from avalanche_amnesia.training.plugins import BackupPlugin, CounterfactualPlugin, RepairPlugin, TrajectoryPlugin
 from avalanche_amnesia.training.shadow import Shadow
+from avalanche_amnesia.trajectory.sparse import SparseValues
 from avalanche_amnesia.unlearning import own_parameters
-from avalanche_amnesia.unlearning.sparse import SparseValues
 
 STREAM = PermutedDigits(5, n_train=60, n_test=40).train_stream
 FORGOTTEN = 1

@@ -3,7 +3,7 @@ from copy import deepcopy
 
 import pytest
 
-from avalanche_amnesia.unlearning.ledger import RequestError, TaskLedger
+from avalanche_amnesia.ledger import RequestError, TaskLedger
 
 
 def ledger_of(*tasks: int, deadline: int | None = None) -> TaskLedger:

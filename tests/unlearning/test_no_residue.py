@@ -10,9 +10,10 @@ from avalanche.training.plugins import EvaluationPlugin
 from torch import Tensor, nn
 
 from avalanche_amnesia.benchmarks import SplitDigits, with_unlearning
+from avalanche_amnesia.ledger import RequestError
 from avalanche_amnesia.models import MLP, MaskedModel
-from avalanche_amnesia.training import AmnesiacHAT, DivergedError
-from avalanche_amnesia.unlearning import RequestError
+from avalanche_amnesia.training import AmnesiacHAT
+from avalanche_amnesia.training.plugins import DivergedError
 
 
 def amnesiac(lr=1e-3, **options):

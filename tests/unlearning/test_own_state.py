@@ -10,8 +10,9 @@ from unlearning_kit import book, stock
 
 from avalanche_amnesia.benchmarks import PermutedDigits
 from avalanche_amnesia.evaluation import References
-from avalanche_amnesia.models import MaskedModel, ModelError, MultiHeadModel, SubnetModel
+from avalanche_amnesia.models import MaskedModel, MultiHeadModel, SubnetModel
 from avalanche_amnesia.training import WSN, AmnesiacHAT
+from avalanche_amnesia.unit_graph import ModelError
 
 STREAM = PermutedDigits(3, n_train=200, n_test=100)
 

@@ -11,9 +11,9 @@ from torch import Tensor
 from unlearning_kit import DIGITS, amnesiac, book, fingerprint, frozen
 
 from avalanche_amnesia.benchmarks import PermutedDigits, UnlearningRequest, with_unlearning
-from avalanche_amnesia.training.plugins import find_plugin
-from avalanche_amnesia.unlearning import SavedState, StateAdapter, adapter_of, register_adapter
-from avalanche_amnesia.unlearning.reachable import reachable
+from avalanche_amnesia.object_walk import reachable
+from avalanche_amnesia.training.host import find_plugin
+from avalanche_amnesia.unlearning.purging import SavedState, StateAdapter, adapter_of, register_adapter
 
 STREAM = PermutedDigits(5, n_train=120, n_test=40)
 MARK = 64.0

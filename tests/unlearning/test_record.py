@@ -10,8 +10,8 @@ import torch
 from avalanche.training import EWC
 from unlearning_kit import DIGITS, amnesiac, bits, book, stock
 
+from avalanche_amnesia.audit import RecordError, SigningError, UnlearningRecord, verify
 from avalanche_amnesia.training.plugins import UnlearningPlugin
-from avalanche_amnesia.unlearning import RecordError, SigningError, UnlearningRecord, verify
 
 
 @pytest.fixture(scope="module")

@@ -6,17 +6,18 @@ from unlearning_kit import DIGITS, amnesiac, bits, book, frozen, mlp, quiet, sto
 
 from avalanche_amnesia.benchmarks import PermutedDigits, UnlearningRequest, with_unlearning
 from avalanche_amnesia.models import MaskedModel, MultiHeadModel
-from avalanche_amnesia.training import (
-    HAT,
+from avalanche_amnesia.training import HAT
+from avalanche_amnesia.training.host import find_plugin
+from avalanche_amnesia.training.plugins import (
     BackupPlugin,
     CounterfactualPlugin,
     HATPlugin,
     RepairPlugin,
     ScaledUpdatesPlugin,
+    SharedHeadCounterfactualPlugin,
     TrajectoryPlugin,
     UnlearningPlugin,
 )
-from avalanche_amnesia.training.plugins import SharedHeadCounterfactualPlugin, find_plugin
 
 REQUEST = UnlearningRequest((0,), 1, "before")
 STREAMS = {

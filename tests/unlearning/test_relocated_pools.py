@@ -14,13 +14,16 @@ from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock, ResNet
 from unlearning_kit import DIGITS, OPTIMIZERS, bits, book, fingerprint, trajectory
 
+from avalanche_amnesia.audit import audit
 from avalanche_amnesia.benchmarks import UnlearningRequest, with_unlearning
+from avalanche_amnesia.isolation import CapacityError
+from avalanche_amnesia.isolation.moving import Relocation
+from avalanche_amnesia.isolation.slots import SlotError, SlotTables
 from avalanche_amnesia.models import MaskedModel
-from avalanche_amnesia.models.slots import SlotError, SlotTables
-from avalanche_amnesia.training import HAT, CapacityError
-from avalanche_amnesia.training.plugins import HATPlugin, TrajectoryPlugin, find_plugin
-from avalanche_amnesia.training.relocation import Relocation
-from avalanche_amnesia.unlearning import Trajectory, audit
+from avalanche_amnesia.training import HAT
+from avalanche_amnesia.training.host import find_plugin
+from avalanche_amnesia.training.plugins import HATPlugin, TrajectoryPlugin
+from avalanche_amnesia.trajectory import Trajectory
 
 
 class ResidualNet(nn.Module):

@@ -8,9 +8,9 @@ from unlearning_kit import amnesiac, bits, book, fingerprint, stock
 
 from avalanche_amnesia.benchmarks.data import task_data
 from avalanche_amnesia.bits import same_bits
-from avalanche_amnesia.training import DivergedError, RepairPlugin
-from avalanche_amnesia.training.memory import DarkLoss
+from avalanche_amnesia.training.plugins import DivergedError, RepairPlugin
 from avalanche_amnesia.training.plugins.seeding import _rng_state
+from avalanche_amnesia.training.replay_memory import DarkLoss
 
 
 @pytest.mark.parametrize("optimizer", ["momentum", "adam", "adamw"])

@@ -6,8 +6,9 @@ from avalanche.core import SupervisedPlugin
 from unlearning_kit import DIGITS, amnesiac, bits, book, fingerprint, initial_values, stock, stray, trajectory
 
 from avalanche_amnesia.benchmarks import SplitDigits, UnlearningRequest, with_unlearning
-from avalanche_amnesia.training.plugins import TrajectoryPlugin, find_plugin
-from avalanche_amnesia.unlearning import RequestError
+from avalanche_amnesia.ledger import RequestError
+from avalanche_amnesia.training.host import find_plugin
+from avalanche_amnesia.training.plugins import TrajectoryPlugin
 
 PER_EPOCH = 2  # batches of the 79 to 80 samples of tasks 0, 1, 3 and 4; task 2 has a third
 BEFORE_TASK_3 = 2 * (2 + 2 + 3)

@@ -7,11 +7,21 @@ from avalanche.training import EWC, Naive, Replay
 from torch.optim import Adam
 from unlearning_kit import amnesiac, bits, book, quiet, stock, stray, trajectory
 
+from avalanche_amnesia.baselines import (
+    PALL,
+    CLPUDERpp,
+    CLPUPlugin,
+    DarkReplayPlugin,
+    Independent,
+    NetworkPerTask,
+    PALLPlugin,
+    SideNetworks,
+)
 from avalanche_amnesia.benchmarks import PermutedDigits, UnlearningRequest, with_unlearning
 from avalanche_amnesia.evaluation import References, jsd_metrics
-from avalanche_amnesia.models import MLP, NetworkPerTask, SideNetworks, SubnetModel
-from avalanche_amnesia.training import DarkReplayPlugin, UnlearningPlugin, find_plugin
-from avalanche_amnesia.training.rivals import PALL, CLPUDERpp, CLPUPlugin, Independent, PALLPlugin
+from avalanche_amnesia.models import MLP, SubnetModel
+from avalanche_amnesia.training.host import find_plugin
+from avalanche_amnesia.training.plugins import UnlearningPlugin
 
 STREAM = PermutedDigits(4, n_train=300, n_test=150)
 WRAPS = {Independent: NetworkPerTask, CLPUDERpp: SideNetworks, PALL: SubnetModel}

@@ -6,10 +6,10 @@ from unlearning_kit import DIGITS, amnesiac, assert_nothing_stray, bits, book, f
 
 from avalanche_amnesia.benchmarks import PermutedDigits
 from avalanche_amnesia.bits import same_bits
-from avalanche_amnesia.training import PAPER_ALPHA, HATPlugin, ScaledUpdatesPlugin, TrajectoryPlugin
-from avalanche_amnesia.training.adjustment import TaskUse
 from avalanche_amnesia.training.first_use import first_used
-from avalanche_amnesia.training.plugins import find_plugin
+from avalanche_amnesia.training.host import find_plugin
+from avalanche_amnesia.training.plugins import PAPER_ALPHA, HATPlugin, ScaledUpdatesPlugin, TrajectoryPlugin
+from avalanche_amnesia.training.update_rules import TaskUse
 
 PERMUTED = PermutedDigits(4, n_train=400, n_test=100)
 NAMES = ["rate", "draft"]

@@ -10,10 +10,13 @@ from unlearning_kit import bits, mlp, quiet, trajectory
 
 from avalanche_amnesia.benchmarks import PermutedDigits, RotatedDigits, SplitDigits, UnlearningRequest, with_unlearning
 from avalanche_amnesia.evaluation import References
-from avalanche_amnesia.models import MLP, MaskedModel, ModelError, extract
-from avalanche_amnesia.training import HAT, AdaHAT, AmnesiacHAT, TrajectoryPlugin, find_plugin
-from avalanche_amnesia.training.plugins import SharedHeadCounterfactualPlugin
-from avalanche_amnesia.unlearning import Trajectory
+from avalanche_amnesia.export import extract
+from avalanche_amnesia.models import MLP, MaskedModel
+from avalanche_amnesia.training import HAT, AdaHAT, AmnesiacHAT
+from avalanche_amnesia.training.host import find_plugin
+from avalanche_amnesia.training.plugins import SharedHeadCounterfactualPlugin, TrajectoryPlugin
+from avalanche_amnesia.trajectory import Trajectory
+from avalanche_amnesia.unit_graph import ModelError
 
 STREAMS = {"rotated": RotatedDigits(4, n_train=500, n_test=200), "permuted": PermutedDigits(4, n_train=500, n_test=200)}
 OPTIMIZERS = {

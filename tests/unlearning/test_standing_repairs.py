@@ -11,9 +11,9 @@ from unlearning_kit import amnesiac, bits, book, initial_values, stray, trajecto
 
 from avalanche_amnesia.benchmarks import UnlearningRequest, with_unlearning
 from avalanche_amnesia.bits import same_bits
-from avalanche_amnesia.training import CounterfactualPlugin, RepairPlugin, TrajectoryPlugin
-from avalanche_amnesia.training.plugins import find_plugin
-from avalanche_amnesia.unlearning import Trajectory, TrajectoryError
+from avalanche_amnesia.training.host import find_plugin
+from avalanche_amnesia.training.plugins import CounterfactualPlugin, RepairPlugin, TrajectoryPlugin
+from avalanche_amnesia.trajectory import Trajectory, TrajectoryError
 
 
 @pytest.mark.parametrize("compensation", ["none", "counterfactual"])

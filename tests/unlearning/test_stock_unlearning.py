@@ -13,8 +13,10 @@ from torch import nn
 from unlearning_kit import DIGITS, bits, book, fingerprint, quiet, stock, trajectory
 
 from avalanche_amnesia.benchmarks import PermutedDigits, UnlearningRequest, with_unlearning
-from avalanche_amnesia.models import MLP, ModelError, MultiHeadModel
-from avalanche_amnesia.training.plugins import SeedingPlugin, TrajectoryPlugin, UnlearningPlugin, find_plugin
+from avalanche_amnesia.models import MLP, MultiHeadModel
+from avalanche_amnesia.training.host import find_plugin
+from avalanche_amnesia.training.plugins import SeedingPlugin, TrajectoryPlugin, UnlearningPlugin
+from avalanche_amnesia.unit_graph import ModelError
 from avalanche_amnesia.unlearning.purging import registry
 
 FULL = PermutedDigits(4, n_train=500)  # ten classes: a random backbone tells an old head little

@@ -10,8 +10,8 @@ from unlearning_kit import DIGITS, amnesiac, bits, book
 from avalanche_amnesia.benchmarks import UnlearningRequest, task_benchmark, with_unlearning
 from avalanche_amnesia.evaluation import References
 from avalanche_amnesia.evaluation.references import ReferencesError
-from avalanche_amnesia.training import HATPlugin
-from avalanche_amnesia.unlearning import RequestError, TaskLedger
+from avalanche_amnesia.ledger import RequestError, TaskLedger
+from avalanche_amnesia.training.plugins import HATPlugin
 
 LABELS = [np.int64, np.uint8, torch.tensor]
 NO_LABELS = [True, np.bool_(True), 1.0, np.float64(1), torch.tensor(1.0), torch.tensor(True), torch.tensor([1])]

@@ -13,10 +13,10 @@ from test_trajectory_store import SHAPES, DenseTwin, assert_same, drawn, events,
 from unlearning_kit import DIGITS, amnesiac, book, initial_values, stock, stray, trajectory
 
 from avalanche_amnesia.bits import same_bits
-from avalanche_amnesia.training import TrajectoryPlugin
-from avalanche_amnesia.training.plugins import find_plugin
+from avalanche_amnesia.training.host import find_plugin
+from avalanche_amnesia.training.plugins import TrajectoryPlugin
 from avalanche_amnesia.training.snapshot import StepActivity
-from avalanche_amnesia.unlearning import Trajectory, TrajectoryError
+from avalanche_amnesia.trajectory import Trajectory, TrajectoryError
 
 CODES = (torch.float16, torch.bfloat16, torch.int8)
 FIDELITIES = [

@@ -13,9 +13,12 @@ from test_all_or_nothing import after_call, raiser
 from test_trajectory_store import SHAPES, assert_same, drawn, events
 from unlearning_kit import DIGITS, amnesiac, bits, book, fingerprint, frozen, stock, trajectory
 
-from avalanche_amnesia.training import TrajectoryPlugin
-from avalanche_amnesia.training.plugins import find_plugin
-from avalanche_amnesia.unlearning import TaskLedger, Trajectory, TrajectoryError, log_files, operation
+from avalanche_amnesia.ledger import TaskLedger
+from avalanche_amnesia.training.host import find_plugin
+from avalanche_amnesia.training.plugins import TrajectoryPlugin
+from avalanche_amnesia.trajectory import Trajectory, TrajectoryError
+from avalanche_amnesia.trajectory import files as log_files
+from avalanche_amnesia.unlearning import applying as operation
 
 
 def contents(store):

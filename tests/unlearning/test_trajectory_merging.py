@@ -8,9 +8,9 @@ from test_trajectory_store import SHAPES, drawn, states
 from unlearning_kit import DIGITS, amnesiac, bits, book, stock, trajectory
 
 from avalanche_amnesia.bits import same_bits
-from avalanche_amnesia.training import TrajectoryPlugin
-from avalanche_amnesia.training.plugins import find_plugin
-from avalanche_amnesia.unlearning import Trajectory, TrajectoryError
+from avalanche_amnesia.training.host import find_plugin
+from avalanche_amnesia.training.plugins import TrajectoryPlugin
+from avalanche_amnesia.trajectory import Trajectory, TrajectoryError
 
 events = st.lists(
     st.one_of(

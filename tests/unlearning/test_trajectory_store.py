@@ -8,7 +8,7 @@ from torch import Tensor
 from unlearning_kit import frozen
 
 from avalanche_amnesia.bits import same_bits
-from avalanche_amnesia.unlearning import Revision, Trajectory, TrajectoryError
+from avalanche_amnesia.trajectory import Revision, Trajectory, TrajectoryError
 
 SHAPES = {"w": (3, 4), "b": (5,), "scalar": ()}
 

@@ -9,9 +9,10 @@ from unlearning_kit import DIGITS, amnesiac, bits, book, stock
 from avalanche_amnesia.benchmarks import with_unlearning
 from avalanche_amnesia.evaluation import References, unlearned_accuracy_metrics
 from avalanche_amnesia.evaluation.references import ReferencesError
+from avalanche_amnesia.ledger import RequestError
 from avalanche_amnesia.models import MLP, MaskedModel
-from avalanche_amnesia.training import HAT, TrajectoryPlugin, UnlearningPlugin
-from avalanche_amnesia.unlearning import RequestError
+from avalanche_amnesia.training import HAT
+from avalanche_amnesia.training.plugins import TrajectoryPlugin, UnlearningPlugin
 
 
 def trained(tasks, make=amnesiac, **options):

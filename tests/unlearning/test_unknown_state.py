@@ -10,8 +10,7 @@ from unlearning_kit import DIGITS, book, fingerprint, stock
 
 from avalanche_amnesia.benchmarks import with_unlearning
 from avalanche_amnesia.training.plugins import UnlearningPlugin
-from avalanche_amnesia.unlearning import UnknownStateError, register_purger
-from avalanche_amnesia.unlearning.purging import learned_state, registry
+from avalanche_amnesia.unlearning.purging import UnknownStateError, learned_state, register_purger, registry
 
 
 class Holds(SupervisedPlugin):

@@ -25,9 +25,10 @@ from avalanche_amnesia.evaluation import (
 )
 from avalanche_amnesia.logging import WandBLogger, read_offline_run
 from avalanche_amnesia.models import SubnetModel
-from avalanche_amnesia.models.mask_storage import pack_bits
-from avalanche_amnesia.training import WSN, SubnetPlugin, TrajectoryPlugin
-from avalanche_amnesia.training.plugins import find_plugin
+from avalanche_amnesia.models.weight_masks.mask_storage import pack_bits
+from avalanche_amnesia.training import WSN
+from avalanche_amnesia.training.host import find_plugin
+from avalanche_amnesia.training.plugins import SubnetPlugin, TrajectoryPlugin
 
 
 class NormNet(nn.Module):

@@ -14,8 +14,9 @@ from avalanche_amnesia.benchmarks import SplitDigits
 from avalanche_amnesia.bits import tensor_hash
 from avalanche_amnesia.models import MLP, MaskedModel, MultiHeadModel
 from avalanche_amnesia.training import AmnesiacHAT
-from avalanche_amnesia.training.plugins import SeedingPlugin, TrajectoryPlugin, UnlearningPlugin, find_plugin
-from avalanche_amnesia.unlearning import Trajectory
+from avalanche_amnesia.training.host import find_plugin
+from avalanche_amnesia.training.plugins import SeedingPlugin, TrajectoryPlugin, UnlearningPlugin
+from avalanche_amnesia.trajectory import Trajectory
 
 DIGITS = SplitDigits(n_train=400, n_test=200)
 OPTIMIZERS = {

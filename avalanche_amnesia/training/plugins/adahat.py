@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from avalanche_amnesia.training.adjustment import AdaHATRule, AdjustmentRule
-from avalanche_amnesia.training.plugins.masking import Adjustment, HATPlugin
+from avalanche_amnesia.training.plugins.hat import Adjustment, HATPlugin
+from avalanche_amnesia.training.update_rules import AdaHATRule, AdjustmentRule
 
 PAPER_ALPHA = 1e-6
 """The published intensity. In float32 it is close to no movement at all; the default is 1e-2."""

@@ -12,17 +12,19 @@ from avalanche.core import SupervisedPlugin
 from torch import Tensor, nn
 
 from avalanche_amnesia import checks
-from avalanche_amnesia.models import MaskedModel
+from avalanche_amnesia.models.masked import MaskedModel
 from avalanche_amnesia.models.multi_head import single_task
 from avalanche_amnesia.training.first_use import entries_in_use, first_used
-from avalanche_amnesia.training.plugins.lookup import find_plugin
-from avalanche_amnesia.training.plugins.masking import HATPlugin
-from avalanche_amnesia.training.plugins.statistics import TaskStatistics
+from avalanche_amnesia.training.host.lookup import find_plugin
+from avalanche_amnesia.training.norm_statistics import TaskStatistics
+from avalanche_amnesia.training.plugins.hat import HATPlugin
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 from avalanche_amnesia.training.shadow import Shadow
-from avalanche_amnesia.unlearning import Removal, Revision, Revisions, Trajectory
-from avalanche_amnesia.unlearning.entries import take
-from avalanche_amnesia.unlearning.sparse import SparseValues
+from avalanche_amnesia.trajectory.entries import take
+from avalanche_amnesia.trajectory.removal import Removal
+from avalanche_amnesia.trajectory.revision import Revision, Revisions
+from avalanche_amnesia.trajectory.sparse import SparseValues
+from avalanche_amnesia.trajectory.store import Trajectory
 
 ShadowStart = Literal["before", "delete"]
 ShadowOrder = Literal["oldest", "newest"]

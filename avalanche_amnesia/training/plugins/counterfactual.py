@@ -15,12 +15,13 @@ from torch import Tensor, nn
 
 from avalanche_amnesia import checks
 from avalanche_amnesia.benchmarks.data import task_data
-from avalanche_amnesia.models import TaskMaskedModel
+from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.seeding import derive_seed
-from avalanche_amnesia.training.plugins.lookup import find_plugin
+from avalanche_amnesia.training.counterfactual_features import WorldFeatures
+from avalanche_amnesia.training.host.lookup import find_plugin
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
-from avalanche_amnesia.training.plugins.world_features import WorldFeatures
-from avalanche_amnesia.unlearning import Removal, Trajectory
+from avalanche_amnesia.trajectory.removal import Removal
+from avalanche_amnesia.trajectory.store import Trajectory
 from avalanche_amnesia.unlearning.logistic import FitError, fit_head
 
 _MOST_BYTES = 2**31
@@ -176,7 +177,7 @@ class CounterfactualPlugin(SupervisedPlugin):
         }
 
     def rearrange(self, moved: Callable[[str, Tensor], Tensor], undo: ExitStack) -> None:
-        """Follow units that move, see :class:`~avalanche_amnesia.training.relocation.KeptTensors`."""
+        """Follow units that move, see :class:`~avalanche_amnesia.isolation.moving.KeptTensors`."""
         undo.callback(self.__dict__.update, heads=self.heads)
         self.heads = {
             task: {

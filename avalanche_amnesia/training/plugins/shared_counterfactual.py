@@ -8,12 +8,13 @@ from typing import Any
 
 from torch import Tensor
 
-from avalanche_amnesia.models import MaskedModel, TaskMaskedModel
+from avalanche_amnesia.models.masked import MaskedModel
+from avalanche_amnesia.models.task_masked import TaskMaskedModel
+from avalanche_amnesia.training.host.lookup import find_plugin
 from avalanche_amnesia.training.plugins.counterfactual import CounterfactualPlugin, FittedHead
-from avalanche_amnesia.training.plugins.lookup import find_plugin
 from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
-from avalanche_amnesia.unlearning import Trajectory
+from avalanche_amnesia.trajectory.store import Trajectory
 from avalanche_amnesia.unlearning.logistic import fit_correction
 
 

@@ -11,13 +11,13 @@ from avalanche.core import SupervisedPlugin
 from torch import Tensor
 from torch.optim import Optimizer
 
-from avalanche_amnesia.models import TaskMaskedModel
-from avalanche_amnesia.training.adjustment import Adjuster, AdjustmentRule, AdjustSpace, TaskUse
+from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.training.divergence import what_diverged
-from avalanche_amnesia.training.plugins.lookup import is_last_to_finish
-from avalanche_amnesia.training.rollback import abort_training, begin_finishing, finish, go_back
-from avalanche_amnesia.training.samples import fault_of_task
+from avalanche_amnesia.training.host.lookup import is_last_to_finish
+from avalanche_amnesia.training.host.rollback import abort_training, begin_finishing, finish, go_back
+from avalanche_amnesia.training.host.samples import fault_of_task
 from avalanche_amnesia.training.snapshot import TaskSnapshot
+from avalanche_amnesia.training.update_rules import Adjuster, AdjustmentRule, AdjustSpace, TaskUse
 
 
 class TaskError(ValueError):

@@ -9,20 +9,20 @@ from typing import Any
 import torch
 from avalanche.core import SupervisedPlugin
 
-from avalanche_amnesia.models import ModelError
-from avalanche_amnesia.training.plugins.lookup import find_plugin, is_last_to_finish, refuse_second
+from avalanche_amnesia.ledger import RequestError
+from avalanche_amnesia.training.host.lookup import find_plugin, is_last_to_finish, refuse_second
+from avalanche_amnesia.training.host.rollback import abort_training, begin_finishing, finish, go_back
 from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin, single_task
-from avalanche_amnesia.training.rollback import abort_training, begin_finishing, finish, go_back
 from avalanche_amnesia.training.snapshot import StepActivity, TaskSnapshot
-from avalanche_amnesia.unlearning import (
-    RequestError,
-    Trajectory,
+from avalanche_amnesia.trajectory.store import Trajectory
+from avalanche_amnesia.unit_graph.findings import ModelError
+from avalanche_amnesia.unlearning.purging.registry import keeps_own_state
+from avalanche_amnesia.unlearning.task_modules import (
     own_parameters,
     remove_task_modules,
     shared_state,
     shared_statistics,
 )
-from avalanche_amnesia.unlearning.purging import keeps_own_state
 
 
 def recorder_of(given: TrajectoryPlugin | None) -> TrajectoryPlugin:
@@ -37,7 +37,7 @@ def recorder_of(given: TrajectoryPlugin | None) -> TrajectoryPlugin:
 
 
 class TrajectoryPlugin(SupervisedPlugin):
-    """Records the update of every task in a :class:`~avalanche_amnesia.unlearning.Trajectory`.
+    """Records the update of every task in a :class:`~avalanche_amnesia.trajectory.Trajectory`.
 
     Works with the masked strategies (where an update is sparse, because it is committed to the mask) and with stock
     ones (where it is dense). A training that was interrupted is undone before the next one, and one that can't be

@@ -15,33 +15,24 @@ from avalanche.training.utils import trigger_plugins
 from torch import Tensor
 
 from avalanche_amnesia import checks
+from avalanche_amnesia.audit.evidence import Evidence
+from avalanche_amnesia.audit.record import UnlearningPlan, UnlearningRecord
 from avalanche_amnesia.benchmarks.data import task_data
-from avalanche_amnesia.training.history import TaskHistory
-from avalanche_amnesia.training.plugins.host_evaluation import drop_last_values, preserved_minibatch
-from avalanche_amnesia.training.plugins.lookup import find_plugin, refuse_second
-from avalanche_amnesia.training.plugins.stream_requests import StreamRequests, check_iteration, check_iterations, due
-from avalanche_amnesia.training.plugins.subject import seen_by_training, subject_of
+from avalanche_amnesia.ledger import RequestError, TaskLedger
+from avalanche_amnesia.training.host.evaluation import drop_last_values, preserved_minibatch
+from avalanche_amnesia.training.host.history import TaskHistory
+from avalanche_amnesia.training.host.lookup import find_plugin, refuse_second
+from avalanche_amnesia.training.host.rollback import abort_training, finish, go_back, is_finishing
+from avalanche_amnesia.training.host.setting import TrainingSettings
+from avalanche_amnesia.training.host.stream_requests import StreamRequests, check_iteration, check_iterations, due
+from avalanche_amnesia.training.host.subject import seen_by_training, subject_of
 from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin, single_task
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
-from avalanche_amnesia.training.rollback import abort_training, finish, go_back, is_finishing
-from avalanche_amnesia.training.setting import TrainingSettings
-from avalanche_amnesia.unlearning import (
-    Compensation,
-    Evidence,
-    Preparation,
-    RequestError,
-    RevisingCompensation,
-    Subject,
-    TaskLedger,
-    UnlearningPlan,
-    UnlearningRecord,
-    adapter_of,
-    apply,
-    book_only,
-    own_modules_only,
-    prepare,
-    refuse_unknown_state,
-)
+from avalanche_amnesia.unlearning.applying import apply, book_only
+from avalanche_amnesia.unlearning.compensation import Compensation, RevisingCompensation
+from avalanche_amnesia.unlearning.planning import Preparation, own_modules_only, prepare
+from avalanche_amnesia.unlearning.purging.registry import adapter_of
+from avalanche_amnesia.unlearning.subject import Subject, refuse_unknown_state
 
 Obedience = Literal[True, False, "head"]
 
@@ -62,7 +53,7 @@ class UnlearningPlugin(SupervisedPlugin):
         allow_unknown: leave plugins that keep learned state and have no adapter as they are, and say so in the record,
             instead of refusing every request.
         fingerprint: let every record keep hashes and sketches by which an audit recognises what was removed, see
-            :class:`~avalanche_amnesia.unlearning.Fingerprint`.
+            :class:`~avalanche_amnesia.audit.Fingerprint`.
         obey: for controls: ``False`` enters requests into the book, and announces them, but changes nothing else;
             ``"head"`` takes out what the tasks have of their own (heads, masks, norms, samples in the host's plugins)
             and leaves every entry that tasks share as it is.

@@ -12,7 +12,7 @@ from avalanche.training.plugins import EWCPlugin, MASPlugin, SynapticIntelligenc
 from avalanche.training.utils import ParamData
 from torch import Tensor, nn
 
-from avalanche_amnesia.models import MultiHeadModel
+from avalanche_amnesia.models.multi_head import MultiHeadModel
 from avalanche_amnesia.unlearning.purging.registry import PurgeContext, SavedState, StateAdapter, register_adapter
 
 Store = dict[str, Any]  # name → the host's ParamData

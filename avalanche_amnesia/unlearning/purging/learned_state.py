@@ -9,8 +9,8 @@ import numpy as np
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from avalanche_amnesia.unlearning.ledger import RequestError
-from avalanche_amnesia.unlearning.reachable import reachable
+from avalanche_amnesia.ledger import RequestError
+from avalanche_amnesia.object_walk import reachable
 
 # A strategy's attributes that the host fills for every strategy alike: what the package cleans itself, or a mini-batch.
 _OF_EVERY_STRATEGY = frozenset(

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
-from avalanche_amnesia.unlearning.removal import Removal
+from avalanche_amnesia.trajectory.removal import Removal
 
 
 @dataclass(frozen=True)

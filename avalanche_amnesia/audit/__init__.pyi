@@ -1,0 +1,15 @@
+from .evidence import Evidence as Evidence
+from .fingerprint import Fingerprint as Fingerprint
+from .record import Measurement as Measurement
+from .record import Provenance as Provenance
+from .record import RecordError as RecordError
+from .record import RepairSummary as RepairSummary
+from .record import SharedEntries as SharedEntries
+from .record import TensorChange as TensorChange
+from .record import UnlearningPlan as UnlearningPlan
+from .record import UnlearningRecord as UnlearningRecord
+from .report import AuditReport as AuditReport
+from .report import Finding as Finding
+from .scan import audit as audit
+from .signing import SigningError as SigningError
+from .signing import verify as verify

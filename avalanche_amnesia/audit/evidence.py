@@ -1,0 +1,126 @@
+"""What tasks put into a model, laid aside before they are unlearned, for an audit right afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+import torch
+from torch import Tensor, nn
+
+from avalanche_amnesia.audit.fingerprint import (
+    Fingerprint,
+    Kind,
+    Sketch,
+    Trace,
+    pattern_hash,
+    sketch,
+    telling,
+    values_hash,
+)
+from avalanche_amnesia.models.task_masked import TaskMaskedModel
+from avalanche_amnesia.trajectory.removal import Removal
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What tasks put into a model. It *is* residue: hold it outside the strategy, and throw it away after the audit.
+
+    Attributes:
+        tasks: the tasks.
+        own: name → tensor that belongs to the tasks alone (heads, embeddings, normalisation).
+        masks: name → bool tensor of the units, or weights, that a task's mask opens; whole, and by layer.
+        before: shared tensor → values with the tasks.
+        after: shared tensor → values without them.
+        samples: inputs of the tasks, ``(n, …)``; None: not looked for.
+    """
+
+    tasks: tuple[int, ...]
+    own: Mapping[str, Tensor]
+    masks: Mapping[str, Tensor]
+    before: Mapping[str, Tensor]
+    after: Mapping[str, Tensor]
+    samples: Tensor | None = None
+    updates: Mapping[str, Tensor] = field(init=False)
+
+    def __post_init__(self) -> None:
+        differences = {name: self.before[name].double() - self.after[name].double() for name in self.before}
+        object.__setattr__(self, "updates", differences)
+
+    @classmethod
+    def of(
+        cls,
+        model: nn.Module,
+        removal: Removal,
+        removed: Sequence[str],
+        samples: Tensor | None = None,
+        untelling: Mapping[int, Collection[str]] = MappingProxyType({}),
+    ) -> Evidence:
+        """Lay aside what is about to be removed from a model.
+
+        Args:
+            model: with the tasks.
+            removal: what will be taken out of its shared tensors.
+            removed: names of the tensors that will go.
+            samples: inputs of the tasks.
+            untelling: task → layers whose mask says nothing of it, because the task opened all that it could (a pool).
+        """
+        state = {name: value.detach().cpu().clone() for name, value in model.state_dict().items()}
+        return cls(
+            tasks=removal.tasks,
+            own={name: state[name] for name in removed if name in state},
+            masks=_masks(model, removal.tasks, untelling),
+            before={name: state[name] for name in removal.values},
+            after={name: value.detach().cpu().clone() for name, value in removal.values.items()},
+            samples=None if samples is None else samples.detach().cpu(),
+        )
+
+    def traces(self) -> tuple[Trace, ...]:
+        """Hashes of everything that is large and varied enough."""
+        values: list[tuple[Kind, Mapping[str, Tensor]]] = [
+            ("own tensor", self.own),
+            ("state before", self.before),
+            ("update", self.updates),
+        ]
+        of_values = [
+            Trace(kind, name, tensor.numel(), values_hash(tensor))
+            for kind, tensors in values
+            for name, tensor in tensors.items()
+            if telling(tensor)
+        ]
+        masks = [
+            Trace("mask", name, mask.numel(), pattern_hash(mask)) for name, mask in self.masks.items() if telling(mask)
+        ]
+        return (*of_values, *masks)
+
+    def fingerprint(self, seed: int = 0, *, samples: bool = False) -> Fingerprint:
+        """What a record may keep, see :class:`Fingerprint`.
+
+        Args:
+            seed: of the sketches.
+            samples: hash every input too. Whoever has an input can then tell that it was among them.
+        """
+        sketches = {}
+        for name, update in self.updates.items():
+            of_update, of_after = sketch(update, seed, name), sketch(self.after[name], seed, name)
+            if of_update is not None and of_after is not None and bool(update.any()):
+                sketches[name] = Sketch(update.numel(), tuple(of_update.tolist()), tuple(of_after.tolist()))
+        rows = self.samples if samples and self.samples is not None else torch.empty(0, 0)
+        hashes = tuple(sorted({values_hash(row) for row in rows}))
+        return Fingerprint(seed, self.traces(), sketches, hashes, rows[0].numel() if len(rows) else 0)
+
+
+def _masks(model: nn.Module, tasks: Sequence[int], untelling: Mapping[int, Collection[str]]) -> dict[str, Tensor]:
+    if not isinstance(model, TaskMaskedModel):
+        return {}
+    found: dict[str, Tensor] = {}
+    for task in tasks:
+        if task in model.masks:
+            parts = {name: mask.detach().cpu() > 0 for name, mask in model.masks[task].items()}
+            of_layers = {name: part for name, part in parts.items() if name not in untelling.get(task, ())}
+            found |= {f"mask of task {task}, {name}": part for name, part in of_layers.items()}
+            if not of_layers:
+                continue
+            found[f"mask of task {task}"] = torch.cat([part.reshape(-1) for part in parts.values()])
+    return found

@@ -1,0 +1,313 @@
+"""What an unlearning would do (the plan) and what it did (the record), as data."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from torch import Tensor, nn
+
+from avalanche_amnesia.audit.fingerprint import Fingerprint
+from avalanche_amnesia.audit.signing import signed
+from avalanche_amnesia.bits import state_hashes
+
+Claim = Literal["exact", "approximate"]
+
+
+class RecordError(ValueError):
+    """A file or text that is no unlearning record."""
+
+
+@dataclass(frozen=True)
+class SharedEntries:
+    """Entries that tasks which go had trained, and that stay because remaining tasks read them.
+
+    Attributes:
+        entries: how many, each counted once.
+        tasks: the remaining tasks that read some of them, in training order.
+    """
+
+    entries: int
+    tasks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class UnlearningPlan:
+    """What unlearning some tasks would change; making one changes nothing.
+
+    Attributes:
+        tasks: the tasks that go.
+        event: when it was asked for, e.g. ``"after task 3"``.
+        entries: shared tensor → number of entries that change.
+        removed: tensors that go with the tasks (heads, masks, embeddings).
+        affected: remaining tasks that use entries which change, in training order.
+        compensated: those of them for which something was prepared that makes up for the loss.
+        repaired: those of them that would be trained on samples of theirs.
+        shared: shared tensor → the entries of it that keep what the tasks that go had trained, because remaining tasks
+            read them (WSN); empty where their updates are taken out.
+        claim: what the state afterwards can be called.
+        trajectory_bytes: bytes of trajectory that are freed.
+        purges: host plugins that would be cleaned, by class name.
+        unpurged: plugins that hold learned state and have no purger, by class name.
+        moved: remaining tasks some of whose units move to the places that become free (pools): their values stay, their
+            logits are summed in another order. ``entries`` counts what is taken out, before that.
+        untelling: those of ``removed`` that say nothing of the tasks: masks that open a whole pool, as another task's
+            may. An audit does not look for them.
+        shared_state: tensors beside the parameters (buffers, attributes of modules) that trainings changed for all
+            tasks together: they stay as they are (stock strategies; masked models give each task its own).
+    """
+
+    tasks: tuple[int, ...]
+    event: str
+    entries: Mapping[str, int]
+    removed: tuple[str, ...]
+    affected: tuple[int, ...]
+    compensated: tuple[int, ...]
+    shared: Mapping[str, SharedEntries]
+    claim: Claim
+    trajectory_bytes: int
+    purges: tuple[str, ...]
+    unpurged: tuple[str, ...]
+    repaired: tuple[int, ...] = ()
+    moved: tuple[int, ...] = ()
+    untelling: tuple[str, ...] = ()
+    shared_state: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class TensorChange:
+    """One tensor that was touched; SHA-256 of its bits, None where it did not exist."""
+
+    name: str
+    before: str | None
+    after: str | None
+
+
+@cache
+def package_versions() -> dict[str, str]:
+    """Versions of Python and of the packages that a result depends on."""
+    found = {"python": platform.python_version()}
+    for package in ("avalanche-amnesia", "avalanche-lib", "torch", "numpy"):
+        with suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Where a model comes from, as far as it can be written down.
+
+    Attributes:
+        method: the strategy's class.
+        options: class name of the strategy, its optimizer and its plugins → their plain settings.
+        seed: the strategy's; None where it has none.
+        data: task → SHA-256 of the labels of its training data in order, for every task trained until then: who has
+            the data can tell that it is the same. Inputs are not hashed.
+        versions: package → version, of what the result depends on.
+    """
+
+    method: str
+    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    seed: int | None = None
+    data: Mapping[str, str] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=package_versions)
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """A metric of the unlearned model, beside what it is between models that differ by chance alone.
+
+    Attributes:
+        name: of the metric.
+        value: measured.
+        noise_floor: the same between references that differ in seed or data order; None where none was trained.
+        seeds: how many seeds the value is the mean of.
+    """
+
+    name: str
+    value: float
+    noise_floor: float | None = None
+    seeds: int = 1
+
+
+@dataclass(frozen=True)
+class RepairSummary:
+    """What a repair did.
+
+    Attributes:
+        mode: ``joint``, ``sequential`` or ``sequential_adahat``.
+        samples: repaired task → samples of it that the steps saw, in training order.
+        steps: of the repair's own optimizers.
+        entries: parameter → number of entries that the repair moved.
+    """
+
+    mode: str
+    samples: Mapping[int, int]
+    steps: int
+    entries: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class UnlearningRecord:
+    """What an unlearning did.
+
+    Attributes:
+        plan: what was planned and applied as a whole.
+        changes: every model tensor that was changed, made or removed, with hashes before and after.
+        unchanged: every other model tensor → its hash.
+        purged: what was taken out of host plugins and the optimizer, a line each.
+        remaining: remaining tasks afterwards, in training order.
+        n_trained: trainings finished when it happened.
+        iteration: training iterations finished when it happened.
+        seconds: wall-clock time it took.
+        time: when it happened, UTC, ISO 8601.
+        provenance: of the model.
+        fingerprint: by which an audit recognises what was removed; None unless asked for.
+        reference: model tensor → hash, of a reference model; None where none was trained.
+        measurements: metrics that were added afterwards.
+        repair: what the repair did; None where there was none to do.
+    """
+
+    plan: UnlearningPlan
+    changes: tuple[TensorChange, ...]
+    purged: tuple[str, ...]
+    remaining: tuple[int, ...]
+    n_trained: int
+    iteration: int
+    seconds: float
+    unchanged: Mapping[str, str] = field(default_factory=dict)
+    time: str = ""
+    provenance: Provenance = field(default_factory=lambda: Provenance("unknown"))
+    fingerprint: Fingerprint | None = None
+    reference: Mapping[str, str] | None = None
+    measurements: tuple[Measurement, ...] = ()
+    repair: RepairSummary | None = None
+
+    @property
+    def tasks(self) -> tuple[int, ...]:
+        """The tasks that went."""
+        return self.plan.tasks
+
+    @property
+    def affected(self) -> tuple[int, ...]:
+        """Remaining tasks that use entries which changed."""
+        return self.plan.affected
+
+    @property
+    def claim(self) -> Claim:
+        """``exact``: equal to the reference model by construction; ``approximate`` otherwise."""
+        return self.plan.claim
+
+    @property
+    def after(self) -> dict[str, str]:
+        """Every tensor of the model right after the unlearning → its hash."""
+        changed = {change.name: change.after for change in self.changes if change.after is not None}
+        return dict(sorted({**self.unchanged, **changed}.items()))
+
+    @property
+    def differs_from_reference(self) -> tuple[str, ...] | None:
+        """Tensors that the reference has with other bits, or that only one of both has; None without a reference."""
+        if self.reference is None:
+            return None
+        after = self.after
+        names = sorted({*after, *self.reference})
+        return tuple(name for name in names if after.get(name) != self.reference.get(name))
+
+    def with_reference(self, model: nn.Module | Mapping[str, Tensor]) -> UnlearningRecord:
+        """The record with the hashes of a reference: the model that learned the remaining tasks alone.
+
+        Args:
+            model: the reference, or its ``state_dict()``.
+        """
+        state = model.state_dict() if isinstance(model, nn.Module) else model
+        return replace(self, reference=state_hashes(state))
+
+    def with_measurement(
+        self, name: str, value: float, noise_floor: float | None = None, seeds: int = 1
+    ) -> UnlearningRecord:
+        """The record with one more metric, see :class:`Measurement`. No metric changes the claim."""
+        added = Measurement(name, float(value), None if noise_floor is None else float(noise_floor), seeds)
+        return replace(self, measurements=(*self.measurements, added))
+
+    # As JSON --------------------------------------------------------------------------------------------------
+
+    def to_json(self) -> str:
+        """The record as JSON."""
+        return json.dumps(asdict(self), indent=2)
+
+    def save(self, path: str | Path) -> None:
+        """Write the record to a JSON file."""
+        Path(path).write_text(self.to_json() + "\n")
+
+    @classmethod
+    def from_json(cls, text: str) -> UnlearningRecord:
+        """Read what :meth:`to_json` wrote; a signed record too, unverified.
+
+        Raises:
+            RecordError: if the text is no record.
+        """
+        try:
+            data = json.loads(text)
+            if isinstance(data, dict) and {"record", "signature"} <= data.keys():
+                data = data["record"]
+            return _revived(cls, data)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise RecordError(
+                f"this is no unlearning record ({type(error).__name__}: {error}); give what UnlearningRecord.save wrote"
+            ) from error
+
+    @classmethod
+    def load(cls, path: str | Path) -> UnlearningRecord:
+        """Read what :meth:`save` wrote.
+
+        Raises:
+            RecordError: if the file holds no record.
+        """
+        return cls.from_json(Path(path).read_text())
+
+    def sign(self, private_key: Any) -> str:
+        """The record as JSON, signed; see :func:`~avalanche_amnesia.audit.signing.verify`.
+
+        Args:
+            private_key: an ``Ed25519PrivateKey`` of the package ``cryptography``, its 32 raw bytes, or its PEM file
+                as bytes, unencrypted.
+
+        Raises:
+            SigningError: if it is none of these, or ``cryptography`` is not installed (extra ``sign``).
+        """
+        return signed(asdict(self), private_key)
+
+
+def _revived(kind: Any, value: Any) -> Any:
+    """A value of a declared type from its JSON, in which tuples are lists and data classes are dicts."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        if value is None:
+            return None
+        return _revived(next(option for option in arguments if option is not type(None)), value)
+    if origin is tuple:
+        return tuple(_revived(arguments[0], item) for item in value)
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        made: Any = arguments[0] if arguments[0] is int else str  # JSON's keys are strings
+        return {made(key): _revived(arguments[1], item) for key, item in value.items()}
+    if is_dataclass(kind):
+        hints = get_type_hints(kind)
+        make: Any = kind
+        unknown = value.keys() - hints.keys()
+        if unknown:
+            raise ValueError(f"{getattr(kind, '__name__', kind)} has no {', '.join(sorted(unknown))}")
+        return make(**{name: _revived(hints[name], item) for name, item in value.items()})
+    if origin is Literal and value not in arguments:
+        raise ValueError(f"{value!r} is none of {', '.join(map(repr, arguments))}")
+    allowed = {int: (int,), float: (int, float), str: (str,), bool: (bool,)}.get(kind)
+    if allowed is not None and (not isinstance(value, allowed) or isinstance(value, bool) != (kind is bool)):
+        raise ValueError(f"{value!r} is no {kind.__name__}")
+    return value

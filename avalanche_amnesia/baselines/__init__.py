@@ -1,0 +1,5 @@
+"""Other ways to forget, on the same streams and with the same metrics."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,200 @@
+"""PALL: subnetworks of weights, reset and fine-tuned when a task is unlearned."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Adam, Optimizer
+
+from avalanche_amnesia import checks
+from avalanche_amnesia.models.modes import evaluating
+from avalanche_amnesia.models.weight_masks.subnet import SubnetModel
+from avalanche_amnesia.seeding import derive_seed
+from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
+from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
+from avalanche_amnesia.training.plugins.wsn import SubnetPlugin
+from avalanche_amnesia.training.replay_memory import DarkLoss, TaskMemory
+from avalanche_amnesia.training.task_strategy import HardAttentionStrategy
+from avalanche_amnesia.trajectory.removal import Removal
+from avalanche_amnesia.trajectory.store import Trajectory
+
+
+class PALLPlugin(SubnetPlugin):
+    """Every task draws its scores and the weights that are still free anew; what a forgotten task trained is reset.
+
+    Args:
+        memory: samples for fine-tuning.
+        loss: on them.
+        store: what tasks and repairs wrote.
+        repair_steps: fine-tuning steps after an unlearning, at least 0.
+        repair_lr: learning rate of its Adam, above 0.
+        repair_batch: samples per step.
+        options: those of :class:`SubnetPlugin`.
+
+    Raises:
+        ValueError: for a value that is not allowed.
+    """
+
+    def __init__(
+        self,
+        memory: TaskMemory,
+        loss: DarkLoss,
+        store: Trajectory,
+        *,
+        repair_steps: int = 50,
+        repair_lr: float = 1e-2,
+        repair_batch: int = 64,
+        **options: Any,
+    ) -> None:
+        super().__init__(scores="redraw", **options)
+        checks.above("repair_lr", repair_lr, 0)
+        self.memory, self.loss, self.store = memory, loss, store
+        self.repair_steps = checks.whole_number("repair_steps", repair_steps, 0)
+        self.repair_batch = checks.whole_number("repair_batch", repair_batch)
+        self.repair_lr = repair_lr
+
+    def before_training_exp(self, strategy: Any, shuffle: bool = True, drop_last: bool = False, **kwargs: Any) -> None:
+        """As the base class's, then draw the free weights; those that the task does not take return to ``θ^(0)``."""
+        super().before_training_exp(strategy, shuffle, drop_last, **kwargs)
+        model = self.model_of(strategy)
+        drawn = model.by_layer(self._draw(model, "weights", model.current_task))
+        parameters = dict(model.backbone.named_parameters())
+        with torch.no_grad():
+            for name, fresh in drawn.items():
+                weight, covered = parameters[name], self._adjuster.use.covered[name]
+                weight.copy_(torch.where(covered > 0, weight, fresh.to(weight).view_as(weight)))
+
+    # As a compensation ----------------------------------------------------------------------------------------
+
+    def prepare(self, strategy: Any, task: int, unlearnable: Collection[int]) -> None:
+        """Keep samples of a task that has just been trained."""
+        # As published: logits stay, whoever had a part in them.
+        self.memory.store(strategy.model, strategy.experience, task, known=[task])
+
+    def covers(self, task: int, gone: Collection[int]) -> bool:
+        """Whether there are samples to fine-tune the task with."""
+        return self.repair_steps > 0 and task in self.memory.samples
+
+    def compensate(self, model: nn.Module, gone: Collection[int], removal: Removal, undo: ExitStack) -> list[str]:
+        """Fine-tune the reset weights that remaining tasks read, on their samples; nothing else moves by a bit."""
+        assert isinstance(model, SubnetModel)
+        lines = [f"memory: {self.memory.forget(gone, undo)} samples of tasks {sorted(gone)} dropped"]
+        shared, readers = self._shared(model, removal.written())
+        if not readers or not self.repair_steps:
+            return lines
+        parameters = {name: p for name, p in model.named_parameters() if name in shared}
+        before = {name: p.detach().clone() for name, p in parameters.items()}
+        for name, parameter in parameters.items():
+            undo.callback(parameter.data.copy_, before[name])
+        self._fine_tune(model, parameters, shared, readers, gone)
+        self.store.record_repair(before, parameters, readers)
+        if self.snapshot is not None:  # a task is in training: it goes on from here
+            for name, parameter in parameters.items():
+                old = self.snapshot.values[name]
+                self.snapshot.values[name] = torch.where(shared[name], parameter.detach(), old)
+        n = sum(int(where.sum()) for where in shared.values())
+        return [*lines, f"{n} reset weights fine-tuned for {self.repair_steps} steps on memory of tasks {readers}"]
+
+    def _shared(self, model: SubnetModel, reset: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[int]]:
+        """The reset entries that remaining tasks read, by tensor, and those tasks."""
+        shared: dict[str, Tensor] = {}
+        readers = []
+        for task, mask in model.masks.items():
+            use = model.graph.parameter_use(mask)
+            reads = {
+                name: where.to(use[name.removeprefix("backbone.")].device) & (use[name.removeprefix("backbone.")] > 0)
+                for name, where in reset.items()
+            }
+            if task in self.memory.samples and any(bool(where.any()) for where in reads.values()):
+                readers.append(task)
+                shared = {name: shared[name] | where if name in shared else where for name, where in reads.items()}
+        return {name: where for name, where in shared.items() if bool(where.any())}, readers
+
+    def _fine_tune(
+        self,
+        model: SubnetModel,
+        parameters: Mapping[str, nn.Parameter],
+        shared: Mapping[str, Tensor],
+        readers: Collection[int],
+        gone: Collection[int],
+    ) -> None:
+        generator = torch.Generator().manual_seed(derive_seed(self.seed, "repair", *sorted(gone)))
+        optimizer = Adam(parameters.values(), lr=self.repair_lr)  # fresh: where the gradient is 0 it moves nothing
+        with evaluating(model), torch.enable_grad():
+            for _ in range(self.repair_steps):
+                loss = self.loss(model, self.memory.draw(readers, self.repair_batch, generator))
+                gradients = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
+                for (name, parameter), gradient in zip(parameters.items(), gradients, strict=True):
+                    parameter.grad = None if gradient is None else gradient * shared[name]
+                optimizer.step()
+        optimizer.zero_grad()
+
+
+class PALL(HardAttentionStrategy):
+    """Privacy-aware lifelong learning: subnetworks as in WSN, whose forgotten parts are reset and fine-tuned.
+
+    Each task uses the best-scored weights of every layer and trains those that are free; scores and free weights are
+    drawn anew for it. Unlearning resets every weight that the task, or a repair made with its samples, trained; those
+    that remaining tasks read are then fine-tuned for a few steps on samples of these tasks (DER++'s loss). The record
+    is approximate where later tasks remain, whose own weights were trained beside the forgotten ones.
+
+    Args:
+        model: a :class:`SubnetModel`.
+        optimizer: any torch optimizer over ``model.parameters()``.
+        memory_per_task: samples kept of each task, at least 1.
+        logit_weight: α, of the squared error to the logits in memory.
+        label_weight: β, of the cross-entropy to their labels.
+        repair_steps: fine-tuning steps after an unlearning, at least 0.
+        repair_lr: learning rate of its Adam, above 0.
+        score_lr: learning rate of the scores.
+        keep_probes: whether metrics may keep the masks and heads of tasks that the stream's requests name.
+        deadline: a task becomes permanent once this many further tasks have been trained; by default the stream's.
+        seed: every draw derives from it and the task.
+        options: those of :class:`HardAttentionStrategy`.
+
+    Raises:
+        TypeError: for an unknown option.
+        ValueError: for a value that is not allowed.
+
+    Reference: Özdenizci et al., Privacy-aware lifelong learning, ICLR 2025.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: SubnetModel,
+        optimizer: Optimizer,
+        memory_per_task: int = 50,
+        logit_weight: float = 0.5,
+        label_weight: float = 0.5,
+        repair_steps: int = 50,
+        repair_lr: float = 1e-2,
+        score_lr: float = 1e-3,
+        keep_probes: bool = True,
+        deadline: int | None = None,
+        seed: int = 0,
+        **options: Any,
+    ) -> None:
+        recorder = TrajectoryPlugin()
+        masking = PALLPlugin(
+            TaskMemory(memory_per_task, seed),
+            DarkLoss(logit_weight, label_weight),
+            recorder.trajectory,
+            repair_steps=repair_steps,
+            repair_lr=repair_lr,
+            score_lr=score_lr,
+            seed=seed,
+        )
+        super().__init__(
+            model=model,
+            optimizer=optimizer,
+            masking=masking,
+            unlearning=[recorder, UnlearningPlugin(keep_probes=keep_probes, deadline=deadline)],
+            seed=seed,
+            **options,
+        )
+        model.keeps_shared_entries = False  # what a forgotten task wrote is reset whoever reads it

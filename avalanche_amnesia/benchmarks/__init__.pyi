@@ -1,0 +1,14 @@
+from .digits import PermutedDigits as PermutedDigits
+from .digits import RotatedDigits as RotatedDigits
+from .digits import SplitDigits as SplitDigits
+from .idx import CorruptDataError as CorruptDataError
+from .idx import DataNotFoundError as DataNotFoundError
+from .mnist import PermutedMNIST as PermutedMNIST
+from .mnist import RotatedMNIST as RotatedMNIST
+from .mnist import SplitFashionMNIST as SplitFashionMNIST
+from .mnist import SplitMNIST as SplitMNIST
+from .requests import UnlearningRequest as UnlearningRequest
+from .requests import with_unlearning as with_unlearning
+from .sentences import MarkovSentences as MarkovSentences
+from .tasks import TaskExperience as TaskExperience
+from .tasks import task_benchmark as task_benchmark

@@ -1,0 +1,5 @@
+"""A task's dense subnet: the plain network that is left when all units outside the task's mask are taken out."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

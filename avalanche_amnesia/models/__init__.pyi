@@ -1,0 +1,6 @@
+from .masked import MaskedModel as MaskedModel
+from .mlp import MLP as MLP
+from .multi_head import MultiHeadModel as MultiHeadModel
+from .multi_head import UnknownTaskError as UnknownTaskError
+from .task_masked import TaskMaskedModel as TaskMaskedModel
+from .weight_masks import SubnetModel as SubnetModel

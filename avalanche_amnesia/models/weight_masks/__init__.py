@@ -1,0 +1,5 @@
+"""Masks over weights (WSN): a winning subnetwork per task."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

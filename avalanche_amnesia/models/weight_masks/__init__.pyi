@@ -1,0 +1,1 @@
+from .subnet import SubnetModel as SubnetModel

@@ -1,0 +1,426 @@
+"""A backbone of which every task uses a part of the weights: winning subnetworks (METHOD §5)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from avalanche_amnesia.models.multi_head import UnknownTaskError, by_task, check_backbone
+from avalanche_amnesia.models.task_buffers import TaskBuffers
+from avalanche_amnesia.models.task_masked import TaskMaskedModel
+from avalanche_amnesia.models.weight_masks.forward_state import ForwardState, TaskState
+from avalanche_amnesia.models.weight_masks.mask_storage import (
+    decode_masks,
+    encode_masks,
+    magnitude_classes,
+    pack_bits,
+    unpack_bits,
+)
+from avalanche_amnesia.models.weight_masks.open_subnet import OpenSubnet
+from avalanche_amnesia.models.weight_masks.stand_ins import Place, StandIns
+from avalanche_amnesia.models.weight_masks.task_scores import TaskScores
+from avalanche_amnesia.models.weight_masks.top_share import mark_largest
+from avalanche_amnesia.models.weight_masks.weight_cover import (
+    BiasRule,
+    NormRule,
+    WeightCover,
+    strip_normalisation,
+    switch_off,
+    take_inventory,
+)
+
+
+class SubnetModel(TaskMaskedModel):
+    """Any backbone, with one binary mask per task over the weights of its layers, and one head per task.
+
+    A task uses the ``c`` % of each layer's weights that its scores rank highest by magnitude: exactly
+    ``k = max(1, round(c·n))`` of a layer's ``n`` weights, the lowest index first among equal scores. The backbone runs
+    with ``weight ⊙ mask`` in the place of its weights; nothing is traced, so that its ``forward`` may be anything. A
+    task without a mask (trained by a strategy that does not mask) uses all weights.
+
+    While a task is in training its scores are the parameter :attr:`scores`. Afterwards its mask is kept as packed bits.
+
+    Args:
+        backbone: maps ``(batch, …)`` to features ``(batch, features)``. It is taken over: its weights are used as they
+            are (the same objects), biases that are off and normalisation that is stripped are taken out of it. Linear,
+            Bilinear, Conv, ConvTranspose and Embedding layers are masked. A parameter that does not require gradients
+            stays as it is for all tasks.
+        sparsity: ``c`` in (0, 1]: share of each layer's weights that a task uses.
+        bias: ``off``: no biases, in the heads neither, as in the paper; ``masked``: a task uses the best-scored ones.
+        norm: of BatchNorm, InstanceNorm, LayerNorm, GroupNorm and RMSNorm. ``task``: every task has its own
+            parameters and running statistics, which begin as the backbone's; ``batch``: as in the paper, statistics
+            of the current batch (or sample) and no learned scale and shift, also in evaluation.
+        n_features: width of the features; by default ``backbone.features``, where that is an integer.
+
+    Raises:
+        ModelError: if a parameter has no rule, or the width of the features is not known.
+        ValueError: for an option that is not allowed.
+
+    Reference: Kang et al., Forget-free continual learning with winning subnetworks, ICML 2022.
+    """
+
+    graph: WeightCover
+    keeps_shared_entries = True
+    task_containers = ("heads", "norms")
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        *,
+        sparsity: float = 0.5,
+        bias: BiasRule = "off",
+        norm: NormRule = "task",
+        n_features: int | None = None,
+    ) -> None:
+        check_backbone(backbone)
+        inventory = take_inventory(backbone, sparsity, bias, norm)
+        super().__init__(backbone, n_features)
+        self.sparsity, self.bias = sparsity, bias
+        switch_off(inventory.biases)
+        if norm == "batch":
+            strip_normalisation(inventory.norms)
+        self.graph = inventory.cover
+        self._sizes = [tensor.size for tensor in self.graph.layers.values()]
+        self._sites = inventory.sites
+        # Plain containers: the prototypes stay where they are in the backbone and are nobody's to train.
+        self._prototypes = (inventory.norms if norm == "task" else [],)
+        self._learned_norms = [p.requires_grad for module in self._prototypes[0] for p in module.parameters()]
+        for module in self._prototypes[0]:
+            module.requires_grad_(False)
+        self._state = ForwardState(backbone, inventory.norms)
+        self._stand_ins = StandIns()
+        self.norms = nn.ModuleDict()
+        self._packed = TaskBuffers()
+        self._scores = TaskScores()
+        self.register_buffer("_order", torch.zeros(0, dtype=torch.int64))
+        self.scores: nn.Parameter | None = None
+        self.current_task: int | None = None
+        self._open: OpenSubnet | None = None
+        self.generation = 0
+        self.train(self.training)
+
+    # Masks ----------------------------------------------------------------------------------------------------
+
+    @property
+    def n_weights(self) -> int:
+        """Weights (and masked biases) that a mask covers."""
+        return sum(self._sizes)
+
+    @property
+    def masked_tasks(self) -> tuple[int, ...]:
+        """Tasks that have a mask, in the order in which they were trained."""
+        return tuple(int(task) for task in self._order)
+
+    @property
+    def masks(self) -> Mapping[int, Mapping[str, Tensor]]:
+        """Binary masks of the trained tasks: task → parameter name → bool tensor ``(size,)``, unpacked."""
+        return MappingProxyType({task: self.by_layer(self.binary_mask(task)) for task in self.masked_tasks})
+
+    def by_layer(self, vector: Tensor) -> Mapping[str, Tensor]:
+        """A vector over all masked weights ``(…, n_weights)`` cut by parameter: name → ``(…, size)``."""
+        return MappingProxyType(dict(zip(self.graph.layers, vector.split(self._sizes, dim=-1), strict=True)))
+
+    def binary_mask(self, task: int) -> Tensor:
+        """The task's mask, bool ``(n_weights,)``, a new tensor.
+
+        Raises:
+            UnknownTaskError: if the task has no mask.
+        """
+        if task == self.current_task:
+            assert self.scores is not None
+            return self.best_scored(self.scores.detach()).bool()
+        if task not in self._packed.tasks:
+            raise UnknownTaskError(f"task {task} has no mask; tasks with one: {list(self.masked_tasks)}")
+        return unpack_bits(self._packed.get(task), self.n_weights)
+
+    def cumulative_mask(self) -> Tensor:
+        """Weights that any remaining task uses, bool ``(n_weights,)``, rebuilt from the masks at every call."""
+        total = torch.zeros(-(-self.n_weights // 8), dtype=torch.uint8, device=self._device)
+        for task in self.masked_tasks:
+            total |= self._packed.get(task)
+        return unpack_bits(total, self.n_weights)
+
+    def best_scored(self, scores: Tensor, out: Tensor | None = None) -> Tensor:
+        """The mask that scores choose: 1 at each layer's ``k`` largest ``|score|``, else 0, float ``(n_weights,)``.
+
+        Args:
+            scores: ``(n_weights,)``.
+            out: where to write it.
+        """
+        marks = torch.empty_like(scores) if out is None else out
+        parts = zip(scores.abs().split(self._sizes), marks.split(self._sizes), self.graph.layers.values(), strict=True)
+        for part, marked, tensor in parts:
+            mark_largest(part, tensor.kept, marked)
+        return marks
+
+    @property
+    def _device(self) -> torch.device:
+        return self._order.device
+
+    # Life of a task -------------------------------------------------------------------------------------------
+
+    def _new_head(self, n_classes: int) -> nn.Linear:
+        like = next(self.backbone.parameters())
+        biased = self.bias != "off"
+        return nn.Linear(self.n_features, n_classes, bias=biased, device=like.device, dtype=like.dtype)
+
+    def add_head(self, task: int, n_classes: int) -> None:
+        """As the base class's; the task's normalisation and other tensors of its own begin as the backbone's."""
+        super().add_head(task, n_classes)
+        if self._prototypes[0] or self._state.sites:
+            norms = [deepcopy(module) for module in self._prototypes[0]]
+            self.norms[str(task)] = nn.ModuleList([*norms, self._state.begun()])
+            self.let_learn(task, True)
+            self.norms[str(task)].train(self.training)
+
+    def start_task(self, task: int, scores: Tensor) -> None:
+        """Begin to learn a task's mask.
+
+        Args:
+            task: its label; it must have no mask yet.
+            scores: initial values, ``(n_weights,)``.
+        """
+        if task in self.masked_tasks or self.current_task is not None:
+            raise ValueError(f"task {task} can't start: masks {self.masked_tasks}, in training {self.current_task}")
+        self.scores = nn.Parameter(scores.detach().clone().to(self._device))
+        self.current_task = task
+        self._open = OpenSubnet(self.scores, {name: self._weight(name) for name in self.graph.layers}, self.best_scored)
+        self.generation += 1
+
+    def open_subnet(self) -> None:
+        """Choose the best-scored weights; the task in training runs through them in training mode until the next call.
+
+        ``weight ⊙ mask`` are leaves, whose gradients collect over every forward until the next call.
+        """
+        assert self._open is not None
+        self._open.open()
+
+    def pass_gradients(self) -> None:
+        """Hand the gradient of ``weight ⊙ mask`` on to weights and scores, see :meth:`OpenSubnet.pass_gradients`."""
+        assert self._open is not None
+        self._open.pass_gradients()
+
+    def finish_task(self, keep_scores: bool = True) -> None:
+        """Keep the mask of the task in training, which ends its training.
+
+        Args:
+            keep_scores: whether to keep its scores too, for a later task to start from.
+        """
+        assert self.current_task is not None
+        assert self.scores is not None
+        task, scores = self.current_task, self.scores.detach()
+        self._packed.put(task, pack_bits(self.binary_mask(task)))
+        own = self._state_of(self.task_parts(task))
+        if own is not None:
+            own.drop_unchanged(self._state.sites)
+        if keep_scores:
+            self._scores.put(task, scores)
+        self._order = torch.tensor([*self.masked_tasks, task], device=self._device)
+        self._end_training()
+
+    def drop_current_task(self) -> None:
+        """Give up the task in training: its scores, head and normalisation go."""
+        task = self.current_task
+        self._stand_ins.take_back()  # a forward may have been interrupted
+        self._end_training()
+        if task is not None and str(task) in self.heads:
+            super().remove_task(task)
+
+    def _end_training(self) -> None:
+        self.scores, self._open, self.current_task = None, None, None
+        self.generation += 1
+        self.train(self.training)
+
+    def remove_task(self, task: int) -> None:
+        """Take out the task's head, normalisation, mask and scores, and the scores that came out of its own."""
+        super().remove_task(task)
+        for descendant in self._scores.descendants([task], self.masked_tasks):
+            self._scores.drop(descendant)
+        self._packed.drop(task)
+        self._order = self._order[self._order != task]
+        self.generation += 1
+
+    def last_scores(self) -> Tensor | None:
+        """The scores of the last trained task, ``(n_weights,)``, copied; None where there are none.
+
+        After tasks were taken out: those of the last one that had been trained before the first of them.
+        """
+        return self._scores.last(self.masked_tasks)
+
+    def retain_scores(self, tasks: Sequence[int]) -> None:
+        """Drop the scores of all tasks but these."""
+        self._scores.retain(tasks)
+
+    def let_learn(self, task: int, learn: bool) -> None:
+        """As the base class's; normalisation that the backbone's maker had frozen never learns."""
+        super().let_learn(task, learn)
+        own = self.task_parts(task)
+        if own is not None:
+            for parameter, learned in zip(own.parameters(), self._learned_norms, strict=True):
+                parameter.requires_grad_(learn and learned)
+
+    def task_state(self) -> Any:
+        """As the base class's, with masks and scores."""
+        buffers = dict(self._packed._buffers), dict(self._scores._buffers)
+        return super().task_state(), buffers, self._order
+
+    def restore_task_state(self, state: Any) -> None:
+        """As the base class's."""
+        modules, (packed, scores), order = state
+        super().restore_task_state(modules)
+        self._packed._buffers, self._scores._buffers, self._order = dict(packed), dict(scores), order
+        self.generation += 1
+
+    def buffer_names(self, tasks: Sequence[int]) -> list[str]:
+        """Names, in ``state_dict``, of masks, running statistics and scores that go with the tasks."""
+        statistics = [
+            f"norms.{task}.{name}" for task in tasks for name, _ in self._named_statistics(self.task_parts(task))
+        ]
+        masks = [f"_packed.{task}" for task in tasks if task in self._packed.tasks]
+        return [
+            *masks,
+            *(f"_scores.{task}" for task in self._scores.descendants(tasks, self.masked_tasks)),
+            *statistics,
+        ]
+
+    @staticmethod
+    def _named_statistics(module: nn.Module | None) -> list[tuple[str, Tensor]]:
+        return [] if module is None else list(module.named_buffers())
+
+    # Forward --------------------------------------------------------------------------------------------------
+
+    def train(self, mode: bool = True) -> SubnetModel:
+        """As ``nn.Module``'s; the normalisation of trained tasks never goes on learning."""
+        super().train(mode)
+        trained = [self.norms[str(task)] for task in self.masked_tasks if str(task) in self.norms]
+        for module in (*self._prototypes[0], *trained):
+            nn.Module.train(module, False)
+        return self
+
+    def features(self, x: Tensor, task: int | Tensor) -> Tensor:
+        """Features ``(batch, features)`` through the task's subnetwork; one label, or one per sample ``(batch,)``."""
+        return by_task(x, task, self._features)
+
+    def _features(self, x: Tensor, task: int) -> Tensor:
+        learns = self.training and task not in self.masked_tasks
+        return self._run(x, self._weights_of(task), self.task_parts(task), learns=learns)
+
+    def masked_features(self, x: Tensor, mask: Tensor, parts: nn.Module | None = None) -> Tensor:
+        """Features ``(batch, features)`` through any mask.
+
+        Args:
+            x: ``(batch, …)``.
+            mask: ``(n_weights,)``.
+            parts: normalisation of a task (:meth:`task_parts`); None: as the backbone had it.
+        """
+        return self._run(x, self._masked_weights(mask), parts, learns=False)
+
+    def shared_state(self) -> list[str]:
+        """Names of tensors that the backbone began to keep, or to change, in forwards, and that all tasks share.
+
+        Empty where every task has its own of all that changes: buffers, and tensors that were attributes of the
+        backbone's modules when it was wrapped.
+        """
+        return self._state.shared()
+
+    def _weight(self, name: str) -> nn.Parameter:
+        module, attribute = self._sites[name][0]
+        weight = module._parameters[attribute]
+        assert weight is not None
+        return weight
+
+    def _weights_of(self, task: int) -> Mapping[str, Tensor]:
+        """What runs in the place of the backbone's weights."""
+        if self._open is not None and task == self.current_task and self.training:
+            return self._open.leaves
+        if task == self.current_task or task in self._packed.tasks:
+            return self._masked_weights(self.binary_mask(task))
+        return {}
+
+    def _masked_weights(self, mask: Tensor) -> Mapping[str, Tensor]:
+        weights = ((name, self._weight(name), part) for name, part in self.by_layer(mask).items())
+        # +0 where the mask is 0: the sign of a weight that another task may train is nothing for this one to read.
+        return {name: (weight * part.to(weight.dtype).view_as(weight)).add_(0.0) for name, weight, part in weights}
+
+    @staticmethod
+    def _state_of(parts: nn.Module | None) -> TaskState | None:
+        return next((part for part in ([] if parts is None else parts.children()) if isinstance(part, TaskState)), None)
+
+    def _run(self, x: Tensor, weights: Mapping[str, Tensor], parts: nn.Module | None, *, learns: bool) -> Tensor:
+        """The backbone's forward with other weights, norms and tensors put in for its duration.
+
+        Args:
+            x: ``(batch, …)``.
+            weights: by name.
+            parts: what a task has of its own; None: as the backbone had it.
+            learns: whether the forward may change the task's tensors.
+        """
+        own = self._state_of(parts)
+        others: list[tuple[Place, Any]] = [
+            ((module._parameters, attribute), weight)
+            for name, weight in weights.items()
+            for module, attribute in self._sites[name]
+        ]
+        for norm, other in zip(self._prototypes[0], () if parts is None else parts.children(), strict=False):
+            others += [((vars(norm), name), vars(other)[name]) for name in ("_parameters", "_buffers", "training")]
+        others += self._state.standing_in(own, learns=learns)
+        with self._stand_ins.put(others):
+            features = self.backbone(x)
+            if learns and own is not None:
+                self._state.keep(own)
+        return features
+
+    # State ----------------------------------------------------------------------------------------------------
+
+    def mask_bits(self) -> float | None:
+        """Bits per weight and task that the masks take in :meth:`compressed_state`; None without masks."""
+        if not self.masked_tasks:
+            return None
+        return 8 * len(self._encoded(self.state_dict())) / (self.n_weights * len(self.masked_tasks))
+
+    def _encoded(self, state: Mapping[str, Tensor]) -> bytes:
+        masks = {task: self.binary_mask(task) for task in self.masked_tasks}
+        return encode_masks(masks, self._classes(state))
+
+    def _classes(self, state: Mapping[str, Tensor]) -> Tensor:
+        """Of every weight in a state, by its magnitude within its layer, ``(n_weights,)``."""
+        return torch.cat([magnitude_classes(state[f"backbone.{name}"].reshape(-1)) for name in self.graph.layers])
+
+    def compressed_state(self) -> dict[str, Tensor]:
+        """As ``state_dict``, with the masks entropy-coded across tasks: one uint8 tensor, ``masks``.
+
+        Their code builds on the weights in the state and can be read only with exactly these; cast the model to another
+        type before its state is taken, or after it was loaded.
+        """
+        state = self.state_dict()
+        rest = {name: value for name, value in state.items() if not name.startswith("_packed.")}
+        return rest | {"masks": torch.from_numpy(np.frombuffer(self._encoded(state), np.uint8).copy())}
+
+    def load_compressed_state(self, state: Mapping[str, Tensor]) -> None:
+        """Load what :meth:`compressed_state` returned; the masks come back exactly.
+
+        Raises:
+            ValueError: if the masks are damaged, or the weights are not those with which they were saved.
+        """
+        masks = decode_masks(state["masks"].cpu().numpy().tobytes(), self._classes(state))
+        rest = {name: value for name, value in state.items() if name != "masks"}
+        self.load_state_dict(rest | {f"_packed.{task}": pack_bits(mask) for task, mask in masks.items()})
+
+    def _match_tasks(self, state: Mapping[str, Any]) -> None:
+        if "scores" in state:
+            raise ValueError("this state was saved in the middle of a task; save between tasks")
+        super()._match_tasks(state)
+        for task in self.tasks:
+            own = self._state_of(self.task_parts(task))
+            if own is not None:
+                own.drop_all_but(state, f"norms.{task}.{len(self._prototypes[0])}.")
+        self._packed.match(state, "_packed.", self._device)
+        self._scores.match(state, "_scores.", self._device)
+        self._order = state["_order"].detach().clone().to(self._device) if "_order" in state else self._order
+        self._end_training()

@@ -1,0 +1,178 @@
+"""Which weights of a backbone masks can cover, and what becomes of everything else that it learns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.conv import _ConvNd
+
+from avalanche_amnesia.models.weight_masks.top_share import count_of_share
+from avalanche_amnesia.unit_graph.findings import ModelError
+
+BiasRule = Literal["off", "masked"]
+NormRule = Literal["task", "batch"]
+
+_WEIGHTED = (nn.Linear, nn.Bilinear, _ConvNd, nn.Embedding)
+_NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+
+
+@dataclass(frozen=True)
+class MaskedTensor:
+    """A parameter of the backbone of which every task uses its best-scored entries.
+
+    Attributes:
+        shape: of the parameter.
+        kept: number of entries that a task uses.
+    """
+
+    shape: torch.Size
+    kept: int
+
+    @property
+    def size(self) -> int:
+        """Number of entries."""
+        return self.shape.numel()
+
+
+@dataclass(frozen=True)
+class WeightCover:
+    """The parameters that masks cover, in the order of a mask vector.
+
+    Attributes:
+        layers: parameter name inside the backbone → its shape and how much of it a task uses.
+    """
+
+    layers: Mapping[str, MaskedTensor]
+
+    def parameter_use(self, *masks: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """How many tasks use every weight.
+
+        Args:
+            masks: one mapping per task, parameter name → mask ``(size,)``, bool or float.
+
+        Returns:
+            Parameter name → float32 tensor of the parameter's shape.
+        """
+        return {
+            name: torch.stack([mask[name].float() for mask in masks]).sum(0).reshape(tensor.shape)
+            for name, tensor in self.layers.items()
+        }
+
+    def reads(self, mask: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+        """Parameter by parameter, which entries one mask covers, bool, of the parameter's shape."""
+        yield from ((name, use > 0) for name, use in self.parameter_use(mask).items())
+
+    def layer_of(self, parameter: str) -> int:
+        """Index of the parameter among the masked ones."""
+        return list(self.layers).index(parameter)
+
+
+Site = tuple[nn.Module, str]
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """Everything in a backbone that could learn.
+
+    Attributes:
+        cover: the masked parameters.
+        sites: masked parameter → where the backbone's modules hold it (more than once, where it is tied).
+        biases: sites of biases to switch off.
+        norms: normalisation modules with parameters or running statistics.
+    """
+
+    cover: WeightCover
+    sites: Mapping[str, list[Site]]
+    biases: list[Site]
+    norms: list[nn.Module]
+
+
+def take_inventory(backbone: nn.Module, sparsity: float, bias: BiasRule, norm: NormRule) -> Inventory:
+    """Find a rule for every parameter of a backbone; changes nothing.
+
+    Args:
+        backbone: any module.
+        sparsity: ``c`` in (0, 1]: share of each tensor's entries that a task uses.
+        bias: ``off`` or ``masked``.
+        norm: ``task`` or ``batch``.
+
+    Raises:
+        ValueError: for an option that is not allowed.
+        ModelError: for a parameter without a rule; the message names it, the reason and the mend.
+    """
+    if not 0 < sparsity <= 1:
+        raise ValueError(f"sparsity must lie in (0, 1], the share of weights that a task uses, got {sparsity}")
+    for option, value, allowed in (("bias", bias, BiasRule), ("norm", norm, NormRule)):
+        if value not in get_args(allowed):
+            raise ValueError(f"{option} must be one of {', '.join(map(repr, get_args(allowed)))}, got {value!r}")
+    layers: dict[str, MaskedTensor] = {}
+    sites: dict[str, list[Site]] = {}
+    biases: list[Site] = []
+    for name, parameter in backbone.named_parameters():
+        held = _sites_of(backbone, parameter)
+        rule = _rule(backbone, name, parameter, held)
+        if rule == "bias" and bias == "off":
+            biases += held
+        elif rule in ("weight", "bias"):
+            layers[name] = MaskedTensor(parameter.shape, count_of_share(sparsity, parameter.numel()))
+            sites[name] = held
+    if not layers:
+        raise ModelError(f"{type(backbone).__name__} has no Linear, Conv or Embedding whose weights a mask could cover")
+    norms: list[nn.Module] = [m for m in backbone.modules() if isinstance(m, _NORMS) and m.state_dict()]
+    return Inventory(WeightCover(layers), sites, biases, norms)
+
+
+def _sites_of(backbone: nn.Module, parameter: nn.Parameter) -> list[Site]:
+    return [
+        (module, attribute)
+        for module in backbone.modules()
+        for attribute, value in module._parameters.items()
+        if value is parameter
+    ]
+
+
+def _rule(backbone: nn.Module, name: str, parameter: nn.Parameter, sites: list[Site]) -> str:
+    modules = [module for module, _ in sites]
+    if all(isinstance(module, _NORMS) for module in modules):
+        return "norm"
+    if not parameter.requires_grad:
+        return "constant"  # frozen by the user: every task reads it, none changes it
+    owner = next((module for module in modules if isinstance(module, _WEIGHTED)), None)
+    if owner is None or any(isinstance(module, _NORMS) for module in modules):
+        raise ModelError(
+            f"parameter {name!r} of {type(backbone).__name__}, held by {type(modules[0]).__name__}: neither a mask nor "
+            "a task would own it, so that one task's training would change the others; compute with it through a "
+            "Linear, Conv or Embedding, or freeze it with requires_grad_(False)"
+        )
+    if isinstance(owner, nn.Embedding) and (owner.max_norm is not None or owner.sparse):
+        raise ModelError(
+            f"parameter {name!r} of {type(backbone).__name__}: an Embedding with max_norm= writes into its weights as "
+            "it reads them, and one with sparse=True has no dense gradient; make it without them"
+        )
+    return "bias" if all(attribute == "bias" for _, attribute in sites) else "weight"
+
+
+def switch_off(biases: list[Site]) -> None:
+    """Take biases out of their modules, whose outputs are then those with biases of zero."""
+    for module, attribute in biases:
+        module._parameters[attribute] = None
+
+
+def strip_normalisation(norms: list[nn.Module]) -> None:
+    """Leave normalisation by the statistics of the current batch (or sample) alone, without learned scale and shift."""
+    for module in norms:
+        for attribute in module._parameters:
+            module._parameters[attribute] = None
+        for attribute in module._buffers:
+            module._buffers[attribute] = None
+        if isinstance(module, _NormBase):
+            module.affine = module.track_running_stats = False
+        elif isinstance(module, nn.GroupNorm):
+            module.affine = False
+        else:
+            module.elementwise_affine = False  # type: ignore[assignment]

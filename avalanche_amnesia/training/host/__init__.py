@@ -1,0 +1,5 @@
+"""Avalanche's side: its plugins, evaluator, loaders and arguments."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,46 @@
+"""Where a strategy's model comes from: method, settings, seed and data, for records."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from avalanche_amnesia.audit.record import Provenance
+from avalanche_amnesia.training.host.lookup import find_plugin
+from avalanche_amnesia.training.plugins.seeding import SeedingPlugin
+
+_PLAIN = (bool, int, float, str, type(None))
+
+
+def labels_fingerprint(experience: Any) -> str:
+    """SHA-256 of an experience's labels, in order, and of how many there are; inputs may be many and are not hashed."""
+    labels = np.asarray([int(label) for label in experience.dataset.targets], dtype=np.int64)
+    digest = hashlib.sha256(f"{len(labels)}:".encode())
+    digest.update(labels.tobytes())
+    return digest.hexdigest()
+
+
+def provenance_of(strategy: Any, data: Mapping[int, str]) -> Provenance:
+    """What a record says of the model's origin.
+
+    Args:
+        strategy: any strategy.
+        data: task → :func:`labels_fingerprint`.
+    """
+    seeding = find_plugin(strategy, SeedingPlugin)
+    optimizer = strategy.optimizer
+    options = {type(thing).__name__: _settings(vars(thing)) for thing in (strategy, *strategy.plugins)}
+    options[type(optimizer).__name__] = _settings(optimizer.defaults)
+    return Provenance(
+        method=type(strategy).__name__,
+        options=options,
+        seed=None if seeding is None else seeding.seed,
+        data={str(task): digest for task, digest in sorted(data.items())},
+    )
+
+
+def _settings(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in attributes.items() if isinstance(value, _PLAIN) and not name.startswith("_")}

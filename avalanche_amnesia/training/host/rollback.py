@@ -1,0 +1,161 @@
+"""State of a strategy at the end of a training, to go back to until the task is finished.
+
+A task ends in several steps: its mask is kept, its update is recorded, heads are fitted, the task is entered into the
+book. Whatever interrupts them, Ctrl-C or an error in any plugin, must leave the state before the task or the state
+after it. So all that these steps may change is noted before the first of them, and dropped in one assignment behind the
+last: until then giving the task up goes back to here first, and may itself be interrupted and repeated.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator
+from typing import Any
+
+import torch
+from avalanche.benchmarks import CLExperience
+from avalanche.benchmarks.utils import AvalancheDataset
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from avalanche_amnesia.object_walk import reachable
+from avalanche_amnesia.trajectory.store import Trajectory
+from avalanche_amnesia.unlearning.purging.learned_state import own_attributes
+from avalanche_amnesia.unlearning.purging.registry import keeps_own_state
+
+_CONTAINERS = (dict, list, set, deque)
+
+
+class RollbackPoint:
+    """Contents of everything that the end of a task's training may change.
+
+    Objects and containers are noted by what they hold, which copies nothing; the values of tensors only where they are
+    written in place and no snapshot has the old ones: the model's buffers, and what ``tensors`` names. Of the host's
+    plugins those are noted that an adapter knows; plugins of the user's own stay as they are.
+
+    Args:
+        strategy: whose task's training is over, and not finished yet.
+        tensors: what else the end of this task writes in place.
+    """
+
+    def __init__(self, strategy: Any, tensors: Iterable[Tensor] = ()) -> None:
+        model = strategy.model
+        self._strategy = strategy
+        self._attributes = {name: getattr(strategy, name) for name in ("optimizer", "optimized_param_id")}
+        if keeps_own_state(strategy):
+            self._attributes |= own_attributes(strategy)
+        plugins = [plugin for plugin in strategy.plugins if keeps_own_state(plugin) or _is_of(plugin, _OURS)]
+        roots = [*plugins, *self._attributes.values()]
+        found = [thing for _, thing in reachable(roots, skip=[strategy, strategy.evaluator], enter=_may_change)]
+        holders = [part for thing in found if _may_change(thing) for part in _parts(thing)]
+        for module in (model, *model.children()):
+            holders += [vars(module), module._modules, module._buffers, module._parameters]
+        self._contents = [(part, list(part.items() if isinstance(part, dict) else part)) for part in holders]
+        self._values = [(tensor, tensor.detach().clone()) for tensor in (*model.buffers(), *tensors)]
+        self._logs = [(thing, thing.logs) for thing in found if isinstance(thing, Trajectory)]
+
+    @torch.no_grad()
+    def go_back(self) -> None:
+        """Put everything back; to be called again if it was interrupted."""
+        vars(self._strategy).update(self._attributes)
+        for part, contents in self._contents:
+            _refill(part, contents)
+        for tensor, value in self._values:
+            tensor.copy_(value)
+        for trajectory, logs in self._logs:
+            if trajectory.logs is not logs:
+                trajectory.restore(logs)
+
+
+_OURS = ("avalanche_amnesia",)
+_HOST_TOO = (*_OURS, "avalanche")
+
+
+def _is_of(thing: object, packages: Collection[str]) -> bool:
+    return any(kind.__module__.partition(".")[0] in packages for kind in type(thing).__mro__)
+
+
+def _may_change(thing: object) -> bool:
+    """Whether the end of a task may write into an object: containers, and objects of this package and its host.
+
+    Modules and data sets are replaced, never written into; an object whose attributes are frozen can't be.
+    """
+    if isinstance(thing, (*_CONTAINERS, tuple, Optimizer)):
+        return True
+    if isinstance(thing, (nn.Module, AvalancheDataset, CLExperience, Trajectory)) or _is_frozen(thing):
+        return False
+    return _is_of(thing, _HOST_TOO)
+
+
+def _is_frozen(thing: object) -> bool:
+    parameters = getattr(type(thing), "__dataclass_params__", None)
+    return parameters is not None and parameters.frozen
+
+
+def _parts(thing: object) -> Iterator[Any]:
+    """The containers that make up an object: itself, and its attributes."""
+    if isinstance(thing, _CONTAINERS):
+        yield thing
+    if hasattr(thing, "__dict__"):
+        yield vars(thing)
+
+
+def _refill(part: Any, contents: list[Any]) -> None:
+    """Let a container hold what it held, in that order; one that still does is not touched."""
+    now = list(part.items() if isinstance(part, dict) else part)
+    if len(now) == len(contents) and all(map(_same, now, contents)):
+        return
+    if isinstance(part, dict):  # a class's own clear() and update() may do more than that
+        dict.clear(part)
+        dict.update(part, contents)
+    else:
+        part.clear()
+        (part.update if isinstance(part, set) else part.extend)(contents)
+
+
+def _same(here: Any, there: Any) -> bool:
+    if type(here) is tuple and type(there) is tuple and len(here) == len(there) == 2:  # a key and its value
+        return here[0] is there[0] and here[1] is there[1]
+    return here is there
+
+
+# The task in its last steps ----------------------------------------------------------------------------------------
+
+
+def begin_finishing(strategy: Any, tensors: Iterable[Tensor] = ()) -> None:
+    """Note everything before the first step that ends a task; does nothing from the second one on.
+
+    Args:
+        strategy: whose task's training is over.
+        tensors: what the end of this task writes in place, beside the task's own and the model's buffers.
+    """
+    if not is_finishing(strategy):
+        strategy.rollback_point = RollbackPoint(strategy, tensors)
+
+
+def is_finishing(strategy: Any) -> bool:
+    """Whether a task's training is over, and the task is not finished."""
+    return getattr(strategy, "rollback_point", None) is not None
+
+
+def finish(strategy: Any) -> None:
+    """Make the task a finished one: from here on there is no way back but to unlearn it."""
+    strategy.rollback_point = None
+
+
+def go_back(strategy: Any) -> None:
+    """Go back to the last step of the training, if the task in training has begun to be finished."""
+    if is_finishing(strategy):
+        strategy.rollback_point.go_back()
+        strategy.rollback_point = None
+
+
+def abort_training(strategy: Any) -> None:
+    """Undo a task whose training was interrupted, in every plugin that holds something of it.
+
+    May itself be interrupted, and repeated; does nothing between tasks.
+    """
+    go_back(strategy)
+    for plugin in strategy.plugins:
+        if hasattr(plugin, "undo_training"):
+            plugin.undo_training(strategy)

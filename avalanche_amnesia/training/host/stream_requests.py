@@ -1,0 +1,127 @@
+"""The unlearning requests that come with a stream's experiences: which are due, and whether they can be obeyed."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from avalanche_amnesia import checks
+from avalanche_amnesia.ledger import RequestError, TaskLedger
+from avalanche_amnesia.training.plugins.task_mask import single_task
+
+
+class StreamRequests:
+    """What streams ask for, and what of it was obeyed already.
+
+    Attributes:
+        known: the tasks of all streams so far.
+    """
+
+    def __init__(self) -> None:
+        self.known: set[int] = set()
+        self._fired: set[tuple[int, Any]] = set()
+        self._overdue: list[tuple[int, Any]] = []
+
+    def rehearse(self, experience: Any, ledger: TaskLedger) -> None:
+        """Go through a task's requests on paper: one that can't be obeyed is an error before the training.
+
+        Args:
+            experience: about to be trained.
+            ledger: the book of tasks; not changed.
+
+        Raises:
+            RequestError: for the first request that the book would not allow when it fires.
+        """
+        self.known |= {single_task(other) for other in _stream(experience)}
+        task, paper = single_task(experience), ledger.copy()
+        unlearned = ledger.unlearned
+        for request in (
+            *self.still_due(experience, "before", unlearned),
+            *self.still_due(experience, "iteration", unlearned),
+        ):
+            paper.forget(request.tasks, request.event(task), self.known)
+        paper.learn(task, permanent=bool(getattr(experience, "permanent", False)))
+        for request in due(experience, "after"):
+            paper.forget(request.tasks, request.event(task), self.known)
+
+    def still_due(self, experience: Any, when: str, unlearned: Collection[int]) -> list[Any]:
+        """Requests of a task's training, without those that an interrupted training of it has obeyed already.
+
+        Args:
+            experience: of the task.
+            when: ``before`` or ``iteration``.
+            unlearned: the tasks that are gone.
+        """
+        task, gone = single_task(experience), set(unlearned)
+        return [
+            request
+            for request in due(experience, when)
+            if (task, request) not in self._fired or not gone.issuperset(request.tasks)
+        ]
+
+    def fires(self, task: int, request: Any) -> None:
+        """Remember a request in a task's training that is about to be obeyed: once its tasks are gone, it was."""
+        self._fired.add((task, request))
+
+    def trained(self, task: int, then: Sequence[Any]) -> None:
+        """Forget the requests in the training of a task that is finished, and remember those that come after it."""
+        self._fired = {(of, request) for of, request in self._fired if of != task}
+        self._overdue = [*self._overdue, *((task, request) for request in then)]
+
+    def overdue(self, unlearned: Collection[int]) -> list[tuple[int, Any]]:
+        """Requests that come after a finished task and were not answered yet, in order, each with that task.
+
+        Args:
+            unlearned: the tasks that are gone: a request was obeyed if all of its tasks are.
+        """
+        gone = set(unlearned)
+        self._overdue = [(task, request) for task, request in self._overdue if not gone.issuperset(request.tasks)]
+        return self._overdue
+
+    def answered(self, task: int, request: Any) -> None:
+        """Forget a request that was obeyed, or refused."""
+        self._overdue = [waiting for waiting in self._overdue if waiting != (task, request)]
+
+
+def due(experience: Any, when: str) -> list[Any]:
+    """The requests of an experience for one moment, in order; none where the stream has none.
+
+    Args:
+        experience: of any stream.
+        when: ``before``, ``iteration`` or ``after``.
+    """
+    return [request for request in getattr(experience, "requests", ()) if request.when == when]
+
+
+def check_iterations(strategy: Any) -> None:
+    """Check the iterations that a stream's requests name, from a strategy's experience on.
+
+    Raises:
+        RequestError: for an iteration that never comes.
+        ValueError: for a strategy that trains no sample.
+    """
+    experience = strategy.experience
+    size = checks.whole_number("train_mb_size", strategy.train_mb_size)
+    epochs = checks.whole_number("train_epochs", strategy.train_epochs)
+    for upcoming in (e for e in _stream(experience) if e.current_experience >= experience.current_experience):
+        batches = -(-len(upcoming.dataset) // size)
+        for request in due(upcoming, "iteration"):
+            check_iteration(request, single_task(upcoming), epochs * batches)
+
+
+def check_iteration(request: Any, task: int | None, iterations: int) -> None:
+    """Check the iteration that one request names against the number of a task's iterations.
+
+    Raises:
+        RequestError: if it never comes.
+    """
+    if request.iteration >= iterations:
+        raise RequestError(
+            f"iteration {request.iteration} of task {task} never comes: the task has {iterations} training "
+            f"iterations, 0 to {iterations - 1}; choose one of them, or when='after'"
+        )
+
+
+def _stream(experience: Any) -> list[Any]:
+    stream = getattr(experience, "origin_stream", None)
+    return [experience] if stream is None else list(stream)

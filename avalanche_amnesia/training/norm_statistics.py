@@ -1,0 +1,98 @@
+"""Running statistics of a task's norms, taken again when its training is over."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from avalanche_amnesia.models.modes import evaluating
+from avalanche_amnesia.models.multi_head import single_task
+from avalanche_amnesia.models.task_masked import TaskMaskedModel
+
+
+class TaskStatistics:
+    """The running statistics of one task's norms (BatchNorm), and the mini-batches that its network saw last.
+
+    What training leaves behind lags behind the weights where it was short, and mixes the soft masks of every scale
+    with hard ones. So the statistics are taken again from the last mini-batches: the very tensors that the network
+    was given, after every transform and plugin.
+
+    Args:
+        model: in which the task is trained.
+        task: its label; it has its norms already.
+        n_batches: mini-batches to hold; 0, or a task without running statistics: none are held, nothing is changed.
+    """
+
+    def __init__(self, model: TaskMaskedModel, task: int, n_batches: int) -> None:
+        self.model, self.task = model, task
+        self._norms = running_norms(model.task_parts(task))
+        self._seen: deque[Tensor] = deque(maxlen=n_batches if self._norms else 0)
+
+    def see(self, x: Tensor, labels: Tensor) -> None:
+        """Hold a mini-batch instead of the oldest one.
+
+        Args:
+            x: ``(batch, …)``.
+            labels: task labels ``(batch,)``; other tasks' samples (replay) are left out.
+        """
+        if self._norms:
+            self._seen.append(x if single_task(labels) == self.task else x[labels == self.task])
+
+    @torch.no_grad()
+    def retake(self) -> None:
+        """Set each statistic to its plain average over the mini-batches, through the binary mask, without dropout.
+
+        Mini-batches with fewer than two samples of the task have no variance and are passed over.
+        """
+        self.retake_for(self.model.task_parts(self.task), lambda x: self.model.features(x, self.task))
+
+    def retake_for(self, parts: nn.Module | None, run: Callable[[Tensor], object]) -> None:
+        """The same for a copy of the task's own modules.
+
+        Args:
+            parts: in evaluation mode.
+            run: runs the network that they are part of.
+        """
+        with evaluating(self.model):
+            retake(running_norms(parts), [x for x in self._seen if len(x) > 1], run)
+
+
+def running_norms(parts: nn.Module | None) -> list[Any]:
+    """Those of a task's own modules that have running statistics."""
+    modules = [] if parts is None else parts.modules()
+    return [norm for norm in modules if getattr(norm, "running_mean", None) is not None]
+
+
+def retake(norms: Sequence[Any], batches: Iterable[Tensor], run: Callable[[Tensor], object]) -> None:
+    """Set running statistics to their plain averages over mini-batches.
+
+    Args:
+        norms: whose statistics; in evaluation mode, also afterwards.
+        batches: ``(batch, …)`` each, at least two samples.
+        run: runs the network that the norms are part of, in evaluation mode, without gradients.
+    """
+    momenta = [norm.momentum for norm in norms]
+    hooks = [norm.register_forward_pre_hook(_plain_average()) for norm in norms]
+    for norm in norms:
+        norm.training = True
+    for x in batches:
+        run(x)
+    for norm, momentum, hook in zip(norms, momenta, hooks, strict=True):
+        norm.momentum, norm.training = momentum, False
+        hook.remove()
+
+
+def _plain_average() -> Callable[[nn.Module, Any], None]:
+    """A hook that weighs the n-th call of a norm with 1/n: the first replaces what was there."""
+    calls = 0
+
+    def weigh(norm: Any, inputs: Any) -> None:
+        nonlocal calls
+        calls += 1
+        norm.momentum = 1 / calls
+
+    return weigh

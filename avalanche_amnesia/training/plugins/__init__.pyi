@@ -1,0 +1,16 @@
+from .adahat import PAPER_ALPHA as PAPER_ALPHA
+from .adahat import AdaHATPlugin as AdaHATPlugin
+from .backup import BackupPlugin as BackupPlugin
+from .counterfactual import CounterfactualPlugin as CounterfactualPlugin
+from .hat import HATPlugin as HATPlugin
+from .in_memory_loader import InMemoryLoaderPlugin as InMemoryLoaderPlugin
+from .repair import RepairPlugin as RepairPlugin
+from .scaling import ScaledUpdatesPlugin as ScaledUpdatesPlugin
+from .seeding import SeedingPlugin as SeedingPlugin
+from .shared_counterfactual import SharedHeadCounterfactualPlugin as SharedHeadCounterfactualPlugin
+from .task_mask import DivergedError as DivergedError
+from .task_mask import TaskError as TaskError
+from .task_mask import TaskMaskPlugin as TaskMaskPlugin
+from .trajectory import TrajectoryPlugin as TrajectoryPlugin
+from .unlearning import UnlearningPlugin as UnlearningPlugin
+from .wsn import SubnetPlugin as SubnetPlugin

@@ -1,0 +1,248 @@
+"""WSN as an Avalanche plugin: learns which weights a task uses, trains those that are free, freezes the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from avalanche_amnesia import checks
+from avalanche_amnesia.models.weight_masks.subnet import SubnetModel
+from avalanche_amnesia.seeding import derive_seed
+from avalanche_amnesia.training.holdout import Holdout
+from avalanche_amnesia.training.host.lookup import find_plugin
+from avalanche_amnesia.training.host.rollback import abort_training
+from avalanche_amnesia.training.optimizers import BareStep, clear_faint
+from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin, single_task
+from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
+from avalanche_amnesia.training.update_rules import AdjustmentRule
+from avalanche_amnesia.unit_graph.findings import ModelError
+
+ScoresRule = Literal["keep", "redraw"]
+KeepRule = Literal["last", "best"]
+
+
+class SubnetPlugin(TaskMaskPlugin):
+    """Winning subnetworks: a task's weights are the best-scored ones; those of earlier tasks are read, never changed.
+
+    Works with any Avalanche strategy whose model is a :class:`~avalanche_amnesia.models.SubnetModel`. What earlier
+    tasks use is frozen in update space: after every step of the optimizer it has its bits from before the task, under
+    momentum, weight decay or Adam alike. When the task ends, weights outside its mask return to their bits before it.
+
+    Args:
+        scores: ``keep``: a task's scores start where the last remaining task's ended, as in the paper (the masks of
+            successive tasks resemble each other and compress well); ``redraw``: every task draws its own.
+        score_lr: learning rate of the scores, above 0. An Adam of their own steps them, new for every task, whatever
+            the strategy's optimizer: what counts is their ranking, and plain SGD at a rate that suits the weights
+            leaves it nearly as it was, so that later tasks get no weights to train. The rate follows a schedule of the
+            strategy's learning rate within the task, in proportion.
+        score_optimizer: makes another optimizer from ``[scores]``; it is left alone.
+        keep: ``last``: the state after the last step; ``best``: that of the epoch with the highest accuracy (then the
+            lowest loss) on held out data. Weights, masked biases, scores, normalisation and head are always those of
+            one and the same step.
+        validation_share: share in (0, 1) of each task's training data that ``best`` holds out; 0.1 by default. Not
+            allowed with ``last``.
+        seed: every draw derives from it and the task.
+
+    Raises:
+        ValueError: for a value that is not allowed.
+        TypeError: for a ``score_optimizer`` that can't be called, or returns none.
+
+    Reference: Kang et al., Forget-free continual learning with winning subnetworks, ICML 2022.
+    """
+
+    model_class = SubnetModel
+    within_a_task = frozenset(
+        {"_adjuster", "_guards_others", "_step_scores", "_first_rate", "_others", "_holdout", "_best"}
+    )
+
+    def __init__(
+        self,
+        *,
+        scores: ScoresRule = "keep",
+        score_lr: float = 1e-3,
+        score_optimizer: Callable[[list[nn.Parameter]], Optimizer] | None = None,
+        keep: KeepRule = "last",
+        validation_share: float | None = None,
+        seed: int = 0,
+    ) -> None:
+        checks.one_of("scores", scores, ScoresRule)
+        checks.one_of("keep", keep, KeepRule)
+        checks.above("score_lr", score_lr, 0)
+        if keep == "last" and validation_share is not None:
+            raise ValueError(
+                f"validation_share={validation_share} has no meaning for keep='last'; it is what 'best' holds out"
+            )
+        if score_optimizer is not None and not callable(score_optimizer):
+            raise TypeError(
+                f"score_optimizer must make an optimizer from a list of parameters, got {score_optimizer!r}: "
+                "lambda p: torch.optim.Adam(p, lr=1e-3)"
+            )
+        share = 0.1 if validation_share is None else validation_share
+        if not 0 < share < 1:
+            raise ValueError(f"validation_share must lie in (0, 1), got {share}")
+        super().__init__(AdjustmentRule(), "update", checks.whole_number("seed", seed, None))
+        self.scores, self.score_lr, self.score_optimizer = scores, score_lr, score_optimizer
+        self.keep, self.validation_share = keep, share
+
+    # Around a task --------------------------------------------------------------------------------------------
+
+    def after_train_dataset_adaptation(self, strategy: Any, **kwargs: Any) -> None:
+        """Hold validation data out, before anything reads the training data."""
+        if self.keep == "best":
+            task = single_task(strategy.experience)
+            self._holdout = Holdout(strategy, self.validation_share, self.seed, task)
+
+    def before_training_exp(self, strategy: Any, shuffle: bool = True, drop_last: bool = False, **kwargs: Any) -> None:
+        """Start the task's scores."""
+        model, task = self.model_of(strategy), single_task(strategy.experience)
+        if self.keep == "best" and not kwargs.get("num_workers", 0):
+            self._holdout.replace_loader(strategy, shuffle, drop_last)
+        self._take_snapshot(strategy, model, task)
+        model.start_task(task, self._initial_scores(model, task))
+        self._best: tuple[tuple[float, float], dict[str, Tensor]] | None = None
+        self._prepare(strategy)
+
+    def _prepare(self, strategy: Any) -> None:
+        """Whatever depends on the other tasks; again when one of them goes in the middle of this task."""
+        model = self.model_of(strategy)
+        assert model.scores is not None
+        self._others = model.masked_tasks
+        self._adjuster = self._make_adjuster(model, self.task_use(model))
+        self._step_scores = BareStep(self._make_score_optimizer(model.scores))
+
+    def _make_score_optimizer(self, scores: nn.Parameter) -> Optimizer:
+        if self.score_optimizer is not None:
+            made = self.score_optimizer([scores])
+            checks.instance("what score_optimizer returns", made, Optimizer, "lambda p: torch.optim.Adam(p, lr=1e-3)")
+            return made
+        return torch.optim.Adam([scores], lr=self.score_lr, fused=scores.device.type in ("cpu", "cuda"))
+
+    def _initial_scores(self, model: SubnetModel, task: int) -> Tensor:
+        """``(n_weights,)``: the last remaining task's, or U(−1/√fan_in, 1/√fan_in) as Linear and Conv draw weights."""
+        last = model.last_scores() if self.scores == "keep" else None
+        if last is not None:
+            return last
+        return self._draw(model, *(("scores",) if self.scores == "keep" else ("scores", task)))
+
+    def _draw(self, model: SubnetModel, *purpose: int | str) -> Tensor:
+        """``(n_weights,)``: U(−1/√fan_in, 1/√fan_in), from the seed and the purpose."""
+        generator = torch.Generator().manual_seed(derive_seed(self.seed, *purpose))
+        parts = []
+        for tensor in model.graph.layers.values():
+            fan_in = tensor.shape[1:].numel() if len(tensor.shape) > 1 else tensor.size
+            parts.append((2 * torch.rand(tensor.size, generator=generator) - 1) / max(1, fan_in) ** 0.5)
+        return torch.cat(parts)
+
+    def before_training_epoch(self, strategy: Any, **kwargs: Any) -> None:
+        """Let the scores' learning rate follow the strategy's."""
+        now = strategy.optimizer.param_groups[0].get("lr")
+        if strategy.clock.train_exp_epochs == 0:
+            self._first_rate = now
+        if self.score_optimizer is None and now is not None:
+            share = float(now / self._first_rate) if self._first_rate else 1.0
+            self._step_scores.optimizer.param_groups[0]["lr"] = self.score_lr * share
+
+    @torch.no_grad()
+    def after_training_epoch(self, strategy: Any, **kwargs: Any) -> None:
+        """Keep this step's state if it is the best so far on the held out data."""
+        if self.keep == "last":
+            return
+        self._look_at_the_others(strategy)
+        score = self._holdout.score(strategy)
+        if self._best is None or score > self._best[0]:
+            self._best = (score, {name: value.clone() for name, value in self._state(strategy.model).items()})
+
+    def _state(self, model: SubnetModel) -> dict[str, Tensor]:
+        """Everything that the task in training learns: the tensors themselves."""
+        task = model.current_task
+        assert task is not None
+        assert model.scores is not None
+        weights = {f"backbone.{name}": p.detach() for name, p in model.backbone.named_parameters()}
+        own = {
+            f"{index}.{name}": value.detach()
+            for index, module in enumerate(model.task_modules(task))
+            for name, value in module.state_dict(keep_vars=True).items()
+        }
+        return {"scores": model.scores.detach(), **weights, **own}
+
+    @torch.no_grad()
+    def _keep_mask(self, strategy: Any) -> None:
+        """Go to the step that is kept, fix the mask, and return every entry outside it to its bits before the task."""
+        model = self.model_of(strategy)
+        assert self.snapshot is not None
+        self._look_at_the_others(strategy)
+        self._refuse_shared_state(strategy)
+        if self._best is not None:
+            for name, value in self._state(model).items():
+                value.copy_(self._best[1][name])
+        mask = model.by_layer(model.binary_mask(self.snapshot.task))
+        self._commit(strategy, model.graph.parameter_use(mask), self._adjuster)
+        model.finish_task(keep_scores=self.scores == "keep")
+        self._drop_unneeded_scores(strategy, model)
+
+    def _drop_unneeded_scores(self, strategy: Any, model: SubnetModel) -> None:
+        """Keep scores for the next task, and those to go back to: of the tasks in front of unlearnable ones."""
+        unlearning, order = find_plugin(strategy, UnlearningPlugin), model.masked_tasks
+        needed = {order[-1]}
+        if unlearning is not None:
+            unlearnable = {*unlearning.ledger.unlearnable, order[-1]}
+            needed |= {before for before, task in pairwise(order) if task in unlearnable}
+        model.retain_scores(sorted(needed))
+
+    # Around a step --------------------------------------------------------------------------------------------
+
+    def _look_at_the_others(self, strategy: Any) -> None:
+        """Where a task was unlearned in the middle of this one: nothing that came out of it goes on."""
+        model = self.model_of(strategy)
+        if model.masked_tasks == self._others:
+            return
+        assert model.scores is not None
+        assert self.snapshot is not None
+        if self.scores == "keep":
+            model.scores.data.copy_(self._initial_scores(model, self.snapshot.task))
+        self._best = None
+        self._prepare(strategy)
+
+    def before_forward(self, strategy: Any, **kwargs: Any) -> None:
+        """Choose the best-scored weights for this step."""
+        self._look_at_the_others(strategy)
+        self.model_of(strategy).open_subnet()
+
+    def after_forward(self, strategy: Any, **kwargs: Any) -> None:
+        """Look, behind the task's first forward, whether the backbone keeps anything that tasks would share."""
+        if strategy.clock.train_exp_iterations == 0:
+            self._refuse_shared_state(strategy)
+
+    def _refuse_shared_state(self, strategy: Any) -> None:
+        """Raise if forwards changed a tensor of the backbone that no task has of its own.
+
+        Raises:
+            ModelError: naming it; the task's training was undone.
+        """
+        shared = self.model_of(strategy).shared_state()
+        if shared:
+            abort_training(strategy)
+            raise ModelError(
+                f"the backbone's forward changes {shared}, or began to keep them: all tasks would share that, and no "
+                "unlearning could take it apart. The task's training was undone. Make them buffers, or tensor "
+                "attributes, that have their final shape when the backbone is wrapped (run it once before, where it "
+                "fills a cache): then every task has its own. Or keep nothing"
+            )
+
+    @torch.no_grad()
+    def before_update(self, strategy: Any, **kwargs: Any) -> None:
+        """Hand the gradients on to weights and scores."""
+        self.model_of(strategy).pass_gradients()
+
+    @torch.no_grad()
+    def after_update(self, strategy: Any, **kwargs: Any) -> None:
+        """Take back what earlier tasks use, step the scores."""
+        clear_faint(strategy.optimizer, strategy.clock.train_exp_iterations)
+        self._adjuster.after_step()
+        self._guard_others(self.model_of(strategy))
+        self._step_scores()

@@ -1,0 +1,196 @@
+"""A small memory: some samples of every remaining task with the logits that the model gave them, and DER++'s loss."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from avalanche_amnesia import checks
+from avalanche_amnesia.benchmarks.data import task_data
+from avalanche_amnesia.models.modes import evaluating
+from avalanche_amnesia.models.multi_head import MultiHeadModel
+from avalanche_amnesia.seeding import derive_seed
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Of one task, in the order in which they were drawn: any first part of them is a uniform sample too.
+
+    Attributes:
+        x: inputs ``(n, …)``.
+        y: labels ``(n,)``.
+        logits: what the model gave when they were stored, or :meth:`TaskMemory.renew` was called, ``(n, classes)``.
+            NaN where a sample has none: once a task that had a part in them is gone, they would bring some of it back.
+        known: the tasks that had a part in them.
+    """
+
+    x: Tensor
+    y: Tensor
+    logits: Tensor
+    known: frozenset[int]
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def at(self, index: Tensor) -> Samples:
+        """Those at some positions ``(k,)``, in storage of their own."""
+        return Samples(self.x[index], self.y[index], self.logits[index], self.known)
+
+    def without_logits(self) -> Samples:
+        """The same samples and labels alone."""
+        return replace(self, logits=torch.full_like(self.logits, torch.nan))
+
+    @property
+    def has_logits(self) -> Tensor:
+        """Which of them have logits, bool ``(n,)``."""
+        return ~self.logits.isnan().any(1)
+
+    def first(self, n: int) -> Samples:
+        """At most ``n`` of them, in storage of their own."""
+        return self if n >= len(self) else self.at(torch.arange(n))
+
+
+class TaskMemory:
+    """A reservoir per task: a uniform sample of its training data on the CPU, drawn from (seed, task) alone.
+
+    Args:
+        memory_per_task: so many samples are held of each task, at least 1.
+        seed: every draw derives from it and the task.
+        size: of all tasks together instead, in equal parts: those of earlier tasks shrink as tasks come; at least 1.
+
+    Attributes:
+        samples: task → :class:`Samples`; remaining tasks only.
+
+    Raises:
+        ValueError: for a value that is not allowed.
+    """
+
+    def __init__(self, memory_per_task: int, seed: int, size: int | None = None) -> None:
+        self.memory_per_task = checks.whole_number("memory_per_task", memory_per_task)
+        self.size = None if size is None else checks.whole_number("size", size)
+        self.seed = checks.whole_number("seed", seed, None)
+        self.samples: Mapping[int, Samples] = {}
+
+    def store(self, model: MultiHeadModel, experience: Any, task: int, known: Collection[int] | None = None) -> None:
+        """Draw samples of a task that has just been trained, with the logits that the model gives now.
+
+        Args:
+            model: that was trained.
+            experience: the task's data.
+            task: its label.
+            known: the tasks that have a part in these logits; by default all that the model has.
+        """
+        others = {other: samples for other, samples in self.samples.items() if other != task}
+        quota = self.memory_per_task if self.size is None else self.size // (len(others) + 1)
+        generator = torch.Generator().manual_seed(derive_seed(self.seed, "memory", task))
+        index = torch.randperm(len(experience.dataset), generator=generator)[:quota]
+        x, y = (part.clone() for part in task_data(experience, index))
+        stored = Samples(x, y, _logits(model, x, task), frozenset(model.tasks if known is None else known))
+        self.samples = {other: samples.first(quota) for other, samples in others.items()} | {task: stored}
+
+    def renew(self, model: MultiHeadModel, task: int, *, only_right: bool = False) -> None:
+        """Store the logits that the model gives now in place of a task's older ones.
+
+        Args:
+            model: that gives them.
+            task: whose samples they are for.
+            only_right: store none where the largest is not the label's.
+        """
+        held = self.samples[task]
+        logits = _logits(model, held.x, task)
+        if only_right:
+            logits[logits.argmax(1) != held.y] = torch.nan
+        self.samples = {**self.samples, task: replace(held, logits=logits, known=frozenset(model.tasks))}
+
+    def draw(self, tasks: Collection[int], n: int, generator: torch.Generator | None = None) -> dict[int, Samples]:
+        """A batch drawn without replacement from what is held of some tasks together.
+
+        Args:
+            tasks: those to draw from; at least one of them is held.
+            n: samples, or all there are.
+            generator: to draw with; None: torch's own stream.
+
+        Returns:
+            Task → its part of the batch; tasks without one are left out.
+        """
+        held = {task: samples for task, samples in self.samples.items() if task in tasks}
+        of = torch.cat([torch.full((len(samples),), task) for task, samples in held.items()])
+        within = torch.cat([torch.arange(len(samples)) for samples in held.values()])
+        batch = torch.randperm(len(of), generator=generator)[:n]
+        parts = {task: samples.at(within[batch[of[batch] == task]]) for task, samples in held.items()}
+        return {task: part for task, part in parts.items() if len(part)}
+
+    def forget(self, tasks: Collection[int], undo: ExitStack) -> int:
+        """Drop everything of some tasks: their samples, and others' logits that they had a part in.
+
+        Args:
+            tasks: that go.
+            undo: receives the way back, from later changes too.
+
+        Returns:
+            The number of samples dropped.
+        """
+        undo.callback(setattr, self, "samples", self.samples)
+        dropped = sum(len(samples) for task, samples in self.samples.items() if task in tasks)
+        self.samples = {
+            task: samples if samples.known.isdisjoint(tasks) else samples.without_logits()
+            for task, samples in self.samples.items()
+            if task not in tasks
+        }
+        return dropped
+
+
+@dataclass(frozen=True)
+class DarkLoss:
+    """DER++'s loss on samples in memory: squared error to their logits, and cross-entropy to their labels.
+
+    Where a sample has no logits its label gets their weight too.
+
+    Args:
+        logit_weight: α, of the squared error, at least 0.
+        label_weight: β, of the cross-entropy, at least 0; not both are 0.
+
+    Raises:
+        ValueError: for a weight that is not allowed.
+
+    Reference: Buzzega et al., Dark experience for general continual learning, NeurIPS 2020.
+    """
+
+    logit_weight: float
+    label_weight: float
+
+    def __post_init__(self) -> None:
+        if min(self.logit_weight, self.label_weight) < 0 or self.logit_weight + self.label_weight <= 0:
+            raise ValueError(
+                "logits and labels in memory need weights of at least 0, and not both 0; got "
+                f"logit_weight={self.logit_weight!r}, label_weight={self.label_weight!r}"
+            )
+
+    def __call__(self, model: MultiHeadModel, batch: Mapping[int, Samples]) -> Tensor:
+        """The mean over a batch: one forward pass per task in it.
+
+        Args:
+            model: in the mode that is wanted.
+            batch: task → samples of it; at least one sample.
+        """
+        device, total = next(model.parameters()).device, sum(len(samples) for samples in batch.values())
+        parts = []
+        for task, samples in batch.items():
+            logits = model(samples.x.to(device), task)
+            labels = F.cross_entropy(logits, samples.y.to(device), reduction="none")
+            error = (logits - samples.logits.nan_to_num().to(device)).square().mean(1)
+            dark = torch.where(samples.has_logits.to(device), error, labels)
+            parts.append((self.logit_weight * dark + self.label_weight * labels).mean() * (len(samples) / total))
+        return torch.stack(parts).sum()
+
+
+def _logits(model: MultiHeadModel, x: Tensor, task: int) -> Tensor:
+    device = next(model.parameters()).device
+    with evaluating(model):
+        return torch.cat([model(part.to(device), task).cpu() for part in x.split(512)])

@@ -1,0 +1,308 @@
+"""What this package's strategies share: supervised learning with the right plugins in the right order."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+from avalanche.core import SupervisedPlugin
+from avalanche.logging import BaseLogger
+from avalanche.training.plugins import EvaluationPlugin
+from avalanche.training.templates import SupervisedTemplate
+from torch import nn
+from torch.optim import Optimizer
+
+from avalanche_amnesia import checks
+from avalanche_amnesia.audit.record import UnlearningPlan, UnlearningRecord
+from avalanche_amnesia.ledger import RequestError
+from avalanche_amnesia.models.multi_head import MultiHeadModel
+from avalanche_amnesia.models.task_masked import TaskMaskedModel
+from avalanche_amnesia.training.host.arguments import (
+    checked_criterion,
+    checked_evaluator,
+    checked_options,
+    checked_plugins,
+    listed,
+)
+from avalanche_amnesia.training.host.listening import ListenerDispatch
+from avalanche_amnesia.training.host.lookup import find_plugin
+from avalanche_amnesia.training.host.remaining import remaining_experiences
+from avalanche_amnesia.training.host.rollback import abort_training
+from avalanche_amnesia.training.host.samples import fault_in_memory, fault_of_inputs, fault_of_labels, fault_of_shape
+from avalanche_amnesia.training.optimizers import check_optimizer, place_new_parameters
+from avalanche_amnesia.training.plugins.in_memory_loader import InMemoryLoaderPlugin
+from avalanche_amnesia.training.plugins.seeding import SeedingPlugin, preserved_rng
+from avalanche_amnesia.training.plugins.task_mask import TaskError, TaskMaskPlugin, single_task
+from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class TaskStrategy(ListenerDispatch, SupervisedTemplate):
+    """A supervised strategy over one task after another, seeded by task, that plans and unlearns on request.
+
+    Base of this package's strategies, which choose the plugins.
+
+    Args:
+        model: a :class:`MultiHeadModel`, or one of its kinds.
+        optimizer: any torch optimizer over ``model.parameters()``; of several parameter groups the first takes what
+            tasks add (heads, norms).
+        method: the plugins that make the strategy, in order: those that learn, then those that record and unlearn.
+        criterion: loss of logits and labels; cross-entropy by default.
+        plugins: further plugins, behind this package's.
+        evaluator: Avalanche's EvaluationPlugin; by default one without loggers.
+        reset_optimizer: a new optimizer state for every task (``train(…, reset_optimizer_state=…)`` overrides it).
+        seed: every draw derives from it and the task.
+        options: Avalanche's own: ``train_mb_size``, ``train_epochs``, ``eval_mb_size``, ``device``, ``eval_every``,
+            ``peval_mode``.
+
+    Raises:
+        TypeError: if ``model`` is of another kind, for an unknown option, or for what is no optimizer, plugin,
+            evaluator or loss.
+        ValueError: for a value that is not allowed, and for an optimizer that can't train the model: over other
+            parameters, for sparse gradients, for matrices alone, or one that needs a closure.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: MultiHeadModel,
+        optimizer: Optimizer,
+        method: Sequence[SupervisedPlugin] = (),
+        criterion: Any = None,
+        plugins: Sequence[SupervisedPlugin] | None = None,
+        evaluator: EvaluationPlugin | Any = None,
+        reset_optimizer: bool = True,
+        seed: int = 0,
+        **options: Any,
+    ) -> None:
+        check_model(model, MultiHeadModel)
+        check_optimizer(optimizer, model.parameters(), model.head_parameters())
+        super().__init__(
+            model=model,
+            optimizer=optimizer,
+            criterion=nn.CrossEntropyLoss() if criterion is None else checked_criterion(criterion),
+            plugins=[SeedingPlugin(seed), InMemoryLoaderPlugin(), *method, *checked_plugins(plugins)],
+            evaluator=EvaluationPlugin(loggers=[BaseLogger()]) if evaluator is None else checked_evaluator(evaluator),
+            **checked_options(options),
+        )
+        self.seed = checks.whole_number("seed", seed, None)
+        self.reset_optimizer = reset_optimizer
+        self.optimizer_always_fresh = reset_optimizer
+        """Whether every task so far started with new optimizer state, without which no unlearning is exact."""
+
+    def train(self, experiences: Any, eval_streams: Sequence[Any] | None = None, **kwargs: Any) -> Any:
+        """As the host's; the caller's random streams stay as they were, also where an error ends the training.
+
+        Args:
+            experiences: one, or a stream or list of them.
+            eval_streams: where to evaluate while training: a list of streams or experiences; by default what is
+                trained.
+            kwargs: of the host, for loaders and optimizer.
+
+        Raises:
+            TypeError: for what are no experiences, a benchmark say.
+            TaskError: for an experience that can't be trained as a task: NaN among its samples, samples of a shape
+                that the model can't run on, labels that its head has no class for; the task was undone.
+        """
+        given = listed(experiences, "strategy.train")
+        streams = None if eval_streams is None else [listed(one, "train(eval_streams=…)") for one in eval_streams]
+        with preserved_rng():
+            try:
+                return super().train(given, streams, **kwargs)
+            finally:
+                self._listeners = {}  # after an error too: what the host's evaluator gives can't be pickled
+
+    def _before_training_exp(self, **kwargs: Any) -> None:
+        fault = fault_in_memory(self.experience)
+        if fault is not None:
+            raise TaskError(f"task {single_task(self.experience)}: {fault}")
+        requests = getattr(self.experience, "requests", ())
+        if requests and find_plugin(self, UnlearningPlugin) is None:
+            warnings.warn(
+                f"{type(self).__name__} obeys no request, and this stream has {len(requests)} at task "
+                f"{self.experience.task_label}: use AmnesiacHAT, or plugins=[TrajectoryPlugin(), UnlearningPlugin()] "
+                "(with obey=False to decline them knowingly)",
+                stacklevel=2,
+            )
+        super()._before_training_exp(**kwargs)
+
+    def check_model_and_optimizer(self, reset_optimizer_state: bool | None = None, **kwargs: Any) -> None:
+        """A new optimizer state per task, unless the strategy or the call to ``train`` says otherwise."""
+        fresh = self.reset_optimizer if reset_optimizer_state is None else reset_optimizer_state
+        self.optimizer_always_fresh &= fresh
+        super().check_model_and_optimizer(reset_optimizer_state=fresh, **kwargs)
+
+    def make_optimizer(self, **kwargs: Any) -> None:
+        """As the host's, which can't place a new head where there are several parameter groups."""
+        if len(self.optimizer.param_groups) > 1:
+            place_new_parameters(self.optimizer, self.model, self.optimized_param_id or ())
+        super().make_optimizer(**kwargs)
+
+    def eval(self, exp_list: Any, **kwargs: Any) -> dict[str, Any]:
+        """Evaluate the experiences whose tasks the model has: neither future nor unlearned ones.
+
+        Returns:
+            The last value of every metric; nothing where none of the tasks is left, as then nothing is evaluated.
+
+        Raises:
+            TypeError: for what are no experiences, a benchmark say.
+        """
+        known = remaining_experiences(self, listed(exp_list, "strategy.eval"))
+        return super().eval(known, **kwargs) if known else {}
+
+    def forward(self) -> Any:
+        """As the host's; what a model can't run on is named at a task's first mini-batch, and the task undone."""
+        if not self.is_training or self.clock.train_exp_iterations:
+            return super().forward()
+        fault = fault_of_inputs(self.mb_x)
+        self._refuse(None if fault is None else f"in its first mini-batch {fault}")
+        try:
+            return super().forward()
+        except Exception as error:  # whatever the model raises
+            self._refuse(fault_of_shape(self.mb_x, self.model, error), error)
+            raise
+
+    def criterion(self) -> Any:
+        """As the host's; labels that the head has no class for are named, and the task undone."""
+        if self.is_training and not self.clock.train_exp_iterations:  # an accelerator does not survive such a label
+            self._refuse(fault_of_labels(self.mb_y, self.mb_output, self._criterion))
+        try:
+            return super().criterion()
+        except Exception as error:  # whatever the loss raises
+            if self.is_training:
+                self._refuse(fault_of_labels(self.mb_y, self.mb_output, self._criterion), error)
+            raise
+
+    def _refuse(self, fault: str | None, cause: Exception | None = None) -> None:
+        """Undo the task in training, where there is something wrong with its samples."""
+        if fault is None:
+            return
+        self.abort_training()
+        raise TaskError(f"task {single_task(self.experience)}: {fault}. Its training was undone") from cause
+
+    def plan_unlearning(self, tasks: Iterable[int]) -> UnlearningPlan:
+        """What unlearning these tasks would change; changes nothing.
+
+        Raises:
+            RequestError: if they can't be requested now.
+        """
+        return self._unlearning().plan(self, tasks)
+
+    def unlearn(
+        self,
+        tasks: Iterable[int],
+        *,
+        keep_probes: bool = False,
+        allow_unknown: bool | None = None,
+        fingerprint: bool | None = None,
+    ) -> UnlearningRecord:
+        """Unlearn tasks, as a whole or not at all; at any moment outside a training call.
+
+        Args:
+            tasks: labels of remaining, not permanent tasks.
+            keep_probes: whether metrics may keep the tasks' masks and heads for measuring.
+            allow_unknown: leave plugins that keep learned state and have no adapter as they are, and say so in the
+                record; by default as the strategy's :class:`UnlearningPlugin` was told.
+            fingerprint: let the record keep hashes and sketches by which an audit recognises what was removed.
+
+        Raises:
+            RequestError: if they can't be requested now; nothing changed.
+            UnknownStateError: if a plugin keeps learned state and has no adapter; nothing changed.
+        """
+        return self._unlearning().unlearn(
+            self, tasks, keep_probes=keep_probes, allow_unknown=allow_unknown, fingerprint=fingerprint
+        )
+
+    def mark_permanent(self, tasks: Iterable[int]) -> None:
+        """Declare remaining tasks permanent; never reversed.
+
+        Raises:
+            RequestError: if one of them does not remain.
+        """
+        self._unlearning().mark_permanent(tasks)
+
+    def abort_training(self) -> None:
+        """Undo a training that was interrupted by an exception; does nothing between tasks."""
+        abort_training(self)
+
+    def _unlearning(self) -> UnlearningPlugin:
+        plugin = find_plugin(self, UnlearningPlugin)
+        if plugin is None:
+            raise RequestError(
+                f"{type(self).__name__} does not unlearn: use AmnesiacHAT or WSN, or give it "
+                "plugins=[TrajectoryPlugin(), UnlearningPlugin()]"
+            )
+        return plugin
+
+
+class HardAttentionStrategy(TaskStrategy):
+    """A strategy over a model with one mask per task.
+
+    Base of :class:`HAT`, :class:`AdaHAT`, :class:`AmnesiacHAT` and :class:`WSN`, which choose the plugins.
+
+    Args:
+        model: of the kind that ``masking`` masks (:class:`MaskedModel`, :class:`SubnetModel`).
+        masking: the plugin that learns masks and protects them.
+        unlearning: plugins that record and unlearn, behind it.
+        options: those of :class:`TaskStrategy`.
+
+    Raises:
+        TypeError: if ``model`` is of another kind, or for an unknown option.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: TaskMaskedModel,
+        masking: TaskMaskPlugin,
+        unlearning: Sequence[SupervisedPlugin] = (),
+        **options: Any,
+    ) -> None:
+        check_model(model, masking.model_class)
+        super().__init__(model=model, method=[masking, *unlearning], **options)
+
+
+def check_model(model: nn.Module, kind: type[nn.Module]) -> None:
+    """Raise ``TypeError`` with the mend unless a strategy's model is of the kind that it needs."""
+    if not isinstance(model, kind):
+        raise TypeError(
+            f"model must be a {kind.__name__}, got {type(model).__name__}: wrap the feature extractor, "
+            f"{kind.__name__}(backbone)"
+        )
+
+
+def plugin_options(plugin: type[TaskMaskPlugin]) -> dict[str, inspect.Parameter]:
+    """Options of a masking plugin, those of its bases included, without the seed that a strategy passes on itself."""
+    parameters = [inspect.signature(kind).parameters for kind in plugin.__mro__ if issubclass(kind, TaskMaskPlugin)]
+    return {
+        name: parameter
+        for of_class in reversed(parameters)
+        for name, parameter in of_class.items()
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY and name != "seed"
+    }
+
+
+def takes_options_of(*plugins: type[TaskMaskPlugin]) -> Callable[[F], F]:
+    """Decorator of a strategy's ``__init__``: show the plugins' options in its signature, where Avalanche and
+    ``help()`` look for them, without writing each of them again."""
+
+    def extend(init: F) -> F:
+        own = inspect.signature(init)
+        named = [p for p in own.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+        rest = [p for p in own.parameters.values() if p.kind is inspect.Parameter.VAR_KEYWORD]
+        added = {name: p for plugin in plugins for name, p in plugin_options(plugin).items()}
+        new = [parameter for name, parameter in added.items() if name not in own.parameters]
+        init.__signature__ = own.replace(parameters=[*named, *new, *rest])  # type: ignore[attr-defined]
+        return init
+
+    return extend
+
+
+def split_options(options: dict[str, Any], plugin: type[TaskMaskPlugin]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A strategy's keyword arguments, as those of its masking plugin and the rest."""
+    names = plugin_options(plugin)
+    of_plugin = {name: value for name, value in options.items() if name in names}
+    return of_plugin, {name: value for name, value in options.items() if name not in names}

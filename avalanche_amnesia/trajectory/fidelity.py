@@ -1,0 +1,131 @@
+"""How faithfully a task's update is kept, and the error that this adds to the model, never to forgetting.
+
+Every economy is *committed*: what a task's log will not hold is taken out of the model when the task ends, before
+anything reads it. The log stays lossless, unlearning stays as exact as it was, and the error is in plain sight: in the
+accuracy of the task itself. The other way round (the model keeps what the log does not) would leave residue behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import isfinite, sqrt
+
+import torch
+from torch import Tensor
+
+from avalanche_amnesia.bits import same_bits
+from avalanche_amnesia.trajectory.coded import coded
+from avalanche_amnesia.trajectory.sparse import SparseEntries, SparseValues
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.int8)
+
+
+@dataclass(frozen=True)
+class AddedError:
+    """How far entries are from what the training left.
+
+    Attributes:
+        entries: how many differ.
+        largest: largest absolute difference.
+        squares: sum of squared differences.
+    """
+
+    entries: int = 0
+    largest: float = 0.0
+    squares: float = 0.0
+
+    @classmethod
+    def between(cls, committed: Tensor, trained: Tensor) -> AddedError:
+        """Of two tensors of the same shape, in float64."""
+        differ = ~same_bits(committed, trained)
+        difference = committed[differ].double() - trained[differ].double()
+        if not len(difference):
+            return cls()
+        return cls(len(difference), float(difference.abs().max()), float(difference.square().sum()))
+
+    def __add__(self, other: AddedError) -> AddedError:
+        largest = max(self.largest, other.largest)
+        return AddedError(self.entries + other.entries, largest, self.squares + other.squares)
+
+    @property
+    def l2(self) -> float:
+        """Euclidean norm of the differences."""
+        return sqrt(self.squares)
+
+
+@dataclass(frozen=True)
+class Fidelity:
+    """What a task's update is reduced to before it is kept. METHOD §6, storage.
+
+    Args:
+        threshold: entries that the task moved by less than this return to their value before it; > 0.
+        min_active_steps: so do entries that moved in less than this share of the task's steps; in (0, 1].
+        dtype: updates are kept as float32, float16, bfloat16 or int8 (with a scale per row), where that is smaller
+            than the tensor's own dtype.
+
+    Raises:
+        ValueError: for a value that is not allowed.
+    """
+
+    threshold: float | None = None
+    min_active_steps: float | None = None
+    dtype: torch.dtype | None = None
+
+    def __post_init__(self) -> None:
+        if self.threshold is not None and not (isfinite(self.threshold) and self.threshold > 0):
+            raise ValueError(f"threshold must be a number above 0, or None to keep every entry; got {self.threshold!r}")
+        if self.min_active_steps is not None and not 0 < self.min_active_steps <= 1:
+            raise ValueError(
+                "min_active_steps must be a share of a task's steps, above 0 and at most 1, or None to keep every "
+                f"entry; got {self.min_active_steps!r}"
+            )
+        if self.dtype is not None and self.dtype not in DTYPES:
+            raise ValueError(
+                f"dtype must be one of {', '.join(map(str, DTYPES))}, or None to keep values as they are; "
+                f"got {self.dtype!r}"
+            )
+
+    def commit(self, before: Tensor, after: Tensor, active: Tensor | None) -> Commitment:
+        """Reduce one tensor's update.
+
+        Args:
+            before: values before the task.
+            after: values that its training left.
+            active: share of the task's steps in which each entry moved; needed with ``min_active_steps``.
+        """
+        before, trained = before.detach().cpu(), after.detach().cpu()
+        values = trained
+        errors: dict[str, AddedError] = {}
+        if self.threshold is not None:
+            small = (trained.double() - before.double()).abs() < self.threshold
+            values, errors["threshold"] = _back(before, values, small)
+        if self.min_active_steps is not None:
+            assert active is not None
+            values, errors["min_active_steps"] = _back(before, values, active.cpu() < self.min_active_steps)
+        if self.dtype is not None and self.dtype.itemsize < values.element_size():
+            pruned = values
+            values, updates = coded(before, pruned, self.dtype)
+            errors["dtype"] = AddedError.between(values, pruned)
+            return Commitment(values, updates, errors)
+        return Commitment(values, SparseValues.of(before, ~same_bits(before, values)), errors)
+
+
+@dataclass(frozen=True)
+class Commitment:
+    """A tensor's update as it is kept.
+
+    Attributes:
+        values: that the tensor is to hold, so that the update is the whole truth.
+        entries: the way back.
+        errors: option → the error that it added.
+    """
+
+    values: Tensor
+    entries: SparseEntries
+    errors: Mapping[str, AddedError] = field(default_factory=dict)
+
+
+def _back(before: Tensor, values: Tensor, where: Tensor) -> tuple[Tensor, AddedError]:
+    returned = torch.where(where, before, values)
+    return returned, AddedError.between(returned, values)

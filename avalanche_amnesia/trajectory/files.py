@@ -1,0 +1,369 @@
+"""Undo logs as safetensors files: one file, or a directory with one per task.
+
+Whatever is written carries checksums: a bit that has flipped is an error, when a file is opened and when a log that is
+mapped from it is used.
+
+In a directory a log's file is named by task and checksum and never changes: whoever has the same log has the same file,
+and writing it again does nothing. New files are written under another name first and renamed when whole; then
+``index.json``, which names the files that count, is replaced. Whenever a run is killed, the index names whole files of
+one and the same state. Files that it does not name are deleted at the next opportunity.
+
+A directory belongs to the trajectory that wrote its index. One that was unpickled (a strategy's checkpoint) has its
+logs with it: its first write takes the directory back from whoever went on there since, if they come from the same
+beginning, writes the files that are missing, and deletes the others. Whoever wrote there before is refused from then
+on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from avalanche_amnesia.bits import state_hashes
+from avalanche_amnesia.trajectory.coded import SparseUpdates
+from avalanche_amnesia.trajectory.fidelity import AddedError
+from avalanche_amnesia.trajectory.sparse import SparseEntries, SparseValues
+from avalanche_amnesia.trajectory.undo_log import Log, LogFile
+
+INDEX = "index.json"
+_OURS = re.compile(r"(task_-?\d+\.[0-9a-f]+\.safetensors|index\.json)(\.part)?")
+
+
+class TrajectoryError(ValueError):
+    """A task's update can't be recorded or found."""
+
+
+def check(task: int, log: Log) -> None:
+    """Look whether a log that is mapped from a file is what was written; nothing is done for one in memory.
+
+    Raises:
+        TrajectoryError: if a bit has changed since, or the file was cut.
+    """
+    if log.file is not None:
+        _checksum(task, log)
+
+
+def write_logs(path: Path, logs: Mapping[int, Log], merged: frozenset[int] = frozenset()) -> None:
+    """Write logs to one file, whole or not at all.
+
+    Raises:
+        TrajectoryError: if a log is mapped from a file that was damaged.
+        OSError: if it can't be written.
+    """
+    checksums = {task: _checksum(task, log) for task, log in logs.items()}
+    with _writing(path):
+        _write(path, logs, checksums, merged)
+
+
+def read_logs(path: Path) -> tuple[dict[int, Log], frozenset[int]]:
+    """Logs and merged tasks of one file; its tensors are mapped into memory, not loaded.
+
+    Raises:
+        TrajectoryError: if the file can't be read, is damaged, or another one than :func:`write_logs` writes.
+    """
+    try:
+        return _read(path)
+    except Exception as error:  # whatever a broken file makes of a reader
+        raise TrajectoryError(
+            f"{path} is damaged, or no trajectory ({type(error).__name__}: {error}); give a file that Trajectory.save "
+            "wrote, or a copy of it"
+        ) from error
+
+
+def _read(path: Path) -> tuple[dict[int, Log], frozenset[int]]:
+    logs = {}
+    status = path.stat()
+    with safe_open(str(path), framework="pt") as file:
+        body = _unsealed((file.metadata() or {}).get("trajectory", "{}"))
+        stored: dict[str, dict[str, Tensor]] = {}
+        for key in file.keys():  # noqa: SIM118 - it is no mapping
+            owner, part = key.rsplit("/", 1)
+            stored.setdefault(owner, {})[part] = file.get_tensor(key)
+    for row in body["logs"]:
+        task, repair_of = row["task"], row["repair_of"]
+        entries = {name: _entries(stored[f"{task}/{name}"], *kind) for name, kind in row["tensors"].items()}
+        errors = {option: AddedError(**error) for option, error in row["errors"].items()}
+        mapped = LogFile(path, (status.st_dev, status.st_ino), status.st_size, row["checksum"])
+        log = Log(entries, row["parameters"], errors, None if repair_of is None else frozenset(repair_of), mapped)
+        if _digest_of(task, log) != row["checksum"]:
+            raise ValueError(f"the checksum of task {task} does not fit")
+        logs[task] = log
+    return logs, frozenset(body["merged"])
+
+
+def _write(
+    path: Path, logs: Mapping[int, Log], checksums: Mapping[int, str], merged: frozenset[int] = frozenset()
+) -> None:
+    rows = [{"task": task, "checksum": checksums[task], **_head(log)} for task, log in logs.items()]
+    body = _sealed({"logs": rows, "merged": sorted(merged)})
+    tensors = {key: part.contiguous() for task, log in logs.items() for key, part in _parts(task, log).items()}
+    _replace(path, lambda part: save_file(tensors, str(part), metadata={"trajectory": body}))
+
+
+def _parts(task: int, log: Log) -> dict[str, Tensor]:
+    return {f"{task}/{name}/{part}": tensor for name, entry in log.items() for part, tensor in entry.parts.items()}
+
+
+def _head(log: Log) -> dict[str, Any]:
+    """All that a log is beside its stored tensors."""
+    return {
+        "tensors": {name: [str(entry.dtype).removeprefix("torch."), *entry.shape] for name, entry in log.items()},
+        "parameters": log.parameters,
+        "errors": {option: asdict(error) for option, error in log.errors.items()},
+        "repair_of": None if log.repair_of is None else sorted(log.repair_of),
+    }
+
+
+def _digest_of(task: int, log: Log) -> str:
+    return _digest([task, _head(log), state_hashes(_parts(task, log))])
+
+
+def _checksum(task: int, log: Log) -> str:
+    """A log's checksum; an error if it is mapped from a file, and is not what was written there."""
+    if log.file is None:
+        return _digest_of(task, log)
+    if _was_cut(log.file) or _digest_of(task, log) != log.file.checksum:
+        raise TrajectoryError(
+            f"{log.file.path} was changed after it had been written: the log of task {task} is damaged, and can't be "
+            "used. Go on from the last saved strategy (torch.save), which has its logs with it, or from a copy of the "
+            "directory"
+        )
+    return log.file.checksum
+
+
+def _was_cut(file: LogFile) -> bool:
+    """Whether the mapped file is shorter or longer than it was: what is mapped behind its end can't even be read."""
+    if not file.path.exists():
+        return False
+    status = file.path.stat()
+    return (status.st_dev, status.st_ino) == file.place and status.st_size != file.size
+
+
+def _entries(parts: Mapping[str, Any], dtype: str, *shape: int) -> SparseEntries:
+    if "codes" in parts:
+        return SparseUpdates(**parts, shape=shape)
+    return SparseValues(**parts, dtype=getattr(torch, dtype), shape=shape)
+
+
+def _digest(value: Any) -> str:
+    return sha256(json.dumps(value).encode()).hexdigest()
+
+
+def _sealed(body: Mapping[str, Any]) -> str:
+    """A body as JSON, with its checksum in it."""
+    return json.dumps({**body, "checksum": _digest(body)}, indent=1)
+
+
+def _unsealed(text: str) -> dict[str, Any]:
+    body: dict[str, Any] = json.loads(text)
+    if "checksum" not in body:
+        raise ValueError("it has no checksum: an earlier version wrote it, or something else")
+    del body["checksum"]
+    if _sealed(body) != text:  # to the letter: some digits of a number say nothing
+        raise ValueError("its checksum does not fit")
+    return body
+
+
+class LogDirectory:
+    """A directory of undo logs. A pickle of it can take the directory back; a copy of it is none: it stays in memory.
+
+    Args:
+        path: made if it does not exist.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._beginning = uuid4().hex
+        self._index: str | None = None  # as this trajectory wrote or found it; None: there was none
+        self._may_take_back = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_index": None, "_may_take_back": True}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> None:
+        return None
+
+    def open(self) -> tuple[dict[int, Log], frozenset[int]]:
+        """The logs that are there, in training order, and the merged tasks.
+
+        Raises:
+            TrajectoryError: if the index is none of ours, a file that it names is missing or damaged, or the directory
+                can't be made, read or written to.
+        """
+        logs: dict[int, Log] = {}
+        merged: frozenset[int] = frozenset()
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            if not os.access(self.path, os.R_OK | os.W_OK | os.X_OK):
+                raise PermissionError("it may not be read and written to")
+            self._index = self._index_on_disk()
+            if self._index is not None:
+                body = _unsealed(self._index)
+                for row in body["logs"]:
+                    logs |= self._read(row["file"])
+                self._beginning, merged = body["trajectory"], frozenset(body["merged"])
+            self.sweep()
+        except Exception as error:  # whatever foreign files make of a reader
+            raise TrajectoryError(
+                f"{self.path}: no trajectory that can be continued is here ({type(error).__name__}: {error}); give an "
+                "empty directory that can be written to, or one that a Trajectory wrote. A strategy that was saved "
+                "(torch.save) has its logs with it, and writes them anew once this directory is moved away"
+            ) from error
+        return logs, merged
+
+    def check(self) -> None:
+        """Raise the error with which :meth:`write` would refuse now.
+
+        Raises:
+            TrajectoryError: if the directory is another trajectory's, or has become one's meanwhile.
+        """
+        self._refuse_others(self._index_on_disk())
+
+    def write(self, logs: Mapping[int, Log], merged: frozenset[int]) -> dict[int, Log]:
+        """Make these the directory's logs, new files first and the index last.
+
+        Returns:
+            The same logs, mapped from their files.
+
+        Raises:
+            TrajectoryError: if the directory is another trajectory's, or has become one's meanwhile.
+            OSError: if something can't be written; then the directory is as it was.
+        """
+        made: list[Path] = []
+        mine = self._index
+        with _writing(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+            found = self._index_on_disk()
+            self._refuse_others(found)
+            try:
+                written = {task: self._stored(task, log, made) for task, log in logs.items()}
+                rows = [{"task": t, "file": log.file.path.name} for t, log in written.items() if log.file is not None]
+                body = {"trajectory": self._beginning, "logs": rows, "merged": sorted(merged)}
+                index = _sealed(body)
+                if index != found:
+                    self._point_to(index)
+            except BaseException:
+                if self._index_on_disk() != found:  # interrupted just behind the replacement
+                    self._index = index  # which is in force for as long as going back fails as well
+                    self._point_to(found)
+                    self._index = mine
+                for file in made:
+                    file.unlink(missing_ok=True)
+                raise
+        self._index, self._may_take_back = index, False
+        return written
+
+    def sweep(self) -> None:
+        """Delete our files that the index does not name, unless the index is another trajectory's.
+
+        Raises:
+            OSError: if that can't be done.
+        """
+        with _writing(self.path):
+            if self._may_take_back or self._index_on_disk() != self._index:
+                return
+            named = set() if self._index is None else {INDEX, *(r["file"] for r in _unsealed(self._index)["logs"])}
+            for file in self.path.iterdir():
+                if _OURS.fullmatch(file.name) and file.name not in named:
+                    file.unlink(missing_ok=True)
+
+    def _refuse_others(self, found: str | None) -> None:
+        if not self._may_take_back:
+            if found == self._index:
+                return
+            raise TrajectoryError(
+                f"{self.path} was changed by another trajectory, or moved away; give every strategy (and every "
+                "reference) a directory of its own. A strategy that is loaded from a checkpoint takes its own back"
+            )
+        if found is None:
+            return
+        try:
+            theirs = _unsealed(found)["trajectory"] != self._beginning
+        except Exception as error:  # whatever a broken index makes of a reader
+            raise TrajectoryError(
+                f"{self.path / INDEX} is damaged, or none of a trajectory ({type(error).__name__}: {error}); move "
+                f"{self.path} away, and the logs of the loaded strategy are written anew"
+            ) from error
+        if theirs:
+            raise TrajectoryError(
+                f"{self.path} was changed by another trajectory, which began anew there; move it away, and the logs of "
+                "the loaded strategy are written anew"
+            )
+
+    def _point_to(self, index: str | None) -> None:
+        if index is None:
+            (self.path / INDEX).unlink(missing_ok=True)
+        else:
+            _replace(self.path / INDEX, lambda part: part.write_bytes(index.encode()))
+
+    def _index_on_disk(self) -> str | None:
+        index = self.path / INDEX
+        return index.read_bytes().decode(errors="replace") if index.exists() else None
+
+    def _stored(self, task: int, log: Log, made: list[Path]) -> Log:
+        """A log mapped from its file in this directory; ``made`` receives one that is new."""
+        if log.file is not None and log.file.path.parent == self.path and log.file.path.exists():
+            return log
+        checksum = _checksum(task, log)
+        name = _name(task, checksum)
+        path = self.path / name
+        if path.exists():
+            try:
+                return self._read(name)[task]
+            except TrajectoryError:  # damaged: it is written anew
+                pass
+        else:
+            made.append(path)
+        _write(path, {task: log}, {task: checksum})
+        return self._read(name)[task]
+
+    def _read(self, name: str) -> dict[int, Log]:
+        logs, _ = read_logs(self.path / name)
+        for task, log in logs.items():
+            if log.file is None or _name(task, log.file.checksum) != name:
+                raise TrajectoryError(f"{self.path / name} holds another log than its name says")
+        return logs
+
+
+def _name(task: int, checksum: str) -> str:
+    return f"task_{task}.{checksum}.safetensors"
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Say of an error that comes from the disk what to do about it; safetensors wraps those in its own kind."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        failed = OSError(
+            f"{path} can't be written ({error}); nothing was changed. Make room on its disk, or see to its "
+            "permissions, and do the same again"
+        )
+        failed.errno = getattr(error, "errno", None)
+        raise failed from error
+
+
+def _replace(path: Path, write: Callable[[Path], Any]) -> None:
+    """Write a file under another name, have it on disk, then give it its name."""
+    part = path.with_name(f"{path.name}.part")
+    try:
+        write(part)
+        with part.open("r+b") as file:
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise

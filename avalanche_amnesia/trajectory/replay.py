@@ -1,0 +1,165 @@
+"""The writers of one tensor: taken back one after the other, and replayed without those that go (METHOD §6).
+
+A writer's update ``Δ`` of an entry is what it wrote minus the value before it. What a remaining writer wrote onto other
+ground becomes that ground plus its update, added in float64; on the same bits it writes the same bits again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from avalanche_amnesia.bits import same_bits
+from avalanche_amnesia.trajectory.entries import copied, positions, put, take
+from avalanche_amnesia.trajectory.revision import Revision, dropped_entries
+from avalanche_amnesia.trajectory.sparse import SparseEntries, SparseValues
+from avalanche_amnesia.trajectory.undo_log import Log
+
+
+class Updates(Mapping[str, Tensor]):
+    """Tensor name → a writer's update ``Δ``, float64; made when it is asked for, which for most removals is never."""
+
+    def __init__(self) -> None:
+        self._parts: dict[str, tuple[Tensor, SparseEntries, Tensor, Tensor | None]] = {}
+        self._values: dict[str, Tensor] = {}
+
+    def add(self, name: str, index: Tensor, entry: SparseEntries, written: Tensor, kept: Tensor | None = None) -> None:
+        """Enter a tensor.
+
+        Args:
+            name: its name.
+            index: flat index of the entries ``(k,)``.
+            entry: leads back to the values before the writer.
+            written: what the writer wrote ``(k,)``.
+            kept: bool ``(k,)``, entries that keep it and count as not moved; None: none.
+        """
+        self._parts[name] = index, entry, written, kept
+
+    def where(self, name: str) -> Tensor:
+        """Bool tensor of the entries that were entered."""
+        index, entry, _, _ = self._parts[name]
+        result = torch.zeros(entry.shape, dtype=torch.bool)
+        put(result, index, torch.ones_like(index, dtype=torch.bool))
+        return result
+
+    def __getitem__(self, name: str) -> Tensor:
+        index, entry, written, kept = self._parts[name]
+        if name not in self._values:  # who asks for one asks again, for the next state that holds it
+            update = written.double() - entry.before(written).double()
+            self._values[name] = update if kept is None else update.masked_fill(kept, 0.0)
+        result = torch.zeros(entry.shape, dtype=torch.float64)
+        put(result, index, self._values[name])
+        return result
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(self._parts))  # they may have been entered from two threads
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+
+Step = tuple[int, SparseEntries, Tensor, Tensor, Tensor]
+"""A write: who wrote, its entry, the flat index, the values before, the values written."""
+
+
+def wind_back(value: Tensor, writers: Sequence[tuple[int, SparseEntries | None]]) -> list[Step]:
+    """Take a flat tensor back, in place, to before the first of some writers, noting what each one wrote."""
+    steps: list[Step] = []
+    for task, entry in reversed(writers):
+        if entry is not None:
+            index = positions(entry.where)
+            written = take(value, index)
+            old = entry.before(written)
+            put(value, index, old)
+            steps.append((task, entry, index, old, written))
+    return steps
+
+
+def replay(
+    name: str,
+    committed: Tensor,
+    writers: Sequence[tuple[int, SparseEntries | None]],
+    logs: Mapping[int, Log],
+    updates: Mapping[int, Updates],
+    reading: Mapping[int, Tensor],
+    revisions: Mapping[int, Revision],
+) -> tuple[Tensor, Tensor, list[Step]]:
+    """Values of one tensor without the writers that go (the keys of ``updates``, which receives their updates).
+
+    Puts the remaining writers' new values before into ``logs``. The second result marks the entries that keep what
+    those writers wrote, because a remaining task reads them (``reading``: task → bool ``(n,)``); the third are all
+    writes, the last one first.
+    """
+    read = torch.zeros(committed.numel() if reading else 0, dtype=torch.bool)
+    for reads in reading.values():
+        read |= reads
+    stays = torch.zeros_like(read)
+    handed: list[tuple[Tensor, Tensor]] = []
+    value = copied(committed)
+    nothing = SparseValues.none(committed)
+    dropped = dropped_entries([task for task, _ in writers], revisions)
+    steps = wind_back(value, [(t, nothing if e is None and t in revisions else e) for t, e in writers])
+    for task, entry, index, old, written in reversed(steps):  # and forward again without those that go
+        if task in updates:
+            kept = read[index] if reading else None
+            updates[task].add(name, index, entry, written, kept)
+            if kept is not None:
+                put(value, index[kept], written[kept])
+                stays[index[kept]] = True
+                handed.append((index[kept], old[kept]))
+            continue
+        update = written.double() - old.double()
+        if task in dropped:
+            kept = ~dropped[task][index]
+            if not bool(kept.all()):
+                entry = logs[task][name] = entry.restricted(~dropped[task])
+            index, old, written, update = index[kept], old[kept], written[kept], update[kept]
+        revised = _revised(value, revisions[task], index, update) if task in revisions else None
+        here = take(value, index)
+        unmoved = same_bits(here, old)
+        if bool(unmoved.all()):
+            put(value, index, written)
+        else:
+            new = torch.where(unmoved, written, (here.double() + update).to(here.dtype))
+            put(value, index, new)
+            logs[task][name] = entry.rebased(here, new)
+        if revised is not None:
+            target, ground, result = revised
+            value[target] = result
+            logs[task][name] = logs[task].get(name, nothing).extended(target, ground)
+    for index, old in handed:
+        _hand_over(name, index, old, reading, logs, nothing)
+    return value.reshape(committed.shape), stays.reshape(committed.shape) if reading else stays, steps
+
+
+def _revised(value: Tensor, revision: Revision, index: Tensor, update: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Flat index of the entries that a task's revision names, the values there before the task, and those after."""
+    target = revision.index
+    own = torch.zeros(value.numel(), dtype=torch.float64).index_copy(0, index, update)
+    ground = value[target]
+    return target, ground, (ground.double() + revision.update(own[target])).to(value.dtype)
+
+
+def _hand_over(
+    name: str,
+    index: Tensor,
+    values_before: Tensor,
+    reading: Mapping[int, Tensor],
+    logs: Mapping[int, Log],
+    nothing: SparseEntries,
+) -> None:
+    """Enter the values before some entries into the log of the first task that reads each of them."""
+    for task, reads in reading.items():
+        taken = reads[index]
+        if not bool(taken.any()):
+            continue
+        logs[task][name] = logs[task].get(name, nothing).extended(index[taken], values_before[taken])
+        index, values_before = index[~taken], values_before[~taken]
+
+
+def moved_along(current: Tensor, before: Tensor, new_before: Tensor) -> Tensor:
+    """Values of a task in training whose starting point moves: its own update so far is kept."""
+    shifted = (new_before.double() + (current.detach().double() - before.double())).to(current.dtype)
+    return torch.where(same_bits(current.detach(), before), new_before, shifted)

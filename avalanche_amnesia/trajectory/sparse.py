@@ -1,0 +1,198 @@
+"""Some entries of a tensor, losslessly: which they are, and their values before a task moved them.
+
+Two ways to keep the values: as they are (:class:`SparseValues`), or as a coded update that leads back to them
+(:class:`~avalanche_amnesia.trajectory.coded.SparseUpdates`). Both give the same bits back.
+"""
+
+from __future__ import annotations
+
+import sys
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, reduce
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+class SparseEntries(Protocol):
+    """Chosen entries of a tensor and what they held before a task."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the tensor."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the tensor."""
+
+    @property
+    def where(self) -> Tensor:
+        """Bool tensor of the tensor's shape."""
+
+    @property
+    def chosen(self) -> Tensor:
+        """The same as packed bits, or their zlib (:func:`pack`)."""
+
+    @property
+    def parts(self) -> Mapping[str, Tensor]:
+        """The stored tensors by name; all that is needed beside shape and dtype."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the stored tensors."""
+
+    @property
+    def follows_value(self) -> bool:
+        """Whether the way back starts at the value that the task left."""
+
+    def before(self, written: Tensor) -> Tensor:
+        """Values before the task ``(k,)``, from those that it left ``(k,)``."""
+
+    def rebased(self, before: Tensor, written: Tensor) -> SparseEntries:
+        """The same update on other ground: from ``before`` ``(k,)`` to ``written`` ``(k,)``."""
+
+    def extended(self, index: Tensor, values: Tensor) -> SparseEntries:
+        """With the entries at flat ``index`` ``(m,)`` leading back to ``values`` ``(m,)``."""
+
+    def restricted(self, keep: Tensor) -> SparseEntries:
+        """Those of the entries at which ``keep`` (bool ``(n,)``) is True."""
+
+
+@dataclass(frozen=True)
+class SparseValues:
+    """Values of chosen entries of a tensor.
+
+    Weights that were drawn within bounds have few signs and exponents, and random digits: of their highest bytes zlib
+    leaves a third, of the others all.
+
+    Attributes:
+        chosen: uint8; packed bits, one per entry of the flattened tensor, or their zlib where that is shorter.
+        high: uint8; the highest byte of each chosen entry in order, ``(k,)``, or the zlib of these where shorter.
+        low: uint8; their other bytes, ``(k, bytes − 1)``.
+        dtype: of the tensor.
+        shape: of the tensor.
+    """
+
+    chosen: Tensor
+    high: Tensor
+    low: Tensor
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    follows_value = False
+
+    @classmethod
+    def of(cls, tensor: Tensor, where: Tensor) -> SparseValues:
+        """The entries of ``tensor`` at which the bool tensor ``where`` is True."""
+        return cls._made(pack(where), tensor.detach().reshape(-1)[where.reshape(-1)].cpu(), tuple(tensor.shape))
+
+    @classmethod
+    def none(cls, like: Tensor) -> SparseValues:
+        """No entry of a tensor of this shape and type."""
+        return cls._made(_no_bits(like.numel()), torch.zeros(0, dtype=like.dtype), tuple(like.shape))
+
+    @classmethod
+    def _made(cls, chosen: Tensor, values: Tensor, shape: tuple[int, ...]) -> SparseValues:
+        planes = values.contiguous().view(torch.uint8).reshape(len(values), values.element_size())
+        if sys.byteorder == "big":
+            planes = planes.flip(1)
+        return cls(chosen, shrink(planes[:, -1].numpy()), planes[:, :-1].clone(), values.dtype, shape)
+
+    @property
+    def where(self) -> Tensor:
+        """Bool tensor of the tensor's shape."""
+        return unpack(self.chosen, size(self.shape)).reshape(self.shape)
+
+    @property
+    def values(self) -> Tensor:
+        """Of the chosen entries in order, ``(k,)``."""
+        planes = np.empty((len(self.low), self.low.shape[1] + 1), dtype=np.uint8)
+        for byte, plane in enumerate(self.low.numpy().T):  # one by one: numpy copies triples three times as slowly
+            planes[:, byte] = plane
+        planes[:, -1] = expand(self.high, len(self.low))
+        if sys.byteorder == "big":
+            planes = np.ascontiguousarray(planes[:, ::-1])
+        return torch.from_numpy(planes.reshape(-1)).view(self.dtype)
+
+    @property
+    def parts(self) -> Mapping[str, Tensor]:
+        """Positions and values."""
+        return {"chosen": self.chosen, "high": self.high, "low": self.low}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of positions and values."""
+        return sum(part.nbytes for part in self.parts.values())
+
+    def before(self, written: Tensor) -> Tensor:
+        """The values, whatever the task left."""
+        return self.values
+
+    def rebased(self, before: Tensor, written: Tensor) -> SparseValues:
+        """The same entries, with other values."""
+        return self._made(self.chosen, before, self.shape)
+
+    def extended(self, index: Tensor, values: Tensor) -> SparseValues:
+        """With further entries, or other values at some of these."""
+        where, old = self.where.reshape(-1), torch.zeros(size(self.shape), dtype=self.dtype)
+        old[where] = self.values
+        where[index], old[index] = True, values
+        return self._made(pack(where), old[where], self.shape)
+
+    def restricted(self, keep: Tensor) -> SparseValues:
+        """Some of the entries."""
+        where = self.where.reshape(-1)
+        return self._made(pack(where & keep), self.values[keep[where]], self.shape)
+
+    def rearranged(self, source: Tensor) -> SparseValues:
+        """The entries in other places: at flat index ``i`` that of ``source[i]``, int64 ``(n,)``, a permutation."""
+        where = self.where.reshape(-1)
+        if torch.equal(source[where], where.nonzero()[:, 0]):
+            return self
+        values = torch.zeros(size(self.shape), dtype=self.dtype)
+        values[where] = self.values
+        where, values = where[source], values[source]
+        return self._made(pack(where), values[where], self.shape)
+
+
+def pack(where: Tensor) -> Tensor:
+    """A bool tensor as packed bits, or as their zlib where that is shorter (uint8).
+
+    What a task moves is mostly an outer product of units: equal rows, of which zlib leaves next to nothing.
+    """
+    return shrink(np.packbits(where.detach().cpu().numpy().reshape(-1)))
+
+
+@lru_cache(maxsize=256)
+def _no_bits(n: int) -> Tensor:
+    return shrink(np.zeros(-(-n // 8), dtype=np.uint8))
+
+
+def unpack(bits: Tensor, n: int) -> Tensor:
+    """The ``n`` bools that :func:`pack` packed, flat."""
+    return torch.from_numpy(np.unpackbits(expand(bits, -(-n // 8)), count=n).view(bool))
+
+
+def chosen_by(entries: Sequence[SparseEntries]) -> np.ndarray:
+    """Packed bits of the entries of one tensor that any of some choices has."""
+    return reduce(np.bitwise_or, (expand(of.chosen, -(-size(of.shape) // 8)) for of in entries))
+
+
+def shrink(data: np.ndarray) -> Tensor:
+    """Bytes, or their zlib where that is shorter (uint8)."""
+    coded = np.frombuffer(zlib.compress(data.tobytes()), dtype=np.uint8)
+    return torch.from_numpy((data if len(coded) >= len(data) else coded).copy())
+
+
+def expand(shrunk: Tensor, n: int) -> np.ndarray:
+    """The ``n`` bytes that :func:`shrink` was given; the length tells which form they have."""
+    data = shrunk.numpy()
+    return data if len(data) == n else np.frombuffer(zlib.decompress(data.tobytes()), dtype=np.uint8).copy()
+
+
+def size(shape: tuple[int, ...]) -> int:
+    """Entries of a tensor of this shape."""
+    return int(np.prod(shape, dtype=np.int64))

@@ -1,0 +1,377 @@
+"""What every task changed, kept so that it can be taken out again (METHOD §6).
+
+The store is an undo log: per task and tensor, the values *before* the task of the entries that the task moved. The
+update ``Δ`` of a task at an entry is the value before the next writer minus its own. Taking tasks out replays the
+remaining writers of each entry on top of the value before the first one that goes:
+
+* an entry that only they wrote gets its initial value back, bit for bit;
+* an entry that they wrote last gets the bits before them;
+* an entry that others wrote later loses their update, subtracted in float64.
+
+Repairs are writers too, under negative numbers and behind the tasks that were trained before them: a repair goes with
+any task whose data made it, or with whatever goes next.
+
+Economies (:class:`~avalanche_amnesia.trajectory.fidelity.Fidelity`) change what a task leaves in the model, never what
+its log gives back: all of the above holds with each of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas
+from torch import Tensor
+
+from avalanche_amnesia.bits import same_bits
+from avalanche_amnesia.trajectory.fidelity import Fidelity
+from avalanche_amnesia.trajectory.files import LogDirectory, TrajectoryError, check, read_logs, write_logs
+from avalanche_amnesia.trajectory.merging import without_unneeded
+from avalanche_amnesia.trajectory.removal import Readers, Removal, work_out
+from avalanche_amnesia.trajectory.replay import wind_back
+from avalanche_amnesia.trajectory.revision import Revisions
+from avalanche_amnesia.trajectory.sparse import SparseValues
+from avalanche_amnesia.trajectory.undo_log import Log, report
+
+
+class Trajectory:
+    """The undo logs of the remaining tasks, and of repairs, in the order in which they wrote.
+
+    Args:
+        path: directory in which every task's log is a safetensors file, mapped into memory when read; one that holds
+            logs already is continued. By default logs are kept in memory. One directory serves one trajectory, and
+            holds the files of its logs as they are now and no others: what a change or an unlearning replaced is
+            deleted. A pickled trajectory has its logs with it: unpickled, it reads nothing from the directory, and its
+            first change takes it back (files that are missing are written, all others of its kind deleted), whatever
+            became of it since, unless another trajectory began there anew. Who wrote there before is refused from then
+            on. A ``copy.deepcopy`` keeps its logs in memory and leaves the directory to the original.
+        options: those of :class:`~avalanche_amnesia.trajectory.fidelity.Fidelity`: ``threshold``,
+            ``min_active_steps``, ``dtype``. Lossless without them.
+
+    Raises:
+        ValueError: for an option that is not allowed.
+        TrajectoryError: if ``path`` holds something else, or damaged files, or can't be written to. Later wherever a
+            log is used whose file was damaged meanwhile (files carry checksums), and before a change to a directory
+            that is another trajectory's by then.
+    """
+
+    def __init__(self, *, path: str | Path | None = None, **options: Any) -> None:
+        self.fidelity = Fidelity(**options)
+        self._directory = None if path is None else LogDirectory(path)
+        self._logs: dict[int, Log] = {}
+        self._merged: frozenset[int] = frozenset()
+        if self._directory is not None:
+            self._logs, self._merged = self._directory.open()
+
+    @property
+    def tasks(self) -> tuple[int, ...]:
+        """Recorded tasks, in training order."""
+        return tuple(writer for writer in self._logs if writer >= 0)
+
+    @property
+    def repairs(self) -> Mapping[int, frozenset[int] | None]:
+        """Number of a recorded repair, negative → the tasks with which it goes; None: it goes with any."""
+        return {writer: log.repair_of for writer, log in self._logs.items() if writer < 0}
+
+    def writers(self, tasks: Iterable[int]) -> list[int]:
+        """What a removal of some tasks takes out: the tasks, and the repairs that go with them."""
+        tasks = tuple(tasks)
+        return [*tasks, *(repair for repair, of in self.repairs.items() if of is None or of & set(tasks))]
+
+    def nbytes(self, task: int | None = None) -> int:
+        """Bytes that a task's log takes, or all logs."""
+        logs = self._logs.values() if task is None else [self._logs[task]]
+        return sum(entry.nbytes for log in logs for entry in log.values())
+
+    def moved(self, writer: int) -> dict[str, Tensor]:
+        """Tensor name → bool tensor of the entries that a task, or a repair, moved; of a merged task, of those kept."""
+        return {name: entry.where for name, entry in self._log(writer).items()}
+
+    def moved_with(self, tasks: Iterable[int]) -> dict[str, Tensor]:
+        """As :meth:`moved`, of all :meth:`writers` that go with some tasks; of none: what goes whatever is removed."""
+        result: dict[str, Tensor] = {}
+        for writer in self.writers(tasks):
+            for name, where in self.moved(writer).items():
+                result[name] = result[name] | where if name in result else where
+        return result
+
+    def report(self) -> pandas.DataFrame:
+        """What every task's log costs, and the error that keeping it this way added to the model.
+
+        Returns:
+            A row per task with ``entries``, ``share`` (of the parameters that it could have moved), ``bytes``,
+            ``bytes_per_parameter``, ``error_max`` and ``error_l2`` (of its weights, against what its training left),
+            the same two for each economy in use (``threshold_max`` …), and ``merged``.
+        """
+        return report({task: self._log(task) for task in self.tasks}, self._merged)
+
+    def record(
+        self,
+        task: int,
+        before: Mapping[str, Tensor],
+        after: Mapping[str, Tensor],
+        active: Mapping[str, Tensor] | None = None,
+        parameters: int | None = None,
+    ) -> dict[str, Tensor]:
+        """Record a finished task.
+
+        Args:
+            task: its label, at least 0 and not recorded yet.
+            before: tensor name → values before it; tensors that are new since are the task's own and left out.
+            after: tensor name → values now.
+            active: tensor name → share of the task's steps in which each entry moved; for ``min_active_steps``.
+            parameters: how many the report's shares refer to; by default the entries of all tensors in ``before``.
+
+        Returns:
+            Tensor name → values that the model must hold from now on, where an economy changed them: put them there
+            before anything reads the model. Empty in a lossless store.
+
+        Raises:
+            TrajectoryError: if the task is recorded already, or negative, a tensor changed its shape, or ``active`` is
+                missing.
+            OSError: if the log can't be written; the trajectory is as it was.
+        """
+        if task in self._logs:
+            raise TrajectoryError(f"task {task} is recorded already; recorded tasks: {list(self.tasks)}")
+        if task < 0:
+            raise TrajectoryError(f"task {task}: labels must be at least 0; negative numbers are those of repairs")
+        if self.fidelity.min_active_steps is not None and active is None:
+            raise TrajectoryError(
+                f"task {task}: min_active_steps={self.fidelity.min_active_steps} needs active=, the share of steps in "
+                "which each entry moved; TrajectoryPlugin counts them"
+            )
+        shared = {name: value.detach() for name, value in after.items() if name in before}
+        for name, value in shared.items():
+            if value.shape != before[name].shape:
+                raise TrajectoryError(
+                    f"{name} grew from {tuple(before[name].shape)} to {tuple(value.shape)} during task {task}: an "
+                    "update of a growing tensor can't be taken out; use one head per task (MultiHeadModel)"
+                )
+        commitments = {
+            name: self.fidelity.commit(before[name], value, None if active is None else active[name])
+            for name, value in shared.items()
+        }
+        counted = sum(value.numel() for value in shared.values()) if parameters is None else parameters
+        log = Log.of(commitments, counted)
+        self._change({**self._logs, task: log}, self._merged)
+        return {
+            name: commitment.values.to(shared[name].device)
+            for name, commitment in commitments.items()
+            if any(error.entries for error in commitment.errors.values())
+        }
+
+    def record_repair(
+        self,
+        before: Mapping[str, Tensor],
+        after: Mapping[str, Tensor],
+        tasks: Iterable[int] | None = None,
+        free: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        """Record a repair as an update of its own, lossless, behind those of all tasks.
+
+        Args:
+            before: tensor name → values before it.
+            after: tensor name → values now, of the same tensors.
+            tasks: those whose data made it: a removal of any of them takes it out as well. By default whatever is
+                removed next does, and at most one such repair stands at a time.
+            free: tensor name → bool tensor of entries that it could move, and that are noted whether it did or not;
+                of tensors in ``before``.
+
+        Raises:
+            TrajectoryError: if one stands already that goes with whatever is removed next.
+            OSError: if the log can't be written; the trajectory is as it was. On disk the old files stay until
+                :meth:`settle`.
+        """
+        repairs = self.repairs
+        if tasks is None and None in repairs.values():
+            raise TrajectoryError("a repair is recorded already; the next removal takes it out, before another one")
+        moved = {name: ~same_bits(value.detach(), before[name]) for name, value in after.items()}
+        moved |= {name: where | moved[name] for name, where in (free or {}).items()}
+        entries = {name: SparseValues.of(before[name], where) for name, where in moved.items() if bool(where.any())}
+        if entries:
+            repair_of = None if tasks is None else frozenset(tasks)
+            log = Log(entries, sum(where.numel() for where in moved.values()), {}, repair_of)
+            self._swap({**self._logs, min(repairs, default=0) - 1: log}, self._merged)
+
+    def merge(self, tasks: Iterable[int]) -> None:
+        """Merge the updates of tasks that will never be taken out; can't be taken apart again.
+
+        Kept is only what taking others out needs: where an earlier task that may still go wrote the same entry, one
+        value per stretch of merged writers. A later call adds to the merged tasks.
+
+        Raises:
+            TrajectoryError: for a task that is not recorded, or a log that was damaged on disk.
+            OSError: if logs can't be written; the trajectory is as it was.
+        """
+        merged = self._merged | frozenset(tasks)
+        self._look_at(merged)
+        if merged == self._merged:
+            return
+        self._look_at(self._logs)
+        self._change(without_unneeded(self._logs, merged), merged)
+
+    def remove(
+        self,
+        tasks: Sequence[int],
+        current: Mapping[str, Tensor],
+        before: Mapping[str, Tensor] | None = None,
+        readers: Readers | None = None,
+        revisions: Revisions | None = None,
+        repairs: bool = True,
+    ) -> Removal:
+        """Work out the state without some tasks, and without the repairs that go with them; changes nothing.
+
+        Args:
+            tasks: recorded tasks; with none of them, what goes whatever is removed is taken out alone.
+            current: tensor name → values now; of tensors that are not named here the logs forget everything.
+            before: where a further task is in training, the values before it.
+            readers: remaining tasks, in training order, with the entries that they read. What a task that goes wrote
+                into such an entry stays, and the first of its readers takes the way back over: once no reader is left
+                the entry returns to the value before it.
+            revisions: what the updates of remaining tasks, recorded after the first that goes, become.
+            repairs: False where the repairs stand: for a task that is given up, and was never there for any of them.
+
+        Raises:
+            TrajectoryError: for a task that is not recorded, or merged, or a log that was damaged on disk.
+        """
+        self._look_at(tasks)
+        gone = set(self.writers(tasks) if repairs else tasks)
+        if gone & self._merged:
+            raise TrajectoryError(
+                f"tasks {sorted(gone & self._merged)} can't be taken out: they became permanent and their updates were "
+                "merged; recorded with merge_permanent=False they would have stayed apart"
+            )
+        order = list(self._logs)
+        any_of_them = self._merged or readers or revisions  # without these what came before the first is not read
+        self._look_at(order[0 if any_of_them else min(map(order.index, gone), default=len(order)) :])
+        return work_out(tasks, gone, self._logs, self._merged, current, before, readers, revisions)
+
+    def values_before(self, task: int, current: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The state before a task; of entries that merged tasks alone wrote since, the state now.
+
+        Args:
+            task: a recorded task.
+            current: tensor name → values now.
+
+        Raises:
+            TrajectoryError: for a task that is not recorded, or a log that was damaged on disk.
+        """
+        self._log(task)
+        order = list(self._logs)
+        since = order[order.index(task) :]
+        self._look_at(since[1:])
+        result = {}
+        for name, now in current.items():
+            value = now.detach().cpu().reshape(-1).clone()
+            wind_back(value, [(later, self._logs[later].get(name)) for later in since])
+            result[name] = value.reshape(now.shape).to(now.device)
+        return result
+
+    def apply(self, removal: Removal) -> None:
+        """Make a removal's logs the trajectory's own; on disk the old files stay until :meth:`settle`.
+
+        Raises:
+            OSError: if they can't be written; the trajectory is as it was.
+        """
+        self._swap(removal.logs, self._merged)
+
+    def rearrange(self, sources: Mapping[str, Tensor]) -> None:
+        """Follow a permutation of the entries of some tensors; on disk the old files stay until :meth:`settle`.
+
+        Args:
+            sources: tensor name → for each entry, by flat index, the one whose place it takes, int64 ``(n,)``.
+
+        Raises:
+            TrajectoryError: if an economy is in use: what it keeps of an entry depends on the entry's place; or a log
+                was damaged on disk.
+            OSError: if the logs can't be written; the trajectory is as it was.
+        """
+        self._look_at(self._logs)
+        logs = {}
+        for task, log in self._logs.items():
+            entries = dict(log)
+            for name in entries.keys() & sources.keys():
+                entry = entries[name]
+                if not isinstance(entry, SparseValues):
+                    raise TrajectoryError(f"task {task}: coded updates of {name} can't move; leave dtype= out")
+                entries[name] = entry.rearranged(sources[name])
+            logs[task] = log.with_entries(entries).unless_same(log)
+        self._swap(logs, self._merged)
+
+    @property
+    def logs(self) -> Mapping[int, Log]:
+        """All logs, for :meth:`restore`; a reference, not a copy."""
+        return self._logs
+
+    def restore(self, logs: Mapping[int, Log]) -> None:
+        """Go back to what :attr:`logs` returned, in memory also where the disk refuses."""
+        self._logs = dict(logs)
+        self._swap(logs, self._merged)
+
+    def check_directory(self) -> None:
+        """Raise the error with which any change would fail, where the directory is another trajectory's by now.
+
+        Raises:
+            TrajectoryError: if it is; a task is better not trained then.
+        """
+        if self._directory is not None:
+            self._directory.check()
+
+    def settle(self) -> None:
+        """Delete the files of logs that are the trajectory's no longer; :meth:`restore` may still go back to them.
+
+        Raises:
+            OSError: if a file can't be deleted.
+        """
+        if self._directory is not None:
+            self._directory.sweep()
+
+    def _change(self, logs: Mapping[int, Log], merged: frozenset[int]) -> None:
+        """Swap and settle, or leave everything as it was."""
+        before = self._logs, self._merged
+        self._swap(logs, merged)
+        try:
+            self.settle()
+        except BaseException:
+            self._logs, self._merged = before
+            self._swap(*before)
+            raise
+
+    def _swap(self, logs: Mapping[int, Log], merged: frozenset[int]) -> None:
+        """Make some logs the trajectory's own, on disk first."""
+        self._logs = dict(logs) if self._directory is None else self._directory.write(logs, merged)
+        self._merged = merged
+
+    def _log(self, task: int) -> Log:
+        if task not in self._logs:
+            raise TrajectoryError(f"task {task} is not recorded; recorded tasks: {list(self.tasks)}")
+        check(task, self._logs[task])
+        return self._logs[task]
+
+    def _look_at(self, writers: Iterable[int]) -> None:
+        """Raise an error if one of some writers is not recorded, or its log was damaged on disk."""
+        for writer in writers:
+            self._log(writer)
+
+    # On disk --------------------------------------------------------------------------------------------------
+
+    def save(self, path: str | Path) -> None:
+        """Write the whole trajectory to one safetensors file.
+
+        Raises:
+            TrajectoryError: if a log was damaged on disk.
+            OSError: if it can't be written; a file that was there is as it was.
+        """
+        write_logs(Path(path), self._logs, self._merged)
+
+    @classmethod
+    def load(cls, path: str | Path, **options: Any) -> Trajectory:
+        """Read what :meth:`save` wrote; later tasks are recorded with these options.
+
+        Raises:
+            TrajectoryError: if the file is damaged, or another one.
+        """
+        result = cls(**options)
+        result._swap(*read_logs(Path(path)))
+        return result

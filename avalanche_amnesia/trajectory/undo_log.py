@@ -1,0 +1,106 @@
+"""A writer's undo log, and what it costs: a task's, or a repair's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import reduce
+from math import sqrt
+from operator import add
+from pathlib import Path
+from typing import Any
+
+import pandas
+
+from avalanche_amnesia.trajectory.fidelity import AddedError, Commitment
+from avalanche_amnesia.trajectory.sparse import SparseEntries
+
+
+@dataclass(frozen=True)
+class LogFile:
+    """The file that a log is mapped from.
+
+    Attributes:
+        path: its name when it was mapped; files never change, but others may be given their name.
+        place: device and inode, which stay the same as long as it is mapped.
+        size: bytes.
+        checksum: of the log in it.
+    """
+
+    path: Path
+    place: tuple[int, int]
+    size: int
+    checksum: str
+
+
+class Log(dict[str, SparseEntries]):
+    """Tensor name → the entries of it that a task, or a repair, moved, with the way back.
+
+    Args:
+        entries: by tensor name.
+        parameters: how many parameters the task could have moved.
+        errors: option → the error that it added to what the task left.
+        repair_of: of a repair: the tasks with which it goes, those whose data made it; None: it goes with any.
+        file: the file whose tensors these are, mapped; None for a log in memory, which any copy is, unpickled ones too.
+    """
+
+    def __init__(
+        self,
+        entries: Mapping[str, SparseEntries],
+        parameters: int,
+        errors: Mapping[str, AddedError],
+        repair_of: frozenset[int] | None = None,
+        file: LogFile | None = None,
+    ) -> None:
+        super().__init__(entries)
+        self.parameters, self.errors, self.repair_of, self.file = parameters, dict(errors), repair_of, file
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "file": None}
+
+    @classmethod
+    def of(cls, commitments: Mapping[str, Commitment], parameters: int) -> Log:
+        """The log of a task whose tensors' updates were reduced to these."""
+        options = dict.fromkeys(option for c in commitments.values() for option in c.errors)
+        errors = {
+            option: reduce(add, [c.errors[option] for c in commitments.values() if option in c.errors])
+            for option in options
+        }
+        moved = {name: c.entries for name, c in commitments.items() if bool(c.entries.where.any())}
+        return cls(moved, parameters, errors)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it takes."""
+        return sum(entry.nbytes for entry in self.values())
+
+    def with_entries(self, entries: Mapping[str, SparseEntries]) -> Log:
+        """A log of the same writer with other entries; no file holds it yet."""
+        return Log(entries, self.parameters, self.errors, self.repair_of)
+
+    def unless_same(self, other: Log) -> Log:
+        """``other`` where it holds the very same entries, and perhaps has a file."""
+        same = self.keys() == other.keys() and all(self[name] is other[name] for name in self)
+        return other if same else self
+
+
+def report(logs: Mapping[int, Log], merged: frozenset[int]) -> pandas.DataFrame:
+    """A row per task: entries, bytes, error added; see :meth:`Trajectory.report`."""
+    options = list(dict.fromkeys(option for log in logs.values() for option in log.errors))
+    rows = {}
+    for task, log in logs.items():
+        entries = sum(int(entry.where.sum()) for entry in log.values())
+        errors = log.errors.values()
+        rows[task] = {
+            "entries": entries,
+            "share": entries / max(log.parameters, 1),
+            "bytes": log.nbytes,
+            "bytes_per_parameter": log.nbytes / max(log.parameters, 1),
+            "error_max": max((error.largest for error in errors), default=0.0),
+            "error_l2": sqrt(sum(error.squares for error in errors)),  # no entry is counted by two options
+        }
+        for option in options:
+            error = log.errors.get(option, AddedError())
+            rows[task] |= {f"{option}_max": error.largest, f"{option}_l2": error.l2}
+        rows[task]["merged"] = task in merged
+    return pandas.DataFrame.from_dict(rows, orient="index").rename_axis("task")

@@ -1,0 +1,16 @@
+from .findings import Finding as Finding
+from .findings import ModelError as ModelError
+from .findings import Refused as Refused
+from .graph import UnitGraph as UnitGraph
+from .graph import WeightedLayer as WeightedLayer
+from .masked_backbone import MaskedBackbone as MaskedBackbone
+from .masked_backbone import trace_backbone as trace_backbone
+from .registry import derives as derives
+from .registry import rule as rule
+from .validation import fix as fix
+from .validation import validate as validate
+from .values import Constant as Constant
+from .values import Masked as Masked
+from .values import ParameterValue as ParameterValue
+from .values import Value as Value
+from .values import always_in_use as always_in_use

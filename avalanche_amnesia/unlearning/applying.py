@@ -1,0 +1,205 @@
+"""Carrying an unlearning out, as a whole or not at all."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from avalanche_amnesia.audit.record import RepairSummary, TensorChange, UnlearningRecord
+from avalanche_amnesia.bits import state_hashes
+from avalanche_amnesia.models.task_masked import TaskMaskedModel
+from avalanche_amnesia.threads import two_at_a_time
+from avalanche_amnesia.trajectory.entries import put, take
+from avalanche_amnesia.trajectory.removal import Removal
+from avalanche_amnesia.unlearning.optimizer_state import purge_optimizers
+from avalanche_amnesia.unlearning.planning import Preparation
+from avalanche_amnesia.unlearning.purging.registry import PurgeContext, adapter_of
+from avalanche_amnesia.unlearning.repair import carry_out
+from avalanche_amnesia.unlearning.subject import Subject
+from avalanche_amnesia.unlearning.task_modules import own_parameters, remove_task_modules
+
+Announce = Callable[[str, UnlearningRecord | None, ExitStack], None]
+
+
+@torch.no_grad()
+def apply(subject: Subject, preparation: Preparation, announce: Announce) -> UnlearningRecord:
+    """Carry a preparation out as a whole; any exception leaves everything as it was.
+
+    Args:
+        subject: what was prepared.
+        preparation: what :func:`prepare` returned, just now.
+        announce: called with ``before_unlearning`` and ``after_unlearning``, inside the all-or-nothing part, with the
+            record once there is one, and what receives the way back of anything that it changes.
+    """
+    plan, removal = preparation.plan, preparation.removal
+    parameters = dict(subject.model.named_parameters())
+    with ExitStack() as undo:
+        announce("before_unlearning", None, undo)
+        before = state_hashes(subject.model.state_dict())
+        order = subject.ledger.remaining
+        purged = purge_optimizers(subject, preparation, undo)
+        _move(removal, parameters, undo)
+        _replace(subject.before, removal.before, preparation.own, undo)
+        for task in plan.tasks:
+            remove_task_modules(subject.model, task, undo)
+        undo.callback(subject.trajectory.restore, subject.trajectory.logs)
+        subject.trajectory.apply(removal)
+        for compensation in subject.compensations:
+            purged += compensation.compensate(subject.model, plan.tasks, removal, undo)
+        repaired = _repair(subject, preparation, purged, undo)
+        _hold_own(subject, undo)
+        if subject.rearrange is not None:
+            subject.rearrange(undo)
+        context = PurgeContext(
+            tasks=plan.tasks,
+            order=order,
+            writers=tuple(preparation.logs),
+            counters=subject.counters,
+            own_parameters=preparation.own,
+            removal=removal,
+            model=subject.model,
+            in_training=subject.in_training,
+        )
+        for plugin in subject.plugins:
+            adapter = adapter_of(plugin)
+            if adapter is not None:
+                purged.append(adapter.purge(plugin, context, undo))
+        undo.callback(subject.ledger.load_state_dict, subject.ledger.state_dict())
+        subject.ledger.forget(plan.tasks, plan.event)
+        undo.callback(subject.tainted.update, set(subject.tainted))
+        undo.callback(subject.tainted.clear)
+        subject.tainted.clear()
+        subject.tainted.update(preparation.tainted)
+        after = state_hashes(subject.model.state_dict())
+        record = UnlearningRecord(
+            plan=plan,
+            changes=tuple(
+                TensorChange(name, before.get(name), after.get(name))
+                for name in sorted({*before, *after})
+                if before.get(name) != after.get(name)
+            ),
+            unchanged={name: digest for name, digest in after.items() if before.get(name) == digest},
+            purged=tuple(purged),
+            remaining=subject.ledger.remaining,
+            n_trained=subject.ledger.n_trained,
+            iteration=subject.iteration,
+            seconds=time.perf_counter() - preparation.started,
+            time=_now(),
+            provenance=subject.provenance,
+            fingerprint=preparation.fingerprint,
+            repair=repaired,
+        )
+        announce("after_unlearning", record, undo)
+        subject.trajectory.settle()
+        undo.pop_all()
+    return record
+
+
+def book_only(subject: Subject, preparation: Preparation, announce: Announce) -> UnlearningRecord:
+    """The control: enter the request into the book and announce it, but leave everything as it is."""
+    nothing: dict[str, Any] = {
+        "entries": {},
+        "removed": (),
+        "affected": (),
+        "compensated": (),
+        "repaired": (),
+        "shared": {},
+        "trajectory_bytes": 0,
+    }
+    plan = replace(preparation.plan, claim="approximate", **nothing)
+    with ExitStack() as undo:
+        announce("before_unlearning", None, undo)
+        undo.callback(subject.ledger.load_state_dict, subject.ledger.state_dict())
+        subject.ledger.forget(plan.tasks, plan.event)
+        record = UnlearningRecord(
+            plan=plan,
+            changes=(),
+            purged=("nothing: requests are only booked",),
+            remaining=subject.ledger.remaining,
+            n_trained=subject.ledger.n_trained,
+            iteration=subject.iteration,
+            seconds=time.perf_counter() - preparation.started,
+            unchanged=state_hashes(subject.model.state_dict()),
+            time=_now(),
+            provenance=subject.provenance,
+        )
+        announce("after_unlearning", record, undo)
+        undo.pop_all()
+    return record
+
+
+def _move(removal: Removal, parameters: Mapping[str, Tensor], undo: ExitStack) -> None:
+    """Give parameters the values that they have without what goes."""
+    moved = removal.moved
+    held = two_at_a_time(lambda name: take(parameters[name], moved[name]), moved)
+    for name, old in zip(moved, held, strict=True):
+        undo.callback(put, parameters[name], moved[name], old)
+    two_at_a_time(lambda name: put(parameters[name], moved[name], take(removal.values[name], moved[name])), moved)
+
+
+def _replace(store: dict[str, Tensor] | None, new: Mapping[str, Tensor], gone: frozenset[str], undo: ExitStack) -> None:
+    if store is None:
+        return
+    undo.callback(store.update, dict(store))
+    store.update(new)
+    for name in gone & set(store):
+        del store[name]
+
+
+def _repair(subject: Subject, preparation: Preparation, purged: list[str], undo: ExitStack) -> RepairSummary | None:
+    """Drop the repair's samples of the tasks that go, and let it train the affected ones."""
+    repair, model, tasks = subject.repair, subject.model, preparation.plan.repaired
+    if repair is None:
+        return None
+    purged.append(repair.forget(preparation.plan.tasks, undo))
+    if not tasks:
+        return None
+    assert isinstance(model, TaskMaskedModel)
+    return carry_out(
+        repair,
+        model,
+        subject.optimizers[0],
+        subject.trajectory,
+        tasks=tasks,
+        compensated=preparation.plan.compensated,
+        changed=_where(preparation.removal, dict(model.named_parameters())),
+        before=subject.before,
+        undo=undo,
+    )
+
+
+def _where(removal: Removal, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensor name → bool tensor of the entries that a removal changes, or that a repair which goes could move.
+
+    Which of these it did move depends on data of tasks that may go now: nothing may follow from it.
+    """
+    result = {name: torch.zeros_like(removal.values[name], dtype=torch.bool) for name in removal.moved}
+    for name, index in removal.moved.items():
+        put(result[name], index, torch.ones_like(index, dtype=torch.bool))
+    for repair in (updates for writer, updates in removal.updates.items() if writer < 0):
+        for name in repair:
+            noted = repair.where(name).to(parameters[name].device)
+            result[name] = result[name] | noted if name in result else noted
+    return result
+
+
+def _hold_own(subject: Subject, undo: ExitStack) -> None:
+    """What the remaining tasks have of their own no other task trains: one in training starts from it as it is now."""
+    model, before = subject.model, subject.before
+    if before is None or not isinstance(model, TaskMaskedModel):
+        return
+    tasks = [task for task in model.tasks if task != model.current_task]
+    own = frozenset().union(*(own_parameters(model, task) for task in tasks))
+    undo.callback(before.update, {name: before[name] for name in own})
+    before.update({name: p.detach().clone() for name, p in model.named_parameters() if name in own})
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
