@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
 from avalanche_amnesia.training.replay_memory import DarkLoss, TaskMemory
 from avalanche_amnesia.training.task_strategy import TaskStrategy, check_model
 from avalanche_amnesia.trajectory.removal import Removal
+from avalanche_amnesia.transaction import Transaction
 
 
 class CLPUPlugin(SupervisedPlugin):
@@ -72,9 +72,9 @@ class CLPUPlugin(SupervisedPlugin):
         """No task is ever affected."""
         return False
 
-    def compensate(self, model: nn.Module, gone: Collection[int], removal: Removal, undo: ExitStack) -> list[str]:
+    def compensate(self, model: nn.Module, gone: Collection[int], removal: Removal, change: Transaction) -> list[str]:
         """Drop the samples of the tasks that go."""
-        return [f"memory: {self.memory.forget(gone, undo)} samples of tasks {sorted(gone)} dropped"]
+        return [f"memory: {self.memory.forget(gone, change)} samples of tasks {sorted(gone)} dropped"]
 
     def merge(self, strategy: Any, unlearnable: Collection[int]) -> None:
         """Distil the side networks of tasks that can't be unlearned any more into the main one, and drop them."""

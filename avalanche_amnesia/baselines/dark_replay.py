@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from typing import Any
 
 from avalanche.core import SupervisedPlugin
@@ -10,6 +9,7 @@ from avalanche.core import SupervisedPlugin
 from avalanche_amnesia import checks
 from avalanche_amnesia.training.plugins.task_mask import single_task
 from avalanche_amnesia.training.replay_memory import DarkLoss, TaskMemory
+from avalanche_amnesia.transaction import Transaction
 from avalanche_amnesia.unlearning.purging.registry import PurgeContext, register_purger
 
 
@@ -60,5 +60,5 @@ class DarkReplayPlugin(SupervisedPlugin):
 
 
 @register_purger(DarkReplayPlugin)
-def _purge(plugin: Any, context: PurgeContext, undo: ExitStack) -> str:
-    return f"dark replay: {plugin.memory.forget(context.tasks, undo)} samples of the tasks dropped, with their logits"
+def _purge(plugin: Any, context: PurgeContext, change: Transaction) -> str:
+    return f"dark replay: {plugin.memory.forget(context.tasks, change)} samples of the tasks dropped, with their logits"

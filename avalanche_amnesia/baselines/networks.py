@@ -27,6 +27,7 @@ class NetworkPerTask(MultiHeadModel):
     """
 
     task_containers = ("heads", "networks")
+    state_per_task = True
 
     def __init__(self, backbone: nn.Module, n_features: int | None = None) -> None:
         super().__init__(backbone, n_features)

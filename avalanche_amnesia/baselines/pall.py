@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from avalanche_amnesia.training.replay_memory import DarkLoss, TaskMemory
 from avalanche_amnesia.training.task_strategy import HardAttentionStrategy
 from avalanche_amnesia.trajectory.removal import Removal
 from avalanche_amnesia.trajectory.store import Trajectory
+from avalanche_amnesia.transaction import Transaction
 
 
 class PALLPlugin(SubnetPlugin):
@@ -79,17 +79,17 @@ class PALLPlugin(SubnetPlugin):
         """Whether there are samples to fine-tune the task with."""
         return self.repair_steps > 0 and task in self.memory.samples
 
-    def compensate(self, model: nn.Module, gone: Collection[int], removal: Removal, undo: ExitStack) -> list[str]:
+    def compensate(self, model: nn.Module, gone: Collection[int], removal: Removal, change: Transaction) -> list[str]:
         """Fine-tune the reset weights that remaining tasks read, on their samples; nothing else moves by a bit."""
         assert isinstance(model, SubnetModel)
-        lines = [f"memory: {self.memory.forget(gone, undo)} samples of tasks {sorted(gone)} dropped"]
+        lines = [f"memory: {self.memory.forget(gone, change)} samples of tasks {sorted(gone)} dropped"]
         shared, readers = self._shared(model, removal.written())
         if not readers or not self.repair_steps:
             return lines
         parameters = {name: p for name, p in model.named_parameters() if name in shared}
         before = {name: p.detach().clone() for name, p in parameters.items()}
         for name, parameter in parameters.items():
-            undo.callback(parameter.data.copy_, before[name])
+            change.call(parameter.data.copy_, before[name])
         self._fine_tune(model, parameters, shared, readers, gone)
         self.store.record_repair(before, parameters, readers)
         if self.snapshot is not None:  # a task is in training: it goes on from here

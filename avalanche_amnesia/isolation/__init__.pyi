@@ -1,1 +1,2 @@
 from .pools import CapacityError as CapacityError
+from .pools import Pools as Pools

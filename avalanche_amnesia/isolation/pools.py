@@ -9,7 +9,7 @@ same, to the bit, as in a run that never saw the tasks unlearned before or after
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -29,18 +29,62 @@ from torch.optim import (
     Rprop,
 )
 
+from avalanche_amnesia import checks
+from avalanche_amnesia.ledger import TaskLedger
+from avalanche_amnesia.models.allocation import UnitAllocation, UnitAllocator
 from avalanche_amnesia.models.masked import MaskedModel
-from avalanche_amnesia.training.update_rules import TaskUse
 
-Isolation = Literal["none", "pools"]
 WhenFull = Literal["error", "share"]
-Placement = Literal["free", "label"]
 
 _ENTRYWISE = (ASGD, SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam, RAdam, RMSprop, Rprop)
 
 
 class CapacityError(ValueError):
     """A task finds no pool of its own; nothing changed."""
+
+
+@dataclass(frozen=True)
+class Pools:
+    """Isolation by pools, which makes unlearning exact to the bit: ``isolation=Pools(…)`` of HAT's strategies.
+
+    Every layer is cut into equal pools, one per slot. A task trains units of its own slot's pool and reads only those
+    and the units of tasks that are permanent by the stream, or past its deadline. Those of ``mark_permanent`` are
+    protected, but not read: nothing in the stream tells a retrained model when it was called. Parameters that belong
+    to no unit keep their values.
+
+    Args:
+        slots: number of pools, by default one per task of the stream. Tasks that the stream declares permanent have
+            their slots' pools in common. A task's slot is its label modulo ``slots`` where that is given, else the
+            rank of its label in the stream.
+        moving: a task takes any slot that is free, and those of the remaining tasks close the gap when one is
+            unlearned. That needs layers that can be permuted, plugins that follow, and a lossless trajectory.
+        when_full: what becomes of a task that finds no slot: ``error``, or ``share`` the pool of a task that may still
+            be unlearned as HAT does, after which records of unlearning these tasks say ``approximate``.
+
+    Raises:
+        ValueError: for a value that is not allowed.
+    """
+
+    slots: int | None = None
+    moving: bool = False
+    when_full: WhenFull = "error"
+
+    def __post_init__(self) -> None:
+        if self.slots is not None:
+            object.__setattr__(self, "slots", checks.whole_number("slots", self.slots))
+        checks.one_of("when_full", self.when_full, WhenFull)
+
+    def allocator(self, min_units: int) -> UnitAllocator:
+        """An allocator for one run.
+
+        Args:
+            min_units: that a task must find free in every layer.
+        """
+        if self.moving:
+            from avalanche_amnesia.isolation.moving_pools import MovingPools
+
+            return MovingPools(self, min_units)
+        return LabelledPools(self, min_units)
 
 
 @dataclass(frozen=True)
@@ -89,35 +133,33 @@ class StreamLayout:
         return task in self.permanent or (self.deadline is not None and distance > self.deadline)
 
 
-@dataclass(frozen=True)
-class Plot:
-    """The units that one task may use.
+class LabelledPools(UnitAllocator):
+    """Pools in the slots that the tasks' labels name.
 
-    Attributes:
-        own: those that it may take, bool ``(n_units,)``.
-        readable: those of the tasks that it may read, bool ``(n_units,)``.
-        open_tasks: those tasks.
-        neighbours: remaining tasks that it has to share its pool with.
-        permanent: whether it is permanent from the start, so that what it adjusts is never to be taken back.
-        crowding: tasks without which it would have another pool.
+    Args:
+        options: as the user gave them.
+        min_units: that a task must find free in every layer.
     """
 
-    own: Tensor
-    readable: Tensor
-    open_tasks: frozenset[int]
-    neighbours: frozenset[int]
-    permanent: bool
-    crowding: frozenset[int] = frozenset()
+    isolates = True
 
-    @property
-    def allowed(self) -> Tensor:
-        """Units that its mask may open, bool ``(n_units,)``."""
-        return self.own | self.readable
+    def __init__(self, options: Pools, min_units: int) -> None:
+        self.options, self.min_units = options, min_units
 
-    @property
-    def saw(self) -> frozenset[int]:
-        """The tasks that can leave a trace in its training."""
-        return self.open_tasks | self.neighbours | self.crowding
+    def layout(self, strategy: Any, model: MaskedModel) -> StreamLayout:
+        """The layout of the stream that a strategy trains, checked against the model's widths."""
+        ledgers = (getattr(plugin, "ledger", None) for plugin in strategy.plugins)
+        ledger = next((found for found in ledgers if isinstance(found, TaskLedger)), None)
+        deadline = getattr(strategy.experience, "deadline", None) if ledger is None else ledger.deadline
+        layout = StreamLayout.of(strategy.experience, self.options.slots, deadline)
+        check_widths(model, layout.slots, self.min_units)
+        return layout
+
+    def begin(self, strategy: Any, model: MaskedModel, task: int) -> UnitAllocation:
+        """Units of the slot that the task's label names."""
+        layout = self.layout(strategy, model)
+        found = allocation_of(task, model, layout, min_units=self.min_units, when_full=self.options.when_full)
+        return replace(found, entrywise=is_entrywise(strategy.optimizer))
 
 
 def pool(sizes: Sequence[int], slots: int, chosen: frozenset[int]) -> Tensor:
@@ -141,9 +183,9 @@ def opened_to(task: int, model: MaskedModel, layout: StreamLayout) -> frozenset[
     return frozenset(other for other in model.masks if layout.is_open(other, task))
 
 
-def plot_of(
-    task: int, model: MaskedModel, layout: StreamLayout, *, min_units: int, when_full: WhenFull, reason: str = ""
-) -> Plot:
+def allocation_of(
+    task: int, model: MaskedModel, layout: StreamLayout, *, min_units: int, when_full: WhenFull
+) -> UnitAllocation:
     """The units that a task may use in the slot that its label names.
 
     Args:
@@ -152,57 +194,63 @@ def plot_of(
         layout: of the stream.
         min_units: that a task must find free in every layer.
         when_full: ``error``, or ``share``: a task without a free pool shares its slot's with the tasks in it.
-        reason: why the task can't have any other slot, for the error.
 
     Raises:
         CapacityError: if the layers are too narrow for so many slots, or the task's pool is taken.
     """
     check_widths(model, layout.slots, min_units)
-    ground = pool([layer.units for layer in model.graph.layers.values()], layout.slots, layout.slots_of(task))
-    ground = ground.to(model.cumulative_mask().device)
-    plot = plot_on(ground, task, model, layout)
-    bound = f". Slots follow from labels here: {reason}" if reason else ""
-    if plot.neighbours and when_full == "error":
+    free_units = pool([layer.units for layer in model.graph.layers.values()], layout.slots, layout.slots_of(task))
+    free_units = free_units.to(model.cumulative_mask().device)
+    allocation = allocation_within(free_units, task, model, layout)
+    if allocation.sharing_tasks and when_full == "error":
         raise CapacityError(
             f"task {task} finds its pool (slot {sorted(layout.slots_of(task))} of {layout.slots}) taken by tasks "
-            f"{sorted(plot.neighbours)}, which may still be unlearned: {CHOICES}{bound}"
+            f"{sorted(allocation.sharing_tasks)}, which may still be unlearned: {CHOICES}"
         )
-    narrow = [name for name, part in model.by_layer(plot.own).items() if int(part.sum()) < min_units]
-    if narrow and when_full == "error" and not plot.permanent:
-        holders = sorted(other for other in plot.open_tasks if bool((model.binary_mask(other) & ground).any()))
+    narrow = [name for name, part in model.by_layer(allocation.own).items() if int(part.sum()) < min_units]
+    if narrow and when_full == "error" and not allocation.permanent:
+        holders = sorted(
+            other for other in allocation.open_tasks if bool((model.binary_mask(other) & free_units).any())
+        )
         raise CapacityError(
             f"task {task} finds fewer than {min_units} free units in layers {narrow} of its pool (slot "
-            f"{sorted(layout.slots_of(task))} of {layout.slots}), which tasks {holders} keep for good: {CHOICES}{bound}"
+            f"{sorted(layout.slots_of(task))} of {layout.slots}), which tasks {holders} keep for good: {CHOICES}"
         )
-    return plot
+    return allocation
 
 
-def plot_on(
-    ground: Tensor, task: int, model: MaskedModel, layout: StreamLayout, crowding: frozenset[int] = frozenset()
-) -> Plot:
+def allocation_within(
+    free_units: Tensor,
+    task: int,
+    model: MaskedModel,
+    layout: StreamLayout,
+    blocking_tasks: frozenset[int] = frozenset(),
+) -> UnitAllocation:
     """The units that a task may use, from those among which it may take some.
 
     Args:
-        ground: bool ``(n_units,)``; the task takes those of them that nobody holds.
+        free_units: bool ``(n_units,)``; the task takes those of them that nobody holds.
         task: the task that is to be trained.
         model: its masks are those of the remaining tasks.
         layout: of the stream.
-        crowding: tasks without which it would have another ground.
+        blocking_tasks: tasks without which it would have other units to choose from.
     """
     open_tasks = opened_to(task, model, layout)
     readable = _union(model, open_tasks)
-    free = ground & ~readable
-    neighbours = frozenset(
+    free = free_units & ~readable
+    sharing = frozenset(
         other for other in model.masks if other not in open_tasks and bool((model.binary_mask(other) & free).any())
     )
-    taken = _union(model, neighbours)
+    taken = _union(model, sharing)
     # Tasks that are permanent from the start share freely with each other: a full region is still readable.
-    return Plot(free & ~taken, readable | taken, open_tasks, neighbours, task in layout.permanent, crowding)
+    return UnitAllocation(
+        free & ~taken, readable | taken, open_tasks, sharing, task in layout.permanent, blocking_tasks
+    )
 
 
 CHOICES = (
-    "unlearn what can be first, give slots= a larger number from the beginning, or allow when_full='share', with which "
-    "tasks in one pool are unlearned approximately"
+    "unlearn what can be first, give Pools(slots=…) a larger number from the beginning, or allow when_full='share', "
+    "with which tasks in one pool are unlearned approximately"
 )
 
 
@@ -212,30 +260,13 @@ def check_widths(model: MaskedModel, slots: int, min_units: int) -> None:
     if narrow:
         raise CapacityError(
             f"{slots} slots need at least {slots * min_units} units in every layer (min_units={min_units} each), but "
-            f"layers have fewer: {narrow}; widen them, or give slots= a smaller number"
+            f"layers have fewer: {narrow}; widen them, or give Pools(slots=…) a smaller number"
         )
 
 
 def _union(model: MaskedModel, tasks: frozenset[int]) -> Tensor:
     nothing = torch.zeros_like(model.cumulative_mask())
     return torch.stack([nothing, *map(model.binary_mask, sorted(tasks))]).any(0)
-
-
-def use_within(model: MaskedModel, plot: Plot) -> TaskUse:
-    """What a task meets in its plot: only entries that nobody else can read are free.
-
-    Tasks that are permanent from the start may adjust what permanent tasks use, as the rule says; any other task
-    leaves it as it is.
-    """
-    use = TaskUse(model, plot.saw)
-    use.in_use = ~plot.own
-    parameters = dict(model.backbone.named_parameters())
-    fixed = {}
-    for name, mine in model.graph.entries_within(plot.own).items():
-        adjustable = (use.covered[name] > 0) & plot.permanent
-        fixed[name] = (~mine & ~adjustable).to(parameters[name].dtype).contiguous()
-    use.fixed = fixed
-    return use
 
 
 def is_entrywise(optimizer: Optimizer) -> bool:

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from avalanche.models import MultiTaskModule
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 
 from avalanche_amnesia import checks
+from avalanche_amnesia.unit_graph.backbones import check_backbone
 from avalanche_amnesia.unit_graph.findings import ModelError
 
 # Logits of classes that a sample's task does not have, where a batch mixes tasks with different numbers of classes.
@@ -58,6 +58,8 @@ class MultiHeadModel(MultiTaskModule):
 
     task_containers: tuple[str, ...] = ("heads",)
     """Names of the containers that hold a task's own modules under its label."""
+    state_per_task = False
+    """Whether each task has its own of all that forward keeps beside the parameters (running statistics, buffers)."""
 
     def __init__(self, backbone: nn.Module, n_features: int | None = None) -> None:
         super().__init__()
@@ -207,31 +209,6 @@ class MultiHeadModel(MultiTaskModule):
                 continue
             with torch.random.fork_rng(devices=[]):  # the draw is overwritten: nobody's stream should pay for it
                 self.add_head(task, shape[0])
-
-
-def check_backbone(backbone: nn.Module) -> None:
-    """Check that a module can be a backbone: it has weights by now, and no heads of this package.
-
-    Raises:
-        TypeError: for what is no module, the class of one too.
-        ModelError: for a model of this package, or a module that holds one; for lazy modules that have not run yet.
-    """
-    checks.instance("backbone", backbone, nn.Module, "a feature extractor, such as MLP(784)")
-    kind = type(backbone).__name__
-    for name, module in backbone.named_modules():
-        if isinstance(module, MultiHeadModel):
-            inner = f"module {name!r} of {kind}" if name else "the backbone"
-            raise ModelError(
-                f"{inner} is a {type(module).__name__}, which has heads and tasks of its own: give the feature "
-                "extractor from which it was made, in a fresh copy"
-            )
-    tensors = (*backbone.named_parameters(), *backbone.named_buffers())
-    lazy = sorted({name.rpartition(".")[0] or kind for name, tensor in tensors if is_lazy(tensor)})
-    if lazy:
-        raise ModelError(
-            f"modules {lazy} of {kind} are lazy: their weights don't exist before they have run once. Run the backbone "
-            "on one batch, backbone(x), before the model and its optimizer are made"
-        )
 
 
 def _n_classes(experience: Any) -> int:

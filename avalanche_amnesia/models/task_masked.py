@@ -54,6 +54,7 @@ class TaskMaskedModel(MultiHeadModel, ABC):
     current_task: int | None
     generation: int
     keeps_shared_entries: bool = False
+    state_per_task = True
 
     @property
     def frozen_in_use(self) -> frozenset[str]:

@@ -7,12 +7,12 @@ from typing import Any, Literal
 from torch.optim import Optimizer
 
 from avalanche_amnesia import checks
-from avalanche_amnesia.isolation.pools import Isolation
+from avalanche_amnesia.models.allocation import Isolation
 from avalanche_amnesia.models.masked import MaskedModel
 from avalanche_amnesia.training.plugins.adahat import AdaHATPlugin
 from avalanche_amnesia.training.plugins.backup import BackupPlugin
 from avalanche_amnesia.training.plugins.counterfactual import CounterfactualPlugin
-from avalanche_amnesia.training.plugins.hat import HATPlugin
+from avalanche_amnesia.training.plugins.hat import HATPlugin, IsolationChoice
 from avalanche_amnesia.training.plugins.repair import RepairPlugin
 from avalanche_amnesia.training.plugins.scaling import ScaledUpdatesPlugin
 from avalanche_amnesia.training.plugins.shared_counterfactual import SharedHeadCounterfactualPlugin
@@ -58,7 +58,8 @@ class AmnesiacHAT(HardAttentionStrategy):
             are, a larger λ leaves more to later tasks.
         s_max: largest scale of the gate, > 1.
         embedding_lr: learning rate of the mask embeddings.
-        isolation: ``none``, or ``pools`` (exact unlearning), as in :class:`HATPlugin`.
+        isolation: ``none``, ``pools`` or :class:`~avalanche_amnesia.isolation.Pools` with options of its own: units
+            for each task alone, which makes unlearning exact to the bit.
         seed: every draw derives from it and the task.
         options: those of :class:`HATPlugin` or :class:`AdaHATPlugin` and of :class:`HardAttentionStrategy`.
 
@@ -84,7 +85,7 @@ class AmnesiacHAT(HardAttentionStrategy):
         sparsity_weight: float | None = None,
         s_max: float = 100.0,
         embedding_lr: float = 0.02,
-        isolation: Isolation = "none",
+        isolation: Isolation | IsolationChoice = "none",
         seed: int = 0,
         **options: Any,
     ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +15,7 @@ from avalanche_amnesia.benchmarks.data import task_data
 from avalanche_amnesia.models.modes import evaluating
 from avalanche_amnesia.models.multi_head import MultiHeadModel
 from avalanche_amnesia.seeding import derive_seed
+from avalanche_amnesia.transaction import Transaction
 
 
 @dataclass(frozen=True)
@@ -126,17 +126,17 @@ class TaskMemory:
         parts = {task: samples.at(within[batch[of[batch] == task]]) for task, samples in held.items()}
         return {task: part for task, part in parts.items() if len(part)}
 
-    def forget(self, tasks: Collection[int], undo: ExitStack) -> int:
+    def forget(self, tasks: Collection[int], change: Transaction) -> int:
         """Drop everything of some tasks: their samples, and others' logits that they had a part in.
 
         Args:
             tasks: that go.
-            undo: receives the way back, from later changes too.
+            change: receives this change, and the way back from later ones too.
 
         Returns:
             The number of samples dropped.
         """
-        undo.callback(setattr, self, "samples", self.samples)
+        change.keep(self, "samples")
         dropped = sum(len(samples) for task, samples in self.samples.items() if task in tasks)
         self.samples = {
             task: samples if samples.known.isdisjoint(tasks) else samples.without_logits()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from contextlib import ExitStack
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +15,7 @@ from avalanche_amnesia.bits import same_bits
 from avalanche_amnesia.models.masked import SHARED_HEAD, MaskedModel
 from avalanche_amnesia.training.optimizers import BareStep, sibling_optimizer
 from avalanche_amnesia.trajectory.sparse import SparseValues
+from avalanche_amnesia.transaction import Transaction
 
 
 class Shadow:
@@ -102,17 +102,17 @@ class Shadow:
             parameter.grad = None
 
     @torch.no_grad()
-    def start_from(self, start: Mapping[str, Tensor], undo: ExitStack) -> None:
+    def start_from(self, start: Mapping[str, Tensor], change: Transaction) -> None:
         """Move to another start, keeping what was learned.
 
         Args:
             start: parameter name → values of the parameter's shape.
-            undo: receives the way back.
+            change: receives every change.
         """
         for name, inside in self.region.items():
             values, old, new = self._values[name].data, self._start[name], start[name][inside]
-            undo.callback(values.copy_, values.clone())
-            undo.callback(self._start.__setitem__, name, old)
+            change.call(values.copy_, values.clone())
+            change.call(self._start.__setitem__, name, old)
             learned = values[inside]
             moved = (new.double() + (learned.double() - old.double())).to(new.dtype)
             values[inside] = torch.where(same_bits(old, new), learned, moved)

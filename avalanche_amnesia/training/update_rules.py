@@ -13,6 +13,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from avalanche_amnesia.models.allocation import UnitAllocation
+from avalanche_amnesia.models.masked import MaskedModel
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.seeding import derive_seed
 
@@ -45,6 +47,23 @@ class TaskUse:
         self.covered = _dense(model.graph.parameter_use(*cumulative), parameters)
         self.importance = _dense(model.graph.parameter_use(*(masks or cumulative)), parameters)
         self.fixed: Mapping[str, Tensor] = {name: self.covered[name] for name in model.frozen_in_use}
+
+    @classmethod
+    def within(cls, model: MaskedModel, allocation: UnitAllocation) -> TaskUse:
+        """What a task meets in its units: only entries that nobody else can read are free.
+
+        Tasks that are permanent from the start may adjust what permanent tasks use, as the rule says; any other task
+        leaves it as it is.
+        """
+        use = cls(model, allocation.related_tasks)
+        use.in_use = ~allocation.own
+        parameters = dict(model.backbone.named_parameters())
+        fixed = {}
+        for name, mine in model.graph.entries_within(allocation.own).items():
+            adjustable = (use.covered[name] > 0) & allocation.permanent
+            fixed[name] = (~mine & ~adjustable).to(parameters[name].dtype).contiguous()
+        use.fixed = fixed
+        return use
 
 
 def _dense(uses: Mapping[str, Tensor], parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:

@@ -17,7 +17,7 @@ its log gives back: all of the above holds with each of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -308,6 +308,16 @@ class Trajectory:
         """Go back to what :attr:`logs` returned, in memory also where the disk refuses."""
         self._logs = dict(logs)
         self._swap(logs, self._merged)
+
+    def way_back(self) -> Callable[[], None]:
+        """A function that goes back to the logs as they are now."""
+        logs = self.logs
+
+        def go_back() -> None:
+            if self.logs is not logs:
+                self.restore(logs)
+
+        return go_back
 
     def check_directory(self) -> None:
         """Raise the error with which any change would fail, where the directory is another trajectory's by now.

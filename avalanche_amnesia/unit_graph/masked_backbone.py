@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from avalanche_amnesia.models.multi_head import check_backbone
+from avalanche_amnesia.unit_graph.backbones import check_backbone
 from avalanche_amnesia.unit_graph.graph import UnitGraph
 from avalanche_amnesia.unit_graph.program import Program
 from avalanche_amnesia.unit_graph.tracing import Trace, trace, without

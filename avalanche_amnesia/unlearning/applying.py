@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -18,6 +17,7 @@ from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.threads import two_at_a_time
 from avalanche_amnesia.trajectory.entries import put, take
 from avalanche_amnesia.trajectory.removal import Removal
+from avalanche_amnesia.transaction import Transaction
 from avalanche_amnesia.unlearning.optimizer_state import purge_optimizers
 from avalanche_amnesia.unlearning.planning import Preparation
 from avalanche_amnesia.unlearning.purging.registry import PurgeContext, adapter_of
@@ -25,7 +25,7 @@ from avalanche_amnesia.unlearning.repair import carry_out
 from avalanche_amnesia.unlearning.subject import Subject
 from avalanche_amnesia.unlearning.task_modules import own_parameters, remove_task_modules
 
-Announce = Callable[[str, UnlearningRecord | None, ExitStack], None]
+Announce = Callable[[str, UnlearningRecord | None, Transaction], None]
 
 
 @torch.no_grad()
@@ -40,23 +40,23 @@ def apply(subject: Subject, preparation: Preparation, announce: Announce) -> Unl
     """
     plan, removal = preparation.plan, preparation.removal
     parameters = dict(subject.model.named_parameters())
-    with ExitStack() as undo:
-        announce("before_unlearning", None, undo)
+    with Transaction() as change:
+        announce("before_unlearning", None, change)
         before = state_hashes(subject.model.state_dict())
         order = subject.ledger.remaining
-        purged = purge_optimizers(subject, preparation, undo)
-        _move(removal, parameters, undo)
-        _replace(subject.before, removal.before, preparation.own, undo)
+        purged = purge_optimizers(subject, preparation, change)
+        _move(removal, parameters, change)
+        _replace(subject.before, removal.before, preparation.own, change)
         for task in plan.tasks:
-            remove_task_modules(subject.model, task, undo)
-        undo.callback(subject.trajectory.restore, subject.trajectory.logs)
+            remove_task_modules(subject.model, task, change)
+        change.call(subject.trajectory.restore, subject.trajectory.logs)
         subject.trajectory.apply(removal)
         for compensation in subject.compensations:
-            purged += compensation.compensate(subject.model, plan.tasks, removal, undo)
-        repaired = _repair(subject, preparation, purged, undo)
-        _hold_own(subject, undo)
+            purged += compensation.compensate(subject.model, plan.tasks, removal, change)
+        repaired = _repair(subject, preparation, purged, change)
+        _hold_own(subject, change)
         if subject.rearrange is not None:
-            subject.rearrange(undo)
+            subject.rearrange(change)
         context = PurgeContext(
             tasks=plan.tasks,
             order=order,
@@ -70,11 +70,11 @@ def apply(subject: Subject, preparation: Preparation, announce: Announce) -> Unl
         for plugin in subject.plugins:
             adapter = adapter_of(plugin)
             if adapter is not None:
-                purged.append(adapter.purge(plugin, context, undo))
-        undo.callback(subject.ledger.load_state_dict, subject.ledger.state_dict())
+                purged.append(adapter.purge(plugin, context, change))
+        change.call(subject.ledger.load_state_dict, subject.ledger.state_dict())
         subject.ledger.forget(plan.tasks, plan.event)
-        undo.callback(subject.tainted.update, set(subject.tainted))
-        undo.callback(subject.tainted.clear)
+        change.call(subject.tainted.update, set(subject.tainted))
+        change.call(subject.tainted.clear)
         subject.tainted.clear()
         subject.tainted.update(preparation.tainted)
         after = state_hashes(subject.model.state_dict())
@@ -96,9 +96,9 @@ def apply(subject: Subject, preparation: Preparation, announce: Announce) -> Unl
             fingerprint=preparation.fingerprint,
             repair=repaired,
         )
-        announce("after_unlearning", record, undo)
+        announce("after_unlearning", record, change)
         subject.trajectory.settle()
-        undo.pop_all()
+        change.commit()
     return record
 
 
@@ -114,9 +114,9 @@ def book_only(subject: Subject, preparation: Preparation, announce: Announce) ->
         "trajectory_bytes": 0,
     }
     plan = replace(preparation.plan, claim="approximate", **nothing)
-    with ExitStack() as undo:
-        announce("before_unlearning", None, undo)
-        undo.callback(subject.ledger.load_state_dict, subject.ledger.state_dict())
+    with Transaction() as change:
+        announce("before_unlearning", None, change)
+        change.call(subject.ledger.load_state_dict, subject.ledger.state_dict())
         subject.ledger.forget(plan.tasks, plan.event)
         record = UnlearningRecord(
             plan=plan,
@@ -130,35 +130,37 @@ def book_only(subject: Subject, preparation: Preparation, announce: Announce) ->
             time=_now(),
             provenance=subject.provenance,
         )
-        announce("after_unlearning", record, undo)
-        undo.pop_all()
+        announce("after_unlearning", record, change)
+        change.commit()
     return record
 
 
-def _move(removal: Removal, parameters: Mapping[str, Tensor], undo: ExitStack) -> None:
+def _move(removal: Removal, parameters: Mapping[str, Tensor], change: Transaction) -> None:
     """Give parameters the values that they have without what goes."""
     moved = removal.moved
     held = two_at_a_time(lambda name: take(parameters[name], moved[name]), moved)
     for name, old in zip(moved, held, strict=True):
-        undo.callback(put, parameters[name], moved[name], old)
+        change.call(put, parameters[name], moved[name], old)
     two_at_a_time(lambda name: put(parameters[name], moved[name], take(removal.values[name], moved[name])), moved)
 
 
-def _replace(store: dict[str, Tensor] | None, new: Mapping[str, Tensor], gone: frozenset[str], undo: ExitStack) -> None:
+def _replace(
+    store: dict[str, Tensor] | None, new: Mapping[str, Tensor], gone: frozenset[str], change: Transaction
+) -> None:
     if store is None:
         return
-    undo.callback(store.update, dict(store))
+    change.call(store.update, dict(store))
     store.update(new)
     for name in gone & set(store):
         del store[name]
 
 
-def _repair(subject: Subject, preparation: Preparation, purged: list[str], undo: ExitStack) -> RepairSummary | None:
+def _repair(subject: Subject, preparation: Preparation, purged: list[str], change: Transaction) -> RepairSummary | None:
     """Drop the repair's samples of the tasks that go, and let it train the affected ones."""
     repair, model, tasks = subject.repair, subject.model, preparation.plan.repaired
     if repair is None:
         return None
-    purged.append(repair.forget(preparation.plan.tasks, undo))
+    purged.append(repair.forget(preparation.plan.tasks, change))
     if not tasks:
         return None
     assert isinstance(model, TaskMaskedModel)
@@ -171,7 +173,7 @@ def _repair(subject: Subject, preparation: Preparation, purged: list[str], undo:
         compensated=preparation.plan.compensated,
         changed=_where(preparation.removal, dict(model.named_parameters())),
         before=subject.before,
-        undo=undo,
+        change=change,
     )
 
 
@@ -190,14 +192,14 @@ def _where(removal: Removal, parameters: Mapping[str, Tensor]) -> dict[str, Tens
     return result
 
 
-def _hold_own(subject: Subject, undo: ExitStack) -> None:
+def _hold_own(subject: Subject, change: Transaction) -> None:
     """What the remaining tasks have of their own no other task trains: one in training starts from it as it is now."""
     model, before = subject.model, subject.before
     if before is None or not isinstance(model, TaskMaskedModel):
         return
     tasks = [task for task in model.tasks if task != model.current_task]
     own = frozenset().union(*(own_parameters(model, task) for task in tasks))
-    undo.callback(before.update, {name: before[name] for name in own})
+    change.call(before.update, {name: before[name] for name in own})
     before.update({name: p.detach().clone() for name, p in model.named_parameters() if name in own})
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from contextlib import ExitStack
 from typing import Any, Protocol, runtime_checkable
 
 from torch import nn
@@ -11,6 +10,7 @@ from torch import nn
 from avalanche_amnesia.trajectory.removal import Removal
 from avalanche_amnesia.trajectory.revision import Revisions
 from avalanche_amnesia.trajectory.store import Trajectory
+from avalanche_amnesia.transaction import Transaction
 
 
 @runtime_checkable
@@ -37,14 +37,14 @@ class Compensation(Protocol):
             gone: the tasks that go, together.
         """
 
-    def compensate(self, model: nn.Module, gone: Collection[int], removal: Removal, undo: ExitStack) -> list[str]:
+    def compensate(self, model: nn.Module, gone: Collection[int], removal: Removal, change: Transaction) -> list[str]:
         """Compensate every task that :meth:`covers` says can be, and drop whatever is kept of the tasks that go.
 
         Args:
             model: from which their updates have been taken out.
             gone: the tasks that go, together.
             removal: what was taken out; the trajectory has it behind it.
-            undo: receives the way back of every change before the change.
+            change: receives every change, and its way back before it.
 
         Returns:
             Lines for the record.

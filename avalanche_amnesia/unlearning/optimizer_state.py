@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from contextlib import ExitStack
 from typing import Any
 
 from torch import Tensor
 
 from avalanche_amnesia.bits import same_bits
+from avalanche_amnesia.transaction import Transaction
 from avalanche_amnesia.unlearning.planning import Preparation
 from avalanche_amnesia.unlearning.subject import Subject
 
 
-def purge_optimizers(subject: Subject, preparation: Preparation, undo: ExitStack) -> list[str]:
+def purge_optimizers(subject: Subject, preparation: Preparation, change: Transaction) -> list[str]:
     """Drop gradients, the parameters that go, and all optimizer state: moments mix every task that they saw.
 
     Only those of a task in training that saw none of the tasks stay, as far as they belong to entries that stay.
@@ -27,21 +27,17 @@ def purge_optimizers(subject: Subject, preparation: Preparation, undo: ExitStack
         if keeps and name in removal.values
     }
     for parameter in subject.model.parameters():
-        undo.callback(setattr, parameter, "grad", parameter.grad)
-        parameter.grad = None
+        change.set(parameter, grad=None)
     gone = {id(p) for name, p in subject.model.named_parameters() if name in own}
     for optimizer in subject.optimizers:
-        undo.callback(setattr, optimizer, "state", optimizer.state)
         kept = {p: entry for p, entry in optimizer.state.items() if id(p) not in gone} if keeps else {}
-        optimizer.state = defaultdict(dict)
+        change.set(optimizer, state=defaultdict(dict))
         optimizer.state.update({p: _zeroed(entry, changed.get(id(p))) for p, entry in kept.items()})
         for group in optimizer.param_groups:
-            undo.callback(group.__setitem__, "params", group["params"])
+            change.call(group.__setitem__, "params", group["params"])
             group["params"] = [p for p in group["params"] if id(p) not in gone]
     if subject.optimized is not None:
-        undo.callback(
-            subject.optimized.update, {name: subject.optimized[name] for name in own & set(subject.optimized)}
-        )
+        change.call(subject.optimized.update, {name: subject.optimized[name] for name in own & set(subject.optimized)})
         for name in own:
             subject.optimized.pop(name, None)
     if not subject.optimizers:

@@ -8,7 +8,6 @@ outlives the samples that it was made with, or builds up from request to request
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import ExitStack
 from typing import Protocol
 
 from torch import Tensor, nn
@@ -19,6 +18,7 @@ from avalanche_amnesia.bits import same_bits
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.trajectory.replay import moved_along
 from avalanche_amnesia.trajectory.store import Trajectory
+from avalanche_amnesia.transaction import Transaction
 from avalanche_amnesia.unlearning.task_modules import own_parameters
 
 
@@ -30,7 +30,7 @@ class Repair(Protocol):
     def n_samples(self, task: int) -> int:
         """How many samples of a task it holds."""
 
-    def forget(self, tasks: Collection[int], undo: ExitStack) -> str:
+    def forget(self, tasks: Collection[int], change: Transaction) -> str:
         """Drop everything of some tasks; returns a line for the record."""
 
     def repair(
@@ -106,7 +106,7 @@ def carry_out(
     compensated: Collection[int],
     changed: Mapping[str, Tensor],
     before: dict[str, Tensor] | None,
-    undo: ExitStack,
+    change: Transaction,
 ) -> RepairSummary:
     """Repair tasks and record it; in the middle of a task the values before that task are repaired, and it moves along.
 
@@ -119,7 +119,7 @@ def carry_out(
         compensated: those of them that a compensation has just served.
         changed: parameter name in the model → entries that the deletion changed.
         before: values before a task in training; None between tasks. Replaced in place.
-        undo: receives the way back of every change before the change.
+        change: receives every change, and its way back before it.
     """
     own = frozenset().union(*(own_parameters(model, task) for task in tasks))
     parameters = {n: p for n, p in model.named_parameters() if n.startswith("backbone.") or n in own}
@@ -127,12 +127,12 @@ def carry_out(
     committed = {name: value if before is None or name in own else before[name] for name, value in now.items()}
     statistics = set(model.buffer_names(tasks))
     for name, value in now.items():
-        undo.callback(parameters[name].copy_, value)
+        change.call(parameters[name].copy_, value)
     for name, buffer in model.named_buffers():
         if name in statistics:
-            undo.callback(buffer.copy_, buffer.clone())
+            change.call(buffer.copy_, buffer.clone())
     if before is not None:
-        undo.callback(before.update, dict(before))
+        change.call(before.update, dict(before))
         for name, value in committed.items():
             parameters[name].copy_(value)
     free = free_entries(model, tasks, changed)

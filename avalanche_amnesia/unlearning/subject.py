@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +12,7 @@ from torch.optim import Optimizer
 from avalanche_amnesia.audit.record import Provenance
 from avalanche_amnesia.ledger import TaskLedger
 from avalanche_amnesia.trajectory.store import Trajectory
+from avalanche_amnesia.transaction import Transaction
 from avalanche_amnesia.unlearning.compensation import Compensation
 from avalanche_amnesia.unlearning.purging.learned_state import UnknownStateError, cleaned_anyway, learned_state
 from avalanche_amnesia.unlearning.purging.registry import adapter_of
@@ -70,7 +70,7 @@ class Subject:
     others: Sequence[object] = ()
     provenance: Provenance = field(default_factory=lambda: Provenance("unknown"))
     repair: Repair | None = None
-    rearrange: Callable[[ExitStack], None] | None = None
+    rearrange: Callable[[Transaction], None] | None = None
     moved_without: Callable[[Sequence[int]], tuple[int, ...]] | None = None
     opened_whole: Mapping[int, Collection[str]] = field(default_factory=dict)
     shared_state: Collection[str] = ()
@@ -99,6 +99,6 @@ def refuse_unknown_state(subject: Subject) -> None:
         first = type(unknown[0][0]).__name__
         raise UnknownStateError(
             f"nothing was changed: state that was learned is kept in {names}, and nobody knows how to clean it of a "
-            f"task. Write a function (plugin, context, undo) -> str under @register_purger({first}), or leave it as it "
-            "is with allow_unknown=True, which the record then says (plan.unpurged)"
+            f"task. Write a function (plugin, context, change) -> str under @register_purger({first}), or leave it "
+            "as it is with allow_unknown=True, which the record then says (plan.unpurged)"
         )

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from typing import Any
 
 from avalanche.models import MultiHeadClassifier
 from torch import nn
 
-from avalanche_amnesia.baselines.networks import NetworkPerTask
 from avalanche_amnesia.models.multi_head import MultiHeadModel
-from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.models.weight_masks.forward_state import kept_tensors
+from avalanche_amnesia.transaction import Transaction
 
 
 def own_parameters(model: nn.Module, task: int) -> frozenset[str]:
@@ -33,7 +31,7 @@ def _containers(module: nn.Module) -> tuple[str, ...]:
 
 def shared_statistics(model: nn.Module) -> list[str]:
     """Names of the modules whose running statistics all tasks share."""
-    if isinstance(model, (TaskMaskedModel, NetworkPerTask)):
+    if isinstance(model, MultiHeadModel) and model.state_per_task:
         return []  # those in its backbone never run for a task that can go: each task has copies of its own
     return [
         name
@@ -44,36 +42,35 @@ def shared_statistics(model: nn.Module) -> list[str]:
 
 def shared_state(model: nn.Module) -> dict[str, str]:
     """Name → hash of every tensor beside its parameters that a model keeps for all tasks together."""
-    if isinstance(model, (TaskMaskedModel, NetworkPerTask)):
+    if isinstance(model, MultiHeadModel) and model.state_per_task:
         return {}  # each task has its own of what changes, or it is refused
     return kept_tensors(model)
 
 
-def remove_task_modules(model: nn.Module, task: int, undo: ExitStack) -> None:
-    """Take the task's heads, masks and embeddings out of a model; ``undo`` receives the way back.
+def remove_task_modules(model: nn.Module, task: int, change: Transaction) -> None:
+    """Take the task's heads, masks and embeddings out of a model; ``change`` receives all of it.
 
     Knows this package's models and Avalanche's ``MultiHeadClassifier``, wherever they sit inside ``model``.
     """
     for module in list(model.modules()):
         if isinstance(module, MultiHeadModel):
-            undo.callback(module.restore_task_state, module.task_state())
+            change.call(module.restore_task_state, module.task_state())
             if task in module.tasks:
                 module.remove_task(task)
         elif isinstance(module, MultiHeadClassifier):
-            _remove_avalanche_head(module, task, undo)
+            _remove_avalanche_head(module, task, change)
         elif hasattr(module, "known_train_tasks_labels"):
-            _forget_label(module, task, undo)
+            _forget_label(module, task, change)
 
 
-def _remove_avalanche_head(module: MultiHeadClassifier, task: int, undo: ExitStack) -> None:
-    _forget_label(module, task, undo)
-    undo.callback(setattr, module.classifiers, "_modules", dict(module.classifiers._modules))
-    undo.callback(setattr, module, "_buffers", dict(module._buffers))
+def _remove_avalanche_head(module: MultiHeadClassifier, task: int, change: Transaction) -> None:
+    _forget_label(module, task, change)
+    change.set(module.classifiers, _modules=dict(module.classifiers._modules))
+    change.set(module, _buffers=dict(module._buffers))
     if str(task) in module.classifiers:
         del module.classifiers[str(task)]
     module._buffers.pop(f"active_units_T{task}", None)
 
 
-def _forget_label(module: Any, task: int, undo: ExitStack) -> None:
-    undo.callback(setattr, module, "known_train_tasks_labels", set(module.known_train_tasks_labels))
-    module.known_train_tasks_labels = module.known_train_tasks_labels - {task}
+def _forget_label(module: Any, task: int, change: Transaction) -> None:
+    change.set(module, known_train_tasks_labels=module.known_train_tasks_labels - {task})

@@ -16,6 +16,7 @@ from torch.optim import SGD, Adam
 
 from avalanche_amnesia.baselines import PALL, CLPUDERpp, Independent, NetworkPerTask, SideNetworks
 from avalanche_amnesia.benchmarks import SplitDigits, UnlearningRequest, with_unlearning
+from avalanche_amnesia.isolation import Pools
 from avalanche_amnesia.ledger import TaskLedger
 from avalanche_amnesia.models import MLP, MaskedModel, MultiHeadModel, SubnetModel
 from avalanche_amnesia.training import HAT, WSN, AdaHAT, AmnesiacHAT
@@ -91,9 +92,9 @@ KINDS = {
     "rate": masked(AmnesiacHAT, adjustment="adahat", compensation="rate"),
     "repair": masked(AmnesiacHAT, repair="sequential"),
     "shared head": masked(AmnesiacHAT, shared_head=2),
-    "pools": masked(AmnesiacHAT, isolation="pools", slots=3),
-    "pools with norms": masked(AmnesiacHAT, net=NormNet, isolation="pools", slots=3),
-    "pools by label": masked(AmnesiacHAT, isolation="pools", slots=3, placement="label"),
+    "pools": masked(AmnesiacHAT, isolation=Pools(slots=3, moving=True)),
+    "pools with norms": masked(AmnesiacHAT, net=NormNet, isolation=Pools(slots=3, moving=True)),
+    "pools by label": masked(AmnesiacHAT, isolation=Pools(slots=3)),
     "disk": masked(AmnesiacHAT, trajectory=lambda path: TrajectoryPlugin(path=path)),
     "merging": masked(AmnesiacHAT, trajectory=lambda path: TrajectoryPlugin(merge_permanent=True), deadline=3),
     "economies": masked(AmnesiacHAT, trajectory=lambda path: TrajectoryPlugin(threshold=1e-4, dtype=torch.int8)),

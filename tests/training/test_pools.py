@@ -12,10 +12,11 @@ from small_runs import OPTIMIZERS, assert_retained, make, masked_mlp, permuted, 
 
 from avalanche_amnesia.benchmarks import with_unlearning
 from avalanche_amnesia.evaluation import References
-from avalanche_amnesia.isolation import CapacityError
-from avalanche_amnesia.isolation.pools import StreamLayout, plot_of, pool, use_within
+from avalanche_amnesia.isolation import CapacityError, Pools
+from avalanche_amnesia.isolation.pools import StreamLayout, allocation_of, pool
 from avalanche_amnesia.models import MLP, MaskedModel
 from avalanche_amnesia.training import HAT, AdaHAT, AmnesiacHAT
+from avalanche_amnesia.training.update_rules import TaskUse
 from avalanche_amnesia.unit_graph.units import ALWAYS, NOTHING
 
 pooled = functools.partial(make, isolation="pools")
@@ -125,13 +126,13 @@ def test_adahat_adjusts_permanent_tasks_for_permanent_ones_alone():
 
 
 def test_what_is_free_for_a_task_is_read_by_nobody_else():
-    """Through every pair of plots of a residual net: an entry that one may move, the other can't read."""
+    """Through every pair of pools of a residual net: an entry that one may move, the other can't read."""
     model = model_of("resnet cifar")
     free, read = [], []
     for task in range(4):
-        plot = plot_of(task, model, layout(), min_units=1, when_full="error")
-        fixed = use_within(model, plot).fixed
-        use = model.graph.parameter_use(model.by_layer(plot.allowed))
+        allocation = allocation_of(task, model, layout(), min_units=1, when_full="error")
+        fixed = TaskUse.within(model, allocation).fixed
+        use = model.graph.parameter_use(model.by_layer(allocation.allowed))
         free.append({name: (use[name] > 0) & (fixed[name] == 0) for name in fixed})
         read.append({name: (use[name] > 0).expand_as(fixed[name]) for name in fixed})
     for one in range(4):
@@ -180,12 +181,6 @@ def test_exact_in_every_kind_of_network(family, data_root):
     ("options", "message"),
     [
         ({"isolation": "walls"}, "isolation must be one of 'none', 'pools'"),
-        ({"isolation": "pools", "slots": 0}, "slots must be"),
-        ({"isolation": "pools", "slots": 2.0}, "slots must be"),
-        ({"isolation": "pools", "when_full": "wait"}, "when_full must be one of 'error', 'share'"),
-        ({"slots": 3}, "isolation='pools' alone"),
-        ({"placement": "free"}, "^placement='free' has a meaning with isolation='pools' alone"),
-        ({"isolation": "pools", "placement": "anywhere"}, "placement must be one of 'free', 'label'"),
         ({"isolation": "pools", "embedding_init": "last"}, "another task's mask"),
         ({"isolation": "pools", "adjust": "gradient"}, "update space"),
         ({"isolation": "pools", "locked": [0]}, "leave locked out"),
@@ -196,18 +191,37 @@ def test_options_that_make_no_sense_are_refused(options, message):
         make(HAT, **options)
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"slots": 0}, "slots must be"),
+        ({"slots": 2.0}, "slots must be"),
+        ({"when_full": "wait"}, "when_full must be one of 'error', 'share'"),
+    ],
+)
+def test_pools_that_make_no_sense_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        Pools(**options)
+
+
+@pytest.mark.parametrize("isolation", [Pools, 3, None])
+def test_what_makes_no_pools_is_refused(isolation):
+    with pytest.raises(TypeError, match=r"isolation must be 'none', 'pools' or Pools\(slots=…\)"):
+        make(HAT, isolation=isolation)
+
+
 def test_too_many_slots_for_a_layer_are_refused_before_anything_changes():
     torch.manual_seed(0)
-    strategy = pooled(AmnesiacHAT, slots=12, model=MaskedModel(MLP(64, hidden=(40,), features=11)))
+    strategy = make(AmnesiacHAT, isolation=Pools(slots=12), model=MaskedModel(MLP(64, hidden=(40,), features=11)))
     before = state(strategy.model)
-    with pytest.raises(CapacityError, match=r"12 slots need at least 12 units.*layers\.1.: 11.*slots= a smaller"):
+    with pytest.raises(CapacityError, match=r"12 slots need at least 12 units.*layers\.1.: 11.*slots=….? a smaller"):
         strategy.train(split().train_stream[0])
     assert same_state(before, state(strategy.model))
 
 
 def test_a_pool_that_a_permanent_task_filled_is_refused():
     benchmark = with_unlearning(permuted(3), {}, permanent=[0])
-    options = {"slots": 2, "placement": "label", "embedding_init": "ones", "sparsity_weight": 0.0}
+    options = {"isolation": Pools(slots=2), "embedding_init": "ones", "sparsity_weight": 0.0}
     strategy = pooled(AmnesiacHAT, model=masked_mlp(), **options)
     train_all(strategy, benchmark, 2)
     with pytest.raises(CapacityError, match=r"task 2 finds fewer than 1 free units .* tasks \[0\] keep for good"):

@@ -9,6 +9,7 @@ from avalanche_amnesia.audit import audit
 from avalanche_amnesia.baselines import PALL, CLPUDERpp, Independent, NetworkPerTask, SideNetworks
 from avalanche_amnesia.benchmarks import SplitDigits, task_benchmark, with_unlearning
 from avalanche_amnesia.benchmarks.data import task_data
+from avalanche_amnesia.isolation import Pools
 from avalanche_amnesia.models import MLP, MaskedModel, SubnetModel
 from avalanche_amnesia.training import HAT, WSN, AmnesiacHAT
 from avalanche_amnesia.training.plugins import TaskError
@@ -60,7 +61,7 @@ def test_a_transform_gets_them_as_they_are():
     [
         (AmnesiacHAT, masked, {}),
         (AmnesiacHAT, masked, {"repair": "joint", "compensation": "backup"}),
-        (AmnesiacHAT, masked, {"isolation": "pools", "slots": 3, "embedding_lr": 0.05}),
+        (AmnesiacHAT, masked, {"isolation": Pools(slots=3), "embedding_lr": 0.05}),
         (WSN, lambda: SubnetModel(net(), n_features=16), {}),
         (PALL, lambda: SubnetModel(net(), n_features=16), {}),
         (Independent, lambda: NetworkPerTask(net(), n_features=16), {}),

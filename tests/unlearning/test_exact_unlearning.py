@@ -12,7 +12,7 @@ from unlearning_kit import DIGITS, OPTIMIZERS, ConvNet, amnesiac, bits, book
 
 from avalanche_amnesia.benchmarks import UnlearningRequest, with_unlearning
 from avalanche_amnesia.evaluation import References, jsd_metrics, unlearned_accuracy_metrics
-from avalanche_amnesia.isolation import CapacityError
+from avalanche_amnesia.isolation import CapacityError, Pools
 from avalanche_amnesia.ledger import TaskLedger
 from avalanche_amnesia.models import MLP
 from avalanche_amnesia.unlearning.purging import UnknownStateError
@@ -42,8 +42,9 @@ NETS = {
 }
 
 
-def pools(net="mlp", **options):
-    return amnesiac(net=NETS[net], isolation="pools", **options)
+def pools(net="mlp", *, slots=None, when_full="error", moving=True, **options):
+    isolation = Pools(slots=slots, moving=moving, when_full=when_full)
+    return amnesiac(net=NETS[net], isolation=isolation, **options)
 
 
 def references(benchmark=DIGITS, **options):
@@ -192,7 +193,7 @@ def test_a_slot_is_used_again_exactly():
 
 
 def test_a_full_slot_is_an_error_before_anything_changes():
-    strategy = pools(slots=2, placement="label")
+    strategy = pools(slots=2, moving=False)
     for task in (0, 1):
         strategy.train(DIGITS.train_stream[task])
     before, ledger = bits(strategy.model), book(strategy).ledger.state_dict()
@@ -202,16 +203,16 @@ def test_a_full_slot_is_an_error_before_anything_changes():
     assert bits(strategy.model) == before
     assert strategy.unlearn([0]).claim == "exact"
     strategy.train(DIGITS.train_stream[2])
-    assert equal(strategy, references(slots=2, placement="label"))
+    assert equal(strategy, references(slots=2, moving=False))
 
 
-@pytest.mark.parametrize("placement", ["label", "free"])
-def test_a_shared_slot_is_approximate(placement):
-    options = {"slots": 2, "when_full": "share", "placement": placement}
+@pytest.mark.parametrize("moving", [False, True])
+def test_a_shared_slot_is_approximate(moving):
+    options = {"slots": 2, "when_full": "share", "moving": moving}
     strategy, refs = pools(**options), references(**options)
     for task in (0, 1, 2):  # 0 and 2 share
         strategy.train(DIGITS.train_stream[task])
-    bound = placement == "label"  # else task 2 would have had the slot of task 1 in its absence
+    bound = not moving  # else task 2 would have had the slot of task 1 in its absence
     assert book(strategy).ledger.saw(2) == ({0} if bound else {0, 1})
     assert strategy.plan_unlearning([1]).claim == ("exact" if bound else "approximate")
     assert strategy.plan_unlearning([2]).claim == "exact"
@@ -224,7 +225,7 @@ def test_a_shared_slot_is_approximate(placement):
 
 def test_with_another_optimizer_that_mixes_entries_nothing_is_claimed(monkeypatch):
     monkeypatch.setitem(OPTIMIZERS, "adafactor", lambda p: Adafactor(p, lr=1e-2))
-    strategy = pools(optimizer="adafactor")
+    strategy = pools(optimizer="adafactor", moving=False)
     for task in (0, 1):
         strategy.train(DIGITS.train_stream[task])
     assert strategy.unlearn([0]).claim == "approximate"

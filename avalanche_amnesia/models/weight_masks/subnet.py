@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from avalanche_amnesia.models.multi_head import UnknownTaskError, by_task, check_backbone
+from avalanche_amnesia.models.multi_head import UnknownTaskError, by_task
 from avalanche_amnesia.models.task_buffers import TaskBuffers
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.models.weight_masks.forward_state import ForwardState, TaskState
@@ -34,6 +34,7 @@ from avalanche_amnesia.models.weight_masks.weight_cover import (
     switch_off,
     take_inventory,
 )
+from avalanche_amnesia.unit_graph.backbones import check_backbone
 
 
 class SubnetModel(TaskMaskedModel):

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
+from avalanche_amnesia.transaction import Transaction
 
-def drop_last_values(evaluator: Any, tasks: Iterable[int], undo: ExitStack) -> None:
-    """Drop the last values of forgotten tasks' metrics; ``undo`` receives the way back.
+
+def drop_last_values(evaluator: Any, tasks: Iterable[int], change: Transaction) -> None:
+    """Drop the last values of forgotten tasks' metrics; ``change`` receives all of it.
 
     Avalanche repeats the last value of every metric for ever: of a forgotten task that reads as if it were known.
     """
     ends = tuple(f"/Task{task:03d}" for task in tasks)
     last = evaluator.last_metric_results
-    undo.callback(setattr, evaluator, "last_metric_results", last)
-    evaluator.last_metric_results = {name: v for name, v in last.items() if not any(end in name for end in ends)}
+    left = {name: value for name, value in last.items() if not any(end in name for end in ends)}
+    change.set(evaluator, last_metric_results=left)
 
 
 @contextmanager

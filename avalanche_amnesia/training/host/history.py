@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from contextlib import ExitStack
 from typing import Any
 
 from avalanche_amnesia.training.host.provenance import labels_fingerprint
+from avalanche_amnesia.transaction import Transaction
 
 
 class TaskHistory:
@@ -40,7 +40,6 @@ class TaskHistory:
         self.counters[task] = counter
         self.data[task] = labels_fingerprint(experience)
 
-    def forget(self, tasks: Collection[int], undo: ExitStack) -> None:
-        """Drop what is known of the data of tasks that are gone; ``undo`` receives the way back."""
-        undo.callback(setattr, self, "data", self.data)
-        self.data = {task: digest for task, digest in self.data.items() if task not in tasks}
+    def forget(self, tasks: Collection[int], change: Transaction) -> None:
+        """Drop what is known of the data of tasks that are gone; ``change`` receives all of it."""
+        change.set(self, data={task: digest for task, digest in self.data.items() if task not in tasks})

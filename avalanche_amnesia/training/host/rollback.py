@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from avalanche.benchmarks import CLExperience
 from avalanche.benchmarks.utils import AvalancheDataset
+from avalanche.training.plugins import EvaluationPlugin
+from avalanche.training.plugins.clock import Clock
+from avalanche.training.templates.base_sgd import PeriodicEval
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from avalanche_amnesia.object_walk import reachable
-from avalanche_amnesia.trajectory.store import Trajectory
-from avalanche_amnesia.unlearning.purging.learned_state import own_attributes
-from avalanche_amnesia.unlearning.purging.registry import keeps_own_state
 
 _CONTAINERS = (dict, list, set, deque)
 
@@ -31,7 +31,9 @@ class RollbackPoint:
 
     Objects and containers are noted by what they hold, which copies nothing; the values of tensors only where they are
     written in place and no snapshot has the old ones: the model's buffers, and what ``tensors`` names. Of the host's
-    plugins those are noted that an adapter knows; plugins of the user's own stay as they are.
+    plugins and of the user's those are noted that Avalanche brings, or a plugin of this package knows
+    (``host_state(strategy)`` gives attributes of the strategy and plugins); others stay as they are. An object with a
+    ``way_back()`` of its own, which returns a function, is asked for that.
 
     Args:
         strategy: whose task's training is over, and not finished yet.
@@ -42,9 +44,11 @@ class RollbackPoint:
         model = strategy.model
         self._strategy = strategy
         self._attributes = {name: getattr(strategy, name) for name in ("optimizer", "optimized_param_id")}
-        if keeps_own_state(strategy):
-            self._attributes |= own_attributes(strategy)
-        plugins = [plugin for plugin in strategy.plugins if keeps_own_state(plugin) or _is_of(plugin, _OURS)]
+        plugins = [p for p in strategy.plugins if _is_of(p, _HOST_TOO) and not isinstance(p, _KEEP_NOTHING)]
+        for plugin in [p for p in plugins if hasattr(type(p), "host_state")]:
+            attributes, known = plugin.host_state(strategy)
+            self._attributes |= attributes
+            plugins += known
         roots = [*plugins, *self._attributes.values()]
         found = [thing for _, thing in reachable(roots, skip=[strategy, strategy.evaluator], enter=_may_change)]
         holders = [part for thing in found if _may_change(thing) for part in _parts(thing)]
@@ -52,7 +56,8 @@ class RollbackPoint:
             holders += [vars(module), module._modules, module._buffers, module._parameters]
         self._contents = [(part, list(part.items() if isinstance(part, dict) else part)) for part in holders]
         self._values = [(tensor, tensor.detach().clone()) for tensor in (*model.buffers(), *tensors)]
-        self._logs = [(thing, thing.logs) for thing in found if isinstance(thing, Trajectory)]
+        going_back: list[Any] = [thing for thing in found if hasattr(type(thing), "way_back")]
+        self._ways_back = [thing.way_back() for thing in going_back]
 
     @torch.no_grad()
     def go_back(self) -> None:
@@ -62,13 +67,13 @@ class RollbackPoint:
             _refill(part, contents)
         for tensor, value in self._values:
             tensor.copy_(value)
-        for trajectory, logs in self._logs:
-            if trajectory.logs is not logs:
-                trajectory.restore(logs)
+        for way_back in self._ways_back:
+            way_back()
 
 
-_OURS = ("avalanche_amnesia",)
-_HOST_TOO = (*_OURS, "avalanche")
+_HOST_TOO = ("avalanche_amnesia", "avalanche")
+_KEEP_NOTHING = (EvaluationPlugin, Clock, PeriodicEval)
+"""Plugins of the host that count and report, and learn nothing."""
 
 
 def _is_of(thing: object, packages: Collection[str]) -> bool:
@@ -82,7 +87,9 @@ def _may_change(thing: object) -> bool:
     """
     if isinstance(thing, (*_CONTAINERS, tuple, Optimizer)):
         return True
-    if isinstance(thing, (nn.Module, AvalancheDataset, CLExperience, Trajectory)) or _is_frozen(thing):
+    if isinstance(thing, (nn.Module, AvalancheDataset, CLExperience)) or _is_frozen(thing):
+        return False
+    if hasattr(type(thing), "way_back"):
         return False
     return _is_of(thing, _HOST_TOO)
 

@@ -92,9 +92,10 @@ def seen_by_training(strategy: Any, ledger: TaskLedger) -> frozenset[int]:
     masking, remaining = find_plugin(strategy, TaskMaskPlugin), frozenset(ledger.remaining)
     if _isolates(strategy.model):
         return frozenset()
-    if masking is None or masking.saw is None:
+    if masking is None or masking.influences is None:
         return remaining
-    return masking.saw.union(*(ledger.saw(task) for task in masking.saw & remaining)) & remaining
+    seen = masking.influences
+    return seen.union(*(ledger.saw(task) for task in seen & remaining)) & remaining
 
 
 def _is_exact_host(strategy: Any, asking: SupervisedPlugin) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -25,6 +24,7 @@ from avalanche_amnesia.trajectory.removal import Removal
 from avalanche_amnesia.trajectory.revision import Revision, Revisions
 from avalanche_amnesia.trajectory.sparse import SparseValues
 from avalanche_amnesia.trajectory.store import Trajectory
+from avalanche_amnesia.transaction import Transaction
 
 ShadowStart = Literal["before", "delete"]
 ShadowOrder = Literal["oldest", "newest"]
@@ -189,10 +189,10 @@ class BackupPlugin(SupervisedPlugin):
         return result
 
     @torch.no_grad()
-    def compensate(self, model: nn.Module, gone: Collection[int], removal: Removal, undo: ExitStack) -> list[str]:
+    def compensate(self, model: nn.Module, gone: Collection[int], removal: Removal, change: Transaction) -> list[str]:
         """Put the shadows' norms in place, and drop whatever stands in for the tasks that go, or belongs to them."""
         assert isinstance(model, MaskedModel)
-        undo.callback(self.__dict__.update, kept=self.kept, _shadows=self._shadows)
+        change.keep(self, "kept", "_shadows")
         lines = []
         for task, of_task in self.kept.items():
             lost = [other for other in of_task if other in gone]  # in training order
@@ -201,8 +201,7 @@ class BackupPlugin(SupervisedPlugin):
             own = model.task_parts(task)
             state = {} if own is None else own.state_dict()
             for name, value in of_task[lost[-1]].parts.items():
-                undo.callback(state[name].copy_, state[name].clone())
-                state[name].copy_(value)
+                change.write(state[name], value)
             lines.append(f"task {task}: shadows of tasks {lost} put in their place")
         self.kept = {
             task: {other: backup for other, backup in of_task.items() if other not in gone}
@@ -215,7 +214,7 @@ class BackupPlugin(SupervisedPlugin):
             assert self._recorder.snapshot is not None
             values = _backbone(self._recorder.snapshot.values)
             for other, shadow in self._shadows.items():
-                shadow.start_from(self._start_values(self._recorder.trajectory, other, values), undo)
+                shadow.start_from(self._start_values(self._recorder.trajectory, other, values), change)
         return lines
 
 

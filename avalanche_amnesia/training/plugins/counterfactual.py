@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Any
@@ -22,6 +22,7 @@ from avalanche_amnesia.training.host.lookup import find_plugin
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 from avalanche_amnesia.trajectory.removal import Removal
 from avalanche_amnesia.trajectory.store import Trajectory
+from avalanche_amnesia.transaction import Transaction
 from avalanche_amnesia.unlearning.logistic import FitError, fit_head
 
 _MOST_BYTES = 2**31
@@ -75,6 +76,8 @@ class CounterfactualPlugin(SupervisedPlugin):
         ValueError: for a value that is not allowed; before a training, without a :class:`TrajectoryPlugin`.
         TypeError: before a training, if the model has no masks.
     """
+
+    follows_units = True
 
     def __init__(self, *, max_sets: int = 31, samples: int = 20_000, seed: int = 0) -> None:
         super().__init__()
@@ -163,11 +166,10 @@ class CounterfactualPlugin(SupervisedPlugin):
         assert fitted.bias is not None
         yield head.bias.data, fitted.bias
 
-    def _swap(self, model: TaskMaskedModel, task: int, fitted: FittedHead, undo: ExitStack) -> None:
+    def _swap(self, model: TaskMaskedModel, task: int, fitted: FittedHead, change: Transaction) -> None:
         """Put a fitted head in the place of the task's."""
         for tensor, value in (*self._places(model, task, fitted), *_statistics(model, task, fitted)):
-            undo.callback(tensor.copy_, tensor.clone())
-            tensor.copy_(value)
+            change.write(tensor, value)
 
     def _drop_impossible(self, unlearnable: Iterable[int]) -> None:
         possible = frozenset(unlearnable)
@@ -176,9 +178,9 @@ class CounterfactualPlugin(SupervisedPlugin):
             task: {gone: head for gone, head in heads.items() if gone <= possible} for task, heads in self.heads.items()
         }
 
-    def rearrange(self, moved: Callable[[str, Tensor], Tensor], undo: ExitStack) -> None:
-        """Follow units that move, see :class:`~avalanche_amnesia.isolation.moving.KeptTensors`."""
-        undo.callback(self.__dict__.update, heads=self.heads)
+    def move_units(self, moved: Callable[[str, Tensor], Tensor], change: Transaction) -> None:
+        """Follow units that move, see :class:`~avalanche_amnesia.isolation.relocation.KeptTensors`."""
+        change.keep(self, "heads")
         self.heads = {
             task: {
                 gone: replace(
@@ -199,10 +201,10 @@ class CounterfactualPlugin(SupervisedPlugin):
         return lost in self.heads.get(task, {})
 
     @torch.no_grad()
-    def compensate(self, model: nn.Module, gone: Collection[int], removal: Removal, undo: ExitStack) -> list[str]:
+    def compensate(self, model: nn.Module, gone: Collection[int], removal: Removal, change: Transaction) -> list[str]:
         """Swap in the heads of the new world, and keep only those for worlds beyond it."""
         assert isinstance(model, TaskMaskedModel)
-        undo.callback(self.__dict__.update, heads=self.heads, sources=self.sources)
+        change.keep(self, "heads", "sources")
         lost = frozenset(gone)
         swapped = []
         kept: dict[int, dict[frozenset[int], FittedHead]] = {}
@@ -211,7 +213,7 @@ class CounterfactualPlugin(SupervisedPlugin):
                 continue
             here = self.sources[task] & lost
             if self.covers(task, lost):
-                self._swap(model, task, heads[here], undo)
+                self._swap(model, task, heads[here], change)
                 swapped.append(task)
             kept[task] = {world - here: head for world, head in heads.items() if here < world}
         self.heads = kept

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager
 from typing import Any, Literal
 
 import torch
@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from avalanche_amnesia import checks
-from avalanche_amnesia.isolation.placement import PoolPlacement
-from avalanche_amnesia.isolation.pools import Isolation, Placement, Plot, WhenFull, is_entrywise, use_within
+from avalanche_amnesia.models.allocation import Isolation, UnitAllocation, UnitAllocator
 from avalanche_amnesia.models.masked import MaskedModel
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.seeding import derive_seed
@@ -31,8 +30,10 @@ from avalanche_amnesia.training.norm_statistics import TaskStatistics
 from avalanche_amnesia.training.optimizers import BareStep, check_sibling, clear_faint, sibling_optimizer
 from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin, single_task
 from avalanche_amnesia.training.update_rules import AdjustmentRule, AdjustSpace, ConstantRule, RandomRule, TaskUse
+from avalanche_amnesia.transaction import Transaction
 
 Adjustment = Literal["hat", "random", "constant"]
+IsolationChoice = Literal["none", "pools"]
 
 
 class HATPlugin(TaskMaskPlugin):
@@ -65,20 +66,8 @@ class HATPlugin(TaskMaskPlugin):
             is locked once it is trained; one that the stream does not have is an error before the training. A later
             task may overwrite what only tasks without a lock use, so that their logits change; unlearning that later
             task brings the overwritten values back.
-        isolation: ``pools`` makes unlearning exact, to the bit: every layer is cut into ``slots`` equal pools; a task
-            trains units of its own slot's pool and reads only those and the units of tasks that are permanent by the
-            stream, or past its deadline. Those of ``mark_permanent`` are protected, but not read: nothing in the
-            stream tells a retrained model when it was called. Parameters that belong to no unit keep their values.
-            ``none``: tasks share freely.
-        slots: number of pools, by default one per task of the stream. Tasks that the stream declares permanent have
-            their slots' pools in common.
-        placement: ``free``: a task takes any slot that is free, and those of the remaining tasks close the gap when
-            one is unlearned. ``label``: its slot is its label modulo ``slots`` where that is given, else the rank of
-            its label in the stream. None: ``free`` where units can move (the network's layers can be permuted, every
-            plugin is of this package and follows, the trajectory is lossless), but for streams with a deadline and
-            more tasks than slots: there ``label`` lets later tasks take what those past their deadline left.
-        when_full: what becomes of a task that finds no slot: ``error``, or ``share`` the pool of a task that may still
-            be unlearned as HAT does, after which records of unlearning these tasks say ``approximate``.
+        isolation: units of their own for tasks, which makes unlearning exact to the bit:
+            :class:`~avalanche_amnesia.isolation.Pools`, or ``pools`` for its defaults. ``none``: tasks share freely.
         seed: every draw derives from it and the task.
 
     Raises:
@@ -104,7 +93,7 @@ class HATPlugin(TaskMaskPlugin):
             "_guards_others",
             "_statistics",
             "_generation",
-            "_plot",
+            "_allocation",
         }
     )
 
@@ -126,10 +115,7 @@ class HATPlugin(TaskMaskPlugin):
         alpha: float | None = None,
         adjust: AdjustSpace = "update",
         locked: Iterable[int] | None = None,
-        isolation: Isolation = "none",
-        slots: int | None = None,
-        placement: Placement | None = None,
-        when_full: WhenFull = "error",
+        isolation: Isolation | IsolationChoice = "none",
         seed: int = 0,
     ) -> None:
         checks.one_of("sparsity", sparsity, SparsityMode)
@@ -169,10 +155,10 @@ class HATPlugin(TaskMaskPlugin):
         self.statistics_batches = checks.whole_number("statistics_batches", statistics_batches, 0)
         super().__init__(self._make_rule(adjustment, alpha), adjust, checks.whole_number("seed", seed, None))
         self.locked = None if locked is None else _task_labels("locked", locked)
-        slots = None if slots is None else checks.whole_number("slots", slots)
-        _check_isolation(isolation, slots, placement, when_full, embedding_init, adjust, self.locked)
-        self.isolation, self.slots, self.placement, self.when_full = isolation, slots, placement, when_full
-        self._pools = PoolPlacement(slots, placement, min_units) if isolation == "pools" else None
+        self.isolation = isolation_of(isolation)
+        self.allocator = UnitAllocator() if self.isolation is None else self.isolation.allocator(self.min_units)
+        if self.allocator.isolates:
+            _check_isolated(embedding_init, adjust, self.locked)
 
     def _make_rule(self, adjustment: Adjustment, alpha: float | None) -> AdjustmentRule:
         checks.one_of("adjustment", adjustment, Adjustment)
@@ -213,70 +199,68 @@ class HATPlugin(TaskMaskPlugin):
         """Start the task's mask; everything that is constant within the task is computed here."""
         model, task = self.model_of(strategy), single_task(strategy.experience)
         self.n_tasks = len(getattr(strategy.experience, "origin_stream", None) or [task])
-        self._plot = self._make_plot(strategy, model, task)
+        self._allocation = self._allocate(strategy, model, task)
         self._take_snapshot(strategy, model, task)
         last = model.task_embedding(tuple(model.masks)[-1]) if model.masks else None
         generator = torch.Generator().manual_seed(derive_seed(self.seed, "embedding", task))
         kind = self.embedding_init or ("positive" if self._alone else "normal")
         embedding = initial_embedding(kind, model.n_units, generator, last, n_tasks=self.n_tasks)
-        model.start_task(task, embedding, None if self._plot is None else self._plot.allowed)
+        model.start_task(task, embedding, None if self._allocation is None else self._allocation.allowed)
         self._statistics = TaskStatistics(model, task, self.statistics_batches)
         self._step_embedding = BareStep(self._make_embedding_optimizer(strategy.optimizer, model))
         self._prepare(model)
 
-    def _make_plot(self, strategy: Any, model: MaskedModel, task: int) -> Plot | None:
+    def _allocate(self, strategy: Any, model: MaskedModel, task: int) -> UnitAllocation | None:
         """The units that the task may use; None: all of them."""
-        self.saw = None
-        if self._pools is None:
-            return None
+        self.influences = None
         try:
-            plot = self._pools.begin(strategy, model, task, self.when_full)
+            allocation = self.allocator.begin(strategy, model, task)
         except ValueError:
             abort_training(strategy)
             raise
-        if is_entrywise(strategy.optimizer):
-            self.saw = plot.saw
-        return plot
+        if allocation is not None:
+            self.influences = allocation.influences
+        return allocation
 
     def undo_training(self, strategy: Any) -> None:
         """As the base class's; every other task's units lie at their places again."""
         go_back(strategy)
-        snapshot = self.snapshot
-        if self._pools is not None:
-            self._pools.recover()
+        before = self._before
+        self.allocator.recover()
         super().undo_training(strategy)
-        if self._pools is not None:
-            self._pools.end(strategy, self.model_of(strategy), snapshot)
+        self.allocator.end(strategy, self.model_of(strategy), before)
 
     def at_rest(self, strategy: Any) -> AbstractContextManager[None]:
         """As the base class's: in the middle of a training units may lie elsewhere."""
-        if self._pools is None:
-            return super().at_rest(strategy)
-        return self._pools.at_rest(strategy, self.model_of(strategy), self.snapshot)
+        return self.allocator.at_rest(strategy, self.model_of(strategy), self._before)
 
-    def rearrange(self, strategy: Any, undo: ExitStack) -> None:
-        """As the base class's: the remaining tasks' pools close the gap."""
-        undo.callback(setattr, self, "opened_whole", self.opened_whole)
+    def rearrange(self, strategy: Any, change: Transaction) -> None:
+        """As the base class's: the remaining tasks' units may move."""
         masks = self.model_of(strategy).masks
-        self.opened_whole = {task: layers for task, layers in self.opened_whole.items() if task in masks}
-        if self._pools is not None:
-            self._pools.rearrange(strategy, self.model_of(strategy), self.snapshot, undo)
+        change.set(self, opened_whole={task: layers for task, layers in self.opened_whole.items() if task in masks})
+        self.allocator.rearrange(strategy, self.model_of(strategy), self._before, change)
 
     def moved_without(self, strategy: Any, tasks: Sequence[int]) -> tuple[int, ...]:
         """As the base class's."""
-        return () if self._pools is None else self._pools.moved_without(self.model_of(strategy), tasks)
+        return self.allocator.moved_without(self.model_of(strategy), tasks)
+
+    @property
+    def _before(self) -> dict[str, Tensor]:
+        """Values before the task in training; empty between tasks."""
+        return {} if self.snapshot is None else self.snapshot.values
 
     @property
     def _alone(self) -> bool:
-        """Whether the task in training has a pool of its own, where there is nothing to save for others."""
-        return self._plot is not None and not self._plot.permanent and not self._plot.neighbours
+        """Whether the task in training has units of its own, where there is nothing to save for others."""
+        return self._allocation is not None and self._allocation.alone
 
     def _prepare(self, model: MaskedModel) -> None:
         """Whatever depends on the other tasks' masks; again when one of them goes in the middle of this task."""
         assert self.snapshot is not None
         self._generation = model.generation
         sizes = [layer.units for layer in model.graph.layers.values()]
-        use = self.task_use(model) if self._plot is None else use_within(model, self._plot)
+        allocation = self._allocation
+        use = self.task_use(model) if allocation is None else TaskUse.within(model, allocation)
         weight = (0.0 if self._alone else 0.75) if self.sparsity_weight is None else self.sparsity_weight
         self._regulariser = SparsityRegulariser(weight, self.sparsity, use.in_use, sizes, self.n_tasks)
         self._adjuster = self._make_adjuster(model, use)
@@ -296,7 +280,8 @@ class HATPlugin(TaskMaskPlugin):
         """Choose, per layer, the units that stay open in this epoch whatever the regulariser says."""
         embedding = self.model_of(strategy).embedding
         assert embedding is not None
-        allowed = torch.ones_like(embedding, dtype=torch.bool) if self._plot is None else self._plot.allowed
+        allocation = self._allocation
+        allowed = torch.ones_like(embedding, dtype=torch.bool) if allocation is None else allocation.allowed
         rank = embedding.masked_fill(~allowed, -torch.inf)
         self._highest = torch.full_like(embedding, self.embedding_clamp)
         self._lowest = -self._highest
@@ -311,9 +296,7 @@ class HATPlugin(TaskMaskPlugin):
 
     def written_at_end(self, strategy: Any) -> Iterable[Tensor]:
         """As the base class's: every task's units go to their places again."""
-        if self._pools is None:
-            return ()
-        return self._pools.moved_at_end(self.model_of(strategy), self.snapshot)
+        return self.allocator.written_at_end(self.model_of(strategy), self._before)
 
     @torch.no_grad()
     def _keep_mask(self, strategy: Any) -> None:
@@ -324,13 +307,12 @@ class HATPlugin(TaskMaskPlugin):
         self._commit(strategy, owned, self._adjuster)
         self._statistics.retake()
         model.finish_task()
-        if self._pools is not None:
-            self._note_opened(model, self.snapshot.task)
-            self._pools.end(strategy, model, self.snapshot)
+        if self._allocation is not None:
+            self._note_opened(model, self.snapshot.task, self._allocation)
+        self.allocator.end(strategy, model, self.snapshot.values)
 
-    def _note_opened(self, model: MaskedModel, task: int) -> None:
-        assert self._plot is not None
-        closed = model.by_layer(self._plot.allowed & ~model.binary_mask(task))
+    def _note_opened(self, model: MaskedModel, task: int, allocation: UnitAllocation) -> None:
+        closed = model.by_layer(allocation.allowed & ~model.binary_mask(task))
         self.opened_whole[task] = frozenset(name for name, units in closed.items() if not bool(units.any()))
 
     # Around a step --------------------------------------------------------------------------------------------
@@ -375,33 +357,32 @@ class HATPlugin(TaskMaskPlugin):
         model.embedding.clamp_(self._lowest, self._highest)
 
 
-def _check_isolation(
-    isolation: Isolation,
-    slots: int | None,
-    placement: Placement | None,
-    when_full: WhenFull,
-    embedding_init: EmbeddingInit | None,
-    adjust: AdjustSpace,
-    locked: frozenset[int] | None,
-) -> None:
-    checks.one_of("isolation", isolation, Isolation)
-    checks.one_of("when_full", when_full, WhenFull)
-    if placement is not None:
-        checks.one_of("placement", placement, Placement)
-    if isolation == "none":
-        of_pools = {"slots": (slots, None), "placement": (placement, None), "when_full": (when_full, "error")}
-        given = [f"{name}={value!r}" for name, (value, default) in of_pools.items() if value != default]
-        if given:
-            raise ValueError(
-                f"{', '.join(given)} has a meaning with isolation='pools' alone: add that, or leave it out"
-            )
-        return
+def isolation_of(given: Isolation | IsolationChoice) -> Isolation | None:
+    """Options of an allocation from what a strategy was given; None: tasks share freely.
+
+    Raises:
+        ValueError: for a word that is not allowed.
+        TypeError: for anything else that makes no allocator.
+    """
+    if isinstance(given, str):
+        checks.one_of("isolation", given, IsolationChoice)
+        if given == "none":
+            return None
+        from avalanche_amnesia.isolation.pools import Pools  # not sooner: who shares freely needs nothing of it
+
+        return Pools()
+    if isinstance(given, type) or not hasattr(given, "allocator"):
+        raise TypeError(f"isolation must be 'none', 'pools' or Pools(slots=…), got {given!r}")
+    return given
+
+
+def _check_isolated(embedding_init: EmbeddingInit | None, adjust: AdjustSpace, locked: frozenset[int] | None) -> None:
     if embedding_init == "last":
-        raise ValueError("embedding_init='last' starts from another task's mask, which isolation='pools' rules out")
+        raise ValueError("embedding_init='last' starts from another task's mask, which isolation= rules out")
     if adjust != "update":
-        raise ValueError(f"isolation='pools' holds in update space alone: adjust='update', got {adjust!r}")
+        raise ValueError(f"isolation= holds in update space alone: adjust='update', got {adjust!r}")
     if locked is not None:
-        raise ValueError("isolation='pools' protects every remaining task: leave locked out")
+        raise ValueError("isolation= protects every remaining task: leave locked out")
 
 
 def _task_labels(name: str, labels: Iterable[int]) -> frozenset[int]:

@@ -50,6 +50,8 @@ class InMemoryLoaderPlugin(SupervisedPlugin):
     (Replay).
     """
 
+    follows_units = True
+
     def before_training_exp(self, strategy: Any, shuffle: bool = True, drop_last: bool = False, **kwargs: Any) -> None:
         """Set the training loader, unless a loader with workers was asked for."""
         self._replace(strategy, strategy.train_mb_size, shuffle, drop_last, kwargs)

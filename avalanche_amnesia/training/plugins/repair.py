@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
@@ -21,6 +21,7 @@ from avalanche_amnesia.training.plugins.seeding import preserved_rng
 from avalanche_amnesia.training.plugins.task_mask import DivergedError, single_task
 from avalanche_amnesia.training.replay_memory import DarkLoss, Samples, TaskMemory
 from avalanche_amnesia.training.update_rules import AdaHATRule, AdjustmentRule, TaskUse
+from avalanche_amnesia.transaction import Transaction
 
 RepairMode = Literal["joint", "sequential", "sequential_adahat"]
 
@@ -115,9 +116,9 @@ class RepairPlugin(SupervisedPlugin):
         """How many samples of a task are held."""
         return len(self.memory.samples[task]) if task in self.memory.samples else 0
 
-    def forget(self, tasks: Collection[int], undo: ExitStack) -> str:
+    def forget(self, tasks: Collection[int], change: Transaction) -> str:
         """Drop the samples of some tasks; returns a line for the record."""
-        return f"Repair: {self.memory.forget(tasks, undo)} samples of the tasks dropped"
+        return f"Repair: {self.memory.forget(tasks, change)} samples of the tasks dropped"
 
     def repair(
         self,

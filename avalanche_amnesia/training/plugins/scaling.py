@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from contextlib import ExitStack
 from typing import Any, Literal
 
 import torch
@@ -20,6 +19,7 @@ from avalanche_amnesia.trajectory.removal import Removal
 from avalanche_amnesia.trajectory.revision import Revision, Revisions
 from avalanche_amnesia.trajectory.sparse import SparseValues
 from avalanche_amnesia.trajectory.store import Trajectory
+from avalanche_amnesia.transaction import Transaction
 
 Scaling = Literal["rate", "draft"]
 
@@ -124,10 +124,9 @@ class ScaledUpdatesPlugin(SupervisedPlugin):
             return self._alpha
         return 1 / rates.restricted(where.reshape(-1)).values.double()
 
-    def compensate(self, model: nn.Module, gone: Collection[int], removal: Removal, undo: ExitStack) -> list[str]:
+    def compensate(self, model: nn.Module, gone: Collection[int], removal: Removal, change: Transaction) -> list[str]:
         """Drop the rates of the tasks that go."""
-        undo.callback(setattr, self, "rates", self.rates)
-        self.rates = {task: rates for task, rates in self.rates.items() if task not in gone}
+        change.set(self, rates={task: rates for task, rates in self.rates.items() if task not in gone})
         return []
 
 

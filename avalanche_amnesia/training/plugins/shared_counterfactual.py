@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from torch import Tensor
@@ -15,6 +15,7 @@ from avalanche_amnesia.training.plugins.counterfactual import CounterfactualPlug
 from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 from avalanche_amnesia.trajectory.store import Trajectory
+from avalanche_amnesia.transaction import Transaction
 from avalanche_amnesia.unlearning.logistic import fit_correction
 
 
@@ -80,13 +81,12 @@ class SharedHeadCounterfactualPlugin(CounterfactualPlugin):
 
     @contextmanager
     def _refitted(self, model: TaskMaskedModel, trajectory: Trajectory, gone: Collection[int]) -> Iterator[None]:
-        with super()._world(model, trajectory, gone), ExitStack() as undo:
+        with super()._world(model, trajectory, gone), Transaction() as change:
             for task, heads in self.heads.items():
                 lost = self.sources[task] & frozenset(gone)
                 if task not in gone and lost in heads and self._owns(task, heads[lost], gone):
                     for tensor, value in self._places(model, task, heads[lost]):
-                        undo.callback(tensor.copy_, tensor.clone())
-                        tensor.copy_(value)
+                        change.write(tensor, value)
             yield
 
     def _fit(
@@ -103,24 +103,24 @@ class SharedHeadCounterfactualPlugin(CounterfactualPlugin):
         correction = fit_correction(features[:, columns], y, features @ weight.T)
         return FittedHead(weight[:, columns] + correction, columns=columns)
 
-    def _swap(self, model: TaskMaskedModel, task: int, fitted: FittedHead, undo: ExitStack) -> None:
+    def _swap(self, model: TaskMaskedModel, task: int, fitted: FittedHead, change: Transaction) -> None:
         weight = _weight(model)
-        before = self._unrepaired(model, task, undo)
-        super()._swap(model, task, fitted, undo)
+        before = self._unrepaired(model, task, change)
+        super()._swap(model, task, fitted, change)
         self._store.record_repair({_WEIGHT: before}, {_WEIGHT: weight}, [task])
         snapshot = None if self._masking is None else self._masking.snapshot
         if snapshot is not None:  # another task is in training: what it does not own returns to this when it ends
             snapshot.values[_WEIGHT] = snapshot.values[_WEIGHT].clone()
             snapshot.values[_WEIGHT][:, fitted.columns] = fitted.weight
 
-    def _unrepaired(self, model: TaskMaskedModel, task: int, undo: ExitStack) -> Tensor:
+    def _unrepaired(self, model: TaskMaskedModel, task: int, change: Transaction) -> Tensor:
         """The head without the task's columns of an earlier world, in whose fit a task that goes now had a part."""
         parameters = {name: p.detach() for name, p in model.named_parameters()}
         outdated = [number for number in self._store.writers([task]) if number != task]
         if not outdated:
             return parameters[_WEIGHT].clone()
         removal = self._store.remove(outdated, parameters)
-        undo.callback(self._store.restore, self._store.logs)
+        change.call(self._store.restore, self._store.logs)
         self._store.apply(removal)
         return removal.values.get(_WEIGHT, parameters[_WEIGHT]).clone()
 

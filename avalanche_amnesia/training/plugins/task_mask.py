@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
 import torch
@@ -18,6 +18,7 @@ from avalanche_amnesia.training.host.rollback import abort_training, begin_finis
 from avalanche_amnesia.training.host.samples import fault_of_task
 from avalanche_amnesia.training.snapshot import TaskSnapshot
 from avalanche_amnesia.training.update_rules import Adjuster, AdjustmentRule, AdjustSpace, TaskUse
+from avalanche_amnesia.transaction import Transaction
 
 
 class TaskError(ValueError):
@@ -38,10 +39,12 @@ class TaskMaskPlugin(SupervisedPlugin):
 
     Attributes:
         snapshot: values before the task in training; None between tasks.
-        saw: the tasks that can leave a trace in the training of the current task, because it reads their units or
-            is damped by them; None: every task that remains.
+        influences: the tasks that can leave a trace in the training of the current task, because it reads their units
+            or is damped by them; None: every task that remains.
         opened_whole: task → layers of which it opened all units that it could: such a mask says nothing of the task.
     """
+
+    follows_units = True
 
     finishing_step = 1
     _adjuster: Adjuster
@@ -56,7 +59,7 @@ class TaskMaskPlugin(SupervisedPlugin):
         self.rule, self.adjust, self.seed = rule, adjust, seed
         self.snapshot: TaskSnapshot | None = None
         self._starting: int | None = None
-        self.saw: frozenset[int] | None = None
+        self.influences: frozenset[int] | None = None
         self.opened_whole: dict[int, frozenset[str]] = {}
 
     def model_of(self, strategy: Any) -> Any:
@@ -121,8 +124,8 @@ class TaskMaskPlugin(SupervisedPlugin):
         """In the middle of a training: everything as it lies between trainings, for the length of a block."""
         return nullcontext()
 
-    def rearrange(self, strategy: Any, undo: ExitStack) -> None:
-        """Follow the loss of tasks that were just taken out of the model, at rest; ``undo`` receives the way back."""
+    def rearrange(self, strategy: Any, change: Transaction) -> None:
+        """Follow the loss of tasks that were just taken out of the model, at rest; ``change`` receives all of it."""
 
     def moved_without(self, strategy: Any, tasks: Sequence[int]) -> tuple[int, ...]:
         """The remaining tasks whose units would move if some tasks were taken out, in training order."""

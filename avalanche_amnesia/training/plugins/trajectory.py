@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,9 @@ from avalanche_amnesia.training.host.rollback import abort_training, begin_finis
 from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin, single_task
 from avalanche_amnesia.training.snapshot import StepActivity, TaskSnapshot
 from avalanche_amnesia.trajectory.store import Trajectory
+from avalanche_amnesia.transaction import Transaction
 from avalanche_amnesia.unit_graph.findings import ModelError
-from avalanche_amnesia.unlearning.purging.registry import keeps_own_state
+from avalanche_amnesia.unlearning.purging import keeps_own_state, own_attributes
 from avalanche_amnesia.unlearning.task_modules import (
     own_parameters,
     remove_task_modules,
@@ -74,6 +74,8 @@ class TrajectoryPlugin(SupervisedPlugin):
             can't be taken apart again.
     """
 
+    follows_units = True
+
     finishing_step = 2
 
     def __init__(
@@ -124,9 +126,9 @@ class TrajectoryPlugin(SupervisedPlugin):
         if self.snapshot is not None:
             self.snapshot.restore(strategy.model, strategy.optimizer)
         if self._new is not None:
-            with ExitStack() as undo:
-                remove_task_modules(strategy.model, self._new, undo)
-                undo.pop_all()
+            with Transaction() as change:
+                remove_task_modules(strategy.model, self._new, change)
+                change.commit()
         self.snapshot, self._activity, self._new = None, None, None
 
     def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
@@ -139,6 +141,11 @@ class TrajectoryPlugin(SupervisedPlugin):
         self._state_before = shared_state(strategy.model)
         if self.trajectory.fidelity.min_active_steps is not None:
             self._activity = StepActivity(strategy.model)
+
+    def host_state(self, strategy: Any) -> tuple[dict[str, Any], list[object]]:
+        """What the host itself keeps of tasks, and its plugins that keep something: to go back to, see rollback."""
+        own = own_attributes(strategy) if keeps_own_state(strategy) else {}
+        return own, [plugin for plugin in strategy.plugins if keeps_own_state(plugin)]
 
     def before_training_epoch(self, strategy: Any, **kwargs: Any) -> None:
         """Let go of what the last epoch's end noted: requests may change everything in the epoch that begins."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import ExitStack, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -28,6 +28,7 @@ from avalanche_amnesia.training.host.stream_requests import StreamRequests, chec
 from avalanche_amnesia.training.host.subject import seen_by_training, subject_of
 from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin, single_task
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
+from avalanche_amnesia.transaction import Transaction
 from avalanche_amnesia.unlearning.applying import apply, book_only
 from avalanche_amnesia.unlearning.compensation import Compensation, RevisingCompensation
 from avalanche_amnesia.unlearning.planning import Preparation, own_modules_only, prepare
@@ -65,6 +66,8 @@ class UnlearningPlugin(SupervisedPlugin):
         current: the plan being applied, for metrics and loggers; None outside.
         current_task: the task in training; None between tasks.
     """
+
+    follows_units = True
 
     finishing_step = 3
 
@@ -324,13 +327,12 @@ class UnlearningPlugin(SupervisedPlugin):
             preparation = replace(preparation, fingerprint=_evidence(subject, preparation).fingerprint())
         self.current, self.keep_probes = preparation.plan, keep_probes
 
-        def announce(name: str, record: UnlearningRecord | None, undo: ExitStack) -> None:
+        def announce(name: str, record: UnlearningRecord | None, change: Transaction) -> None:
             if record is not None:
-                undo.callback(setattr, self, "records", list(self.records))
-                self.records.append(record)
-                self.history.forget(record.tasks, undo)
-                drop_last_values(strategy.evaluator, record.tasks, undo)
-                self._drop_moments_before(strategy, undo)
+                change.set(self, records=[*self.records, record])
+                self.history.forget(record.tasks, change)
+                drop_last_values(strategy.evaluator, record.tasks, change)
+                self._drop_moments_before(strategy, change)
             trigger_plugins(strategy, name)
 
         try:
@@ -338,12 +340,11 @@ class UnlearningPlugin(SupervisedPlugin):
         finally:
             self.current = None
 
-    def _drop_moments_before(self, strategy: Any, undo: ExitStack) -> None:
+    def _drop_moments_before(self, strategy: Any, change: Transaction) -> None:
         """A task in training that is given up must not bring back moments that mix a forgotten task's gradients."""
         snapshot = self._trajectory(strategy).snapshot
         if snapshot is not None:
-            undo.callback(setattr, snapshot, "moments", snapshot.moments)
-            snapshot.moments = {}
+            change.set(snapshot, moments={})
 
     def _prepare(self, subject: Subject, tasks: Iterable[int], event: str) -> Preparation:
         preparation = prepare(subject, tasks, event)

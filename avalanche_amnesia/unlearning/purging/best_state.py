@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from typing import Any
 
 from avalanche.training.plugins import EarlyStoppingPlugin
 from torch import nn
 
+from avalanche_amnesia.transaction import Transaction
 from avalanche_amnesia.unlearning.purging.registry import PurgeContext, SavedState, StateAdapter, register_adapter
 
 
@@ -23,9 +23,8 @@ class EarlyStoppingAdapter(StateAdapter):
         """Start anew."""
         plugin.best_state = plugin.best_val = plugin.best_step = None
 
-    def purge(self, plugin: Any, context: PurgeContext, undo: ExitStack) -> str:
+    def purge(self, plugin: Any, context: PurgeContext, change: Transaction) -> str:
         """Drop the copy; in the middle of a training the search for the best weights begins again."""
-        kept = {name: getattr(plugin, name) for name in ("best_state", "best_val", "best_step")}
-        undo.callback(plugin.__dict__.update, kept)
+        change.keep(plugin, "best_state", "best_val", "best_step")
         self.load(plugin, SavedState(), context.model)
         return "EarlyStopping: its copy of the best weights was dropped"

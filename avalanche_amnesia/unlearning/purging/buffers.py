@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import ExitStack
 from copy import copy
 from typing import Any
 
@@ -19,6 +18,7 @@ from avalanche.training.storage_policy import ParametricBuffer, ReservoirSamplin
 from torch import Tensor
 from torch.utils.data import ConcatDataset, TensorDataset
 
+from avalanche_amnesia.transaction import Transaction
 from avalanche_amnesia.unlearning.purging.registry import SavedState
 
 _COUNTS = ("max_size", "_num_exps", "seen_classes", "seen_groups")
@@ -82,13 +82,13 @@ def _alone(dataset: Any, kept: list[int]) -> tuple[Any, list[int]]:
     return dataset, list(range(len(dataset)))
 
 
-def purge_policy(policy: Any, tasks: Collection[int], undo: ExitStack) -> int:
+def purge_policy(policy: Any, tasks: Collection[int], change: Transaction) -> int:
     """Take the samples of tasks out of a storage policy; returns how many there were."""
     groups = getattr(policy, "buffer_groups", None)
     if groups is None:
-        return _purge_buffer(policy, tasks, undo)
-    undo.callback(policy.__dict__.update, {n: v for n, v in vars(policy).items() if n in ("buffer_groups", *_COUNTS)})
-    removed = sum(purge_policy(group, tasks, undo) for group in groups.values())
+        return _purge_buffer(policy, tasks, change)
+    change.keep(policy, *(name for name in ("buffer_groups", *_COUNTS) if name in vars(policy)))
+    removed = sum(purge_policy(group, tasks, change) for group in groups.values())
     left = {key: group for key, group in groups.items() if len(group.buffer)}
     if hasattr(policy, "_num_exps"):  # its keys count experiences: the room of those that are gone is free again
         left = dict(enumerate(left.values()))
@@ -100,18 +100,16 @@ def purge_policy(policy: Any, tasks: Collection[int], undo: ExitStack) -> int:
     return removed
 
 
-def _purge_buffer(policy: Any, tasks: Collection[int], undo: ExitStack) -> int:
+def _purge_buffer(policy: Any, tasks: Collection[int], change: Transaction) -> int:
     buffer = policy.buffer
     if len(buffer) == 0:
         return 0
     kept = [i for i, task in enumerate(buffer.targets_task_labels) if int(task) not in tasks]
     # Without a sample of theirs too: what the samples are taken from may hold those of every task.
-    undo.callback(setattr, policy, "buffer", buffer)
-    policy.buffer = subset_alone(buffer, kept)
+    change.set(policy, buffer=subset_alone(buffer, kept))
     weights = getattr(policy, "_buffer_weights", None)
     if weights is not None:
-        undo.callback(setattr, policy, "_buffer_weights", weights)
-        policy._buffer_weights = weights[kept].clone()
+        change.set(policy, _buffer_weights=weights[kept].clone())
     return len(buffer) - len(kept)
 
 

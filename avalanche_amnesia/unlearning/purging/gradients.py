@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -10,6 +9,7 @@ from avalanche.benchmarks.utils.data_loader import GroupBalancedInfiniteDataLoad
 from avalanche.training.plugins import AGEMPlugin, GEMPlugin
 from torch import Tensor, nn
 
+from avalanche_amnesia.transaction import Transaction
 from avalanche_amnesia.unlearning.purging.buffers import load_samples, save_samples, subset_alone
 from avalanche_amnesia.unlearning.purging.registry import PurgeContext, SavedState, StateAdapter, register_adapter
 
@@ -44,9 +44,9 @@ class GEMAdapter(StateAdapter):
             names = {counter: f"{part}/{counter}" for counter in state.data["counters"]}
             setattr(plugin, part, {c: state.tensors[n].clone() for c, n in names.items() if n in state.tensors})
 
-    def purge(self, plugin: Any, context: PurgeContext, undo: ExitStack) -> str:
+    def purge(self, plugin: Any, context: PurgeContext, change: Transaction) -> str:
         """Empty the memories of the tasks; the gradients at hand, in which they had a part, are dropped."""
-        undo.callback(plugin.__dict__.update, {n: getattr(plugin, n) for n in (*_MEMORY, "G")})
+        change.keep(plugin, *_MEMORY, "G")
         memory_x, memory_y, memory_tid = (dict(getattr(plugin, part)) for part in _MEMORY)
         for task in context.tasks:
             counter = context.counters[task]
@@ -82,10 +82,10 @@ class AGEMAdapter(StateAdapter):
         plugin.buffers = [load_samples(state.tensors, f"buffer/{n}") for n in range(state.data["n_buffers"])]
         self._reload(plugin, {})
 
-    def purge(self, plugin: Any, context: PurgeContext, undo: ExitStack) -> str:
+    def purge(self, plugin: Any, context: PurgeContext, change: Transaction) -> str:
         """Drop the tasks' samples, and the reference gradient, in which they had a part."""
         names = ("buffers", "buffer_dataloader", "buffer_dliter", "reference_gradients")
-        undo.callback(plugin.__dict__.update, {name: getattr(plugin, name) for name in names})
+        change.keep(plugin, *names)
         options = {} if plugin.buffer_dataloader is None else dict(plugin.buffer_dataloader.loader_kwargs)
         before = sum(map(len, plugin.buffers))
         kept = [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from contextlib import ExitStack
 from copy import deepcopy
 from typing import Any
 
@@ -13,6 +12,7 @@ from avalanche.training.utils import ParamData
 from torch import Tensor, nn
 
 from avalanche_amnesia.models.multi_head import MultiHeadModel
+from avalanche_amnesia.transaction import Transaction
 from avalanche_amnesia.unlearning.purging.registry import PurgeContext, SavedState, StateAdapter, register_adapter
 
 Store = dict[str, Any]  # name → the host's ParamData
@@ -79,10 +79,9 @@ class EWCAdapter(StateAdapter):
             getattr(plugin, part).clear()
             getattr(plugin, part).update({counter: _store(state, f"{part}/{counter}") for counter in counters})
 
-    def purge(self, plugin: Any, context: PurgeContext, undo: ExitStack) -> str:
+    def purge(self, plugin: Any, context: PurgeContext, change: Transaction) -> str:
         """Drop the tasks' entries, and take their updates out of later anchors."""
-        undo.callback(setattr, plugin, "saved_params", deepcopy(plugin.saved_params))
-        undo.callback(setattr, plugin, "importances", deepcopy(plugin.importances))
+        change.set(plugin, saved_params=deepcopy(plugin.saved_params), importances=deepcopy(plugin.importances))
         if plugin.mode == "online":  # its one running sum of importances can't be taken apart
             plugin.saved_params.clear()
             plugin.importances.clear()
@@ -131,11 +130,11 @@ class MASAdapter(StateAdapter):
         plugin.params = _store(state, "params") if filled else None
         plugin.importance = _store(state, "importance") if filled else None
 
-    def purge(self, plugin: Any, context: PurgeContext, undo: ExitStack) -> str:
+    def purge(self, plugin: Any, context: PurgeContext, change: Transaction) -> str:
         """Put the anchor to the new state and the importances, which mix all tasks, to zero."""
         if plugin.params is None:
             return "MAS: no anchor yet"
-        undo.callback(plugin.__dict__.update, params=plugin.params, importance=plugin.importance)
+        change.keep(plugin, "params", "importance")
         names = _lasting(context.model)
         plugin.params = _at_last_commit(_only(plugin.params, names), context)
         # The host insists on importances once a task was trained: zeros, which hold nothing.
@@ -159,9 +158,9 @@ class SIAdapter(StateAdapter):
         plugin.ewc_data = (_store(state, "ewc/0"), _store(state, "ewc/1"))
         plugin.syn_data = {part: _store(state, f"syn/{part}") for part in plugin.syn_data}
 
-    def purge(self, plugin: Any, context: PurgeContext, undo: ExitStack) -> str:
+    def purge(self, plugin: Any, context: PurgeContext, change: Transaction) -> str:
         """Put the anchor to the new state, and the sums to zero, but for a training that is under way."""
-        undo.callback(plugin.__dict__.update, ewc_data=plugin.ewc_data, syn_data=plugin.syn_data)
+        change.keep(plugin, "ewc_data", "syn_data")
         names = _lasting(context.model)
         if context.in_training is not None:
             names |= {name for name, _ in context.model.named_parameters()}

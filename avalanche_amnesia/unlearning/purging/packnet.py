@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from typing import Any
 
 import torch
 from avalanche.models.packnet import PackNetModule, PackNetPlugin, WeightAndBiasPackNetModule
 from torch import nn
 
+from avalanche_amnesia.transaction import Transaction
 from avalanche_amnesia.unlearning.purging.registry import PurgeContext, SavedState, StateAdapter, register_adapter
 
 
@@ -24,14 +24,13 @@ class PackNetAdapter(StateAdapter):
     def load(self, plugin: Any, state: SavedState, model: nn.Module) -> None:
         """Nothing: the owners are buffers of the model."""
 
-    def purge(self, plugin: Any, context: PurgeContext, undo: ExitStack) -> str:
+    def purge(self, plugin: Any, context: PurgeContext, change: Transaction) -> str:
         """Give the tasks' weights, which have their old values again, to the next training."""
         freed = 0
         for module in context.model.modules():
             if not isinstance(module, WeightAndBiasPackNetModule):
                 continue
-            for name in ("task_index", "visible_mask", "unfrozen_mask"):
-                undo.callback(setattr, module, name, getattr(module, name))
+            change.keep(module, "task_index", "visible_mask", "unfrozen_mask")
             owners = module.task_index.clone()
             theirs = torch.isin(
                 owners, torch.tensor([context.counters[t] for t in context.tasks], device=owners.device)

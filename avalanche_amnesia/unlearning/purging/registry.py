@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
 from avalanche_amnesia.trajectory.removal import Removal
+from avalanche_amnesia.transaction import Transaction
 
 
 @dataclass(frozen=True)
@@ -79,13 +79,13 @@ class StateAdapter(ABC):
         """
 
     @abstractmethod
-    def purge(self, plugin: Any, context: PurgeContext, undo: ExitStack) -> str:
+    def purge(self, plugin: Any, context: PurgeContext, change: Transaction) -> str:
         """Take the tasks that go out of what the plugin keeps; what can't be taken apart is dropped.
 
         Args:
             plugin: to be cleaned.
             context: what is unlearned.
-            undo: receives the way back of every change *before* the change.
+            change: receives every change, and its way back before it.
 
         Returns:
             One line for the record, which names what was lost.
@@ -96,7 +96,7 @@ class StateAdapter(ABC):
         return
 
 
-Purger = Callable[[Any, PurgeContext, ExitStack], str]
+Purger = Callable[[Any, PurgeContext, Transaction], str]
 Adapter = TypeVar("Adapter", bound=type[StateAdapter])
 _ADAPTERS: dict[type, StateAdapter] = {}
 
@@ -107,9 +107,9 @@ class PurgerAdapter(StateAdapter):
     def __init__(self, purger: Purger) -> None:
         self.purger = purger
 
-    def purge(self, plugin: Any, context: PurgeContext, undo: ExitStack) -> str:
+    def purge(self, plugin: Any, context: PurgeContext, change: Transaction) -> str:
         """Call the function."""
-        return self.purger(plugin, context, undo)
+        return self.purger(plugin, context, change)
 
     def save(self, plugin: Any) -> SavedState:
         """Not possible.
@@ -144,8 +144,8 @@ def register_adapter(*classes: type) -> Callable[[Adapter], Adapter]:
 def register_purger(plugin_class: type) -> Callable[[Purger], Purger]:
     """Decorator: the function cleans plugins (or strategies) of this class.
 
-    The function gets the plugin, a :class:`PurgeContext` and an ``ExitStack`` that must receive the way back of
-    every change *before* the change; it returns one line for the record.
+    The function gets the plugin, a :class:`PurgeContext` and a :class:`~avalanche_amnesia.transaction.Transaction`,
+    through which it makes its changes (``change.set(plugin, memory={})``); it returns one line for the record.
     """
 
     def register(purger: Purger) -> Purger:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from avalanche_amnesia.models.modes import evaluating
+from avalanche_amnesia.transaction import Transaction
 from avalanche_amnesia.unlearning.purging.buffers import (
     load_policy,
     purge_policy,
@@ -38,9 +38,9 @@ class ReplayAdapter(StateAdapter):
         """Fill the storage policy."""
         load_policy(plugin.storage_policy, state)
 
-    def purge(self, plugin: Any, context: PurgeContext, undo: ExitStack) -> str:
+    def purge(self, plugin: Any, context: PurgeContext, change: Transaction) -> str:
         """Drop the tasks' samples."""
-        removed = purge_policy(plugin.storage_policy, set(context.tasks), undo)
+        removed = purge_policy(plugin.storage_policy, set(context.tasks), change)
         return f"Replay: {removed} samples of the tasks dropped"
 
 
@@ -48,21 +48,19 @@ class ReplayAdapter(StateAdapter):
 class OwnBufferAdapter(ReplayAdapter):
     """A strategy's own buffer, the loader over it, and logits that the model gave when a sample was stored."""
 
-    def purge(self, plugin: Any, context: PurgeContext, undo: ExitStack) -> str:
+    def purge(self, plugin: Any, context: PurgeContext, change: Transaction) -> str:
         """Drop the tasks' samples; logits that were given when the tasks were known are given anew."""
-        removed = purge_policy(plugin.storage_policy, set(context.tasks), undo)
-        renewed = sum(_renew_logits(single, context, undo) for single in single_buffers(plugin.storage_policy))
-        self._reload(plugin, context, undo)
+        removed = purge_policy(plugin.storage_policy, set(context.tasks), change)
+        renewed = sum(_renew_logits(single, context, change) for single in single_buffers(plugin.storage_policy))
+        self._reload(plugin, context, change)
         line = f"{type(plugin).__name__}: {removed} samples of the tasks dropped"
         return f"{line}, {renewed} samples' logits replaced by the model's without the tasks" if renewed else line
 
-    def _reload(self, strategy: Any, context: PurgeContext, undo: ExitStack) -> None:
+    def _reload(self, strategy: Any, context: PurgeContext, change: Transaction) -> None:
         """Let go of the old samples: last batches, and the loader of a training that is under way."""
         last = [name for name in vars(strategy) if name in _LAST_BATCH or name.startswith("mb_buffer_")]
         loaders = [name for name in ("replay_loader", "pos_neg_loaders") if getattr(strategy, name, None)]
-        undo.callback(strategy.__dict__.update, {name: getattr(strategy, name) for name in (*last, *loaders)})
-        for name in (*last, *loaders):
-            setattr(strategy, name, None)
+        change.set(strategy, **dict.fromkeys((*last, *loaders)))
         if not loaders or context.in_training is None:
             return
         policy, size = strategy.storage_policy, strategy.batch_size_mem
@@ -81,7 +79,7 @@ def _endless(data: Any, batch_size: int) -> Iterator[Any]:
 _LAST_BATCH = ("batch_logits",)
 
 
-def _renew_logits(buffer: Any, context: PurgeContext, undo: ExitStack) -> int:
+def _renew_logits(buffer: Any, context: PurgeContext, change: Transaction) -> int:
     """Logits of samples that were stored when one of the tasks that go had been learned hold its update."""
     attribute = buffer.buffer._data_attributes.get("logits") if len(buffer.buffer) else None
     if attribute is None:
@@ -99,7 +97,6 @@ def _renew_logits(buffer: Any, context: PurgeContext, undo: ExitStack) -> int:
         fresh = avalanche_forward(context.model, x.to(device), labels.to(device)).cpu()
     for i, row in zip(stale, fresh, strict=True):
         logits[i] = row.clone()
-    undo.callback(setattr, buffer, "buffer", buffer.buffer)
-    buffer.buffer = subset_alone(buffer.buffer, range(len(tasks)))
+    change.set(buffer, buffer=subset_alone(buffer.buffer, range(len(tasks))))
     set_attribute(buffer.buffer, attribute, logits)
     return len(stale)

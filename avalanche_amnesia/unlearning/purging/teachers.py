@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from contextlib import ExitStack
 from copy import deepcopy
 from typing import Any
 
@@ -12,6 +11,7 @@ from avalanche.training.plugins import LFLPlugin, LwFPlugin
 from avalanche.training.utils import freeze_everything, get_last_fc_layer
 from torch import nn
 
+from avalanche_amnesia.transaction import Transaction
 from avalanche_amnesia.unlearning.purging.registry import PurgeContext, SavedState, StateAdapter, register_adapter
 from avalanche_amnesia.unlearning.task_modules import remove_task_modules
 
@@ -24,10 +24,10 @@ def without_tasks(teacher: nn.Module, context: PurgeContext) -> nn.Module:
             new = context.removal.before.get(name, context.removal.values.get(name))
             if new is not None:
                 parameter.copy_(new)
-    with ExitStack() as of_copy:
+    with Transaction() as of_copy:
         for task in context.tasks:
             remove_task_modules(result, task, of_copy)
-        of_copy.pop_all()
+        of_copy.commit()
     return result
 
 
@@ -63,11 +63,10 @@ class LwFAdapter(StateAdapter):
         classes = {int(task): set(seen) for task, seen in state.data["classes"].items()}
         plugin.lwf.prev_classes_by_task = defaultdict(set, classes)
 
-    def purge(self, plugin: Any, context: PurgeContext, undo: ExitStack) -> str:
+    def purge(self, plugin: Any, context: PurgeContext, change: Transaction) -> str:
         """Take updates and heads out of the teacher; without a task left there is none."""
         method = plugin.lwf
-        undo.callback(setattr, method, "prev_model", method.prev_model)
-        undo.callback(setattr, method, "prev_classes_by_task", deepcopy(method.prev_classes_by_task))
+        change.set(method, prev_model=method.prev_model, prev_classes_by_task=deepcopy(method.prev_classes_by_task))
         for task in context.tasks:
             method.prev_classes_by_task.pop(task, None)
         if method.prev_model is None:
@@ -89,16 +88,15 @@ class LFLAdapter(StateAdapter):
         """Rebuild the teacher from the model."""
         plugin.prev_model = _loaded_teacher(state, model)
 
-    def purge(self, plugin: Any, context: PurgeContext, undo: ExitStack) -> str:
+    def purge(self, plugin: Any, context: PurgeContext, change: Transaction) -> str:
         """Take updates out of the teacher; without a task left there is none, and the last layer learns again."""
         if plugin.prev_model is None:
             return "LFL: no teacher yet"
-        undo.callback(setattr, plugin, "prev_model", plugin.prev_model)
+        change.keep(plugin, "prev_model")
         if set(context.order) <= set(context.tasks):
             plugin.prev_model = None
             for parameter in get_last_fc_layer(context.model)[1].parameters():
-                undo.callback(setattr, parameter, "requires_grad", parameter.requires_grad)
-                parameter.requires_grad = True
+                change.set(parameter, requires_grad=True)
             return "LFL: the teacher was dropped with the last task, and the last layer may learn again"
         plugin.prev_model = without_tasks(plugin.prev_model, context)
         return "LFL: the tasks' updates and heads taken out of the teacher"

@@ -3,19 +3,19 @@
 Between trainings the tasks' slots lie in the order of their training, without gaps: where a model lies that never saw
 the tasks that are gone. While a task trains, its own slot comes first, the slots that it may read come next, and those
 of all others, whose units it has closed, behind them: so every sum is taken in the order in which that model takes it.
-And what a task starts from is taken from the initial values of its *home*, a slot that follows from its label.
+And what a task starts from is taken from the initial values of its *initial slot*, which follows from its label.
 
 What a remaining task covers moves with its slot. Everything else holds its initial value: of its place between
-trainings, of the homes of the tasks around it while one of them trains.
+trainings, of the initial slots of the tasks around it while one of them trains.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ from avalanche_amnesia.isolation.pools import CHOICES, CapacityError, StreamLayo
 from avalanche_amnesia.isolation.slots import SlotTables, gathered, own_tensors
 from avalanche_amnesia.models.masked import MaskedModel
 from avalanche_amnesia.trajectory.store import Trajectory
+from avalanche_amnesia.transaction import Transaction
 
 
 @dataclass(frozen=True)
@@ -32,36 +33,37 @@ class HeldSlot:
     """A slot that is in use.
 
     Attributes:
-        home: the slot whose initial values its tasks start from.
+        initial_slot: the slot whose initial values its tasks start from.
         tasks: those that lie in it; several where they share it, or where others had read what a forgotten one left.
     """
 
-    home: int
+    initial_slot: int
     tasks: tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Ground:
-    """Where a task may take units.
+class FreeUnits:
+    """Units among which a task may take some.
 
     Attributes:
         units: bool ``(n_units,)``.
-        crowding: tasks without which it would have had a slot of its own.
+        blocking_tasks: tasks without which it would have had a slot of its own.
     """
 
     units: Tensor
-    crowding: frozenset[int] = frozenset()
+    blocking_tasks: frozenset[int] = frozenset()
 
 
+@runtime_checkable
 class KeptTensors(Protocol):
-    """Something that keeps tensors like the model's, as these lie between trainings."""
+    """A plugin that keeps tensors like the model's, as these lie between trainings."""
 
-    def rearrange(self, moved: Callable[[str, Tensor], Tensor], undo: ExitStack) -> None:
+    def move_units(self, moved: Callable[[str, Tensor], Tensor], change: Transaction) -> None:
         """Follow units that move.
 
         Args:
             moved: from the name of a tensor of the model, and one like it, to the tensor after the move.
-            undo: receives the way back.
+            change: receives every change.
         """
 
 
@@ -133,7 +135,7 @@ class Relocation:
     @torch.no_grad()
     def begin(
         self, task: int, model: MaskedModel, layout: StreamLayout, opened: frozenset[int], when_full: WhenFull
-    ) -> Ground:
+    ) -> FreeUnits:
         """Give a task its slot, and bring it to the first place.
 
         Args:
@@ -147,7 +149,7 @@ class Relocation:
             CapacityError: if no slot is free; nothing changed.
         """
         device = model.cumulative_mask().device
-        crowding: frozenset[int] = frozenset()
+        blocking: frozenset[int] = frozenset()
         if task in layout.permanent:
             if not self.reserved:
                 raise CapacityError(
@@ -156,33 +158,33 @@ class Relocation:
                 )
             own, slots = None, self.reserved
         else:
-            own, crowding = self._take(task, layout, when_full)
+            own, blocking = self._take(task, layout, when_full)
             slots = self.places[:1]
         self.task, self._own, self._open = task, own, opened
         order = self._training_order()
-        homes = self._homes(order)
+        initial_slots = self._initial_slots(order)
         covered = self._covered(model, source := self._source(order))
 
         def started(name: str, value: Tensor, moved: Tensor) -> Tensor:
             if name in self._initial:
-                home = gathered(self._initial[name].to(value.device), self.tables.axes(name), homes)
-                return torch.where(covered[name], moved, home)
+                start = gathered(self._initial[name].to(value.device), self.tables.axes(name), initial_slots)
+                return torch.where(covered[name], moved, start)
             if name.startswith(f"heads.{task}."):  # it was drawn for the places that units have now
                 return value
-            return self.tables.moved(name, value, homes) if name.startswith(f"own.{task}.") else moved
+            return self.tables.moved(name, value, initial_slots) if name.startswith(f"own.{task}.") else moved
 
         with self._as_a_whole(model, Tensors({})):
             self._move(model, Tensors({}), source, started)
             self._order = order
         units = self.tables.within(slots, device)
-        return Ground(units | self.tables.left_over(device) if own is None else units, crowding)
+        return FreeUnits(units | self.tables.left_over(device) if own is None else units, blocking)
 
     def _take(self, task: int, layout: StreamLayout, when_full: WhenFull) -> tuple[int, frozenset[int]]:
         """The key of the slot that a task gets, and the tasks that keep it from one of its own."""
-        home = layout.slot(task) % self.tables.slots
+        initial_slot = layout.slot(task) % self.tables.slots
         if len(self.held) < len(self.places):
             key = max(self.held, default=-1) + 1
-            self.held[key] = HeldSlot(home, (task,))
+            self.held[key] = HeldSlot(initial_slot, (task,))
             return key, frozenset()
         holders = frozenset(chain.from_iterable(held.tasks for held in self.held.values()))
         if when_full == "error" or not holders:
@@ -191,7 +193,7 @@ class Relocation:
                 + (f", and {len(self.reserved)} more are set apart for permanent tasks" if self.reserved else "")
                 + f": {CHOICES}"
             )
-        key = list(self.held)[home % len(self.held)]
+        key = list(self.held)[initial_slot % len(self.held)]
         self.held[key] = replace(self.held[key], tasks=(*self.held[key].tasks, task))
         return key, holders
 
@@ -208,9 +210,9 @@ class Relocation:
             return
         self.to_rest(model, tensors)
         self.task, self._own, self._open = None, None, frozenset()
-        with ExitStack() as undo:
-            self.rearrange(model, tensors, trajectory, undo)
-            undo.pop_all()
+        with Transaction() as change:
+            self.rearrange(model, tensors, trajectory, change)
+            change.commit()
         if trajectory is not None:
             trajectory.settle()
 
@@ -251,31 +253,32 @@ class Relocation:
         return result
 
     @torch.no_grad()
-    def rearrange(self, model: MaskedModel, tensors: Tensors, trajectory: Trajectory | None, undo: ExitStack) -> None:
+    def rearrange(
+        self, model: MaskedModel, tensors: Tensors, trajectory: Trajectory | None, change: Transaction
+    ) -> None:
         """Close the gaps that tasks left, and return to its initial value what no remaining task covers.
 
         Args:
             model: whose slots lie as between trainings, with the values that are left without the tasks.
             tensors: of a task in training.
             trajectory: whose logs follow.
-            undo: receives the way back.
+            change: receives every change.
         """
         held = self._held_by(model, _tasks(model))
         source = self._source(tuple(held))
         settled = self._at_rest(model, source) if model.current_task is None else self._freed(held)
-        self._move(model, tensors, source, settled, undo)
-        undo.callback(self.__dict__.update, held=self.held, _order=self._order)
-        self.held, self._order = held, tuple(held)
+        self._move(model, tensors, source, settled, change)
+        change.set(self, held=held, _order=tuple(held))
         if source == list(range(self.tables.slots)):
             return
         if tensors.heads is not None:
-            tensors.heads.rearrange(lambda name, value: self.tables.moved(name, value, source), undo)
+            tensors.heads.move_units(lambda name, value: self.tables.moved(name, value, source), change)
         if trajectory is not None:
             sources = {}
             for name, initial in self._initial.items():
                 index = torch.arange(initial.numel()).reshape(initial.shape)
                 sources[name] = gathered(index, self.tables.axes(name), source).reshape(-1)
-            undo.callback(trajectory.restore, trajectory.logs)
+            change.call(trajectory.restore, trajectory.logs)
             trajectory.rearrange(sources)
 
     def _at_rest(self, model: MaskedModel, source: Sequence[int]) -> Callable[[str, Tensor, Tensor], Tensor]:
@@ -359,7 +362,7 @@ class Relocation:
         tensors: Tensors,
         source: Sequence[int],
         settled: Callable[[str, Tensor, Tensor], Tensor],
-        undo: ExitStack | None = None,
+        change: Transaction | None = None,
     ) -> None:
         """Let every slot take the values of another one, in all tensors or in none."""
         still = list(source) == list(range(self.tables.slots))
@@ -370,11 +373,11 @@ class Relocation:
                 new.append((value, moved))
         if not still:
             new += [(value, self.tables.moved(name, value, source)) for name, value in tensors.followers(model)]
-        if undo is not None:
-            for value, _ in new:
-                undo.callback(value.copy_, value.clone())
         for value, moved in new:
-            value.copy_(moved)
+            if change is None:
+                value.copy_(moved)
+            else:
+                change.write(value, moved)
 
     def _source(self, order: Sequence[int]) -> list[int]:
         """For every slot the one whose units come there, so that the slots in use get another order."""
@@ -386,12 +389,12 @@ class Relocation:
             source[place] = to[place] if place in to else next(rest)
         return source
 
-    def _homes(self, order: Sequence[int]) -> list[int]:
+    def _initial_slots(self, order: Sequence[int]) -> list[int]:
         """For every slot the one whose initial values belong there."""
-        homes = list(range(self.tables.slots))
+        initial_slots = list(range(self.tables.slots))
         for place, key in zip(self.places, order, strict=False):
-            homes[place] = self.held[key].home
-        return homes
+            initial_slots[place] = self.held[key].initial_slot
+        return initial_slots
 
     def _masks(self, model: MaskedModel, source: Sequence[int]) -> dict[int, Tensor]:
         """The remaining tasks' masks once the slots have moved."""
