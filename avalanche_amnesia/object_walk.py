@@ -5,12 +5,15 @@ from __future__ import annotations
 import functools
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
 from enum import Enum
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+
+from avalanche_amnesia.bits import tensor_hash
 
 _PLAIN = (str, bytes, bytearray, int, float, complex, type(None), type, types.ModuleType, Enum, np.generic)
 _PLAIN_TORCH = (torch.dtype, torch.device, torch.Size, torch.Generator)
@@ -100,3 +103,39 @@ def _attributes(path: str, thing: Any) -> Iterator[tuple[str, object]]:
             if hasattr(thing, slot):
                 attributes.setdefault(slot, getattr(thing, slot))
     yield from ((f"{path}.{key}".lstrip("."), value) for key, value in attributes.items() if key not in _LEADING_OUT)
+
+
+def memory_of(root: object, name: str, skip: Collection[object] = ()) -> tuple[tuple[str, str], ...]:
+    """Path and value of every tensor and number that can be reached from an object; tensors as hashes.
+
+    Numbers in attributes, containers, closures and the globals that a function names count too: two calls give the same
+    as long as nothing of it has changed.
+
+    Args:
+        root: where to start.
+        name: its name, for the paths.
+        skip: objects that are neither read nor entered.
+    """
+    found: list[tuple[str, str]] = []
+    for path, thing in reachable(root, name, skip):
+        if isinstance(thing, Tensor):
+            found.append((path, tensor_hash(thing)))
+        elif not isinstance(thing, type):
+            found += [(f"{path}{place}", repr(value)) for place, value in _numbers(thing)]
+    return tuple(found)
+
+
+def _numbers(thing: Any) -> Iterator[tuple[str, float]]:
+    """Numbers that an object holds directly, by their places."""
+    places: dict[str, Any] = {f".{key}": value for key, value in (getattr(thing, "__dict__", None) or {}).items()}
+    if isinstance(thing, Mapping):
+        places |= {f"[{key!r}]": value for key, value in thing.items()}
+    elif isinstance(thing, (list, tuple, set, frozenset)):
+        places |= {f"[{at}]": value for at, value in enumerate(thing)}
+    elif isinstance(thing, types.FunctionType):
+        code = thing.__code__
+        for cell_name, cell in zip(code.co_freevars, thing.__closure__ or (), strict=True):
+            with suppress(ValueError):  # a name that the outer function has not bound yet
+                places[f".<closure>.{cell_name}"] = cell.cell_contents
+        places |= {f".<global>.{key}": thing.__globals__[key] for key in code.co_names if key in thing.__globals__}
+    yield from ((place, value) for place, value in places.items() if type(value) in (int, float))

@@ -63,6 +63,7 @@ class UnlearningPlan:
             may. An audit does not look for them.
         shared_state: tensors beside the parameters (buffers, attributes of modules) that trainings changed for all
             tasks together: they stay as they are (stock strategies; masked models give each task its own).
+        reasons: why the claim is not ``exact``, in words; empty where it is.
     """
 
     tasks: tuple[int, ...]
@@ -80,6 +81,7 @@ class UnlearningPlan:
     moved: tuple[int, ...] = ()
     untelling: tuple[str, ...] = ()
     shared_state: tuple[str, ...] = ()
+    reasons: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -205,6 +207,11 @@ class UnlearningRecord:
     def claim(self) -> Claim:
         """``exact``: equal to the reference model by construction; ``approximate`` otherwise."""
         return self.plan.claim
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Reasons, in words, why the claim is not ``exact``; empty where it is."""
+        return self.plan.reasons
 
     @property
     def after(self) -> dict[str, str]:

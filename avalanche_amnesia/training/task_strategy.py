@@ -198,6 +198,7 @@ class TaskStrategy(ListenerDispatch, SupervisedTemplate):
         keep_probes: bool = False,
         allow_unknown: bool | None = None,
         fingerprint: bool | None = None,
+        strict: bool = False,
     ) -> UnlearningRecord:
         """Unlearn tasks, as a whole or not at all; at any moment outside a training call.
 
@@ -207,13 +208,16 @@ class TaskStrategy(ListenerDispatch, SupervisedTemplate):
             allow_unknown: leave plugins that keep learned state and have no adapter as they are, and say so in the
                 record; by default as the strategy's :class:`UnlearningPlugin` was told.
             fingerprint: let the record keep hashes and sketches by which an audit recognises what was removed.
+            strict: raise where something else than trainings and unlearnings here wrote into the model (a weight
+                changed by hand, a loaded state), instead of saying so in the record.
 
         Raises:
             RequestError: if they can't be requested now; nothing changed.
             UnknownStateError: if a plugin keeps learned state and has no adapter; nothing changed.
+            TamperedError: where ``strict`` says so; nothing changed.
         """
         return self._unlearning().unlearn(
-            self, tasks, keep_probes=keep_probes, allow_unknown=allow_unknown, fingerprint=fingerprint
+            self, tasks, keep_probes=keep_probes, allow_unknown=allow_unknown, fingerprint=fingerprint, strict=strict
         )
 
     def mark_permanent(self, tasks: Iterable[int]) -> None:

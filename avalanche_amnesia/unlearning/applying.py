@@ -42,7 +42,7 @@ def apply(subject: Subject, preparation: Preparation, announce: Announce) -> Unl
     parameters = dict(subject.model.named_parameters())
     with Transaction() as change:
         announce("before_unlearning", None, change)
-        before = state_hashes(subject.model.state_dict())
+        before = preparation.hashes
         order = subject.ledger.remaining
         purged = purge_optimizers(subject, preparation, change)
         _move(removal, parameters, change)
@@ -73,11 +73,8 @@ def apply(subject: Subject, preparation: Preparation, announce: Announce) -> Unl
                 purged.append(adapter.purge(plugin, context, change))
         change.call(subject.ledger.load_state_dict, subject.ledger.state_dict())
         subject.ledger.forget(plan.tasks, plan.event)
-        change.call(subject.tainted.update, set(subject.tainted))
-        change.call(subject.tainted.clear)
-        subject.tainted.clear()
-        subject.tainted.update(preparation.tainted)
         after = state_hashes(subject.model.state_dict())
+        subject.claims.unlearned(preparation.tainted, after, subject.in_training, change)
         record = UnlearningRecord(
             plan=plan,
             changes=tuple(
@@ -113,7 +110,8 @@ def book_only(subject: Subject, preparation: Preparation, announce: Announce) ->
         "shared": {},
         "trajectory_bytes": 0,
     }
-    plan = replace(preparation.plan, claim="approximate", **nothing)
+    reasons = ("obey=False: requests are only entered into the ledger",)
+    plan = replace(preparation.plan, claim="approximate", reasons=reasons, **nothing)
     with Transaction() as change:
         announce("before_unlearning", None, change)
         change.call(subject.ledger.load_state_dict, subject.ledger.state_dict())
@@ -126,7 +124,7 @@ def book_only(subject: Subject, preparation: Preparation, announce: Announce) ->
             n_trained=subject.ledger.n_trained,
             iteration=subject.iteration,
             seconds=time.perf_counter() - preparation.started,
-            unchanged=state_hashes(subject.model.state_dict()),
+            unchanged=preparation.hashes,
             time=_now(),
             provenance=subject.provenance,
         )

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from avalanche_amnesia.audit.fingerprint import Fingerprint
-from avalanche_amnesia.audit.record import Claim, SharedEntries, UnlearningPlan
+from avalanche_amnesia.audit.record import SharedEntries, UnlearningPlan
+from avalanche_amnesia.bits import state_hashes
 from avalanche_amnesia.models.multi_head import MultiHeadModel
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.trajectory.entries import put
@@ -19,6 +20,7 @@ from avalanche_amnesia.trajectory.removal import Readers, Removal
 from avalanche_amnesia.trajectory.replay import Updates
 from avalanche_amnesia.trajectory.revision import combined
 from avalanche_amnesia.trajectory.undo_log import Log
+from avalanche_amnesia.unlearning.claims import TamperedError
 from avalanche_amnesia.unlearning.compensation import RevisingCompensation
 from avalanche_amnesia.unlearning.purging.registry import adapter_of
 from avalanche_amnesia.unlearning.repair import repairable
@@ -37,6 +39,7 @@ class Preparation:
         started: when the work began.
         own: names of the parameters that go with the tasks.
         logs: of the trajectory, as they are before.
+        hashes: of the model's tensors, as they are before.
         fingerprint: by which an audit recognises what goes.
     """
 
@@ -46,18 +49,33 @@ class Preparation:
     started: float
     own: frozenset[str] = field(default_factory=frozenset)
     logs: Mapping[int, Log] = field(default_factory=dict)
+    hashes: Mapping[str, str] = field(default_factory=dict)
     fingerprint: Fingerprint | None = None
 
 
-def prepare(subject: Subject, tasks: Iterable[int], event: str) -> Preparation:
+def prepare(subject: Subject, tasks: Iterable[int], event: str, *, strict: bool = False) -> Preparation:
     """Check a request and work out what it would do; changes nothing.
+
+    Args:
+        subject: what it would change.
+        tasks: that are to go.
+        event: when it was asked for.
+        strict: raise where something else than trainings and unlearnings here wrote into the model.
 
     Raises:
         RequestError: if the ledger does not allow it.
+        TamperedError: where ``strict`` says so.
     """
     started = time.perf_counter()
     tasks = subject.ledger.check(tasks, event, subject.known, subject.unrecorded)
     model, trajectory = subject.model, subject.trajectory
+    hashes = state_hashes(model.state_dict())
+    tampered = subject.claims.tampered(hashes) if subject.before is None else subject.claims.changed
+    if strict and tampered:
+        raise TamperedError(
+            f"{event}: tensors {sorted(tampered)} were changed by something else than trainings and unlearnings here; "
+            "put them back, or leave strict out: the record then says approximate, and why"
+        )
     parameters = dict(model.named_parameters())
     own = frozenset().union(*(own_parameters(model, task) for task in tasks))
     shared = {name: p.detach() for name, p in parameters.items() if name not in own}
@@ -66,12 +84,17 @@ def prepare(subject: Subject, tasks: Iterable[int], event: str) -> Preparation:
     revising = (c for c in subject.compensations if isinstance(c, RevisingCompensation))
     revisions = combined(c.revise(model, trajectory, tasks) for c in revising)
     removal = trajectory.remove(tasks, shared, subject.before, readers, revisions)
-    tainted = {t for t in remaining if t in subject.tainted or subject.ledger.saw(t) & set(tasks)}
-    undisturbed = subject.before is None or subject.in_training_without(tasks)
-    alike = subject.unlike.isdisjoint((*remaining, subject.in_training))
-    here = subject.exact_host and not subject.unrecorded  # whoever trained those may have unlearned others before
-    exact = here and alike and not tainted and not removal.shared and undisturbed and not subject.shared_state
-    claim: Claim = "exact" if exact else "approximate"
+    tainted = subject.claims.tainted_without(tasks, subject.ledger)
+    reasons = subject.claims.reasons(
+        tasks,
+        subject.strategy,
+        subject.ledger,
+        removal,
+        in_training=subject.in_training,
+        unrecorded=subject.unrecorded,
+        shared_state=subject.shared_state,
+        tampered=tampered,
+    )
     affected = _affected(model, remaining, removal, shared)
     covered = tuple(
         task for task in affected if task in revisions or any(c.covers(task, tasks) for c in subject.compensations)
@@ -84,7 +107,8 @@ def prepare(subject: Subject, tasks: Iterable[int], event: str) -> Preparation:
         affected=affected,
         compensated=covered,
         shared=_shared_entries(removal, readers),
-        claim=claim,
+        claim="approximate" if reasons else "exact",
+        reasons=reasons,
         trajectory_bytes=sum(trajectory.nbytes(task) for task in tasks),
         purges=tuple(type(plugin).__name__ for plugin in subject.plugins if adapter_of(plugin)),
         unpurged=tuple(type(plugin).__name__ for plugin, _ in unknown_state(subject)),
@@ -93,7 +117,7 @@ def prepare(subject: Subject, tasks: Iterable[int], event: str) -> Preparation:
         untelling=_untelling(model, tasks, subject.opened_whole),
         shared_state=tuple(sorted(subject.shared_state)),
     )
-    return Preparation(plan, removal, frozenset(tainted), started, own, trajectory.logs)
+    return Preparation(plan, removal, tainted, started, own, trajectory.logs, hashes)
 
 
 def own_modules_only(preparation: Preparation) -> Preparation:
@@ -102,7 +126,8 @@ def own_modules_only(preparation: Preparation) -> Preparation:
     logs = {task: log for task, log in preparation.logs.items() if task not in gone}
     untouched = Removal(removal.tasks, {}, {}, logs, {}, {task: Updates() for task in gone}, {})
     nothing: dict[str, Any] = {"entries": {}, "affected": (), "compensated": (), "repaired": (), "shared": {}}
-    plan = replace(preparation.plan, claim="approximate", **nothing)
+    reasons = ("obey='head': every entry that tasks share stays as it is",)
+    plan = replace(preparation.plan, claim="approximate", reasons=reasons, **nothing)
     return replace(preparation, plan=plan, removal=untouched)
 
 

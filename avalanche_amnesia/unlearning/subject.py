@@ -13,6 +13,7 @@ from avalanche_amnesia.audit.record import Provenance
 from avalanche_amnesia.ledger import TaskLedger
 from avalanche_amnesia.trajectory.store import Trajectory
 from avalanche_amnesia.transaction import Transaction
+from avalanche_amnesia.unlearning.claims import Claims
 from avalanche_amnesia.unlearning.compensation import Compensation
 from avalanche_amnesia.unlearning.purging.learned_state import UnknownStateError, cleaned_anyway, learned_state
 from avalanche_amnesia.unlearning.purging.registry import adapter_of
@@ -34,10 +35,8 @@ class Subject:
         counters: task → the host's experience counter when it was trained.
         before: values before a task that is in training, by parameter name; None between tasks. Replaced in place.
         optimized: the host's own book of optimized parameters, by name; cleaned too.
-        tainted: remaining tasks whose training saw a task that was unlearned later.
-        saw: the tasks that can leave a trace in a task that is in training; empty between tasks.
-        exact_host: whether the training itself is reproducible from (seed, remaining tasks) alone.
-        unlike: tasks, one in training included, that were not trained at the settings of the first one.
+        claims: what trainings could see, and under which circumstances.
+        strategy: the host itself.
         known: every task of the stream, None where that is not known.
         unrecorded: tasks that the model has and the ledger does not know: it was loaded with them.
         iteration: training iterations finished.
@@ -59,10 +58,8 @@ class Subject:
     counters: Mapping[int, int]
     before: dict[str, Tensor] | None
     optimized: dict[str, Any] | None
-    tainted: set[int]
-    exact_host: bool
-    saw: frozenset[int] = frozenset()
-    unlike: frozenset[int] = frozenset()
+    claims: Claims
+    strategy: Any
     known: frozenset[int] | None = None
     unrecorded: frozenset[int] = frozenset()
     iteration: int = 0
@@ -77,7 +74,7 @@ class Subject:
 
     def in_training_without(self, tasks: Iterable[int]) -> bool:
         """Whether a task is in training in which none of these can have left a trace."""
-        return self.before is not None and not self.saw & set(tasks)
+        return self.before is not None and not self.claims.influences & set(tasks)
 
 
 def unknown_state(subject: Subject) -> list[tuple[object, str]]:

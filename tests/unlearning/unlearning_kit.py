@@ -114,7 +114,7 @@ def fingerprint(strategy: Any, *stores: Any) -> Any:
             ],
             "before": None if recorder.snapshot is None else recorder.snapshot.values,
             "ledger": plugin.ledger.state_dict(),
-            "tainted": plugin.history.tainted,
+            "tainted": plugin.claims.tainted,
             "records": [record.to_json() for record in plugin.records],
             "current": (plugin.current, plugin.current_task),
             "stores": stores,

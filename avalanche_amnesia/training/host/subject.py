@@ -7,20 +7,17 @@ from typing import Any
 
 from avalanche.core import SupervisedPlugin
 from avalanche.training.plugins import EvaluationPlugin
-from avalanche.training.plugins.clock import Clock
-from avalanche.training.templates.base_sgd import PeriodicEval
 
 from avalanche_amnesia.ledger import TaskLedger
-from avalanche_amnesia.models.multi_head import MultiHeadModel
 from avalanche_amnesia.training.host.history import TaskHistory
 from avalanche_amnesia.training.host.lookup import find_plugin
 from avalanche_amnesia.training.host.provenance import provenance_of
-from avalanche_amnesia.training.host.setting import TrainingSettings
 from avalanche_amnesia.training.plugins.in_memory_loader import InMemoryLoaderPlugin
 from avalanche_amnesia.training.plugins.repair import RepairPlugin
 from avalanche_amnesia.training.plugins.seeding import SeedingPlugin
 from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
+from avalanche_amnesia.unlearning.claims import Claims
 from avalanche_amnesia.unlearning.compensation import Compensation
 from avalanche_amnesia.unlearning.subject import Subject
 
@@ -34,7 +31,7 @@ def subject_of(
     *,
     ledger: TaskLedger,
     history: TaskHistory,
-    settings: TrainingSettings,
+    claims: Claims,
     known: frozenset[int] | None,
     in_training: int | None,
     compensated: bool,
@@ -47,27 +44,26 @@ def subject_of(
         recorder: its plugin that records.
         ledger: who may be asked for.
         history: of the tasks that were trained.
-        settings: at which they were.
+        claims: what their trainings could see.
         known: every task of the stream, None where that is not known.
         in_training: the task in training; None between tasks.
         compensated: whether anything makes up to the remaining tasks.
     """
     snapshot, masking = recorder.snapshot, find_plugin(strategy, TaskMaskPlugin)
     ours = [p for p in strategy.plugins if p is asking or isinstance(p, (EvaluationPlugin, *_OURS))]
+    learned = [strategy._criterion] if claims.criterion_learned(strategy) else []
     return Subject(
         model=strategy.model,
         optimizers=[strategy.optimizer],
         trajectory=recorder.trajectory,
         ledger=ledger,
-        plugins=[*(p for p in strategy.plugins if p not in ours), strategy, *settings.learned_criterion(strategy)],
+        plugins=[*(p for p in strategy.plugins if p not in ours), strategy, *learned],
         compensations=[p for p in strategy.plugins if isinstance(p, Compensation)] if compensated else [],
         counters=history.counters,
         before=None if snapshot is None else snapshot.values,
         optimized=getattr(strategy, "optimized_param_id", None),
-        tainted=history.tainted,
-        saw=history.saw,
-        exact_host=_is_exact_host(strategy, asking),
-        unlike=settings.unlike,
+        claims=claims,
+        strategy=strategy,
         known=known,
         unrecorded=frozenset(getattr(strategy.model, "tasks", ())) - {*ledger.remaining, in_training},
         iteration=strategy.clock.train_iterations,
@@ -80,34 +76,3 @@ def subject_of(
         shared_state=recorder.shared_state,
         opened_whole={} if masking is None else masking.opened_whole,
     )
-
-
-def seen_by_training(strategy: Any, ledger: TaskLedger) -> frozenset[int]:
-    """The remaining tasks that can leave a trace in the task in training, directly or by way of another one.
-
-    Args:
-        strategy: that trains it.
-        ledger: the book of tasks.
-    """
-    masking, remaining = find_plugin(strategy, TaskMaskPlugin), frozenset(ledger.remaining)
-    if _isolates(strategy.model):
-        return frozenset()
-    if masking is None or masking.influences is None:
-        return remaining
-    seen = masking.influences
-    return seen.union(*(ledger.saw(task) for task in seen & remaining)) & remaining
-
-
-def _is_exact_host(strategy: Any, asking: SupervisedPlugin) -> bool:
-    """Is a training here a function of (seed, remaining tasks) alone? Any plugin of others may break that."""
-    known = (EvaluationPlugin, PeriodicEval, Clock, *_OURS)
-    return (
-        (_isolates(strategy.model) or find_plugin(strategy, TaskMaskPlugin) is not None)
-        and find_plugin(strategy, SeedingPlugin) is not None
-        and getattr(strategy, "optimizer_always_fresh", False)
-        and all(plugin is asking or isinstance(plugin, known) for plugin in strategy.plugins)
-    )
-
-
-def _isolates(model: Any) -> bool:
-    return isinstance(model, MultiHeadModel) and model.isolates

@@ -98,7 +98,7 @@ class BackupPlugin(SupervisedPlugin):
         trajectory = recorder.trajectory
         self._recorder, self._statistics = recorder, TaskStatistics(model, task, masking.statistics_batches)
         values = _backbone(dict(model.named_parameters()))
-        seen = [other for other in unlearnable if masking.saw is None or other in masking.saw]
+        seen = [other for other in unlearnable if masking.influences is None or other in masking.influences]
         for other in seen:  # a task that this one is isolated from takes nothing with it when it goes
             earlier = trajectory.tasks[: trajectory.tasks.index(other)]
             region = first_used(model, other, earlier)

@@ -50,6 +50,7 @@ class InMemoryLoaderPlugin(SupervisedPlugin):
     (Replay).
     """
 
+    repeatable = True
     follows_units = True
 
     def before_training_exp(self, strategy: Any, shuffle: bool = True, drop_last: bool = False, **kwargs: Any) -> None:

@@ -70,6 +70,8 @@ class RepairPlugin(SupervisedPlugin):
     Reference: DER++: Buzzega et al., Dark Experience for General Continual Learning, NeurIPS 2020.
     """
 
+    repeatable = True
+
     def __init__(
         self,
         mode: RepairMode = "joint",

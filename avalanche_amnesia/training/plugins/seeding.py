@@ -60,6 +60,8 @@ class SeedingPlugin(SupervisedPlugin):
         ValueError: for a seed that is no integer.
     """
 
+    repeatable = True
+    seeds_tasks = True
     follows_units = True
 
     def __init__(self, seed: int = 0, order_seed: int | None = None) -> None:

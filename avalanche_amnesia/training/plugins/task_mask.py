@@ -44,6 +44,8 @@ class TaskMaskPlugin(SupervisedPlugin):
         opened_whole: task → layers of which it opened all units that it could: such a mask says nothing of the task.
     """
 
+    repeatable = True
+    commits_to_mask = True
     follows_units = True
 
     finishing_step = 1

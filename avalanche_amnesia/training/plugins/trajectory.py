@@ -74,6 +74,7 @@ class TrajectoryPlugin(SupervisedPlugin):
             can't be taken apart again.
     """
 
+    repeatable = True
     follows_units = True
 
     finishing_step = 2

@@ -23,13 +23,13 @@ from avalanche_amnesia.training.host.evaluation import drop_last_values, preserv
 from avalanche_amnesia.training.host.history import TaskHistory
 from avalanche_amnesia.training.host.lookup import find_plugin, refuse_second
 from avalanche_amnesia.training.host.rollback import abort_training, finish, go_back, is_finishing
-from avalanche_amnesia.training.host.setting import TrainingSettings
 from avalanche_amnesia.training.host.stream_requests import StreamRequests, check_iteration, check_iterations, due
-from avalanche_amnesia.training.host.subject import seen_by_training, subject_of
+from avalanche_amnesia.training.host.subject import subject_of
 from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin, single_task
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 from avalanche_amnesia.transaction import Transaction
 from avalanche_amnesia.unlearning.applying import apply, book_only
+from avalanche_amnesia.unlearning.claims import Claims
 from avalanche_amnesia.unlearning.compensation import Compensation, RevisingCompensation
 from avalanche_amnesia.unlearning.planning import Preparation, own_modules_only, prepare
 from avalanche_amnesia.unlearning.purging.registry import adapter_of
@@ -62,11 +62,13 @@ class UnlearningPlugin(SupervisedPlugin):
     Attributes:
         ledger: the book of tasks.
         records: one :class:`UnlearningRecord` per unlearning, in order.
-        history: what is known of the tasks beside the book.
+        history: counters and data of the tasks that were trained.
+        claims: what trainings could see, which decides whether a record may say ``exact``.
         current: the plan being applied, for metrics and loggers; None outside.
         current_task: the task in training; None between tasks.
     """
 
+    repeatable = True
     follows_units = True
 
     finishing_step = 3
@@ -96,7 +98,7 @@ class UnlearningPlugin(SupervisedPlugin):
         self._forgotten_in_task: set[int] = set()
         self._upcoming: list[Any] = []
         self._requests = StreamRequests()
-        self._settings = TrainingSettings()
+        self.claims = Claims()
 
     # By the user ----------------------------------------------------------------------------------------------
 
@@ -116,6 +118,7 @@ class UnlearningPlugin(SupervisedPlugin):
         keep_probes: bool = False,
         allow_unknown: bool | None = None,
         fingerprint: bool | None = None,
+        strict: bool = False,
     ) -> UnlearningRecord:
         """Unlearn tasks now, outside a training call: as a whole, or not at all.
 
@@ -125,13 +128,16 @@ class UnlearningPlugin(SupervisedPlugin):
             keep_probes: whether metrics may keep the tasks' masks and heads.
             allow_unknown: this time, in place of the plugin's own ``allow_unknown``.
             fingerprint: this time, in place of the plugin's own ``fingerprint``.
+            strict: raise where something else than trainings and unlearnings here wrote into the model, instead of
+                saying so in the record.
 
         Raises:
             RequestError: if they can't be requested now; nothing changed.
             UnknownStateError: if a plugin, or the strategy, keeps learned state and has no adapter; nothing changed.
+            TamperedError: where ``strict`` says so; nothing changed.
         """
         event = self._between_tasks(strategy)
-        return self._unlearn(strategy, tasks, event, keep_probes, allow_unknown, fingerprint)
+        return self._unlearn(strategy, tasks, event, keep_probes, allow_unknown, fingerprint, strict)
 
     def evidence(self, strategy: Any, tasks: Iterable[int], experiences: Iterable[Any] = ()) -> Evidence:
         """What tasks have put into the model, to be looked for after they are unlearned; changes nothing.
@@ -176,8 +182,8 @@ class UnlearningPlugin(SupervisedPlugin):
         """Forget the task in training, which is given up."""
         go_back(strategy)
         self.current = None
-        self._settings.leave(self.current_task, first=self.ledger.n_trained == 0)
-        self.current_task, self.history.saw = None, frozenset()
+        self.claims.abandon(self.current_task, first=self.ledger.n_trained == 0)
+        self.current_task = None
 
     @property
     def trained(self) -> tuple[int, ...]:
@@ -221,8 +227,7 @@ class UnlearningPlugin(SupervisedPlugin):
     def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
         """Check iterations against the real loader; look whose traces the task can carry; let others get ready."""
         self.current_task = single_task(strategy.experience)
-        self._settings.prepare(strategy)
-        self.history.saw = seen_by_training(strategy, self.ledger)
+        self.claims.begin(strategy, self.ledger)
         for plugin in (*strategy.plugins, strategy):
             adapter = adapter_of(plugin)
             if adapter is not None:
@@ -237,7 +242,7 @@ class UnlearningPlugin(SupervisedPlugin):
     def before_training_iteration(self, strategy: Any, **kwargs: Any) -> None:
         """Fire the requests of this iteration; keep samples of forgotten tasks out of a loader that still has them."""
         if strategy.clock.train_exp_iterations == 0:
-            self._settings.enter(strategy, single_task(strategy.experience))
+            self.claims.first_step(strategy, single_task(strategy.experience))
         while self._upcoming and self._upcoming[0].iteration <= strategy.clock.train_exp_iterations:
             request = self._upcoming.pop(0)
             with preserved_minibatch(strategy):
@@ -253,12 +258,13 @@ class UnlearningPlugin(SupervisedPlugin):
         """Enter the task into the book, which finishes it; fire the requests that come after it."""
         task = single_task(strategy.experience)
         permanent = bool(getattr(strategy.experience, "permanent", False))
-        self.ledger.learn(task, permanent=permanent, saw=self.history.saw)
-        self.history.end(task, strategy.experience, strategy.clock.train_exp_counter, self._forgotten_in_task)
+        self.ledger.learn(task, permanent=permanent, saw=self.claims.influences)
+        self.history.end(task, strategy.experience, strategy.clock.train_exp_counter)
         for plugin in strategy.plugins:
             if isinstance(plugin, Compensation):
                 plugin.prepare(strategy, task, self.ledger.unlearnable)
         self._requests.trained(task, due(strategy.experience, "after"))
+        self.claims.end(task, strategy.model, self._forgotten_in_task)
         self.current_task = None
         finish(strategy)
         self._obey_overdue(strategy)
@@ -301,6 +307,7 @@ class UnlearningPlugin(SupervisedPlugin):
         keep_probes: bool,
         allow_unknown: bool | None = None,
         fingerprint: bool | None = None,
+        strict: bool = False,
     ) -> UnlearningRecord:
         if self.current is not None:
             raise RequestError(
@@ -308,7 +315,7 @@ class UnlearningPlugin(SupervisedPlugin):
             )
         masking = find_plugin(strategy, TaskMaskPlugin)
         with nullcontext() if masking is None else masking.at_rest(strategy):
-            return self._unlearn_at_rest(strategy, tasks, event, keep_probes, allow_unknown, fingerprint)
+            return self._unlearn_at_rest(strategy, tasks, event, keep_probes, allow_unknown, fingerprint, strict)
 
     def _unlearn_at_rest(
         self,
@@ -318,9 +325,10 @@ class UnlearningPlugin(SupervisedPlugin):
         keep_probes: bool,
         allow_unknown: bool | None,
         fingerprint: bool | None,
+        strict: bool,
     ) -> UnlearningRecord:
         subject = self._subject(strategy)
-        preparation = self._prepare(subject, tasks, event)
+        preparation = self._prepare(subject, tasks, event, strict)
         if self.obey and not (self.allow_unknown if allow_unknown is None else allow_unknown):
             refuse_unknown_state(subject)
         if self.obey and (self.fingerprint if fingerprint is None else fingerprint):
@@ -346,8 +354,8 @@ class UnlearningPlugin(SupervisedPlugin):
         if snapshot is not None:
             change.set(snapshot, moments={})
 
-    def _prepare(self, subject: Subject, tasks: Iterable[int], event: str) -> Preparation:
-        preparation = prepare(subject, tasks, event)
+    def _prepare(self, subject: Subject, tasks: Iterable[int], event: str, strict: bool = False) -> Preparation:
+        preparation = prepare(subject, tasks, event, strict=strict)
         return own_modules_only(preparation) if self.obey == "head" else preparation
 
     def _subject(self, strategy: Any) -> Subject:
@@ -357,7 +365,7 @@ class UnlearningPlugin(SupervisedPlugin):
             self._trajectory(strategy),
             ledger=self.ledger,
             history=self.history,
-            settings=self._settings,
+            claims=self.claims,
             known=frozenset(self._requests.known) or None,
             in_training=self.current_task,
             compensated=self.obey is True,
