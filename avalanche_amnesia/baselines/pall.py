@@ -65,7 +65,7 @@ class PALLPlugin(SubnetPlugin):
         parameters = dict(model.backbone.named_parameters())
         with torch.no_grad():
             for name, fresh in drawn.items():
-                weight, covered = parameters[name], self._adjuster.use.covered[name]
+                weight, covered = parameters[name], self.in_training.adjuster.use.covered[name]
                 weight.copy_(torch.where(covered > 0, weight, fresh.to(weight).view_as(weight)))
 
     # As a compensation ----------------------------------------------------------------------------------------

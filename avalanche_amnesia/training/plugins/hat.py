@@ -29,11 +29,42 @@ from avalanche_amnesia.training.host.rollback import abort_training, go_back
 from avalanche_amnesia.training.norm_statistics import TaskStatistics
 from avalanche_amnesia.training.optimizers import BareStep, check_sibling, clear_faint, sibling_optimizer
 from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin, single_task
+from avalanche_amnesia.training.task_in_training import TaskInTraining
 from avalanche_amnesia.training.update_rules import AdjustmentRule, AdjustSpace, ConstantRule, RandomRule, TaskUse
 from avalanche_amnesia.transaction import Transaction
 
 Adjustment = Literal["hat", "random", "constant"]
 IsolationChoice = Literal["none", "pools"]
+
+
+class HATTask(TaskInTraining):
+    """A task in training whose mask is learned by hard attention.
+
+    Attributes:
+        allocation: the units that it may use; None: all of them.
+        statistics: of its norms, taken again when it ends.
+        step_embedding: steps the mask's embedding.
+        regulariser: of the mask's sparsity.
+        generation: of the model's masks for which the regulariser and the adjuster were made.
+        scale: of the gate at this mini-batch.
+        gate: of all units at this mini-batch, ``(n_units,)``.
+        lowest, highest: bounds of the embedding in this epoch, ``(n_units,)``.
+    """
+
+    allocation: UnitAllocation | None
+    statistics: TaskStatistics
+    step_embedding: BareStep
+    regulariser: SparsityRegulariser
+    generation: int
+    scale: float
+    gate: Tensor
+    lowest: Tensor
+    highest: Tensor
+
+    @property
+    def alone(self) -> bool:
+        """Whether it has units of its own, where there is nothing to save for others."""
+        return self.allocation is not None and self.allocation.alone
 
 
 class HATPlugin(TaskMaskPlugin):
@@ -81,21 +112,7 @@ class HATPlugin(TaskMaskPlugin):
     """
 
     model_class = MaskedModel
-    within_a_task = frozenset(
-        {
-            "_gate",
-            "_scale",
-            "_lowest",
-            "_highest",
-            "_step_embedding",
-            "_regulariser",
-            "_adjuster",
-            "_guards_others",
-            "_statistics",
-            "_generation",
-            "_allocation",
-        }
-    )
+    task_class = HATTask
 
     def __init__(
         self,
@@ -197,17 +214,18 @@ class HATPlugin(TaskMaskPlugin):
 
     def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
         """Start the task's mask; everything that is constant within the task is computed here."""
+        now: HATTask = self.in_training
         model, task = self.model_of(strategy), single_task(strategy.experience)
         self.n_tasks = len(getattr(strategy.experience, "origin_stream", None) or [task])
-        self._allocation = self._allocate(strategy, model, task)
+        now.allocation = self._allocate(strategy, model, task)
         self._take_snapshot(strategy, model, task)
         last = model.task_embedding(tuple(model.masks)[-1]) if model.masks else None
         generator = torch.Generator().manual_seed(derive_seed(self.seed, "embedding", task))
-        kind = self.embedding_init or ("positive" if self._alone else "normal")
+        kind = self.embedding_init or ("positive" if now.alone else "normal")
         embedding = initial_embedding(kind, model.n_units, generator, last, n_tasks=self.n_tasks)
-        model.start_task(task, embedding, None if self._allocation is None else self._allocation.allowed)
-        self._statistics = TaskStatistics(model, task, self.statistics_batches)
-        self._step_embedding = BareStep(self._make_embedding_optimizer(strategy.optimizer, model))
+        model.start_task(task, embedding, None if now.allocation is None else now.allocation.allowed)
+        now.statistics = TaskStatistics(model, task, self.statistics_batches)
+        now.step_embedding = BareStep(self._make_embedding_optimizer(strategy.optimizer, model))
         self._prepare(model)
 
     def _allocate(self, strategy: Any, model: MaskedModel, task: int) -> UnitAllocation | None:
@@ -249,21 +267,16 @@ class HATPlugin(TaskMaskPlugin):
         """Values before the task in training; empty between tasks."""
         return {} if self.snapshot is None else self.snapshot.values
 
-    @property
-    def _alone(self) -> bool:
-        """Whether the task in training has units of its own, where there is nothing to save for others."""
-        return self._allocation is not None and self._allocation.alone
-
     def _prepare(self, model: MaskedModel) -> None:
         """Whatever depends on the other tasks' masks; again when one of them goes in the middle of this task."""
-        assert self.snapshot is not None
-        self._generation = model.generation
+        now: HATTask = self.in_training
+        now.generation = model.generation
         sizes = [layer.units for layer in model.graph.layers.values()]
-        allocation = self._allocation
+        allocation = now.allocation
         use = self.task_use(model) if allocation is None else TaskUse.within(model, allocation)
-        weight = (0.0 if self._alone else 0.75) if self.sparsity_weight is None else self.sparsity_weight
-        self._regulariser = SparsityRegulariser(weight, self.sparsity, use.in_use, sizes, self.n_tasks)
-        self._adjuster = self._make_adjuster(model, use)
+        weight = (0.0 if now.alone else 0.75) if self.sparsity_weight is None else self.sparsity_weight
+        now.regulariser = SparsityRegulariser(weight, self.sparsity, use.in_use, sizes, self.n_tasks)
+        now.adjuster = self._make_adjuster(model, use)
 
     def _make_embedding_optimizer(self, optimizer: Optimizer, model: MaskedModel) -> Optimizer:
         assert model.embedding is not None
@@ -278,21 +291,22 @@ class HATPlugin(TaskMaskPlugin):
     @torch.no_grad()
     def before_training_epoch(self, strategy: Any, **kwargs: Any) -> None:
         """Choose, per layer, the units that stay open in this epoch whatever the regulariser says."""
+        now: HATTask = self.in_training
         embedding = self.model_of(strategy).embedding
         assert embedding is not None
-        allocation = self._allocation
+        allocation = now.allocation
         allowed = torch.ones_like(embedding, dtype=torch.bool) if allocation is None else allocation.allowed
         rank = embedding.masked_fill(~allowed, -torch.inf)
-        self._highest = torch.full_like(embedding, self.embedding_clamp)
-        self._lowest = -self._highest
+        now.highest = torch.full_like(embedding, self.embedding_clamp)
+        now.lowest = -now.highest
         start = 0
         for layer in self.model_of(strategy).graph.layers.values():
             part = slice(start, start + layer.units)
             strongest = rank[part].topk(min(self.min_units, int(allowed[part].sum()))).indices
-            self._lowest[start + strongest] = min(6 / self.s_max, self.embedding_clamp)  # σ(6) at full scale: open
+            now.lowest[start + strongest] = min(6 / self.s_max, self.embedding_clamp)  # σ(6) at full scale: open
             start += layer.units
-        self._highest[~allowed] = -self.embedding_clamp
-        embedding.clamp_(self._lowest, self._highest)
+        now.highest[~allowed] = -self.embedding_clamp
+        embedding.clamp_(now.lowest, now.highest)
 
     def written_at_end(self, strategy: Any) -> Iterable[Tensor]:
         """As the base class's: every task's units go to their places again."""
@@ -301,15 +315,15 @@ class HATPlugin(TaskMaskPlugin):
     @torch.no_grad()
     def _keep_mask(self, strategy: Any) -> None:
         """Binarise the mask, return every entry outside it to its bits before the task (commit), settle the norms."""
+        now: HATTask = self.in_training
         model = self.model_of(strategy)
-        assert self.snapshot is not None
-        owned = model.graph.parameter_use(model.by_layer(model.binary_mask(self.snapshot.task)))
-        self._commit(strategy, owned, self._adjuster)
-        self._statistics.retake()
+        owned = model.graph.parameter_use(model.by_layer(model.binary_mask(now.task)))
+        self._commit(strategy, owned)
+        now.statistics.retake()
         model.finish_task()
-        if self._allocation is not None:
-            self._note_opened(model, self.snapshot.task, self._allocation)
-        self.allocator.end(strategy, model, self.snapshot.values)
+        if now.allocation is not None:
+            self._note_opened(model, now.task, now.allocation)
+        self.allocator.end(strategy, model, now.before.values)
 
     def _note_opened(self, model: MaskedModel, task: int, allocation: UnitAllocation) -> None:
         closed = model.by_layer(allocation.allowed & ~model.binary_mask(task))
@@ -319,42 +333,46 @@ class HATPlugin(TaskMaskPlugin):
 
     def before_forward(self, strategy: Any, **kwargs: Any) -> None:
         """Open the gate at the mini-batch's scale; look again at the other masks if one of them went."""
+        now: HATTask = self.in_training
         model = self.model_of(strategy)
         assert model.embedding is not None
         model.embedding.grad = None  # not sooner: others (SI) read every gradient behind the step
         batch, batches = strategy.clock.train_epoch_iterations, len(strategy.dataloader)
-        self._scale = mask_scale(batch, batches, self.s_max, self.annealing)
-        self._gate = model.open_gate(self._scale)
-        if model.generation != self._generation:
+        now.scale = mask_scale(batch, batches, self.s_max, self.annealing)
+        now.gate = model.open_gate(now.scale)
+        if model.generation != now.generation:
             self._prepare(model)
 
     @torch.no_grad()
     def before_backward(self, strategy: Any, **kwargs: Any) -> None:
         """Add ``λ·R`` to the loss's value; its gradient is added behind the backward pass, where it is a constant."""
-        self._statistics.see(strategy.mb_x, strategy.mb_task_id)
-        strategy.loss.detach().add_(self._regulariser(self._gate))
+        now: HATTask = self.in_training
+        now.statistics.see(strategy.mb_x, strategy.mb_task_id)
+        strategy.loss.detach().add_(now.regulariser(now.gate))
 
     @torch.no_grad()
     def before_update(self, strategy: Any, **kwargs: Any) -> None:
         """Form the embedding's gradient and compensate it; hold back what other tasks use."""
-        embedding, gate = self.model_of(strategy).embedding, self._gate
+        now: HATTask = self.in_training
+        embedding, gate = self.model_of(strategy).embedding, now.gate
         assert embedding is not None
-        of_gate = self.model_of(strategy).gate_gradient().add_(self._regulariser.gradient(gate))
-        embedding.grad = embedding_gradient(of_gate, gate, self._scale)
-        compensate_(embedding.grad, embedding, self._scale, self.s_max, self.compensation_clamp)
-        sparsity = self._regulariser.layer_sparsity(gate).tolist() if self._adjuster.needs_sparsity else []
-        self._adjuster.before_step(sparsity)
+        of_gate = self.model_of(strategy).gate_gradient().add_(now.regulariser.gradient(gate))
+        embedding.grad = embedding_gradient(of_gate, gate, now.scale)
+        compensate_(embedding.grad, embedding, now.scale, self.s_max, self.compensation_clamp)
+        sparsity = now.regulariser.layer_sparsity(gate).tolist() if now.adjuster.needs_sparsity else []
+        now.adjuster.before_step(sparsity)
 
     @torch.no_grad()
     def after_update(self, strategy: Any, **kwargs: Any) -> None:
         """Take back what is held, step the embedding, keep it within its bounds and its layers open."""
+        now: HATTask = self.in_training
         model = self.model_of(strategy)
         assert model.embedding is not None
         clear_faint(strategy.optimizer, strategy.clock.train_exp_iterations)
-        self._adjuster.after_step()
+        now.adjuster.after_step()
         self._guard_others(model)
-        self._step_embedding()
-        model.embedding.clamp_(self._lowest, self._highest)
+        now.step_embedding()
+        model.embedding.clamp_(now.lowest, now.highest)
 
 
 def isolation_of(given: Isolation | IsolationChoice) -> Isolation | None:

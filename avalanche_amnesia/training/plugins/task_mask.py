@@ -17,6 +17,7 @@ from avalanche_amnesia.training.host.lookup import is_last_to_finish
 from avalanche_amnesia.training.host.rollback import abort_training, begin_finishing, finish, go_back
 from avalanche_amnesia.training.host.samples import fault_of_task
 from avalanche_amnesia.training.snapshot import TaskSnapshot
+from avalanche_amnesia.training.task_in_training import TaskInTraining
 from avalanche_amnesia.training.update_rules import Adjuster, AdjustmentRule, AdjustSpace, TaskUse
 from avalanche_amnesia.transaction import Transaction
 
@@ -38,7 +39,7 @@ class TaskMaskPlugin(SupervisedPlugin):
         seed: every draw derives from it and the task.
 
     Attributes:
-        snapshot: values before the task in training; None between tasks.
+        training: the task in training; None between tasks.
         influences: the tasks that can leave a trace in the training of the current task, because it reads their units
             or is damped by them; None: every task that remains.
         opened_whole: task → layers of which it opened all units that it could: such a mask says nothing of the task.
@@ -49,20 +50,33 @@ class TaskMaskPlugin(SupervisedPlugin):
     follows_units = True
 
     finishing_step = 1
-    _adjuster: Adjuster
-    _guards_others: bool
     model_class: ClassVar[type[TaskMaskedModel]]
     """The kind of model that it masks."""
-    within_a_task: ClassVar[frozenset[str]] = frozenset({"_adjuster", "_guards_others"})
-    """Attributes that must not outlive a task's training."""
+    task_class: ClassVar[type[TaskInTraining]] = TaskInTraining
+    """What it holds of the task in training."""
 
     def __init__(self, rule: AdjustmentRule, adjust: AdjustSpace, seed: int) -> None:
         super().__init__()
         self.rule, self.adjust, self.seed = rule, adjust, seed
-        self.snapshot: TaskSnapshot | None = None
-        self._starting: int | None = None
+        self.training: TaskInTraining | None = None
         self.influences: frozenset[int] | None = None
         self.opened_whole: dict[int, frozenset[str]] = {}
+
+    @property
+    def snapshot(self) -> TaskSnapshot | None:
+        """Values before the task in training; None between tasks."""
+        return None if self.training is None else self.training.snapshot
+
+    @property
+    def in_training(self) -> Any:
+        """The task in training, of :attr:`task_class`.
+
+        Raises:
+            RuntimeError: between tasks.
+        """
+        if self.training is None:
+            raise RuntimeError("no task is in training")
+        return self.training
 
     def model_of(self, strategy: Any) -> Any:
         """The strategy's model.
@@ -87,7 +101,7 @@ class TaskMaskPlugin(SupervisedPlugin):
                 f"task {task} is already trained; tasks with a mask: {list(model.masks)}. Unlearn it first, or give "
                 "the new data a task label of its own"
             )
-        self._starting = task
+        self.training = self.task_class(task)
 
     def undo_training(self, strategy: Any) -> None:
         """Undo a task whose training was interrupted: weights, mask, head. May itself be interrupted, and repeated."""
@@ -96,8 +110,9 @@ class TaskMaskPlugin(SupervisedPlugin):
         if self.snapshot is not None:
             self.snapshot.restore(model, strategy.optimizer)
         model.drop_current_task()
-        if self._starting in model.tasks and self._starting not in model.masks:
-            model.remove_task(self._starting)  # it may have got no further than its head
+        task = None if self.training is None else self.training.task
+        if task in model.tasks and task not in model.masks:
+            model.remove_task(task)  # it may have got no further than its head
         self._end_task(model)
 
     def _finish(self, strategy: Any) -> None:
@@ -135,11 +150,12 @@ class TaskMaskPlugin(SupervisedPlugin):
 
     def _take_snapshot(self, strategy: Any, model: TaskMaskedModel, task: int) -> None:
         """Remember the values before the task, and let it train no other task's own modules."""
-        self.snapshot = TaskSnapshot(model, task, strategy.optimizer)
+        now: TaskInTraining = self.in_training
+        now.snapshot = TaskSnapshot(model, task, strategy.optimizer)
         self.rule.start(self.seed, task)
         for other in model.tasks:  # torch's optimizers skip what has no gradient, whatever their decay or momentum
             model.let_learn(other, other == task)
-        self._guards_others = not _skips_frozen(strategy.optimizer)
+        now.guards_others = not _skips_frozen(strategy.optimizer)
 
     @torch.no_grad()
     def _put_others_back(self, model: TaskMaskedModel) -> None:
@@ -147,16 +163,17 @@ class TaskMaskPlugin(SupervisedPlugin):
 
         Heads and norms of other tasks, and what of the backbone no mask covers: the norms that tasks begin with, say.
         """
-        assert self.snapshot is not None
-        own = tuple(f"{container}.{self.snapshot.task}." for container in model.task_containers)
+        now: TaskInTraining = self.in_training
+        before = now.before.values
+        own = tuple(f"{container}.{now.task}." for container in model.task_containers)
         for name, parameter in model.named_parameters():
-            covered = name.removeprefix("backbone.") in self._adjuster.use.covered
-            if name in self.snapshot.values and not covered and not name.startswith(own):
-                parameter.copy_(self.snapshot.values[name])
+            covered = name.removeprefix("backbone.") in now.adjuster.use.covered
+            if name in before and not covered and not name.startswith(own):
+                parameter.copy_(before[name])
 
     def _guard_others(self, model: TaskMaskedModel) -> None:
         """After a step of an optimizer that moves parameters without a gradient too: other tasks' own stay."""
-        if self._guards_others:
+        if self.in_training.guards_others:
             self._put_others_back(model)
 
     def task_use(self, model: TaskMaskedModel) -> TaskUse:
@@ -165,7 +182,6 @@ class TaskMaskPlugin(SupervisedPlugin):
 
     def _make_adjuster(self, model: TaskMaskedModel, use: TaskUse) -> Adjuster:
         """What holds back the updates of everything that the protected tasks use."""
-        assert self.snapshot is not None
         return Adjuster(
             self.rule,
             self.adjust,
@@ -173,34 +189,33 @@ class TaskMaskPlugin(SupervisedPlugin):
             parameters={n: p for n, p in model.backbone.named_parameters() if n in use.covered},
             before={
                 name.removeprefix("backbone."): value
-                for name, value in self.snapshot.values.items()
+                for name, value in self.in_training.before.values.items()
                 if name.startswith("backbone.")
             },
             layer_of=model.graph.layer_of,
         )
 
-    def _commit(self, strategy: Any, owned: Mapping[str, Tensor], adjuster: Adjuster) -> None:
+    def _commit(self, strategy: Any, owned: Mapping[str, Tensor]) -> None:
         """Return every entry outside the task's mask to its bits before the task.
 
         Args:
             strategy: whose task's training is over.
             owned: parameter name in the backbone → positive where the task's mask covers it; broadcasts.
-            adjuster: of the task.
 
         Raises:
             DivergedError: if a weight is not finite, or the features or logits overflow; the training was undone.
             TaskError: the same, where samples that are NaN or infinite are to blame.
         """
-        model = self.model_of(strategy)
-        assert self.snapshot is not None
+        model, training = self.model_of(strategy), self.in_training
+        adjuster = training.adjuster
         frozen = adjuster.frozen_entries() if self.adjust == "update" else {}
         keep = {}
         for name, use in owned.items():
             mine = (use > 0).expand_as(adjuster.use.covered[name])
             keep[f"backbone.{name}"] = mine & ~frozen[name] if name in frozen else mine
-        self.snapshot.commit(dict(model.named_parameters()), keep)
+        training.before.commit(dict(model.named_parameters()), keep)
         self._put_others_back(model)  # whoever wrote there: a plugin may
-        task = self.snapshot.task
+        task = training.task
         lost = what_diverged(model, task, strategy.experience)
         if lost is not None:
             abort_training(strategy)
@@ -214,9 +229,7 @@ class TaskMaskPlugin(SupervisedPlugin):
 
     def _end_task(self, model: TaskMaskedModel) -> None:
         """Keep nothing of a task beyond its training: what is left here would outlive its unlearning."""
-        self.snapshot, self._starting = None, None
-        for name in self.within_a_task & vars(self).keys():
-            delattr(self, name)
+        self.training = None
         for task in model.tasks:  # they were frozen for this training alone
             model.let_learn(task, True)
 

@@ -13,6 +13,7 @@ from avalanche_amnesia.training.host.lookup import find_plugin, is_last_to_finis
 from avalanche_amnesia.training.host.rollback import abort_training, begin_finishing, finish, go_back
 from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin, single_task
 from avalanche_amnesia.training.snapshot import StepActivity, TaskSnapshot
+from avalanche_amnesia.training.task_in_training import TaskInTraining
 from avalanche_amnesia.trajectory.store import Trajectory
 from avalanche_amnesia.transaction import Transaction
 from avalanche_amnesia.unit_graph.findings import ModelError
@@ -62,7 +63,7 @@ class TrajectoryPlugin(SupervisedPlugin):
 
     Attributes:
         trajectory: the store.
-        snapshot: values before the task in training; None between tasks.
+        training: the task in training, that of the plugin which masks where there is one; None between tasks.
         shared_state: names of tensors beside the parameters, buffers or attributes of modules, that trainings changed
             for all tasks together. No unlearning takes them apart: plans name them.
 
@@ -91,11 +92,16 @@ class TrajectoryPlugin(SupervisedPlugin):
         super().__init__()
         self.trajectory = Trajectory(path=path, threshold=threshold, min_active_steps=min_active_steps, dtype=dtype)
         self.merge_permanent = merge_permanent
-        self.snapshot: TaskSnapshot | None = None
+        self.training: TaskInTraining | None = None
         self._activity: StepActivity | None = None
         self._new: int | None = None
         self.shared_state: frozenset[str] = frozenset()
         self._state_before: dict[str, str] = {}
+
+    @property
+    def snapshot(self) -> TaskSnapshot | None:
+        """Values before the task in training; None between tasks."""
+        return None if self.training is None else self.training.snapshot
 
     def before_train_dataset_adaptation(self, strategy: Any, **kwargs: Any) -> None:
         """Check task, model, directory and order of the plugins, and undo a training that was interrupted."""
@@ -130,15 +136,16 @@ class TrajectoryPlugin(SupervisedPlugin):
             with Transaction() as change:
                 remove_task_modules(strategy.model, self._new, change)
                 change.commit()
-        self.snapshot, self._activity, self._new = None, None, None
+        self.training, self._activity, self._new = None, None, None
 
     def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
         """Remember the values before the task."""
         masking = find_plugin(strategy, TaskMaskPlugin)
         if masking is None:
-            self.snapshot = TaskSnapshot(strategy.model, single_task(strategy.experience), strategy.optimizer)
+            self.training = TaskInTraining(single_task(strategy.experience))
+            self.training.snapshot = TaskSnapshot(strategy.model, self.training.task, strategy.optimizer)
         else:
-            self.snapshot = masking.snapshot  # one copy of the model serves both
+            self.training = masking.training  # one copy of the model serves both
         self._state_before = shared_state(strategy.model)
         if self.trajectory.fidelity.min_active_steps is not None:
             self._activity = StepActivity(strategy.model)
@@ -171,11 +178,12 @@ class TrajectoryPlugin(SupervisedPlugin):
     @torch.no_grad()
     def after_training_exp(self, strategy: Any, **kwargs: Any) -> None:
         """Record the task's update of everything that is not its own, and take out of the model what is not kept."""
-        assert self.snapshot is not None
         begin_finishing(strategy)
-        model, task = strategy.model, self.snapshot.task
+        if self.training is None:
+            raise RuntimeError("no task is in training")
+        model, task, values = strategy.model, self.training.task, self.training.before.values
         own = own_parameters(model, task)
-        before = {name: value for name, value in self.snapshot.values.items() if name not in own}
+        before = {name: value for name, value in values.items() if name not in own}
         parameters = dict(model.named_parameters())
         of_others = frozenset().union(*(own_parameters(model, other) for other in self.trajectory.tasks))
         try:
@@ -193,6 +201,6 @@ class TrajectoryPlugin(SupervisedPlugin):
             parameters[name].copy_(value)
         state = shared_state(model)
         self.shared_state |= {name for name, digest in state.items() if self._state_before.get(name) != digest}
-        self.snapshot, self._activity, self._new = None, None, None
+        self.training, self._activity, self._new = None, None, None
         if is_last_to_finish(self, strategy):
             finish(strategy)

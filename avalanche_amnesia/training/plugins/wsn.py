@@ -19,11 +19,30 @@ from avalanche_amnesia.training.host.rollback import abort_training
 from avalanche_amnesia.training.optimizers import BareStep, clear_faint
 from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin, single_task
 from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
+from avalanche_amnesia.training.task_in_training import TaskInTraining
 from avalanche_amnesia.training.update_rules import AdjustmentRule
 from avalanche_amnesia.unit_graph.findings import ModelError
 
 ScoresRule = Literal["keep", "redraw"]
 KeepRule = Literal["last", "best"]
+
+
+class SubnetTask(TaskInTraining):
+    """A task in training that learns scores.
+
+    Attributes:
+        step_scores: steps them.
+        first_rate: the strategy's learning rate when the task began; None where it has none.
+        others: tasks with a mask for which the adjuster was made.
+        holdout: data that was held out, with ``keep="best"``.
+        best: score on it and state of the best epoch so far; None before the first.
+    """
+
+    step_scores: BareStep
+    first_rate: float | None
+    others: tuple[int, ...]
+    holdout: Holdout
+    best: tuple[tuple[float, float], dict[str, Tensor]] | None
 
 
 class SubnetPlugin(TaskMaskPlugin):
@@ -56,9 +75,7 @@ class SubnetPlugin(TaskMaskPlugin):
     """
 
     model_class = SubnetModel
-    within_a_task = frozenset(
-        {"_adjuster", "_guards_others", "_step_scores", "_first_rate", "_others", "_holdout", "_best"}
-    )
+    task_class = SubnetTask
 
     def __init__(
         self,
@@ -95,25 +112,27 @@ class SubnetPlugin(TaskMaskPlugin):
         """Hold validation data out, before anything reads the training data."""
         if self.keep == "best":
             task = single_task(strategy.experience)
-            self._holdout = Holdout(strategy, self.validation_share, self.seed, task)
+            self.in_training.holdout = Holdout(strategy, self.validation_share, self.seed, task)
 
     def before_training_exp(self, strategy: Any, shuffle: bool = True, drop_last: bool = False, **kwargs: Any) -> None:
         """Start the task's scores."""
+        now: SubnetTask = self.in_training
         model, task = self.model_of(strategy), single_task(strategy.experience)
         if self.keep == "best" and not kwargs.get("num_workers", 0):
-            self._holdout.replace_loader(strategy, shuffle, drop_last)
+            now.holdout.replace_loader(strategy, shuffle, drop_last)
         self._take_snapshot(strategy, model, task)
         model.start_task(task, self._initial_scores(model, task))
-        self._best: tuple[tuple[float, float], dict[str, Tensor]] | None = None
+        now.best = None
         self._prepare(strategy)
 
     def _prepare(self, strategy: Any) -> None:
         """Whatever depends on the other tasks; again when one of them goes in the middle of this task."""
+        now: SubnetTask = self.in_training
         model = self.model_of(strategy)
         assert model.scores is not None
-        self._others = model.masked_tasks
-        self._adjuster = self._make_adjuster(model, self.task_use(model))
-        self._step_scores = BareStep(self._make_score_optimizer(model.scores))
+        now.others = model.masked_tasks
+        now.adjuster = self._make_adjuster(model, self.task_use(model))
+        now.step_scores = BareStep(self._make_score_optimizer(model.scores))
 
     def _make_score_optimizer(self, scores: nn.Parameter) -> Optimizer:
         if self.score_optimizer is not None:
@@ -140,22 +159,27 @@ class SubnetPlugin(TaskMaskPlugin):
 
     def before_training_epoch(self, strategy: Any, **kwargs: Any) -> None:
         """Let the scores' learning rate follow the strategy's."""
-        now = strategy.optimizer.param_groups[0].get("lr")
+        now: SubnetTask = self.in_training
+        rate = strategy.optimizer.param_groups[0].get("lr")
         if strategy.clock.train_exp_epochs == 0:
-            self._first_rate = now
-        if self.score_optimizer is None and now is not None:
-            share = float(now / self._first_rate) if self._first_rate else 1.0
-            self._step_scores.optimizer.param_groups[0]["lr"] = self.score_lr * share
+            now.first_rate = rate
+        if self.score_optimizer is None and rate is not None:
+            share = float(rate / now.first_rate) if now.first_rate else 1.0
+            now.step_scores.optimizer.param_groups[0]["lr"] = self.score_lr * share
 
     @torch.no_grad()
     def after_training_epoch(self, strategy: Any, **kwargs: Any) -> None:
         """Keep this step's state if it is the best so far on the held out data."""
+        now: SubnetTask = self.in_training
         if self.keep == "last":
             return
         self._look_at_the_others(strategy)
-        score = self._holdout.score(strategy)
-        if self._best is None or score > self._best[0]:
-            self._best = (score, {name: value.clone() for name, value in self._state(strategy.model).items()})
+        score = now.holdout.score(strategy)
+        if now.best is None or score > now.best[0]:
+            now.best = (
+                score,
+                {name: value.clone() for name, value in self._state(strategy.model).items()},
+            )
 
     def _state(self, model: SubnetModel) -> dict[str, Tensor]:
         """Everything that the task in training learns: the tensors themselves."""
@@ -173,15 +197,15 @@ class SubnetPlugin(TaskMaskPlugin):
     @torch.no_grad()
     def _keep_mask(self, strategy: Any) -> None:
         """Go to the step that is kept, fix the mask, and return every entry outside it to its bits before the task."""
+        now: SubnetTask = self.in_training
         model = self.model_of(strategy)
-        assert self.snapshot is not None
         self._look_at_the_others(strategy)
         self._refuse_shared_state(strategy)
-        if self._best is not None:
+        if now.best is not None:
             for name, value in self._state(model).items():
-                value.copy_(self._best[1][name])
-        mask = model.by_layer(model.binary_mask(self.snapshot.task))
-        self._commit(strategy, model.graph.parameter_use(mask), self._adjuster)
+                value.copy_(now.best[1][name])
+        mask = model.by_layer(model.binary_mask(now.task))
+        self._commit(strategy, model.graph.parameter_use(mask))
         model.finish_task(keep_scores=self.scores == "keep")
         self._drop_unneeded_scores(strategy, model)
 
@@ -198,14 +222,14 @@ class SubnetPlugin(TaskMaskPlugin):
 
     def _look_at_the_others(self, strategy: Any) -> None:
         """Where a task was unlearned in the middle of this one: nothing that came out of it goes on."""
+        now: SubnetTask = self.in_training
         model = self.model_of(strategy)
-        if model.masked_tasks == self._others:
+        if model.masked_tasks == now.others:
             return
         assert model.scores is not None
-        assert self.snapshot is not None
         if self.scores == "keep":
-            model.scores.data.copy_(self._initial_scores(model, self.snapshot.task))
-        self._best = None
+            model.scores.data.copy_(self._initial_scores(model, now.task))
+        now.best = None
         self._prepare(strategy)
 
     def before_forward(self, strategy: Any, **kwargs: Any) -> None:
@@ -242,7 +266,8 @@ class SubnetPlugin(TaskMaskPlugin):
     @torch.no_grad()
     def after_update(self, strategy: Any, **kwargs: Any) -> None:
         """Take back what earlier tasks use, step the scores."""
+        now: SubnetTask = self.in_training
         clear_faint(strategy.optimizer, strategy.clock.train_exp_iterations)
-        self._adjuster.after_step()
+        now.adjuster.after_step()
         self._guard_others(self.model_of(strategy))
-        self._step_scores()
+        now.step_scores()
