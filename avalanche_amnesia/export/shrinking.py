@@ -1,4 +1,4 @@
-"""One walk over a masked backbone's graph that writes the same network without a task's dead units.
+"""Shrinking of a masked backbone to a task's open units: one walk over its graph that writes the smaller network.
 
 The graph knows the set of units behind every entry of every value: under a task's mask some are in use. Where these
 are some entries of one axis, only they are computed. What has no rule here, and values that can't be cut along one
@@ -48,7 +48,7 @@ def shrinks(*targets: Any) -> Callable[[Shrink], Shrink]:
 
 
 class Shrinking:
-    """One walk.
+    """One walk over a masked backbone's graph, which writes the network of a task's open units.
 
     Args:
         model: a masked model; not changed.
@@ -81,7 +81,7 @@ class Shrinking:
         self._names = list(model.graph.inputs.names) or ["x"]
 
     def run(self) -> Live:
-        """Walk; the features."""
+        """Walk over the graph; return the features."""
         for node in self.program.graph.nodes:
             if node.op == "placeholder" and node in self.values:
                 name = self._names[0] if len(self._names) == 1 else node.name
@@ -184,7 +184,7 @@ class Shrinking:
         return x if x.axis is None else self.bring(x, x.axis, torch.arange(x.shape[x.axis]))
 
     def bring(self, x: Live, axis: int, index: Tensor) -> Live:
-        """A value with some entries of an axis, in this order; entries of another axis are put back first."""
+        """A value with these entries of an axis, in this order; left-out entries of another axis are put back first."""
         axis %= len(x.shape)
         x = x if x.axis == axis else self.whole(x)
         if torch.equal(x.kept(axis), index):
@@ -195,7 +195,7 @@ class Shrinking:
         return live(self._brought[key], x.shape, axis, index, x.fill)
 
     def _expanded(self, x: Live, axis: int, index: Tensor) -> fx.Node | None:
-        """A constant that is expanded over samples is cut before it is."""
+        """Cut a constant before it is expanded over samples; None where the value is no such constant."""
         if x.content is None or x.node.target is not A.expand.default or x.node.args[0].op != "get_attr":  # type: ignore[union-attr]
             return None
         constant: Tensor = getattr(self.parts.root, str(x.node.args[0].target))  # type: ignore[union-attr]
@@ -233,7 +233,7 @@ class Shrinking:
         return self.new.call_function(torch.index_select, (node, axis, self.parts.put_tensor(places, "index")))
 
     def inputs(self, node: fx.Node, x: Live, axis: int) -> Live:
-        """A layer's input: of its inputs' axis the live entries alone, whatever comes in."""
+        """A layer's input, cut to the live entries of its axis of inputs, however the value lies."""
         if not x.along(axis):
             self.note_whole(_name(node.target))
             x = self.whole(x)
@@ -288,7 +288,7 @@ class Shrinking:
 
 @shrinks(A.sym_size)
 def size(walk: Shrinking, node: fx.Node, x: Any, dim: int) -> Any:
-    """A number that depends on the input is asked for when the network is run."""
+    """Size of an axis: known if entries of it are left out, else asked for when the network is run."""
     dim %= len(x.shape)
     return x.shape[dim] if dim == x.axis else Size(walk.emit(node, (x, dim), {}), x.shape[dim])
 

@@ -26,7 +26,7 @@ class OfflineRunError(ValueError):
 
 @dataclass
 class OfflineRun:
-    """What an offline run has logged."""
+    """Contents of an offline run's log."""
 
     id: str = ""
     name: str = ""

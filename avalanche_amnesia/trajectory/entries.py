@@ -1,4 +1,4 @@
-"""Chosen entries of a tensor: which they are, reading them, writing them.
+"""Chosen entries of a tensor: positions, reading, writing.
 
 On the CPU by way of numpy: torch does such work in several threads, which wait for each other, and on a busy machine
 takes ten times as long.

@@ -1,4 +1,4 @@
-"""What taking writers out of a trajectory leads to, worked out tensor by tensor without a change to anything."""
+"""Removal of writers from a trajectory, worked out tensor by tensor without a change to anything."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from avalanche_amnesia.bits import same_bits
-from avalanche_amnesia.threads import two_at_a_time
+from avalanche_amnesia.threads import map_two_threads
 from avalanche_amnesia.trajectory.entries import differing, positions, take
 from avalanche_amnesia.trajectory.merging import without_unneeded
 from avalanche_amnesia.trajectory.replay import Updates, moved_along, replay
@@ -24,7 +24,7 @@ Readers = Mapping[int, Mapping[str, Tensor]]
 
 @dataclass(frozen=True)
 class Removal:
-    """What taking tasks out of a trajectory leads to; nothing has been changed yet.
+    """Result of taking tasks out of a trajectory; nothing has been changed yet.
 
     Attributes:
         tasks: the tasks that go.
@@ -95,7 +95,7 @@ def work_out(
     base = {name: current[name] if before is None or name not in before else before[name] for name in names}
 
     def without(name: str) -> tuple[Tensor, Tensor, Tensor]:
-        """New values of a tensor, the entries that stay though a writer goes, the flat index of those that move."""
+        """New values of a tensor, entries that stay although their writer goes, flat index of those that move."""
         committed = base[name]
         reading = {task: reads[name].cpu().reshape(-1) for task, reads in (readers or {}).items() if name in reads}
         revised = {task: of_task[name] for task, of_task in revisions.items() if name in of_task}
@@ -113,7 +113,7 @@ def work_out(
         return replayed, stays, index
 
     # Whoever reads or is revised may enter tensors into logs, where their order counts.
-    found = map(without, names) if revisions or readers else two_at_a_time(without, names)
+    found = map(without, names) if revisions or readers else map_two_threads(without, names)
     for name, (replayed, stays, index) in zip(names, found, strict=True):
         committed = base[name]
         if bool(stays.any()):
@@ -137,7 +137,7 @@ def _taking_part(
     going: np.ndarray | None,
     revised: Mapping[int, Revision],
 ) -> list[tuple[int, SparseEntries | None]]:
-    """The writers of a tensor that are replayed: who wrote nothing of what goes (``going``) has no part in it.
+    """Writers of a tensor that are replayed: those that wrote an entry which changes (``going``).
 
     Where updates are revised (``going`` is None) all who wrote take part, and those that are revised.
     """

@@ -1,7 +1,7 @@
-"""The writers of one tensor: taken back one after the other, and replayed without those that go (METHOD §6).
+"""Replay of one tensor: its writers are taken back one after the other, and replayed without those that go.
 
-A writer's update ``Δ`` of an entry is what it wrote minus the value before it. What a remaining writer wrote onto other
-ground becomes that ground plus its update, added in float64; on the same bits it writes the same bits again.
+A writer's update ``Δ`` of an entry is what it wrote minus the value before it. Where the value before a remaining
+writer has changed, it writes that value plus its ``Δ``, added in float64; on the same bits it writes the same bits.
 """
 
 from __future__ import annotations

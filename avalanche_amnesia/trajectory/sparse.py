@@ -1,4 +1,4 @@
-"""Some entries of a tensor, losslessly: which they are, and their values before a task moved them.
+"""Lossless sparse entries of a tensor: their positions, and their values before a task moved them.
 
 Two ways to keep the values: as they are (:class:`SparseValues`), or as a coded update that leads back to them
 (:class:`~avalanche_amnesia.trajectory.coded.SparseUpdates`). Both give the same bits back.
@@ -53,7 +53,7 @@ class SparseEntries(Protocol):
         """Values before the task ``(k,)``, from those that it left ``(k,)``."""
 
     def rebased(self, before: Tensor, written: Tensor) -> SparseEntries:
-        """The same update on other ground: from ``before`` ``(k,)`` to ``written`` ``(k,)``."""
+        """The same update from another starting value: from ``before`` ``(k,)`` to ``written`` ``(k,)``."""
 
     def extended(self, index: Tensor, values: Tensor) -> SparseEntries:
         """With the entries at flat ``index`` ``(m,)`` leading back to ``values`` ``(m,)``."""

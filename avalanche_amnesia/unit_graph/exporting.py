@@ -1,4 +1,4 @@
-"""From a backbone to functional graphs of ATen operations, one for training and one for evaluation, by torch.export."""
+"""Export of a backbone to functional graphs of ATen operations, one for training and one for evaluation."""
 
 from __future__ import annotations
 
@@ -275,7 +275,7 @@ def _compares_sizes(condition: Any, free: Collection[str]) -> bool:
 
 
 def _drop_statistics(graph: fx.Graph, signature: Any) -> set[str]:
-    """Norms as they are called, without what they leave in their buffers.
+    """Replace exported norms by plain calls, without the statistics that they leave in their buffers.
 
     Returns:
         Names of all other buffers that the forward changes.
@@ -392,7 +392,7 @@ _LIBRARIES = (os.path.dirname(torch.__file__), os.path.dirname(__file__), "<")
 
 
 def declaring(name: str, *options: str) -> str:
-    """The way out by declaring a module; the backbone itself can't be declared."""
+    """Advice to declare a module, for error messages; the backbone itself can't be declared."""
     meaning = {"frozen": "trained by the first task alone", "task_owned": "a copy per task"}
     ways = " or ".join(f"{option}=[{name or '…'!r}] ({meaning[option]})" for option in options or meaning)
     if name:

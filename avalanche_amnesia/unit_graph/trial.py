@@ -1,4 +1,4 @@
-"""A trial of what masks promise: whatever lies outside of a mask moves, and not one bit of the features does.
+"""Trial of a masked backbone: all that lies outside of a mask moves, and not one bit of the features may.
 
 The rules say which entries a mask has to protect. This asks the network itself: it runs through a random mask, once
 with some parameters and once with every entry outside of the mask replaced, in training and in evaluation mode.

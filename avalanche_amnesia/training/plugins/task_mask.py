@@ -133,7 +133,7 @@ class TaskMaskPlugin(SupervisedPlugin):
         self.snapshot = TaskSnapshot(model, task, strategy.optimizer)
         self.rule.start(self.seed, task)
         for other in model.tasks:  # torch's optimizers skip what has no gradient, whatever their decay or momentum
-            model.let_learn(other, other == task)
+            model.set_trainable(other, other == task)
         self._guards_others = not _skips_frozen(strategy.optimizer)
 
     @torch.no_grad()
@@ -213,7 +213,7 @@ class TaskMaskPlugin(SupervisedPlugin):
         for name in self.within_a_task & vars(self).keys():
             delattr(self, name)
         for task in model.tasks:  # they were frozen for this training alone
-            model.let_learn(task, True)
+            model.set_trainable(task, True)
 
 
 def _skips_frozen(optimizer: Optimizer) -> bool:
