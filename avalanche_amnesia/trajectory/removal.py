@@ -92,6 +92,7 @@ def work_out(
     updates = {writer: Updates() for writer in gone}
     changing = (*(recorded[writer] for writer in gone), *revisions.values())
     names = sorted({name for tensors in changing for name in tensors if name in current})
+    # Logs lead from the last finished task back, so in the middle of a task they start at the values before it.
     base = {name: current[name] if before is None or name not in before else before[name] for name in names}
 
     def without(name: str) -> tuple[Tensor, Tensor, Tensor]:
@@ -99,6 +100,7 @@ def work_out(
         committed = base[name]
         reading = {task: reads[name].cpu().reshape(-1) for task, reads in (readers or {}).items() if name in reads}
         revised = {task: of_task[name] for task, of_task in revisions.items() if name in of_task}
+        # A revision may move entries that no writer who goes has touched: then no entry can be passed over.
         going = None if revised else chosen_by([recorded[writer][name] for writer in gone if name in recorded[writer]])
         taking_part = _taking_part(name, later, gone, going, revised)
         replayed, stays, steps = replay(name, committed, taking_part, logs, updates, reading, revised)
@@ -108,6 +110,7 @@ def work_out(
             _, _, index, old, written = steps[0]
             index = differing(index, old, written)
         else:
+            # Only what a writer who goes had moved can have changed: the rest of the tensor is not compared.
             index = torch.from_numpy(np.flatnonzero(np.unpackbits(going, count=committed.numel()).view(bool)))
             index = differing(index, take(replayed, index), take(committed.cpu(), index))
         return replayed, stays, index
@@ -124,8 +127,10 @@ def work_out(
         values[name], moved[name] = replayed, index.to(committed.device)
         if before is not None and name in before:
             new_before[name] = replayed
+            # The task in training goes on from the new values before it, with its own update so far on top.
             values[name] = moved_along(current[name], before[name], replayed)
             moved[name] = positions(~same_bits(values[name], current[name].detach()))
+    # Merged logs hold a way back past writers that go; without these it is not needed. Logs that stay keep their file.
     kept = {writer: log.unless_same(recorded[writer]) for writer, log in without_unneeded(logs, merged).items()}
     return Removal(tuple(tasks), values, new_before, kept, shared, updates, moved)
 

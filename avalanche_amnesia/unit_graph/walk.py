@@ -91,6 +91,7 @@ class Walk:
             self.values[node] = always_in_use(shape.shape, shape.dtype)
         last = max((n for n in self.graph.nodes if n.op == "placeholder"), default=None)
         with self.graph.inserting_after(last):
+            # The task's own modules come in as one more input, behind the backbone's: a graph's inputs stand first.
             self.tasks_own = self.graph.placeholder("own")
         self.masks = MaskNodes(self.graph, self.draft, self.tasks_own)
         for node in list(self.graph.nodes):
@@ -99,6 +100,7 @@ class Walk:
             try:
                 self.values[node] = self._value_of(node)
             except Unsupported as error:
+                # Not the end: the result counts as always in use, so that one walk finds all that stands in the way.
                 self._find(where(node), error.reason, error.fix)
             except (AttributeError, TypeError, IndexError, ValueError, RuntimeError, AssertionError, KeyError) as error:
                 self._find(where(node), f"its masking rule can't take these arguments ({error})", _OTHER_FIX)
@@ -114,6 +116,7 @@ class Walk:
         except Unsupported as error:
             self._find("output", error.reason, error.fix)
             return None
+        # An input that nothing reads stays: the forward's signature is the backbone's.
         self.graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output"))
         self.graph.lint()
         return result
@@ -129,6 +132,8 @@ class Walk:
             return args[0][args[1]]
         values = any(isinstance(leaf, Value) for leaf in known)
         parameters = any(isinstance(leaf, ParameterValue) for leaf in known)
+        # What depends on the input goes by the operation's rule, what is made of parameters alone by its derivation;
+        # the rest is constant, and computed here.
         if node.target is DECLARED:
             found: Rule | None = RULES[DECLARED]
         elif not isinstance(result := self.result(node), (Tensor, tuple, list)):
@@ -143,8 +148,10 @@ class Walk:
             self._check_axes(node)
             self.zero_inputs(node)
             args, kwargs = self.arguments(node)
+        # No rule is no error: what counts as always in use is protected more than necessary, never less.
         value = self.conservative(node) if found is None else found(self, node, *args, **kwargs)
         if isinstance(value, Value) and value.masked is Masked.DIRTY and not self._norm_follows(node, value):
+            # The invariant of the walk: nobody reads what masked entries hold where other tasks' parameters reach it.
             return self._mask_behind(node, value)
         return value
 
@@ -202,6 +209,7 @@ class Walk:
                 f"it is given parameters {names}, and has no masking rule for them", declaring(module_of(node))
             )
         for parameter in given:
+            # Set 0 is ``ALWAYS``: these entries count as in use under every mask, and the first task alone moves them.
             self.draft.use(parameter, torch.zeros((1,) * len(parameter.shape), dtype=torch.long))
         self.zero_inputs(node, dirty_only=True)
         return _as_always(self.result(node))
@@ -264,6 +272,7 @@ class Walk:
         """Make the masked entries of a node's inputs exactly zero."""
         for source in list(node.all_input_nodes):
             value = self.values.get(source)
+            # A constant (one half after a sigmoid) holds nothing of other tasks: only rules that ask for zeros mind it.
             least = Masked.CONSTANT if dirty_only else Masked.ZERO
             if isinstance(value, Value) and value.masked > least and not value.always:
                 node.replace_input_with(source, self._masked_node(source, value))
@@ -291,6 +300,7 @@ class Walk:
     def _masked_node(self, node: fx.Node, value: Value) -> fx.Node:
         if node not in self._masked:
             self._check_axis(node, value)
+            # One masked copy of a value serves all of its readers; masking changes no sets.
             here = self.insert_behind(node, masked, (node, self.masks.emit(value.ids)))
             self._masked[node] = here
             self.values[here] = value.like(masked=Masked.ZERO)
@@ -298,6 +308,7 @@ class Walk:
 
     def _mask_behind(self, node: fx.Node, value: Value) -> Value:
         here = self._masked_node(node, value)
+        # All readers but the mask itself, which would otherwise read its own result.
         node.replace_all_uses_with(here, delete_user_cb=lambda user: user is not here)
         return value
 
