@@ -74,7 +74,7 @@ class Capacity(PluginMetric):
         """Values are emitted by the callbacks alone."""
 
     def reset(self, strategy: Any = None) -> None:
-        """Nothing is accumulated."""
+        """Do nothing: no values are accumulated."""
 
     def __str__(self) -> str:
         return "Capacity"

@@ -49,7 +49,7 @@ class SparseUpdates:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the tensor."""
+        """Type of the tensor."""
         return self.values.dtype
 
     @property
@@ -82,7 +82,7 @@ class SparseUpdates:
         return SparseUpdates(self.chosen, self.codes, self.scales, _stored(steps), before[kept], self.shape)
 
     def extended(self, index: Tensor, values: Tensor) -> SparseUpdates:
-        """With entries whose values before are kept as they are."""
+        """The same with further entries, whose values before are kept as they are."""
         n, where = size(self.shape), self.where.reshape(-1)
         codes, steps = torch.zeros(n, dtype=self.codes.dtype), torch.zeros(n, dtype=torch.int8)
         old = torch.zeros(n, dtype=self.dtype)

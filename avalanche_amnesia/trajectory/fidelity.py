@@ -37,7 +37,7 @@ class AddedError:
 
     @classmethod
     def between(cls, committed: Tensor, trained: Tensor) -> AddedError:
-        """Of two tensors of the same shape, in float64."""
+        """Difference of two tensors of the same shape, in float64."""
         differ = ~same_bits(committed, trained)
         difference = committed[differ].double() - trained[differ].double()
         if not len(difference):

@@ -80,12 +80,12 @@ class Inputs:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of one sample's first tensor."""
+        """Shape of one sample's first tensor."""
         return self.shapes[0]
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the first tensor."""
+        """Type of the first tensor."""
         return self.dtypes[0]
 
     def batch(self, size: int, draw: torch.Generator | None = None, like: Tensor | None = None) -> Any:

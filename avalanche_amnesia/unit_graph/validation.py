@@ -16,7 +16,7 @@ from avalanche_amnesia.unit_graph.tracing import examine
 
 
 def validate(backbone: nn.Module, input_shape: tuple[int, ...] | None = None, **options: Any) -> list[Finding]:
-    """Everything that keeps a backbone from being masked; empty where ``MaskedModel`` takes it.
+    """Findings that keep a backbone from being masked; empty where ``MaskedModel`` takes it.
 
     Args:
         backbone: any module.

@@ -77,7 +77,7 @@ Site = tuple[nn.Module, str]
 
 @dataclass(frozen=True)
 class Inventory:
-    """Everything in a backbone that could learn.
+    """Inventory of all that could learn in a backbone.
 
     Attributes:
         cover: the masked parameters.
