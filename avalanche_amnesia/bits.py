@@ -1,4 +1,4 @@
-"""Tensors as the bits that they are: equality and hashes."""
+"""Bitwise equality and hashes of tensors."""
 
 import hashlib
 from collections.abc import Mapping
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from avalanche_amnesia.threads import two_at_a_time
+from avalanche_amnesia.threads import map_two_threads
 
 _WORTH_A_THREAD = 2**16
 """Bytes from which on hashing a tensor takes longer than handing it to a thread."""
@@ -39,8 +39,8 @@ def tensor_hash(tensor: Tensor) -> str:
 
 
 def state_hashes(state: Mapping[str, Tensor]) -> dict[str, str]:
-    """:func:`tensor_hash` of every tensor, by name in order of the names; two at a time, as hashing needs no lock."""
+    """:func:`tensor_hash` of every tensor, by name in order of the names; in two threads, as hashing needs no lock."""
     large = [name for name, tensor in state.items() if tensor.nbytes > _WORTH_A_THREAD]
-    hashes = dict(zip(large, two_at_a_time(lambda name: tensor_hash(state[name]), large), strict=True))
+    hashes = dict(zip(large, map_two_threads(lambda name: tensor_hash(state[name]), large), strict=True))
     hashes |= {name: tensor_hash(tensor) for name, tensor in state.items() if tensor.nbytes <= _WORTH_A_THREAD}
     return dict(sorted(hashes.items()))

@@ -1,4 +1,4 @@
-"""Who was trained, who was unlearned, who is permanent."""
+"""Ledger of tasks (trained, unlearned, permanent), and the rules of a request."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class RequestError(ValueError):
 
 @dataclass
 class _Entry:
-    """What is known of one remaining task."""
+    """Facts on one remaining task."""
 
     order: int
     declared: bool
@@ -23,7 +23,7 @@ class _Entry:
 
 
 class TaskLedger:
-    """The book of tasks: remaining, unlearned and permanent ones, and the rules of a request.
+    """Ledger of tasks: remaining, unlearned and permanent ones, and the rules of a request.
 
     Args:
         deadline: a task becomes permanent by itself once this many further tasks have been trained, whether

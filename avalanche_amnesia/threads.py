@@ -1,4 +1,4 @@
-"""Work on many tensors, two at a time."""
+"""Work on many tensors in two threads."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-def two_at_a_time(work: Callable[[T], R], things: Iterable[T]) -> list[R]:
-    """What ``work`` makes of each thing, in their order; for work that hardly needs the interpreter: hashing, numpy.
+def map_two_threads(work: Callable[[T], R], things: Iterable[T]) -> list[R]:
+    """Map ``work`` over things in two threads, in order; for work that hardly needs the interpreter (hashing, numpy).
 
     Args:
         work: called in two threads; gradients are recorded there unless it says otherwise.

@@ -84,16 +84,16 @@ def unlearning(strategy: Any, takes_back: TakesBack, task: int, rounds: int) -> 
 
 @torch.no_grad()
 def heads(strategy: Any, experience: Any) -> tuple[float, float, int, int]:
-    """Milliseconds of a forward pass over a task's samples, and of its heads; how many worlds and unlearnable tasks."""
-    plugin, book = find_plugin(strategy, CounterfactualPlugin), find_plugin(strategy, UnlearningPlugin)
+    """Milliseconds of a forward pass over a task's samples, and of its heads; how many heads and unlearnable tasks."""
+    plugin, unlearning_plugin = find_plugin(strategy, CounterfactualPlugin), find_plugin(strategy, UnlearningPlugin)
     assert plugin is not None
-    assert book is not None
+    assert unlearning_plugin is not None
     task, model = experience.task_label, strategy.model.eval()
     strategy.experience = experience  # as while its training ends
     x = experience.tensors[0]
     batches = [x.split(batch) for batch in (BATCH_OF_LARGE, BATCH)]  # whichever is quicker on this machine
     forward = min(milliseconds(lambda b=b: [model(part, task) for part in b], 3) for b in batches)
-    prepared = milliseconds(lambda: plugin.prepare(strategy, task, book.ledger.unlearnable), 1)
+    prepared = milliseconds(lambda: plugin.prepare(strategy, task, unlearning_plugin.ledger.unlearnable), 1)
     return forward, prepared, len(plugin.heads[task]), len(plugin.sources[task])
 
 
@@ -121,8 +121,8 @@ def main() -> None:
         figures = "".join(f"{figure:>7.0f} ms" for figure in (plan, whole, wall, hashes, step))
         print(f"{task:<8}{figures}{whole / step:>18.2f}")
     forward, prepared, n, unlearnable = heads(strategy, last)
-    print(f"heads of the last task: {prepared:.0f} ms for {n} worlds, a forward pass {forward:.0f} ms: ", end="")
-    print(f"{prepared / max(n, 1) / forward:.2f} passes per world", end=", ")
+    print(f"heads of the last task: {prepared:.0f} ms for {n} heads, a forward pass {forward:.0f} ms: ", end="")
+    print(f"{prepared / max(n, 1) / forward:.2f} passes per head", end=", ")
     print(f"{prepared / max(unlearnable, 1) / forward:.2f} per unlearnable task")
 
 

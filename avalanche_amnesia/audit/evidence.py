@@ -1,4 +1,4 @@
-"""What tasks put into a model, laid aside before they are unlearned, for an audit right afterwards."""
+"""Evidence: copies of what tasks put into a model, taken before they are unlearned, for an audit right afterwards."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from avalanche_amnesia.trajectory.removal import Removal
 
 @dataclass(frozen=True)
 class Evidence:
-    """What tasks put into a model. It *is* residue: hold it outside the strategy, and throw it away after the audit.
+    """Copies of what tasks put into a model. They *are* residue: hold them outside the strategy.
 
     Attributes:
         tasks: the tasks.
@@ -55,22 +55,22 @@ class Evidence:
         removal: Removal,
         removed: Sequence[str],
         samples: Tensor | None = None,
-        untelling: Mapping[int, Collection[str]] = MappingProxyType({}),
+        uninformative_masks: Mapping[int, Collection[str]] = MappingProxyType({}),
     ) -> Evidence:
-        """Lay aside what is about to be removed from a model.
+        """Copy what is about to be removed from a model.
 
         Args:
             model: with the tasks.
             removal: what will be taken out of its shared tensors.
             removed: names of the tensors that will go.
             samples: inputs of the tasks.
-            untelling: task → layers whose mask says nothing of it, because the task opened all that it could (a pool).
+            uninformative_masks: task → layers whose mask says nothing of it, as it opens all that it could (a pool).
         """
         state = {name: value.detach().cpu().clone() for name, value in model.state_dict().items()}
         return cls(
             tasks=removal.tasks,
             own={name: state[name] for name in removed if name in state},
-            masks=_masks(model, removal.tasks, untelling),
+            masks=_masks(model, removal.tasks, uninformative_masks),
             before={name: state[name] for name in removal.values},
             after={name: value.detach().cpu().clone() for name, value in removal.values.items()},
             samples=None if samples is None else samples.detach().cpu(),
@@ -95,7 +95,7 @@ class Evidence:
         return (*of_values, *masks)
 
     def fingerprint(self, seed: int = 0, *, samples: bool = False) -> Fingerprint:
-        """What a record may keep, see :class:`Fingerprint`.
+        """One-way fingerprint, which a record may keep; see :class:`Fingerprint`.
 
         Args:
             seed: of the sketches.
@@ -111,14 +111,14 @@ class Evidence:
         return Fingerprint(seed, self.traces(), sketches, hashes, rows[0].numel() if len(rows) else 0)
 
 
-def _masks(model: nn.Module, tasks: Sequence[int], untelling: Mapping[int, Collection[str]]) -> dict[str, Tensor]:
+def _masks(model: nn.Module, tasks: Sequence[int], uninformative: Mapping[int, Collection[str]]) -> dict[str, Tensor]:
     if not isinstance(model, TaskMaskedModel):
         return {}
     found: dict[str, Tensor] = {}
     for task in tasks:
         if task in model.masks:
             parts = {name: mask.detach().cpu() > 0 for name, mask in model.masks[task].items()}
-            of_layers = {name: part for name, part in parts.items() if name not in untelling.get(task, ())}
+            of_layers = {name: part for name, part in parts.items() if name not in uninformative.get(task, ())}
             found |= {f"mask of task {task}, {name}": part for name, part in of_layers.items()}
             if not of_layers:
                 continue

@@ -39,7 +39,7 @@ class UnreadableFileError(ValueError):
 
 
 def contents(file: Path) -> Iterator[tuple[str, Any]]:
-    """What a file holds: paths within it, and tensors, arrays or logged values.
+    """Contents of a file: paths within it, and tensors, arrays or logged values.
 
     Raises:
         UnreadableFileError: if it is broken, or could only be read by running code from it.

@@ -1,4 +1,4 @@
-"""By what an audit recognises what was removed, without being able to make it again.
+"""One-way fingerprints (hashes, count sketches) of removed tensors.
 
 Hashes find copies, in whatever type and shape they are kept. Sums of many entries with random signs (a count sketch,
 Charikar et al. 2002) keep inner products up to chance: they find a tensor that *contains* an update, beside others.
@@ -63,7 +63,7 @@ class Sketch:
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """What a record keeps of the tensors that were removed; none of them can be made from it.
+    """Hashes and sketches of removed tensors, for a record; no tensor can be made from them.
 
     Attributes:
         seed: of the sketches.

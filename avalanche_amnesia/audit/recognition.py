@@ -1,4 +1,4 @@
-"""Whether a tensor is, or holds, something that was removed."""
+"""Recognition of removed tensors in other ones, by hashes, and of removed updates, by regression."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ALIKE = 0.7
 
 
 class Recogniser:
-    """Knows what a record, or evidence at hand, says about what was removed.
+    """Recogniser of what was removed, from a record and from evidence at hand.
 
     Args:
         record: of the unlearning; its hashes are always used, its fingerprint where it has one.
@@ -35,8 +35,9 @@ class Recogniser:
     """
 
     def __init__(self, record: UnlearningRecord, evidence: Evidence | None = None) -> None:
-        untelling = {*record.plan.untelling, *(change.name for change in record.changes if _mask_that_moved(change))}
-        known = (change for change in record.changes if change.name not in untelling)
+        moved = (change.name for change in record.changes if _mask_that_moved(change))
+        uninformative = {*record.plan.uninformative_masks, *moved}
+        known = (change for change in record.changes if change.name not in uninformative)
         self._bits = {change.before: change for change in known if change.before is not None}
         self._print = record.fingerprint
         self._evidence = evidence
@@ -55,7 +56,7 @@ class Recogniser:
         return (frozenset(self._print.samples), self._print.sample_size) if self._print else (frozenset(), 0)
 
     def matches(self, tensor: Tensor) -> Iterator[Match]:
-        """What of the removed a tensor is or holds; at most one match of each sort."""
+        """Matches of a tensor with what was removed; at most one of each sort."""
         if tensor.is_meta:
             return
         tensor = _plain(tensor)
@@ -81,7 +82,7 @@ class Recogniser:
         return None if trace is None else (trace.kind, trace.name, 1.0)
 
     def _parts(self, tensor: Tensor) -> Iterator[Match]:
-        """Does the tensor hold an update, beside a multiple of the state without it and a constant?"""
+        """Search a tensor for an update, beside a multiple of the state without it and a constant?"""
         if tensor.dtype == torch.bool:
             return
         n = tensor.numel()
@@ -158,7 +159,7 @@ _NOTHING = 1e-6
 
 
 def _without(vector: Tensor, basis: Sequence[Tensor]) -> Tensor:
-    """What of a vector is orthogonal to an orthonormal basis."""
+    """Part of a vector that is orthogonal to an orthonormal basis."""
     for direction in basis:
         vector = vector - direction * float(vector @ direction)
     return vector

@@ -1,4 +1,4 @@
-"""What an unlearning would do (the plan) and what it did (the record), as data."""
+"""Plan (changes that an unlearning would make) and record (changes that it made), as data."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class SharedEntries:
 
 @dataclass(frozen=True)
 class UnlearningPlan:
-    """What unlearning some tasks would change; making one changes nothing.
+    """Changes that unlearning some tasks would make; computing a plan changes nothing.
 
     Attributes:
         tasks: the tasks that go.
@@ -59,8 +59,8 @@ class UnlearningPlan:
         unpurged: plugins that hold learned state and have no purger, by class name.
         moved: remaining tasks some of whose units move to the places that become free (pools): their values stay, their
             logits are summed in another order. ``entries`` counts what is taken out, before that.
-        untelling: those of ``removed`` that say nothing of the tasks: masks that open a whole pool, as another task's
-            may. An audit does not look for them.
+        uninformative_masks: masks among ``removed`` that say nothing of the tasks: they open a whole pool, as another
+            task's may. An audit does not look for them.
         shared_state: tensors beside the parameters (buffers, attributes of modules) that trainings changed for all
             tasks together: they stay as they are (stock strategies; masked models give each task its own).
         reasons: why the claim is not ``exact``, in words; empty where it is.
@@ -79,7 +79,7 @@ class UnlearningPlan:
     unpurged: tuple[str, ...]
     repaired: tuple[int, ...] = ()
     moved: tuple[int, ...] = ()
-    untelling: tuple[str, ...] = ()
+    uninformative_masks: tuple[str, ...] = ()
     shared_state: tuple[str, ...] = ()
     reasons: tuple[str, ...] = ()
 
@@ -105,7 +105,7 @@ def package_versions() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Provenance:
-    """Where a model comes from, as far as it can be written down.
+    """Origin of a model, as far as it can be written down.
 
     Attributes:
         method: the strategy's class.
@@ -142,7 +142,7 @@ class Measurement:
 
 @dataclass(frozen=True)
 class RepairSummary:
-    """What a repair did.
+    """Samples, steps and changed entries of a repair.
 
     Attributes:
         mode: ``joint``, ``sequential`` or ``sequential_adahat``.
@@ -159,7 +159,7 @@ class RepairSummary:
 
 @dataclass(frozen=True)
 class UnlearningRecord:
-    """What an unlearning did.
+    """Record of an unlearning: its plan, the hashes of all tensors before and after, and all that was purged.
 
     Attributes:
         plan: what was planned and applied as a whole.

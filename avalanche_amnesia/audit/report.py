@@ -1,4 +1,4 @@
-"""What an audit has found."""
+"""Findings of an audit."""
 
 from __future__ import annotations
 

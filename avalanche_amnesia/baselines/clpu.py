@@ -106,7 +106,7 @@ class CLPUPlugin(SupervisedPlugin):
 
     @staticmethod
     def _forget_parameters(strategy: Any, side: nn.Module) -> None:
-        """The strategy's optimizer holds the side network no longer."""
+        """Drop the side network from the strategy's optimizer."""
         gone = {id(parameter) for parameter in side.parameters()}
         for group in strategy.optimizer.param_groups:
             group["params"] = [p for p in group["params"] if id(p) not in gone]

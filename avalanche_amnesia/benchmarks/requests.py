@@ -189,7 +189,7 @@ def _rehearse(
     declared: frozenset[int],
     ledger: TaskLedger,
 ) -> None:
-    """Walk the stream on paper, so that a schedule fails when it is built and not hours into training."""
+    """Dry-run the stream's requests, so that a schedule fails when it is built and not hours into training."""
     for task, due in zip(tasks, schedule, strict=True):
         for request in due:
             if request.when == "iteration" and task in request.tasks:

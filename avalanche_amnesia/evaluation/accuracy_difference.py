@@ -17,8 +17,10 @@ from avalanche_amnesia.models.modes import evaluating
 
 
 class AccuracyDifference(PluginMetric):
-    """``AD_t = mean over remaining tasks of (accuracy − accuracy of the full model)``, in [−1, 1], higher is better.
+    """``AD_t = 1/|R(t)| Σ_{τ∈R(t)} (a_τ − a_τ^full)``, in [−1, 1], higher is better.
 
+    ``R(t)`` are the remaining tasks, ``a_τ`` is the accuracy on task τ, ``a_τ^full`` that of the full model, which
+    learned every task and unlearned none.
     Positive: the freed capacity helped. Emitted after every evaluation between tasks, per remaining task among those
     evaluated and as their mean, as ``AccuracyDifference``.
 
@@ -27,8 +29,6 @@ class AccuracyDifference(PluginMetric):
 
     Raises:
         TypeError: for references that are none.
-
-    Reference: METHOD §7.
     """
 
     higher_is_better = True

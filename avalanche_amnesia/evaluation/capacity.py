@@ -1,4 +1,4 @@
-"""What is still free, what each task uses, and what remembering all this costs."""
+"""Metrics of capacity: what is still free, units or weights in use by each task, bytes of trajectory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 def network_capacity(strategy: Any) -> float | None:
     """Mean adjustment rate over all backbone parameters that a next task would meet: 1 all free, 0 full.
 
-    Where the strategy has ``locked`` tasks, only their masks count. None for strategies without masks. METHOD §3.
+    AdaHAT's network capacity (Wang et al., ECML-PKDD 2024): with AdaHAT's rule the rate of a parameter is
+    ``r / (importance + r)``, with HAT's ``1 − min(a_i, a_j)``. Where the strategy has ``locked`` tasks, only their
+    masks count. None for strategies without masks.
     """
     masking = find_plugin(strategy, TaskMaskPlugin)
     if masking is None or not isinstance(strategy.model, TaskMaskedModel):
@@ -72,7 +74,7 @@ class Capacity(PluginMetric):
         """Values are emitted by the callbacks alone."""
 
     def reset(self, strategy: Any = None) -> None:
-        """Nothing is accumulated."""
+        """Do nothing: no values are accumulated."""
 
     def __str__(self) -> str:
         return "Capacity"

@@ -1,4 +1,4 @@
-"""JSD: how close the features of unlearned tasks' data are to those of a model that never saw the tasks."""
+"""JSD between two models' features of unlearned tasks' data: the main model, and one that never saw the tasks."""
 
 from __future__ import annotations
 
@@ -23,6 +23,10 @@ Floor = Literal["order", "seed"]
 class JSDivergence(ProbingMetric):
     """``JSD_t``: mean Jensen–Shannon divergence, in bits, between main and reference features of unlearned tasks.
 
+    ``JSD_t = 1/|U(t)| Σ_{τ∈U(t)} 1/|D^τ| Σ_{x∈D^τ} JS( softmax f(x) ‖ softmax f_ref(x) )``: ``U(t)`` are the tasks
+    unlearned so far, ``D^τ`` is the test data of task τ, ``f`` and ``f_ref`` are the features of the main model and of
+    the reference, which learned the remaining tasks alone.
+
     In [0, 1], lower is better; a value below its noise floor says no more than one at it. Emitted after
     every evaluation between tasks, per unlearned task and as their mean, as ``JSD_<probe>`` and
     ``JSD_<probe>_floor_<floor>``.
@@ -37,8 +41,6 @@ class JSDivergence(ProbingMetric):
     Raises:
         TypeError: for references that are none.
         ValueError: for a probe or a floor that is not known.
-
-    Reference: METHOD §7.
     """
 
     higher_is_better = False

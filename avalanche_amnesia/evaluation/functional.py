@@ -1,4 +1,4 @@
-"""How far two models' features lie apart, and how well logits classify. Pure functions of tensors (METHOD §7)."""
+"""Distances between two models' features, accuracy of logits, overlap of masks: pure functions of tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an evaluation keeps of a forgotten task, to measure how well it was forgotten: its mask and its head.
+"""Probes: mask, head and norms of a forgotten task, kept by an evaluation to measure how well it was forgotten.
 
 They are residue of the task. They live in the metrics alone, never in the model, and are dropped unless the
 unlearning allows them (``keep_probes``).
@@ -25,7 +25,7 @@ from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
 
 @dataclass(frozen=True)
 class Probe:
-    """What was a forgotten task's own: mask (None for models without), head (None if it had none), normalisation."""
+    """A forgotten task's own mask (None for models without), head (None if it had none) and normalisation."""
 
     mask: Tensor | None
     head: nn.Module | None
@@ -66,7 +66,7 @@ class ProbingMetric(PluginMetric, ABC):
 
     @abstractmethod
     def values(self, strategy: Any, unlearned: Sequence[int], remaining: Sequence[int]) -> list[MetricValue]:
-        """What to emit."""
+        """Values to emit."""
 
     def emit(self, strategy: Any, name: str, by_task: dict[int, float]) -> list[MetricValue]:
         """One value per task and their mean."""

@@ -1,4 +1,4 @@
-"""The models that a run is measured against: retrained without what was forgotten, and never having forgotten."""
+"""Reference models, retrained without the forgotten tasks, and full models, which never forgot any."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Accuracy on unlearned tasks, through the head and mask that they had: what an attacker who kept them still reads."""
+"""Accuracy on unlearned tasks through the heads and masks that they had, as an attacker who kept them would see it."""
 
 from __future__ import annotations
 

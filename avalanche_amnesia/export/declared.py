@@ -1,4 +1,4 @@
-"""Modules that were declared frozen or task-owned are taken along as they are."""
+"""Rules for modules that were declared frozen or task-owned: taken along as they are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a masked model and a task to a plain module."""
+"""Extraction of a task's dense subnet from a masked model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions of single entries, sums and products: they need the kept entries alone."""
+"""Rules for functions of single entries, sums and products: they need the kept entries alone."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ A: Any = torch.ops.aten
 @shrinks(*SAME_VALUES, *KEEP_ZERO, *LIFT, *POLES, A.add, A.sub, A.rsub, A.subtract, A.mul, A.multiply, A.div)
 @shrinks(A.true_divide, A.floor_divide, A.remainder, A.fmod, A.pow, A.addcmul, A.maximum, A.minimum, A.where, A.lerp)
 def entry_by_entry(walk: Shrinking, node: fx.Node, *args: Any, **kwargs: Any) -> Any:
-    """Operands of any number, as they broadcast; entries that are left out hold what becomes of what they held."""
+    """Any number of operands, as they broadcast; left-out entries hold the function of what they held before."""
     operands = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, (Live, Tensor))]
     if node not in walk.values:
         return NotImplemented
@@ -55,7 +55,7 @@ def _bring(walk: Shrinking, operand: Live | Tensor, axis: int, index: Tensor, un
 
 
 def _constant(walk: Shrinking, node: fx.Node, args: Any, kwargs: Any, axis: int, index: Tensor) -> float | None:
-    """The one number that all entries hold that are left out; None where it is not one, or not known."""
+    """The one number that all left-out entries hold; None where it is not one, or not known."""
     units = walk.values[node].shape[axis]
     rest = torch.arange(units)[~torch.isin(torch.arange(units), index)]
     known = True
@@ -79,7 +79,7 @@ def _constant(walk: Shrinking, node: fx.Node, args: Any, kwargs: Any, axis: int,
 def _added_into(
     walk: Shrinking, node: fx.Node, args: Any, kwargs: Any, axis: int | None = None, index: Tensor | None = None
 ) -> Live | None:
-    """A sum of two values that lack different entries: the narrower one is added into the wider one's places.
+    """Sum of two values that lack different entries: the narrower one is added into the wider one's places.
 
     None for any other sum.
     """
@@ -103,7 +103,7 @@ def _added_into(
 
 @shrinks(masked)
 def behind_a_layer(walk: Shrinking, node: fx.Node, x: Live, mask: Tensor | None) -> Any:
-    """The entries in use as they are; the others are left out."""
+    """A mask behind a layer: entries in use stay as they are, the others are left out."""
     if mask is None:
         return x
     cut, shape = walk.cut(node), walk.values[node].shape
@@ -119,13 +119,13 @@ def behind_a_layer(walk: Shrinking, node: fx.Node, x: Live, mask: Tensor | None)
 
 @shrinks(A.dropout, A.feature_dropout, A.alpha_dropout, A.feature_alpha_dropout)
 def dropout(walk: Shrinking, node: fx.Node, x: Any, p: float, train: bool) -> Any:
-    """Idle in evaluation, unless it is told not to be."""
+    """Dropout: idle in evaluation, unless it is told not to be."""
     return entry_by_entry(walk, node, x, p, train) if train or not isinstance(x, Live) else x
 
 
 @shrinks(A.clone, A.contiguous, A.alias)
 def passed_on(walk: Shrinking, node: fx.Node, x: Any, **options: Any) -> Any:
-    """The same entries in other memory."""
+    """Copies and aliases: the same entries in other memory."""
     return x
 
 

@@ -1,4 +1,4 @@
-"""A task's features by a network without its closed units, whose norms can take their statistics again."""
+"""A network for one task's features without its closed units, whose norms can take their statistics again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operations that move, join, pool or average entries: the kept entries go where they went."""
+"""Rules for operations that move, join, pool or average entries."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ A: Any = torch.ops.aten
 
 @shrinks(*POOLS)
 def pooled(walk: Shrinking, node: fx.Node, x: Any, *args: Any, **kwargs: Any) -> Any:
-    """A channel sees itself alone."""
+    """Pooling over positions: each channel by itself, so that the others are not missed."""
     positions = 2 if "2d" in str(node.target) else 3 if "3d" in str(node.target) else 1
     results = [node] if node in walk.values else list(node.users)
     places = any(result is not node and result.args[1] for result in results)  # where the largest entries lie
@@ -37,7 +37,7 @@ def pooled(walk: Shrinking, node: fx.Node, x: Any, *args: Any, **kwargs: Any) ->
 
 @shrinks(A.mean, A.sum, A.amax, A.amin, A.std, A.var, A.norm, A.linalg_vector_norm)
 def reduced(walk: Shrinking, node: fx.Node, x: Any, *args: Any, **kwargs: Any) -> Any:
-    """Taken over other axes, zeros stay zeros; a sum takes no notice of zeros."""
+    """Reductions: over other axes zeros stay zeros, and a sum over the cut axis can leave zeros out."""
     name = str(node.target).split(".")[1]
     if not isinstance(x, Live) or x.axis is None or node not in walk.values:
         return NotImplemented
@@ -52,7 +52,7 @@ def reduced(walk: Shrinking, node: fx.Node, x: Any, *args: Any, **kwargs: Any) -
 
 @shrinks(*MOVES, A.index)
 def moved(walk: Shrinking, node: fx.Node, x: Any, *args: Any, **kwargs: Any) -> Any:
-    """Tried on the numbers of all entries: where those of the kept ones come out as they do in the full network."""
+    """Moves of entries, tried out on their numbers: the kept ones must come out in the order of the full network."""
     others = leaves((args, kwargs))
     if not isinstance(x, Live) or x.axis is None or x.index is None:
         return NotImplemented
@@ -81,7 +81,7 @@ def moved(walk: Shrinking, node: fx.Node, x: Any, *args: Any, **kwargs: Any) -> 
 
 
 def _of_samples(walk: Shrinking, node: fx.Node, lays: Sequence[Any]) -> bool:
-    """Whether entries are left out along an axis that samples lie along too, beside heads say."""
+    """Whether entries are left out along an axis that samples share with units (samples × attention heads, say)."""
     results = {0: node} if node in walk.values else {user.args[1]: user for user in node.users}
     return any(number in results and lay[0] in walk.program.samples[results[number]] for number, lay in enumerate(lays))
 
@@ -91,7 +91,7 @@ def _parts(result: Any) -> list[Tensor]:
 
 
 def _lies(goal: Tensor, found: Tensor, is_kept: Tensor) -> tuple[int | None, Tensor | None] | None:
-    """The axis along which the numbers that came out are some of the full network's, and which; None: they aren't."""
+    """Axis along which the numbers found are some of the full network's, and their places; None: they are not."""
     if torch.equal(goal, found):
         return None, None
     axes = [axis for axis in range(goal.dim()) if found.dim() == goal.dim() and found.shape[axis] != goal.shape[axis]]
@@ -105,7 +105,7 @@ def _lies(goal: Tensor, found: Tensor, is_kept: Tensor) -> tuple[int | None, Ten
 
 
 def _candidates(x: Live, goals: list[Tensor], is_kept: Tensor, args: Any, kwargs: Any) -> list[tuple[Any, Any]]:
-    """The arguments as they are, and with the numbers of all entries replaced by those of the kept ones."""
+    """Arguments to try: as they are, and with the sizes of cut axes in the place of the full sizes."""
     cuts = [(goal, one_axis(is_kept[goal], goal)) for goal in goals]
     sizes = {goal.shape[cut[0]]: len(cut[1]) for goal, cut in cuts if cut is not None}
 
@@ -116,7 +116,7 @@ def _candidates(x: Live, goals: list[Tensor], is_kept: Tensor, args: Any, kwargs
 
 
 def _picked(walk: Shrinking, node: fx.Node, x: Live, places: Tensor, goals: list[Tensor]) -> Any:
-    """Parts of the axis of which entries are left out: each picks those that are kept of its own."""
+    """Parts of the cut axis (a split, a slice): each takes the kept entries among its own."""
     assert x.axis is not None
     assert x.index is not None
     results = []
@@ -137,7 +137,7 @@ def _picked(walk: Shrinking, node: fx.Node, x: Live, places: Tensor, goals: list
 
 @shrinks(A.cat, A.concat, A.concatenate)
 def joined(walk: Shrinking, node: fx.Node, tensors: Sequence[Any], dim: int = 0) -> Any:
-    """Side by side along the axis of which entries are left out, or along another."""
+    """Concatenation along the axis of which entries are left out, or along another."""
     if node not in walk.values or not all(isinstance(part, (Live, Tensor)) for part in tensors):
         return NotImplemented
     shape, values = walk.values[node].shape, [part for part in tensors if isinstance(part, Live)]
@@ -163,7 +163,7 @@ def joined(walk: Shrinking, node: fx.Node, tensors: Sequence[Any], dim: int = 0)
 def padded(
     walk: Shrinking, node: fx.Node, x: Any, pad: Sequence[int], mode: str | float = "constant", value: Any = None
 ) -> Any:
-    """Zeros around other axes; around the axis of which entries are left out they are left out too."""
+    """Padding with zeros around other axes; around the cut axis the zeros are left out as well."""
     if not isinstance(x, Live) or x.axis is None or x.fill != 0 or mode not in ("constant", 0) or value:
         return NotImplemented
     assert x.index is not None

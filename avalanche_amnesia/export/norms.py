@@ -1,4 +1,4 @@
-"""A task's norms, without masks: over the units that are kept, whose statistics are those of the open units."""
+"""Rules for a task's norms, without masks: over the kept units, with the statistics of the open units."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One walk over a masked backbone's graph that writes the same network without a task's dead units.
+"""Shrinking of a masked backbone to a task's open units: one walk over its graph that writes the smaller network.
 
 The graph knows the set of units behind every entry of every value: under a task's mask some are in use. Where these
 are some entries of one axis, only they are computed. What has no rule here, and values that can't be cut along one
@@ -48,7 +48,7 @@ def shrinks(*targets: Any) -> Callable[[Shrink], Shrink]:
 
 
 class Shrinking:
-    """One walk.
+    """One walk over a masked backbone's graph, which writes the network of a task's open units.
 
     Args:
         model: a masked model; not changed.
@@ -81,7 +81,7 @@ class Shrinking:
         self._names = list(model.graph.inputs.names) or ["x"]
 
     def run(self) -> Live:
-        """Walk; the features."""
+        """Walk over the graph; return the features."""
         for node in self.program.graph.nodes:
             if node.op == "placeholder" and node in self.values:
                 name = self._names[0] if len(self._names) == 1 else node.name
@@ -120,6 +120,7 @@ class Shrinking:
             return args[0][args[1]]
         moving = any(isinstance(leaf, (Live, Size, fx.Node)) for leaf in leaves((args, kwargs)))
         module = node.op == "call_module"
+        # Nothing of it depends on the input or its size: computed once, and a constant of the smaller network.
         if not moving and node not in self.values and node.target is not call_owned and not module:
             return self.worked_out(node, args, kwargs)
         rule = SHRINKS["call_module"] if module else registered(SHRINKS, node.target)
@@ -155,6 +156,7 @@ class Shrinking:
         a, k = map_leaves((args, kwargs), value)
         if node.op == "call_method":
             return getattr(a[0], str(node.target))(*a[1:], **k)
+        # Kept entries lie elsewhere in memory than all of them do, where a view may be impossible.
         target: Any = A.reshape.default if node.target in (A.view.default, A._unsafe_view.default) else node.target
         return target(*a, **k)
 
@@ -168,6 +170,7 @@ class Shrinking:
     def cut(self, node: fx.Node) -> tuple[int, Tensor] | None:
         """The axis of a node's value of which only some entries are in use, and those; None for a whole value."""
         found = one_axis(self.open(node), self.values[node].ids) if node in self.values else None
+        # An axis that samples lie along as well has another length for another batch: no fixed list of entries cuts it.
         return None if found is None or found[0] in self.program.samples[node] else found
 
     def kept(self, node: fx.Node, axis: int, operands: Sequence[Any] = ()) -> Tensor:
@@ -175,6 +178,7 @@ class Shrinking:
         units, cut = self.values[node].shape[axis], self.cut(node)
         if cut is None or cut[0] != axis % len(self.values[node].shape):
             return torch.arange(units)
+        # Counted from the end: operands with fewer axes are broadcast at the front.
         axis -= len(self.values[node].shape) if axis >= 0 else 0
         held = [x.index for x in operands if isinstance(x, Live) and x.axis == axis + len(x.shape)]
         return as_they_lie(cut[1], [index for index in held if index is not None], units)
@@ -184,18 +188,19 @@ class Shrinking:
         return x if x.axis is None else self.bring(x, x.axis, torch.arange(x.shape[x.axis]))
 
     def bring(self, x: Live, axis: int, index: Tensor) -> Live:
-        """A value with some entries of an axis, in this order; entries of another axis are put back first."""
+        """A value with these entries of an axis, in this order; left-out entries of another axis are put back first."""
         axis %= len(x.shape)
         x = x if x.axis == axis else self.whole(x)
         if torch.equal(x.kept(axis), index):
             return x
         key = (x.node, axis, tuple(index.tolist()))
+        # Readers that want the same entries share one node.
         if key not in self._brought:
             self._brought[key] = self._expanded(x, axis, index) or self.fresh(x, axis, index)
         return live(self._brought[key], x.shape, axis, index, x.fill)
 
     def _expanded(self, x: Live, axis: int, index: Tensor) -> fx.Node | None:
-        """A constant that is expanded over samples is cut before it is."""
+        """Cut a constant before it is expanded over samples; None where the value is no such constant."""
         if x.content is None or x.node.target is not A.expand.default or x.node.args[0].op != "get_attr":  # type: ignore[union-attr]
             return None
         constant: Tensor = getattr(self.parts.root, str(x.node.args[0].target))  # type: ignore[union-attr]
@@ -219,6 +224,8 @@ class Shrinking:
         held, node = x.kept(axis), x.node
         if torch.equal(held, index):
             return self.new.call_method("clone", (node,))
+        # If what is there is the beginning of what is wanted, padding at its end will do. Otherwise one entry of the
+        # fill is put behind all others, and every missing entry is picked from there.
         behind = torch.equal(held, index[: len(held)])
         lacking = len(index) - len(held) if behind else int(not bool(torch.isin(index, held).all()))
         if lacking:
@@ -228,17 +235,19 @@ class Shrinking:
         if behind:
             return node
         places = places_in(index, held)
+        # A run of neighbours is taken as a view; what will be written into needs memory of its own.
         if not written and torch.equal(places, torch.arange(int(places[0]), int(places[0]) + len(places))):
             return self.new.call_function(torch.narrow, (node, axis, int(places[0]), len(places)))
         return self.new.call_function(torch.index_select, (node, axis, self.parts.put_tensor(places, "index")))
 
     def inputs(self, node: fx.Node, x: Live, axis: int) -> Live:
-        """A layer's input: of its inputs' axis the live entries alone, whatever comes in."""
+        """A layer's input, cut to the live entries of its axis of inputs, however the value lies."""
         if not x.along(axis):
             self.note_whole(_name(node.target))
             x = self.whole(x)
         source = node.args[1 if node.target is A.addmm.default else 0]
         assert isinstance(source, fx.Node)
+        # Masked entries of a whole value are zero: the layer's columns for them would be multiplied by zero.
         if x.axis is None and source in self.values and self.values[source].masked is Masked.ZERO:
             return self.bring(x, axis, self.kept(source, axis))
         return x
@@ -288,7 +297,7 @@ class Shrinking:
 
 @shrinks(A.sym_size)
 def size(walk: Shrinking, node: fx.Node, x: Any, dim: int) -> Any:
-    """A number that depends on the input is asked for when the network is run."""
+    """Size of an axis: known if entries of it are left out, else asked for when the network is run."""
     dim %= len(x.shape)
     return x.shape[dim] if dim == x.axis else Size(walk.emit(node, (x, dim), {}), x.shape[dim])
 

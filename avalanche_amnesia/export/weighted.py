@@ -1,4 +1,4 @@
-"""Layers with weights keep the rows of open units and the columns of live inputs."""
+"""Rules for layers with weights: rows of open units and columns of live inputs are kept."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def product(walk: Shrinking, node: fx.Node, a: Any, b: Any) -> Any:
 
 @shrinks(A.embedding)
 def embedding(walk: Shrinking, node: fx.Node, weight: Any, x: Any, *rest: Any) -> Any:
-    """A row of a table per number: its columns are units."""
+    """An embedding table: its columns are units."""
     if not isinstance(x, Live) or not isinstance(weight, Tensor):
         return NotImplemented
     columns = walk.kept(node, -1)

@@ -115,6 +115,7 @@ class Relocation:
         self.tables = SlotTables(model, layout.slots)
         reserved = sorted({layout.slot(task) % layout.slots for task in layout.permanent})
         if not set(layout.tasks) <= layout.permanent:
+            # Where some tasks may be unlearned, one slot at least is left for them.
             reserved = reserved[: layout.slots - 1]
         self.reserved = tuple(reserved)
         self.places = tuple(slot for slot in range(layout.slots) if slot not in reserved)
@@ -162,6 +163,7 @@ class Relocation:
             slots = self.places[:1]
         self.task, self._own, self._open = task, own, opened
         order = self._training_order()
+        # What no task covers starts from its initial slot's values: the place does not show in the bits.
         initial_slots = self._initial_slots(order)
         covered = self._covered(model, source := self._source(order))
 
@@ -183,6 +185,7 @@ class Relocation:
         """The key of the slot that a task gets, and the tasks that keep it from one of its own."""
         initial_slot = layout.slot(task) % self.tables.slots
         if len(self.held) < len(self.places):
+            # Keys grow, and a dictionary keeps the order in which they came: that in which slots were taken.
             key = max(self.held, default=-1) + 1
             self.held[key] = HeldSlot(initial_slot, (task,))
             return key, frozenset()
@@ -228,6 +231,8 @@ class Relocation:
         readable = {*self._open, self.task}
         others = [key for key in self.held if key != self._own]
         opened = [key for key in others if readable.issuperset(self.held[key].tasks)]
+        # Its own slot, those that it may read, the closed ones: closed units add exact zeros behind all that counts,
+        # so every sum comes out as in a model without their tasks.
         return (*([] if self._own is None else [self._own]), *opened, *(key for key in others if key not in opened))
 
     # After tasks were taken out -------------------------------------------------------------------------------
@@ -266,6 +271,7 @@ class Relocation:
         """
         held = self._held_by(model, _tasks(model))
         source = self._source(tuple(held))
+        # In the middle of a training what no mask covers yet may be what the task learned: only freed slots are reset.
         settled = self._at_rest(model, source) if model.current_task is None else self._freed(held)
         self._move(model, tensors, source, settled, change)
         change.set(self, held=held, _order=tuple(held))
@@ -278,6 +284,7 @@ class Relocation:
             for name, initial in self._initial.items():
                 index = torch.arange(initial.numel()).reshape(initial.shape)
                 sources[name] = gathered(index, self.tables.axes(name), source).reshape(-1)
+            # Logs name entries by their place: they follow the units, or would lead back elsewhere.
             change.call(trajectory.restore, trajectory.logs)
             trajectory.rearrange(sources)
 
@@ -365,6 +372,7 @@ class Relocation:
         change: Transaction | None = None,
     ) -> None:
         """Let every slot take the values of another one, in all tensors or in none."""
+        # All new values are made before the first is written: an error on the way leaves everything as it was.
         still = list(source) == list(range(self.tables.slots))
         new = []
         for name, value in tensors.values(model):
@@ -382,6 +390,7 @@ class Relocation:
     def _source(self, order: Sequence[int]) -> list[int]:
         """For every slot the one whose units come there, so that the slots in use get another order."""
         source = list(range(self.tables.slots))
+        # A permutation: slots that nobody holds take the places that are left, so that no values are lost.
         now = dict(zip(self._order, self.places, strict=False))
         to = {place: now[key] for place, key in zip(self.places, order, strict=False) if key in now}
         rest = (place for place in self.places if place not in to.values())

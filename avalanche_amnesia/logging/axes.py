@@ -1,4 +1,4 @@
-"""Which x axis a metric is drawn over: iterations, tasks or events."""
+"""X axes of metrics: iterations, tasks or events."""
 
 ITERATION = "iteration"
 """Training iterations so far (the strategy's clock)."""

@@ -26,7 +26,7 @@ class OfflineRunError(ValueError):
 
 @dataclass
 class OfflineRun:
-    """What an offline run has logged."""
+    """Contents of an offline run's log."""
 
     id: str = ""
     name: str = ""
@@ -43,7 +43,7 @@ class OfflineRun:
 
 
 def read_offline_run(path: str | Path) -> OfflineRun:
-    """Everything an offline run has logged; of a killed run what is whole, with `complete=False`.
+    """Read all that an offline run has logged; of a killed run what is whole, with `complete=False`.
 
     Args:
         path: the file `run-<id>.wandb`, or the folder `offline-run-*` that holds it.

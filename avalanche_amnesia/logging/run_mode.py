@@ -1,4 +1,4 @@
-"""Where a W&B run goes when nobody says: online only if that can work without a question."""
+"""Default mode of a W&B run: online only if that can work without a question."""
 
 import netrc
 import os

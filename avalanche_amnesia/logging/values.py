@@ -1,4 +1,4 @@
-"""What becomes of a metric value on its way to W&B."""
+"""Conversion of metric values for W&B."""
 
 import io
 from collections.abc import Iterator, Mapping

@@ -329,7 +329,7 @@ def _refuse_axis_name(name: str) -> None:
 
 
 def _wait_until_written(file: Path) -> None:
-    """W&B's writer may still be at work when `Run.finish` returns (seen with 0.31)."""
+    """Wait for W&B's writer, which may still be at work when `Run.finish` returns (seen with 0.31)."""
     deadline = time.monotonic() + _FLUSH_SECONDS
     while file.exists() and not is_finished(file):
         if time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""The soft mask through which a task in training is run (METHOD §2)."""
+"""The soft mask ``a = σ(s · e)`` of the task in training (HAT, Serrà et al., ICML 2018)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SHUT = 1e-12
 
 
 class Gate:
-    """``a = σ(s · e)`` over the units of all layers, cut into layers that are leaves.
+    """Soft mask ``a = σ(s · e)`` over the units of all layers, cut into layers that are leaves of autograd.
 
     Gradients collect in the leaves over every forward until the gate is opened anew: the way from there to the
     embedding is short enough to be gone by hand, once per step.

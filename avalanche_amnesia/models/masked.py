@@ -1,4 +1,4 @@
-"""A backbone whose units every task masks in its own way: hard attention to the task (METHOD §2)."""
+"""A backbone with a mask over its units per task: hard attention to the task (HAT, Serrà et al., ICML 2018)."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class MaskedModel(TaskMaskedModel):
             is moved (a few forwards on copies of the parameters).
 
     Raises:
-        ModelError: if some part of the backbone can't be masked safely; the message says which, why, and the mend.
+        ModelError: if some part of the backbone can't be masked safely; the message says which, why, and the fix.
         ValueError: for a norm or a name that is not known.
 
     Reference: Serrà et al., Overcoming catastrophic forgetting with hard attention to the task, ICML 2018;

@@ -25,7 +25,7 @@ class UnknownTaskError(KeyError):
 
 
 class NoHead(nn.Module):
-    """Equal logits for every class: what is known of a task that was never trained, or was unlearned.
+    """Head of a task that was never trained, or was unlearned: equal logits for every class.
 
     Args:
         n_classes: classes of the task.
@@ -132,7 +132,7 @@ class MultiHeadModel(MultiTaskModule):
         return [name for name, _ in self.named_buffers() if name.startswith(prefixes)]
 
     def task_state(self) -> Any:
-        """What belongs to single tasks, for :meth:`restore_task_state`; holds references, copies nothing."""
+        """State that belongs to single tasks, for :meth:`restore_task_state`; holds references, copies nothing."""
         return [dict(container._modules) for container in self._containers], set(self.known_train_tasks_labels)
 
     def restore_task_state(self, state: Any) -> None:
@@ -219,7 +219,7 @@ def _n_classes(experience: Any) -> int:
 
 
 def by_task(x: Tensor, task_labels: int | Tensor, run: Callable[[Tensor, int], Tensor]) -> Tensor:
-    """What a function of samples and their task gives for a batch in which tasks may be mixed.
+    """Apply a function of samples and their task to a batch in which tasks may be mixed.
 
     Args:
         x: ``(batch, …)``.

@@ -1,4 +1,4 @@
-"""What one task has of its own besides its head: copies of the backbone's norms and declared modules."""
+"""A task's own modules besides its head: copies of the backbone's norms and declared modules."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from avalanche_amnesia.unit_graph.task_owned import OwnedSpec, TaskNorm
 
 
 class OwnModules(nn.ModuleDict):
-    """What one task has of its own besides its head, by name inside the backbone.
+    """A task's own modules besides its head, by name inside the backbone.
 
     Attributes:
         learning: whether their statistics may change: only in their own task's training, whatever data they are run

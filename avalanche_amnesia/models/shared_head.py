@@ -13,7 +13,7 @@ SHARED_HEAD = "_shared_head"
 
 
 class SharedHead(nn.Module):
-    """Stands among the heads for a task whose head is the one that all tasks share.
+    """Placeholder among the heads, for a task whose head is the one that all tasks share.
 
     Args:
         n_classes: of the task, and of all others.
@@ -39,7 +39,7 @@ def add_shared_head(backbone: nn.Module, n_features: int, n_classes: int) -> Non
 
 
 def stand_in(shared: nn.Linear, n_classes: int) -> SharedHead:
-    """What stands among the heads for a task of so many classes.
+    """Placeholder among the heads for a task of so many classes.
 
     Raises:
         ModelError: if the shared head has another number of classes.

@@ -1,4 +1,4 @@
-"""What every model with one mask per task offers, whether its masks lie over units or over weights."""
+"""Interface of models with one mask per task, over units or over weights."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from avalanche_amnesia.models.multi_head import MultiHeadModel
 
 
 class MaskCover(Protocol):
-    """What the entries of a mask stand for."""
+    """Units or weights behind the entries of a mask, and the parameters that they cover."""
 
     @property
     def layers(self) -> Mapping[str, Any]:
         """The parts of a mask vector, by name, in its order."""
 
     def parameter_use(self, *masks: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """How much every parameter is in use.
+        """Use of every parameter by some masks.
 
         Args:
             masks: one mapping per task, part of the mask → ``(…,)``, bool or float; uses add up.
@@ -78,7 +78,7 @@ class TaskMaskedModel(MultiHeadModel, ABC):
     def cumulative_mask(self) -> Tensor:
         """Entries that any remaining task uses, bool ``(n,)``."""
 
-    def let_learn(self, task: int, learn: bool) -> None:
+    def set_trainable(self, task: int, learn: bool) -> None:
         """Let a task's own modules (its head) receive gradients, or not; drops those that they have."""
         for module in self.task_modules(task):
             for parameter in module.parameters():
@@ -94,7 +94,7 @@ class TaskMaskedModel(MultiHeadModel, ABC):
         """Give up the task in training, with everything that is its own."""
 
     def task_parts(self, task: int) -> nn.Module | None:
-        """What else, besides its mask, a task's features depend on alone: its normalisation; None where it has none."""
+        """The task's own normalisation, on which its features depend besides its mask; None where it has none."""
         (held,) = self._containers[1:]
         return held[str(task)] if str(task) in held else None  # noqa: SIM401 - it has no get
 

@@ -1,4 +1,4 @@
-"""How much of every layer each task uses, as a table."""
+"""Share of every layer that each task uses, as a table."""
 
 from __future__ import annotations
 

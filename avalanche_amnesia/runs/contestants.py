@@ -22,7 +22,7 @@ from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
 
 @dataclass(frozen=True)
 class Budget:
-    """What every contestant gets.
+    """Training budget of every contestant.
 
     Attributes:
         in_features: entries of one flattened input.

@@ -1,4 +1,4 @@
-"""The main job: real digits, a stream with requests, three strategies that forget, and what it did to them."""
+"""The main job: real digits, a stream with requests, three strategies that forget, tables and figures."""
 
 from __future__ import annotations
 

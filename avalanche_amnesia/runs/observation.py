@@ -21,7 +21,7 @@ from avalanche_amnesia.training.host.remaining import remaining_experiences
 
 @dataclass(frozen=True)
 class Observation:
-    """What was measured after one task and its requests; None where a number does not exist.
+    """Measurements after one task and its requests; None where a number does not exist.
 
     Attributes:
         task: the task just trained.

@@ -67,7 +67,7 @@ def final_table(runs: Sequence[Run]) -> Table:
 
 
 def cost_table(runs: Sequence[Run]) -> Table:
-    """What being able to forget costs, and what it saves."""
+    """One line per strategy: bytes of trajectory, and seconds to unlearn against seconds to retrain."""
     columns = ("strategy", "trajectory KiB", "s to unlearn", "s to retrain", "times faster")
     table = _table("What it costs (means over the requests)", columns)
     for run in runs:

@@ -12,7 +12,10 @@ from avalanche_amnesia.training.task_strategy import HardAttentionStrategy, spli
 
 
 class AdaHAT(HardAttentionStrategy):
-    """HAT whose used parameters may still move: the less, the more tasks use them (METHOD §3).
+    """HAT whose used parameters may still move: the less, the more tasks use them.
+
+    The update of a parameter is multiplied by ``r_l / (importance + r_l)``, ``r_l = α / (ε + κ_l)``: ``importance``
+    counts the tasks that use it, ``κ_l`` is the share of the layer's free units that the mask in training opens.
 
     Args:
         model: a :class:`MaskedModel`.

@@ -28,7 +28,10 @@ RepairChoice = Literal["none", "joint", "sequential", "sequential_adahat"]
 
 
 class AmnesiacHAT(HardAttentionStrategy):
-    """HAT or AdaHAT that records what each task changed and unlearns tasks on request (METHOD §6).
+    """HAT or AdaHAT that records what each task changed and unlearns tasks on request.
+
+    A parameter is ``θ^(t) = θ^(0) + Σ_τ Δ^(τ)``; unlearning task τ takes ``Δ^(τ)`` out, compensates the remaining tasks
+    for the loss (by choice), and purges everything else that was the task's.
 
     Requests come with the experiences (:func:`~avalanche_amnesia.benchmarks.with_unlearning`) or from
     :meth:`~HardAttentionStrategy.unlearn`.

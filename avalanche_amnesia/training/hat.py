@@ -12,7 +12,10 @@ from avalanche_amnesia.training.task_strategy import HardAttentionStrategy, spli
 
 
 class HAT(HardAttentionStrategy):
-    """Each task learns a binary mask over the units; what earlier masks use is frozen (METHOD §2).
+    """Hard attention to the task: a task learns a binary mask over the units; what earlier masks use is frozen.
+
+    Mask of a layer: ``a_l = σ(s · e_l)``; the update of weight ``ij`` is multiplied by
+    ``1 − min(a_{l,i}^{<t}, a_{l−1,j}^{<t})``, where ``a^{<t}`` is the cumulative mask of the earlier tasks that remain.
 
     Args:
         model: a :class:`MaskedModel`.

@@ -1,4 +1,4 @@
-"""The formulas of hard attention: annealing, compensation, sparsity (METHOD §2, §4). Pure functions."""
+"""Formulas of hard attention (HAT, Serrà et al., 2018; HAT-CL, Duan, 2023): annealing, compensation, sparsity."""
 
 from __future__ import annotations
 

@@ -75,6 +75,8 @@ def retake(norms: Sequence[Any], batches: Iterable[Tensor], run: Callable[[Tenso
         batches: ``(batch, …)`` each, at least two samples.
         run: runs the network that the norms are part of, in evaluation mode, without gradients.
     """
+    # Only the norms train: all else stays in evaluation mode, so that they see what they will see in testing. All of
+    # them in one pass: a norm in training normalises by its batch, so those behind it read no stale statistic of it.
     momenta = [norm.momentum for norm in norms]
     hooks = [norm.register_forward_pre_hook(_plain_average()) for norm in norms]
     for norm in norms:

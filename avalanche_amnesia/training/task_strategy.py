@@ -270,7 +270,7 @@ class HardAttentionStrategy(TaskStrategy):
 
 
 def check_model(model: nn.Module, kind: type[nn.Module]) -> None:
-    """Raise ``TypeError`` with the mend unless a strategy's model is of the kind that it needs."""
+    """Raise ``TypeError`` with the fix unless a strategy's model is of the kind that it needs."""
     if not isinstance(model, kind):
         raise TypeError(
             f"model must be a {kind.__name__}, got {type(model).__name__}: wrap the feature extractor, "

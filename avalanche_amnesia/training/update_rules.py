@@ -1,7 +1,7 @@
 """How far a parameter that earlier tasks use may still move, and the one place where that is enforced.
 
 An :class:`AdjustmentRule` says, per parameter, the share of an update that is *held back* (0 free, 1 frozen: one
-minus METHOD's adjustment rate). :class:`Adjuster` applies it around the optimizer's step: in update space,
+minus AdaHAT's adjustment rate). :class:`Adjuster` applies it around the optimizer's step: in update space,
 ``θ ← lerp(θ_after, θ_before, held)``, which holds under every optimizer; or to the gradient, as published.
 """
 
@@ -71,7 +71,7 @@ def _dense(uses: Mapping[str, Tensor], parameters: Mapping[str, nn.Parameter]) -
 
 
 class AdjustmentRule:
-    """``hat``: parameters in use are frozen, the others free (METHOD §2)."""
+    """HAT's rule (``hat``): the cumulative mask ``min(a_i, a_j)`` is held back, so what is in use is frozen."""
 
     constant = True  # the same shares for every step of a task
     reads_sparsity = False

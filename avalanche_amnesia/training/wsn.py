@@ -14,7 +14,7 @@ from avalanche_amnesia.training.task_strategy import HardAttentionStrategy, spli
 
 
 class WSN(HardAttentionStrategy):
-    """Each task uses the best-scored weights of every layer; weights of earlier tasks are frozen (METHOD §5).
+    """Winning subnetworks: a task uses the best-scored weights of each layer; those of earlier tasks are frozen.
 
     Requests come with the experiences (:func:`~avalanche_amnesia.benchmarks.with_unlearning`) or from
     :meth:`~HardAttentionStrategy.unlearn`. What a forgotten task alone used returns to its initial bits. Weights that

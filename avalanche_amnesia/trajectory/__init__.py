@@ -1,4 +1,4 @@
-"""What each task wrote: undo logs, replay without some tasks, files."""
+"""Trajectories of training: undo logs of each task, replay without some tasks, files."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""Updates of chosen entries in few bits, from which the values before come back exactly all the same.
+"""Updates of chosen entries in few bits, from which the values before the task still come back exactly.
 
 A task that is kept this way is *committed* to its coded update: its entries are set to ``before + Δ̂``, so that the
 model, not its forgetting, carries the error. Undoing subtracts ``Δ̂`` in float64. Where ``before`` has lower bits than
@@ -49,7 +49,7 @@ class SparseUpdates:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the tensor."""
+        """Type of the tensor."""
         return self.values.dtype
 
     @property
@@ -75,14 +75,14 @@ class SparseUpdates:
         return old
 
     def rebased(self, before: Tensor, written: Tensor) -> SparseUpdates:
-        """The same codes, set right on the new ground."""
+        """The same codes, with corrections for the new values before."""
         missed = as_integers(before) - as_integers(self._subtracted(written))
         kept = (missed > LEVELS) | (missed < -LEVELS)
         steps = torch.where(kept, KEPT, missed).to(torch.int8)
         return SparseUpdates(self.chosen, self.codes, self.scales, _stored(steps), before[kept], self.shape)
 
     def extended(self, index: Tensor, values: Tensor) -> SparseUpdates:
-        """With entries whose values before are kept as they are."""
+        """The same with further entries, whose values before are kept as they are."""
         n, where = size(self.shape), self.where.reshape(-1)
         codes, steps = torch.zeros(n, dtype=self.codes.dtype), torch.zeros(n, dtype=torch.int8)
         old = torch.zeros(n, dtype=self.dtype)

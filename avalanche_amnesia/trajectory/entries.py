@@ -1,4 +1,4 @@
-"""Chosen entries of a tensor: which they are, reading them, writing them.
+"""Chosen entries of a tensor: positions, reading, writing.
 
 On the CPU by way of numpy: torch does such work in several threads, which wait for each other, and on a busy machine
 takes ten times as long.
@@ -42,7 +42,7 @@ def put(tensor: Tensor, index: Tensor, values: Tensor) -> None:
 
 
 def differing(index: Tensor, first: Tensor, second: Tensor) -> Tensor:
-    """Those of ``index`` ``(k,)`` at which two lists of values ``(k,)`` on the CPU differ in their bits."""
+    """Entries of ``index`` ``(k,)`` at which two lists of values ``(k,)`` on the CPU differ in their bits."""
     differ = as_integers(first).numpy() != as_integers(second).numpy()
     return index if differ.all() else torch.from_numpy(index.numpy()[differ])
 

@@ -1,4 +1,4 @@
-"""How faithfully a task's update is kept, and the error that this adds to the model, never to forgetting.
+"""Economies on a task's kept update, and the error that they add to the model, never to forgetting.
 
 Every economy is *committed*: what a task's log will not hold is taken out of the model when the task ends, before
 anything reads it. The log stays lossless, unlearning stays as exact as it was, and the error is in plain sight: in the
@@ -23,7 +23,7 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.int8)
 
 @dataclass(frozen=True)
 class AddedError:
-    """How far entries are from what the training left.
+    """Difference of entries from what the training left.
 
     Attributes:
         entries: how many differ.
@@ -37,7 +37,7 @@ class AddedError:
 
     @classmethod
     def between(cls, committed: Tensor, trained: Tensor) -> AddedError:
-        """Of two tensors of the same shape, in float64."""
+        """Difference of two tensors of the same shape, in float64."""
         differ = ~same_bits(committed, trained)
         difference = committed[differ].double() - trained[differ].double()
         if not len(difference):
@@ -56,7 +56,7 @@ class AddedError:
 
 @dataclass(frozen=True)
 class Fidelity:
-    """What a task's update is reduced to before it is kept. METHOD §6, storage.
+    """Reductions of a task's update before it is kept: small or inactive entries dropped, lower precision.
 
     Args:
         threshold: entries that the task moved by less than this return to their value before it; > 0.

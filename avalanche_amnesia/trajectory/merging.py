@@ -1,4 +1,4 @@
-"""What the logs of permanent tasks must hold, once they have been merged."""
+"""Compaction of permanent tasks' undo logs, once they have been merged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What taking writers out of a trajectory leads to, worked out tensor by tensor without a change to anything."""
+"""Removal of writers from a trajectory, worked out tensor by tensor without a change to anything."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from avalanche_amnesia.bits import same_bits
-from avalanche_amnesia.threads import two_at_a_time
+from avalanche_amnesia.threads import map_two_threads
 from avalanche_amnesia.trajectory.entries import differing, positions, take
 from avalanche_amnesia.trajectory.merging import without_unneeded
 from avalanche_amnesia.trajectory.replay import Updates, moved_along, replay
@@ -24,7 +24,7 @@ Readers = Mapping[int, Mapping[str, Tensor]]
 
 @dataclass(frozen=True)
 class Removal:
-    """What taking tasks out of a trajectory leads to; nothing has been changed yet.
+    """Result of taking tasks out of a trajectory; nothing has been changed yet.
 
     Attributes:
         tasks: the tasks that go.
@@ -92,13 +92,15 @@ def work_out(
     updates = {writer: Updates() for writer in gone}
     changing = (*(recorded[writer] for writer in gone), *revisions.values())
     names = sorted({name for tensors in changing for name in tensors if name in current})
+    # Logs lead from the last finished task back, so in the middle of a task they start at the values before it.
     base = {name: current[name] if before is None or name not in before else before[name] for name in names}
 
     def without(name: str) -> tuple[Tensor, Tensor, Tensor]:
-        """New values of a tensor, the entries that stay though a writer goes, the flat index of those that move."""
+        """New values of a tensor, entries that stay although their writer goes, flat index of those that move."""
         committed = base[name]
         reading = {task: reads[name].cpu().reshape(-1) for task, reads in (readers or {}).items() if name in reads}
         revised = {task: of_task[name] for task, of_task in revisions.items() if name in of_task}
+        # A revision may move entries that no writer who goes has touched: then no entry can be passed over.
         going = None if revised else chosen_by([recorded[writer][name] for writer in gone if name in recorded[writer]])
         taking_part = _taking_part(name, later, gone, going, revised)
         replayed, stays, steps = replay(name, committed, taking_part, logs, updates, reading, revised)
@@ -108,12 +110,13 @@ def work_out(
             _, _, index, old, written = steps[0]
             index = differing(index, old, written)
         else:
+            # Only what a writer who goes had moved can have changed: the rest of the tensor is not compared.
             index = torch.from_numpy(np.flatnonzero(np.unpackbits(going, count=committed.numel()).view(bool)))
             index = differing(index, take(replayed, index), take(committed.cpu(), index))
         return replayed, stays, index
 
     # Whoever reads or is revised may enter tensors into logs, where their order counts.
-    found = map(without, names) if revisions or readers else two_at_a_time(without, names)
+    found = map(without, names) if revisions or readers else map_two_threads(without, names)
     for name, (replayed, stays, index) in zip(names, found, strict=True):
         committed = base[name]
         if bool(stays.any()):
@@ -124,8 +127,10 @@ def work_out(
         values[name], moved[name] = replayed, index.to(committed.device)
         if before is not None and name in before:
             new_before[name] = replayed
+            # The task in training goes on from the new values before it, with its own update so far on top.
             values[name] = moved_along(current[name], before[name], replayed)
             moved[name] = positions(~same_bits(values[name], current[name].detach()))
+    # Merged logs hold a way back past writers that go; without these it is not needed. Logs that stay keep their file.
     kept = {writer: log.unless_same(recorded[writer]) for writer, log in without_unneeded(logs, merged).items()}
     return Removal(tuple(tasks), values, new_before, kept, shared, updates, moved)
 
@@ -137,7 +142,7 @@ def _taking_part(
     going: np.ndarray | None,
     revised: Mapping[int, Revision],
 ) -> list[tuple[int, SparseEntries | None]]:
-    """The writers of a tensor that are replayed: who wrote nothing of what goes (``going``) has no part in it.
+    """Writers of a tensor that are replayed: those that wrote an entry which changes (``going``).
 
     Where updates are revised (``going`` is None) all who wrote take part, and those that are revised.
     """

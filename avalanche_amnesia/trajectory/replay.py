@@ -1,7 +1,7 @@
-"""The writers of one tensor: taken back one after the other, and replayed without those that go (METHOD §6).
+"""Replay of one tensor: its writers are taken back one after the other, and replayed without those that go.
 
-A writer's update ``Δ`` of an entry is what it wrote minus the value before it. What a remaining writer wrote onto other
-ground becomes that ground plus its update, added in float64; on the same bits it writes the same bits again.
+A writer's update ``Δ`` of an entry is what it wrote minus the value before it. Where the value before a remaining
+writer has changed, it writes that value plus its ``Δ``, added in float64; on the same bits it writes the same bits.
 """
 
 from __future__ import annotations
@@ -67,6 +67,7 @@ Step = tuple[int, SparseEntries, Tensor, Tensor, Tensor]
 def wind_back(value: Tensor, writers: Sequence[tuple[int, SparseEntries | None]]) -> list[Step]:
     """Take a flat tensor back, in place, to before the first of some writers, noting what each one wrote."""
     steps: list[Step] = []
+    # The last writer goes first: the way back of a coded log starts at the very bits that its writer left.
     for task, entry in reversed(writers):
         if entry is not None:
             index = positions(entry.where)
@@ -92,6 +93,7 @@ def replay(
     those writers wrote, because a remaining task reads them (``reading``: task → bool ``(n,)``); the third are all
     writes, the last one first.
     """
+    # Entries that any remaining task reads (WSN) keep what a writer that goes had put there.
     read = torch.zeros(committed.numel() if reading else 0, dtype=torch.bool)
     for reads in reading.values():
         read |= reads
@@ -100,6 +102,7 @@ def replay(
     value = copied(committed)
     nothing = SparseValues.none(committed)
     dropped = dropped_entries([task for task, _ in writers], revisions)
+    # A task whose update is revised takes part even if it wrote nothing here: the revision may name other entries.
     steps = wind_back(value, [(t, nothing if e is None and t in revisions else e) for t, e in writers])
     for task, entry, index, old, written in reversed(steps):  # and forward again without those that go
         if task in updates:
@@ -108,27 +111,33 @@ def replay(
             if kept is not None:
                 put(value, index[kept], written[kept])
                 stays[index[kept]] = True
+                # Not into a log at once: a reader's log that is rebased further on is made from its old one.
                 handed.append((index[kept], old[kept]))
             continue
         update = written.double() - old.double()
+        # A later task's revision stands alone at these entries: neither this update nor its way back is needed there.
         if task in dropped:
             kept = ~dropped[task][index]
             if not bool(kept.all()):
                 entry = logs[task][name] = entry.restricted(~dropped[task])
             index, old, written, update = index[kept], old[kept], written[kept], update[kept]
+        # Read before the task's own write: a revision replaces that write, and starts from the same value before it.
         revised = _revised(value, revisions[task], index, update) if task in revisions else None
         here = take(value, index)
+        # Where the value before is the same bit for bit, the written bits are put back: before + Δ may round to others.
         unmoved = same_bits(here, old)
         if bool(unmoved.all()):
             put(value, index, written)
         else:
+            # The value before has changed: the log must lead back to the new one.
             new = torch.where(unmoved, written, (here.double() + update).to(here.dtype))
             put(value, index, new)
             logs[task][name] = entry.rebased(here, new)
         if revised is not None:
-            target, ground, result = revised
+            target, start, result = revised
             value[target] = result
-            logs[task][name] = logs[task].get(name, nothing).extended(target, ground)
+            logs[task][name] = logs[task].get(name, nothing).extended(target, start)
+    # By now no log is made from an older one any more, so what is entered stays.
     for index, old in handed:
         _hand_over(name, index, old, reading, logs, nothing)
     return value.reshape(committed.shape), stays.reshape(committed.shape) if reading else stays, steps
@@ -138,8 +147,8 @@ def _revised(value: Tensor, revision: Revision, index: Tensor, update: Tensor) -
     """Flat index of the entries that a task's revision names, the values there before the task, and those after."""
     target = revision.index
     own = torch.zeros(value.numel(), dtype=torch.float64).index_copy(0, index, update)
-    ground = value[target]
-    return target, ground, (ground.double() + revision.update(own[target])).to(value.dtype)
+    start = value[target]
+    return target, start, (start.double() + revision.update(own[target])).to(value.dtype)
 
 
 def _hand_over(
@@ -156,10 +165,12 @@ def _hand_over(
         if not bool(taken.any()):
             continue
         logs[task][name] = logs[task].get(name, nothing).extended(index[taken], values_before[taken])
+        # One log leads back from an entry, the first reader's; the next readers get what is left.
         index, values_before = index[~taken], values_before[~taken]
 
 
 def moved_along(current: Tensor, before: Tensor, new_before: Tensor) -> Tensor:
     """Values of a task in training whose starting point moves: its own update so far is kept."""
+    # The task in training has no log yet: its update so far is what it holds now minus the value before it.
     shifted = (new_before.double() + (current.detach().double() - before.double())).to(current.dtype)
     return torch.where(same_bits(current.detach(), before), new_before, shifted)

@@ -1,4 +1,4 @@
-"""Other updates in the place of those that remaining tasks made, entered while a removal is worked out."""
+"""Revisions: replacements for updates of remaining tasks, entered while a removal is worked out."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Revision:
-    """What a remaining task's update becomes at some entries of a tensor: ``factor · own + added``.
+    """Replacement of a remaining task's update at some entries of a tensor: ``factor · own + added``.
 
     The task is recorded as having made the revised update: whatever is unlearned later, the task itself included, is
     taken out as if it had been so from the start.
@@ -62,7 +62,7 @@ def combined(several: Iterable[Revisions]) -> Revisions:
 
 
 def dropped_entries(order: Iterable[int], revisions: Mapping[int, Revision]) -> dict[int, Tensor]:
-    """Where each task's update of one tensor gives way to a later one's that is to stand alone.
+    """Entries of one tensor at which each task's update gives way to a later one's that is to stand alone.
 
     Args:
         order: the tasks from the first that goes on, in training order.

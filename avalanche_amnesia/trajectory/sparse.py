@@ -1,4 +1,4 @@
-"""Some entries of a tensor, losslessly: which they are, and their values before a task moved them.
+"""Lossless sparse entries of a tensor: their positions, and their values before a task moved them.
 
 Two ways to keep the values: as they are (:class:`SparseValues`), or as a coded update that leads back to them
 (:class:`~avalanche_amnesia.trajectory.coded.SparseUpdates`). Both give the same bits back.
@@ -23,11 +23,11 @@ class SparseEntries(Protocol):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the tensor."""
+        """Shape of the tensor."""
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the tensor."""
+        """Type of the tensor."""
 
     @property
     def where(self) -> Tensor:
@@ -53,13 +53,13 @@ class SparseEntries(Protocol):
         """Values before the task ``(k,)``, from those that it left ``(k,)``."""
 
     def rebased(self, before: Tensor, written: Tensor) -> SparseEntries:
-        """The same update on other ground: from ``before`` ``(k,)`` to ``written`` ``(k,)``."""
+        """The same update from another starting value: from ``before`` ``(k,)`` to ``written`` ``(k,)``."""
 
     def extended(self, index: Tensor, values: Tensor) -> SparseEntries:
-        """With the entries at flat ``index`` ``(m,)`` leading back to ``values`` ``(m,)``."""
+        """The same with the entries at flat ``index`` ``(m,)`` leading back to ``values`` ``(m,)``."""
 
     def restricted(self, keep: Tensor) -> SparseEntries:
-        """Those of the entries at which ``keep`` (bool ``(n,)``) is True."""
+        """The entries at which ``keep`` (bool ``(n,)``) is True."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class SparseValues:
 
     @property
     def values(self) -> Tensor:
-        """Of the chosen entries in order, ``(k,)``."""
+        """Values of the chosen entries in order, ``(k,)``."""
         planes = np.empty((len(self.low), self.low.shape[1] + 1), dtype=np.uint8)
         for byte, plane in enumerate(self.low.numpy().T):  # one by one: numpy copies triples three times as slowly
             planes[:, byte] = plane
@@ -136,7 +136,7 @@ class SparseValues:
         return self._made(self.chosen, before, self.shape)
 
     def extended(self, index: Tensor, values: Tensor) -> SparseValues:
-        """With further entries, or other values at some of these."""
+        """The same with further entries, or other values at some of these."""
         where, old = self.where.reshape(-1), torch.zeros(size(self.shape), dtype=self.dtype)
         old[where] = self.values
         where[index], old[index] = True, values

@@ -1,4 +1,6 @@
-"""What every task changed, kept so that it can be taken out again (METHOD §6).
+"""Trajectory of a training: every task's update ``Δ^(τ)``, kept so that it can be taken out again.
+
+A parameter is its initial value plus one update per task, ``θ^(t) = θ^(0) + Σ_τ Δ^(τ)``.
 
 The store is an undo log: per task and tensor, the values *before* the task of the entries that the task moved. The
 update ``Δ`` of a task at an entry is the value before the next writer minus its own. Taking tasks out replays the
@@ -75,7 +77,7 @@ class Trajectory:
         return {writer: log.repair_of for writer, log in self._logs.items() if writer < 0}
 
     def writers(self, tasks: Iterable[int]) -> list[int]:
-        """What a removal of some tasks takes out: the tasks, and the repairs that go with them."""
+        """Writers that a removal of some tasks takes out: the tasks, and the repairs that go with them."""
         tasks = tuple(tasks)
         return [*tasks, *(repair for repair, of in self.repairs.items() if of is None or of & set(tasks))]
 
@@ -97,7 +99,7 @@ class Trajectory:
         return result
 
     def report(self) -> pandas.DataFrame:
-        """What every task's log costs, and the error that keeping it this way added to the model.
+        """Table of every task's log: bytes, and the error that keeping it this way added to the model.
 
         Returns:
             A row per task with ``entries``, ``share`` (of the parameters that it could have moved), ``bytes``,

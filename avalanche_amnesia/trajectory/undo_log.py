@@ -1,4 +1,4 @@
-"""A writer's undo log, and what it costs: a task's, or a repair's."""
+"""Undo log of a writer (a task, or a repair), and its size in bytes."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 from .findings import Finding as Finding
 from .findings import ModelError as ModelError
-from .findings import Refused as Refused
+from .findings import Unsupported as Unsupported
 from .graph import UnitGraph as UnitGraph
 from .graph import WeightedLayer as WeightedLayer
 from .masked_backbone import MaskedBackbone as MaskedBackbone

@@ -90,7 +90,7 @@ def _is_rows(index: Tensor, shape: Sequence[int]) -> bool:
 
 
 def _rows_of(factor: Tensor, index: Tensor, shape: Sequence[int]) -> Tensor:
-    """A factor of some rows as one of all rows: nothing is known of the others."""
+    """Factor of some rows as one of all rows; nothing is known of the others."""
     first = int(index.min()) * shape[0] // int(torch.tensor(shape).prod())
     rows = torch.full((shape[0], *factor.shape[1:]), NOTHING)
     rows[first : first + len(index)] = factor

@@ -1,4 +1,4 @@
-"""From a backbone to functional graphs of ATen operations, one for training and one for evaluation, by torch.export."""
+"""Export of a backbone to functional graphs of ATen operations, one for training and one for evaluation."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from avalanche_amnesia.unit_graph.undisturbed import undisturbed
 
 PLAIN_AVERAGE = -1.0
 """Momentum that stands for None while a norm is exported: its own code would divide by a count that is not known."""
+# torch.export takes the sizes 0 and 1 for constants; a batch of them would fix the number of samples.
 EXPORTED_BATCH = 3
 
 
@@ -143,6 +144,7 @@ def export(
     with ExitStack() as stack:
         stack.enter_context(undisturbed(backbone))
         root.train(training)
+        # Frozen modules run in evaluation mode in both graphs: their running statistics would move with every task.
         for name in set(frozen) & modules.keys():
             modules[name].eval()
         stack.enter_context(calls.standing_in(root, whole, inputs))
@@ -159,6 +161,7 @@ def export(
                 for node in program.graph.nodes
                 if signature.inputs_to_buffers.get(node.name, "").endswith("num_batches_tracked")
             )
+            # torch's own functionalisation takes any graph, but goes through all of it anew: only where it must be.
             if not write_nothing(program.graph, counters) or not all(map(_is_plain, program.graph.nodes)):
                 program = program.run_decompositions({})
         except ModelError:
@@ -200,6 +203,7 @@ def _is_plain(node: fx.Node) -> bool:
 def _as_attributes(backbone: nn.Module, program: Any, calls: list[DeclaredCall]) -> Exported:
     graph, signature = program.graph, program.graph_signature
     graph.owning_module = None  # its attributes are the backbone's, not those of what torch.export made
+    # Tied tensors go by one name: under two, each would count only the units that read it there as its users.
     first_name = {id(value): name for name, value in (*backbone.named_parameters(), *backbone.named_buffers())}
     exported = Exported(graph, {}, [], calls)
     _take_sizes(exported, program)
@@ -209,6 +213,7 @@ def _as_attributes(backbone: nn.Module, program: Any, calls: list[DeclaredCall])
     constants = signature.inputs_to_lifted_tensor_constants
     for node in list(graph.nodes):
         if node.op == "placeholder" and not node.users:
+            # Inputs stay even if unread: they are the signature.
             if node.name in attributes or node.name in constants:
                 graph.erase_node(node)
         elif node.op == "placeholder" and node.name in attributes:
@@ -275,7 +280,7 @@ def _compares_sizes(condition: Any, free: Collection[str]) -> bool:
 
 
 def _drop_statistics(graph: fx.Graph, signature: Any) -> set[str]:
-    """Norms as they are called, without what they leave in their buffers.
+    """Replace exported norms by plain calls, without the statistics that they leave in their buffers.
 
     Returns:
         Names of all other buffers that the forward changes.
@@ -287,6 +292,8 @@ def _drop_statistics(graph: fx.Graph, signature: Any) -> set[str]:
     for result, kind in zip(results, signature.output_specs, strict=True):
         if kind.kind.name == "USER_OUTPUT":
             features.append(result)
+        # torch.export returns changed buffers as further results. A norm's statistics are left to the tasks' own
+        # copies; any other change would be shared by all tasks, and is reported.
         elif kind.kind.name == "BUFFER_MUTATION" and not _is_statistic(result, buffer_of[kind.target], kind.target):
             written.add(kind.target)
     output.args = (features[0],)
@@ -301,6 +308,7 @@ def _drop_statistics(graph: fx.Graph, signature: Any) -> set[str]:
 
 def _is_statistic(result: fx.Node, buffer: fx.Node, name: str) -> bool:
     if name.endswith("num_batches_tracked"):
+        # One is added per call: a norm that is called twice counts twice.
         while result.target is ATEN.add.Tensor and result.args[1] == 1:
             result = result.args[0]  # type: ignore[assignment]
         return result is buffer
@@ -349,6 +357,7 @@ def _replace_tuple(graph: fx.Graph, node: fx.Node, target: Any, args: Any) -> No
 
 
 def _drop_idle(graph: fx.Graph) -> None:
+    # From the end, so that what only an erased node read goes in the same pass.
     for node in reversed(list(graph.nodes)):
         name = str(node.target)
         checks = name.startswith(("aten._assert", "aten.sym_constrain")) or node.target is torch._check
@@ -392,7 +401,7 @@ _LIBRARIES = (os.path.dirname(torch.__file__), os.path.dirname(__file__), "<")
 
 
 def declaring(name: str, *options: str) -> str:
-    """The way out by declaring a module; the backbone itself can't be declared."""
+    """Advice to declare a module, for error messages; the backbone itself can't be declared."""
     meaning = {"frozen": "trained by the first task alone", "task_owned": "a copy per task"}
     ways = " or ".join(f"{option}=[{name or '…'!r}] ({meaning[option]})" for option in options or meaning)
     if name:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
-Mend = Callable[[nn.Module], None]
+Fix = Callable[[nn.Module], None]
 
 
 class ModelError(ValueError):
@@ -16,27 +16,32 @@ class ModelError(ValueError):
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that has no masking rule.
+    """A part of a backbone that has no masking rule.
 
     Attributes:
         where: the module, parameter or operation.
         reason: why it can't be masked.
-        mend: what the user can do.
-        mends: what :func:`~avalanche_amnesia.unit_graph.fix` does to a model about it; None where it can't.
+        fix: what the user can do.
+        change: the change by which :func:`~avalanche_amnesia.unit_graph.fix` fixes a model; None where it can't.
     """
 
     where: str
     reason: str
-    mend: str
-    mends: Mend | None = field(default=None, repr=False, compare=False)
+    fix: str
+    change: Fix | None = field(default=None, repr=False, compare=False)
 
     def __str__(self) -> str:
-        return f"{self.where}: {self.reason}; {self.mend}"
+        return f"{self.where}: {self.reason}; {self.fix}"
 
 
-class Refused(Exception):
-    """A rule met something that it can't mask."""
+class Unsupported(Exception):
+    """Raised by a rule for something that it can't mask.
 
-    def __init__(self, reason: str, mend: str) -> None:
+    Args:
+        reason: why it can't.
+        fix: what the user can do.
+    """
+
+    def __init__(self, reason: str, fix: str) -> None:
         super().__init__(reason)
-        self.reason, self.mend = reason, mend
+        self.reason, self.fix = reason, fix

@@ -1,4 +1,4 @@
-"""The unit graph: which earlier units feed each weight of a backbone, and how much of it masks put to use."""
+"""The unit graph: the units behind each weight of a backbone, and the use that masks make of it."""
 
 from __future__ import annotations
 
@@ -69,7 +69,11 @@ class UnitGraph:
         return self  # nothing in it ever changes, and a copy of all sets would be the larger part of a model's copy
 
     def parameter_use(self, *masks: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Use of every masked parameter: ``min`` of its unit's and its source's use (METHOD §2, §3).
+        """Use of every masked parameter: ``min`` of its unit's and its source's use.
+
+        Of weight ``ij`` in layer ``l``: ``min(a_{l,i}, a_{l−1,j})``; of bias ``i``: ``a_{l,i}``. With HAT's cumulative
+        mask (Serrà et al., ICML 2018) it is the share of the update that is held back, with AdaHAT's summative mask
+        (Wang et al., ECML-PKDD 2024) the importance.
 
         Args:
             masks: one mapping per task, layer name → mask of shape ``(units,)``, bool or float. Uses of several tasks
@@ -83,7 +87,7 @@ class UnitGraph:
         return {name: self.entry_use(factors, of_sets) for name, factors in self.factors.items()}
 
     def reads(self, mask: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        """Parameter by parameter, which entries one mask covers: where :meth:`parameter_use` is positive.
+        """Entries that one mask covers, by parameter: where :meth:`parameter_use` is positive.
 
         Args:
             mask: layer name → ``(units,)``, bool.

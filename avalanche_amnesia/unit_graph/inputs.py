@@ -80,12 +80,12 @@ class Inputs:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of one sample's first tensor."""
+        """Shape of one sample's first tensor."""
         return self.shapes[0]
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the first tensor."""
+        """Type of the first tensor."""
         return self.dtypes[0]
 
     def batch(self, size: int, draw: torch.Generator | None = None, like: Tensor | None = None) -> Any:
@@ -215,7 +215,7 @@ def _found_by_trying(backbone: nn.Module, dtype: torch.dtype) -> tuple[int, ...]
         if found is not None and found[1] != result.shape:
             raise ModelError(
                 f"the number of features depends on the size of the input ({tuple(found[1][1:])} from {found[0]}, "
-                f"{tuple(result.shape[1:])} from {shape}); {_MEND}"
+                f"{tuple(result.shape[1:])} from {shape}); {_FIX}"
             )
         if found is not None:
             break
@@ -224,10 +224,10 @@ def _found_by_trying(backbone: nn.Module, dtype: torch.dtype) -> tuple[int, ...]
         return found[0]
     if unlike is not None:
         return unlike  # what is wrong with its result is said where it is examined
-    raise ModelError(f"no input was found on which {type(backbone).__name__} runs ({first_error}); {_MEND}")
+    raise ModelError(f"no input was found on which {type(backbone).__name__} runs ({first_error}); {_FIX}")
 
 
-_MEND = (
+_FIX = (
     "give input_shape=, the shape of one input without the batch, e.g. MaskedModel(backbone, input_shape=(1, 28, 28)), "
     "or a batch: example="
 )

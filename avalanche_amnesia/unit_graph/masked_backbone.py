@@ -1,4 +1,4 @@
-"""The rewritten backbone: the user's modules, run by a graph that masks them."""
+"""The masked backbone: the user's modules, run by a graph that masks them."""
 
 from __future__ import annotations
 

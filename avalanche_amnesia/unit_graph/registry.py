@@ -3,7 +3,7 @@
 A rule is called with the walk, the node, and what is known of the node's arguments: a
 :class:`~avalanche_amnesia.unit_graph.values.Value`, a :class:`~avalanche_amnesia.unit_graph.values.ParameterValue`, a
 :class:`~avalanche_amnesia.unit_graph.values.Constant`, or whatever the graph holds beside tensors. It returns what is
-known of the result, or raises :class:`~avalanche_amnesia.unit_graph.findings.Refused`.
+known of the result, or raises :class:`~avalanche_amnesia.unit_graph.findings.Unsupported`.
 """
 
 from __future__ import annotations

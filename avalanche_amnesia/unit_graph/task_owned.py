@@ -1,4 +1,4 @@
-"""Copies that every task has of its own: norms, and whatever else the user declares.
+"""Task-owned modules: each task's copies of norms, and of what else the user declares.
 
 A norm that all tasks share leaks between them: its parameters move, and its statistics mix the units of all tasks. So
 each task has its own, made from the backbone's when its head is made, and removed with it (Duan, HAT-CL, 2023).

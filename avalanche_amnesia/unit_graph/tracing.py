@@ -1,4 +1,4 @@
-"""From a backbone to its masked form and its unit graph."""
+"""Tracing of a backbone: its masked form and its unit graph."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from avalanche_amnesia.unit_graph import rules
 from avalanche_amnesia.unit_graph.draft import Draft
 from avalanche_amnesia.unit_graph.exporting import Exported, declaring, export
 from avalanche_amnesia.unit_graph.findings import Finding, ModelError
+from avalanche_amnesia.unit_graph.fixes import bake_in, drop
 from avalanche_amnesia.unit_graph.graph import UnitGraph
 from avalanche_amnesia.unit_graph.inputs import Inputs, inputs_of
-from avalanche_amnesia.unit_graph.mends import bake_in, drop
 from avalanche_amnesia.unit_graph.program import Program, Sizes
 from avalanche_amnesia.unit_graph.structure import Known, structure_of
 from avalanche_amnesia.unit_graph.task_owned import OwnedSpec
@@ -183,8 +183,8 @@ class _Tracing:
             programs[training] = self._program(exported, walk.values)
             if not exported.batch and not draft.findings:
                 reason = "it can be exported for batches of one size alone (len(x), int(x.shape[0]), a list of samples)"
-                mend = "take the number of samples as x.shape[0], and keep samples apart"
-                draft.findings.append(Finding(f"forward of {type(self.backbone).__name__}", reason, mend))
+                fix = "take the number of samples as x.shape[0], and keep samples apart"
+                draft.findings.append(Finding(f"forward of {type(self.backbone).__name__}", reason, fix))
         learning, evaluation = outputs[True], outputs[False]
         if learning is not None and evaluation is not None and not torch.equal(learning, evaluation):
             reason = "its features differ in training and in evaluation mode"
@@ -205,12 +205,12 @@ class _Tracing:
         for name in exported.written:
             holder = name.rpartition(".")[0]
             reason = f"writes to buffer {name!r}, which all tasks would share"
-            mend = f"keep what changes in a norm of torch.nn, or {declaring(holder, 'task_owned')}"
+            fix = f"keep what changes in a norm of torch.nn, or {declaring(holder, 'task_owned')}"
             computed, _, inside = holder.partition(".parametrizations")
-            mends = bake_in(computed) if inside else None
+            change = bake_in(computed) if inside else None
             if inside:
-                mend = "bake the parametrisation in: torch.nn.utils.parametrize.remove_parametrizations, or fix(model)"
-            draft.findings.append(Finding(f"forward of {type(backbone).__name__}", reason, mend, mends))
+                fix = "bake the parametrisation in: torch.nn.utils.parametrize.remove_parametrizations, or fix(model)"
+            draft.findings.append(Finding(f"forward of {type(backbone).__name__}", reason, fix, change))
         names = {}
         for name, value in exported.constants.items():
             same = (known for known, held in self.constants.items() if _equal(held, value))
@@ -278,6 +278,6 @@ def _uncovered(backbone: nn.Module, draft: Draft, owned: frozenset[str], classif
             "they are in no masked layer, so that no mask would protect them",
             "use them in forward, take them out of the backbone (fix(model) removes modules that forward never "
             "reads), or leave its classifier out: classifier='its name'",
-            mends=drop(loose),
+            change=drop(loose),
         )
     ]

@@ -7,7 +7,7 @@ from typing import Any
 
 
 def leaves(tree: Any) -> list[Any]:
-    """Everything that is no container, in order."""
+    """Leaves, which are no containers, in order."""
     if isinstance(tree, (tuple, list)):
         return [leaf for part in tree for leaf in leaves(part)]
     if isinstance(tree, Mapping):

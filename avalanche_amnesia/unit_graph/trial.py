@@ -1,4 +1,4 @@
-"""A trial of what masks promise: whatever lies outside of a mask moves, and not one bit of the features does.
+"""Trial of a masked backbone: all that lies outside of a mask moves, and not one bit of the features may.
 
 The rules say which entries a mask has to protect. This asks the network itself: it runs through a random mask, once
 with some parameters and once with every entry outside of the mask replaced, in training and in evaluation mode.
@@ -51,11 +51,11 @@ def try_out(
     like = first_real(module)
     mode = module.training
     held = {name: parameter for name, parameter in module.named_parameters() if parameter.is_floating_point()}
-    start = {name: _lived_in(value, draw) for name, value in held.items()}
+    start = {name: _as_if_trained(value, draw) for name, value in held.items()}
     own = nn.ModuleList(spec.make(module) for spec in owned.values())
     for name, value in (*own.named_parameters(), *own.named_buffers()):
         if value.is_floating_point():
-            value.copy_(_lived_in(value, draw).abs() if name.endswith("var") else _lived_in(value, draw))
+            value.copy_(_as_if_trained(value, draw).abs() if name.endswith("var") else _as_if_trained(value, draw))
     rounds = 2 if sum(value.numel() for value in start.values()) < _FEW else 1
     run = _Run(module, owned, own, graph.inputs.batch(_SAMPLES, draw, like))
     try:
@@ -163,8 +163,8 @@ class _Stepped(nn.Module):
         return found
 
 
-def _lived_in(value: Tensor, draw: torch.Generator) -> Tensor:
-    """Numbers of the same size that no initialisation makes: what starts as zero would hide whatever is behind it."""
+def _as_if_trained(value: Tensor, draw: torch.Generator) -> Tensor:
+    """Numbers of the same size that no initialisation gives: a weight that starts at zero would hide what it reads."""
     noise = _noise(value, draw)
     return value.detach() * (1 + 0.2 * noise) + 0.02 * noise.roll(1)
 

@@ -1,4 +1,4 @@
-"""Can a backbone be masked? All that stands in the way, and what can be mended by itself."""
+"""Validation of a backbone: all that keeps it from being masked, and a copy with what can be fixed by itself."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from avalanche_amnesia.unit_graph.tracing import examine
 
 
 def validate(backbone: nn.Module, input_shape: tuple[int, ...] | None = None, **options: Any) -> list[Finding]:
-    """Everything that keeps a backbone from being masked; empty where ``MaskedModel`` takes it.
+    """Findings that keep a backbone from being masked; empty where ``MaskedModel`` takes it.
 
     Args:
         backbone: any module.
@@ -34,7 +34,7 @@ def validate(backbone: nn.Module, input_shape: tuple[int, ...] | None = None, **
 
 
 def fix(backbone: nn.Module, input_shape: tuple[int, ...] | None = None, **options: Any) -> nn.Module:
-    """A copy of a backbone with everything mended that can be mended without changing what it computes.
+    """A copy of a backbone with everything fixed that can be fixed without changing what it computes.
 
     Parametrisations that keep state (spectral norm) are baked in, and modules that forward never reads are removed;
     each only if features of random inputs stay as they are. What is left is in ``validate(fix(model))``.
@@ -51,20 +51,20 @@ def fix(backbone: nn.Module, input_shape: tuple[int, ...] | None = None, **optio
     try:
         model = copy.deepcopy(backbone)
     except RuntimeError as error:  # tensors that are computed from parameters
-        raise ModelError(f"{type(backbone).__name__} can't be copied ({error}); mend it by hand") from error
+        raise ModelError(f"{type(backbone).__name__} can't be copied ({error}); fix it by hand") from error
     inputs = inputs_of(backbone, input_shape, options.get("example"))
     expected = _features(model, inputs)
     tried: set[str] = set()
     while True:
-        found = [f for f in validate(model, input_shape, **options) if f.mends is not None and str(f) not in tried]
+        found = [f for f in validate(model, input_shape, **options) if f.change is not None and str(f) not in tried]
         if not found:
             return model
         tried.add(str(found[0]))
-        mended = copy.deepcopy(model)
-        assert found[0].mends is not None
-        found[0].mends(mended)
-        if torch.allclose(_features(mended, inputs), expected, rtol=1e-4, atol=1e-5, equal_nan=True):
-            model = mended
+        fixed = copy.deepcopy(model)
+        assert found[0].change is not None
+        found[0].change(fixed)
+        if torch.allclose(_features(fixed, inputs), expected, rtol=1e-4, atol=1e-5, equal_nan=True):
+            model = fixed
 
 
 _SAMPLES = 4

@@ -44,7 +44,7 @@ class Value:
 
     @property
     def shape(self) -> torch.Size:
-        """For a batch of two."""
+        """Shape for a batch of two."""
         return self.ids.shape
 
     def like(self, ids: Tensor | None = None, masked: Masked | None = None, dtype: torch.dtype | None = None) -> Value:

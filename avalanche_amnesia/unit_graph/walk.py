@@ -1,4 +1,4 @@
-"""One walk over a backbone's graph: sets of units forward, masks in.
+"""Walk over a backbone's graph: sets of units are passed forward, masks are put in.
 
 Every weighted layer gets units of its own; its mask is multiplied in right behind it, or folded into the norm that
 follows. Each operation has a rule (see :mod:`~avalanche_amnesia.unit_graph.rules`) that says which units stand behind
@@ -19,7 +19,7 @@ from torch import Tensor, fx, nn
 from avalanche_amnesia.unit_graph.declared_calls import DECLARED
 from avalanche_amnesia.unit_graph.draft import Draft
 from avalanche_amnesia.unit_graph.exporting import EXPORTED_BATCH, Exported, declaring, module_of, where
-from avalanche_amnesia.unit_graph.findings import Finding, Refused
+from avalanche_amnesia.unit_graph.findings import Finding, Unsupported
 from avalanche_amnesia.unit_graph.mask_nodes import MaskNodes
 from avalanche_amnesia.unit_graph.masking import masked, owned_parameter, tensor_in
 from avalanche_amnesia.unit_graph.registry import (
@@ -46,7 +46,7 @@ BATCH = 2
 
 
 class Walk:
-    """One walk.
+    """One walk over the graph of a backbone in one mode.
 
     Args:
         backbone: whose parameters the graph names.
@@ -81,7 +81,7 @@ class Walk:
         self._masked: dict[fx.Node, fx.Node] = {}
 
     def run(self, places: list[fx.Node]) -> Tensor | None:
-        """Walk; the sets behind the features, ``(features,)``, or None where findings stand in the way.
+        """Walk over the graph; return the sets behind the features, ``(features,)``, or None where there are findings.
 
         Args:
             places: of the graph's inputs.
@@ -91,6 +91,7 @@ class Walk:
             self.values[node] = always_in_use(shape.shape, shape.dtype)
         last = max((n for n in self.graph.nodes if n.op == "placeholder"), default=None)
         with self.graph.inserting_after(last):
+            # The task's own modules come in as one more input, behind the backbone's: a graph's inputs stand first.
             self.tasks_own = self.graph.placeholder("own")
         self.masks = MaskNodes(self.graph, self.draft, self.tasks_own)
         for node in list(self.graph.nodes):
@@ -98,22 +99,24 @@ class Walk:
                 continue
             try:
                 self.values[node] = self._value_of(node)
-            except Refused as refused:
-                self._find(where(node), refused.reason, refused.mend)
+            except Unsupported as error:
+                # Not the end: the result counts as always in use, so that one walk finds all that stands in the way.
+                self._find(where(node), error.reason, error.fix)
             except (AttributeError, TypeError, IndexError, ValueError, RuntimeError, AssertionError, KeyError) as error:
-                self._find(where(node), f"its masking rule can't take these arguments ({error})", _OTHER_MEND)
+                self._find(where(node), f"its masking rule can't take these arguments ({error})", _OTHER_FIX)
                 return None
             if node not in self.values:
                 try:
                     self.values[node] = _as_always(self.result(node))
-                except Refused:
+                except Unsupported:
                     return None
         output = next(node for node in self.graph.nodes if node.op == "output")
         try:
             result = self._output(output)
-        except Refused as refused:
-            self._find("output", refused.reason, refused.mend)
+        except Unsupported as error:
+            self._find("output", error.reason, error.fix)
             return None
+        # An input that nothing reads stays: the forward's signature is the backbone's.
         self.graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output"))
         self.graph.lint()
         return result
@@ -129,6 +132,8 @@ class Walk:
             return args[0][args[1]]
         values = any(isinstance(leaf, Value) for leaf in known)
         parameters = any(isinstance(leaf, ParameterValue) for leaf in known)
+        # What depends on the input goes by the operation's rule, what is made of parameters alone by its derivation;
+        # the rest is constant, and computed here.
         if node.target is DECLARED:
             found: Rule | None = RULES[DECLARED]
         elif not isinstance(result := self.result(node), (Tensor, tuple, list)):
@@ -143,8 +148,10 @@ class Walk:
             self._check_axes(node)
             self.zero_inputs(node)
             args, kwargs = self.arguments(node)
-        value = self.anything(node) if found is None else found(self, node, *args, **kwargs)
+        # No rule is no error: what counts as always in use is protected more than necessary, never less.
+        value = self.conservative(node) if found is None else found(self, node, *args, **kwargs)
         if isinstance(value, Value) and value.masked is Masked.DIRTY and not self._norm_follows(node, value):
+            # The invariant of the walk: nobody reads what masked entries hold where other tasks' parameters reach it.
             return self._mask_behind(node, value)
         return value
 
@@ -164,7 +171,7 @@ class Walk:
         return self.values[own]
 
     def _constant(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
-        """Nothing of the network's values is in it: computed as it stands, unless it is another one at every call."""
+        """Value of an operation on constants alone: computed now, unless it is another one at every call."""
         target: Any = node.target
         random = torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())
         if random or "empty" in str(target):
@@ -174,7 +181,9 @@ class Walk:
         try:
             found = target(*content[0], **kwargs)
         except Exception as error:  # whatever the operation raises
-            raise Refused(f"it can't be worked out in advance ({error})", "compute it outside of forward") from error
+            raise Unsupported(
+                f"it can't be worked out in advance ({error})", "compute it outside of forward"
+            ) from error
         return map_leaves(found, lambda leaf: Constant(leaf) if isinstance(leaf, Tensor) else leaf)
 
     def is_frozen(self, parameter: str) -> bool:
@@ -187,19 +196,20 @@ class Walk:
         look_up = self.values.__getitem__
         return fx.node.map_arg(node.args, look_up), fx.node.map_arg(node.kwargs, look_up)
 
-    def anything(self, node: fx.Node) -> Any:
-        """An operation without a rule of its own: it reads +0 where masked, and its result counts as always in use.
+    def conservative(self, node: fx.Node) -> Any:
+        """Treat an operation without a rule: it reads +0 where masked, and its result counts as always in use.
 
         Raises:
-            Refused: for an operation that is given a parameter.
+            Unsupported: for an operation that is given a parameter.
         """
         given = [leaf for leaf in leaves(self.arguments(node)) if isinstance(leaf, ParameterValue)]
         if not all(parameter.fixed for parameter in given):
             names = sorted({name for parameter in given for name in parameter.names})
-            raise Refused(
+            raise Unsupported(
                 f"it is given parameters {names}, and has no masking rule for them", declaring(module_of(node))
             )
         for parameter in given:
+            # Set 0 is ``ALWAYS``: these entries count as in use under every mask, and the first task alone moves them.
             self.draft.use(parameter, torch.zeros((1,) * len(parameter.shape), dtype=torch.long))
         self.zero_inputs(node, dirty_only=True)
         return _as_always(self.result(node))
@@ -208,12 +218,14 @@ class Walk:
         """Results of a node as tensors of shape and type alone, for a batch of two.
 
         Raises:
-            Refused: where that depends on values.
+            Unsupported: where that depends on values.
         """
         try:
             return map_leaves(node.meta["val"], self._concrete)
         except ValueError as error:
-            raise Refused(f"its result has no shape that could be known in advance ({error})", _SHAPE_MEND) from error
+            raise Unsupported(
+                f"its result has no shape that could be known in advance ({error})", _SHAPE_FIX
+            ) from error
 
     def _concrete(self, leaf: Any) -> Any:
         if isinstance(leaf, Tensor):
@@ -225,12 +237,12 @@ class Walk:
         """A layer's input as a value.
 
         Raises:
-            Refused: for a parameter: nothing tells which tasks' masks it belongs to.
+            Unsupported: for a parameter: nothing tells which tasks' masks it belongs to.
         """
         if isinstance(x, Constant):
             return always_in_use(x.shape, x.dtype)
         if not isinstance(x, Value):
-            raise Refused(
+            raise Unsupported(
                 "it is given a parameter, not something computed from the input",
                 "declare the parameter frozen=[…], the module around it task_owned=[…], or leave it out",
             )
@@ -260,6 +272,7 @@ class Walk:
         """Make the masked entries of a node's inputs exactly zero."""
         for source in list(node.all_input_nodes):
             value = self.values.get(source)
+            # A constant (one half after a sigmoid) holds nothing of other tasks: only rules that ask for zeros mind it.
             least = Masked.CONSTANT if dirty_only else Masked.ZERO
             if isinstance(value, Value) and value.masked > least and not value.always:
                 node.replace_input_with(source, self._masked_node(source, value))
@@ -279,7 +292,7 @@ class Walk:
     def _check_axis(self, node: fx.Node, value: Value) -> None:
         """Refuse units along an axis whose length depends on the batch: for another one they lie elsewhere."""
         if any(size > 1 and self.follows_batch(node, dim) for dim, size in enumerate(compact(value.ids).shape)):
-            raise Refused(
+            raise Unsupported(
                 "units and samples lie on one axis, so that a mask would hold for one size of batch alone",
                 "keep the samples on an axis of their own (x.reshape(x.shape[0], -1, …))",
             )
@@ -287,6 +300,7 @@ class Walk:
     def _masked_node(self, node: fx.Node, value: Value) -> fx.Node:
         if node not in self._masked:
             self._check_axis(node, value)
+            # One masked copy of a value serves all of its readers; masking changes no sets.
             here = self.insert_behind(node, masked, (node, self.masks.emit(value.ids)))
             self._masked[node] = here
             self.values[here] = value.like(masked=Masked.ZERO)
@@ -294,6 +308,7 @@ class Walk:
 
     def _mask_behind(self, node: fx.Node, value: Value) -> Value:
         here = self._masked_node(node, value)
+        # All readers but the mask itself, which would otherwise read its own result.
         node.replace_all_uses_with(here, delete_user_cb=lambda user: user is not here)
         return value
 
@@ -312,31 +327,33 @@ class Walk:
     def _output(self, node: fx.Node) -> Tensor:
         result = self.values.get(node.args[0]) if isinstance(node.args[0], fx.Node) else node.args[0]
         if not isinstance(result, Value):
-            raise Refused(f"the backbone returns a {type(result).__name__}", "return one tensor of features")
+            raise Unsupported(f"the backbone returns a {type(result).__name__}", "return one tensor of features")
         if not self.draft.layers:
-            raise Refused("the backbone has no weighted layer to mask", "use a Linear or a Conv")
+            raise Unsupported("the backbone has no weighted layer to mask", "use a Linear or a Conv")
         if result.ids.dim() != 2:
-            raise Refused(
+            raise Unsupported(
                 f"the backbone returns values of shape (batch, {', '.join(map(str, result.ids.shape[1:]))})",
                 "flatten or average them into (batch, features)",
             )
         if len(result.ids) != self.batch:
-            raise Refused("the backbone's result has another first dimension than its input", "keep the batch there")
+            raise Unsupported(
+                "the backbone's result has another first dimension than its input", "keep the batch there"
+            )
         assert isinstance(node.args[0], fx.Node)
         if self.follows_batch(node.args[0], 1):
-            raise Refused("the number of features depends on the size of the batch", "keep samples apart")
+            raise Unsupported("the number of features depends on the size of the batch", "keep samples apart")
         self._check_axes(node)
         self.zero_inputs(node)
         return self.draft.sets.over(result.ids, [0]).clone()
 
-    def _find(self, where: str, reason: str, mend: str) -> None:
-        finding = Finding(f"{where} of {type(self.backbone).__name__}", reason, mend)
+    def _find(self, where: str, reason: str, fix: str) -> None:
+        finding = Finding(f"{where} of {type(self.backbone).__name__}", reason, fix)
         if finding not in self.draft.findings:
             self.draft.findings.append(finding)
 
 
-_OTHER_MEND = "write it in another way, or declare the module around it frozen=[…] or task_owned=[…]"
-_SHAPE_MEND = "write it with operations whose shapes do not depend on the data"
+_OTHER_FIX = "write it in another way, or declare the module around it frozen=[…] or task_owned=[…]"
+_SHAPE_FIX = "write it with operations whose shapes do not depend on the data"
 
 
 def all_of_all(walk: Walk, node: fx.Node, *args: Any, **kwargs: Any) -> Any:

@@ -14,7 +14,7 @@ from torch import Tensor
 from avalanche_amnesia.audit.record import RepairSummary, TensorChange, UnlearningRecord
 from avalanche_amnesia.bits import state_hashes
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
-from avalanche_amnesia.threads import two_at_a_time
+from avalanche_amnesia.threads import map_two_threads
 from avalanche_amnesia.trajectory.entries import put, take
 from avalanche_amnesia.trajectory.removal import Removal
 from avalanche_amnesia.transaction import Transaction
@@ -136,10 +136,10 @@ def book_only(subject: Subject, preparation: Preparation, announce: Announce) ->
 def _move(removal: Removal, parameters: Mapping[str, Tensor], change: Transaction) -> None:
     """Give parameters the values that they have without what goes."""
     moved = removal.moved
-    held = two_at_a_time(lambda name: take(parameters[name], moved[name]), moved)
+    held = map_two_threads(lambda name: take(parameters[name], moved[name]), moved)
     for name, old in zip(moved, held, strict=True):
         change.call(put, parameters[name], moved[name], old)
-    two_at_a_time(lambda name: put(parameters[name], moved[name], take(removal.values[name], moved[name])), moved)
+    map_two_threads(lambda name: put(parameters[name], moved[name], take(removal.values[name], moved[name])), moved)
 
 
 def _replace(

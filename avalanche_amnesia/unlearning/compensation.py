@@ -1,4 +1,4 @@
-"""What makes up to the remaining tasks for what an unlearning takes from them (METHOD §6, step 2)."""
+"""Compensation hooks for remaining tasks, which an unlearning takes something from."""
 
 from __future__ import annotations
 

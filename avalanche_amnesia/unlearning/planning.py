@@ -114,7 +114,7 @@ def prepare(subject: Subject, tasks: Iterable[int], event: str, *, strict: bool 
         unpurged=tuple(type(plugin).__name__ for plugin, _ in unknown_state(subject)),
         repaired=repairable(subject.repair, model, affected, tainted),
         moved=() if subject.moved_without is None else subject.moved_without(tasks),
-        untelling=_untelling(model, tasks, subject.opened_whole),
+        uninformative_masks=_uninformative_masks(model, tasks, subject.opened_whole),
         shared_state=tuple(sorted(subject.shared_state)),
     )
     return Preparation(plan, removal, tainted, started, own, trajectory.logs, hashes)
@@ -131,7 +131,9 @@ def own_modules_only(preparation: Preparation) -> Preparation:
     return replace(preparation, plan=plan, removal=untouched)
 
 
-def _untelling(model: nn.Module, tasks: Sequence[int], opened_whole: Mapping[int, Collection[str]]) -> tuple[str, ...]:
+def _uninformative_masks(
+    model: nn.Module, tasks: Sequence[int], opened_whole: Mapping[int, Collection[str]]
+) -> tuple[str, ...]:
     """Names of the masks that open all that their tasks could, in every layer."""
     if not isinstance(model, TaskMaskedModel):
         return ()

@@ -1,4 +1,4 @@
-"""Repair: a few steps on samples of the remaining tasks that lost something (METHOD §6, step 3).
+"""Repair: a few steps on samples of the remaining tasks that lost something.
 
 What a repair changes is recorded as an update of its own, behind those of all tasks. It stands until the next request,
 which takes it out with the tasks that go; then what is affected by all that is repaired anew. So nothing of a repair

@@ -128,7 +128,7 @@ def test_refused_with_a_message_that_names_it_and_left_as_it_was(name):
     assert not any(module._forward_hooks or "forward" in vars(module) for module in backbone.modules())
     findings = validate(backbone, **dict(*options))
     assert findings
-    assert all(finding.where and finding.reason and finding.mend for finding in findings)
+    assert all(finding.where and finding.reason and finding.fix for finding in findings)
 
 
 def test_a_wrong_input_shape_is_refused_and_the_mode_kept():

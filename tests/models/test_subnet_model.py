@@ -214,7 +214,7 @@ def test_a_frozen_parameter_stays_frozen_in_every_task_s_copy():
     backbone.linear.weight.requires_grad_(False)
     model = SubnetModel(backbone, n_features=5)
     model.add_head(0, 2)
-    model.let_learn(0, True)
+    model.set_trainable(0, True)
     assert not model.task_parts(0)[0].weight.requires_grad
     assert model.task_parts(0)[0].bias.requires_grad
     assert "linear.weight" not in model.graph.layers

@@ -76,7 +76,7 @@ def test_all_findings_are_listed_and_the_error_counts_the_rest():
     findings = validate(net)
     assert [finding.where.split()[1] for finding in findings[:2]] == ["'sqrt'", "'clamp'"]
     assert "unused.weight" in findings[2].where
-    assert str(findings[0]) == f"{findings[0].where}: {findings[0].reason}; {findings[0].mend}"
+    assert str(findings[0]) == f"{findings[0].where}: {findings[0].reason}; {findings[0].fix}"
     with pytest.raises(ModelError, match=r"'sqrt'.*\(and 2 more: validate\(model\) lists them\)"):
         MaskedModel(net)
     assert validate(network("lenet")[0].backbone.get_submodule("0"), (1, 8, 8)) != []  # a map is no feature

@@ -31,7 +31,7 @@ def test_two_threads_take_the_same_out_as_one(strategy, monkeypatch):
     store = next(p for p in strategy.plugins if type(p).__name__ == "TrajectoryPlugin").trajectory
     current = {name: p.detach() for name, p in strategy.model.named_parameters()}
     two = store.remove([0, 1], current)
-    monkeypatch.setattr(removal, "two_at_a_time", lambda work, things: [work(thing) for thing in things])
+    monkeypatch.setattr(removal, "map_two_threads", lambda work, things: [work(thing) for thing in things])
     one = store.remove([0, 1], current)
     assert two.values
     assert list(two.values) == list(one.values)

@@ -15,12 +15,12 @@ from typing import Any
 from torch import Tensor, nn
 
 from avalanche_amnesia.bits import same_bits, tensor_hash
-from avalanche_amnesia.models.weight_masks.stand_ins import Place
+from avalanche_amnesia.models.weight_masks.substitutes import Place
 
 
 @dataclass(frozen=True)
 class StateSite:
-    """Where a backbone keeps a tensor.
+    """Place where a backbone keeps a tensor.
 
     Attributes:
         name: of the tensor, module path included.
@@ -36,12 +36,12 @@ class StateSite:
 
     @property
     def place(self) -> Place:
-        """What holds the tensor, and under which name."""
+        """Dictionary that holds the tensor, and its name there."""
         return (self.module._buffers if self.is_buffer else vars(self.module)), self.attribute
 
     @property
     def value(self) -> Any:
-        """What is there now."""
+        """The value there now."""
         holder, name = self.place
         return holder.get(name)
 
@@ -90,7 +90,7 @@ class ForwardState:
         return TaskState(self.sites)
 
     def standing_in(self, own: TaskState | None, *, learns: bool) -> list[tuple[Place, Tensor]]:
-        """What stands in during a forward: the task's tensors if it learns, copies that are thrown away if not.
+        """Substitutes during a forward: the task's tensors if it learns, copies that are thrown away if not.
 
         Args:
             own: the task's; None: the backbone's.

@@ -1,4 +1,4 @@
-"""The best-scored weights through which a task in training is run (METHOD §5)."""
+"""The best-scored weights, ``weight ⊙ mask``, of the task in training (WSN, Kang et al., ICML 2022)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A backbone of which every task uses a part of the weights: winning subnetworks (METHOD §5)."""
+"""A backbone of which every task uses a part of the weights: winning subnetworks (WSN, Kang et al., ICML 2022)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from avalanche_amnesia.models.weight_masks.mask_storage import (
     unpack_bits,
 )
 from avalanche_amnesia.models.weight_masks.open_subnet import OpenSubnet
-from avalanche_amnesia.models.weight_masks.stand_ins import Place, StandIns
+from avalanche_amnesia.models.weight_masks.substitutes import Place, Substitutes
 from avalanche_amnesia.models.weight_masks.task_scores import TaskScores
 from avalanche_amnesia.models.weight_masks.top_share import mark_largest
 from avalanche_amnesia.models.weight_masks.weight_cover import (
@@ -95,7 +95,7 @@ class SubnetModel(TaskMaskedModel):
         for module in self._prototypes[0]:
             module.requires_grad_(False)
         self._state = ForwardState(backbone, inventory.norms)
-        self._stand_ins = StandIns()
+        self._substitutes = Substitutes()
         self.norms = nn.ModuleDict()
         self._packed = TaskBuffers()
         self._scores = TaskScores()
@@ -177,7 +177,7 @@ class SubnetModel(TaskMaskedModel):
         if self._prototypes[0] or self._state.sites:
             norms = [deepcopy(module) for module in self._prototypes[0]]
             self.norms[str(task)] = nn.ModuleList([*norms, self._state.begun()])
-            self.let_learn(task, True)
+            self.set_trainable(task, True)
             self.norms[str(task)].train(self.training)
 
     def start_task(self, task: int, scores: Tensor) -> None:
@@ -228,7 +228,7 @@ class SubnetModel(TaskMaskedModel):
     def drop_current_task(self) -> None:
         """Give up the task in training: its scores, head and normalisation go."""
         task = self.current_task
-        self._stand_ins.take_back()  # a forward may have been interrupted
+        self._substitutes.take_back()  # a forward may have been interrupted
         self._end_training()
         if task is not None and str(task) in self.heads:
             super().remove_task(task)
@@ -258,9 +258,9 @@ class SubnetModel(TaskMaskedModel):
         """Drop the scores of all tasks but these."""
         self._scores.retain(tasks)
 
-    def let_learn(self, task: int, learn: bool) -> None:
+    def set_trainable(self, task: int, learn: bool) -> None:
         """As the base class's; normalisation that the backbone's maker had frozen never learns."""
-        super().let_learn(task, learn)
+        super().set_trainable(task, learn)
         own = self.task_parts(task)
         if own is not None:
             for parameter, learned in zip(own.parameters(), self._learned_norms, strict=True):
@@ -337,7 +337,7 @@ class SubnetModel(TaskMaskedModel):
         return weight
 
     def _weights_of(self, task: int) -> Mapping[str, Tensor]:
-        """What runs in the place of the backbone's weights."""
+        """Weights that run in the place of the backbone's."""
         if self._open is not None and task == self.current_task and self.training:
             return self._open.leaves
         if task == self.current_task or task in self._packed.tasks:
@@ -371,7 +371,7 @@ class SubnetModel(TaskMaskedModel):
         for norm, other in zip(self._prototypes[0], () if parts is None else parts.children(), strict=False):
             others += [((vars(norm), name), vars(other)[name]) for name in ("_parameters", "_buffers", "training")]
         others += self._state.standing_in(own, learns=learns)
-        with self._stand_ins.put(others):
+        with self._substitutes.put(others):
             features = self.backbone(x)
             if learns and own is not None:
                 self._state.keep(own)

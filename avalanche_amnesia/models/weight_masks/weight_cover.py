@@ -1,4 +1,4 @@
-"""Which weights of a backbone masks can cover, and what becomes of everything else that it learns."""
+"""Inventory of a backbone's parameters: those that masks can cover, and a rule for everything else that learns."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class WeightCover:
     layers: Mapping[str, MaskedTensor]
 
     def parameter_use(self, *masks: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """How many tasks use every weight.
+        """Number of tasks that use every weight.
 
         Args:
             masks: one mapping per task, parameter name → mask ``(size,)``, bool or float.
@@ -64,7 +64,7 @@ class WeightCover:
         }
 
     def reads(self, mask: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        """Parameter by parameter, which entries one mask covers, bool, of the parameter's shape."""
+        """Entries that one mask covers, by parameter: bool, of the parameter's shape."""
         yield from ((name, use > 0) for name, use in self.parameter_use(mask).items())
 
     def layer_of(self, parameter: str) -> int:
@@ -77,7 +77,7 @@ Site = tuple[nn.Module, str]
 
 @dataclass(frozen=True)
 class Inventory:
-    """Everything in a backbone that could learn.
+    """Inventory of all that could learn in a backbone.
 
     Attributes:
         cover: the masked parameters.
@@ -103,7 +103,7 @@ def take_inventory(backbone: nn.Module, sparsity: float, bias: BiasRule, norm: N
 
     Raises:
         ValueError: for an option that is not allowed.
-        ModelError: for a parameter without a rule; the message names it, the reason and the mend.
+        ModelError: for a parameter without a rule; the message names it, the reason and the fix.
     """
     if not 0 < sparsity <= 1:
         raise ValueError(f"sparsity must lie in (0, 1], the share of weights that a task uses, got {sparsity}")

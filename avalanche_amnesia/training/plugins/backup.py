@@ -1,4 +1,4 @@
-"""Shadow copies that learn later tasks in the place of tasks that may be unlearned (METHOD §6, ``backup``)."""
+"""Shadow copies that learn later tasks in the place of tasks that may be unlearned (``compensation="backup"``)."""
 
 from __future__ import annotations
 

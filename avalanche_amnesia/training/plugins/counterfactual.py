@@ -1,4 +1,4 @@
-"""Heads fitted in advance for the worlds without tasks that may be unlearned (METHOD §6, ``counterfactual``)."""
+"""Heads precomputed for each set of earlier tasks that may be unlearned (``compensation="counterfactual"``)."""
 
 from __future__ import annotations
 

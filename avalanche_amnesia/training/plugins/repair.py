@@ -1,4 +1,4 @@
-"""Repairs what an unlearning took from remaining tasks, with a few steps on samples of theirs (METHOD §6, step 3)."""
+"""Repair of what an unlearning took from remaining tasks, by a few steps on samples of theirs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A later task's damped update scaled, where the task that it built on goes (METHOD §6, ``rate`` and ``draft``)."""
+"""Scaling of a later task's damped update, where the task that it built on goes (``rate`` and ``draft``)."""
 
 from __future__ import annotations
 

@@ -154,7 +154,7 @@ class TaskMaskPlugin(SupervisedPlugin):
         now.snapshot = TaskSnapshot(model, task, strategy.optimizer)
         self.rule.start(self.seed, task)
         for other in model.tasks:  # torch's optimizers skip what has no gradient, whatever their decay or momentum
-            model.let_learn(other, other == task)
+            model.set_trainable(other, other == task)
         now.guards_others = not _skips_frozen(strategy.optimizer)
 
     @torch.no_grad()
@@ -231,7 +231,7 @@ class TaskMaskPlugin(SupervisedPlugin):
         """Keep nothing of a task beyond its training: what is left here would outlive its unlearning."""
         self.training = None
         for task in model.tasks:  # they were frozen for this training alone
-            model.let_learn(task, True)
+            model.set_trainable(task, True)
 
 
 def _skips_frozen(optimizer: Optimizer) -> bool:

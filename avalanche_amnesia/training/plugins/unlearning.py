@@ -388,5 +388,5 @@ class UnlearningPlugin(SupervisedPlugin):
 
 def _evidence(subject: Subject, preparation: Preparation, samples: Tensor | None = None) -> Evidence:
     plan = preparation.plan
-    removed = [name for name in plan.removed if name not in plan.untelling]
+    removed = [name for name in plan.removed if name not in plan.uninformative_masks]
     return Evidence.of(subject.model, preparation.removal, removed, samples, subject.opened_whole)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from avalanche_amnesia.unit_graph.findings import Refused
+from avalanche_amnesia.unit_graph.findings import Unsupported
 from avalanche_amnesia.unit_graph.registry import rule
 from avalanche_amnesia.unit_graph.units import ALWAYS
 from avalanche_amnesia.unit_graph.values import Constant, Masked, ParameterValue, Value, filled
@@ -51,7 +51,7 @@ def multiply(walk: Walk, a: Any, b: Any) -> Value:
 
 
 def _beside(walk: Walk, x: Any, other: Any, with_constant: Masked | None) -> Value:
-    """A value and something that is none: a parameter takes on the units of the value that it meets."""
+    """Operand beside a value: a parameter takes on the units of the value that it meets."""
     with_constant = x.masked if with_constant is None else with_constant  # a product leaves them as they are
     if isinstance(other, ParameterValue):
         shape = torch.broadcast_shapes(x.shape, other.shape)
@@ -86,7 +86,9 @@ def divided(walk: Walk, node: fx.Node, a: Any, b: Any, **options: Any) -> Value:
     """A quotient: zero where the numerator is."""
     if isinstance(b, Value):
         if b.masked is Masked.ZERO and not b.always:
-            raise Refused("masked units are zero, and are divided by", "add a small number to the denominator first")
+            raise Unsupported(
+                "masked units are zero, and are divided by", "add a small number to the denominator first"
+            )
         if not isinstance(a, Value):  # masked entries hold a number divided by a constant: as if that were added
             return add(walk, a, b).like(dtype=walk.result(node).dtype)
     return multiply(walk, a, b).like(dtype=walk.result(node).dtype)
@@ -100,20 +102,20 @@ def power(walk: Walk, node: fx.Node, a: Any, b: Any) -> Any:
         if b >= 1:
             return a.like(dtype=dtype)
         if b != 0 and a.masked is Masked.ZERO and not a.always:
-            raise Refused(
+            raise Unsupported(
                 "masked units are zero, where this power or its slope is infinite", "add a small number first"
             )
         return a.like(masked=max(a.masked, Masked.CONSTANT), dtype=dtype)
     if isinstance(b, Value) and isinstance(a, (int, float)):
         return b.like(masked=max(b.masked, Masked.CONSTANT), dtype=dtype)
-    return walk.anything(node)
+    return walk.conservative(node)
 
 
 @rule(A.addcmul)
 def addcmul(walk: Walk, node: fx.Node, a: Any, b: Any, c: Any, **options: Any) -> Any:
     """``a + value · b · c``."""
     if not isinstance(b, Value) and not isinstance(c, Value):
-        return walk.anything(node)
+        return walk.conservative(node)
     return add(walk, a, multiply(walk, b, c))
 
 
@@ -121,16 +123,16 @@ def addcmul(walk: Walk, node: fx.Node, a: Any, b: Any, c: Any, **options: Any) -
 def larger(walk: Walk, node: fx.Node, a: Any, b: Any) -> Any:
     """The larger or smaller of two values: zero where both are."""
     if not isinstance(a, Value) or not isinstance(b, Value):
-        return walk.anything(node)
+        return walk.conservative(node)
     return Value(walk.draft.sets.union(a.ids, b.ids), walk.result(node).dtype, max(a.masked, b.masked))
 
 
 @rule(A.where)
 def chosen(walk: Walk, node: fx.Node, condition: Any, a: Any, b: Any) -> Any:
-    """Entries of one or the other: in use where either is, or what decides between them."""
+    """Choice between two operands: in use where either is, or the condition."""
     values = [x for x in (condition, a, b) if isinstance(x, Value)]
     if any(isinstance(x, ParameterValue) for x in (condition, a, b)):
-        return walk.anything(node)
+        return walk.conservative(node)
     shape, ids = walk.result(node).shape, values[0].ids
     for value in values[1:]:
         ids = walk.draft.sets.union(ids, value.ids)

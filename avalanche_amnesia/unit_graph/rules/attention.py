@@ -20,12 +20,12 @@ A: Any = torch.ops.aten
 def attended(
     walk: Walk, node: fx.Node, query: Any, key: Any, value: Any, attn_mask: Any = None, *args: Any, **options: Any
 ) -> Any:
-    """Zero where the values' unit is masked, whatever the weights are; these count as always in use."""
+    """Attention: zero where the values' unit is masked, whatever the weights are; these count as always in use."""
     for learned in (query, key, attn_mask):
         if isinstance(learned, ParameterValue):  # behind weights that all tasks read: the first task alone trains it
             adopt(walk, learned, torch.full((1,) * len(learned.shape), ALWAYS).expand(learned.shape))
     if not isinstance(value, Value) or value.masked is not Masked.ZERO:
-        return walk.anything(node)
+        return walk.conservative(node)
     # Queries and keys may hold constants where masked, but nothing that other tasks change.
     walk.zero_inputs(node, dirty_only=True)
     ids = walk.draft.sets.over(value.ids, [-2], keepdim=True)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from avalanche_amnesia.unit_graph.findings import Refused
+from avalanche_amnesia.unit_graph.findings import Unsupported
 from avalanche_amnesia.unit_graph.registry import rule
 from avalanche_amnesia.unit_graph.rules.arithmetic import multiply
 from avalanche_amnesia.unit_graph.trees import leaves
@@ -37,18 +37,18 @@ POLES = (A.log, A.log2, A.log10, A.reciprocal, A.rsqrt, A.sqrt)
 
 @rule(*SAME_VALUES, *KEEP_ZERO)
 def keeps_zero(walk: Walk, node: fx.Node, x: Any, *rest: Any, **options: Any) -> Any:
-    """``f(0) = 0`` entry by entry: a masked unit stays zero."""
+    """Function with ``f(0) = 0``, entry by entry: a masked unit stays zero."""
     if not isinstance(x, Value) or _meets_others(x, rest, options):
-        return walk.anything(node)
+        return walk.conservative(node)
     return x.like(dtype=walk.result(node).dtype)
 
 
 @rule(*LIFT)
 def lifts(walk: Walk, node: fx.Node, x: Any, *rest: Any, **options: Any) -> Any:
-    """``f(0) ≠ 0`` entry by entry: a masked unit becomes a constant."""
+    """Function with ``f(0) ≠ 0``, entry by entry: a masked unit becomes a constant."""
     result = walk.result(node)
     if not isinstance(x, Value) or _meets_others(x, rest, options) or result.shape != x.shape:
-        return walk.anything(node)
+        return walk.conservative(node)
     return x.like(masked=max(x.masked, Masked.CONSTANT), dtype=result.dtype)
 
 
@@ -56,16 +56,18 @@ def lifts(walk: Walk, node: fx.Node, x: Any, *rest: Any, **options: Any) -> Any:
 def prelu(walk: Walk, node: fx.Node, x: Any, slopes: Any) -> Any:
     """Learned slopes: multiplied in entry by entry."""
     if not isinstance(x, Value) or not isinstance(slopes, ParameterValue):
-        return walk.anything(node)
+        return walk.conservative(node)
     shape = (-1, *(1,) * (x.ids.dim() - 2))
     return multiply(walk, x, slopes.moved(lambda place: place.reshape(shape)))
 
 
 @rule(*POLES)
 def has_pole(walk: Walk, node: fx.Node, x: Value) -> Value:
-    """``f(0)`` or its slope is infinite, which leaves no gradient: refused where a mask makes zeros."""
+    """Function whose value or slope at 0 is infinite, which leaves no gradient: refused where a mask makes zeros."""
     if x.masked is Masked.ZERO and not x.always:
-        raise Refused("masked units are zero, where this function or its slope is infinite", "add a small number first")
+        raise Unsupported(
+            "masked units are zero, where this function or its slope is infinite", "add a small number first"
+        )
     return x.like(masked=max(x.masked, Masked.CONSTANT))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from avalanche_amnesia.unit_graph.findings import Refused
+from avalanche_amnesia.unit_graph.findings import Unsupported
 from avalanche_amnesia.unit_graph.registry import rule
 from avalanche_amnesia.unit_graph.rules.derived import walk_dims
 from avalanche_amnesia.unit_graph.rules.weighted import connect
@@ -20,13 +20,13 @@ A: Any = torch.ops.aten
 
 @rule(A.mean, A.sum, A.amax, A.amin, A.std, A.var, A.norm, A.linalg_vector_norm)
 def reduced(walk: Walk, node: fx.Node, x: Any, *args: Any, **options: Any) -> Any:
-    """In use where any of the entries is that it is taken over."""
+    """Reduction: in use where any of the entries is that it is taken over."""
     result = walk.result(node)
     dims = walk_dims(node, len(x.shape))
     if not isinstance(x, Value) or not isinstance(result, Tensor) or dims is None:
-        return walk.anything(node)
+        return walk.conservative(node)
     if 0 in dims and len(x.shape) == 2:
-        raise Refused("it mixes the samples of a batch", "leave the first dimension alone")
+        raise Unsupported("it mixes the samples of a batch", "leave the first dimension alone")
     ids = walk.draft.sets.over(x.ids, dims, keepdim=len(result.shape) == len(x.shape))
     return Value(ids, result.dtype, x.masked)
 
@@ -35,7 +35,7 @@ def reduced(walk: Walk, node: fx.Node, x: Any, *args: Any, **options: Any) -> An
 def summed_up(walk: Walk, node: fx.Node, x: Any, dim: int, **options: Any) -> Any:
     """Sums of what lies in front: in use where any entry along the dimension is."""
     if not isinstance(x, Value):
-        return walk.anything(node)
+        return walk.conservative(node)
     return x.like(walk.draft.sets.over(x.ids, [dim], keepdim=True).expand(x.shape), dtype=walk.result(node).dtype)
 
 
@@ -46,7 +46,7 @@ def product(walk: Walk, node: fx.Node, a: Any, b: Any) -> Any:
         walk.zero_inputs(node)
         return connect(walk, node, a, b, None, units=b.shape[1], unit_axis=1, input_axis=0)
     if not (isinstance(a, Value) and isinstance(b, Value)) or a.ids.dim() < 2 or b.ids.dim() < 2:
-        return walk.anything(node)
+        return walk.conservative(node)
     result, sets = walk.result(node), walk.draft.sets
     options = [
         ids.expand(result.shape)
@@ -57,5 +57,5 @@ def product(walk: Walk, node: fx.Node, a: Any, b: Any) -> Any:
         if value.masked is Masked.ZERO
     ]
     if not options:
-        return walk.anything(node)
+        return walk.conservative(node)
     return Value(min(options, key=lambda ids: float((ids == ALWAYS).float().mean())), result.dtype)

@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 from avalanche_amnesia.unit_graph.exporting import PLAIN_AVERAGE, module_of
-from avalanche_amnesia.unit_graph.findings import Refused
+from avalanche_amnesia.unit_graph.findings import Unsupported
 from avalanche_amnesia.unit_graph.masking import call_owned
 from avalanche_amnesia.unit_graph.registry import NORMS_BY_CHANNEL, rule
 from avalanche_amnesia.unit_graph.task_owned import NormKind, OwnedSpec
@@ -69,11 +69,13 @@ def _by_channel(
 ) -> Any:
     statistics = tuple(str(given.target) for given in node.args[3:5] if isinstance(given, fx.Node))
     if any(name not in walk.buffers for name in statistics):
-        raise Refused("a norm's running statistics are computed", "keep them in buffers of the norm itself")
+        raise Unsupported("a norm's running statistics are computed", "keep them in buffers of the norm itself")
     if any(user.target not in NORMS_BY_CHANNEL for given in node.args[3:5] for user in getattr(given, "users", ())):
-        raise Refused("a norm's running statistics are read elsewhere too", "every task has its own: leave them to it")
+        raise Unsupported(
+            "a norm's running statistics are read elsewhere too", "every task has its own: leave them to it"
+        )
     if statistics and own and not walk.training:
-        raise Refused(
+        raise Unsupported(
             "a norm goes by the batch's statistics in evaluation, although it keeps running ones",
             "make it without them: track_running_stats=False",
         )
@@ -119,10 +121,10 @@ def group_norm(
 def _own(walk: Walk, node: fx.Node, x: Any, spec: OwnedSpec) -> Any:
     """Put the task's own copy in the node's place."""
     if isinstance(x, ParameterValue):
-        raise Refused("a parameter is normalised together with a value", "use it as it is")
+        raise Unsupported("a parameter is normalised together with a value", "use it as it is")
     x = walk.value(x)
     if any(walk.is_frozen(name) for name in (spec.name, *spec.parameters) if name is not None):
-        raise Refused(
+        raise Unsupported(
             "a norm can't be frozen in part", "declare all of it frozen=[…], or nothing: every task has its own"
         )
     if spec.kind in ("layer", "rms"):
@@ -153,7 +155,7 @@ def _note(walk: Walk, spec: OwnedSpec) -> None:
         *(spec.kind, spec.groups, spec.shape),
         spec.parameters,
     ):
-        raise Refused(f"norm {spec.name!r} is used in two unlike ways", "use two norms")
+        raise Unsupported(f"norm {spec.name!r} is used in two unlike ways", "use two norms")
     apart = known.sets is None or spec.sets is None
     sets = None if apart else compact(walk.draft.sets.union(known.sets, spec.sets))  # type: ignore[arg-type]
     fixed = known.fixed or spec.fixed  # evaluation says nothing of that
@@ -164,7 +166,7 @@ def _name(parameter: Any) -> str | None:
     if parameter is None:
         return None
     if not isinstance(parameter, ParameterValue) or len(parameter.parts) != 1 or not parameter.parts[0].whole:
-        raise Refused("a norm's weight or bias is computed", "use parameters of the norm itself")
+        raise Unsupported("a norm's weight or bias is computed", "use parameters of the norm itself")
     return parameter.parts[0].name
 
 

@@ -1,4 +1,4 @@
-"""Windows over positions: a channel sees itself alone."""
+"""Windows over positions, each channel by itself."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ POOLS = (
 def pooled(walk: Walk, node: fx.Node, x: Any, *args: Any, **options: Any) -> Any:
     """Pooling and interpolation between positions: zero where the whole channel is."""
     if not isinstance(x, Value):
-        return walk.anything(node)
+        return walk.conservative(node)
     axes = range(2 if "2d" in str(node.target) else 3 if "3d" in str(node.target) else 1)
     of_channels = walk.draft.sets.over(x.ids, [-1 - axis for axis in axes], keepdim=True)
     result = walk.result(node)

@@ -1,4 +1,4 @@
-"""Operations that move entries about: the same operation moves their sets."""
+"""Operations that move entries: the same operation moves their sets of units."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
-from avalanche_amnesia.unit_graph.findings import Refused
+from avalanche_amnesia.unit_graph.findings import Unsupported
 from avalanche_amnesia.unit_graph.registry import derives, rule
 from avalanche_amnesia.unit_graph.rules.arithmetic import adopt
 from avalanche_amnesia.unit_graph.trees import leaves, map_leaves
@@ -33,7 +33,7 @@ _LIKE_ANOTHER = (A.expand_as, A.view_as, A.reshape_as)
 @rule(*MOVES)
 @derives(*MOVES)
 def moved(walk: Walk, node: fx.Node, *args: Any, **options: Any) -> Any:
-    """The same operation on the sets."""
+    """Apply the operation to the sets of units."""
     known = leaves((args, options))
     operands = [leaf for leaf in known if isinstance(leaf, (Value, ParameterValue))]
     if len(operands) > 1 or operands[0] is not args[0]:
@@ -44,7 +44,7 @@ def moved(walk: Walk, node: fx.Node, *args: Any, **options: Any) -> Any:
 @rule(*_LIKE_ANOTHER)
 @derives(*_LIKE_ANOTHER)
 def moved_like_another(walk: Walk, node: fx.Node, x: Any, other: Any) -> Any:
-    """In the shape of another tensor, of which nothing else is read."""
+    """Move entries into the shape of another tensor, of which nothing else is read."""
     if isinstance(x, Constant):
         return always_in_use(other.shape, x.dtype)
     method = str(node.target).split(".")[1]
@@ -64,7 +64,7 @@ def indexed(walk: Walk, node: fx.Node, x: Any, indices: Sequence[Any]) -> Any:
 
 def _otherwise(walk: Walk, node: fx.Node, args: Any, options: Any) -> Any:
     values = any(isinstance(leaf, Value) for leaf in leaves((args, options)))
-    return walk.anything(node) if values else all_of_all(walk, node, *args, **options)
+    return walk.conservative(node) if values else all_of_all(walk, node, *args, **options)
 
 
 def _applied(node: fx.Node, args: Any, options: Any) -> Any:
@@ -86,7 +86,7 @@ def _again(operand: Any, move: Any) -> Any:
 
 @rule(A.cat, A.concat, A.concatenate, A.stack, A.hstack, A.vstack)
 def joined(walk: Walk, node: fx.Node, tensors: Sequence[Any], dim: int = 0) -> Value:
-    """Values side by side: so are their sets. A parameter takes on the units of the values beside it."""
+    """Concatenate values, and their sets with them. A parameter takes on the units of the values beside it."""
     values = [part for part in tensors if isinstance(part, Value)]
     result = walk.result(node)
     along = dim % len(result.shape)
@@ -104,7 +104,7 @@ def joined(walk: Walk, node: fx.Node, tensors: Sequence[Any], dim: int = 0) -> V
         else:
             beside = compact(values[0].ids)
             if by_stack in ("stack", "hstack", "vstack") or beside.shape[along] != 1:
-                raise Refused(
+                raise Unsupported(
                     f"parameters {part.names} are put beside values along an axis on which their units differ",
                     "put them beside them along another axis (tokens), or declare them frozen=[…]",
                 )
@@ -147,7 +147,7 @@ def padded(
     """Zeros around a value, which are in use under no mask; or numbers, or what lies at the border."""
     filling = mode if isinstance(mode, (int, float)) else value
     if not isinstance(x, Value) or (isinstance(mode, str) and mode != "constant"):
-        return walk.anything(node)
+        return walk.conservative(node)
     around = ALWAYS if filling else NOTHING
     masked = Masked.ZERO if not filling or x.always else Masked.CONSTANT
     return x.like(F.pad(x.ids, list(pad), value=around), max(x.masked, masked) if filling else x.masked)
@@ -155,10 +155,10 @@ def padded(
 
 @rule(A.slice_scatter, A.select_scatter)
 def written_into(walk: Walk, node: fx.Node, x: Any, source: Any, *where: Any, **options: Any) -> Any:
-    """A value with a part of another in it: so are their sets."""
+    """Write a part of one value into another, and their sets with it."""
     parts = [_written(part) for part in (x, source)]
     if any(part is None for part in parts) or any(isinstance(leaf, Value) for leaf in leaves((where, options))):
-        return walk.anything(node)
+        return walk.conservative(node)
     ids = node.target(parts[0].ids, parts[1].ids, *where, **options)  # type: ignore[operator, union-attr]
     return Value(ids, walk.result(node).dtype, max(part.masked for part in parts if part is not None))
 
@@ -174,7 +174,7 @@ def copied(walk: Walk, node: fx.Node, x: Any, source: Any, *rest: Any) -> Any:
     """Another value's entries in the place of one's own."""
     result = walk.result(node)
     if not isinstance(source, Value):
-        return always_in_use(result.shape, result.dtype) if isinstance(source, Constant) else walk.anything(node)
+        return always_in_use(result.shape, result.dtype) if isinstance(source, Constant) else walk.conservative(node)
     return source.like(source.ids.expand(result.shape), dtype=result.dtype)
 
 
@@ -182,6 +182,6 @@ def copied(walk: Walk, node: fx.Node, x: Any, source: Any, *rest: Any) -> Any:
 def overwritten(walk: Walk, node: fx.Node, x: Any, *rest: Any, **options: Any) -> Any:
     """The same number everywhere, whatever was there."""
     if any(isinstance(leaf, ParameterValue) for leaf in leaves((rest, options))):
-        return walk.anything(node)
+        return walk.conservative(node)
     result = walk.result(node)
     return always_in_use(result.shape, result.dtype)

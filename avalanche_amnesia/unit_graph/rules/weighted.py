@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx
 
 from avalanche_amnesia.unit_graph.exporting import module_of
-from avalanche_amnesia.unit_graph.findings import Refused
+from avalanche_amnesia.unit_graph.findings import Unsupported
 from avalanche_amnesia.unit_graph.registry import rule
 from avalanche_amnesia.unit_graph.units import ALWAYS, compact
 from avalanche_amnesia.unit_graph.values import Masked, ParameterValue, Value
@@ -23,7 +23,7 @@ A: Any = torch.ops.aten
 def linear(walk: Walk, node: fx.Node, x: Any, weight: Any, bias: Any = None) -> Any:
     """``x Wᵀ + b``: units along the last axis."""
     if not _moves(weight):
-        return walk.anything(node)
+        return walk.conservative(node)
     return connect(walk, node, x, weight, bias, units=weight.shape[0], unit_axis=0, input_axis=1)
 
 
@@ -31,7 +31,7 @@ def linear(walk: Walk, node: fx.Node, x: Any, weight: Any, bias: Any = None) -> 
 def added_product(walk: Walk, node: fx.Node, bias: Any, x: Any, weight: Any, **options: Any) -> Any:
     """``b + x W``: a layer whose weight lies the other way round."""
     if not _moves(weight) or not isinstance(bias, ParameterValue) or len(bias.shape) != 1 or options:
-        return walk.anything(node)
+        return walk.conservative(node)
     return connect(walk, node, x, weight, bias, units=weight.shape[1], unit_axis=1, input_axis=0)
 
 
@@ -76,10 +76,10 @@ def convolution(
 ) -> Any:
     """A convolution: units along axis 1."""
     if not _moves(weight):
-        return walk.anything(node)
+        return walk.conservative(node)
     x = walk.value(x)
     if x.ids.dim() != len(weight.shape):
-        raise Refused("its input has no axis of samples", "give it one: x.unsqueeze(0)")
+        raise Unsupported("its input has no axis of samples", "give it one: x.unsqueeze(0)")
     units, per_group = weight.shape[:2]
     channels = groups * per_group
     inputs = walk.draft.sets.over(x.ids, [dim for dim in range(x.ids.dim()) if dim != 1])
@@ -119,7 +119,7 @@ def transposed(
 ) -> Any:
     """A transposed convolution: its weight lies ``(inputs, units/groups, …)``."""
     if not _moves(weight):
-        return walk.anything(node)
+        return walk.conservative(node)
     x = walk.value(x)
     channels, per_group = weight.shape[:2]
     units = groups * per_group
@@ -133,9 +133,9 @@ def transposed(
 
 @rule(A.embedding)
 def embedding(walk: Walk, node: fx.Node, weight: Any, x: Any, *rest: Any) -> Any:
-    """A row of a table per number: a unit per dimension of the rows, fed by the network's input."""
+    """An embedding table: a unit per dimension of the rows, fed by the network's input."""
     if not _moves(weight) or len(weight.shape) != 2:
-        return walk.anything(node)
+        return walk.conservative(node)
     sets = _layer(walk, node, weight, "Embedding", weight.shape[1])
     walk.used(weight, sets.reshape(1, -1))
     return _outputs(walk, node, sets, None, axis=-1)
@@ -145,7 +145,7 @@ def _outputs(walk: Walk, node: fx.Node, sets: Tensor, bias: Any, axis: int) -> V
     if isinstance(bias, ParameterValue):
         walk.used(bias, sets)
     elif bias is not None:
-        raise Refused("its bias is computed from the input", "add it behind the layer")
+        raise Unsupported("its bias is computed from the input", "add it behind the layer")
     result = walk.result(node)
     shape = [1] * result.dim()
     shape[axis] = len(sets)

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from avalanche_amnesia.unit_graph.findings import Mend
+from avalanche_amnesia.unit_graph.findings import Fix
 
 
-def bake_in(name: str) -> Mend:
+def bake_in(name: str) -> Fix:
     """Take the parametrisations of a module out; its weights keep the values that they compute now."""
 
-    def mend(model: nn.Module) -> None:
+    def change(model: nn.Module) -> None:
         module = model.get_submodule(name)
         # torch takes the parametrisation out of the module's class, which copies of the module share.
         kind = type(module)
@@ -24,13 +24,13 @@ def bake_in(name: str) -> Mend:
             nn.utils.parametrize.remove_parametrizations(module, str(parameter))
         module.train(training)
 
-    return mend
+    return change
 
 
-def drop(names: Sequence[str]) -> Mend:
+def drop(names: Sequence[str]) -> Fix:
     """Remove parameters that nothing reads, and modules of which nothing is left."""
 
-    def mend(model: nn.Module) -> None:
+    def change(model: nn.Module) -> None:
         for name in names:
             owner, _, last = name.rpartition(".")
             delattr(model.get_submodule(owner), last)
@@ -40,4 +40,4 @@ def drop(names: Sequence[str]) -> Mend:
                 owner, _, last = name.rpartition(".")
                 delattr(model.get_submodule(owner), last)
 
-    return mend
+    return change

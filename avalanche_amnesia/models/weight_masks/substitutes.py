@@ -1,4 +1,4 @@
-"""Tensors and norms that stand in for a backbone's own while it runs, untraced."""
+"""Substitutes for a backbone's own tensors and norms while it runs, untraced."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ Place = tuple[dict[str, Any], str]
 """What holds something (a module's ``_parameters``, ``_buffers`` or attributes), and the name that it has there."""
 
 
-class StandIns:
-    """Whatever stands in for something else during a forward, and the way back.
+class Substitutes:
+    """Substitutes of one forward, and the way back.
 
     The backbone's own things are noted before the first of them is replaced: a forward that was interrupted while it
     put them back leaves nothing in their place for good.
