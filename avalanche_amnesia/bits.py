@@ -1,12 +1,14 @@
 """Bitwise equality and hashes of tensors."""
 
+from __future__ import annotations
+
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 import torch
 from torch import Tensor
-
-from avalanche_amnesia.threads import map_two_threads
 
 _WORTH_A_THREAD = 2**16
 """Bytes from which on hashing a tensor takes longer than handing it to a thread."""
@@ -44,3 +46,18 @@ def state_hashes(state: Mapping[str, Tensor]) -> dict[str, str]:
     hashes = dict(zip(large, map_two_threads(lambda name: tensor_hash(state[name]), large), strict=True))
     hashes |= {name: tensor_hash(tensor) for name, tensor in state.items() if tensor.nbytes <= _WORTH_A_THREAD}
     return dict(sorted(hashes.items()))
+
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+def map_two_threads(work: Callable[[T], R], things: Iterable[T]) -> list[R]:
+    """Map ``work`` over things in two threads, in order; for work that hardly needs the interpreter (hashing, numpy).
+
+    Args:
+        work: called in two threads; gradients are recorded there unless it says otherwise.
+        things: given to it one by one.
+    """
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(work, things))

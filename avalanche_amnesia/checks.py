@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import operator
 from collections.abc import Iterable
 from typing import get_args
@@ -110,3 +111,22 @@ def integers(name: str, values: Iterable[object], what: str) -> tuple[int, ...]:
         wrong = [value for value in given if integer(value) is None]
         raise ValueError(f"{name}: {wrong} are no {what}; give a list of ints, such as [0, 2]")
     return numbers
+
+
+def known_options(given: Iterable[str], known: Iterable[str], owner: str) -> None:
+    """Raise for an option that does not exist.
+
+    Args:
+        given: names of options.
+        known: those that exist.
+        owner: what has them, for the message.
+
+    Raises:
+        TypeError: naming the option, and the nearest one that exists.
+    """
+    names = sorted(known)
+    for name in given:
+        if name not in names:
+            nearest = difflib.get_close_matches(name, names, 1)
+            hint = f"did you mean {nearest[0]!r}?" if nearest else f"it has {', '.join(names)}"
+            raise TypeError(f"{owner} has no option {name!r}: {hint}")

@@ -193,7 +193,7 @@ def naive(network: Network, optimizer_name: str, **common: Any) -> Any:
 CONTESTANTS = {
     "Naive": naive,
     "HAT": masked(HAT),
-    "HAT, gradient space": masked(HAT, adjust="gradient"),
+    "HAT, gradient space": masked(HAT, space="gradient"),
     "AdaHAT": masked(AdaHAT),
     "AmnesiacHAT": masked(AmnesiacHAT),
     "AmnesiacHAT, one shadow": masked(AmnesiacHAT, compensation="backup"),

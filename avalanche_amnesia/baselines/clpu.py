@@ -12,8 +12,7 @@ from torch.optim import Adam, Optimizer
 
 from avalanche_amnesia import checks
 from avalanche_amnesia.baselines.networks import SideNetworks
-from avalanche_amnesia.seeding import derive_seed
-from avalanche_amnesia.training.plugins.seeding import preserved_rng
+from avalanche_amnesia.seeding import derive_seed, preserved_rng
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
 from avalanche_amnesia.training.replay_memory import DarkLoss, TaskMemory

@@ -17,10 +17,10 @@ from torch import nn
 from avalanche_amnesia import checks
 from avalanche_amnesia.benchmarks.requests import with_unlearning
 from avalanche_amnesia.bits import tensor_hash
-from avalanche_amnesia.seeding import derive_seed
+from avalanche_amnesia.seeding import derive_seed, preserved_rng
 from avalanche_amnesia.training.host.lookup import find_plugin
 from avalanche_amnesia.training.plugins.hat import HATPlugin
-from avalanche_amnesia.training.plugins.seeding import SeedingPlugin, preserved_rng
+from avalanche_amnesia.training.plugins.seeding import SeedingPlugin
 from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin
 
 Variant = Literal["same", "order", "seed"]

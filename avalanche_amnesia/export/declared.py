@@ -14,7 +14,7 @@ from avalanche_amnesia.export.layout import Live
 from avalanche_amnesia.export.parts import taken_along
 from avalanche_amnesia.export.shrinking import Shrinking, shrinks
 from avalanche_amnesia.unit_graph.masking import tensor_in
-from avalanche_amnesia.unit_graph.trees import leaves, map_leaves
+from avalanche_amnesia.unit_graph.values import leaves, map_leaves
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,7 @@ from avalanche_amnesia.export.layout import Live, live, places_in
 from avalanche_amnesia.export.shrinking import Shrinking, shrinks
 from avalanche_amnesia.unit_graph.masking import masked
 from avalanche_amnesia.unit_graph.rules.elementwise import KEEP_ZERO, LIFT, POLES, SAME_VALUES
-from avalanche_amnesia.unit_graph.trees import leaves, map_leaves
-from avalanche_amnesia.unit_graph.values import Masked
+from avalanche_amnesia.unit_graph.values import Masked, leaves, map_leaves
 
 A: Any = torch.ops.aten
 

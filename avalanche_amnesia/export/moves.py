@@ -14,8 +14,7 @@ from avalanche_amnesia.export.shrinking import Shrinking, shrinks
 from avalanche_amnesia.unit_graph.rules.derived import walk_dims
 from avalanche_amnesia.unit_graph.rules.pooling import POOLS
 from avalanche_amnesia.unit_graph.rules.shapes import MOVES
-from avalanche_amnesia.unit_graph.trees import leaves, map_leaves
-from avalanche_amnesia.unit_graph.values import Masked
+from avalanche_amnesia.unit_graph.values import Masked, leaves, map_leaves
 
 A: Any = torch.ops.aten
 

@@ -21,9 +21,8 @@ from avalanche_amnesia.models.masked import MaskedModel
 from avalanche_amnesia.unit_graph.masking import call_owned, owned_parameter
 from avalanche_amnesia.unit_graph.program import as_function, follow_the_input, write_over
 from avalanche_amnesia.unit_graph.registry import registered
-from avalanche_amnesia.unit_graph.trees import leaves, map_leaves
 from avalanche_amnesia.unit_graph.units import compact
-from avalanche_amnesia.unit_graph.values import Masked
+from avalanche_amnesia.unit_graph.values import Masked, leaves, map_leaves
 
 A: Any = torch.ops.aten
 Shrink = Callable[..., Any]

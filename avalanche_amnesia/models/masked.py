@@ -5,23 +5,25 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pandas
 import torch
 from torch import Tensor, nn
 
-from avalanche_amnesia.models.description import Description
 from avalanche_amnesia.models.gate import Gate
 from avalanche_amnesia.models.multi_head import UnknownTaskError, by_task
 from avalanche_amnesia.models.own_modules import OwnModules
 from avalanche_amnesia.models.shared_head import SHARED_HEAD, SharedHead, add_shared_head, stand_in
 from avalanche_amnesia.models.task_buffers import TaskBuffers
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
-from avalanche_amnesia.models.utilisation import utilisation
 from avalanche_amnesia.unit_graph.graph import UnitGraph
 from avalanche_amnesia.unit_graph.masked_backbone import MaskedBackbone, trace_backbone
 from avalanche_amnesia.unit_graph.tracing import NormChoice
+
+if TYPE_CHECKING:
+    import pandas
+
+    from avalanche_amnesia.models.description import Description
 
 
 class MaskedModel(TaskMaskedModel):
@@ -135,6 +137,8 @@ class MaskedModel(TaskMaskedModel):
 
     def describe(self) -> Description:
         """Layers, units, what feeds them, and the share of parameters that each rule covers, as a table."""
+        from avalanche_amnesia.models.description import Description  # tables are for people: training needs none
+
         return Description(self.backbone, self.graph, tried=self.backbone.tried)
 
     # Masks ----------------------------------------------------------------------------------------------------
@@ -186,6 +190,8 @@ class MaskedModel(TaskMaskedModel):
         Args:
             counts: numbers of open units instead of shares.
         """
+        from avalanche_amnesia.models.utilisation import utilisation
+
         return utilisation(self, counts=counts)
 
     # What a task has of its own -------------------------------------------------------------------------------

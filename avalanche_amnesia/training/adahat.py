@@ -8,7 +8,7 @@ from torch.optim import Optimizer
 
 from avalanche_amnesia.models.masked import MaskedModel
 from avalanche_amnesia.training.plugins.adahat import AdaHATPlugin
-from avalanche_amnesia.training.task_strategy import HardAttentionStrategy, split_options, takes_options_of
+from avalanche_amnesia.training.task_strategy import HardAttentionStrategy, split_options
 
 
 class AdaHAT(HardAttentionStrategy):
@@ -31,9 +31,8 @@ class AdaHAT(HardAttentionStrategy):
     Reference: Wang et al., AdaHAT: Adaptive Hard Attention to the Task in Task-Incremental Learning, ECML-PKDD 2024.
     """
 
-    @takes_options_of(AdaHATPlugin)
     def __init__(self, *, model: MaskedModel, optimizer: Optimizer, seed: int = 0, **options: Any) -> None:
-        masking, rest = split_options(options, AdaHATPlugin)
+        masking, rest = split_options(options, AdaHATPlugin, AdaHAT)
         super().__init__(
             model=model, optimizer=optimizer, masking=AdaHATPlugin(**masking, seed=seed), seed=seed, **rest
         )

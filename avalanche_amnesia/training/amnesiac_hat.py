@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 from avalanche_amnesia import checks
 from avalanche_amnesia.models.allocation import Isolation
 from avalanche_amnesia.models.masked import MaskedModel
+from avalanche_amnesia.training.hard_attention import HardAttention
 from avalanche_amnesia.training.plugins.adahat import AdaHATPlugin
 from avalanche_amnesia.training.plugins.backup import BackupPlugin
 from avalanche_amnesia.training.plugins.counterfactual import CounterfactualPlugin
@@ -18,7 +19,8 @@ from avalanche_amnesia.training.plugins.scaling import ScaledUpdatesPlugin
 from avalanche_amnesia.training.plugins.shared_counterfactual import SharedHeadCounterfactualPlugin
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin, recorder_of
 from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
-from avalanche_amnesia.training.task_strategy import HardAttentionStrategy, split_options, takes_options_of
+from avalanche_amnesia.training.task_strategy import HardAttentionStrategy, split_options
+from avalanche_amnesia.training.update_rules import AdjustmentRule
 from avalanche_amnesia.unlearning.compensation import Compensation
 
 AmnesiacAdjustment = Literal["hat", "adahat", "random", "constant"]
@@ -39,7 +41,12 @@ class AmnesiacHAT(HardAttentionStrategy):
     Args:
         model: a :class:`MaskedModel`.
         optimizer: any torch optimizer over ``model.parameters()``.
-        adjustment: ``hat`` (default: parameters in use are frozen, so that an unlearning never touches tasks learned
+        masks: settings of learning a mask. By default ``HardAttention(sparsity_weight=0.5, s_max=100,
+            embedding_lr=0.02)``, without a sparsity weight where ``isolation`` gives tasks units of their own: chosen on
+            six streams of five tasks (``experiments/results/mask_settings.md``); the published values are those of
+            :class:`HardAttention`. Where tasks are many or epochs are, a larger λ leaves more to later tasks.
+        adjustment: an :class:`~avalanche_amnesia.training.update_rules.AdjustmentRule`, such as
+            ``AdaHATRule(alpha=1e-2)``, or its name: ``hat`` (default: parameters in use are frozen, so that an unlearning never touches tasks learned
             before the one that goes, unless ``locked`` left them open to it), ``adahat``, ``random`` or ``constant``.
         deletion: ``updates`` takes out all that the task wrote; ``exclusive``, HAT-CL's way and kept for comparison,
             returns only what no remaining task uses to its initial bits: no remaining task's logits change, and what
@@ -55,29 +62,24 @@ class AmnesiacHAT(HardAttentionStrategy):
         trajectory: how updates are kept, ``TrajectoryPlugin(threshold=…, dtype=…, path=…)``; by default all of them,
             lossless, in memory.
         allow_unknown: unlearn although a plugin keeps learned state that no adapter can clean; the record says so.
-        sparsity_weight: ``λ >= 0``; None: 0.5, and with ``isolation="pools"`` as :class:`HATPlugin` has it. This and
-            the next two were chosen on six streams of five tasks (``experiments/results/mask_settings.md``); the
-            published values, 0.75, 400 and 0.05, are those of :class:`HAT`. Where tasks are many or epochs
-            are, a larger λ leaves more to later tasks.
-        s_max: largest scale of the gate, > 1.
-        embedding_lr: learning rate of the mask embeddings.
         isolation: ``none``, ``pools`` or :class:`~avalanche_amnesia.isolation.Pools` with options of its own: units
             for each task alone, which makes unlearning exact to the bit.
         seed: every draw derives from it and the task.
-        options: those of :class:`HATPlugin` or :class:`AdaHATPlugin` and of :class:`HardAttentionStrategy`.
+        options: single settings of ``masks``; those of :class:`HATPlugin` or :class:`AdaHATPlugin` (``locked``,
+            ``space``, ``alpha`` …); those of :class:`HardAttentionStrategy` (``train_mb_size``, ``plugins`` …).
 
     Raises:
         TypeError: for an unknown option.
         ValueError: for a value that is not allowed.
     """
 
-    @takes_options_of(HATPlugin, AdaHATPlugin)
     def __init__(
         self,
         *,
         model: MaskedModel,
         optimizer: Optimizer,
-        adjustment: AmnesiacAdjustment = "hat",
+        masks: HardAttention | None = None,
+        adjustment: AmnesiacAdjustment | AdjustmentRule = "hat",
         deletion: DeletionChoice = "updates",
         compensation: CompensationChoice | Compensation = "counterfactual",
         repair: RepairChoice | RepairPlugin = "none",
@@ -85,26 +87,23 @@ class AmnesiacHAT(HardAttentionStrategy):
         deadline: int | None = None,
         trajectory: TrajectoryPlugin | None = None,
         allow_unknown: bool = False,
-        sparsity_weight: float | None = None,
-        s_max: float = 100.0,
-        embedding_lr: float = 0.02,
         isolation: Isolation | IsolationChoice = "none",
         seed: int = 0,
         **options: Any,
     ) -> None:
-        checks.one_of("adjustment", adjustment, AmnesiacAdjustment)
         checks.one_of("deletion", deletion, DeletionChoice)
+        if not isinstance(adjustment, AdjustmentRule):
+            checks.one_of("adjustment", adjustment, AmnesiacAdjustment)
         if not isinstance(repair, RepairPlugin):
             checks.one_of("repair", repair, RepairChoice)
-        options |= {"s_max": s_max, "embedding_lr": embedding_lr, "isolation": isolation}
-        options["sparsity_weight"] = 0.5 if sparsity_weight is None and isolation == "none" else sparsity_weight
-        masking: HATPlugin
-        if adjustment == "adahat":
-            of_plugin, rest = split_options(options, AdaHATPlugin)
-            masking = AdaHATPlugin(**of_plugin, seed=seed)
-        else:
-            of_plugin, rest = split_options(options, HATPlugin)
-            masking = HATPlugin(**of_plugin, adjustment=adjustment, seed=seed)
+        if masks is None:
+            weight = 0.5 if isinstance(isolation, str) and isolation == "none" else None
+            masks = HardAttention(sparsity_weight=weight, s_max=100.0, embedding_lr=0.02)
+        kind = AdaHATPlugin if adjustment == "adahat" else HATPlugin
+        of_masking, rest = split_options(options, kind, AmnesiacHAT)
+        if adjustment != "adahat":
+            of_masking["adjustment"] = adjustment
+        masking = kind(masks=masks, isolation=isolation, seed=seed, **of_masking)
         shared = getattr(model, "shared_head", None) is not None and deletion == "updates"
         if shared and repair != "none":
             raise ValueError("a shared head can't be repaired: its columns serve every task; leave repair= out")

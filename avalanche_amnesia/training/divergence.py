@@ -10,7 +10,7 @@ from torch import Tensor
 from avalanche_amnesia.benchmarks.data import task_data
 from avalanche_amnesia.models.modes import evaluating
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
-from avalanche_amnesia.training.plugins.seeding import preserved_rng
+from avalanche_amnesia.seeding import preserved_rng
 
 _SAMPLES = 64
 

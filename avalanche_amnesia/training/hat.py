@@ -8,7 +8,7 @@ from torch.optim import Optimizer
 
 from avalanche_amnesia.models.masked import MaskedModel
 from avalanche_amnesia.training.plugins.hat import HATPlugin
-from avalanche_amnesia.training.task_strategy import HardAttentionStrategy, split_options, takes_options_of
+from avalanche_amnesia.training.task_strategy import HardAttentionStrategy, split_options
 
 
 class HAT(HardAttentionStrategy):
@@ -21,8 +21,8 @@ class HAT(HardAttentionStrategy):
         model: a :class:`MaskedModel`.
         optimizer: any torch optimizer over ``model.parameters()``.
         seed: every draw derives from it and the task.
-        options: those of :class:`HATPlugin` (``sparsity_weight``, ``s_max``, ``adjustment`` …) and of
-            :class:`HardAttentionStrategy` (``train_mb_size``, ``train_epochs``, ``plugins``, ``evaluator`` …).
+        options: those of :class:`HATPlugin` (``masks=HardAttention(…)`` or ``s_max`` and its other settings,
+            ``adjustment``, ``locked``, ``isolation`` …) and of :class:`HardAttentionStrategy` (``train_mb_size``, ``train_epochs``, ``plugins``, ``evaluator`` …).
 
     Raises:
         TypeError: for an unknown option.
@@ -31,7 +31,6 @@ class HAT(HardAttentionStrategy):
     Reference: Serrà et al., Overcoming catastrophic forgetting with hard attention to the task, ICML 2018.
     """
 
-    @takes_options_of(HATPlugin)
     def __init__(self, *, model: MaskedModel, optimizer: Optimizer, seed: int = 0, **options: Any) -> None:
-        masking, rest = split_options(options, HATPlugin)
+        masking, rest = split_options(options, HATPlugin, HAT)
         super().__init__(model=model, optimizer=optimizer, masking=HATPlugin(**masking, seed=seed), seed=seed, **rest)

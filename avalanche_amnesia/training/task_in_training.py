@@ -1,8 +1,17 @@
-"""The task in training: everything that its training needs, and that must not outlive it."""
+"""The task in training: values before it, and everything that must not outlive its training."""
 
 from __future__ import annotations
 
-from avalanche_amnesia.training.snapshot import TaskSnapshot
+from collections import defaultdict
+from collections.abc import Mapping
+from copy import deepcopy
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from avalanche_amnesia.bits import same_bits
+from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.training.update_rules import Adjuster
 
 
@@ -38,3 +47,80 @@ class TaskInTraining:
         if self.snapshot is None:
             raise RuntimeError(f"the training of task {self.task} has not begun")
         return self.snapshot
+
+
+class TaskSnapshot:
+    """Copies of all parameters of a model, of the task's own statistics and of the optimizer's state.
+
+    Taken when the task begins. An optimizer that starts afresh with every task has no state by then to be copied.
+
+    Args:
+        model: its values are copied.
+        task: label of the task that begins.
+        optimizer: its state is copied.
+    """
+
+    def __init__(self, model: nn.Module, task: int, optimizer: Optimizer) -> None:
+        self.task = task
+        self.moments = {parameter: deepcopy(state) for parameter, state in optimizer.state.items()}
+        """The optimizer's state, by parameter; emptied when a task goes of which it may hold something."""
+        self.values = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+        # Of other tasks' buffers no copy is taken: none of them changes, and one of them may be unlearned meanwhile.
+        # Without masks all tasks share them.
+        own = set(model.buffer_names([task])) if isinstance(model, TaskMaskedModel) else None
+        self._statistics = {n: buffer.clone() for n, buffer in model.named_buffers() if own is None or n in own}
+
+    @torch.no_grad()
+    def restore(self, model: nn.Module, optimizer: Optimizer) -> None:
+        """Put the copied values back into what still exists."""
+        optimizer.state = defaultdict(dict)
+        optimizer.state.update({parameter: deepcopy(state) for parameter, state in self.moments.items()})
+        for name, parameter in model.named_parameters():
+            if name in self.values:
+                parameter.copy_(self.values[name])
+        for name, buffer in model.named_buffers():
+            if name in self._statistics:
+                buffer.copy_(self._statistics[name])
+
+    @torch.no_grad()
+    def commit(self, parameters: Mapping[str, nn.Parameter], keep: Mapping[str, Tensor]) -> None:
+        """Return, bit for bit, every entry that the task does not own.
+
+        Args:
+            parameters: by name in the model.
+            keep: parameter name → bool tensor of its shape: the entries whose new values stay.
+        """
+        for name, kept in keep.items():
+            parameter = parameters[name]
+            parameter.copy_(torch.where(kept, parameter, self.values[name]))
+
+
+class StepActivity:
+    """In how many of a task's steps each parameter's entries moved.
+
+    Args:
+        model: its parameters are watched from now on.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._parameters = dict(model.named_parameters())
+        self._moves = {n: torch.zeros_like(p, dtype=torch.int32) for n, p in self._parameters.items()}
+        self._start = {n: torch.empty_like(p, requires_grad=False) for n, p in self._parameters.items()}
+        self._steps = 0
+
+    @torch.no_grad()
+    def before_step(self) -> None:
+        """Look where a step starts: what moved since the last one (an unlearning, say) was none."""
+        for name, parameter in self._parameters.items():
+            self._start[name].copy_(parameter)
+
+    @torch.no_grad()
+    def after_step(self) -> None:
+        """Enter a step."""
+        self._steps += 1
+        for name, parameter in self._parameters.items():
+            self._moves[name] += ~same_bits(parameter, self._start[name])
+
+    def share(self) -> dict[str, Tensor]:
+        """Parameter name → share of the steps in which each entry moved, float64."""
+        return {name: moves.double() / max(self._steps, 1) for name, moves in self._moves.items()}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from avalanche.core import SupervisedPlugin
 from avalanche.logging import BaseLogger
@@ -19,6 +19,7 @@ from avalanche_amnesia.audit.record import UnlearningPlan, UnlearningRecord
 from avalanche_amnesia.ledger import RequestError
 from avalanche_amnesia.models.multi_head import MultiHeadModel
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
+from avalanche_amnesia.seeding import preserved_rng
 from avalanche_amnesia.training.host.arguments import (
     checked_criterion,
     checked_evaluator,
@@ -33,11 +34,12 @@ from avalanche_amnesia.training.host.rollback import abort_training
 from avalanche_amnesia.training.host.samples import fault_in_memory, fault_of_inputs, fault_of_labels, fault_of_shape
 from avalanche_amnesia.training.optimizers import check_optimizer, place_new_parameters
 from avalanche_amnesia.training.plugins.in_memory_loader import InMemoryLoaderPlugin
-from avalanche_amnesia.training.plugins.seeding import SeedingPlugin, preserved_rng
+from avalanche_amnesia.training.plugins.seeding import SeedingPlugin
 from avalanche_amnesia.training.plugins.task_mask import TaskError, TaskMaskPlugin, single_task
 from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
 
-F = TypeVar("F", bound=Callable[..., Any])
+HOST_OPTIONS = ("train_mb_size", "train_epochs", "eval_mb_size", "device", "eval_every", "peval_mode")
+"""Avalanche's own options of a supervised strategy, which ours pass on."""
 
 
 class TaskStrategy(ListenerDispatch, SupervisedTemplate):
@@ -79,6 +81,7 @@ class TaskStrategy(ListenerDispatch, SupervisedTemplate):
         **options: Any,
     ) -> None:
         check_model(model, MultiHeadModel)
+        checks.known_options(options, HOST_OPTIONS, type(self).__name__)
         check_optimizer(optimizer, model.parameters(), model.head_parameters())
         super().__init__(
             model=model,
@@ -278,35 +281,17 @@ def check_model(model: nn.Module, kind: type[nn.Module]) -> None:
         )
 
 
-def plugin_options(plugin: type[TaskMaskPlugin]) -> dict[str, inspect.Parameter]:
-    """Options of a masking plugin, those of its bases included, without the seed that a strategy passes on itself."""
-    parameters = [inspect.signature(kind).parameters for kind in plugin.__mro__ if issubclass(kind, TaskMaskPlugin)]
-    return {
-        name: parameter
-        for of_class in reversed(parameters)
-        for name, parameter in of_class.items()
-        if parameter.kind is inspect.Parameter.KEYWORD_ONLY and name != "seed"
-    }
+def split_options(
+    options: dict[str, Any], masking: type[TaskMaskPlugin], strategy: type[TaskStrategy]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A strategy's keyword arguments, as those of its masking plugin and the rest.
 
-
-def takes_options_of(*plugins: type[TaskMaskPlugin]) -> Callable[[F], F]:
-    """Decorator of a strategy's ``__init__``: show the plugins' options in its signature, where Avalanche and
-    ``help()`` look for them, without writing each of them again."""
-
-    def extend(init: F) -> F:
-        own = inspect.signature(init)
-        named = [p for p in own.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
-        rest = [p for p in own.parameters.values() if p.kind is inspect.Parameter.VAR_KEYWORD]
-        added = {name: p for plugin in plugins for name, p in plugin_options(plugin).items()}
-        new = [parameter for name, parameter in added.items() if name not in own.parameters]
-        init.__signature__ = own.replace(parameters=[*named, *new, *rest])  # type: ignore[attr-defined]
-        return init
-
-    return extend
-
-
-def split_options(options: dict[str, Any], plugin: type[TaskMaskPlugin]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A strategy's keyword arguments, as those of its masking plugin and the rest."""
-    names = plugin_options(plugin)
-    of_plugin = {name: value for name, value in options.items() if name in names}
-    return of_plugin, {name: value for name, value in options.items() if name not in names}
+    Raises:
+        TypeError: for one that neither has; names the nearest one.
+    """
+    of_masking = masking.options()
+    of_base = [*inspect.signature(TaskStrategy.__init__).parameters, *HOST_OPTIONS]
+    own = [*inspect.signature(strategy.__init__).parameters]
+    checks.known_options(options, {*of_masking, *of_base, *own} - {"self", "options"}, strategy.__name__)
+    mine = {name: value for name, value in options.items() if name in of_masking}
+    return mine, {name: value for name, value in options.items() if name not in of_masking}

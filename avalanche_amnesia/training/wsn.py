@@ -10,7 +10,7 @@ from avalanche_amnesia.models.weight_masks.subnet import SubnetModel
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin, recorder_of
 from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
 from avalanche_amnesia.training.plugins.wsn import SubnetPlugin
-from avalanche_amnesia.training.task_strategy import HardAttentionStrategy, split_options, takes_options_of
+from avalanche_amnesia.training.task_strategy import HardAttentionStrategy, split_options
 
 
 class WSN(HardAttentionStrategy):
@@ -41,7 +41,6 @@ class WSN(HardAttentionStrategy):
     Reference: Kang et al., Forget-free continual learning with winning subnetworks, ICML 2022.
     """
 
-    @takes_options_of(SubnetPlugin)
     def __init__(
         self,
         *,
@@ -54,7 +53,7 @@ class WSN(HardAttentionStrategy):
         seed: int = 0,
         **options: Any,
     ) -> None:
-        masking, rest = split_options(options, SubnetPlugin)
+        masking, rest = split_options(options, SubnetPlugin, WSN)
         super().__init__(
             model=model,
             optimizer=optimizer,

@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from avalanche_amnesia.bits import same_bits
-from avalanche_amnesia.threads import map_two_threads
+from avalanche_amnesia.bits import map_two_threads, same_bits
 from avalanche_amnesia.trajectory.entries import differing, positions, take
 from avalanche_amnesia.trajectory.merging import without_unneeded
 from avalanche_amnesia.trajectory.replay import Updates, moved_along, replay

@@ -19,11 +19,11 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._sympy.printers import PythonPrinter
 
+from avalanche_amnesia.unit_graph.backbones import undisturbed
 from avalanche_amnesia.unit_graph.declared_calls import DeclaredCall, DeclaredCalls
 from avalanche_amnesia.unit_graph.findings import ModelError
 from avalanche_amnesia.unit_graph.functional import ATEN, inline_regions, write_nothing
 from avalanche_amnesia.unit_graph.inputs import Inputs, first_real
-from avalanche_amnesia.unit_graph.undisturbed import undisturbed
 
 PLAIN_AVERAGE = -1.0
 """Momentum that stands for None while a norm is exported: its own code would divide by a count that is not known."""

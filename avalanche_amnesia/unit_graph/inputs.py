@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from avalanche_amnesia.unit_graph.backbones import undisturbed
 from avalanche_amnesia.unit_graph.findings import ModelError
-from avalanche_amnesia.unit_graph.undisturbed import undisturbed
 
 _SIDES = (32, 28, 224, 64, 96, 128, 48, 16, 8, 256, 299, 384, 512)
 _LENGTHS = (64, 128, 32, 256, 100, 16, 1024)

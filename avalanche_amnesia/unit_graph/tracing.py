@@ -14,16 +14,15 @@ from avalanche.models import MultiHeadClassifier
 from torch import fx, nn
 
 from avalanche_amnesia.unit_graph import rules
+from avalanche_amnesia.unit_graph.backbones import undisturbed
 from avalanche_amnesia.unit_graph.draft import Draft
 from avalanche_amnesia.unit_graph.exporting import Exported, declaring, export
-from avalanche_amnesia.unit_graph.findings import Finding, ModelError
-from avalanche_amnesia.unit_graph.fixes import bake_in, drop
+from avalanche_amnesia.unit_graph.findings import Finding, ModelError, bake_in, drop
 from avalanche_amnesia.unit_graph.graph import UnitGraph
 from avalanche_amnesia.unit_graph.inputs import Inputs, inputs_of
 from avalanche_amnesia.unit_graph.program import Program, Sizes
 from avalanche_amnesia.unit_graph.structure import Known, structure_of
 from avalanche_amnesia.unit_graph.task_owned import OwnedSpec
-from avalanche_amnesia.unit_graph.undisturbed import undisturbed
 from avalanche_amnesia.unit_graph.walk import Walk
 
 NormChoice = Literal["task", "batch"]

@@ -20,8 +20,7 @@ from avalanche_amnesia.unit_graph.declared_calls import DECLARED
 from avalanche_amnesia.unit_graph.draft import Draft
 from avalanche_amnesia.unit_graph.exporting import EXPORTED_BATCH, Exported, declaring, module_of, where
 from avalanche_amnesia.unit_graph.findings import Finding, Unsupported
-from avalanche_amnesia.unit_graph.mask_nodes import MaskNodes
-from avalanche_amnesia.unit_graph.masking import masked, owned_parameter, tensor_in
+from avalanche_amnesia.unit_graph.masking import MaskNodes, masked, owned_parameter, tensor_in
 from avalanche_amnesia.unit_graph.registry import (
     DERIVATIONS,
     NEEDS_ZEROS,
@@ -31,7 +30,6 @@ from avalanche_amnesia.unit_graph.registry import (
     registered,
 )
 from avalanche_amnesia.unit_graph.task_owned import OwnedSpec
-from avalanche_amnesia.unit_graph.trees import leaves, map_leaves
 from avalanche_amnesia.unit_graph.units import compact
 from avalanche_amnesia.unit_graph.values import (
     Constant,
@@ -40,6 +38,8 @@ from avalanche_amnesia.unit_graph.values import (
     ParameterValue,
     Value,
     always_in_use,
+    leaves,
+    map_leaves,
 )
 
 BATCH = 2

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from avalanche_amnesia.audit.record import RepairSummary, TensorChange, UnlearningRecord
-from avalanche_amnesia.bits import state_hashes
+from avalanche_amnesia.bits import map_two_threads, state_hashes
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
-from avalanche_amnesia.threads import map_two_threads
 from avalanche_amnesia.trajectory.entries import put, take
 from avalanche_amnesia.trajectory.removal import Removal
 from avalanche_amnesia.transaction import Transaction

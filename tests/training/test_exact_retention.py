@@ -213,10 +213,10 @@ def test_a_residual_convolution_on_images(data_root, optimizer):
 
 
 def test_plain_gradient_masking_holds_under_sgd_alone():
-    assert_retained(make(optimizer="sgd", adjust="gradient"), permuted())
+    assert_retained(make(optimizer="sgd", space="gradient"), permuted())
     for optimizer in ("adam decay", "decay", "adamw"):
         with pytest.raises(AssertionError, match="drifted"):
-            assert_retained(make(optimizer=optimizer, adjust="gradient"), permuted())
+            assert_retained(make(optimizer=optimizer, space="gradient"), permuted())
 
 
 def test_no_protection_does_drift():

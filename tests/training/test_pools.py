@@ -182,7 +182,7 @@ def test_exact_in_every_kind_of_network(family, data_root):
     [
         ({"isolation": "walls"}, "isolation must be one of 'none', 'pools'"),
         ({"isolation": "pools", "embedding_init": "last"}, "another task's mask"),
-        ({"isolation": "pools", "adjust": "gradient"}, "update space"),
+        ({"isolation": "pools", "space": "gradient"}, "update space"),
         ({"isolation": "pools", "locked": [0]}, "leave locked out"),
     ],
 )

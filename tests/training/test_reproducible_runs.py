@@ -129,7 +129,7 @@ def test_tensor_batches_equal_a_data_loader(shuffle, drop_last, size):
         (HAT, {"annealing": "step"}, ValueError, "annealing"),
         (HAT, {"embedding_init": "zeros"}, ValueError, "embedding_init"),
         (HAT, {"adjustment": "adahat"}, ValueError, "adjustment"),
-        (HAT, {"adjust": "weights"}, ValueError, "adjust"),
+        (HAT, {"space": "weights"}, ValueError, "space"),
         (HAT, {"sparsity_weight": -0.1}, ValueError, "sparsity_weight"),
         (HAT, {"sparsity_weight": float("nan")}, ValueError, "sparsity_weight"),
         (HAT, {"s_max": 1}, ValueError, "s_max"),

@@ -399,7 +399,7 @@ def test_adahat_with_a_tiny_alpha_is_hat_and_alpha_matters():
     assert not torch.equal(logits(large, benchmark, range(3))[0], expected[0])
 
 
-@pytest.mark.parametrize("options", [{"no_sum": True}, {"no_reg": True}, {"adjust": "gradient"}, {"alpha": 10.0}])
+@pytest.mark.parametrize("options", [{"no_sum": True}, {"no_reg": True}, {"space": "gradient"}, {"alpha": 10.0}])
 def test_the_first_task_meets_no_adjustment(options):
     benchmark = permuted()
     a, b = train_all(make(AdaHAT, **options), benchmark, 1), train_all(make(HAT), benchmark, 1)

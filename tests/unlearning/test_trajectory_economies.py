@@ -15,7 +15,7 @@ from unlearning_kit import DIGITS, amnesiac, book, initial_values, stock, stray,
 from avalanche_amnesia.bits import same_bits
 from avalanche_amnesia.training.host import find_plugin
 from avalanche_amnesia.training.plugins import TrajectoryPlugin
-from avalanche_amnesia.training.snapshot import StepActivity
+from avalanche_amnesia.training.task_in_training import StepActivity
 from avalanche_amnesia.trajectory import Trajectory, TrajectoryError
 
 CODES = (torch.float16, torch.bfloat16, torch.int8)

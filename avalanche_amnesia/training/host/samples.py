@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from avalanche_amnesia.benchmarks.data import task_data
 from avalanche_amnesia.models.masked import MaskedModel
-from avalanche_amnesia.training.plugins.seeding import preserved_rng
+from avalanche_amnesia.seeding import preserved_rng
 
 
 def fault_of_inputs(x: Tensor) -> str | None:

@@ -41,6 +41,6 @@ class AdaHATPlugin(HATPlugin):
         self.epsilon, self.no_sum, self.no_reg = epsilon, no_sum, no_reg
         super().__init__(alpha=alpha, **kwargs)
 
-    def _make_rule(self, adjustment: Adjustment, alpha: float | None) -> AdjustmentRule:
+    def _make_rule(self, adjustment: Adjustment | AdjustmentRule, alpha: float | None) -> AdjustmentRule:
         assert alpha is not None
         return AdaHATRule(alpha, self.epsilon, importance=not self.no_sum, sparsity=not self.no_reg)

@@ -96,7 +96,7 @@ class BackupPlugin(SupervisedPlugin):
         self.undo_training(strategy)
         model, masking, recorder = _surroundings(strategy)
         trajectory = recorder.trajectory
-        self._recorder, self._statistics = recorder, TaskStatistics(model, task, masking.statistics_batches)
+        self._recorder, self._statistics = recorder, TaskStatistics(model, task, masking.masks.statistics_batches)
         values = _backbone(dict(model.named_parameters()))
         seen = [other for other in unlearnable if masking.influences is None or other in masking.influences]
         for other in seen:  # a task that this one is isolated from takes nothing with it when it goes

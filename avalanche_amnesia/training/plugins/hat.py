@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import fields, replace
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from avalanche_amnesia import checks
@@ -15,10 +16,9 @@ from avalanche_amnesia.models.allocation import Isolation, UnitAllocation, UnitA
 from avalanche_amnesia.models.masked import MaskedModel
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.seeding import derive_seed
+from avalanche_amnesia.training.hard_attention import HardAttention
 from avalanche_amnesia.training.hat_formulas import (
-    Annealing,
     EmbeddingInit,
-    SparsityMode,
     SparsityRegulariser,
     compensate_,
     embedding_gradient,
@@ -73,25 +73,13 @@ class HATPlugin(TaskMaskPlugin):
     Works with any Avalanche strategy whose model is a :class:`~avalanche_amnesia.models.MaskedModel`.
 
     Args:
-        sparsity_weight: ``λ >= 0`` of the sparsity regulariser; None: 0.75, and 0 for a task with a pool of its own.
-        sparsity: ``original``, ``cross`` or ``quota``.
-        s_max: largest scale of the gate, > 1.
-        annealing: ``linear`` or ``cosine``, over the mini-batches of each epoch.
-        embedding_init: ``normal``, ``uniform``, ``positive``, ``negative``, ``last``, ``ones`` or ``sparse`` (a unit
-            begins open with probability 1/T, for the T tasks of the stream); None: ``normal``, and ``positive`` for
-            a task with a pool of its own.
-        embedding_lr: learning rate of the mask embeddings; they are stepped by an optimizer of their own, of the
-            strategy's optimizer's class and settings, without weight decay.
-        embedding_optimizer: makes that optimizer from ``[embedding]``, where the strategy's class can't be reused.
-        compensation_clamp: ``c`` of the gradient compensation, in (0, 88]: the cosh of more is no float32.
-        embedding_clamp: embeddings stay within ``±embedding_clamp``.
-        min_units: a layer never has fewer open units: its strongest ones at the start of each epoch are held open.
-        statistics_batches: running statistics of the task's norms (BatchNorm) are taken again at its end, through its
-            binary mask, over its last mini-batches, so many of which are held in memory. 0: those that training left,
-            which lag behind the weights after few steps, and saw soft masks.
-        adjustment: ``hat`` (parameters in use are frozen), ``random`` or ``constant``.
+        masks: settings of learning a mask; by default the published ones.
+        adjustment: rule of how far a parameter in use may still move, an
+            :class:`~avalanche_amnesia.training.update_rules.AdjustmentRule`: ``hat`` (it is frozen), ``random``, or
+            ``constant``.
         alpha: rate of ``constant``, in [0, 1]; 1 (no protection) by default. Not allowed with another adjustment.
-        adjust: ``update`` (protects under every optimizer) or ``gradient`` (as published: right for plain SGD only).
+        space: where the rule is enforced, ``update`` (protects under every optimizer) or ``gradient`` (as published:
+            right for plain SGD only).
         locked: labels of the tasks whose masks protect and count as in use: in the regulariser, the adjustment and
             the network's capacity. None: every remaining task. A label may name a task that is still to come, which
             is locked once it is trained; one that the stream does not have is an error before the training. A later
@@ -100,11 +88,13 @@ class HATPlugin(TaskMaskPlugin):
         isolation: units of their own for tasks, which makes unlearning exact to the bit:
             :class:`~avalanche_amnesia.isolation.Pools`, or ``pools`` for its defaults. ``none``: tasks share freely.
         seed: every draw derives from it and the task.
+        settings: single settings of ``masks``, by name: ``s_max=100``.
 
     Raises:
         ValueError: for a value that is not allowed; before a training, for locks that the stream does not have, and
             where no optimizer for an embedding can be made of the strategy's.
-        TypeError: for an ``embedding_optimizer`` that can't be called, or returns none.
+        TypeError: for a setting that masks don't have; for an ``embedding_optimizer`` that can't be called, or returns
+            none.
         CapacityError: before a training, if a task finds no pool of its own.
 
     Reference: Serrà et al., ICML 2018; annealing ``cosine``, ``ones``, ``sparse``, ``quota`` and ``locked``: Duan,
@@ -114,75 +104,41 @@ class HATPlugin(TaskMaskPlugin):
     model_class = MaskedModel
     task_class = HATTask
 
+    @classmethod
+    def options(cls) -> tuple[str, ...]:
+        """As the base class's, with the single settings of masks."""
+        return (*super().options(), *(field.name for field in fields(HardAttention)))
+
     def __init__(
         self,
         *,
-        sparsity_weight: float | None = None,
-        sparsity: SparsityMode = "original",
-        s_max: float = 400.0,
-        annealing: Annealing = "linear",
-        embedding_init: EmbeddingInit | None = None,
-        embedding_lr: float = 0.05,
-        embedding_optimizer: Callable[[list[nn.Parameter]], Optimizer] | None = None,
-        compensation_clamp: float = 50.0,
-        embedding_clamp: float = 6.0,
-        min_units: int = 1,
-        statistics_batches: int = 16,
-        adjustment: Adjustment = "hat",
+        masks: HardAttention | None = None,
+        adjustment: Adjustment | AdjustmentRule = "hat",
         alpha: float | None = None,
-        adjust: AdjustSpace = "update",
+        space: AdjustSpace = "update",
         locked: Iterable[int] | None = None,
         isolation: Isolation | IsolationChoice = "none",
         seed: int = 0,
+        **settings: Any,
     ) -> None:
-        checks.one_of("sparsity", sparsity, SparsityMode)
-        checks.one_of("annealing", annealing, Annealing)
-        if embedding_init is not None:
-            checks.one_of("embedding_init", embedding_init, EmbeddingInit)
-        checks.one_of("adjust", adjust, AdjustSpace)
-        if sparsity_weight is not None:
-            checks.above("sparsity_weight", sparsity_weight, 0, inclusive=True)
-        checks.above("s_max", s_max, 1)
-        checks.above("embedding_lr", embedding_lr, 0)
-        checks.above("compensation_clamp", compensation_clamp, 0)
-        checks.above("embedding_clamp", embedding_clamp, 0)
-        if compensation_clamp > 88:
-            raise ValueError(
-                f"compensation_clamp must be at most 88, got {compensation_clamp}: cosh of more overflows float32, and "
-                "the embeddings become NaN"
-            )
-        if embedding_optimizer is not None and not callable(embedding_optimizer):
-            raise TypeError(
-                f"embedding_optimizer must make an optimizer from a list of parameters, got {embedding_optimizer!r}: "
-                "lambda p: torch.optim.Adam(p, lr=0.05)"
-            )
-        self.sparsity_weight, self.sparsity, self.s_max, self.annealing = (
-            sparsity_weight,
-            sparsity,
-            s_max,
-            annealing,
-        )
-        self.embedding_init, self.embedding_lr, self.embedding_optimizer = (
-            embedding_init,
-            embedding_lr,
-            embedding_optimizer,
-        )
-        self.compensation_clamp, self.embedding_clamp = compensation_clamp, embedding_clamp
-        self.min_units = checks.whole_number("min_units", min_units)
-        self.statistics_batches = checks.whole_number("statistics_batches", statistics_batches, 0)
-        super().__init__(self._make_rule(adjustment, alpha), adjust, checks.whole_number("seed", seed, None))
+        checks.one_of("space", space, AdjustSpace)
+        super().__init__(self._make_rule(adjustment, alpha), space, checks.whole_number("seed", seed, None))
+        self.masks = with_settings(HardAttention() if masks is None else masks, settings)
         self.locked = None if locked is None else _task_labels("locked", locked)
         self.isolation = isolation_of(isolation)
-        self.allocator = UnitAllocator() if self.isolation is None else self.isolation.allocator(self.min_units)
+        self.allocator = UnitAllocator() if self.isolation is None else self.isolation.allocator(self.masks.min_units)
         if self.allocator.isolates:
-            _check_isolated(embedding_init, adjust, self.locked)
+            _check_isolated(self.masks.embedding_init, space, self.locked)
 
-    def _make_rule(self, adjustment: Adjustment, alpha: float | None) -> AdjustmentRule:
-        checks.one_of("adjustment", adjustment, Adjustment)
+    def _make_rule(self, adjustment: Adjustment | AdjustmentRule, alpha: float | None) -> AdjustmentRule:
+        if not isinstance(adjustment, AdjustmentRule):
+            checks.one_of("adjustment", adjustment, Adjustment)
         if adjustment != "constant" and alpha is not None:
             raise ValueError(
                 f"alpha={alpha} has no meaning for adjustment={adjustment!r}; it is the rate of 'constant'"
             )
+        if isinstance(adjustment, AdjustmentRule):
+            return adjustment
         if adjustment == "hat":
             return AdjustmentRule()
         return RandomRule() if adjustment == "random" else ConstantRule(1.0 if alpha is None else alpha)
@@ -197,7 +153,7 @@ class HATPlugin(TaskMaskPlugin):
         """As the base class's; check the locks against the stream, and that an embedding can be stepped."""
         super().before_train_dataset_adaptation(strategy, **kwargs)
         self._check_locks(strategy.experience, self.model_of(strategy))
-        if self.embedding_optimizer is None:
+        if self.masks.embedding_optimizer is None:
             check_sibling(strategy.optimizer, "embedding_optimizer")
 
     def _check_locks(self, experience: Any, model: MaskedModel) -> None:
@@ -221,10 +177,10 @@ class HATPlugin(TaskMaskPlugin):
         self._take_snapshot(strategy, model, task)
         last = model.task_embedding(tuple(model.masks)[-1]) if model.masks else None
         generator = torch.Generator().manual_seed(derive_seed(self.seed, "embedding", task))
-        kind = self.embedding_init or ("positive" if now.alone else "normal")
+        kind = self.masks.embedding_init or ("positive" if now.alone else "normal")
         embedding = initial_embedding(kind, model.n_units, generator, last, n_tasks=self.n_tasks)
         model.start_task(task, embedding, None if now.allocation is None else now.allocation.allowed)
-        now.statistics = TaskStatistics(model, task, self.statistics_batches)
+        now.statistics = TaskStatistics(model, task, self.masks.statistics_batches)
         now.step_embedding = BareStep(self._make_embedding_optimizer(strategy.optimizer, model))
         self._prepare(model)
 
@@ -274,19 +230,19 @@ class HATPlugin(TaskMaskPlugin):
         sizes = [layer.units for layer in model.graph.layers.values()]
         allocation = now.allocation
         use = self.task_use(model) if allocation is None else TaskUse.within(model, allocation)
-        weight = (0.0 if now.alone else 0.75) if self.sparsity_weight is None else self.sparsity_weight
-        now.regulariser = SparsityRegulariser(weight, self.sparsity, use.in_use, sizes, self.n_tasks)
+        weight = (0.0 if now.alone else 0.75) if self.masks.sparsity_weight is None else self.masks.sparsity_weight
+        now.regulariser = SparsityRegulariser(weight, self.masks.sparsity, use.in_use, sizes, self.n_tasks)
         now.adjuster = self._make_adjuster(model, use)
 
     def _make_embedding_optimizer(self, optimizer: Optimizer, model: MaskedModel) -> Optimizer:
         assert model.embedding is not None
-        if self.embedding_optimizer is not None:
-            made = self.embedding_optimizer([model.embedding])
+        if self.masks.embedding_optimizer is not None:
+            made = self.masks.embedding_optimizer([model.embedding])
             checks.instance(
                 "what embedding_optimizer returns", made, Optimizer, "lambda p: torch.optim.Adam(p, lr=0.05)"
             )
             return made
-        return sibling_optimizer(optimizer, [model.embedding], lr=self.embedding_lr, weight_decay=0)
+        return sibling_optimizer(optimizer, [model.embedding], lr=self.masks.embedding_lr, weight_decay=0)
 
     @torch.no_grad()
     def before_training_epoch(self, strategy: Any, **kwargs: Any) -> None:
@@ -297,15 +253,17 @@ class HATPlugin(TaskMaskPlugin):
         allocation = now.allocation
         allowed = torch.ones_like(embedding, dtype=torch.bool) if allocation is None else allocation.allowed
         rank = embedding.masked_fill(~allowed, -torch.inf)
-        now.highest = torch.full_like(embedding, self.embedding_clamp)
+        now.highest = torch.full_like(embedding, self.masks.embedding_clamp)
         now.lowest = -now.highest
         start = 0
         for layer in self.model_of(strategy).graph.layers.values():
             part = slice(start, start + layer.units)
-            strongest = rank[part].topk(min(self.min_units, int(allowed[part].sum()))).indices
-            now.lowest[start + strongest] = min(6 / self.s_max, self.embedding_clamp)  # σ(6) at full scale: open
+            strongest = rank[part].topk(min(self.masks.min_units, int(allowed[part].sum()))).indices
+            now.lowest[start + strongest] = min(
+                6 / self.masks.s_max, self.masks.embedding_clamp
+            )  # σ(6) at full scale: open
             start += layer.units
-        now.highest[~allowed] = -self.embedding_clamp
+        now.highest[~allowed] = -self.masks.embedding_clamp
         embedding.clamp_(now.lowest, now.highest)
 
     def written_at_end(self, strategy: Any) -> Iterable[Tensor]:
@@ -338,7 +296,7 @@ class HATPlugin(TaskMaskPlugin):
         assert model.embedding is not None
         model.embedding.grad = None  # not sooner: others (SI) read every gradient behind the step
         batch, batches = strategy.clock.train_epoch_iterations, len(strategy.dataloader)
-        now.scale = mask_scale(batch, batches, self.s_max, self.annealing)
+        now.scale = mask_scale(batch, batches, self.masks.s_max, self.masks.annealing)
         now.gate = model.open_gate(now.scale)
         if model.generation != now.generation:
             self._prepare(model)
@@ -358,7 +316,7 @@ class HATPlugin(TaskMaskPlugin):
         assert embedding is not None
         of_gate = self.model_of(strategy).gate_gradient().add_(now.regulariser.gradient(gate))
         embedding.grad = embedding_gradient(of_gate, gate, now.scale)
-        compensate_(embedding.grad, embedding, now.scale, self.s_max, self.compensation_clamp)
+        compensate_(embedding.grad, embedding, now.scale, self.masks.s_max, self.masks.compensation_clamp)
         sparsity = now.regulariser.layer_sparsity(gate).tolist() if now.adjuster.needs_sparsity else []
         now.adjuster.before_step(sparsity)
 
@@ -373,6 +331,17 @@ class HATPlugin(TaskMaskPlugin):
         self._guard_others(model)
         now.step_embedding()
         model.embedding.clamp_(now.lowest, now.highest)
+
+
+def with_settings(masks: HardAttention, settings: dict[str, Any]) -> HardAttention:
+    """Settings of masks with single ones replaced.
+
+    Raises:
+        TypeError: for a name that they don't have; names the nearest one.
+    """
+    checks.instance("masks", masks, HardAttention, "HardAttention(s_max=100)")
+    checks.known_options(settings, [field.name for field in fields(HardAttention)], "HardAttention")
+    return replace(masks, **settings)
 
 
 def isolation_of(given: Isolation | IsolationChoice) -> Isolation | None:
@@ -394,11 +363,11 @@ def isolation_of(given: Isolation | IsolationChoice) -> Isolation | None:
     return given
 
 
-def _check_isolated(embedding_init: EmbeddingInit | None, adjust: AdjustSpace, locked: frozenset[int] | None) -> None:
+def _check_isolated(embedding_init: EmbeddingInit | None, space: AdjustSpace, locked: frozenset[int] | None) -> None:
     if embedding_init == "last":
         raise ValueError("embedding_init='last' starts from another task's mask, which isolation= rules out")
-    if adjust != "update":
-        raise ValueError(f"isolation= holds in update space alone: adjust='update', got {adjust!r}")
+    if space != "update":
+        raise ValueError(f"isolation= holds in update space alone: space='update', got {space!r}")
     if locked is not None:
         raise ValueError("isolation= protects every remaining task: leave locked out")
 

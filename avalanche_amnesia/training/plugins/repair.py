@@ -14,10 +14,9 @@ from torch.optim import Optimizer
 from avalanche_amnesia import checks
 from avalanche_amnesia.models.modes import evaluating
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
-from avalanche_amnesia.seeding import derive_seed
+from avalanche_amnesia.seeding import derive_seed, preserved_rng
 from avalanche_amnesia.training.norm_statistics import retake, running_norms
 from avalanche_amnesia.training.optimizers import sibling_optimizer
-from avalanche_amnesia.training.plugins.seeding import preserved_rng
 from avalanche_amnesia.training.plugins.task_mask import DivergedError, single_task
 from avalanche_amnesia.training.replay_memory import DarkLoss, Samples, TaskMemory
 from avalanche_amnesia.training.update_rules import AdaHATRule, AdjustmentRule, TaskUse

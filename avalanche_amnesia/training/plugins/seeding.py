@@ -2,48 +2,12 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
-import torch
 from avalanche.core import SupervisedPlugin
 
 from avalanche_amnesia import checks
-from avalanche_amnesia.seeding import derive_seed
-
-_RngState = tuple[torch.Tensor, list[torch.Tensor], Any, Any]
-
-
-def _rng_state() -> _RngState:
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-    return torch.get_rng_state(), cuda, random.getstate(), np.random.get_state()  # noqa: NPY002 - the host draws from it
-
-
-def _set_rng_state(state: _RngState) -> None:
-    torch.set_rng_state(state[0])
-    if state[1]:
-        torch.cuda.set_rng_state_all(state[1])
-    random.setstate(state[2])
-    np.random.set_state(state[3])  # noqa: NPY002
-
-
-def _seed_all(seed: int) -> None:
-    torch.manual_seed(seed)
-    random.seed(seed)
-    np.random.seed(seed % 2**32)  # noqa: NPY002
-
-
-@contextmanager
-def preserved_rng() -> Iterator[None]:
-    """Leave the global random streams of torch, Python and numpy as they were."""
-    state = _rng_state()
-    try:
-        yield
-    finally:
-        _set_rng_state(state)
+from avalanche_amnesia.seeding import RngState, derive_seed, rng_state, seed_all, set_rng_state
 
 
 class SeedingPlugin(SupervisedPlugin):
@@ -68,32 +32,32 @@ class SeedingPlugin(SupervisedPlugin):
         super().__init__()
         self.seed = checks.whole_number("seed", seed, None)
         self.order_seed = self.seed if order_seed is None else checks.whole_number("order_seed", order_seed, None)
-        self._outside: _RngState | None = None
-        self._evaluations: list[_RngState] = []
+        self._outside: RngState | None = None
+        self._evaluations: list[RngState] = []
 
     def before_training(self, strategy: Any, **kwargs: Any) -> None:
         """Remember the caller's random streams."""
-        self._outside, self._evaluations = _rng_state(), []
+        self._outside, self._evaluations = rng_state(), []
 
     def before_train_dataset_adaptation(self, strategy: Any, **kwargs: Any) -> None:
         """Seed what the task's modules are drawn from."""
-        _seed_all(derive_seed(self.seed, "modules", *strategy.experience.task_labels))
+        seed_all(derive_seed(self.seed, "modules", *strategy.experience.task_labels))
 
     def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
         """Seed data order and dropout."""
-        _seed_all(derive_seed(self.order_seed, "order", *strategy.experience.task_labels))
+        seed_all(derive_seed(self.order_seed, "order", *strategy.experience.task_labels))
 
     def after_training(self, strategy: Any, **kwargs: Any) -> None:
         """Give the caller's random streams back."""
         if self._outside is not None:
-            _set_rng_state(self._outside)
+            set_rng_state(self._outside)
             self._outside = None
 
     def before_eval(self, strategy: Any, **kwargs: Any) -> None:
         """Remember the random streams; evaluations may nest (a metric that evaluates)."""
-        self._evaluations.append(_rng_state())
+        self._evaluations.append(rng_state())
 
     def after_eval(self, strategy: Any, **kwargs: Any) -> None:
         """Put the random streams back."""
         if self._evaluations:
-            _set_rng_state(self._evaluations.pop())
+            set_rng_state(self._evaluations.pop())

@@ -23,7 +23,7 @@ class SharedHeadCounterfactualPlugin(CounterfactualPlugin):
     """Fits the columns of the shared head that a task would own, for every world without some earlier tasks.
 
     A column belongs to the first of the remaining tasks that open its unit; later ones read it and never change it
-    (under ``adjust="update"``). In a world without some tasks, what these wrote is at its initial values, and a column
+    (under ``space="update"``). In a world without some tasks, what these wrote is at its initial values, and a column
     of theirs belongs to the next task that reads it. Each task's columns are fitted when it ends, beside those of
     earlier tasks as they would be in that world, and as a small change, since later tasks read them too. An unlearning
     puts them in, and records that as a repair made with the task's data, in the place of the one before it: a task that

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
@@ -16,8 +17,7 @@ from avalanche_amnesia.training.divergence import what_diverged
 from avalanche_amnesia.training.host.lookup import is_last_to_finish
 from avalanche_amnesia.training.host.rollback import abort_training, begin_finishing, finish, go_back
 from avalanche_amnesia.training.host.samples import fault_of_task
-from avalanche_amnesia.training.snapshot import TaskSnapshot
-from avalanche_amnesia.training.task_in_training import TaskInTraining
+from avalanche_amnesia.training.task_in_training import TaskInTraining, TaskSnapshot
 from avalanche_amnesia.training.update_rules import Adjuster, AdjustmentRule, AdjustSpace, TaskUse
 from avalanche_amnesia.transaction import Transaction
 
@@ -35,7 +35,7 @@ class TaskMaskPlugin(SupervisedPlugin):
 
     Args:
         rule: how far what the remaining tasks use may still move.
-        adjust: where that is enforced.
+        space: where that is enforced, ``update`` or ``gradient``.
         seed: every draw derives from it and the task.
 
     Attributes:
@@ -55,9 +55,17 @@ class TaskMaskPlugin(SupervisedPlugin):
     task_class: ClassVar[type[TaskInTraining]] = TaskInTraining
     """What it holds of the task in training."""
 
-    def __init__(self, rule: AdjustmentRule, adjust: AdjustSpace, seed: int) -> None:
+    @classmethod
+    def options(cls) -> tuple[str, ...]:
+        """Names of its options, without the seed that a strategy passes on itself."""
+        kinds = [kind for kind in cls.__mro__ if issubclass(kind, TaskMaskPlugin)]
+        parameters = (inspect.signature(kind).parameters for kind in kinds)
+        named = {name for of_class in parameters for name, p in of_class.items() if p.kind is p.KEYWORD_ONLY}
+        return tuple(sorted(named - {"seed"}))
+
+    def __init__(self, rule: AdjustmentRule, space: AdjustSpace, seed: int) -> None:
         super().__init__()
-        self.rule, self.adjust, self.seed = rule, adjust, seed
+        self.rule, self.space, self.seed = rule, space, seed
         self.training: TaskInTraining | None = None
         self.influences: frozenset[int] | None = None
         self.opened_whole: dict[int, frozenset[str]] = {}
@@ -184,7 +192,7 @@ class TaskMaskPlugin(SupervisedPlugin):
         """What holds back the updates of everything that the protected tasks use."""
         return Adjuster(
             self.rule,
-            self.adjust,
+            self.space,
             use,
             parameters={n: p for n, p in model.backbone.named_parameters() if n in use.covered},
             before={
@@ -208,7 +216,7 @@ class TaskMaskPlugin(SupervisedPlugin):
         """
         model, training = self.model_of(strategy), self.in_training
         adjuster = training.adjuster
-        frozen = adjuster.frozen_entries() if self.adjust == "update" else {}
+        frozen = adjuster.frozen_entries() if self.space == "update" else {}
         keep = {}
         for name, use in owned.items():
             mine = (use > 0).expand_as(adjuster.use.covered[name])

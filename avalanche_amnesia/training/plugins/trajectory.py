@@ -12,8 +12,7 @@ from avalanche_amnesia.ledger import RequestError
 from avalanche_amnesia.training.host.lookup import find_plugin, is_last_to_finish, refuse_second
 from avalanche_amnesia.training.host.rollback import abort_training, begin_finishing, finish, go_back
 from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin, single_task
-from avalanche_amnesia.training.snapshot import StepActivity, TaskSnapshot
-from avalanche_amnesia.training.task_in_training import TaskInTraining
+from avalanche_amnesia.training.task_in_training import StepActivity, TaskInTraining, TaskSnapshot
 from avalanche_amnesia.trajectory.store import Trajectory
 from avalanche_amnesia.transaction import Transaction
 from avalanche_amnesia.unit_graph.findings import ModelError

@@ -9,8 +9,7 @@ from torch import Tensor, fx
 
 from avalanche_amnesia.unit_graph.registry import derives
 from avalanche_amnesia.unit_graph.rules import elementwise
-from avalanche_amnesia.unit_graph.trees import leaves
-from avalanche_amnesia.unit_graph.values import Constant, ParameterValue, together
+from avalanche_amnesia.unit_graph.values import Constant, ParameterValue, leaves, together
 from avalanche_amnesia.unit_graph.walk import Walk, all_of_all
 
 A: Any = torch.ops.aten

@@ -10,8 +10,7 @@ from torch import fx
 from avalanche_amnesia.unit_graph.findings import Unsupported
 from avalanche_amnesia.unit_graph.registry import rule
 from avalanche_amnesia.unit_graph.rules.arithmetic import multiply
-from avalanche_amnesia.unit_graph.trees import leaves
-from avalanche_amnesia.unit_graph.values import Constant, Masked, ParameterValue, Value
+from avalanche_amnesia.unit_graph.values import Constant, Masked, ParameterValue, Value, leaves
 from avalanche_amnesia.unit_graph.walk import Walk
 
 A: Any = torch.ops.aten

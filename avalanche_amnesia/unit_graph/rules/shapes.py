@@ -13,9 +13,16 @@ from torch import Tensor, fx
 from avalanche_amnesia.unit_graph.findings import Unsupported
 from avalanche_amnesia.unit_graph.registry import derives, rule
 from avalanche_amnesia.unit_graph.rules.arithmetic import adopt
-from avalanche_amnesia.unit_graph.trees import leaves, map_leaves
 from avalanche_amnesia.unit_graph.units import ALWAYS, NOTHING, compact
-from avalanche_amnesia.unit_graph.values import Constant, Masked, ParameterValue, Value, always_in_use
+from avalanche_amnesia.unit_graph.values import (
+    Constant,
+    Masked,
+    ParameterValue,
+    Value,
+    always_in_use,
+    leaves,
+    map_leaves,
+)
 from avalanche_amnesia.unit_graph.walk import Walk, all_of_all
 
 A: Any = torch.ops.aten

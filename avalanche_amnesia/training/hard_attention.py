@@ -1,0 +1,78 @@
+"""Settings of the masks that hard attention learns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import nn
+from torch.optim import Optimizer
+
+from avalanche_amnesia import checks
+from avalanche_amnesia.training.hat_formulas import Annealing, EmbeddingInit, SparsityMode
+
+
+@dataclass(frozen=True, kw_only=True)
+class HardAttention:
+    """Settings of learning a mask: ``masks=HardAttention(…)``, or any one of them by its name beside ``masks``.
+
+    Args:
+        sparsity_weight: ``λ >= 0`` of the sparsity regulariser; None: 0.75, and 0 for a task with units of its own.
+        sparsity: ``original``, ``cross`` or ``quota``.
+        s_max: largest scale of the gate, > 1.
+        annealing: ``linear`` or ``cosine``, over the mini-batches of each epoch.
+        embedding_init: ``normal``, ``uniform``, ``positive``, ``negative``, ``last``, ``ones`` or ``sparse`` (a unit
+            begins open with probability 1/T, for the T tasks of the stream); None: ``normal``, and ``positive`` for
+            a task with units of its own.
+        embedding_lr: learning rate of the mask embeddings; they are stepped by an optimizer of their own, of the
+            strategy's optimizer's class and settings, without weight decay.
+        embedding_optimizer: makes that optimizer from ``[embedding]``, where the strategy's class can't be reused.
+        compensation_clamp: ``c`` of the gradient compensation, in (0, 88]: the cosh of more is no float32.
+        embedding_clamp: embeddings stay within ``±embedding_clamp``.
+        min_units: a layer never has fewer open units: its strongest ones at the start of each epoch are held open.
+        statistics_batches: running statistics of the task's norms (BatchNorm) are taken again at its end, through its
+            binary mask, over its last mini-batches, so many of which are held in memory. 0: those that training left,
+            which lag behind the weights after few steps, and saw soft masks.
+
+    Raises:
+        ValueError: for a value that is not allowed.
+        TypeError: for an ``embedding_optimizer`` that can't be called.
+
+    Reference: Serrà et al., ICML 2018; ``cosine``, ``ones``, ``sparse`` and ``quota``: Duan, HAT-CL, 2023.
+    """
+
+    sparsity_weight: float | None = None
+    sparsity: SparsityMode = "original"
+    s_max: float = 400.0
+    annealing: Annealing = "linear"
+    embedding_init: EmbeddingInit | None = None
+    embedding_lr: float = 0.05
+    embedding_optimizer: Callable[[list[nn.Parameter]], Optimizer] | None = None
+    compensation_clamp: float = 50.0
+    embedding_clamp: float = 6.0
+    min_units: int = 1
+    statistics_batches: int = 16
+
+    def __post_init__(self) -> None:
+        checks.one_of("sparsity", self.sparsity, SparsityMode)
+        checks.one_of("annealing", self.annealing, Annealing)
+        if self.embedding_init is not None:
+            checks.one_of("embedding_init", self.embedding_init, EmbeddingInit)
+        if self.sparsity_weight is not None:
+            checks.above("sparsity_weight", self.sparsity_weight, 0, inclusive=True)
+        checks.above("s_max", self.s_max, 1)
+        for name in ("embedding_lr", "compensation_clamp", "embedding_clamp"):
+            checks.above(name, getattr(self, name), 0)
+        if self.compensation_clamp > 88:
+            raise ValueError(
+                f"compensation_clamp must be at most 88, got {self.compensation_clamp}: cosh of more overflows "
+                "float32, and the embeddings become NaN"
+            )
+        if self.embedding_optimizer is not None and not callable(self.embedding_optimizer):
+            raise TypeError(
+                f"embedding_optimizer must make an optimizer from a list of parameters, got "
+                f"{self.embedding_optimizer!r}: lambda p: torch.optim.Adam(p, lr=0.05)"
+            )
+        object.__setattr__(self, "min_units", checks.whole_number("min_units", self.min_units))
+        whole = checks.whole_number("statistics_batches", self.statistics_batches, 0)
+        object.__setattr__(self, "statistics_batches", whole)
