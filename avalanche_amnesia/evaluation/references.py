@@ -15,7 +15,7 @@ from avalanche.training.templates.base import BaseTemplate
 from torch import nn
 
 from avalanche_amnesia import checks
-from avalanche_amnesia.benchmarks.requests import with_unlearning
+from avalanche_amnesia.benchmarks.requests import without_requests
 from avalanche_amnesia.bits import tensor_hash
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.training.host.lookup import find_plugin
@@ -62,7 +62,7 @@ class References:
         self.make_strategy = make_strategy
         self.benchmark = benchmark
         self.train_options = dict(train_options or {})
-        stream = _without_requests(benchmark).train_stream
+        stream = without_requests(benchmark).train_stream
         self._experiences = {int(experience.task_label): experience for experience in stream}
         self._models: dict[tuple[Variant, tuple[int, ...]], nn.Module] = {}
         self._seconds: dict[tuple[Variant, tuple[int, ...]], float] = {}
@@ -175,13 +175,6 @@ def _check_maker(make_strategy: object) -> None:
         signature.bind(evaluator=None)
     except TypeError as error:
         raise ReferencesError(f"make_strategy can't be called with evaluator=… ({error}): {wanted}") from error
-
-
-def _without_requests(benchmark: Any) -> Any:
-    """The benchmark without its requests; what is permanent by the stream stays so."""
-    train = list(benchmark.train_stream)
-    permanent = [int(experience.task_label) for experience in train if getattr(experience, "permanent", False)]
-    return with_unlearning(benchmark, {}, permanent, getattr(train[0], "deadline", None))
 
 
 def _reseed(strategy: Any, seeding: SeedingPlugin, seed: int) -> None:
