@@ -30,7 +30,8 @@ def _set_rng_state(state: _RngState) -> None:
     np.random.set_state(state[3])  # noqa: NPY002
 
 
-def _seed_all(seed: int) -> None:
+def seed_all(seed: int) -> None:
+    """Seed the global random streams of torch, Python and numpy."""
     torch.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed % 2**32)  # noqa: NPY002
@@ -73,11 +74,11 @@ class SeedingPlugin(SupervisedPlugin):
 
     def before_train_dataset_adaptation(self, strategy: Any, **kwargs: Any) -> None:
         """Seed what the task's modules are drawn from."""
-        _seed_all(derive_seed(self.seed, "modules", *strategy.experience.task_labels))
+        seed_all(derive_seed(self.seed, "modules", *strategy.experience.task_labels))
 
     def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
         """Seed data order and dropout."""
-        _seed_all(derive_seed(self.order_seed, "order", *strategy.experience.task_labels))
+        seed_all(derive_seed(self.order_seed, "order", *strategy.experience.task_labels))
 
     def after_training(self, strategy: Any, **kwargs: Any) -> None:
         """Give the caller's random streams back."""
