@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from math import sqrt
+from math import exp, lgamma, sqrt
 
 import torch
 from torch import Tensor
@@ -16,8 +16,13 @@ from avalanche_amnesia.bits import tensor_hash
 Match = tuple[str, str, float]
 """Kind, name and strength of a finding."""
 
-SURE = 6.0
-"""Standard errors: by chance it happens to one tensor in a billion."""
+CHANCE = 1e-9
+"""The largest probability with which chance may make one comparison with one update a finding.
+
+An audit that makes ``n`` comparisons (each tensor with every update of its size) therefore calls an unrelated tensor
+residue with a probability of at most ``n · 1e-9``: one in ten thousand for a hundred thousand of them. Chance means
+entries that have nothing to do with the update's; what training makes alike is kept apart by the parts below.
+"""
 
 HELD = 0.5
 """The part of an update that counts as held. Updates of different tasks are correlated, but less than that."""
@@ -87,8 +92,8 @@ class Recogniser:
             return
         n = tensor.numel()
         for name, x, update, beside in self._comparable(tensor, n):
-            held, alike, sure = _regress(x, update, beside)
-            if sure > SURE and (held > HELD or abs(alike) > ALIKE):
+            held, alike, chance = _regress(x, update, beside)
+            if chance <= CHANCE and (held > HELD or abs(alike) > ALIKE):
                 yield "update", name, held if held > HELD else alike
 
     def _comparable(self, tensor: Tensor, n: int) -> Iterator[tuple[str, Tensor, Tensor, tuple[Tensor, Tensor]]]:
@@ -134,9 +139,15 @@ def _plain(tensor: Tensor) -> Tensor:
 
 
 def _regress(x: Tensor, update: Tensor, beside: Sequence[Tensor]) -> tuple[float, float, float]:
-    """``x = Σ α·beside + β·update + rest``: β, the correlation beside the others, and β in standard errors."""
+    """``x = Σ α·beside + β·update + rest``: β, the correlation beside the others, and how probable that is by chance.
+
+    The correlation of unrelated entries is that of a direction drawn at random: in ``ν`` dimensions and one more it
+    reaches ``r`` with a probability of at most ``(1 − r²)^(ν/2)``. One large entry that both happen to have would bring
+    it near 1, so the ranks of the entries, whose correlation by chance depends on no entry's size, must be as
+    improbable; of ``n`` entries no order is more so than ``2 / n!``.
+    """
     if len(x) < 8 or not bool(x.isfinite().all()):
-        return 0.0, 0.0, 0.0
+        return 0.0, 0.0, 1.0
     whole = float(x @ x), float(update @ update)
     basis: list[Tensor] = []
     for other in beside:
@@ -147,11 +158,25 @@ def _regress(x: Tensor, update: Tensor, beside: Sequence[Tensor]) -> tuple[float
     x, update = _without(x, basis), _without(update, basis)
     of_x, of_update = float(x @ x), float(update @ update)
     if of_x <= _NOTHING**2 * whole[0] or of_update <= _NOTHING**2 * whole[1]:
-        return 0.0, 0.0, 0.0
-    held = float(x @ update) / of_update
-    rest = x - update * held
-    error = sqrt(float(rest @ rest) / (len(x) - 1 - len(basis)) / of_update)
-    return held, float(x @ update) / sqrt(of_x * of_update), abs(held) / max(error, 1e-12 * abs(held), 1e-300)
+        return 0.0, 0.0, 1.0
+    held, alike = float(x @ update) / of_update, float(x @ update) / sqrt(of_x * of_update)
+    dimensions = len(x) - 1 - len(basis)
+    chance = _by_chance(alike, dimensions)
+    if chance <= CHANCE:  # ranks take a sort
+        of_ranks = float(torch.corrcoef(torch.stack([_ranks(x), _ranks(update)]))[0, 1])
+        chance = max(chance, _by_chance(of_ranks, dimensions), 2 * exp(-lgamma(len(x) + 1)))
+    return held, alike, chance
+
+
+def _by_chance(correlation: float, dimensions: int) -> float:
+    """A bound on the probability that a direction drawn at random is as near another one, or its opposite."""
+    return max(0.0, 1 - correlation**2) ** (dimensions / 2)
+
+
+def _ranks(vector: Tensor) -> Tensor:
+    """Place of every entry in order of size, float64; equal ones share the mean of theirs."""
+    _, group, sizes = vector.unique(return_inverse=True, return_counts=True)
+    return (sizes.cumsum(0) - (sizes - 1) / 2).double()[group]
 
 
 _NOTHING = 1e-6

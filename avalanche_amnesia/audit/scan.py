@@ -27,10 +27,14 @@ def audit(subject: Any, record: UnlearningRecord, *, evidence: Evidence | None =
     What can be found depends on what is known. The record alone knows hashes: exact copies of the tasks' own tensors
     and of the tensors that were changed. With a fingerprint (``UnlearningPlugin(fingerprint=True)``): such copies in
     any type and shape, masks, and tensors of at least 512 entries that hold half of an update or more. With the
-    evidence at hand: updates in tensors of any size, and samples. Data sets are judged by the task labels of what they
-    give out (what they draw from is the user's), tensors in files also by their names. What mixes an update with other
-    things beyond recognition (an importance, a later task's update) is found by no audit: that it is dropped is the
-    purge's part.
+    evidence at hand: updates in tensors of 16 entries or more, and samples. Data sets are judged by the task labels of
+    what they give out (what they draw from is the user's), tensors in files also by their names. What mixes an update
+    with other things beyond recognition (an importance, a later task's update) is found by no audit: that it is dropped
+    is the purge's part.
+
+    An unrelated tensor is taken for one that holds an update with a probability of at most 1e-9 per comparison, however
+    few its entries: for all that is looked through together, at most 1e-9 times the pairs of a tensor and an update of
+    its size. Of fewer than 13 entries that an update moved, copies alone are recognised.
 
     Args:
         subject: a strategy, whose model, optimizer, plugins, evaluator and everything that they hold are looked

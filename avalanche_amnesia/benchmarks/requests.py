@@ -2,12 +2,13 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 from avalanche.benchmarks import CLExperience, CLScenario, EagerCLStream, ExperienceAttribute
 
 from avalanche_amnesia import checks
+from avalanche_amnesia.benchmarks.shared_labels import label_of_several
 from avalanche_amnesia.benchmarks.tasks import TaskExperience
 from avalanche_amnesia.ledger import RequestError, TaskLedger
 
@@ -86,7 +87,8 @@ def with_unlearning(
     """A new benchmark whose train experiences carry unlearning requests; the given one stays as it is.
 
     Each train experience gets ``requests`` (a tuple of :class:`UnlearningRequest` in the order in which they
-    fire: before, by iteration, after), ``permanent`` (bool) and ``deadline`` (int or None).
+    fire: before, by iteration, after), ``permanent`` (bool) and ``deadline`` (int or None). A benchmark that carries
+    such already keeps them, and gets these in addition.
 
     Args:
         benchmark: each train experience has exactly one task label.
@@ -103,14 +105,52 @@ def with_unlearning(
         TypeError: what is no benchmark.
         ValueError: a train experience without exactly one task label.
         RequestError: a request that names an unknown, not yet trained, already unlearned or permanent task,
-            or a value that is not allowed; the message names event, task and rule.
+            or a value that is not allowed; the message names event, task and rule. Also where what the benchmark
+            carries already is at odds with it.
     """
     tasks = _tasks(benchmark)
-    ledger = TaskLedger(deadline)
-    schedule = _schedule(requests, len(tasks))
-    declared = _declared(permanent, tasks)
-    _rehearse(tasks, schedule, declared, ledger.copy())
+    carried = [request for due in _carried(benchmark) for request in due]
+    given = _listed(requests, len(tasks))
+    declared = _declared(permanent, tasks) | _permanent(benchmark)
+    ledger = TaskLedger(_deadline(benchmark, deadline))
+    schedule = _schedule([*carried, *given], len(tasks))
+    try:
+        _rehearse(tasks, schedule, declared, ledger.copy())
+    except RequestError as error:
+        if not carried:
+            raise
+        raise RequestError(
+            f"{error}. The benchmark carries requests already, {_named(carried)}, and these come in addition: to begin "
+            "anew, give with_unlearning the benchmark without requests"
+        ) from error
+    return _scheduled(benchmark, schedule, declared, ledger.deadline)
 
+
+def without_requests(benchmark: CLScenario) -> CLScenario:
+    """A new benchmark whose train experiences carry no request; which tasks are permanent, and when, stays.
+
+    Args:
+        benchmark: as :func:`with_unlearning` takes it.
+
+    Raises:
+        TypeError: what is no benchmark.
+        ValueError: a train experience without exactly one task label.
+        RequestError: a task that is trained twice, which without the requests is none to learn again.
+    """
+    tasks = _tasks(benchmark)
+    nothing: list[tuple[UnlearningRequest, ...]] = [() for _ in tasks]
+    declared, deadline = _permanent(benchmark), _deadline(benchmark, None)
+    _rehearse(tasks, nothing, declared, TaskLedger(deadline))
+    return _scheduled(benchmark, nothing, declared, deadline)
+
+
+def _scheduled(
+    benchmark: CLScenario,
+    schedule: Sequence[tuple[UnlearningRequest, ...]],
+    declared: frozenset[int],
+    deadline: int | None,
+) -> CLScenario:
+    """A copy of the benchmark that carries this, and nothing else, whatever it carried."""
     streams = [EagerCLStream(name, [_own_copy(e) for e in stream]) for name, stream in benchmark.streams.items()]
     result = CLScenario(streams)
     for name, value in vars(benchmark).items():
@@ -121,11 +161,41 @@ def with_unlearning(
         for experience in stream:
             if not isinstance(experience, TaskExperience):
                 experience.benchmark = result
-    for experience, task, due in zip(result.train_stream, tasks, schedule, strict=True):
+    for experience, due in zip(result.train_stream, schedule, strict=True):
         experience.requests = due
-        experience.permanent = task in declared
-        experience.deadline = ledger.deadline
+        experience.permanent = int(experience.task_labels[0]) in declared
+        experience.deadline = deadline
     return result
+
+
+def _carried(benchmark: CLScenario) -> list[tuple[UnlearningRequest, ...]]:
+    """The requests of each train experience, at the positions that they have by now: the stream may be a part."""
+    return [
+        tuple(replace(request, at=position) for request in getattr(experience, "requests", ()))
+        for position, experience in enumerate(benchmark.train_stream)
+    ]
+
+
+def _permanent(benchmark: CLScenario) -> frozenset[int]:
+    stream = benchmark.train_stream
+    return frozenset(int(experience.task_labels[0]) for experience in stream if getattr(experience, "permanent", False))
+
+
+def _deadline(benchmark: CLScenario, given: int | None) -> int | None:
+    """The deadline that the benchmark has, or is given; checked where it is both."""
+    given = TaskLedger(given).deadline
+    deadlines = {getattr(experience, "deadline", None) for experience in benchmark.train_stream} - {None}
+    carried = deadlines.pop() if deadlines else None
+    if deadlines or (None not in (carried, given) and carried != given):
+        raise RequestError(
+            f"deadline={given!r}: the benchmark carries deadline={carried} already, and a run has one; leave deadline "
+            "out to keep that, or give with_unlearning the benchmark without a deadline"
+        )
+    return given if carried is None else carried
+
+
+def _named(requests: Sequence[UnlearningRequest]) -> str:
+    return ", ".join(f"{list(request.tasks)} at position {request.at}" for request in requests)
 
 
 def _tasks(benchmark: CLScenario) -> list[int]:
@@ -150,8 +220,8 @@ def _tasks(benchmark: CLScenario) -> list[int]:
     return tasks
 
 
-def _schedule(requests: Requests, n_positions: int) -> list[tuple[UnlearningRequest, ...]]:
-    """The requests of each position, in firing order."""
+def _listed(requests: Requests, n_positions: int) -> list[UnlearningRequest]:
+    """The requests as one list, each checked for its position."""
     given: list[Any] = (
         [UnlearningRequest(tasks, at) for at, tasks in requests.items() if not _is_empty(tasks)]  # type: ignore[arg-type]
         if isinstance(requests, Mapping)
@@ -167,8 +237,13 @@ def _schedule(requests: Requests, n_positions: int) -> list[tuple[UnlearningRequ
             raise RequestError(
                 f"at={request.at} is no position in the train stream; allowed are 0 to {n_positions - 1}"
             )
-    given.sort(key=lambda request: (_FIRING_ORDER.index(request.when), request.iteration or 0))
-    return [tuple(r for r in given if r.at == position) for position in range(n_positions)]
+    return given
+
+
+def _schedule(requests: Iterable[UnlearningRequest], n_positions: int) -> list[tuple[UnlearningRequest, ...]]:
+    """The requests of each position, in firing order."""
+    ordered = sorted(requests, key=lambda request: (_FIRING_ORDER.index(request.when), request.iteration or 0))
+    return [tuple(r for r in ordered if r.at == position) for position in range(n_positions)]
 
 
 def _declared(permanent: Iterable[int], tasks: Sequence[int]) -> frozenset[int]:
@@ -199,6 +274,8 @@ def _rehearse(
                 )
             if request.when != "after":
                 ledger.forget(request.tasks, request.event(task), known=tasks)
+        if task in ledger.remaining:
+            raise RequestError(label_of_several(task, tasks.count(task)))
         ledger.learn(task, permanent=task in declared)
         for request in due:
             if request.when == "after":

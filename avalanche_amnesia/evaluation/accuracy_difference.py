@@ -33,6 +33,8 @@ class AccuracyDifference(PluginMetric):
 
     higher_is_better = True
     lower_bound, upper_bound = -1.0, 1.0
+    axis = "event"
+    """What a logger draws it over: it changes with tasks and unlearnings."""
 
     def __init__(self, references: References) -> None:
         super().__init__()
@@ -40,8 +42,13 @@ class AccuracyDifference(PluginMetric):
         self.references = references
         self._correct: dict[int, list[int]] = {}
 
+    def before_training_exp(self, strategy: Any) -> None:
+        """Check that what is trained is what the references are trained on."""
+        self.references.check(strategy.experience)
+
     def before_eval(self, strategy: Any) -> None:
         """Begin to count."""
+        self.references.check_labels(unlearning_of(strategy).history.data)
         self._correct = {}
 
     def after_eval_iteration(self, strategy: Any) -> None:

@@ -45,6 +45,9 @@ class Capacity(PluginMetric):
     remaining task).
     """
 
+    axis = "event"
+    """What a logger draws it over: it changes with tasks and unlearnings."""
+
     def __init__(self, *, images: bool = True) -> None:
         super().__init__()
         self.images = images

@@ -12,7 +12,7 @@ from avalanche_amnesia import checks
 from avalanche_amnesia.benchmarks.data import task_data
 from avalanche_amnesia.evaluation.features import features_of, mean_features
 from avalanche_amnesia.evaluation.functional import js_divergence
-from avalanche_amnesia.evaluation.probes import Probe, ProbingMetric
+from avalanche_amnesia.evaluation.probes import Probe, ProbingMetric, unlearning_of
 from avalanche_amnesia.evaluation.references import References
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 
@@ -29,7 +29,8 @@ class JSDivergence(ProbingMetric):
 
     In [0, 1], lower is better; a value below its noise floor says no more than one at it. Emitted after
     every evaluation between tasks, per unlearned task and as their mean, as ``JSD_<probe>`` and
-    ``JSD_<probe>_floor_<floor>``.
+    ``JSD_<probe>_floor_<floor>``. ``JSD_<probe>_tasks`` says how many tasks these means cover: ``own`` leaves out
+    those of which no mask was kept (``keep_probes=False``).
 
     Args:
         references: of the run.
@@ -54,12 +55,16 @@ class JSDivergence(ProbingMetric):
             checks.one_of("noise_floor", floor, Floor)
         self.references, self.probe, self.noise_floor = references, probe, tuple(noise_floor)
 
+    def before_training_exp(self, strategy: Any) -> None:
+        """Check that what is trained is what the references are trained on."""
+        self.references.check(strategy.experience)
+
     def values(self, strategy: Any, unlearned: Sequence[int], remaining: Sequence[int]) -> list[MetricValue]:
         """JSD against the reference of the remaining tasks, then its floors."""
+        self.references.check_labels(unlearning_of(strategy).history.data)
         reference = self.references.reference(remaining)
-        results = self.emit(
-            strategy, str(self), self._by_task(strategy.model, reference, strategy.model, unlearned, remaining)
-        )
+        by_task = self._by_task(strategy.model, reference, strategy.model, unlearned, remaining)
+        results = [*self.emit(strategy, str(self), by_task), self.emit_coverage(strategy, by_task)]
         for floor in self.noise_floor:
             other = self.references.reference(remaining, floor)
             by_task = self._by_task(other, reference, strategy.model, unlearned, remaining)

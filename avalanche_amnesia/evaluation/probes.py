@@ -35,6 +35,9 @@ class Probe:
 class ProbingMetric(PluginMetric, ABC):
     """A metric of unlearned tasks: collects their probes, and emits its values after each evaluation between tasks."""
 
+    axis = "event"
+    """What a logger draws it over: it changes with tasks and unlearnings."""
+
     def __init__(self) -> None:
         super().__init__()
         self.probes: dict[int, Probe] = {}
@@ -67,6 +70,11 @@ class ProbingMetric(PluginMetric, ABC):
     @abstractmethod
     def values(self, strategy: Any, unlearned: Sequence[int], remaining: Sequence[int]) -> list[MetricValue]:
         """Values to emit."""
+
+    def emit_coverage(self, strategy: Any, by_task: dict[int, float]) -> MetricValue:
+        """How many unlearned tasks the metric's mean covers: those without a kept probe are left out of it."""
+        name = get_metric_name(f"{self}_tasks", strategy, add_task=False)
+        return MetricValue(self, name, len(by_task), strategy.clock.train_iterations)
 
     def emit(self, strategy: Any, name: str, by_task: dict[int, float]) -> list[MetricValue]:
         """One value per task and their mean."""

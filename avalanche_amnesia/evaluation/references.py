@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from time import perf_counter
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import torch
 from avalanche.logging import BaseLogger
@@ -15,10 +15,12 @@ from avalanche.training.templates.base import BaseTemplate
 from torch import nn
 
 from avalanche_amnesia import checks
-from avalanche_amnesia.benchmarks.requests import with_unlearning
+from avalanche_amnesia.benchmarks.requests import without_requests
 from avalanche_amnesia.bits import tensor_hash
+from avalanche_amnesia.evaluation.same_data import difference_of_data
 from avalanche_amnesia.seeding import derive_seed, preserved_rng
 from avalanche_amnesia.training.host.lookup import find_plugin
+from avalanche_amnesia.training.host.provenance import labels_fingerprint
 from avalanche_amnesia.training.plugins.hat import HATPlugin
 from avalanche_amnesia.training.plugins.seeding import SeedingPlugin
 from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin
@@ -36,6 +38,10 @@ class References:
     A reference is trained by a fresh strategy on the benchmark's experiences without their requests. As every draw
     of a task derives from (seed, task), two runs that begin with the same tasks share those bits, so a path that
     continues a trained one is continued, not begun again.
+
+    Pickled (with a strategy whose metrics hold it), it keeps its benchmark and its models, and leaves ``make_strategy``
+    behind, as a function can't be loaded in another program: :meth:`attach` gives it again, once another model is
+    needed. A copy is the object itself: its models are the same for every run.
 
     Args:
         make_strategy: called as ``make_strategy(evaluator=…)``; must return a new strategy with the same initial bits
@@ -59,22 +65,98 @@ class References:
         _check_maker(make_strategy)
         if not hasattr(benchmark, "streams"):
             raise ReferencesError(f"the second argument is the benchmark of the run, got {benchmark!r}")
-        self.make_strategy = make_strategy
+        self.make_strategy: Callable[..., Any] | None = make_strategy
         self.benchmark = benchmark
         self.train_options = dict(train_options or {})
-        stream = _without_requests(benchmark).train_stream
+        stream = without_requests(benchmark).train_stream
         self._experiences = {int(experience.task_label): experience for experience in stream}
         self._models: dict[tuple[Variant, tuple[int, ...]], nn.Module] = {}
         self._seconds: dict[tuple[Variant, tuple[int, ...]], float] = {}
         self._paths: dict[Variant, tuple[tuple[int, ...], Any]] = {}
+        self._labels: dict[int, str] = {}
         with preserved_rng():
             first, second = _state_hashes(self._make("same").model), _state_hashes(self._make("same").model)
+        self._initial = first
         differing = sorted(name for name in first if first[name] != second.get(name))
         if differing or first.keys() != second.keys():
             raise ReferencesError(
                 f"two calls of make_strategy give different initial values of {differing}: no comparison with a "
                 "reference would mean anything. Seed inside make_strategy: torch.manual_seed(seed) before the model"
             )
+
+    def attach(self, make_strategy: Callable[..., Any]) -> None:
+        """Give ``make_strategy`` again, after these references were loaded without it.
+
+        Args:
+            make_strategy: the one that they were made with.
+
+        Raises:
+            ReferencesError: if it can't be called, returns no strategy, or one with other initial values than before.
+        """
+        _check_maker(make_strategy)
+        with preserved_rng():
+            hashes = _state_hashes(self._make("same", make_strategy).model)
+        if hashes != self._initial:
+            differing = sorted(n for n in {*hashes, *self._initial} if hashes.get(n) != self._initial.get(n))
+            raise ReferencesError(
+                f"make_strategy gives other initial values of {differing} than that with which these references were "
+                "made: attach that one, or make new references"
+            )
+        self.make_strategy = make_strategy
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "make_strategy": None, "_paths": {}}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> References:
+        return self
+
+    def check(self, experience: Any) -> None:
+        """Check that an experience is one of this benchmark's train stream: same data, permanence and deadline.
+
+        Labels are compared, and a few samples as an evaluation sees them.
+
+        Args:
+            experience: that the measured run trains.
+
+        Raises:
+            ReferencesError: if it is not.
+        """
+        task = int(experience.task_label)
+        if task not in self._experiences:
+            self._refuse(f"task {task} is none of theirs, {sorted(self._experiences)}")
+        own = self._experiences[task]
+        difference = difference_of_data(own, experience)
+        if difference is not None:
+            self._refuse(f"task {task}: {difference}")
+        for name, default in (("permanent", False), ("deadline", None)):
+            here, there = (getattr(e, name, default) for e in (experience, own))
+            if here != there:
+                self._refuse(f"task {task}: {name}={here!r} in the run, and {name}={there!r} there")
+
+    def check_labels(self, trained: Mapping[int, str]) -> None:
+        """Check the tasks that a run has trained, of which the data may be gone by now, by their labels.
+
+        Args:
+            trained: task → :func:`labels_fingerprint` of its data.
+
+        Raises:
+            ReferencesError: for a task with other labels than in this benchmark, or that it does not have.
+        """
+        for task, digest in trained.items():
+            if task not in self._experiences:
+                self._refuse(f"task {task} is none of theirs, {sorted(self._experiences)}")
+            if task not in self._labels:
+                self._labels[task] = labels_fingerprint(self._experiences[task])
+            if self._labels[task] != digest:
+                self._refuse(f"task {task}: its training data have other labels, or another number of samples")
+
+    @staticmethod
+    def _refuse(difference: str) -> NoReturn:
+        raise ReferencesError(
+            f"the references were made of another benchmark than the run's ({difference}), so that no comparison with "
+            "them means anything: References(make_strategy, benchmark) with the benchmark whose train_stream the "
+            "strategy is trained on"
+        )
 
     def reference(self, remaining_tasks: Sequence[int], variant: Variant = "same") -> nn.Module:
         """The model that learned only these tasks, in this order.
@@ -140,8 +222,15 @@ class References:
     def _keep(self, variant: Variant, path: tuple[int, ...], strategy: Any) -> None:
         self._models.setdefault((variant, path), deepcopy(strategy.model).eval())
 
-    def _make(self, variant: Variant) -> Any:
-        strategy = self.make_strategy(evaluator=EvaluationPlugin(loggers=[BaseLogger()]))
+    def _make(self, variant: Variant, make_strategy: Callable[..., Any] | None = None) -> Any:
+        make = make_strategy or self.make_strategy
+        if make is None:
+            raise ReferencesError(
+                "these references were loaded without make_strategy, and a model is asked for that was not trained "
+                "before they were saved: references.attach(make_strategy) gives it again; the strategy's metrics hold "
+                "them, metric.references"
+            )
+        strategy = make(evaluator=EvaluationPlugin(loggers=[BaseLogger()]))
         if not isinstance(strategy, BaseTemplate):
             raise ReferencesError(f"make_strategy must return a strategy, and returned {strategy!r}")
         seeding = find_plugin(strategy, SeedingPlugin)
@@ -175,13 +264,6 @@ def _check_maker(make_strategy: object) -> None:
         signature.bind(evaluator=None)
     except TypeError as error:
         raise ReferencesError(f"make_strategy can't be called with evaluator=… ({error}): {wanted}") from error
-
-
-def _without_requests(benchmark: Any) -> Any:
-    """The benchmark without its requests; what is permanent by the stream stays so."""
-    train = list(benchmark.train_stream)
-    permanent = [int(experience.task_label) for experience in train if getattr(experience, "permanent", False)]
-    return with_unlearning(benchmark, {}, permanent, getattr(train[0], "deadline", None))
 
 
 def _reseed(strategy: Any, seeding: SeedingPlugin, seed: int) -> None:

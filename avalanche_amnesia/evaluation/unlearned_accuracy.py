@@ -12,7 +12,7 @@ from avalanche_amnesia import checks
 from avalanche_amnesia.benchmarks.data import task_data
 from avalanche_amnesia.evaluation.features import features_of
 from avalanche_amnesia.evaluation.functional import accuracy
-from avalanche_amnesia.evaluation.probes import ProbingMetric
+from avalanche_amnesia.evaluation.probes import ProbingMetric, unlearning_of
 from avalanche_amnesia.evaluation.references import References
 
 
@@ -21,7 +21,8 @@ class UnlearnedAccuracy(ProbingMetric):
 
     In [0, 1]; near chance, or near what the same head reads from the retrained reference, is good. Emitted after every
     evaluation between tasks, per unlearned task and as their mean, as ``UnlearnedAccuracy``, and the reference's as
-    ``UnlearnedAccuracy_reference``. A rise after later tasks is a relapse.
+    ``UnlearnedAccuracy_reference``. ``UnlearnedAccuracy_tasks`` says how many tasks these means cover: those of which
+    nothing was kept (``keep_probes=False``) are left out. A rise after later tasks is a relapse.
 
     Args:
         benchmark: of the run; its test stream holds the unlearned tasks' data.
@@ -46,10 +47,17 @@ class UnlearnedAccuracy(ProbingMetric):
         self.references = references
         self.experiences = {int(e.task_label): e for e in benchmark.test_stream}
 
+    def before_training_exp(self, strategy: Any) -> None:
+        """Check that what is trained is what the references are trained on."""
+        if self.references is not None:
+            self.references.check(strategy.experience)
+
     def values(self, strategy: Any, unlearned: Sequence[int], remaining: Sequence[int]) -> list[MetricValue]:
         """Accuracy through the probes of the tasks that have one."""
-        results = self.emit(strategy, str(self), self._by_task(strategy.model, unlearned))
+        by_task = self._by_task(strategy.model, unlearned)
+        results = [*self.emit(strategy, str(self), by_task), self.emit_coverage(strategy, by_task)]
         if self.references is not None:
+            self.references.check_labels(unlearning_of(strategy).history.data)
             reference = self.references.reference(remaining)
             results += self.emit(strategy, f"{self}_reference", self._by_task(reference, unlearned))
         return results

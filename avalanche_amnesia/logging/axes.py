@@ -9,19 +9,29 @@ EVENT = "event"
 
 AXES = (ITERATION, TASK, EVENT)
 
-EVENT_METRICS = ("JSD", "AccuracyDifference", "Capacity", "Mask", "Trajectory", "Unlearned")
-"""Beginnings of the metric names that change with events, whatever phase they are emitted in."""
-
 UNLEARNING_CALLBACKS = ("before_unlearning", "after_unlearning")
 
 
-def axis_of(name: str, callback: str | None) -> str:
-    """The axis of the metric `name`, first seen during `callback` (None: outside any callback).
+def axis_of(name: str, callback: str | None, origin: object = None) -> str:
+    """The axis of a value's plot.
 
-    Event metrics and everything emitted around an unlearning go over `event`, evaluation over `task`,
-    training over `iteration`.
+    The metric's own, where its class names one (`axis = "event"`). Otherwise everything emitted around an unlearning
+    goes over `event`, evaluation over `task`, training over `iteration`.
+
+    Args:
+        name: of the value.
+        callback: the one that it was first seen in; None: outside any.
+        origin: the metric that emitted it; None: not known.
+
+    Raises:
+        ValueError: the metric names an axis that there is none of.
     """
-    if name.startswith(EVENT_METRICS) or callback in UNLEARNING_CALLBACKS:
+    own = getattr(origin, "axis", None)
+    if own is not None:
+        if own not in AXES:
+            raise ValueError(f"{type(origin).__name__}.axis={own!r} is unknown; allowed are {', '.join(AXES)}")
+        return str(own)
+    if callback in UNLEARNING_CALLBACKS:
         return EVENT
     if "eval_phase" in name:
         return TASK

@@ -290,7 +290,7 @@ class WandBLogger(BaseLogger):
                 elif isinstance(payload, str):
                     texts[name] = payload
                 else:
-                    axes[name] = axis_of(name, callback)
+                    axes[name] = axis_of(name, callback, metric.origin)
                     self._place(rows, name, payload)
         if texts:
             self.run.summary.update(texts)

@@ -367,7 +367,8 @@ class MaskedModel(TaskMaskedModel):
 
     def _match_tasks(self, state: Mapping[str, Any]) -> None:
         if "embedding" in state:
-            raise ValueError("this state was saved in the middle of a task; save between tasks")
+            self._check_same_training(state)
+            return
         super()._match_tasks(state)
         self._binary.match(state, "_binary.", self._device)
         self._embeddings.match(state, "_embeddings.", self._device)

@@ -93,6 +93,19 @@ class TaskMaskedModel(MultiHeadModel, ABC):
     def drop_current_task(self) -> None:
         """Give up the task in training, with everything that is its own."""
 
+    def _check_same_training(self, state: Mapping[str, Any]) -> None:
+        """Let a state from the middle of a task's training back into that training alone (early stopping does so).
+
+        Raises:
+            ValueError: if another task, or none, is in training, or other tasks have masks by now.
+        """
+        if self.current_task is None or state.keys() != self.state_dict().keys():
+            now = "none is in training now" if self.current_task is None else f"in training is task {self.current_task}"
+            raise ValueError(
+                f"this state was saved in the middle of a task, and can be loaded in the same training alone; {now}: "
+                "save between tasks"
+            )
+
     def task_parts(self, task: int) -> nn.Module | None:
         """The task's own normalisation, on which its features depend besides its mask; None where it has none."""
         (held,) = self._containers[1:]

@@ -150,8 +150,9 @@ def _observation(run: Run, experience: Any, results: dict[str, Any]) -> Observat
 
     accuracies = {t: results[f"Top1_Acc_Exp/eval_phase/test_stream/Task{t:03d}/Exp{t:03d}"] for t in ledger.remaining}
     unlearned_accuracies = {t: value("UnlearnedAccuracy", t) for t in ledger.unlearned}
-    names = [key.split("/")[0] for key in results if key.startswith("JSD_") and key.endswith("test_stream")]
-    jsd = {name: value(name) for name in sorted(set(names))} if ledger.unlearned else {}
+    names = {key.split("/")[0] for key in results if key.startswith("JSD_") and key.endswith("test_stream")}
+    means = sorted(name for name in names if not name.endswith("_tasks"))  # those count what a mean covers
+    jsd = {name: value(name) for name in means} if ledger.unlearned else {}
     return Observation(
         task=int(experience.task_label),
         unlearned_now=tuple(t for t in ledger.unlearned if t not in before),

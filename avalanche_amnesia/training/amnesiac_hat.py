@@ -42,12 +42,14 @@ class AmnesiacHAT(HardAttentionStrategy):
         model: a :class:`MaskedModel`.
         optimizer: any torch optimizer over ``model.parameters()``.
         masks: settings of learning a mask. By default ``HardAttention(sparsity_weight=0.5, s_max=100,
-            embedding_lr=0.02)``, without a sparsity weight where ``isolation`` gives tasks units of their own: chosen on
-            six streams of five tasks (``experiments/results/mask_settings.md``); the published values are those of
-            :class:`HardAttention`. Where tasks are many or epochs are, a larger λ leaves more to later tasks.
+            embedding_lr=0.02)``, without a sparsity weight where ``isolation`` gives tasks units of their own. These
+            were chosen on six streams of five tasks (``experiments/results/mask_settings.md``); the published values
+            are those of :class:`HardAttention`. Where tasks are many or epochs are, a larger λ leaves more to later
+            tasks.
         adjustment: an :class:`~avalanche_amnesia.training.update_rules.AdjustmentRule`, such as
-            ``AdaHATRule(alpha=1e-2)``, or its name: ``hat`` (default: parameters in use are frozen, so that an unlearning never touches tasks learned
-            before the one that goes, unless ``locked`` left them open to it), ``adahat``, ``random`` or ``constant``.
+            ``AdaHATRule(alpha=1e-2)``, or its name, ``hat``, ``adahat``, ``random`` or ``constant``. Under ``hat``
+            (default) parameters in use are frozen, so that an unlearning never touches tasks learned before the one
+            that goes, unless ``locked`` left them open to it.
         deletion: ``updates`` takes out all that the task wrote; ``exclusive``, HAT-CL's way and kept for comparison,
             returns only what no remaining task uses to its initial bits: no remaining task's logits change, and what
             the task taught the units that others share stays (``record.plan.shared``).

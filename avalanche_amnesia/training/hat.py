@@ -22,7 +22,8 @@ class HAT(HardAttentionStrategy):
         optimizer: any torch optimizer over ``model.parameters()``.
         seed: every draw derives from it and the task.
         options: those of :class:`HATPlugin` (``masks=HardAttention(…)`` or ``s_max`` and its other settings,
-            ``adjustment``, ``locked``, ``isolation`` …) and of :class:`HardAttentionStrategy` (``train_mb_size``, ``train_epochs``, ``plugins``, ``evaluator`` …).
+            ``adjustment``, ``locked``, ``isolation`` …) and of :class:`HardAttentionStrategy` (``train_mb_size``,
+            ``train_epochs``, ``plugins``, ``evaluator`` …).
 
     Raises:
         TypeError: for an unknown option.

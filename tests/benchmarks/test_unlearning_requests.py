@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from torch.utils.data import TensorDataset
 
 from avalanche_amnesia.benchmarks import SplitDigits, UnlearningRequest, task_benchmark, with_unlearning
+from avalanche_amnesia.benchmarks.requests import without_requests
 from avalanche_amnesia.ledger import RequestError
 
 
@@ -87,6 +88,63 @@ def test_copies_in_a_shorter_stream_do_not_renumber_the_original():  # trap 11
     assert [e.current_experience for e in benchmark.train_stream] == [0, 1, 2, 3, 4]
 
 
+def carried(benchmark):
+    return [(e.requests, e.permanent, e.deadline) for e in benchmark.train_stream]
+
+
+def test_a_second_schedule_comes_in_addition():
+    first = with_unlearning(small(), {3: [1]}, permanent=[2], deadline=4)
+    both = with_unlearning(first, {1: [0], 3: [3]}, permanent=[4])
+    at_once = with_unlearning(small(), {1: [0], 3: [1, 3]}, permanent=[2, 4], deadline=4)
+    assert [tuple(t for r in e.requests for t in r.tasks) for e in both.train_stream] == [(), (0,), (), (1, 3), ()]
+    assert [entry[1:] for entry in carried(both)] == [entry[1:] for entry in carried(at_once)]
+    assert carried(with_unlearning(both)) == carried(both)
+    assert carried(with_unlearning(first, deadline=4)) == carried(first)
+    assert [e.requests for e in first.train_stream[:2]] == [(), ()]
+
+
+def test_a_second_schedule_fires_in_the_order_of_one():
+    first = with_unlearning(small(), [UnlearningRequest([0], 3), UnlearningRequest([1], 3, "iteration", 2)])
+    both = with_unlearning(first, [UnlearningRequest([2], 3, "before")])
+    assert [request.tasks for request in both.train_stream[3].requests] == [(2,), (1,), (0,)]
+
+
+def test_a_part_of_a_stream_carries_its_requests_on():
+    whole = with_unlearning(small(), {3: [2]})
+    part = CLScenario([EagerCLStream("train", list(whole.train_stream)[2:])])
+    assert [e.requests for e in with_unlearning(part, {2: [4]}).train_stream] == [
+        (),
+        (UnlearningRequest((2,), 1),),
+        (UnlearningRequest((4,), 2),),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("requests", "options", "message"),
+    [
+        (
+            {3: [1]},
+            {},
+            r"task 1 .* already unlearned.*carries requests already, \[1\] at position 2, and these come in",
+        ),
+        ({}, {"permanent": [1]}, r"task 1 .* declared permanent.*give with_unlearning the benchmark without requests"),
+        ({3: [0]}, {}, r"task 0 .* it was declared permanent"),
+        ({}, {"deadline": 2}, r"deadline=2: the benchmark carries deadline=4 already"),
+        ({}, {"deadline": 0}, r"deadline=0 is not allowed"),
+    ],
+)
+def test_schedules_at_odds_with_the_first_are_refused(requests, options, message):
+    first = with_unlearning(small(), {2: [1]}, permanent=[0], deadline=4)
+    with pytest.raises(RequestError, match=message):
+        with_unlearning(first, requests, **options)
+
+
+def test_a_benchmark_without_its_requests_keeps_what_is_permanent():
+    plain = without_requests(with_unlearning(small(), {2: [1]}, permanent=[0], deadline=4))
+    assert carried(plain) == [((), position == 0, 4) for position in range(5)]
+    assert carried(without_requests(small())) == [((), False, None)] * 5
+
+
 def test_data_attributes_and_other_streams_are_carried_over():
     benchmark = SplitDigits()
     benchmark.note = "kept"
@@ -156,7 +214,7 @@ def test_streams_without_task_labels_are_refused():
         with_unlearning(benchmark, {})
     with pytest.raises(ValueError, match="no train stream"):
         with_unlearning(CLScenario([benchmark.test_stream]), {})
-    with pytest.raises(RequestError, match="already trained and still remains"):
+    with pytest.raises(RequestError, match=r"5 experiences of this stream have that task label.*return_task_id=True"):
         with_unlearning(stock_nc(task_labels=False), {})
 
 

@@ -37,7 +37,8 @@ from avalanche_amnesia.training import AmnesiacHAT
 from avalanche_amnesia.training.host import find_plugin
 from avalanche_amnesia.training.plugins import SeedingPlugin, TrajectoryPlugin, UnlearningPlugin
 
-BENCHMARK = with_unlearning(PermutedDigits(4, n_train=200, n_test=100), {1: [0], 3: [2]})
+PLAIN = PermutedDigits(4, n_train=200, n_test=100)
+BENCHMARK = with_unlearning(PLAIN, {1: [0], 3: [2]})
 TEST = BENCHMARK.test_stream
 
 
@@ -150,7 +151,7 @@ def test_a_shared_prefix_gives_the_bits_of_training_from_scratch(maker):
 
 def test_the_reference_is_the_run_that_never_had_the_request(references):
     plain = make()
-    stream = with_unlearning(BENCHMARK, {}).train_stream
+    stream = PLAIN.train_stream
     for task in (1, 3):
         plain.train(stream[task])
     assert hashes(references.reference([1, 3])) == hashes(plain.model)
@@ -258,7 +259,7 @@ def test_values_are_those_of_a_computation_by_hand(references):
 def test_the_old_head_reads_chance_where_a_removed_head_alone_would_not():
     probes = Probes()
     strategy = make(plugins=[probes], train_epochs=15, sparsity_weight=0.1)
-    for experience in with_unlearning(BENCHMARK, {}).train_stream[:2]:
+    for experience in PLAIN.train_stream[:2]:
         strategy.train(experience)
     x, y = TEST[0].tensors
     before = {n: p.detach().clone() for n, p in strategy.model.named_parameters()}
@@ -291,7 +292,7 @@ def test_measuring_never_changes_a_training(evaluations):
     )
     plain = make()
     stream = with_unlearning(
-        BENCHMARK, [UnlearningRequest((0,), 1, "iteration", 2), UnlearningRequest((1,), 2)]
+        PLAIN, [UnlearningRequest((0,), 1, "iteration", 2), UnlearningRequest((1,), 2)]
     ).train_stream
     torch.manual_seed(5)
     before = torch.get_rng_state()
@@ -307,18 +308,24 @@ def test_measuring_never_changes_a_training(evaluations):
 def test_probes_are_dropped_unless_they_are_allowed(references):
     metrics = [*jsd_metrics(references, noise_floor=()), *unlearned_accuracy_metrics(BENCHMARK)]
     strategy = make(evaluator=silent(*metrics))
-    for experience in with_unlearning(BENCHMARK, {}).train_stream[:3]:
+    for experience in PLAIN.train_stream[:3]:
         strategy.train(experience)
     strategy.unlearn([2])
     names = strategy.eval(TEST)
     assert all(metric.probes == {} for metric in metrics)
     assert any("JSD_remaining/" in name for name in names)
-    assert not [name for name in names if "JSD_own" in name or "UnlearnedAccuracy" in name]
+    of_probes = {name: value for name, value in names.items() if "JSD_own" in name or "UnlearnedAccuracy" in name}
+    covered = [f"{metric}_tasks/eval_phase/test_stream" for metric in ("JSD_own", "UnlearnedAccuracy")]
+    assert of_probes == dict.fromkeys(covered, 0)
+    assert names["JSD_remaining_tasks/eval_phase/test_stream"] == 1
     strategy.unlearn([1], keep_probes=True)
     assert all(set(metric.probes) == {1} for metric in metrics)
     names = strategy.eval(TEST)
     assert "JSD_own/eval_phase/test_stream/Task001" in names
     assert "JSD_own/eval_phase/test_stream/Task002" not in names
+    assert [names[name] for name in covered] == [1, 1]
+    assert names["JSD_remaining_tasks/eval_phase/test_stream"] == 2
+    assert names["JSD_own/eval_phase/test_stream"] == names["JSD_own/eval_phase/test_stream/Task001"]
     strategy.train(BENCHMARK.train_stream[2])
     silent_one = make(evaluator=silent(*unlearned_accuracy_metrics(BENCHMARK)), keep_probes=False)
     for experience in BENCHMARK.train_stream[:2]:
@@ -329,7 +336,7 @@ def test_probes_are_dropped_unless_they_are_allowed(references):
 def test_exact_unlearning_is_at_distance_zero(references):
     metrics = jsd_metrics(references, noise_floor=("order",))
     strategy = make(evaluator=silent(*metrics))
-    for experience in with_unlearning(BENCHMARK, {}).train_stream[:3]:
+    for experience in PLAIN.train_stream[:3]:
         strategy.train(experience)
     assert strategy.unlearn([2], keep_probes=True).claim == "exact"
     results = strategy.eval(TEST)
@@ -371,7 +378,7 @@ def test_stock_strategies_are_measured_through_their_plain_backbone(maker):
 
 def test_a_task_learned_again_and_another_order_have_a_full_model_too(references):
     strategy = make(evaluator=silent(*accuracy_difference_metrics(references)))
-    stream = with_unlearning(BENCHMARK, {}).train_stream
+    stream = PLAIN.train_stream
     for task in (2, 0, 3, 1):
         strategy.train(stream[task])
         results = strategy.eval(TEST)
@@ -383,7 +390,7 @@ def test_a_task_learned_again_and_another_order_have_a_full_model_too(references
 
 def test_nothing_is_emitted_in_the_middle_of_a_task_or_before_an_unlearning(references):
     strategy = make(evaluator=silent(*jsd_metrics(references), *accuracy_difference_metrics(references)), eval_every=1)
-    stream = with_unlearning(BENCHMARK, {2: [0]}).train_stream
+    stream = with_unlearning(PLAIN, {2: [0]}).train_stream
     strategy.train(stream[0])
     assert not [name for name in strategy.eval(TEST) if "JSD" in name]
     n = len(strategy.evaluator.get_all_metrics().get("AccuracyDifference/eval_phase/test_stream", ([], []))[1])
@@ -404,7 +411,7 @@ def test_the_text_loggers_of_the_host_run_along(references, tmp_path, capsys):
         loggers=[InteractiveLogger(), TextLogger(text), CSVLogger(log_folder=str(tmp_path))],
     )
     strategy = make(evaluator=evaluator, train_epochs=1)
-    for experience in with_unlearning(BENCHMARK, {1: [0]}).train_stream[:2]:
+    for experience in with_unlearning(PLAIN, {1: [0]}).train_stream[:2]:
         strategy.train(experience)
         strategy.eval(TEST)
     for output in (text.getvalue(), capsys.readouterr().out):

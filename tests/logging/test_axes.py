@@ -8,7 +8,8 @@ import pytest
 from avalanche.evaluation.metric_results import MetricValue
 from wandb_recorder import Recorder
 
-from avalanche_amnesia.logging.axes import axis_of
+from avalanche_amnesia.evaluation import AccuracyDifference, Capacity, JSDivergence, UnlearnedAccuracy
+from avalanche_amnesia.logging.axes import EVENT, axis_of
 
 
 @pytest.mark.parametrize(
@@ -23,16 +24,37 @@ from avalanche_amnesia.logging.axes import axis_of
         ("Mystery", None, "iteration"),
         ("Mystery", "before_unlearning", "event"),
         ("Top1_Acc_Exp/eval_phase/test_stream", "after_unlearning", "event"),
-        ("JSD_Exp/eval_phase/test_stream/Exp000", "after_eval_exp", "event"),
-        ("AccuracyDifference_Exp/eval_phase/test_stream/Exp000", "after_eval_exp", "event"),
-        ("Capacity/train_phase/layer0", "after_training_exp", "event"),
-        ("Mask/layer0", "after_training_exp", "event"),
-        ("Trajectory/bytes", "after_training_exp", "event"),
+        ("JSD_Exp/eval_phase/test_stream/Exp000", "after_eval_exp", "task"),
+        ("AccuracyDifference_Exp/eval_phase/test_stream/Exp000", "after_eval_exp", "task"),
+        ("Capacity/train_phase/layer0", "after_training_exp", "iteration"),
         ("Unlearning/seconds", "after_unlearning", "event"),
     ],
 )
 def test_axis_of(name: str, callback: str | None, axis: str) -> None:
     assert axis_of(name, callback) == axis
+
+
+class OwnAxis:
+    """A metric that knows what it is drawn over."""
+
+    def __init__(self, axis: str) -> None:
+        self.axis = axis
+
+
+@pytest.mark.parametrize("axis", ["iteration", "task", "event"])
+@pytest.mark.parametrize("callback", [None, "after_eval", "after_training_exp", "after_unlearning"])
+def test_a_metric_knows_its_axis(axis: str, callback: str | None) -> None:
+    assert axis_of("Mystery/eval_phase/test_stream", callback, OwnAxis(axis)) == axis
+
+
+def test_an_axis_that_there_is_none_of_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"OwnAxis.axis='epoch' is unknown; allowed are iteration, task, event"):
+        axis_of("Mystery", None, OwnAxis("epoch"))
+
+
+@pytest.mark.parametrize("kind", [JSDivergence, AccuracyDifference, UnlearnedAccuracy, Capacity])
+def test_the_metrics_of_unlearning_go_over_events(kind: type) -> None:
+    assert kind.axis == EVENT
 
 
 class FakeStrategy:
@@ -44,7 +66,10 @@ class FakeStrategy:
         self._stop_training = False
 
     def emit(self, callback: str, *names: str) -> None:
-        values: Sequence[MetricValue] = [MetricValue(None, name, 1.0, self.clock.train_iterations) for name in names]
+        x = self.clock.train_iterations
+        values: Sequence[MetricValue] = [
+            MetricValue(OwnAxis("event") if name.startswith("JSD") else None, name, 1.0, x) for name in names
+        ]
         self.logger.log_metrics(values)
         getattr(self.logger, callback)(self, values)
 

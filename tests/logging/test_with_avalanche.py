@@ -66,6 +66,8 @@ class UnlearnAfterTask(SupervisedPlugin):
 class EventMetrics(PluginMetric):
     """A picture at every task end and the same value before and after an unlearning."""
 
+    axis = "event"
+
     def result(self) -> None:
         return None
 

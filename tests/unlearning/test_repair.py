@@ -8,8 +8,8 @@ from unlearning_kit import amnesiac, bits, book, fingerprint, stock
 
 from avalanche_amnesia.benchmarks.data import task_data
 from avalanche_amnesia.bits import same_bits
+from avalanche_amnesia.seeding import rng_state
 from avalanche_amnesia.training.plugins import DivergedError, RepairPlugin
-from avalanche_amnesia.training.plugins.seeding import _rng_state
 from avalanche_amnesia.training.replay_memory import DarkLoss
 
 
@@ -138,7 +138,7 @@ def test_an_error_in_the_middle_leaves_everything(monkeypatch, error, standing, 
         samples = {t: (s.x, s.y, s.logits) for t, s in plugin.memory.samples.items()}
         grads = [(p.requires_grad, p.grad) for p in strategy.model.parameters()]
         modes = [module.training for module in strategy.model.modules()]
-        random = [part.tolist() if isinstance(part, torch.Tensor) else str(part) for part in _rng_state()]
+        random = [part.tolist() if isinstance(part, torch.Tensor) else str(part) for part in rng_state()]
         return fingerprint(strategy, samples), str(grads), modes, random
 
     def fail(self, *args, calls=[]):  # noqa: B006 - counts its calls

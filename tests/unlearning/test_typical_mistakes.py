@@ -4,6 +4,9 @@ import warnings
 
 import pytest
 import torch
+from avalanche.benchmarks import nc_benchmark, task_incremental_benchmark
+from avalanche.training import Cumulative, JointTraining
+from torch.utils.data import TensorDataset
 from unlearning_kit import DIGITS, amnesiac, bits, book, stock
 
 from avalanche_amnesia.benchmarks import with_unlearning
@@ -13,6 +16,7 @@ from avalanche_amnesia.ledger import RequestError
 from avalanche_amnesia.models import MLP, MaskedModel
 from avalanche_amnesia.training import HAT
 from avalanche_amnesia.training.plugins import TrajectoryPlugin, UnlearningPlugin
+from avalanche_amnesia.training.plugins.task_mask import TaskError
 
 
 def trained(tasks, make=amnesiac, **options):
@@ -115,3 +119,48 @@ def test_requests_that_nobody_obeys_are_a_warning_unless_they_are_declined(decli
     told = [str(w.message) for w in said if "obeys no request" in str(w.message)]
     assert len(told) == (0 if declined else 1)
     assert all("UnlearningPlugin()" in text and "at task 1" in text for text in told)
+
+
+def class_incremental():
+    """As the host makes it: every experience has the task label 0."""
+    sets = []
+    for stream in (DIGITS.train_stream, DIGITS.test_stream):
+        x = torch.cat([experience.tensors[0] for experience in stream])
+        y = torch.cat([experience.tensors[1] + 2 * task for task, experience in enumerate(stream)])
+        data = TensorDataset(x, y)
+        data.targets = y.tolist()
+        sets.append(data)
+    return nc_benchmark(*sets, 5, task_labels=False, seed=0)
+
+
+@pytest.mark.parametrize(("make", "error"), [(amnesiac, TaskError), (stock, RequestError)], ids=["masks", "stock"])
+def test_a_class_incremental_stream_is_told_from_a_task_that_comes_twice(make, error):
+    benchmark, strategy = class_incremental(), make()
+    first, second, *_ = benchmark.train_stream
+    strategy.train(first)
+    before = bits(strategy.model)
+    message = r"5 experiences of this stream have that task label.*return_task_id=True.*task_incremental_benchmark\(b"
+    with pytest.raises(error, match=message):
+        strategy.train(second)
+    assert bits(strategy.model) == before
+    mended, strategy = task_incremental_benchmark(benchmark, reset_task_labels=True), make()
+    for experience in mended.train_stream[:2]:
+        strategy.train(experience)
+    assert book(strategy).ledger.remaining == (0, 1)
+    with pytest.raises(error, match="task 1 is already trained and remains: unlearn it first"):
+        strategy.train(mended.train_stream[1])
+
+
+def test_one_training_over_several_tasks_is_refused_as_such():
+    strategy = stock(JointTraining, epochs=1)
+    before = bits(strategy.model)
+    with pytest.raises(TaskError, match=r"JointTraining trains tasks \[0, 1, 2\] in one training.*Train one task"):
+        strategy.train(DIGITS.train_stream[:3])
+    assert bits(strategy.model) == before
+    assert book(strategy).ledger.remaining == ()
+    strategy.train(DIGITS.train_stream[:1])
+    assert book(strategy).ledger.remaining == (0,)
+    memory = stock(Cumulative, epochs=1)
+    for experience in DIGITS.train_stream[:3]:  # trains again on what it has trained, which is no new task
+        memory.train(experience)
+    assert book(memory).ledger.remaining == (0, 1, 2)

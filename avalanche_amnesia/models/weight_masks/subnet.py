@@ -415,7 +415,8 @@ class SubnetModel(TaskMaskedModel):
 
     def _match_tasks(self, state: Mapping[str, Any]) -> None:
         if "scores" in state:
-            raise ValueError("this state was saved in the middle of a task; save between tasks")
+            self._check_same_training(state)
+            return
         super()._match_tasks(state)
         for task in self.tasks:
             own = self._state_of(self.task_parts(task))

@@ -12,6 +12,7 @@ from avalanche.core import SupervisedPlugin
 from torch import Tensor
 from torch.optim import Optimizer
 
+from avalanche_amnesia.benchmarks.shared_labels import why_trained
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.training.divergence import what_diverged
 from avalanche_amnesia.training.host.lookup import is_last_to_finish
@@ -105,10 +106,7 @@ class TaskMaskPlugin(SupervisedPlugin):
         model, task = self.model_of(strategy), single_task(strategy.experience)
         self.undo_training(strategy)
         if task in model.masks:
-            raise TaskError(
-                f"task {task} is already trained; tasks with a mask: {list(model.masks)}. Unlearn it first, or give "
-                "the new data a task label of its own"
-            )
+            raise TaskError(f"{why_trained(strategy.experience)}; tasks with a mask: {list(model.masks)}")
         self.training = self.task_class(task)
 
     def undo_training(self, strategy: Any) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from avalanche.core import SupervisedPlugin
 
+from avalanche_amnesia.benchmarks.shared_labels import why_trained
 from avalanche_amnesia.ledger import RequestError
 from avalanche_amnesia.training.host.lookup import find_plugin, is_last_to_finish, refuse_second
 from avalanche_amnesia.training.host.rollback import abort_training, begin_finishing, finish, go_back
@@ -112,10 +113,7 @@ class TrajectoryPlugin(SupervisedPlugin):
             )
         self.undo_training(strategy)
         if task in self.trajectory.tasks:
-            raise RequestError(
-                f"task {task} is already trained and remains recorded; recorded tasks: {list(self.trajectory.tasks)}. "
-                "Unlearn it first, or give the new data a task label of its own"
-            )
+            raise RequestError(f"{why_trained(strategy.experience)}; recorded tasks: {list(self.trajectory.tasks)}")
         shared = shared_statistics(strategy.model)
         if shared:
             raise ModelError(

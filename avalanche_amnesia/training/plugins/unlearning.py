@@ -25,7 +25,7 @@ from avalanche_amnesia.training.host.lookup import find_plugin, refuse_second
 from avalanche_amnesia.training.host.rollback import abort_training, finish, go_back, is_finishing
 from avalanche_amnesia.training.host.stream_requests import StreamRequests, check_iteration, check_iterations, due
 from avalanche_amnesia.training.host.subject import subject_of
-from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin, single_task
+from avalanche_amnesia.training.plugins.task_mask import TaskError, TaskMaskPlugin, single_task
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 from avalanche_amnesia.transaction import Transaction
 from avalanche_amnesia.unlearning.applying import apply, book_only
@@ -223,6 +223,22 @@ class UnlearningPlugin(SupervisedPlugin):
         self.current_task, self._forgotten_in_task = None, set()
         for request in self._requests.still_due(experience, "before", self.ledger.unlearned):
             self._obey(strategy, request, task)
+
+    def after_train_dataset_adaptation(self, strategy: Any, **kwargs: Any) -> None:
+        """Refuse one training over several tasks that are new (JointTraining): they would leave one update.
+
+        Raises:
+            TaskError: for such a training; nothing changed.
+        """
+        known = {single_task(strategy.experience), *self.ledger.remaining, *self.ledger.unlearned}
+        labels = getattr(strategy.adapted_dataset, "targets_task_labels", None)
+        new = set() if labels is None else {int(task) for task in labels.uniques} - known
+        if new:
+            raise TaskError(
+                f"{type(strategy).__name__} trains tasks {sorted(new | {single_task(strategy.experience)})} in one "
+                "training, which leaves one update of them all: none of them could be unlearned alone. Train one task "
+                "after another, or leave out TrajectoryPlugin and UnlearningPlugin"
+            )
 
     def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
         """Check iterations against the real loader; look whose traces the task can carry; let others get ready."""

@@ -1,0 +1,44 @@
+"""Whether two experiences hold the same training data, without going through all of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from avalanche_amnesia.benchmarks.data import task_data
+from avalanche_amnesia.bits import tensor_hash
+from avalanche_amnesia.seeding import preserved_rng, seed_all
+from avalanche_amnesia.training.host.provenance import labels_fingerprint
+
+_SAMPLES = 8
+"""How many samples are compared: two tasks that differ in their inputs (permuted, rotated) do so in nearly all."""
+
+
+def difference_of_data(ours: Any, theirs: Any) -> str | None:
+    """What differs between two experiences' training data; None: nothing that was looked at.
+
+    All labels are compared, and a few samples, evenly spread, as an evaluation sees them. Transforms that draw are
+    given the same random streams; the caller's stay as they were.
+
+    Args:
+        ours: any experience with a data set.
+        theirs: the same.
+    """
+    if ours.dataset is theirs.dataset:
+        return None
+    n, other = len(ours.dataset), len(theirs.dataset)
+    if n != other:
+        return f"{other} training samples in the run, and {n} there"
+    if labels_fingerprint(ours) != labels_fingerprint(theirs):
+        return "the labels of its training data differ"
+    chosen = torch.linspace(0, n - 1, min(n, _SAMPLES)).long()
+    if tensor_hash(_samples(ours, chosen)) != tensor_hash(_samples(theirs, chosen)):
+        return "the samples of its training data differ"
+    return None
+
+
+def _samples(experience: Any, chosen: torch.Tensor) -> torch.Tensor:
+    with preserved_rng():
+        seed_all(0)
+        return task_data(experience, chosen)[0]

@@ -1,0 +1,120 @@
+"""References of another benchmark than the run's are refused, before anything is trained and before it is measured."""
+
+import pytest
+import torch
+from avalanche.logging import BaseLogger
+from avalanche.training.plugins import EvaluationPlugin
+from torch.optim import Adam
+
+from avalanche_amnesia.benchmarks import PermutedDigits, SplitDigits, task_benchmark, with_unlearning
+from avalanche_amnesia.evaluation import (
+    References,
+    ReferencesError,
+    accuracy_difference_metrics,
+    jsd_metrics,
+    unlearned_accuracy_metrics,
+)
+from avalanche_amnesia.models import MLP, MaskedModel
+from avalanche_amnesia.training import AmnesiacHAT
+
+SIZES = {"n_train": 60, "n_test": 40}
+PLAIN = PermutedDigits(3, **SIZES)
+RUN = with_unlearning(PLAIN, {2: [0]}, permanent=[1], deadline=3)
+
+
+def make(**options):
+    torch.manual_seed(0)
+    model = MaskedModel(MLP(64, hidden=(12,), features=8))
+    return AmnesiacHAT(model=model, optimizer=Adam(model.parameters()), train_mb_size=20, train_epochs=1, **options)
+
+
+def evaluator(*metrics):
+    return EvaluationPlugin(*metrics, loggers=[BaseLogger()])
+
+
+def inverted():
+    """The labels of the run's first task, of other pictures."""
+    train, test = (stream[0].tensors for stream in (PLAIN.train_stream, PLAIN.test_stream))
+    return task_benchmark(train, test, [list(range(10))] * 3, transforms=[lambda x: 1 - x] * 3)
+
+
+OTHERS = {
+    "other samples": (
+        lambda: with_unlearning(inverted(), {}, [1], 3),
+        "task 0: the samples of its training data differ",
+    ),
+    "another split": (
+        lambda: with_unlearning(PermutedDigits(3, seed=1, **SIZES), {}, [1], 3),
+        "task 0: the labels of its training data differ",
+    ),
+    "more samples": (
+        lambda: with_unlearning(PermutedDigits(3, n_train=80, n_test=40), {}, [1], 3),
+        "task 0: 60 training samples in the run, and 80 there",
+    ),
+    "other classes": (lambda: with_unlearning(SplitDigits(n_train=60), {}, [1], 3), "task 0: "),
+    "no deadline": (lambda: with_unlearning(PLAIN, {}, [1]), "deadline=3 in the run, and deadl"),
+    "nothing permanent": (
+        lambda: with_unlearning(PLAIN, {}, deadline=3),
+        "task 1: permanent=True in the run, and permanent=False there",
+    ),
+    "fewer tasks": (
+        lambda: with_unlearning(PermutedDigits(2, **SIZES), {}, [1], 3),
+        r"task 2 is none of theirs, \[0, 1\]",
+    ),
+}
+METRICS = {
+    "jsd": lambda references: jsd_metrics(references, noise_floor=()),
+    "difference": accuracy_difference_metrics,
+    "accuracy": lambda references: unlearned_accuracy_metrics(RUN, references),
+}
+
+
+@pytest.mark.parametrize(
+    ("other", "metrics"), [*((other, "jsd") for other in OTHERS), *(("another split", name) for name in METRICS)]
+)
+def test_another_benchmark_is_told_before_the_first_task_that_differs(other, metrics):
+    benchmark, message = OTHERS[other]
+    strategy = make(evaluator=evaluator(*METRICS[metrics](References(make, benchmark()))))
+    with pytest.raises(ReferencesError, match=message) as told:
+        strategy.train(RUN.train_stream)
+    assert "References(make_strategy, benchmark) with the benchmark whose train_stream" in str(told.value)
+    assert strategy.clock.train_iterations in (0, 3, 6)
+
+
+def test_the_same_data_made_twice_are_the_same_benchmark():
+    again = with_unlearning(PermutedDigits(3, **SIZES), {}, permanent=[1], deadline=3)
+    strategy = make(evaluator=evaluator(*(metric for of in METRICS.values() for metric in of(References(make, again)))))
+    drawn = torch.get_rng_state()
+    for experience in RUN.train_stream:
+        strategy.train(experience)
+    assert "JSD_own/eval_phase/test_stream" in strategy.eval(RUN.test_stream)
+    assert torch.equal(torch.get_rng_state(), drawn)
+
+
+def test_transforms_that_draw_are_no_difference():
+    class Noisy(torch.utils.data.Dataset):
+        targets = [0, 1] * 20
+
+        def __len__(self):
+            return 40
+
+        def __getitem__(self, item):
+            return torch.full((64,), float(item)) + torch.randn(64), self.targets[item]
+
+    made = [task_benchmark(Noisy(), Noisy(), [[0, 1]]) for _ in range(2)]
+    strategy = make(evaluator=evaluator(*accuracy_difference_metrics(References(make, made[0]))))
+    strategy.train(made[1].train_stream[0])
+    assert strategy.clock.train_iterations == 2
+
+
+@pytest.mark.parametrize("metrics", METRICS)
+def test_metrics_that_come_after_the_training_look_at_labels(metrics):
+    strategy = make()
+    for experience in RUN.train_stream:
+        strategy.train(experience)
+    other = References(make, with_unlearning(PermutedDigits(3, n_train=80, n_test=40), {}, [1], 3))
+    late = evaluator(*METRICS[metrics](other))
+    strategy.plugins[strategy.plugins.index(strategy.evaluator)] = late
+    strategy.evaluator = late
+    with pytest.raises(ReferencesError, match="other labels, or another number of samples"):
+        strategy.eval(RUN.test_stream)

@@ -1,0 +1,109 @@
+"""The host's early stopping goes back to the best weights of the training that it ends."""
+
+from copy import deepcopy
+
+import pytest
+import torch
+from avalanche.evaluation.metrics import accuracy_metrics
+from avalanche.logging import BaseLogger
+from avalanche.training.plugins import EarlyStoppingPlugin, EvaluationPlugin
+from small_runs import make, permuted, split
+from torch.optim import Adam
+
+from avalanche_amnesia.models import MLP, SubnetModel
+from avalanche_amnesia.training import HAT, WSN, AmnesiacHAT
+
+KINDS = {
+    "hat": lambda **options: make(HAT, **options),
+    "amnesiac": lambda **options: make(AmnesiacHAT, **options),
+    "pools": lambda **options: make(AmnesiacHAT, isolation="pools", slots=3, **options),
+    "wsn": lambda **options: wsn(**options),
+}
+
+
+def wsn(**options):
+    torch.manual_seed(0)
+    model = SubnetModel(MLP(64, hidden=(40,), features=30))
+    return WSN(model=model, optimizer=Adam(model.parameters(), lr=1e-2), train_mb_size=16, eval_mb_size=64, **options)
+
+
+class Falls(EarlyStoppingPlugin):
+    """Sees a metric that was best once, whatever the training does; keeps what it went back to."""
+
+    def __init__(self, best, **options):
+        super().__init__(patience=2, val_stream_name="test_stream", metric_name="Top1_Acc_Stream", **options)
+        self.best, self.seen, self.ended = best, 0, None
+
+    def before_training_exp(self, strategy, **kwargs):
+        super().before_training_exp(strategy, **kwargs)
+        self.seen = 0
+
+    def _update_best(self, strategy):
+        self.seen += 1
+        values = strategy.evaluator.last_metric_results
+        for name in [name for name in values if name.startswith(self.metric_key)]:
+            values[name] = 1.0 if self.seen == self.best else 0.5
+        return super()._update_best(strategy)
+
+    def before_training_epoch(self, strategy, **kwargs):
+        super().before_training_epoch(strategy, **kwargs)
+        if strategy._stop_training:
+            self.ended = deepcopy(self.best_state), deepcopy(dict(strategy.model.state_dict()))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_training_ends_with_its_best_weights(kind):
+    benchmark, stopping = permuted(3), Falls(best=2)
+    evaluator = EvaluationPlugin(accuracy_metrics(stream=True), loggers=[BaseLogger()])
+    strategy = KINDS[kind](train_epochs=8, plugins=[stopping], evaluator=evaluator, eval_every=1)
+    logits = {}
+    for task, experience in enumerate(benchmark.train_stream):
+        strategy.train(experience, eval_streams=[benchmark.test_stream[task : task + 1]])
+        best, now = stopping.ended
+        assert best.keys() == now.keys()
+        assert all(torch.equal(best[name], now[name]) for name in best)
+        assert strategy.model.current_task is None
+        assert list(strategy.model.masks) == list(range(task + 1))
+        with torch.no_grad():
+            strategy.model.eval()
+            seen = {t: strategy.model(benchmark.test_stream[t].tensors[0], t) for t in range(task + 1)}
+        assert all(torch.equal(seen[t], logits[t]) for t in logits)
+        logits = seen
+    assert strategy.clock.train_iterations < 3 * 8 * 10  # it did stop
+
+
+def test_an_early_end_leaves_a_task_that_can_be_unlearned():
+    benchmark = permuted(2)
+    evaluator = EvaluationPlugin(accuracy_metrics(stream=True), loggers=[BaseLogger()])
+    strategy = make(AmnesiacHAT, train_epochs=8, plugins=[Falls(best=2)], evaluator=evaluator, eval_every=1)
+    initial = {name: p.detach().clone() for name, p in strategy.model.backbone.named_parameters()}
+    strategy.train(benchmark.train_stream[0], eval_streams=[benchmark.test_stream[:1]])
+    strategy.unlearn([0])
+    assert all(torch.equal(p, initial[name]) for name, p in strategy.model.backbone.named_parameters())
+
+
+@pytest.mark.parametrize("kind", ["hat", "wsn"])
+def test_a_state_from_the_middle_of_a_task_is_for_that_training_alone(kind):
+    benchmark, states = split(), []
+
+    class Keeps(EarlyStoppingPlugin):
+        def before_training_epoch(self, strategy, **kwargs):
+            states.append(deepcopy(strategy.model.state_dict()))
+
+    strategy = KINDS[kind](train_epochs=1, plugins=[Keeps(patience=1, val_stream_name="test_stream")])
+    strategy.train(benchmark.train_stream[0])
+    before = {name: value.clone() for name, value in strategy.model.state_dict().items()}
+    with pytest.raises(ValueError, match=r"saved in the middle of a task.*none is in training now: save between tasks"):
+        strategy.model.load_state_dict(states[0])
+
+    class Loads(Keeps):
+        def before_training_epoch(self, strategy, **kwargs):
+            strategy.model.load_state_dict(states[0])
+
+    strategy.plugins.append(Loads(patience=1, val_stream_name="test_stream"))
+    with pytest.raises(ValueError, match=r"saved in the middle of a task.*in training is task 1: save between tasks"):
+        strategy.train(benchmark.train_stream[1])
+    strategy.abort_training()
+    after = strategy.model.state_dict()
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
