@@ -18,7 +18,6 @@ from avalanche.training.plugins import LRSchedulerPlugin
 from avalanche_amnesia.benchmarks import PermutedMNIST
 from avalanche_amnesia.evaluation import accuracy
 from avalanche_amnesia.models import MLP, SubnetModel
-from avalanche_amnesia.models.weight_masks.mask_storage import encode_masks
 from avalanche_amnesia.training import WSN
 
 PAPER = {0.1: 96.14, 0.3: 96.41}
@@ -29,12 +28,6 @@ PAPER = {0.1: 96.14, 0.3: 96.41}
 def test(model, experiences):
     model.eval()
     return [100 * accuracy(model(e.tensors[0], e.task_label), e.tensors[1]) for e in experiences]
-
-
-def bits_of_masks_alone(model):
-    """Bit per weight and task of a code that can be read without the weights."""
-    masks = {task: model.binary_mask(task) for task in model.masked_tasks}
-    return 8 * len(encode_masks(masks)) / (model.n_weights * len(masks))
 
 
 def run(options):
@@ -53,14 +46,13 @@ def run(options):
         plugins=[LRSchedulerPlugin(schedule, reset_scheduler=True, reset_lr=True)],
         seed=options.seed,
     )
-    matrix, bits, bits_alone, seconds = [], [], [], []
+    matrix, bits, seconds = [], [], []
     for experience in benchmark.train_stream:
         began = time.perf_counter()
         strategy.train(experience)
         seconds.append(time.perf_counter() - began)
         matrix.append(test(model, benchmark.test_stream[: experience.task_label + 1]))
         bits.append(model.mask_bits())
-        bits_alone.append(bits_of_masks_alone(model))
         print(f"after task {experience.task_label}: mean {mean(matrix[-1]):.2f} %, {bits[-1]:.3f} bit", flush=True)
     learned = [row[-1] for row in matrix]
     return {
@@ -69,7 +61,6 @@ def run(options):
         "largest_forgetting": max(then - now for then, now in zip(learned, matrix[-1], strict=True)),
         "accuracy_matrix": matrix,
         "mask_bits_per_weight_and_task": bits,
-        "mask_bits_without_the_weights": bits_alone,
         "share_of_weights_in_use": float(model.cumulative_mask().float().mean()),
         "training_seconds": seconds,
     }
