@@ -52,9 +52,8 @@ def encode_masks(masks: Sequence[Tensor]) -> bytes:
         group = np.stack(rows[first : first + _GROUP], axis=1)
         bits = np.zeros((len(group), _width(group.shape[1])), np.bool_)
         bits[:, : group.shape[1]] = group ^ rows[first - 1][:, None] if first else group
-        code += coder.compress(np.packbits(bits).tobytes()) + coder.flush(
-            zlib.Z_SYNC_FLUSH
-        )  # each group has a code of its own
+        code += coder.compress(np.packbits(bits).tobytes())
+        code += coder.flush(zlib.Z_SYNC_FLUSH)  # so that every group has a Huffman code of its own
     return code + coder.flush()
 
 
