@@ -1,6 +1,5 @@
 from .evidence import Evidence as Evidence
 from .fingerprint import Fingerprint as Fingerprint
-from .record import Measurement as Measurement
 from .record import Provenance as Provenance
 from .record import RecordError as RecordError
 from .record import RepairSummary as RepairSummary

@@ -6,18 +6,15 @@ import json
 import platform
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, is_dataclass, replace
+from dataclasses import asdict, dataclass, field, is_dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from torch import Tensor, nn
-
 from avalanche_amnesia.audit.fingerprint import Fingerprint
 from avalanche_amnesia.audit.signing import signed
-from avalanche_amnesia.bits import state_hashes
 
 Claim = Literal["exact", "approximate"]
 
@@ -124,23 +121,6 @@ class Provenance:
 
 
 @dataclass(frozen=True)
-class Measurement:
-    """A metric of the unlearned model, beside what it is between models that differ by chance alone.
-
-    Attributes:
-        name: of the metric.
-        value: measured.
-        noise_floor: the same between references that differ in seed or data order; None where none was trained.
-        seeds: how many seeds the value is the mean of.
-    """
-
-    name: str
-    value: float
-    noise_floor: float | None = None
-    seeds: int = 1
-
-
-@dataclass(frozen=True)
 class RepairSummary:
     """Samples, steps and changed entries of a repair.
 
@@ -173,8 +153,6 @@ class UnlearningRecord:
         time: when it happened, UTC, ISO 8601.
         provenance: of the model.
         fingerprint: by which an audit recognises what was removed; None unless asked for.
-        reference: model tensor → hash, of a reference model; None where none was trained.
-        measurements: metrics that were added afterwards.
         repair: what the repair did; None where there was none to do.
     """
 
@@ -189,8 +167,6 @@ class UnlearningRecord:
     time: str = ""
     provenance: Provenance = field(default_factory=lambda: Provenance("unknown"))
     fingerprint: Fingerprint | None = None
-    reference: Mapping[str, str] | None = None
-    measurements: tuple[Measurement, ...] = ()
     repair: RepairSummary | None = None
 
     @property
@@ -218,31 +194,6 @@ class UnlearningRecord:
         """Every tensor of the model right after the unlearning → its hash."""
         changed = {change.name: change.after for change in self.changes if change.after is not None}
         return dict(sorted({**self.unchanged, **changed}.items()))
-
-    @property
-    def differs_from_reference(self) -> tuple[str, ...] | None:
-        """Tensors that the reference has with other bits, or that only one of both has; None without a reference."""
-        if self.reference is None:
-            return None
-        after = self.after
-        names = sorted({*after, *self.reference})
-        return tuple(name for name in names if after.get(name) != self.reference.get(name))
-
-    def with_reference(self, model: nn.Module | Mapping[str, Tensor]) -> UnlearningRecord:
-        """The record with the hashes of a reference: the model that learned the remaining tasks alone.
-
-        Args:
-            model: the reference, or its ``state_dict()``.
-        """
-        state = model.state_dict() if isinstance(model, nn.Module) else model
-        return replace(self, reference=state_hashes(state))
-
-    def with_measurement(
-        self, name: str, value: float, noise_floor: float | None = None, seeds: int = 1
-    ) -> UnlearningRecord:
-        """The record with one more metric, see :class:`Measurement`. No metric changes the claim."""
-        added = Measurement(name, float(value), None if noise_floor is None else float(noise_floor), seeds)
-        return replace(self, measurements=(*self.measurements, added))
 
     # As JSON --------------------------------------------------------------------------------------------------
 

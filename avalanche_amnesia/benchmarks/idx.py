@@ -1,16 +1,12 @@
-"""MNIST-like files in the layout that torchvision expects, read in place."""
+"""Files of the MNIST family in the layout that torchvision expects, read by it and left as they are."""
 
-import gzip
-import hashlib
 import os
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
-import numpy as np
-import torch
 from torch import Tensor
 
 ENVIRONMENT = "AMNESIA_DATA"
-_UNSIGNED_BYTE = 8
 
 
 class DataNotFoundError(FileNotFoundError):
@@ -39,52 +35,43 @@ def load_idx(name: str, root: str | Path | None, download: bool) -> tuple[tuple[
     """
     from torchvision import datasets
 
-    family = getattr(datasets, name)
-    where = _root(root, name)
-    raw = where / name / "raw"
-    missing = [gz for gz, _ in family.resources if not (raw / _stem(gz)).is_file() and not (raw / gz).is_file()]
-    if missing and not download:
-        raise DataNotFoundError(
-            f"{name}: {', '.join(_stem(gz) for gz in missing)} (or the same with .gz) missing in {raw}; "
-            f"put the files there, point root= or the environment variable {ENVIRONMENT} to a folder that "
-            f"holds {name}/raw, or give download=True"
-        )
-    if missing:
-        family(where, download=True)
-    train_x, train_y, test_x, test_y = (_read(raw, gz, md5) for gz, md5 in family.resources)
-    return (train_x.unsqueeze(1), train_y.to(torch.int64)), (test_x.unsqueeze(1), test_y.to(torch.int64))
-
-
-def _root(root: str | Path | None, name: str) -> Path:
     given = root if root is not None else os.environ.get(ENVIRONMENT)
     if not given:
         raise DataNotFoundError(
             f"{name} needs a data root: give root=, a folder that holds {name}/raw, or set the environment "
             f"variable {ENVIRONMENT}; with download=True torchvision fills that folder"
         )
-    return Path(given)
-
-
-def _read(raw: Path, gz: str, md5: str) -> Tensor:
-    extracted = raw / _stem(gz)
-    if extracted.is_file():
-        return _parse(extracted.read_bytes(), extracted)
-    packed = (raw / gz).read_bytes()
-    if hashlib.md5(packed, usedforsecurity=False).hexdigest() != md5:
-        raise CorruptDataError(
-            f"{raw / gz} does not have the published checksum (md5 {md5}); delete it and fetch it again"
+    family, raw = getattr(datasets, name), Path(given) / name / "raw"
+    files = [(raw / gz.removesuffix(".gz"), raw / gz, md5) for gz, md5 in family.resources]
+    missing = [extracted.name for extracted, packed, _ in files if not extracted.is_file() and not packed.is_file()]
+    if missing and not download:
+        raise DataNotFoundError(
+            f"{name}: {', '.join(missing)} (or the same with .gz) missing in {raw}; put the files there, point root= "
+            f"or the environment variable {ENVIRONMENT} to a folder that holds {name}/raw, or give download=True"
         )
-    return _parse(gzip.decompress(packed), raw / gz)
+    if missing:
+        family(given, download=True)
+    train_x, train_y, test_x, test_y = (_read(*file) for file in files)
+    return (train_x.unsqueeze(1), train_y), (test_x.unsqueeze(1), test_y)
 
 
-def _parse(content: bytes, path: Path) -> Tensor:
-    kind, n_dims = (content[2], content[3]) if len(content) >= 4 else (0, 0)
-    start = 4 + 4 * n_dims
-    shape = np.frombuffer(content[4:start], dtype=">i4").tolist() if len(content) >= start else []
-    if kind != _UNSIGNED_BYTE or len(shape) != n_dims or len(content) != start + int(np.prod(shape)):
-        raise CorruptDataError(f"{path} is no complete idx file of bytes; delete it and fetch it again")
-    return torch.from_numpy(np.frombuffer(content, dtype=np.uint8, offset=start).copy()).reshape(shape)
+def _read(extracted: Path, packed: Path, md5: str) -> Tensor:
+    from torchvision.datasets.mnist import read_image_file, read_label_file
+    from torchvision.datasets.utils import check_integrity, extract_archive
 
-
-def _stem(gz: str) -> str:
-    return gz.removesuffix(".gz")
+    read = read_image_file if "images" in extracted.name else read_label_file
+    with TemporaryDirectory() as folder:  # the root may be read-only, and torchvision reads no .gz in place
+        path = extracted
+        if not extracted.is_file():
+            if not check_integrity(packed, md5):
+                raise CorruptDataError(
+                    f"{packed} does not have the published checksum (md5 {md5}); delete it and fetch it again"
+                )
+            path = extract_archive(packed, folder)
+        try:
+            tensor: Tensor = read(path)
+        except (AssertionError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            raise CorruptDataError(
+                f"{extracted} is no complete idx file of bytes; delete it and fetch it again"
+            ) from error
+    return tensor

@@ -58,20 +58,12 @@ def SplitFashionMNIST(
     """The ten classes of Fashion-MNIST in equal parts, one part per task; images float32 (1, 28, 28).
 
     Args:
-        n_tasks: 1, 2, 5 or 10.
-        seed: draws the subsets.
-        n_train: images kept of the whole training set before the split into tasks, stratified, 10 to 60,000;
-            None: all.
-        n_test: the same of the test set, 10 to 10,000.
-        class_order: the ten classes in the order in which the tasks take them; None: 0 to 9.
+        n_tasks, seed, n_train, n_test, class_order, download: as of :func:`SplitMNIST`.
         root: the folder that holds ``FashionMNIST/raw``; None: the environment variable AMNESIA_DATA.
-        download: let torchvision fetch what is missing.
         standardise: subtract 0.2860 and divide by 0.3530; otherwise pixels are in [0, 1].
 
     Raises:
-        DataNotFoundError: a file is missing; the message says which and what helps.
-        CorruptDataError: a file is not the published one.
-        ValueError: a value that is not allowed; the message names those that are.
+        DataNotFoundError, CorruptDataError, ValueError: as :func:`SplitMNIST`.
     """
     images = _load("FashionMNIST", root, download, standardise, n_train, n_test, seed)
     return split(images, n_tasks, class_order)
@@ -94,14 +86,10 @@ def PermutedMNIST(
         seed: draws the subsets and each task's order of pixels, which depends on the seed and the task alone.
         n_train: images per task (the same ones in every task), stratified, 10 to 60,000; None: all.
         n_test: the same of the test set, 10 to 10,000.
-        root: the folder that holds ``MNIST/raw``; None: the environment variable AMNESIA_DATA.
-        download: let torchvision fetch what is missing.
-        standardise: subtract 0.1307 and divide by 0.3081; otherwise pixels are in [0, 1].
+        root, download, standardise: as of :func:`SplitMNIST`.
 
     Raises:
-        DataNotFoundError: a file is missing; the message says which and what helps.
-        CorruptDataError: a file is not the published one.
-        ValueError: a value that is not allowed; the message names those that are.
+        DataNotFoundError, CorruptDataError, ValueError: as :func:`SplitMNIST`.
     """
     return permuted(_load("MNIST", root, download, standardise, n_train, n_test, seed), n_tasks, seed)
 
@@ -125,14 +113,10 @@ def RotatedMNIST(
         seed: draws the subsets.
         n_train: images per task (the same ones in every task), stratified, 10 to 60,000; None: all.
         n_test: the same of the test set, 10 to 10,000.
-        root: the folder that holds ``MNIST/raw``; None: the environment variable AMNESIA_DATA.
-        download: let torchvision fetch what is missing.
-        standardise: subtract 0.1307 and divide by 0.3081 after turning; otherwise pixels are in [0, 1].
+        root, download, standardise: as of :func:`SplitMNIST`; pixels are standardised after turning.
 
     Raises:
-        DataNotFoundError: a file is missing; the message says which and what helps.
-        CorruptDataError: a file is not the published one.
-        ValueError: a value that is not allowed; the message names those that are.
+        DataNotFoundError, CorruptDataError, ValueError: as :func:`SplitMNIST`.
     """
     return rotated(_load("MNIST", root, download, standardise, n_train, n_test, seed), n_tasks, angles)
 

@@ -8,10 +8,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import numpy as np
 from avalanche.evaluation.metric_results import MetricValue
 from avalanche.logging import BaseLogger
-from torch import Tensor
 
 from avalanche_amnesia.logging.axes import AXES, EVENT, ITERATION, TASK, UNLEARNING_CALLBACKS, axis_of
 from avalanche_amnesia.logging.offline import is_finished
@@ -174,42 +172,6 @@ class WandBLogger(BaseLogger):
         """
         self.log_metrics([MetricValue(None, name, value, x_plot)])
         self._write_pending()
-
-    def log_config(self, settings: Mapping[str, Any]) -> None:
-        """Add settings to the run's config; later values win.
-
-        Raises:
-            RuntimeError: the run is finished or missing.
-        """
-        self.run.config.update(dict(settings), allow_val_change=True)
-
-    def log_table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-        """Log a table, e.g. of final results, over `event`.
-
-        Args:
-            name: its name among the run's values.
-            columns: heads of the columns.
-            rows: cells, as many per row as there are columns.
-
-        Raises:
-            ValueError: a row is too short or too long, or `name` is an axis.
-            RuntimeError: the run is finished or missing.
-        """
-        import wandb
-
-        for number, row in enumerate(rows):
-            if len(row) != len(columns):
-                raise ValueError(
-                    f"row {number} of table {name!r} has {len(row)} cells for {len(columns)} columns "
-                    f"{list(columns)}: give every row one cell per column"
-                )
-        _refuse_axis_name(name)
-        self._write_pending()
-        cells = [[cell.item() if isinstance(cell, Tensor | np.generic) else cell for cell in row] for row in rows]
-        table = wandb.Table(columns=list(columns), data=cells, allow_mixed_types=True)
-        rows_of_table: list[dict[str, Any]] = []
-        self._place(rows_of_table, name, table)
-        self._log_rows(rows_of_table, {name: EVENT})
 
     def finish(self, exit_code: int = 0) -> None:
         """End the run, passed in or our own, and return when all of it is stored; again does nothing.

@@ -19,7 +19,7 @@ def run_file(recorder: Recorder) -> Path:
     """A run of several blocks: small rows, and one record longer than a block."""
     for step in range(100):
         recorder.log("x", step / 7, step)
-    recorder.logger.log_config({"long": "y" * (3 * BLOCK)})
+    recorder.logger.run.config["long"] = "y" * (3 * BLOCK)
     for step in range(100, 200):
         recorder.log("x", step / 7, step)
     recorder.read()

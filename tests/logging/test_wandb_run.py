@@ -1,7 +1,6 @@
 """Where the run comes from, what is in it besides metrics, and how it ends."""
 
 import copy
-import json
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -106,13 +105,8 @@ def test_finish_again_does_nothing_and_later_values_are_refused(recorder: Record
     recorder.log("x", 1)
     recorder.logger.finish()
     recorder.logger.finish()
-    for late in (
-        lambda: recorder.log("x", 2),
-        lambda: recorder.logger.log_config({"a": 1}),
-        lambda: recorder.logger.log_table("t", ["a"], [[1]]),
-    ):
-        with pytest.raises(RuntimeError, match=f"{recorder.logger.run_id} of this logger is finished"):
-            late()
+    with pytest.raises(RuntimeError, match=f"{recorder.logger.run_id} of this logger is finished"):
+        recorder.log("x", 2)
     recorder.logger.log_metrics([])  # what Avalanche sends at every callback
     assert [row["x"] for row in recorder.read().rows] == [1]
 
@@ -139,30 +133,6 @@ def test_finish_says_when_the_writer_does_not_end(recorder: Recorder, monkeypatc
     monkeypatch.setattr("avalanche_amnesia.logging.wandb._FLUSH_SECONDS", 0.0)
     with pytest.warns(UserWarning, match=r"has not completed .*\.wandb"):
         recorder.logger.finish()
-
-
-def test_config_grows(recorder: Recorder) -> None:
-    recorder.logger.log_config({"lr": 0.1, "model": {"hidden": [256, 100]}})
-    recorder.logger.log_config({"lr": 0.2})
-    assert recorder.read().config == {"lr": 0.2, "model": {"hidden": [256, 100]}}
-
-
-def test_table(recorder: Recorder) -> None:
-    columns, rows = ["method", "accuracy"], [["HAT", torch.tensor(0.5)], ["EWC", None]]
-    recorder.logger.log_table("results", columns, rows)
-    run = recorder.read()
-    (row,) = run.rows
-    assert row["results"]["_type"] == "table-file"
-    assert (row["results"]["nrows"], row["results"]["ncols"]) == (2, 2)
-    assert (row["iteration"], row["task"], row["event"]) == (0, 0, 0)
-    assert run.metrics["results"] == "event"
-    stored = json.loads((recorder.run_folder / "files" / row["results"]["path"]).read_text())
-    assert (stored["columns"], stored["data"]) == (columns, [["HAT", 0.5], ["EWC", None]])
-
-
-def test_a_table_with_a_short_row(recorder: Recorder) -> None:
-    with pytest.raises(ValueError, match="row 1 of table 't' has 1 cells for 2 columns"):
-        recorder.logger.log_table("t", ["a", "b"], [[1, 2], [3]])
 
 
 def test_copies_are_the_logger_itself(recorder: Recorder) -> None:

@@ -6,7 +6,6 @@ import json
 from datetime import UTC, datetime, timedelta
 
 import pytest
-import torch
 from avalanche.training import EWC
 from unlearning_kit import DIGITS, amnesiac, bits, book, stock
 
@@ -59,7 +58,6 @@ def test_it_says_where_the_model_comes_from(unlearned):
 
 def test_it_can_be_read_again(unlearned, tmp_path):
     _, _, record = unlearned
-    record = record.with_measurement("JSD", 0.02, noise_floor=0.03, seeds=3).with_reference(torch.nn.Linear(2, 2))
     record.save(tmp_path / "record.json")
     again = UnlearningRecord.load(tmp_path / "record.json")
     assert again.to_json() == record.to_json()
@@ -88,19 +86,6 @@ def test_a_value_of_another_kind_is_refused(unlearned, wrong):
     data["plan"] |= wrong
     with pytest.raises(RecordError, match="this is no unlearning record"):
         UnlearningRecord.from_json(json.dumps(data))
-
-
-def test_a_reference_says_which_tensors_differ(unlearned):
-    _, strategy, record = unlearned
-    assert record.differs_from_reference is None
-    same = {name: value.clone() for name, value in strategy.model.state_dict().items()}
-    assert record.with_reference(same).differs_from_reference == ()
-    same["heads.2.bias"][0] += 1
-    del same["heads.0.bias"]
-    other = record.with_reference(same)
-    assert other.differs_from_reference == ("heads.0.bias", "heads.2.bias")
-    assert other.claim == record.claim == "approximate"  # no comparison changes a claim
-    assert other.with_measurement("JSD", 0.0).claim == "approximate"
 
 
 def test_without_cryptography_signing_says_what_to_install(unlearned, monkeypatch):

@@ -7,7 +7,6 @@ from copy import deepcopy
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -15,13 +14,7 @@ from avalanche_amnesia.models.multi_head import UnknownTaskError, by_task
 from avalanche_amnesia.models.task_buffers import TaskBuffers
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.models.weight_masks.forward_state import ForwardState, TaskState
-from avalanche_amnesia.models.weight_masks.mask_storage import (
-    decode_masks,
-    encode_masks,
-    magnitude_classes,
-    pack_bits,
-    unpack_bits,
-)
+from avalanche_amnesia.models.weight_masks.mask_storage import decode_masks, encode_masks, pack_bits, unpack_bits
 from avalanche_amnesia.models.weight_masks.open_subnet import OpenSubnet
 from avalanche_amnesia.models.weight_masks.substitutes import Place, Substitutes
 from avalanche_amnesia.models.weight_masks.task_scores import TaskScores
@@ -383,35 +376,27 @@ class SubnetModel(TaskMaskedModel):
         """Bits per weight and task that the masks take in :meth:`compressed_state`; None without masks."""
         if not self.masked_tasks:
             return None
-        return 8 * len(self._encoded(self.state_dict())) / (self.n_weights * len(self.masked_tasks))
+        return 8 * len(self._encoded_masks()) / (self.n_weights * len(self.masked_tasks))
 
-    def _encoded(self, state: Mapping[str, Tensor]) -> bytes:
-        masks = {task: self.binary_mask(task) for task in self.masked_tasks}
-        return encode_masks(masks, self._classes(state))
-
-    def _classes(self, state: Mapping[str, Tensor]) -> Tensor:
-        """Of every weight in a state, by its magnitude within its layer, ``(n_weights,)``."""
-        return torch.cat([magnitude_classes(state[f"backbone.{name}"].reshape(-1)) for name in self.graph.layers])
+    def _encoded_masks(self) -> bytes:
+        return encode_masks([self.binary_mask(task) for task in self.masked_tasks])
 
     def compressed_state(self) -> dict[str, Tensor]:
-        """As ``state_dict``, with the masks entropy-coded across tasks: one uint8 tensor, ``masks``.
-
-        Their code builds on the weights in the state and can be read only with exactly these; cast the model to another
-        type before its state is taken, or after it was loaded.
-        """
-        state = self.state_dict()
-        rest = {name: value for name, value in state.items() if not name.startswith("_packed.")}
-        return rest | {"masks": torch.from_numpy(np.frombuffer(self._encoded(state), np.uint8).copy())}
+        """As ``state_dict``, with the masks of all tasks compressed together: one uint8 tensor, ``masks``."""
+        rest = {name: value for name, value in self.state_dict().items() if not name.startswith("_packed.")}
+        return rest | {"masks": torch.frombuffer(bytearray(self._encoded_masks()), dtype=torch.uint8)}
 
     def load_compressed_state(self, state: Mapping[str, Tensor]) -> None:
         """Load what :meth:`compressed_state` returned; the masks come back exactly.
 
         Raises:
-            ValueError: if the masks are damaged, or the weights are not those with which they were saved.
+            ValueError: if the masks are damaged, or those of another number of tasks or weights.
         """
-        masks = decode_masks(state["masks"].cpu().numpy().tobytes(), self._classes(state))
+        tasks = state["_order"].tolist()
+        masks = decode_masks(state["masks"].cpu().numpy().tobytes(), len(tasks), self.n_weights)
         rest = {name: value for name, value in state.items() if name != "masks"}
-        self.load_state_dict(rest | {f"_packed.{task}": pack_bits(mask) for task, mask in masks.items()})
+        packed = {f"_packed.{task}": pack_bits(mask) for task, mask in zip(tasks, masks, strict=True)}
+        self.load_state_dict(rest | packed)
 
     def _match_tasks(self, state: Mapping[str, Any]) -> None:
         if "scores" in state:
