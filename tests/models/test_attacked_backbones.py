@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from soundness import Net, assert_masked_right
+from support.soundness_oracle import Net, assert_masked_right
 from torch import nn
 from torch.nn.utils import parametrizations
 

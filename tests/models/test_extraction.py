@@ -9,9 +9,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from avalanche.models import SlimResNet18
-from extraction_kit import HALF, NETWORKS, RUN_WHOLE, batch, embedding, trained, with_tasks
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.export_networks import HALF, NETWORKS, RUN_WHOLE, batch, embedding, trained, with_tasks
 from torch import nn
 
 from avalanche_amnesia.export import extract, subnet_report

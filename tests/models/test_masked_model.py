@@ -10,7 +10,7 @@ from avalanche.evaluation.metrics import accuracy_metrics
 from avalanche.logging import BaseLogger
 from avalanche.training.plugins import EvaluationPlugin
 from avalanche.training.supervised import Naive
-from small_networks import NETWORKS
+from support.small_networks import NETWORKS
 from torch import nn
 
 from avalanche_amnesia.benchmarks import SplitDigits, task_benchmark

@@ -4,10 +4,10 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from network_modules import lived_in, parameter
-from perturbation import random_mask, use_by_perturbation
-from small_networks import inputs
-from soundness import Net, assert_sound
+from support.network_modules import lived_in, parameter
+from support.parameter_use_oracle import random_mask, use_by_perturbation
+from support.small_networks import inputs
+from support.soundness_oracle import Net, assert_sound
 from torch import nn
 
 from avalanche_amnesia.models import MaskedModel

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from soundness import Net
+from support.soundness_oracle import Net
 from torch import nn
 
 from avalanche_amnesia.models import MLP, MaskedModel

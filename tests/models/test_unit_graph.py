@@ -6,9 +6,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from perturbation import random_mask, use_by_perturbation
-from small_networks import ALL, COVER_MORE, NETWORKS, network
-from soundness import assert_masked_right
+from support.parameter_use_oracle import random_mask, use_by_perturbation
+from support.small_networks import ALL, COVER_MORE, NETWORKS, network
+from support.soundness_oracle import assert_masked_right
 from torch import nn
 
 from avalanche_amnesia.models import MLP, MaskedModel

@@ -4,8 +4,8 @@ import copy
 
 import pytest
 import torch
-from small_networks import network
-from soundness import Net
+from support.small_networks import network
+from support.soundness_oracle import Net
 from torch import nn
 from torch.nn.utils import parametrizations
 from torchvision.models import resnet18

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from extraction_kit import HALF, NETWORKS, SPARSE, batch, trained
+from support.export_networks import HALF, NETWORKS, SPARSE, batch, trained
 
 from avalanche_amnesia.bits import state_hashes
 from avalanche_amnesia.export.features import feature_subnet

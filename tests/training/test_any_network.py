@@ -7,7 +7,7 @@ import pytest
 import torch
 from avalanche.core import SupervisedPlugin
 from avalanche.training.plugins import ReplayPlugin
-from network_families import FAMILIES, stream
+from support.network_families import FAMILIES, stream
 from torchvision import models as zoo
 
 from avalanche_amnesia.models import MaskedModel

@@ -4,7 +4,7 @@ import pytest
 import torch
 from avalanche.core import SupervisedPlugin
 from avalanche.training.plugins import EWCPlugin, LRSchedulerPlugin, LwFPlugin, ReplayPlugin
-from small_runs import OPTIMIZERS, assert_retained, logits, make, permuted, split
+from support.small_runs import OPTIMIZERS, assert_retained, logits, make, permuted, split
 from torch import nn
 
 from avalanche_amnesia.benchmarks import SplitMNIST, task_benchmark

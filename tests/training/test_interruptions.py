@@ -10,7 +10,15 @@ import torch
 from avalanche.logging import BaseLogger
 from avalanche.training import DER, EWC, LwF, Naive, Replay
 from avalanche.training.plugins import EvaluationPlugin
-from interruption_kit import Interrupted, at_the_end_of, first_and_last, give_up, interrupted_at, lines_of, portrait
+from support.interruptions import (
+    Interrupted,
+    at_the_end_of,
+    first_and_last,
+    give_up,
+    interrupted_at,
+    lines_of,
+    portrait,
+)
 from torch import nn
 from torch.optim import SGD, Adam
 

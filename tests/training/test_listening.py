@@ -8,7 +8,7 @@ from avalanche.evaluation.metrics import accuracy_metrics, loss_metrics
 from avalanche.logging import BaseLogger
 from avalanche.training.plugins import EvaluationPlugin
 from avalanche.training.templates import SupervisedTemplate
-from small_runs import masked_mlp, permuted
+from support.small_runs import masked_mlp, permuted
 
 from avalanche_amnesia.training.host.listening import _EVENTS, ListenerDispatch
 from avalanche_amnesia.training.plugins import HATPlugin, SeedingPlugin

@@ -7,8 +7,18 @@ import torch
 from avalanche.benchmarks import CLScenario
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from network_families import FAMILIES, stream
-from small_runs import OPTIMIZERS, assert_retained, make, masked_mlp, permuted, same_state, split, state, train_all
+from support.network_families import FAMILIES, stream
+from support.small_runs import (
+    OPTIMIZERS,
+    assert_retained,
+    make,
+    masked_mlp,
+    permuted,
+    same_state,
+    split,
+    state,
+    train_all,
+)
 
 from avalanche_amnesia.benchmarks import with_unlearning
 from avalanche_amnesia.evaluation import References

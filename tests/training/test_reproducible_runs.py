@@ -11,7 +11,7 @@ from avalanche.evaluation.metrics import accuracy_metrics, forgetting_metrics, l
 from avalanche.logging import BaseLogger
 from avalanche.training import Naive
 from avalanche.training.plugins import EvaluationPlugin
-from small_runs import OPTIMIZERS, logits, make, masked_mlp, permuted, same_state, split, state, train_all
+from support.small_runs import OPTIMIZERS, logits, make, masked_mlp, permuted, same_state, split, state, train_all
 from torch import nn
 
 from avalanche_amnesia.models import MLP, MaskedModel

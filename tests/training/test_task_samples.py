@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 from avalanche.training import Naive
-from small_runs import masked_mlp, same_state, state
+from support.small_runs import masked_mlp, same_state, state
 from torch import nn
 from torch.optim import SGD, Adam
 from torch.utils.data import TensorDataset

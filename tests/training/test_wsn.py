@@ -6,7 +6,7 @@ import itertools
 import pytest
 import torch
 from avalanche.training.plugins import LRSchedulerPlugin
-from small_runs import OPTIMIZERS, assert_retained, logits, permuted, same_state, split, state, train_all
+from support.small_runs import OPTIMIZERS, assert_retained, logits, permuted, same_state, split, state, train_all
 from torch import nn
 
 from avalanche_amnesia.models import MLP, MaskedModel, SubnetModel

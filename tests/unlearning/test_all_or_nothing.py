@@ -7,15 +7,14 @@ from avalanche.evaluation import PluginMetric
 from avalanche.logging import BaseLogger
 from avalanche.training import EWC, LwF, Replay
 from avalanche.training.plugins import EvaluationPlugin, EWCPlugin, LwFPlugin, ReplayPlugin
-from unlearning_kit import DIGITS, amnesiac, bits, book, fingerprint, stock, trajectory
+from support.fault_injection import UNLEARNING_STEPS, after_call, raiser
+from support.strategies import DIGITS, amnesiac, stock
+from support.strategy_state import bits, book, fingerprint, trajectory
 
 from avalanche_amnesia.benchmarks import UnlearningRequest, with_unlearning
-from avalanche_amnesia.ledger import TaskLedger
-from avalanche_amnesia.models import MaskedModel, MultiHeadModel
+from avalanche_amnesia.models import MultiHeadModel
 from avalanche_amnesia.training.host import find_plugin
 from avalanche_amnesia.training.plugins import UnlearningPlugin
-from avalanche_amnesia.trajectory import Trajectory
-from avalanche_amnesia.unlearning import applying as operation
 from avalanche_amnesia.unlearning.purging import registry
 
 
@@ -74,34 +73,6 @@ def registered(monkeypatch):
     monkeypatch.setitem(registry._ADAPTERS, Kept, registry.PurgerAdapter(purge_kept))
 
 
-def raiser(error):
-    def fail(*args, **kwargs):
-        raise error("injected")
-
-    return fail
-
-
-def after_call(original, error):
-    def fail(*args, **kwargs):
-        original(*args, **kwargs)
-        raise error("injected behind")
-
-    return fail
-
-
-STEPS = [
-    (Trajectory, "apply"),
-    (Trajectory, "remove"),
-    (MaskedModel, "remove_task"),
-    (TaskLedger, "forget"),
-    (TaskLedger, "check"),
-    (operation, "remove_task_modules"),
-    (operation, "purge_optimizers"),
-    (operation, "state_hashes"),
-    (operation, "_replace"),
-    (operation, "UnlearningRecord"),
-    (operation, "PurgeContext"),
-]
 ERRORS = [RuntimeError, KeyboardInterrupt, MemoryError]
 
 
@@ -115,7 +86,7 @@ def metric_strategy():
 
 
 @pytest.mark.parametrize("behind", [False, True], ids=["in front", "behind"])
-@pytest.mark.parametrize(("owner", "name"), STEPS, ids=lambda v: getattr(v, "__name__", v))
+@pytest.mark.parametrize(("owner", "name"), UNLEARNING_STEPS, ids=lambda v: getattr(v, "__name__", v))
 def test_an_error_at_any_step_leaves_everything(registered, monkeypatch, owner, name, behind):
     strategy, _, _ = metric_strategy()
     kept = find_plugin(strategy, Kept)

@@ -7,19 +7,8 @@ import pytest
 import torch
 from avalanche.core import SupervisedPlugin
 from avalanche.training.plugins import ReplayPlugin
-from unlearning_kit import (
-    DIGITS,
-    ConvNet,
-    amnesiac,
-    bits,
-    book,
-    fingerprint,
-    initial_values,
-    mlp,
-    owned,
-    stray,
-    trajectory,
-)
+from support.strategies import DIGITS, ConvNet, amnesiac, mlp
+from support.strategy_state import bits, book, fingerprint, initial_values, owned, stray, trajectory
 
 from avalanche_amnesia.benchmarks import UnlearningRequest, with_unlearning
 from avalanche_amnesia.bits import tensor_hash

@@ -10,9 +10,10 @@ import pytest
 import torch
 from avalanche.core import SupervisedPlugin
 from avalanche.training import EWC, LwF, Naive, Replay
-from host_states import HOSTS, host
 from safetensors.torch import save_file
-from unlearning_kit import DIGITS, amnesiac, book, stock, trajectory
+from support.stock_hosts import HOSTS, host
+from support.strategies import DIGITS, amnesiac, stock
+from support.strategy_state import book, trajectory
 from wandb.proto import wandb_internal_pb2
 
 from avalanche_amnesia.audit import audit

@@ -4,10 +4,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import nn
-from unlearning_kit import (
-    DIGITS,
-    amnesiac,
+from support.strategies import DIGITS, amnesiac, stock
+from support.strategy_state import (
     assert_nothing_stray,
     bits,
     book,
@@ -15,10 +13,10 @@ from unlearning_kit import (
     initial_values,
     mark,
     owned,
-    stock,
     stray,
     trajectory,
 )
+from torch import nn
 
 from avalanche_amnesia.benchmarks import PermutedDigits, UnlearningRequest, with_unlearning
 from avalanche_amnesia.benchmarks.data import task_data

@@ -10,8 +10,9 @@ from avalanche.benchmarks import class_incremental_benchmark, task_incremental_b
 from avalanche.benchmarks.utils import AvalancheDataset, DataAttribute
 from avalanche.training.plugins import ReplayPlugin
 from avalanche.training.storage_policy import ClassBalancedBuffer, ReservoirSamplingBuffer
+from support.strategies import DIGITS, amnesiac, stock
+from support.strategy_state import book
 from torch.utils.data import TensorDataset
-from unlearning_kit import DIGITS, amnesiac, book, stock
 
 from avalanche_amnesia.baselines import DarkReplayPlugin
 from avalanche_amnesia.benchmarks import PermutedDigits, task_benchmark, with_unlearning

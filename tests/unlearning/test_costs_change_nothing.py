@@ -2,8 +2,9 @@
 
 import pytest
 import torch
+from support.strategies import DIGITS, amnesiac
+from support.strategy_state import bits
 from torch.nn import functional as F
-from unlearning_kit import DIGITS, amnesiac, bits
 
 from avalanche_amnesia.trajectory import removal
 from avalanche_amnesia.unlearning.logistic import fit_head

@@ -4,9 +4,10 @@ from itertools import combinations
 
 import pytest
 import torch
+from support.strategies import DIGITS, ConvNet, amnesiac, stock
+from support.strategy_state import bits, book, fingerprint, trajectory
 from torch import nn
 from torch.nn import functional as F
-from unlearning_kit import DIGITS, ConvNet, amnesiac, bits, book, fingerprint, stock, trajectory
 
 from avalanche_amnesia.benchmarks import PermutedDigits, with_unlearning
 from avalanche_amnesia.benchmarks.data import task_data

@@ -13,9 +13,10 @@ import pytest
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
-from test_all_or_nothing import raiser
-from test_trajectory_files import contents, files, with_three_tasks
-from unlearning_kit import DIGITS, amnesiac, bits, fingerprint, trajectory
+from support.fault_injection import raiser
+from support.log_directory import contents, files, with_three_tasks
+from support.strategies import DIGITS, amnesiac
+from support.strategy_state import bits, fingerprint, trajectory
 
 from avalanche_amnesia.training.plugins import TrajectoryPlugin
 from avalanche_amnesia.trajectory import Trajectory, TrajectoryError

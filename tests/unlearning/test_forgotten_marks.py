@@ -1,9 +1,10 @@
-"""Two lives that differ in what a task left in the model alone: once it is forgotten nothing tells them apart."""
+"""Two runs that differ only in the values one task left in the model: once it is forgotten nothing tells them apart."""
 
 import pytest
 import torch
+from support.strategies import ConvNet, amnesiac, mlp
+from support.strategy_state import trajectory
 from torch import Tensor
-from unlearning_kit import ConvNet, amnesiac, mlp, trajectory
 
 from avalanche_amnesia.benchmarks import PermutedDigits
 from avalanche_amnesia.models import MaskedModel
@@ -26,8 +27,8 @@ REQUESTS = {
 TOLERANCE = 2e-4  # of heads fitted where float32 rounds; a thirtieth of the smaller mark, and a coefficient of 0.004
 
 
-class Written(TrajectoryPlugin):
-    """Puts into the place of what every task learned something that depends on the task alone."""
+class PrescribedUpdates(TrajectoryPlugin):
+    """Replaces the values that every task learned by values that depend on the task alone."""
 
     def __init__(self, mark: float, adjustment: str) -> None:
         super().__init__()
@@ -54,9 +55,9 @@ class Written(TrajectoryPlugin):
         super().after_training_exp(strategy, **kwargs)
 
 
-def life(mark: float, events, *, net=mlp, adjustment="hat", shared=False, compensation="none", repair="none"):
+def trained(mark: float, events, *, net=mlp, adjustment="hat", shared=False, compensation="none", repair="none"):
     torch.manual_seed(0)
-    recorder = Written(mark, adjustment)
+    recorder = PrescribedUpdates(mark, adjustment)
     compensation = BackupPlugin(start="delete") if compensation == "delete" else compensation
     options = {
         "adjustment": adjustment,
@@ -96,7 +97,7 @@ def held(strategy) -> dict[object, Tensor]:
         find_plugin(strategy, kind) for kind in (CounterfactualPlugin, BackupPlugin, RepairPlugin)
     )
     for task, of_task in heads.heads.items() if heads else ():
-        found |= {("head", task, world): head.weight for world, head in of_task.items()}
+        found |= {("head", task, gone): head.weight for gone, head in of_task.items()}
     for task, of_task in shadows.kept.items() if shadows else ():
         for other, backup in of_task.items():
             found |= {("shadow", task, other, name): entries.values for name, entries in backup.updates.items()}
@@ -128,7 +129,7 @@ def written_by_shadow(self: Shadow, use: dict[str, Tensor]) -> dict[str, SparseV
 def test_nothing_tells_what_a_forgotten_task_had_left(monkeypatch, compensation, repair, shared, adjustment, events):
     monkeypatch.setattr(Shadow, "update", written_by_shadow)
     options = {"compensation": compensation, "repair": repair, "shared": shared, "adjustment": adjustment}
-    one, other = (held(life(mark, REQUESTS[events], **options)) for mark in (3 * 2.0**-9, -5 * 2.0**-7))
+    one, other = (held(trained(mark, REQUESTS[events], **options)) for mark in (3 * 2.0**-9, -5 * 2.0**-7))
     assert one.keys() == other.keys()
     for name, value in one.items():
         assert value.shape == other[name].shape, name
@@ -138,6 +139,6 @@ def test_nothing_tells_what_a_forgotten_task_had_left(monkeypatch, compensation,
         )
 
 
-def test_the_lives_differ_while_the_task_is_remembered():
-    one, other = (held(life(mark, [0, 1, 2], compensation="counterfactual", net=ConvNet)) for mark in (0.25, 0.5))
+def test_the_runs_differ_while_the_task_is_remembered():
+    one, other = (held(trained(mark, [0, 1, 2], compensation="counterfactual", net=ConvNet)) for mark in (0.25, 0.5))
     assert any(not torch.equal(value, other[name]) for name, value in one.items() if name in other)

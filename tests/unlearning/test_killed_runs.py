@@ -8,8 +8,8 @@ import signal
 import sys
 import time
 
-import killed_run
 import pytest
+from support import resumable_run
 
 TRIALS = int(os.environ.get("AMNESIA_KILLS", "3"))
 
@@ -18,10 +18,10 @@ TRIALS = int(os.environ.get("AMNESIA_KILLS", "3"))
 def begin():
     """Begins a run in a process of its own, new but for what it has imported."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([killed_run.__name__])
+    context.set_forkserver_preload([resumable_run.__name__])
 
     def begin(folder, kill_at=0):
-        process = context.Process(target=killed_run.run, args=(folder, kill_at))
+        process = context.Process(target=resumable_run.run, args=(folder, kill_at))
         process.start()
         return process
 

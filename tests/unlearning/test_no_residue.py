@@ -7,7 +7,8 @@ import torch
 from avalanche.evaluation.metrics import accuracy_metrics
 from avalanche.logging import BaseLogger
 from avalanche.training.plugins import EvaluationPlugin
-from torch import Tensor, nn
+from support.residue_oracle import tensors_within
+from torch import nn
 
 from avalanche_amnesia.benchmarks import SplitDigits, with_unlearning
 from avalanche_amnesia.ledger import RequestError
@@ -22,27 +23,6 @@ def amnesiac(lr=1e-3, **options):
     return AmnesiacHAT(
         model=model, optimizer=torch.optim.Adam(model.parameters(), lr=lr), train_mb_size=32, train_epochs=2, **options
     )
-
-
-def tensors_within(root, skip=()):
-    """Every tensor that can be reached from an object through attributes and containers."""
-    found, seen, queue = [], set(), [root]
-    while queue:
-        thing = queue.pop()
-        if id(thing) in seen or isinstance(thing, (str, bytes, int, float, type, *skip)):
-            continue
-        seen.add(id(thing))
-        if isinstance(thing, Tensor):
-            found += [thing.detach()] + ([thing.grad] if thing.grad is not None else [])
-        elif isinstance(thing, dict):
-            queue += [*thing.keys(), *thing.values()]
-        elif isinstance(thing, (list, tuple, set, frozenset)):
-            queue += list(thing)
-        elif hasattr(thing, "__dict__"):
-            queue += list(vars(thing).values())
-        if hasattr(thing, "func") and hasattr(thing, "args"):
-            queue += [thing.func, *thing.args]
-    return found
 
 
 def test_no_tensor_of_model_or_plugins_repeats_the_forgotten_mask():

@@ -4,9 +4,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from avalanche.training import Naive
+from support.strategies import stock
+from support.strategy_state import book
 from torch import Tensor, nn
 from torch.optim import SGD, Adam
-from unlearning_kit import book, stock
 
 from avalanche_amnesia.benchmarks import PermutedDigits
 from avalanche_amnesia.evaluation import References

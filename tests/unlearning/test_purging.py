@@ -6,9 +6,10 @@ import pytest
 import torch
 from avalanche.core import SupervisedPlugin
 from avalanche.training.plugins import SynapticIntelligencePlugin
-from host_states import HOSTS, host, keeper
+from support.stock_hosts import HOSTS, host, keeper
+from support.strategies import DIGITS, amnesiac
+from support.strategy_state import book, fingerprint, frozen
 from torch import Tensor
-from unlearning_kit import DIGITS, amnesiac, book, fingerprint, frozen
 
 from avalanche_amnesia.benchmarks import PermutedDigits, UnlearningRequest, with_unlearning
 from avalanche_amnesia.object_walk import reachable

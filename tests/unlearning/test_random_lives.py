@@ -5,16 +5,16 @@ import os
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from life_kinds import KINDS, NETS
-from lives import BATCHES, TASKS, Life
-from test_all_or_nothing import STEPS
+from support.fault_injection import UNLEARNING_STEPS
+from support.scenario import BATCHES, TASKS, Scenario
+from support.scenario_strategies import KINDS, NETS
 
 from avalanche_amnesia.benchmarks import UnlearningRequest
 from avalanche_amnesia.training.plugins import CounterfactualPlugin
 from avalanche_amnesia.unlearning.purging.importances import EWCAdapter
 
-STEPS = [*STEPS, (CounterfactualPlugin, "compensate"), (EWCAdapter, "purge")]
-EXAMPLES = int(os.environ.get("LIVES", 23))  # of each kind
+STEPS = [*UNLEARNING_STEPS, (CounterfactualPlugin, "compensate"), (EWCAdapter, "purge")]
+EXAMPLES = int(os.environ.get("AMNESIA_SCENARIOS", "23"))  # of each kind
 
 
 def failures(*events: str) -> st.SearchStrategy:
@@ -42,7 +42,7 @@ EVENTS = st.one_of(
     st.tuples(st.just("permanent"), CHOICE),
     st.tuples(st.just("evaluate")),
 )
-LIVES = st.lists(EVENTS, min_size=4, max_size=9)
+SCENARIOS = st.lists(EVENTS, min_size=4, max_size=9)
 
 
 def tasks_of(choice: list[int], tasks: list[int]) -> tuple[int, ...]:
@@ -50,25 +50,25 @@ def tasks_of(choice: list[int], tasks: list[int]) -> tuple[int, ...]:
     return tuple(dict.fromkeys(tasks[number] if number < len(tasks) else number % TASKS for number in choice))
 
 
-def live(life: Life, event: tuple) -> None:
-    paper = life.paper
+def perform(scenario: Scenario, event: tuple) -> None:
+    oracle = scenario.oracle
     match event:
-        case "train", number, request, (step, breaks):
-            new = [task for task in range(TASKS) if task not in paper.order] or list(range(TASKS))
+        case "train", number, request, (step, failure):
+            new = [task for task in range(TASKS) if task not in oracle.order] or list(range(TASKS))
             task = new[number % len(new)]
             if request is not None:
                 choice, when, iteration = request
-                known = paper.unlearnable + [task] * (when == "after")
+                known = oracle.unlearnable + [task] * (when == "after")
                 request = UnlearningRequest(
                     tasks_of(choice, known), task, when, iteration if when == "iteration" else None
                 )
-            life.train(task, request, step, breaks)
-        case "request", choice, (step, breaks):
-            life.request(tasks_of(choice, paper.unlearnable), step, breaks)
+            scenario.train(task, request, step, failure)
+        case "request", choice, (step, failure):
+            scenario.request(tasks_of(choice, oracle.unlearnable), step, failure)
         case "permanent", choice:
-            life.mark_permanent(tasks_of(choice, paper.order))
+            scenario.mark_permanent(tasks_of(choice, oracle.order))
         case _:
-            life.evaluate()
+            scenario.evaluate()
 
 
 @pytest.mark.slow
@@ -79,11 +79,11 @@ def live(life: Life, event: tuple) -> None:
     derandomize=True,
     deadline=None,
     database=None,
-    phases=[Phase.generate],  # a life takes long enough without making it smaller a hundred times
+    phases=[Phase.generate],  # a scenario takes long enough without shrinking it a hundred times
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 @given(
-    events=LIVES,
+    events=SCENARIOS,
     marked=st.booleans(),
     net=st.sampled_from(sorted(NETS)),
     optimizer=st.sampled_from(["adam", "momentum", "adamw"]),
@@ -91,8 +91,8 @@ def live(life: Life, event: tuple) -> None:
 )
 def test_what_is_promised_holds_after_every_event(tmp_path_factory, kind, events, marked, net, optimizer, deadline):
     folder = tmp_path_factory.mktemp(kind)
-    life = Life(KINDS[kind], folder, marked=marked, net=net, optimizer=optimizer, deadline=deadline)
-    life.train(0, None, None, None)
-    life.train(1, None, None, None)
+    scenario = Scenario(KINDS[kind], folder, marked=marked, net=net, optimizer=optimizer, deadline=deadline)
+    scenario.train(0, None, None, None)
+    scenario.train(1, None, None, None)
     for event in events:
-        live(life, event)
+        perform(scenario, event)

@@ -8,7 +8,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 import torch
 from avalanche.training import EWC
-from unlearning_kit import DIGITS, amnesiac, bits, book, stock
+from support.strategies import DIGITS, amnesiac, stock
+from support.strategy_state import bits, book
 
 from avalanche_amnesia.audit import RecordError, SigningError, UnlearningRecord, verify
 from avalanche_amnesia.training.plugins import UnlearningPlugin

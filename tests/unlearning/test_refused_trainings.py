@@ -1,8 +1,9 @@
 """A training that a plugin refuses begins nothing: no head, no request, no step; with the fault mended it runs."""
 
 import pytest
+from support.strategies import DIGITS, amnesiac, mlp, quiet, stock
+from support.strategy_state import bits, book, frozen
 from torch.optim import SGD
-from unlearning_kit import DIGITS, amnesiac, bits, book, frozen, mlp, quiet, stock
 
 from avalanche_amnesia.benchmarks import PermutedDigits, UnlearningRequest, with_unlearning
 from avalanche_amnesia.models import MaskedModel, MultiHeadModel

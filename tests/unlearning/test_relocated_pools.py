@@ -9,10 +9,11 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_exact_unlearning import N_TASKS, NETS, equal, pools, references
+from support.isolated_pools import N_TASKS, NETS, equal, pools, references
+from support.strategies import DIGITS, OPTIMIZERS
+from support.strategy_state import bits, book, fingerprint, trajectory
 from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock, ResNet
-from unlearning_kit import DIGITS, OPTIMIZERS, bits, book, fingerprint, trajectory
 
 from avalanche_amnesia.audit import audit
 from avalanche_amnesia.benchmarks import UnlearningRequest, with_unlearning

@@ -2,9 +2,10 @@
 
 import pytest
 import torch
-from repair_kit import MODES, PERMUTED, accuracy, logits, own_names, plugin_of, trained, values
+from support.repaired_strategies import MODES, PERMUTED, accuracy, logits, own_names, plugin_of, trained, values
+from support.strategies import amnesiac, stock
+from support.strategy_state import bits, book, fingerprint
 from torch import nn
-from unlearning_kit import amnesiac, bits, book, fingerprint, stock
 
 from avalanche_amnesia.benchmarks.data import task_data
 from avalanche_amnesia.bits import same_bits

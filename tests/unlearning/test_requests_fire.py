@@ -3,7 +3,8 @@
 import pytest
 import torch
 from avalanche.core import SupervisedPlugin
-from unlearning_kit import DIGITS, amnesiac, bits, book, fingerprint, initial_values, stock, stray, trajectory
+from support.strategies import DIGITS, amnesiac, stock
+from support.strategy_state import bits, book, fingerprint, initial_values, stray, trajectory
 
 from avalanche_amnesia.benchmarks import SplitDigits, UnlearningRequest, with_unlearning
 from avalanche_amnesia.ledger import RequestError

@@ -4,8 +4,9 @@ import pytest
 import torch
 from avalanche.core import SupervisedPlugin
 from avalanche.training import EWC, Naive, Replay
+from support.strategies import amnesiac, quiet, stock
+from support.strategy_state import bits, book, stray, trajectory
 from torch.optim import Adam
-from unlearning_kit import amnesiac, bits, book, quiet, stock, stray, trajectory
 
 from avalanche_amnesia.baselines import (
     PALL,

@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from unlearning_kit import DIGITS, amnesiac, assert_nothing_stray, bits, book, fingerprint, mark, stock, trajectory
+from support.strategies import DIGITS, amnesiac, stock
+from support.strategy_state import assert_nothing_stray, bits, book, fingerprint, mark, trajectory
 
 from avalanche_amnesia.benchmarks import PermutedDigits
 from avalanche_amnesia.bits import same_bits

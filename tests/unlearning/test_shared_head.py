@@ -5,8 +5,9 @@ import copy
 import pytest
 import torch
 from avalanche.core import SupervisedPlugin
+from support.strategies import mlp, quiet
+from support.strategy_state import bits, trajectory
 from torch.optim import SGD, Adam
-from unlearning_kit import bits, mlp, quiet, trajectory
 
 from avalanche_amnesia.benchmarks import PermutedDigits, RotatedDigits, SplitDigits, UnlearningRequest, with_unlearning
 from avalanche_amnesia.evaluation import References

@@ -6,8 +6,9 @@ import pytest
 import torch
 from avalanche.core import SupervisedPlugin
 from avalanche.training.plugins import EWCPlugin
-from repair_kit import MODES, PERMUTED, plugin_of, trained, values
-from unlearning_kit import amnesiac, bits, book, initial_values, stray, trajectory
+from support.repaired_strategies import MODES, PERMUTED, plugin_of, trained, values
+from support.strategies import amnesiac
+from support.strategy_state import bits, book, initial_values, stray, trajectory
 
 from avalanche_amnesia.benchmarks import UnlearningRequest, with_unlearning
 from avalanche_amnesia.bits import same_bits

@@ -9,8 +9,9 @@ from avalanche.models import MultiHeadClassifier, MultiTaskModule
 from avalanche.training import EWC, LwF, Naive, Replay
 from avalanche.training.plugins import EWCPlugin, LwFPlugin, ReplayPlugin
 from avalanche.training.storage_policy import ClassBalancedBuffer, ParametricBuffer, ReservoirSamplingBuffer
+from support.strategies import DIGITS, quiet, stock
+from support.strategy_state import bits, book, fingerprint, trajectory
 from torch import nn
-from unlearning_kit import DIGITS, bits, book, fingerprint, quiet, stock, trajectory
 
 from avalanche_amnesia.benchmarks import PermutedDigits, UnlearningRequest, with_unlearning
 from avalanche_amnesia.models import MLP, MultiHeadModel

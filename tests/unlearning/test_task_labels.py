@@ -5,7 +5,8 @@ import json
 import numpy as np
 import pytest
 import torch
-from unlearning_kit import DIGITS, amnesiac, bits, book
+from support.strategies import DIGITS, amnesiac
+from support.strategy_state import bits, book
 
 from avalanche_amnesia.benchmarks import UnlearningRequest, task_benchmark, with_unlearning
 from avalanche_amnesia.evaluation import References

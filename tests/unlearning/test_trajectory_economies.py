@@ -9,8 +9,9 @@ import torch
 from avalanche.core import SupervisedPlugin
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from test_trajectory_store import SHAPES, DenseTwin, assert_same, drawn, events, states
-from unlearning_kit import DIGITS, amnesiac, book, initial_values, stock, stray, trajectory
+from support.strategies import DIGITS, amnesiac, stock
+from support.strategy_state import book, initial_values, stray, trajectory
+from support.trajectory_oracle import EVENTS, SHAPES, DenseTwin, assert_same, drawn, states
 
 from avalanche_amnesia.bits import same_bits
 from avalanche_amnesia.training.host import find_plugin
@@ -49,7 +50,7 @@ def slowly_committed(before, after, active, threshold=0.0, min_active_steps=0.0,
 
 @pytest.mark.parametrize("options", FIDELITIES, ids=str)
 @settings(max_examples=25, deadline=None)
-@given(events=events, seed=st.integers(0, 2**20))
+@given(events=EVENTS, seed=st.integers(0, 2**20))
 @example(events=[("learn", 1.0), ("learn", 1.0), ("remove", {0}), ("learn", 0.5), ("remove", {1, 2})], seed=1)
 def test_any_sequence_agrees_with_the_slow_twin_bit_for_bit(options, events, seed):
     generator = torch.Generator().manual_seed(seed)

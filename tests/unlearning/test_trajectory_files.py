@@ -9,9 +9,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_all_or_nothing import after_call, raiser
-from test_trajectory_store import SHAPES, assert_same, drawn, events
-from unlearning_kit import DIGITS, amnesiac, bits, book, fingerprint, frozen, stock, trajectory
+from support.fault_injection import after_call, raiser
+from support.log_directory import contents, files, with_three_tasks
+from support.strategies import DIGITS, amnesiac, stock
+from support.strategy_state import bits, book, fingerprint, frozen, trajectory
+from support.trajectory_oracle import EVENTS, SHAPES, assert_same, drawn
 
 from avalanche_amnesia.ledger import TaskLedger
 from avalanche_amnesia.training.host import find_plugin
@@ -21,19 +23,9 @@ from avalanche_amnesia.trajectory import files as log_files
 from avalanche_amnesia.unlearning import applying as operation
 
 
-def contents(store):
-    """Everything that a trajectory knows, comparable."""
-    logs = [(task, {name: dict(entry.parts) for name, entry in log.items()}) for task, log in store.logs.items()]
-    return frozen(logs), store.report().to_json()
-
-
-def files(path):
-    return sorted(file.name for file in Path(path).iterdir())
-
-
 @settings(max_examples=20, deadline=None)
 @given(
-    events=events,
+    events=EVENTS,
     seed=st.integers(0, 2**20),
     dtype=st.sampled_from([None, torch.int8]),
     permanent=st.sets(st.integers(0, 9), max_size=2),
@@ -72,16 +64,6 @@ def test_logs_are_mapped_not_loaded(tmp_path):
     assert name.startswith("task_3.")
     if Path("/proc/self/maps").exists():
         assert str(tmp_path / name) in Path("/proc/self/maps").read_text()
-
-
-def with_three_tasks(path, **options):
-    generator = torch.Generator().manual_seed(0)
-    state = {"w": torch.randn(20, generator=generator)}
-    store = Trajectory(path=path, **options)
-    for task in range(3):
-        after = {"w": state["w"] + torch.randn(20, generator=generator)}
-        state = {**after, **store.record(task, state, after)}
-    return store, state
 
 
 DIE_AT = [(log_files, "save_file"), (os, "replace"), (os, "fsync"), (Path, "unlink"), (Path, "write_bytes")]

@@ -4,8 +4,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_trajectory_store import SHAPES, drawn, states
-from unlearning_kit import DIGITS, amnesiac, bits, book, stock, trajectory
+from support.strategies import DIGITS, amnesiac, stock
+from support.strategy_state import bits, book, trajectory
+from support.trajectory_oracle import SHAPES, drawn, states
 
 from avalanche_amnesia.bits import same_bits
 from avalanche_amnesia.training.host import find_plugin

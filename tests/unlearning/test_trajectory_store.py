@@ -4,76 +4,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
-from unlearning_kit import frozen
+from support.strategy_state import frozen
+from support.trajectory_oracle import EVENTS, SHAPES, DenseTwin, assert_same, drawn, states
 
 from avalanche_amnesia.bits import same_bits
 from avalanche_amnesia.trajectory import Revision, Trajectory, TrajectoryError
 
-SHAPES = {"w": (3, 4), "b": (5,), "scalar": ()}
-
-
-class DenseTwin:
-    """Per entry the list of writers (task, value before, value after); removing one recomputes the whole list."""
-
-    def __init__(self, initial: dict[str, Tensor]) -> None:
-        self.initial = {name: value.clone() for name, value in initial.items()}
-        self.writers: list[tuple[int, dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]] = []
-
-    def record(self, task: int, before: dict[str, Tensor], after: dict[str, Tensor]) -> None:
-        moved = {name: ~same_bits(before[name], after[name]) for name in before}
-        delta = {name: after[name].double() - before[name].double() for name in before}
-        self.writers.append((task, moved, delta, {name: value.clone() for name, value in after.items()}))
-
-    def remove(self, tasks: set[int]) -> None:
-        """A writer whose entry starts from the bits it started from ends at the bits it ended at."""
-        starts = self._states_before()
-        kept = [(w, start) for w, start in zip(self.writers, starts, strict=True) if w[0] not in tasks]
-        state = {name: value.clone() for name, value in self.initial.items()}
-        self.writers = []
-        for (task, moved, delta, after), start in kept:
-            new = {}
-            for name, value in state.items():
-                written = torch.where(
-                    same_bits(value, start[name]), after[name], (value.double() + delta[name]).float()
-                )
-                new[name] = torch.where(moved[name], written, value)
-            # what the writer is known to have done is now what it does on the new ground
-            self.writers.append((task, moved, {n: new[n].double() - state[n].double() for n in new}, new))
-            state = {name: value.clone() for name, value in new.items()}
-
-    def _states_before(self) -> list[dict[str, Tensor]]:
-        return [self.initial, *(after for *_, after in self.writers)][: len(self.writers)]
-
-    @property
-    def state(self) -> dict[str, Tensor]:
-        return self.writers[-1][3] if self.writers else self.initial
-
-
-def drawn(generator: torch.Generator, share: float) -> dict[str, Tensor]:
-    """Random updates of a share of the entries."""
-    return {
-        name: torch.randn(shape, generator=generator) * (torch.rand(shape, generator=generator) < share)
-        for name, shape in SHAPES.items()
-    }
-
-
-def assert_same(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
-    for name in b:
-        assert same_bits(a[name], b[name]).all(), (name, a[name], b[name])
-
-
-events = st.lists(
-    st.one_of(
-        st.tuples(st.just("learn"), st.floats(0.1, 1.0)), st.tuples(st.just("remove"), st.sets(st.integers(0, 9)))
-    ),
-    min_size=2,
-    max_size=10,
-)
-
 
 @settings(max_examples=150, deadline=None)
-@given(events=events, seed=st.integers(0, 2**20), in_training=st.booleans())
+@given(events=EVENTS, seed=st.integers(0, 2**20), in_training=st.booleans())
 def test_any_sequence_of_tasks_and_removals_agrees_with_the_dense_twin(events, seed, in_training):
     generator = torch.Generator().manual_seed(seed)
     state = {name: torch.randn(shape, generator=generator) for name, shape in SHAPES.items()}
@@ -122,10 +61,6 @@ def test_any_sequence_of_tasks_and_removals_agrees_with_the_dense_twin(events, s
     if store.tasks:
         everything = store.remove(store.tasks, state)
         assert_same({name: everything.values.get(name, state[name]) for name in state}, twin.initial)
-
-
-def states(*values: list[float]) -> list[dict[str, Tensor]]:
-    return [{"w": torch.tensor(value)} for value in values]
 
 
 def test_first_value_last_bits_and_float64_subtraction():

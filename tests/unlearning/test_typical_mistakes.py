@@ -4,7 +4,8 @@ import warnings
 
 import pytest
 import torch
-from unlearning_kit import DIGITS, amnesiac, bits, book, stock
+from support.strategies import DIGITS, amnesiac, stock
+from support.strategy_state import bits, book
 
 from avalanche_amnesia.benchmarks import with_unlearning
 from avalanche_amnesia.evaluation import References, unlearned_accuracy_metrics

@@ -5,8 +5,9 @@ import torch
 from avalanche.core import SupervisedPlugin
 from avalanche.training import EWC, Naive
 from avalanche.training.plugins import LRSchedulerPlugin
+from support.strategies import DIGITS, stock
+from support.strategy_state import book, fingerprint
 from torch import nn
-from unlearning_kit import DIGITS, book, fingerprint, stock
 
 from avalanche_amnesia.benchmarks import with_unlearning
 from avalanche_amnesia.training.plugins import UnlearningPlugin

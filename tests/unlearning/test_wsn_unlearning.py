@@ -9,9 +9,10 @@ import torch
 from avalanche.evaluation.metrics import accuracy_metrics
 from avalanche.logging import BaseLogger
 from avalanche.training.plugins import EvaluationPlugin
-from test_no_residue import tensors_within
+from support.residue_oracle import tensors_within
+from support.strategies import DIGITS, OPTIMIZERS, mlp
+from support.strategy_state import bits, book, fingerprint, trajectory
 from torch import nn
-from unlearning_kit import DIGITS, OPTIMIZERS, bits, book, fingerprint, mlp, trajectory
 
 from avalanche_amnesia.benchmarks import UnlearningRequest, with_unlearning
 from avalanche_amnesia.bits import same_bits

@@ -1,7 +1,8 @@
-"""What a task leaves that tells of it, and whether tensors hold it."""
+"""Traces of a forgotten task, and a check whether tensors hold one: a slow twin of the audit."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,8 +13,8 @@ from avalanche_amnesia.models.weight_masks.mask_storage import pack_bits
 
 
 @dataclass
-class Residue:
-    """What must be nowhere once a task is gone: its mask, its head and embedding, the values that it left."""
+class TaskResidue:
+    """Mask, head, embedding and written values of a task, which must be nowhere once it is forgotten."""
 
     mask: Tensor | None
     values: list[np.ndarray]
@@ -29,6 +30,29 @@ class Residue:
                     return True
         held = np.unique(np.concatenate([integers(tensor) for tensor in tensors if tensor.dtype == torch.float32]))
         return any(len(own) > 4 and np.isin(own, held).mean() > 0.25 for own in self.values)
+
+
+def tensors_within(root: object, skip: tuple[type, ...] = ()) -> list[Tensor]:
+    """Every tensor that can be reached from an object through attributes and containers."""
+    found: list[Tensor] = []
+    seen: set[int] = set()
+    queue: list[Any] = [root]
+    while queue:
+        thing = queue.pop()
+        if id(thing) in seen or isinstance(thing, (str, bytes, int, float, type, *skip)):
+            continue
+        seen.add(id(thing))
+        if isinstance(thing, Tensor):
+            found += [thing.detach()] + ([thing.grad] if thing.grad is not None else [])
+        elif isinstance(thing, dict):
+            queue += [*thing.keys(), *thing.values()]
+        elif isinstance(thing, (list, tuple, set, frozenset)):
+            queue += list(thing)
+        elif hasattr(thing, "__dict__"):
+            queue += list(vars(thing).values())
+        if hasattr(thing, "func") and hasattr(thing, "args"):
+            queue += [thing.func, *thing.args]
+    return found
 
 
 def integers(tensor: Tensor) -> np.ndarray:

@@ -2,7 +2,10 @@
 
 import torch
 import torch.nn.functional as F
-from network_modules import (
+from torch import nn
+
+from avalanche_amnesia.models import MLP, MaskedModel
+from support.network_modules import (
     ConcatenatedMaps,
     Function,
     FunctionalDropout,
@@ -22,9 +25,6 @@ from network_modules import (
     parameter,
     under_two_names,
 )
-from torch import nn
-
-from avalanche_amnesia.models import MLP, MaskedModel
 
 # name → (factory, shape of one input, keyword arguments of MaskedModel)
 NETWORKS = {

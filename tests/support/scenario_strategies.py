@@ -1,4 +1,4 @@
-"""Strategies that live through random events, and what each of them promises."""
+"""Strategies that random scenarios run on, and the promises of each."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -6,18 +6,18 @@ from typing import Any
 
 import torch
 from avalanche.training import EWC, Naive
-from unlearning_kit import OPTIMIZERS, ConvNet, amnesiac, stock
 
 from avalanche_amnesia.bits import same_bits
 from avalanche_amnesia.models import MLP, MultiHeadModel, SubnetModel
 from avalanche_amnesia.training import WSN
 from avalanche_amnesia.training.plugins import RepairPlugin, TrajectoryPlugin, UnlearningPlugin
 from avalanche_amnesia.unlearning import own_parameters
+from support.strategies import OPTIMIZERS, ConvNet, amnesiac, stock
 
 NETS = {"mlp": lambda: MLP(64, hidden=(12,), features=10), "conv": ConvNet}
 
 
-class Marking(TrajectoryPlugin):
+class MarkedUpdates(TrajectoryPlugin):
     """Puts a power of two, which no other training has, in the place of every update that a task's training made."""
 
     def __init__(self, marked: bool, **options: Any) -> None:
@@ -74,7 +74,7 @@ def stock_strategy(make: Any, **rest: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Kind:
+class StrategyKind:
     """A strategy, and what it promises beyond what all do.
 
     Attributes:
@@ -103,15 +103,15 @@ def repaired(trajectory: TrajectoryPlugin, **options: Any) -> Any:
 
 
 KINDS = {
-    "hat": Kind(hat(), protects=True),
-    "adahat": Kind(hat(adjustment="adahat", alpha=1e-2)),
-    "pools": Kind(hat(isolation="pools"), protects=True),
-    "exclusive": Kind(hat(deletion="exclusive"), protects=True, keeps_shared=True),
-    "backup": Kind(hat(compensation="backup"), protects=True, revises=True),
-    "repair": Kind(repaired, protects=True, revises=True),
-    "int8": Kind(hat(adjustment="constant"), {"dtype": torch.int8}, tolerance=1e-5),
-    "disk": Kind(hat(adjustment="adahat", alpha=1e-2), {"path": "logs"}),
-    "wsn": Kind(wsn, protects=True, keeps_shared=True),
-    "naive": Kind(stock_strategy(Naive)),
-    "ewc": Kind(stock_strategy(EWC, ewc_lambda=1.0)),
+    "hat": StrategyKind(hat(), protects=True),
+    "adahat": StrategyKind(hat(adjustment="adahat", alpha=1e-2)),
+    "pools": StrategyKind(hat(isolation="pools"), protects=True),
+    "exclusive": StrategyKind(hat(deletion="exclusive"), protects=True, keeps_shared=True),
+    "backup": StrategyKind(hat(compensation="backup"), protects=True, revises=True),
+    "repair": StrategyKind(repaired, protects=True, revises=True),
+    "int8": StrategyKind(hat(adjustment="constant"), {"dtype": torch.int8}, tolerance=1e-5),
+    "disk": StrategyKind(hat(adjustment="adahat", alpha=1e-2), {"path": "logs"}),
+    "wsn": StrategyKind(wsn, protects=True, keeps_shared=True),
+    "naive": StrategyKind(stock_strategy(Naive)),
+    "ewc": StrategyKind(stock_strategy(EWC, ewc_lambda=1.0)),
 }

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from unlearning_kit import amnesiac, bits, book, frozen, trajectory
 
 from avalanche_amnesia.benchmarks import SplitDigits, UnlearningRequest, with_unlearning
 from avalanche_amnesia.training.plugins import TrajectoryPlugin
 from avalanche_amnesia.trajectory import files as log_files
+from support.strategies import amnesiac
+from support.strategy_state import bits, book, frozen, trajectory
 
 REQUESTS = [
     UnlearningRequest(tasks=(0,), at=1),

@@ -1,10 +1,10 @@
-"""Who may be asked for, written down a second time, to compare the ledger with."""
+"""The rules of requests, written a second time to compare the ledger with."""
 
 from collections.abc import Sequence
 
 
-class Paper:
-    """The rules of requests, written down a second time."""
+class LedgerOracle:
+    """The ledger's rules, worked out from a list of tasks in order and when each was learned."""
 
     def __init__(self, deadline: int | None) -> None:
         self.deadline, self.n, self.n_requests = deadline, 0, 0

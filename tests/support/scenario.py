@@ -1,4 +1,4 @@
-"""The life of a strategy, event by event, beside a model on paper of all that must be true after each of them."""
+"""Trainings, requests and failures of one strategy, event by event, with all that must be true after each of them."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -11,13 +11,7 @@ import pytest
 import torch
 from avalanche.core import SupervisedPlugin
 from avalanche.training.plugins import EWCPlugin
-from injection import Breaks, InjectedError, injected
-from life_kinds import NETS, Kind, Marking
-from request_rules import Paper
-from residue import Residue, decay_alone, integers
-from test_no_residue import tensors_within
 from torch import Tensor
-from unlearning_kit import bits, book, fingerprint, trajectory
 
 from avalanche_amnesia.benchmarks import SplitDigits, UnlearningRequest, with_unlearning
 from avalanche_amnesia.bits import same_bits, tensor_hash
@@ -28,6 +22,11 @@ from avalanche_amnesia.training.plugins import BackupPlugin, CounterfactualPlugi
 from avalanche_amnesia.trajectory.sparse import SparseValues
 from avalanche_amnesia.unlearning import own_parameters
 from avalanche_amnesia.unlearning.purging import PurgeContext, register_purger
+from support.fault_injection import FailsAtEvent, InjectedError, injected
+from support.ledger_oracle import LedgerOracle
+from support.residue_oracle import TaskResidue, decay_alone, integers, tensors_within
+from support.scenario_strategies import NETS, MarkedUpdates, StrategyKind
+from support.strategy_state import bits, book, fingerprint, trajectory
 
 TASKS = 5
 BATCHES = 3  # of 10 samples, in one epoch
@@ -35,23 +34,23 @@ STREAM = with_unlearning(SplitDigits(n_train=150, n_test=50), ()).train_stream
 IMAGES = [experience.tensors[0][:8] for experience in SplitDigits(n_train=150, n_test=50).test_stream]
 
 
-class Life(SupervisedPlugin):
-    """A strategy, its history on paper, and the checks; as one of the strategy's plugins it sees every unlearning."""
+class Scenario(SupervisedPlugin):
+    """A strategy, an oracle of its ledger, and the checks; as a plugin of the strategy it sees every unlearning."""
 
     def __init__(
-        self, kind: Kind, folder: Path, *, marked: bool, net: str, optimizer: str, deadline: int | None
+        self, kind: StrategyKind, folder: Path, *, marked: bool, net: str, optimizer: str, deadline: int | None
     ) -> None:
         super().__init__()
         options = dict(kind.options)
         self.files = folder / options["path"] if "path" in options else None
         if self.files is not None:
             options["path"] = self.files
-        self.kind, self.marked, self.breaks, self.paper = kind, marked, Breaks(), Paper(deadline)
+        self.kind, self.marked, self.fails, self.oracle = kind, marked, FailsAtEvent(), LedgerOracle(deadline)
         self.strategy = kind.make(
-            Marking(marked, **options),
+            MarkedUpdates(marked, **options),
             net=NETS[net],
             optimizer=optimizer,
-            plugins=[self, self.breaks],
+            plugins=[self, self.fails],
             deadline=deadline,
         )
         heads = find_plugin(self.strategy, CounterfactualPlugin)
@@ -64,30 +63,30 @@ class Life(SupervisedPlugin):
         self.decayed = decay_alone(self.initial, self.strategy.optimizer, BATCHES * TASKS)
         self.updates: dict[int, dict[str, Tensor]] = {}
         self.logits: dict[int, str] = {}
-        self.residue: dict[int, Residue] = {}
-        self.seen: Any = None
-        self.staged: dict[int, Residue] = {}
+        self.residue: dict[int, TaskResidue] = {}
+        self.state_before: Any = None
+        self.staged: dict[int, TaskResidue] = {}
 
-    # What there is --------------------------------------------------------------------------------------------
+    # State ----------------------------------------------------------------------------------------------------
 
     @property
     def model(self) -> Any:
         return self.strategy.model
 
-    def live(self) -> dict[str, Tensor]:
+    def parameter_values(self) -> dict[str, Tensor]:
         """Every parameter."""
         return {name: parameter.detach().clone() for name, parameter in self.model.named_parameters()}
 
     def values(self) -> dict[str, Tensor]:
         """What all tasks share, in the last state between tasks."""
         snapshot = find_plugin(self.strategy, TrajectoryPlugin).snapshot
-        values = self.live() if snapshot is None else snapshot.values
-        return {name: values[name].clone() for name in self.live() if name.startswith("backbone.")}
+        values = self.parameter_values() if snapshot is None else snapshot.values
+        return {name: values[name].clone() for name in self.parameter_values() if name.startswith("backbone.")}
 
     def expected(self) -> dict[str, Tensor]:
         """Initial values and the remaining tasks' updates: of a forgotten one the coefficient is 0."""
         result = {name: value.double() for name, value in self.initial.items()}
-        for task in self.paper.order:
+        for task in self.oracle.order:
             for name, update in self.updates[task].items():
                 result[name] = result[name] + update
         return result
@@ -100,7 +99,7 @@ class Life(SupervisedPlugin):
                 result[f"backbone.{name}"] |= (use > 0).expand_as(result[f"backbone.{name}"])
         return result
 
-    def look(self) -> Any:
+    def comparable_state(self) -> Any:
         """Everything that must stay where nothing may happen."""
         index = None if self.files is None else self.files / "index.json"
         ewc, heads = find_plugin(self.strategy, EWCPlugin), find_plugin(self.strategy, CounterfactualPlugin)
@@ -119,105 +118,105 @@ class Life(SupervisedPlugin):
         """Hash of the logits of every remaining task."""
         was = self.model.training
         self.model.eval()
-        result = {task: tensor_hash(self.model(IMAGES[task], task)) for task in self.paper.order}
+        result = {task: tensor_hash(self.model(IMAGES[task], task)) for task in self.oracle.order}
         self.model.train(was)
         return result
 
     # Events ---------------------------------------------------------------------------------------------------
 
-    def train(self, task: int, request: UnlearningRequest | None, step: Any, breaks: tuple[str, int] | None) -> None:
+    def train(self, task: int, request: UnlearningRequest | None, step: Any, failure: tuple[str, int] | None) -> None:
         """Train a task, with a request of the stream and something that goes wrong, maybe."""
-        experience, before, self.seen = STREAM[task], self.look(), None
-        legal = task not in self.paper.order and (request is None or self._allows(task, request))
+        experience, before, self.state_before = STREAM[task], self.comparable_state(), None
+        legal = task not in self.oracle.order and (request is None or self._allows(task, request))
         experience.requests = () if request is None else (request,)
-        self.breaks.event, self.breaks.times = breaks or ("", 0)
+        self.fails.event, self.fails.times = failure or ("", 0)
         try:
             with injected(step):
                 self.strategy.train(experience)
             assert legal
         except InjectedError:
-            if self.seen is not None and not book(self.strategy).records[self.paper.n_requests :]:
-                assert self.look() == self.seen
+            if self.state_before is not None and not book(self.strategy).records[self.oracle.n_requests :]:
+                assert self.comparable_state() == self.state_before
         except ValueError:
             assert not legal
-            assert self.look() == before
+            assert self.comparable_state() == before
             return
         finally:
-            self.breaks.event, experience.requests = "", ()
-        obeyed = self._settle()
+            self.fails.event, experience.requests = "", ()
+        obeyed = self._enter_requests()
         if book(self.strategy).current_task is not None:
             with pytest.raises(RequestError, match="interrupted"):
                 book(self.strategy).unlearn(self.strategy, [task])
             give_up = getattr(self.strategy, "abort_training", lambda: book(self.strategy).abort(self.strategy))
             give_up()
             self.logits = self.answers() if obeyed else self.logits
-        self._note()
+        self._enter_tasks()
         self.check()
 
     def _allows(self, task: int, request: UnlearningRequest) -> bool:
-        paper = deepcopy(self.paper)
+        oracle = deepcopy(self.oracle)
         if request.when == "after":
-            paper.learn(task)
-        return paper.allows(request.tasks)
+            oracle.learn(task)
+        return oracle.allows(request.tasks)
 
-    def request(self, tasks: Sequence[int], step: Any, breaks: tuple[str, int] | None) -> None:
+    def request(self, tasks: Sequence[int], step: Any, failure: tuple[str, int] | None) -> None:
         """Plan and unlearn."""
-        plugin, before, self.seen = book(self.strategy), self.look(), None
-        if not self.paper.allows(tasks):
+        plugin, before, self.state_before = book(self.strategy), self.comparable_state(), None
+        if not self.oracle.allows(tasks):
             for ask in (plugin.plan, plugin.unlearn):
                 with pytest.raises(RequestError):
                     ask(self.strategy, tasks)
-                assert self.look() == before
+                assert self.comparable_state() == before
             return
         plan = plugin.plan(self.strategy, tasks)
-        assert self.look() == before
-        self.breaks.event, self.breaks.times = breaks or ("", 0)
+        assert self.comparable_state() == before
+        self.fails.event, self.fails.times = failure or ("", 0)
         try:
             with injected(step):
                 assert plugin.unlearn(self.strategy, tasks).plan == plan
         except InjectedError:
-            assert self.look() == before
+            assert self.comparable_state() == before
             assert plugin.plan(self.strategy, tasks) == plan
         finally:
-            self.breaks.event = ""
-        self._settle()
+            self.fails.event = ""
+        self._enter_requests()
         self.check()
 
     def mark_permanent(self, tasks: Sequence[int]) -> None:
         """Declare tasks permanent."""
-        if set(tasks) <= set(self.paper.order):
-            self.paper.declared |= set(tasks)
+        if set(tasks) <= set(self.oracle.order):
+            self.oracle.declared |= set(tasks)
             book(self.strategy).mark_permanent(tasks)
         else:
-            before = self.look()
+            before = self.comparable_state()
             with pytest.raises(RequestError):
                 book(self.strategy).mark_permanent(tasks)
-            assert self.look() == before
+            assert self.comparable_state() == before
         self.check()
 
     def evaluate(self) -> None:
         """Evaluate, which changes nothing."""
-        before = self.look()
-        self.strategy.eval([STREAM[task] for task in self.paper.order])
-        assert self.look() == before
+        before = self.comparable_state()
+        self.strategy.eval([STREAM[task] for task in self.oracle.order])
+        assert self.comparable_state() == before
         self.check()
 
     # Around an unlearning -------------------------------------------------------------------------------------
 
     def before_unlearning(self, strategy: Any, **kwargs: Any) -> None:
-        """Look at everything, in front of the first change."""
-        self._note()
-        self.seen = self.look()
-        self.had = self.live(), self.values(), self.answers(), bits(self.model)
+        """Note everything, in front of the first change."""
+        self._enter_tasks()
+        self.state_before = self.comparable_state()
+        self.had = self.parameter_values(), self.values(), self.answers(), bits(self.model)
         self.residue_of = {task: self._residue(task) for task in book(strategy).current.tasks}
 
     def after_unlearning(self, strategy: Any, **kwargs: Any) -> None:
         """Compare what was done with plan and record; it can still be taken back."""
         live, values, answers, hashes = self.had
         plan, record = book(strategy).current, book(strategy).records[-1]
-        gone, now, state = plan.tasks, self.live(), bits(self.model)
+        gone, now, state = plan.tasks, self.parameter_values(), bits(self.model)
         assert record.plan == plan
-        assert record.remaining == tuple(task for task in self.paper.order if task not in gone)
+        assert record.remaining == tuple(task for task in self.oracle.order if task not in gone)
         moved = {name: int((~same_bits(value, live[name])).sum()) for name, value in now.items()}
         refitted = frozenset().union(*(own_parameters(self.model, task) for task in plan.compensated))
         if not self.kind.revises:
@@ -231,7 +230,7 @@ class Life(SupervisedPlugin):
         assert set(hashes) - set(state) == set(plan.removed)
         with self._without(gone):
             after = self.answers()
-            for task in self.paper.order:
+            for task in self.oracle.order:
                 if self._untouched(task, gone, record):
                     assert after[task] == answers[task], (task, gone)
         if self.kind.keeps_shared:
@@ -245,40 +244,40 @@ class Life(SupervisedPlugin):
             self.staged[task] = own
 
     def _untouched(self, task: int, gone: Sequence[int], record: Any) -> bool:
-        later = all(self.paper.since[other] > self.paper.since[task] for other in gone)
+        later = all(self.oracle.since[other] > self.oracle.since[task] for other in gone)
         return task not in record.affected or self.kind.keeps_shared or (self.kind.protects and later)
 
     @contextmanager
     def _without(self, gone: Sequence[int]) -> Iterator[None]:
-        order, self.paper.order = self.paper.order, [task for task in self.paper.order if task not in gone]
+        order, self.oracle.order = self.oracle.order, [task for task in self.oracle.order if task not in gone]
         yield
-        self.paper.order = order
+        self.oracle.order = order
 
-    def _residue(self, task: int) -> Residue:
+    def _residue(self, task: int) -> TaskResidue:
         own = [parameter for module in self.model.task_modules(task) for parameter in module.parameters()]
         masked = isinstance(self.model, TaskMaskedModel)
         if hasattr(self.model, "task_embedding"):
             own.append(self.model.task_embedding(task))
-        return Residue(self.model.binary_mask(task) if masked else None, [integers(parameter) for parameter in own])
+        return TaskResidue(self.model.binary_mask(task) if masked else None, [integers(parameter) for parameter in own])
 
-    def _settle(self) -> bool:
+    def _enter_requests(self) -> bool:
         """Enter what was unlearned for good, if anything was."""
-        records = book(self.strategy).records[self.paper.n_requests :]
+        records = book(self.strategy).records[self.oracle.n_requests :]
         for record in records:
-            self.paper.forget(record.tasks)
+            self.oracle.forget(record.tasks)
             self.residue |= {task: self.staged[task] for task in record.tasks}
             self.updates = {task: update for task, update in self.updates.items() if task not in record.tasks}
             self.logits = self.answers()
         self.staged = {}
         return bool(records)
 
-    def _note(self) -> None:
+    def _enter_tasks(self) -> None:
         """Enter a task whose training has come to its end."""
         for task in book(self.strategy).ledger.remaining:
-            if task in self.paper.order:
+            if task in self.oracle.order:
                 continue
             earlier = self.logits
-            self.paper.learn(task)
+            self.oracle.learn(task)
             self.residue.pop(task, None)  # it is there again, by right
             self.logits = self.answers()
             if self.kind.protects:
@@ -287,19 +286,19 @@ class Life(SupervisedPlugin):
             base = self.expected()
             self.updates[task] = {name: value.double() - base[name] for name, value in self.values().items()}
 
-    # What must be true between events -------------------------------------------------------------------------
+    # Invariants -----------------------------------------------------------------------------------------------
 
     def check(self) -> None:
         """All that holds between two events."""
-        ledger, paper = book(self.strategy).ledger, self.paper
-        assert ledger.remaining == tuple(paper.order) == trajectory(self.strategy).tasks
-        assert (ledger.unlearned, ledger.unlearnable) == (tuple(paper.unlearned), tuple(paper.unlearnable))
-        assert (ledger.permanent, ledger.n_trained) == (paper.permanent, paper.n)
-        assert set(self.model.tasks) == set(paper.order) == {int(t) for t in self.model.known_train_tasks_labels}
+        ledger, oracle = book(self.strategy).ledger, self.oracle
+        assert ledger.remaining == tuple(oracle.order) == trajectory(self.strategy).tasks
+        assert (ledger.unlearned, ledger.unlearnable) == (tuple(oracle.unlearned), tuple(oracle.unlearnable))
+        assert (ledger.permanent, ledger.n_trained) == (oracle.permanent, oracle.n)
+        assert set(self.model.tasks) == set(oracle.order) == {int(t) for t in self.model.known_train_tasks_labels}
         assert self.answers() == self.logits
         values, expected = self.values(), self.expected()
         if isinstance(self.model, TaskMaskedModel):
-            assert set(self.model.masks) == set(paper.order)
+            assert set(self.model.masks) == set(oracle.order)
             for name, owned in self.owned().items():
                 assert bool(same_bits(values[name], self.initial[name])[~owned].all()), name
         if not (self.kind.keeps_shared or self.kind.revises):
@@ -307,7 +306,7 @@ class Life(SupervisedPlugin):
             for name, value in values.items():
                 assert float((value.double() - expected[name]).abs().max()) <= tolerance, name
         reachable = [self.strategy.optimizer, getattr(self.strategy, "optimized_param_id", None), self.model]
-        reachable += [p for p in self.strategy.plugins if p not in (self, self.breaks, self.strategy.evaluator)]
+        reachable += [p for p in self.strategy.plugins if p not in (self, self.fails, self.strategy.evaluator)]
         tensors = tensors_within(reachable)
         for log in trajectory(self.strategy).logs.values():
             tensors += [entry.values for entry in log.values() if isinstance(entry, SparseValues)]
@@ -315,7 +314,7 @@ class Life(SupervisedPlugin):
             assert not residue.found_in(tensors), f"task {task} left a trace"
 
 
-@register_purger(Life)
-def _witness(plugin: Life, context: PurgeContext, undo: ExitStack) -> str:
-    """It keeps what it needs to know of every task: that is what it is for."""
-    return "the witness: left as it is"
+@register_purger(Scenario)
+def _purge_scenario(plugin: Scenario, context: PurgeContext, undo: ExitStack) -> str:
+    """Purge nothing: to compare, a scenario keeps what it needs to know of every task."""
+    return "the scenario: left as it is"

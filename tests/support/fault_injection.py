@@ -1,4 +1,4 @@
-"""Errors where a test wants them: in a function, or at one of the host's events."""
+"""Errors where a test wants them: in a function, behind it, or at one of the host's events."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -7,9 +7,48 @@ from unittest.mock import patch
 
 from avalanche.core import SupervisedPlugin
 
+from avalanche_amnesia.ledger import TaskLedger
+from avalanche_amnesia.models import MaskedModel
+from avalanche_amnesia.trajectory import Trajectory
+from avalanche_amnesia.unlearning import applying
+
+UNLEARNING_STEPS = [
+    (Trajectory, "apply"),
+    (Trajectory, "remove"),
+    (MaskedModel, "remove_task"),
+    (TaskLedger, "forget"),
+    (TaskLedger, "check"),
+    (applying, "remove_task_modules"),
+    (applying, "purge_optimizers"),
+    (applying, "state_hashes"),
+    (applying, "_replace"),
+    (applying, "UnlearningRecord"),
+    (applying, "PurgeContext"),
+]
+"""Owner and name of functions that every unlearning calls, from its check to its record."""
+
 
 class InjectedError(BaseException):
     """Raised where a test wants it; no handler of ``Exception`` catches it."""
+
+
+def raiser(error: type[BaseException]) -> Callable[..., None]:
+    """A function that raises an error of this type, whatever it is called with."""
+
+    def fail(*args: Any, **kwargs: Any) -> None:
+        raise error("injected")
+
+    return fail
+
+
+def after_call(original: Callable[..., Any], error: type[BaseException]) -> Callable[..., None]:
+    """A function that does what another one does, and then raises an error of this type."""
+
+    def fail(*args: Any, **kwargs: Any) -> None:
+        original(*args, **kwargs)
+        raise error("injected behind")
+
+    return fail
 
 
 @contextmanager
@@ -30,7 +69,7 @@ def injected(step: tuple[Any, Any, bool] | None) -> Iterator[None]:
         yield
 
 
-class Breaks(SupervisedPlugin):
+class FailsAtEvent(SupervisedPlugin):
     """Raises at one of the host's events, at its n-th time."""
 
     def __init__(self) -> None:

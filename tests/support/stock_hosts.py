@@ -8,9 +8,9 @@ from avalanche.models import BaseModel
 from avalanche.models.packnet import PackNetModel, PackNetPlugin
 from avalanche.training import AGEM, DER, ER_ACE, EWC, GEM, LFL, MAS, LwF, Naive, Replay, SynapticIntelligence
 from torch import Tensor, nn
-from unlearning_kit import stock
 
 from avalanche_amnesia.models import MLP, MultiHeadModel
+from support.strategies import stock
 
 
 class OneHead(nn.Module):
