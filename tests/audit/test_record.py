@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 import torch
 from avalanche.training import EWC
-from support.strategies import DIGITS, amnesiac, stock
+from support.strategies import DIGITS, amnesiac, stock, trained
 from support.strategy_state import bits, book
 
 from avalanche_amnesia.audit import RecordError, SigningError, UnlearningRecord, verify
@@ -138,3 +138,17 @@ def test_a_signature_holds_for_its_record_and_key_alone(unlearned):
     for wrong in (b"short", "text", key):
         with pytest.raises(SigningError, match=r"public key|public_key"):
             verify(signed, wrong)
+
+
+def test_the_record_survives_json(tmp_path):
+    strategy = trained(2, train_epochs=1)
+    record = strategy.unlearn([0])
+    record.save(tmp_path / "record.json")
+    text = (tmp_path / "record.json").read_text()
+    data = json.loads(text)
+    assert text.endswith("}\n")
+    assert data["plan"]["tasks"] == [0]
+    assert data["plan"]["claim"] == "approximate"
+    assert data["plan"]["entries"] == record.plan.entries
+    assert {c["name"]: c["before"] for c in data["changes"]} == {c.name: c.before for c in record.changes}
+    assert data["seconds"] == record.seconds > 0

@@ -52,6 +52,14 @@ def amnesiac(*, net=mlp, optimizer="adam", **options: Any) -> AmnesiacHAT:
     return AmnesiacHAT(model=model, optimizer=OPTIMIZERS[optimizer](model.parameters()), **options)
 
 
+def trained(n: int, stream: Any = DIGITS.train_stream, **options: Any) -> AmnesiacHAT:
+    """A strategy that has learned the first n tasks of a stream."""
+    strategy = amnesiac(**options)
+    for experience in stream[:n]:
+        strategy.train(experience)
+    return strategy
+
+
 def stock(
     make=Naive, *, model=None, plugins=(), unlearning=None, recorder=None, optimizer=None, epochs=5, **options: Any
 ) -> Any:

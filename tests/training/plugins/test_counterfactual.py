@@ -7,13 +7,11 @@ import torch
 from support.strategies import DIGITS, ConvNet, amnesiac, stock
 from support.strategy_state import bits, book, fingerprint, trajectory
 from torch import nn
-from torch.nn import functional as F
 
 from avalanche_amnesia.benchmarks import PermutedDigits, with_unlearning
 from avalanche_amnesia.benchmarks.data import task_data
 from avalanche_amnesia.training.host import find_plugin
 from avalanche_amnesia.training.plugins import CounterfactualPlugin, counterfactual
-from avalanche_amnesia.unlearning.logistic import fit_head
 
 PERMUTED = PermutedDigits(4, n_train=600, n_test=300)
 
@@ -34,27 +32,6 @@ def accuracy(strategy, task, benchmark=PERMUTED):
     strategy.model.eval()
     with torch.no_grad():
         return float((strategy.model(x, task).argmax(1) == y).double().mean())
-
-
-def test_a_head_is_the_optimum_of_its_regression():
-    x, y = task_data(PERMUTED.train_stream[0])
-    weight, bias = (value.requires_grad_() for value in fit_head(x.flatten(1), y, 10, iterations=200))
-    F.cross_entropy(F.linear(x.flatten(1), weight, bias), y).backward()
-    assert bias.grad.abs().max() < 1e-4  # the penalty does not reach the bias: here the gradient is that of the loss
-    short = fit_head(x.flatten(1), y, 10)
-    long = F.cross_entropy(F.linear(x.flatten(1), weight, bias), y)
-    assert F.cross_entropy(F.linear(x.flatten(1), *short), y) < long + 0.02
-
-
-def test_features_that_are_always_zero_and_classes_without_samples_are_allowed():
-    x, y = task_data(DIGITS.train_stream[0])
-    features = torch.cat([x.flatten(1), torch.zeros(len(x), 5)], 1)
-    weight, bias = fit_head(features, y, 4)
-    assert weight.isfinite().all()
-    assert bias.isfinite().all()
-    assert (F.linear(features, weight, bias).argmax(1) == y).double().mean() > 0.9
-    constant = fit_head(torch.zeros(20, 3), torch.arange(20) % 2, 2)
-    assert all(value.isfinite().all() for value in constant)
 
 
 def test_every_set_of_earlier_tasks_has_a_head_within_the_budget():
