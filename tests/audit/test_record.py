@@ -9,7 +9,7 @@ import pytest
 import torch
 from avalanche.training import EWC
 from support.strategies import DIGITS, amnesiac, stock, trained
-from support.strategy_state import bits, book
+from support.strategy_state import bits, unlearning_plugin
 
 from avalanche_amnesia.audit import RecordError, SigningError, UnlearningRecord, verify
 from avalanche_amnesia.training.plugins import UnlearningPlugin
@@ -21,7 +21,7 @@ def unlearned():
     for experience in DIGITS.train_stream[:3]:
         strategy.train(experience)
     before = bits(strategy.model)
-    return before, strategy, book(strategy).unlearn(strategy, [1])
+    return before, strategy, unlearning_plugin(strategy).unlearn(strategy, [1])
 
 
 def test_it_hashes_every_tensor_before_and_after(unlearned):

@@ -13,7 +13,7 @@ from avalanche.training import EWC, LwF, Naive, Replay
 from safetensors.torch import save_file
 from support.stock_hosts import HOSTS, host
 from support.strategies import DIGITS, amnesiac, stock
-from support.strategy_state import book, trajectory
+from support.strategy_state import trajectory, unlearning_plugin
 from wandb.proto import wandb_internal_pb2
 
 from avalanche_amnesia.audit import audit
@@ -40,7 +40,7 @@ class Case:
         self.strategy = make(self.stash)
         for experience in experiences[:3]:
             self.strategy.train(experience)
-        plugin, model = book(self.strategy), self.strategy.model
+        plugin, model = unlearning_plugin(self.strategy), self.strategy.model
         self.state = {name: value.detach().clone() for name, value in model.state_dict().items()}
         self.mask = model.binary_mask(1) if hasattr(model, "binary_mask") else None
         self.samples = experiences[1].tensors[0].clone()
@@ -61,7 +61,7 @@ def unlearning():
 def masked():
     def make(stash):
         strategy = amnesiac(plugins=[stash])
-        book(strategy).fingerprint = True
+        unlearning_plugin(strategy).fingerprint = True
         return strategy
 
     return Case(make, DIGITS.train_stream)
@@ -96,8 +96,8 @@ def test_no_host_keeps_residue_that_an_audit_finds(name):
     strategy = amnesiac(train_epochs=1) if name == "amnesiac" else host(name, unlearning=unlearning())
     for experience in STREAM.train_stream[:3]:
         strategy.train(experience)
-    evidence = book(strategy).evidence(strategy, [1], [STREAM.train_stream[1]])
-    record = book(strategy).unlearn(strategy, [1])
+    evidence = unlearning_plugin(strategy).evidence(strategy, [1], [STREAM.train_stream[1]])
+    record = unlearning_plugin(strategy).unlearn(strategy, [1])
     for known in (None, evidence):
         report = audit(strategy, record, evidence=known)
         assert report.clean, report.table()
@@ -180,7 +180,7 @@ def test_without_the_purge_the_audit_finds_what_hosts_keep(monkeypatch):
         strategy = stock(make, epochs=1, unlearning=UnlearningPlugin(allow_unknown=True, fingerprint=True), **options)
         for experience in STREAM.train_stream[:3]:
             strategy.train(experience)
-        report = audit(strategy, book(strategy).unlearn(strategy, [1]))
+        report = audit(strategy, unlearning_plugin(strategy).unlearn(strategy, [1]))
         assert any(f.kind == kind and where in f.path for f in report.findings), report.table()
 
 

@@ -5,7 +5,7 @@ import torch
 from avalanche.core import SupervisedPlugin
 from avalanche.training import EWC, Naive, Replay
 from support.strategies import amnesiac, quiet, stock
-from support.strategy_state import bits, book, stray, trajectory
+from support.strategy_state import bits, stray, trajectory, unlearning_plugin
 from torch.optim import Adam
 
 from avalanche_amnesia.baselines import (
@@ -77,7 +77,7 @@ class Fails(SupervisedPlugin):
 def test_deleting_a_network_equals_retraining_bit_for_bit(kind, when):
     benchmark = with_unlearning(STREAM, [UnlearningRequest((1,), 2, when)], permanent=[0])
     strategy = train(rival(kind), benchmark)
-    record = book(strategy).records[0]
+    record = unlearning_plugin(strategy).records[0]
     assert record.claim == "exact"
     assert all(name.startswith(("heads.1.", "networks.1.")) for name in record.plan.removed)
     reference = References(lambda **options: rival(kind, **options), benchmark).reference([0, 2, 3])
@@ -94,7 +94,7 @@ def test_unlearned_clpu_is_as_far_from_a_reference_as_references_are_from_each_o
     for obey in (True, False):
         strategy = rival(CLPUDERpp)
         strategy.evaluator.metrics.extend(jsd_metrics(references, probes=["own"]))
-        book(strategy).obey = obey
+        unlearning_plugin(strategy).obey = obey
         train(strategy, benchmark, 3)
         results = strategy.eval(benchmark.test_stream)
         distance[obey] = results["JSD_own/eval_phase/test_stream"]
@@ -208,12 +208,12 @@ def test_pall_repairs_in_the_middle_of_a_task():
 def test_rivals_unlearn_as_a_whole_or_not_at_all(kind):
     fails = Fails()
     strategy = train(rival(kind, train_epochs=1, plugins=[fails]), n=3)
-    before = bits(strategy.model), trajectory(strategy).logs, book(strategy).ledger.remaining
+    before = bits(strategy.model), trajectory(strategy).logs, unlearning_plugin(strategy).ledger.remaining
     plugin = find_plugin(strategy, PALLPlugin if kind is PALL else CLPUPlugin)
     samples = None if plugin is None else plugin.memory.samples
     with pytest.raises(RuntimeError, match="injected"):
         strategy.unlearn([1])
-    assert (bits(strategy.model), trajectory(strategy).logs, book(strategy).ledger.remaining) == before
+    assert (bits(strategy.model), trajectory(strategy).logs, unlearning_plugin(strategy).ledger.remaining) == before
     assert plugin is None or plugin.memory.samples is samples
     fails.on = False
     strategy.unlearn([1])
@@ -242,14 +242,14 @@ def test_the_control_drops_heads_and_leaves_every_shared_entry(make, options):
     strategy = stock(make, unlearning=UnlearningPlugin(obey="head"), epochs=1, **options)
     train(strategy, n=2)
     before = weights(strategy)
-    record = book(strategy).unlearn(strategy, [0])
+    record = unlearning_plugin(strategy).unlearn(strategy, [0])
     assert record.plan.entries == {}
     assert record.claim == "approximate"
     now = weights(strategy)
     assert {name for name in before if name not in now} == {"heads.0.weight", "heads.0.bias"}
     assert all(torch.equal(value, before[name]) for name, value in now.items())
     strategy.train(STREAM.train_stream[2])  # it goes on
-    assert book(strategy).unlearn(strategy, [1]).plan.entries == {}
+    assert unlearning_plugin(strategy).unlearn(strategy, [1]).plan.entries == {}
 
 
 def test_a_control_is_named():
@@ -266,7 +266,7 @@ def test_dark_replay_remembers_and_is_purged():
     strategy = train(stock(epochs=4, plugins=[replays]))
     assert accuracy(strategy, 0) > accuracy(plain, 0) + 0.1
     kept = replays.memory.samples[2]
-    record = book(strategy).unlearn(strategy, [0, 1])
+    record = unlearning_plugin(strategy).unlearn(strategy, [0, 1])
     assert any("80 samples" in line for line in record.purged)
     assert set(replays.memory.samples) == {2, 3}
     assert replays.memory.samples[2].x is kept.x

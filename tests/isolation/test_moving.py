@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.isolated_pools import N_TASKS, NETS, equal, pools, references
 from support.strategies import DIGITS, OPTIMIZERS
-from support.strategy_state import bits, book, fingerprint, trajectory
+from support.strategy_state import bits, fingerprint, trajectory, unlearning_plugin
 from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock, ResNet
 
@@ -58,7 +58,7 @@ def relocation(strategy) -> Relocation:
 @torch.no_grad()
 def logits(strategy) -> dict[int, Tensor]:
     strategy.model.eval()
-    tasks = book(strategy).ledger.remaining
+    tasks = unlearning_plugin(strategy).ledger.remaining
     return {task: strategy.model(DIGITS.test_stream[task].tensors[0], task) for task in tasks}
 
 
@@ -74,7 +74,7 @@ def unlearn(strategy, tasks) -> None:
             assert torch.equal(after, before[task])
 
 
-# Any life of tasks -------------------------------------------------------------------------------------------------
+# Any sequence of tasks ---------------------------------------------------------------------------------------------
 
 ANY_METHOD = st.fixed_dictionaries(
     {
@@ -94,9 +94,9 @@ def test_any_life_with_fewer_slots_than_tasks_leaves_the_reference(method, perma
     benchmark = with_unlearning(DIGITS, {}, sorted(permanent))
     method = {**method, "placement": "free"}
     strategy, refs = pools(**method), references(benchmark, **method)
-    ledger = book(strategy).ledger
+    ledger = unlearning_plugin(strategy).ledger
     for _ in range(data.draw(st.integers(3, 6), "events")):
-        ledger = book(strategy).ledger
+        ledger = unlearning_plugin(strategy).ledger
         may, left = ledger.unlearnable, [task for task in range(N_TASKS) if task not in ledger.remaining]
         task = data.draw(st.sampled_from(left), "task") if left else None
         full = bool(ledger.remaining) and len(may) == len(relocation(strategy).places) and task not in permanent
@@ -113,7 +113,7 @@ def test_any_life_with_fewer_slots_than_tasks_leaves_the_reference(method, perma
         if data.draw(st.integers(0, 3), "look") == 0:
             assert equal(strategy, refs)
     assert equal(strategy, refs)
-    assert {record.claim for record in book(strategy).records} <= {"exact"}
+    assert {record.claim for record in unlearning_plugin(strategy).records} <= {"exact"}
 
 
 @settings(max_examples=10, deadline=None, derandomize=True)
@@ -124,7 +124,7 @@ def test_tasks_past_their_deadline_move_with_their_readers(deadline, net, draws)
     strategy, refs = pools(**options), references(benchmark, **options)
     for experience, number in zip(benchmark.train_stream, [0, *draws], strict=True):
         strategy.train(experience)
-        may = book(strategy).ledger.unlearnable
+        may = unlearning_plugin(strategy).ledger.unlearnable
         if may and number % 2:
             unlearn(strategy, [may[number % len(may)]])
     assert equal(strategy, refs)
@@ -238,7 +238,7 @@ def test_a_training_interrupted_by_a_failing_request_is_given_up_whole(owner, na
     inside = []
 
     def fails(self, *args, **kwargs):
-        if book(strategy).current is not None:
+        if unlearning_plugin(strategy).current is not None:
             inside.append(True)
             raise InjectedError(name)
         return original(self, *args, **kwargs)
@@ -249,7 +249,7 @@ def test_a_training_interrupted_by_a_failing_request_is_given_up_whole(owner, na
     strategy.abort_training()
     assert bits(strategy.model) == state
     strategy.train(benchmark.train_stream[3])
-    assert book(strategy).ledger.remaining == (1, 2, 3)
+    assert unlearning_plugin(strategy).ledger.remaining == (1, 2, 3)
     assert equal(strategy, refs)
 
 

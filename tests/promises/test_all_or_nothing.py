@@ -9,7 +9,7 @@ from avalanche.training import EWC, LwF, Replay
 from avalanche.training.plugins import EvaluationPlugin, EWCPlugin, LwFPlugin, ReplayPlugin
 from support.fault_injection import UNLEARNING_STEPS, after_call, raiser
 from support.strategies import DIGITS, amnesiac, stock
-from support.strategy_state import bits, book, fingerprint, trajectory
+from support.strategy_state import bits, fingerprint, trajectory, unlearning_plugin
 
 from avalanche_amnesia.benchmarks import UnlearningRequest, with_unlearning
 from avalanche_amnesia.models import MultiHeadModel
@@ -98,7 +98,7 @@ def test_an_error_at_any_step_leaves_everything(registered, monkeypatch, owner, 
                 strategy.unlearn([0, 1])
         assert fingerprint(strategy, kept.kept) == before
     record = strategy.unlearn([0, 1])
-    assert book(strategy).records == [record]
+    assert unlearning_plugin(strategy).records == [record]
     assert kept.kept == []
     untouched, _, _ = metric_strategy()
     untouched.unlearn([0, 1])
@@ -181,10 +181,10 @@ def test_the_purged_state_of_stock_plugins_comes_back(make, options):
     before = fingerprint(strategy, stores(strategy))
     for tasks in ([1], [0, 2], [0, 1, 2]):
         with pytest.raises(KeyboardInterrupt):
-            book(strategy).unlearn(strategy, tasks)
+            unlearning_plugin(strategy).unlearn(strategy, tasks)
         assert fingerprint(strategy, stores(strategy)) == before
     fails.on = False
-    book(strategy).unlearn(strategy, [1])
+    unlearning_plugin(strategy).unlearn(strategy, [1])
     assert fingerprint(strategy, stores(strategy)) != before
     strategy.train(DIGITS.train_stream[3])
     assert sorted(trajectory(strategy).tasks) == [0, 2, 3]
@@ -205,7 +205,7 @@ def test_a_failure_in_the_middle_of_a_task_leaves_everything_and_the_training_ca
     untouched = bits(strategy.model)
     with pytest.raises(KeyboardInterrupt):
         strategy.train(stream[1])
-    book(strategy).current = None
+    unlearning_plugin(strategy).current = None
     now = fingerprint(strategy)
     assert dict(now)["model"] == dict(fails.seen)["model"]
     for part in ("before", "ledger", "logs", "records", "tainted", "groups", "state", "optimized"):
@@ -234,12 +234,12 @@ def test_a_failure_between_recording_a_task_and_booking_it_undoes_the_task(make,
     if again:
         strategy.plugins.remove(late)
         strategy.train(DIGITS.train_stream[1])
-        assert book(strategy).ledger.remaining == (0, 1)
-        book(strategy).unlearn(strategy, [1])
+        assert unlearning_plugin(strategy).ledger.remaining == (0, 1)
+        unlearning_plugin(strategy).unlearn(strategy, [1])
     else:
-        getattr(strategy, "abort_training", lambda: book(strategy).abort(strategy))()
+        getattr(strategy, "abort_training", lambda: unlearning_plugin(strategy).abort(strategy))()
     assert bits(strategy.model) == before
-    assert trajectory(strategy).tasks == (0,) == book(strategy).ledger.remaining
+    assert trajectory(strategy).tasks == (0,) == unlearning_plugin(strategy).ledger.remaining
 
 
 def test_the_control_that_only_books_is_all_or_nothing_too():
@@ -248,7 +248,7 @@ def test_the_control_that_only_books_is_all_or_nothing_too():
     strategy.train(DIGITS.train_stream[0])
     before = fingerprint(strategy)
     with pytest.raises(KeyboardInterrupt):
-        book(strategy).unlearn(strategy, [0])
+        unlearning_plugin(strategy).unlearn(strategy, [0])
     assert fingerprint(strategy) == before
 
 

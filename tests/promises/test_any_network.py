@@ -1,4 +1,4 @@
-"""Every network family through the life of tasks: nothing drifts, nothing stays behind, every layer learns its mask."""
+"""Every network family learns and unlearns tasks: nothing drifts, nothing stays behind, every layer learns its mask."""
 
 import copy
 import pickle

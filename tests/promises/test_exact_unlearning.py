@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.isolated_pools import ITERATIONS, N_TASKS, NETS, equal, pools, references
 from support.strategies import DIGITS, OPTIMIZERS
-from support.strategy_state import bits, book
+from support.strategy_state import bits, unlearning_plugin
 from torch import Tensor, nn
 from torch.optim import Adafactor
 
@@ -18,7 +18,7 @@ from avalanche_amnesia.isolation import CapacityError
 from avalanche_amnesia.ledger import TaskLedger
 from avalanche_amnesia.unlearning.purging import UnknownStateError
 
-# Any life of tasks -------------------------------------------------------------------------------------------------
+# Any sequence of tasks ---------------------------------------------------------------------------------------------
 
 ANY_METHOD = st.fixed_dictionaries(
     {
@@ -66,14 +66,14 @@ def test_any_requests_in_any_stream_leave_the_reference(schedule, method, data):
         strategy.train(experience)
         if data.draw(st.integers(0, 3), "look") == 0:
             assert equal(strategy, refs)
-    may = book(strategy).ledger.unlearnable
+    may = unlearning_plugin(strategy).ledger.unlearnable
     if may:
         strategy.unlearn(data.draw(st.lists(st.sampled_from(may), min_size=1, unique=True), "at the end"))
-    gone = sorted(set(book(strategy).ledger.unlearned) - set(schedule["permanent"]))
+    gone = sorted(set(unlearning_plugin(strategy).ledger.unlearned) - set(schedule["permanent"]))
     if gone:  # one is learned again, as a new task at the end
         strategy.train(with_unlearning(DIGITS, {}, schedule["permanent"], schedule["deadline"]).train_stream[gone[0]])
     assert equal(strategy, refs)
-    assert {record.claim for record in book(strategy).records} <= {"exact"}
+    assert {record.claim for record in unlearning_plugin(strategy).records} <= {"exact"}
 
 
 @settings(max_examples=12, deadline=None, derandomize=True)
@@ -83,8 +83,8 @@ def test_in_any_order_of_training_a_claim_is_kept(draws, deadline):
     benchmark = with_unlearning(DIGITS, {}, deadline=deadline)
     strategy, refs = pools(train_epochs=1), references(benchmark, train_epochs=1)
     for number in draws:
-        may = book(strategy).ledger.unlearnable
-        left = [task for task in range(N_TASKS) if task not in book(strategy).ledger.remaining]
+        may = unlearning_plugin(strategy).ledger.unlearnable
+        left = [task for task in range(N_TASKS) if task not in unlearning_plugin(strategy).ledger.remaining]
         if may and (number % 2 or not left):
             claim = strategy.unlearn([may[number % len(may)]]).claim
             assert claim == "exact" or deadline is not None
@@ -99,7 +99,7 @@ def test_a_request_in_the_middle_of_a_task_leaves_no_trace_in_it(optimizer):
     strategy, refs = pools(optimizer=optimizer), references(benchmark, optimizer=optimizer)
     for experience in benchmark.train_stream[:2]:
         strategy.train(experience)
-    (record,) = book(strategy).records
+    (record,) = unlearning_plugin(strategy).records
     assert record.claim == "exact"
     assert "zeroed" in record.purged[0]  # the running task keeps its momentum, but for what the forgotten one wrote
     assert equal(strategy, refs)
@@ -110,7 +110,7 @@ def test_a_task_read_before_its_deadline_is_not_unlearned_exactly():
     strategy, refs = pools(), references(benchmark)
     strategy.train(benchmark.train_stream[0])
     strategy.train(benchmark.train_stream[2])  # two further in the stream, but the first to be trained since
-    ledger = book(strategy).ledger
+    ledger = unlearning_plugin(strategy).ledger
     assert ledger.saw(2) == {0}
     ledger._deadline = None  # task 0 may be asked for, as if the deadline were longer
     assert strategy.unlearn([0]).claim == "approximate"
@@ -154,10 +154,10 @@ def test_a_full_slot_is_an_error_before_anything_changes():
     strategy = pools(slots=2, placement="label")
     for task in (0, 1):
         strategy.train(DIGITS.train_stream[task])
-    before, ledger = bits(strategy.model), book(strategy).ledger.state_dict()
+    before, ledger = bits(strategy.model), unlearning_plugin(strategy).ledger.state_dict()
     with pytest.raises(CapacityError, match=r"task 2 .*slot \[0\] of 2.* taken by tasks \[0\].*unlearn.*slots=.*share"):
         strategy.train(DIGITS.train_stream[2])
-    assert book(strategy).ledger.state_dict() == ledger
+    assert unlearning_plugin(strategy).ledger.state_dict() == ledger
     assert bits(strategy.model) == before
     assert strategy.unlearn([0]).claim == "exact"
     strategy.train(DIGITS.train_stream[2])
@@ -171,7 +171,7 @@ def test_a_shared_slot_is_approximate(placement):
     for task in (0, 1, 2):  # 0 and 2 share
         strategy.train(DIGITS.train_stream[task])
     bound = placement == "label"  # else task 2 would have had the slot of task 1 in its absence
-    assert book(strategy).ledger.saw(2) == ({0} if bound else {0, 1})
+    assert unlearning_plugin(strategy).ledger.saw(2) == ({0} if bound else {0, 1})
     assert strategy.plan_unlearning([1]).claim == ("exact" if bound else "approximate")
     assert strategy.plan_unlearning([2]).claim == "exact"
     assert strategy.unlearn([0]).claim == "approximate"

@@ -13,11 +13,11 @@ from avalanche.training.plugins import EvaluationPlugin
 from support.interruptions import (
     Interrupted,
     at_the_end_of,
+    comparable_state,
     first_and_last,
     give_up,
     interrupted_at,
     lines_of,
-    portrait,
 )
 from torch import nn
 from torch.optim import SGD, Adam
@@ -141,7 +141,7 @@ def state_after(strategy, experience):
     torch.manual_seed(1)
     random.seed(1)
     strategy.train(experience)
-    return portrait(strategy)
+    return comparable_state(strategy)
 
 
 def sampled(things, most):
@@ -153,11 +153,11 @@ def sampled(things, most):
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in NOT_COPIED])
 def test_an_error_at_any_line_behind_the_last_epoch_leaves_one_state_or_the_other(kind, tmp_path):
     strategy, stream = made(kind, tmp_path, STREAM)
-    before = portrait(copy.deepcopy(strategy))  # a copy's samples lie in a tensor of their own
+    before = comparable_state(copy.deepcopy(strategy))  # a copy's samples lie in a tensor of their own
     copied = at_the_end_of(strategy, stream[2])
     straight = copied()
     positions = first_and_last(lines_of(straight._after_training_exp))
-    after = portrait(straight)
+    after = comparable_state(straight)
     assert after != before
     later, undone = state_after(straight, stream[3]), 0
     for position in sampled(positions, 60):
@@ -165,7 +165,7 @@ def test_an_error_at_any_line_behind_the_last_epoch_leaves_one_state_or_the_othe
         with pytest.raises(Interrupted) as error, interrupted_at(position):
             broken._after_training_exp()
         give_up(broken)
-        state = portrait(broken)
+        state = comparable_state(broken)
         undone += state == before
         if state not in (before, after):  # finished, but its request still waits: it is obeyed before the next task
             assert state_after(broken, stream[3]) == later, error.value
@@ -211,7 +211,7 @@ def all_but_records(state):
 
 
 def trained(strategy):
-    book = find_plugin(strategy, UnlearningPlugin)
+    plugin = find_plugin(strategy, UnlearningPlugin)
     if is_finishing(strategy):
         return ()
-    return strategy.model.masks if book is None else book.ledger.remaining
+    return strategy.model.masks if plugin is None else plugin.ledger.remaining

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from avalanche.training import Naive
 from support.strategies import stock
-from support.strategy_state import book
+from support.strategy_state import unlearning_plugin
 from torch import Tensor, nn
 from torch.optim import SGD, Adam
 
@@ -167,15 +167,15 @@ def test_a_stock_strategy_names_the_state_that_its_tasks_share():
     strategy = stock(Naive, model=MultiHeadModel(MovingAverage()), epochs=1, optimizer=lambda p: SGD(p, lr=0.1))
     for experience in STREAM.train_stream[:2]:
         strategy.train(experience)
-    plan = book(strategy).plan(strategy, [1])
+    plan = unlearning_plugin(strategy).plan(strategy, [1])
     assert plan.shared_state == ("backbone.average",)
-    assert book(strategy).unlearn(strategy, [1]).plan.shared_state == plan.shared_state
+    assert unlearning_plugin(strategy).unlearn(strategy, [1]).plan.shared_state == plan.shared_state
 
 
 def test_a_stock_strategy_without_such_state_names_none():
     strategy = stock(epochs=1)
     strategy.train(STREAM.train_stream[0])
-    assert book(strategy).plan(strategy, [0]).shared_state == ()
+    assert unlearning_plugin(strategy).plan(strategy, [0]).shared_state == ()
 
 
 # Masks over units ---------------------------------------------------------------------------------------------------

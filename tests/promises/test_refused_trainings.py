@@ -1,8 +1,8 @@
-"""A training that a plugin refuses begins nothing: no head, no request, no step; with the fault mended it runs."""
+"""A training that a plugin refuses begins nothing: no head, no request, no step; with the fault repaired it runs."""
 
 import pytest
 from support.strategies import DIGITS, amnesiac, mlp, quiet, stock
-from support.strategy_state import bits, book, frozen
+from support.strategy_state import bits, frozen, unlearning_plugin
 from torch.optim import SGD
 
 from avalanche_amnesia.benchmarks import PermutedDigits, UnlearningRequest, with_unlearning
@@ -52,7 +52,7 @@ def refusing(plugin):
 
     def spoil(strategy):
         added = plugin()
-        strategy.plugins.insert(strategy.plugins.index(book(strategy)), added)
+        strategy.plugins.insert(strategy.plugins.index(unlearning_plugin(strategy)), added)
         return lambda: strategy.plugins.remove(added)
 
     return spoil
@@ -75,11 +75,11 @@ def swapped(strategy):
     strategy.plugins.remove(recorder)
     strategy.plugins.insert(0, recorder)
 
-    def mend():
+    def repair():
         strategy.plugins.remove(recorder)
         strategy.plugins.insert(strategy.plugins.index(find_plugin(strategy, HATPlugin)) + 1, recorder)
 
-    return mend
+    return repair
 
 
 def two_books(strategy):
@@ -108,7 +108,7 @@ FAULTS = {
 def state(strategy):
     optimizer = strategy.optimizer
     sizes = [[tuple(p.shape) for p in group["params"]] for group in optimizer.param_groups]
-    return bits(strategy.model), sizes, frozen(optimizer.state_dict()), book(strategy).ledger.state_dict()
+    return bits(strategy.model), sizes, frozen(optimizer.state_dict()), unlearning_plugin(strategy).ledger.state_dict()
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -118,13 +118,13 @@ def test_a_refused_training_leaves_everything_and_then_runs(fault):
     first, second = STREAMS["permuted" if make is shared_head else "split"].train_stream[:2]
     strategy.train(first)
     before = state(strategy)
-    mend = spoil(strategy)
+    repair = spoil(strategy)
     for _ in range(2):  # the second time as the first
         with pytest.raises(error, match=message):
             strategy.train(second)
         assert state(strategy) == before
-    mend()
+    repair()
     strategy.train(second)
-    assert book(strategy).ledger.remaining == (1,)
+    assert unlearning_plugin(strategy).ledger.remaining == (1,)
     assert strategy.model.tasks == (1,)
     assert state(strategy)[0] != before[0]

@@ -103,7 +103,7 @@ def test_every_column_has_one_writer_and_goes_with_it():
     assert bool((mine & ~others).any())
     assert torch.equal(weight[:, mine & ~others], start[:, mine & ~others])
     assert not any(
-        2 in world for heads in find_plugin(strategy, SharedHeadCounterfactualPlugin).heads.values() for world in heads
+        2 in gone for heads in find_plugin(strategy, SharedHeadCounterfactualPlugin).heads.values() for gone in heads
     )
     strategy.unlearn([0, 3])
     assert all(torch.equal(p, initial[name]) for name, p in strategy.model.named_parameters())

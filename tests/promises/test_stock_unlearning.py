@@ -10,7 +10,7 @@ from avalanche.training import EWC, LwF, Naive, Replay
 from avalanche.training.plugins import EWCPlugin, LwFPlugin, ReplayPlugin
 from avalanche.training.storage_policy import ClassBalancedBuffer, ParametricBuffer, ReservoirSamplingBuffer
 from support.strategies import DIGITS, quiet, stock
-from support.strategy_state import bits, book, fingerprint, trajectory
+from support.strategy_state import bits, fingerprint, trajectory, unlearning_plugin
 from torch import nn
 
 from avalanche_amnesia.benchmarks import PermutedDigits, UnlearningRequest, with_unlearning
@@ -55,7 +55,7 @@ class KeepsHead(SupervisedPlugin):
     head = None
 
     def before_unlearning(self, strategy, **kwargs):
-        if self.head is None and 0 in book(strategy).current.tasks:
+        if self.head is None and 0 in unlearning_plugin(strategy).current.tasks:
             self.head = deepcopy(head_of(strategy.model, 0)).eval()
 
 
@@ -87,7 +87,7 @@ def test_a_forgotten_task_does_not_come_back(method, model, when):
     strategy, accuracies = forget(method, model, when)
     # Chance is .1. What task 1 learned from replayed samples of task 0 is in its own update, which no purge reaches.
     assert max(accuracies) < (0.6 if (method, when) == ("replay", "after") else 0.35), accuracies
-    assert book(strategy).ledger.remaining == (1, 2, 3)
+    assert unlearning_plugin(strategy).ledger.remaining == (1, 2, 3)
     own = [name for name in strategy.model.state_dict() if not name.startswith("backbone")]
     assert not [name for name in own if ".0." in name]
     assert not [name for log in trajectory(strategy).logs.values() for name in log if "heads.0." in name]
@@ -134,7 +134,7 @@ def test_a_request_for_the_task_just_trained_leaves_nothing_of_it(method, model)
         assert set(replay.storage_policy.buffer.targets_task_labels) == {0}
     for experience in stream[2:4]:
         strategy.train(experience)
-    assert book(strategy).ledger.remaining == (0, 2, 3)
+    assert unlearning_plugin(strategy).ledger.remaining == (0, 2, 3)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -144,14 +144,14 @@ def test_everything_can_be_unlearned_and_training_goes_on(method):
     initial = {n: p.detach().clone() for n, p in strategy.model.named_parameters()}
     for experience in DIGITS.train_stream[:3]:
         strategy.train(experience)
-    record = book(strategy).unlearn(strategy, [1, 0, 2])
+    record = unlearning_plugin(strategy).unlearn(strategy, [1, 0, 2])
     assert all(torch.equal(p, initial[n]) for n, p in strategy.model.named_parameters())
     assert list(strategy.model.state_dict()) == list(initial)
     assert record.claim == "approximate"
     for task in (3, 0):  # and learn one of them again
         strategy.train(DIGITS.train_stream[task])
-    assert book(strategy).ledger.remaining == (3, 0)
-    book(strategy).unlearn(strategy, [3])
+    assert unlearning_plugin(strategy).ledger.remaining == (3, 0)
+    unlearning_plugin(strategy).unlearn(strategy, [3])
     strategy.train(DIGITS.train_stream[4])
 
 
@@ -163,7 +163,7 @@ def test_anchors_lose_the_update_and_earlier_ones_do_not():
         states.append({n: p.detach().clone() for n, p in strategy.model.named_parameters()})
     ewc = find_plugin(strategy, EWCPlugin)
     importances = {c: {n: v.data.clone() for n, v in of.items()} for c, of in ewc.importances.items()}
-    book(strategy).unlearn(strategy, [1])
+    unlearning_plugin(strategy).unlearn(strategy, [1])
     assert sorted(ewc.saved_params) == sorted(ewc.importances) == [0, 2, 3]
     for counter in (0, 2, 3):
         names = [n for n in states[counter + 1] if not n.startswith("heads.1.")]
@@ -184,7 +184,7 @@ def test_the_teacher_is_the_student_without_the_task():
     strategy = stock(LwF, epochs=1, alpha=1.0, temperature=2.0)
     for experience in DIGITS.train_stream[:3]:
         strategy.train(experience)
-    book(strategy).unlearn(strategy, [1])
+    unlearning_plugin(strategy).unlearn(strategy, [1])
     lwf = find_plugin(strategy, LwFPlugin).lwf
     assert bits(lwf.prev_model) == bits(strategy.model)
     assert set(lwf.prev_classes_by_task) == {0, 2}
@@ -247,7 +247,7 @@ def test_reservoir_weights_stay_with_their_samples():
         strategy.train(experience)
     storage = replay.storage_policy
     pairs = [(x, w) for (x, _, t), w in zip(storage.buffer, storage._buffer_weights, strict=True) if int(t) != 1]
-    book(strategy).unlearn(strategy, [1])
+    unlearning_plugin(strategy).unlearn(strategy, [1])
     assert len(pairs) == len(storage.buffer) < 60
     for (x, w), (y, *_), v in zip(pairs, storage.buffer, storage._buffer_weights, strict=True):
         assert torch.equal(x, y)
@@ -264,11 +264,11 @@ def test_the_control_enters_requests_and_changes_nothing_else():
 
     control, never_asked = outcome(False), outcome(True)
     assert bits(control.model) == bits(never_asked.model)
-    assert book(control).ledger.remaining == (2, 3)
-    assert book(control).ledger.unlearned == (0, 1)
+    assert unlearning_plugin(control).ledger.remaining == (2, 3)
+    assert unlearning_plugin(control).ledger.unlearned == (0, 1)
     assert trajectory(control).tasks == (0, 1, 2, 3)
-    assert [r.claim for r in book(control).records] == ["approximate"] * 2
-    assert all(r.changes == () and not r.plan.entries for r in book(control).records)
+    assert [r.claim for r in unlearning_plugin(control).records] == ["approximate"] * 2
+    assert all(r.changes == () and not r.plan.entries for r in unlearning_plugin(control).records)
 
 
 @pytest.mark.parametrize("make", [nn.BatchNorm1d, nn.SyncBatchNorm])
@@ -290,7 +290,7 @@ def test_optimizer_state_that_mixes_the_tasks_is_dropped():
     for experience in DIGITS.train_stream[:2]:
         strategy.train(experience)
     assert strategy.optimizer.state
-    book(strategy).unlearn(strategy, [0])
+    unlearning_plugin(strategy).unlearn(strategy, [0])
     assert not strategy.optimizer.state
     heads = {n for n in strategy.optimized_param_id if n.startswith("heads")}
     assert heads == {"heads.1.weight", "heads.1.bias"}
@@ -303,11 +303,11 @@ def test_a_head_that_lwf_trained_on_is_not_mixed_up_with_a_new_one_of_the_same_t
     strategy = stock(LwF, epochs=1, alpha=1.0, temperature=2.0)
     for task in (0, 1):
         strategy.train(DIGITS.train_stream[task])
-    book(strategy).unlearn(strategy, [0])
+    unlearning_plugin(strategy).unlearn(strategy, [0])
     for task in (0, 2):
         strategy.train(DIGITS.train_stream[task])
     head = {n: p.detach().clone() for n, p in strategy.model.named_parameters() if n.startswith("heads.0.")}
-    book(strategy).unlearn(strategy, [1])
+    unlearning_plugin(strategy).unlearn(strategy, [1])
     assert all(torch.equal(dict(strategy.model.named_parameters())[n], v) for n, v in head.items())
 
 
@@ -317,9 +317,9 @@ def test_a_plan_for_a_stock_strategy_changes_nothing():
         strategy.train(experience)
     ewc = find_plugin(strategy, EWCPlugin)
     before = fingerprint(strategy, dict(ewc.saved_params), dict(ewc.importances))
-    plan = book(strategy).plan(strategy, [0])
+    plan = unlearning_plugin(strategy).plan(strategy, [0])
     assert fingerprint(strategy, dict(ewc.saved_params), dict(ewc.importances)) == before
-    assert book(strategy).unlearn(strategy, [0]).plan == plan
+    assert unlearning_plugin(strategy).unlearn(strategy, [0]).plan == plan
 
 
 @pytest.mark.parametrize("order", [lambda u, r: [u, r], lambda u, r: [r, u]], ids=["in front", "behind"])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from support.strategies import DIGITS, amnesiac
-from support.strategy_state import bits, book
+from support.strategy_state import bits, unlearning_plugin
 
 from avalanche_amnesia.benchmarks import UnlearningRequest, task_benchmark, with_unlearning
 from avalanche_amnesia.evaluation import References
@@ -30,7 +30,7 @@ def test_requests_take_any_integer(label):
     strategy, expected = three_tasks(), three_tasks()
     assert strategy.plan_unlearning([label(1)]).tasks == (1,)
     strategy.mark_permanent([label(0)])
-    assert book(strategy).ledger.permanent == {0}
+    assert unlearning_plugin(strategy).ledger.permanent == {0}
     record, plain = strategy.unlearn([label(1)]), expected.unlearn([1])
     assert json.loads(record.to_json())["plan"] == json.loads(plain.to_json())["plan"]
     assert bits(strategy.model) == bits(expected.model)
@@ -82,7 +82,7 @@ def test_a_book_keeps_pythons_own_ints():
 @pytest.mark.parametrize("label", NO_LABELS, ids=repr)
 def test_what_is_no_label_changes_nothing(label):
     strategy = three_tasks()
-    before, ledger = bits(strategy.model), book(strategy).ledger.state_dict()
+    before, ledger = bits(strategy.model), unlearning_plugin(strategy).ledger.state_dict()
     for ask in (strategy.plan_unlearning, strategy.unlearn):
         with pytest.raises(RequestError, match=r"is no task; tasks are ints, not .* such as \[0, 2\]"):
             ask([label])
@@ -98,4 +98,4 @@ def test_what_is_no_label_changes_nothing(label):
         HATPlugin(locked=[label])
     with pytest.raises(ReferencesError, match="are no tasks; give a list of ints"):
         References(lambda **options: amnesiac(train_epochs=1, **options), DIGITS).reference([label])
-    assert (bits(strategy.model), book(strategy).ledger.state_dict()) == (before, ledger)
+    assert (bits(strategy.model), unlearning_plugin(strategy).ledger.state_dict()) == (before, ledger)

@@ -95,7 +95,7 @@ def batch(n=16, task=0):
     return DIGITS.test_stream[task].tensors[0][:n]
 
 
-# Their life -------------------------------------------------------------------------------------------------------
+# From a task's first step to its unlearning -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", NORMS)

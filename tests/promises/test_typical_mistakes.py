@@ -5,7 +5,7 @@ import warnings
 import pytest
 import torch
 from support.strategies import DIGITS, amnesiac, stock
-from support.strategy_state import bits, book
+from support.strategy_state import bits, unlearning_plugin
 
 from avalanche_amnesia.benchmarks import with_unlearning
 from avalanche_amnesia.evaluation import References, unlearned_accuracy_metrics
@@ -45,7 +45,7 @@ def test_a_book_that_is_not_the_strategys_own_is_refused():
     with pytest.raises(RequestError, match="none of Naive's plugins"):
         UnlearningPlugin().unlearn(strategy, [0])
     assert bits(strategy.model) == before
-    assert book(strategy).unlearn(strategy, [0]).tasks == (0,)
+    assert unlearning_plugin(strategy).unlearn(strategy, [0]).tasks == (0,)
 
 
 @pytest.mark.parametrize("wrong", ["logs", torch.int8])

@@ -11,7 +11,7 @@ from avalanche.logging import BaseLogger
 from avalanche.training.plugins import EvaluationPlugin
 from support.residue_oracle import tensors_within
 from support.strategies import DIGITS, OPTIMIZERS, mlp
-from support.strategy_state import bits, book, fingerprint, trajectory
+from support.strategy_state import bits, fingerprint, trajectory, unlearning_plugin
 from torch import nn
 
 from avalanche_amnesia.benchmarks import UnlearningRequest, with_unlearning
@@ -85,7 +85,7 @@ def test_any_sequence_leaves_initial_bits_where_nobody_is_and_remaining_tasks_al
         draw, strategy = random.Random(seed), wsn(**options)
         initial, names = weights(strategy.model), set(strategy.model.state_dict())
         for _ in range(8):
-            remaining = list(book(strategy).ledger.remaining)
+            remaining = list(unlearning_plugin(strategy).ledger.remaining)
             before = {task: logits(strategy, task) for task in remaining}
             if len(remaining) == 5 or (len(remaining) > 1 and draw.random() < 0.5):
                 gone = draw.sample(remaining, draw.randint(1, min(3, len(remaining))))
@@ -95,7 +95,7 @@ def test_any_sequence_leaves_initial_bits_where_nobody_is_and_remaining_tasks_al
                 assert not set(gone) & {int(parts[1]) for parts in kept if len(parts) > 1}
             else:
                 strategy.train(DIGITS.train_stream[draw.choice([t for t in range(5) if t not in remaining])])
-            remaining = book(strategy).ledger.remaining
+            remaining = unlearning_plugin(strategy).ledger.remaining
             assert all(torch.equal(logits(strategy, task), before[task]) for task in remaining if task in before)
             assert trajectory(strategy).tasks == remaining == strategy.model.masked_tasks
             free = strategy.model.by_layer(~strategy.model.cumulative_mask())
@@ -164,7 +164,7 @@ def test_what_is_called_exact_equals_the_retrained_model_bit_for_bit(options):
     references = References(lambda **kw: wsn(**options, **kw), DIGITS)
 
     def equals_reference():
-        reference = references.reference(book(strategy).ledger.remaining)
+        reference = references.reference(unlearning_plugin(strategy).ledger.remaining)
         return list(bits(strategy.model).items()) == list(bits(reference).items())
 
     strategy = trained(4, **options)
@@ -282,8 +282,8 @@ def test_a_stream_with_requests_runs_through_every_metric_and_logger(net, tmp_pa
         for experience in benchmark.train_stream:
             strategy.train(experience)
             values.append(strategy.eval(benchmark.test_stream))
-    assert [record.tasks for record in book(strategy).records] == [(0,), (1,), (4,)]
-    assert [record.claim for record in book(strategy).records] == ["approximate"] * 3
+    assert [record.tasks for record in unlearning_plugin(strategy).records] == [(0,), (1,), (4,)]
+    assert [record.claim for record in unlearning_plugin(strategy).records] == ["approximate"] * 3
     names = {name.split("/")[0] for name in values[-1]}
     wanted = {"JSD_own", "JSD_remaining", "JSD_own_floor_order", "AccuracyDifference", "UnlearnedAccuracy", "MaskBits"}
     assert wanted | {"Capacity", "MaskUse"} <= names

@@ -1,4 +1,4 @@
-"""Errors at any line of the package, and everything that a strategy knows between tasks, as comparable values."""
+"""Errors at any line of the package, and all that a strategy knows between tasks as values that compare."""
 
 import copy
 import os
@@ -117,11 +117,11 @@ def give_up(strategy: Any) -> None:
 # What there is -----------------------------------------------------------------------------------------------------
 
 # How often something was changed, caches and random streams of the last training, and clock times of records.
-PASSING = {"generation", "_statistics", "_outside", "_evaluations", "rule", "seconds", "time", "provenance"}
-PASSING |= {"_directory", "file"}  # every run has its own
+NOT_COMPARED = {"generation", "_statistics", "_outside", "_evaluations", "rule", "seconds", "time", "provenance"}
+NOT_COMPARED |= {"_directory", "file"}  # every run has its own
 
 
-def portrait(strategy: Any) -> Any:
+def comparable_state(strategy: Any) -> Any:
     """Everything that a strategy knows of its tasks: its model in order, and what its plugins hold."""
     model = [(name, tensor_hash(value)) for name, value in strategy.model.state_dict().items()]
     learns = {name: parameter.requires_grad for name, parameter in strategy.model.named_parameters()}
@@ -152,6 +152,8 @@ def _seen(value: Any, path: set[int]) -> Any:
         return sorted(repr(_seen(item, path)) for item in value)
     if _ours(value) or (hasattr(value, "__dict__") and type(value).__module__.startswith("avalanche.")):
         return {
-            name: _seen(item, path) for name, item in vars(value).items() if name not in PASSING and not callable(item)
+            name: _seen(item, path)
+            for name, item in vars(value).items()
+            if name not in NOT_COMPARED and not callable(item)
         }
     return repr(value) if isinstance(value, (str, int, float, bytes, type(None))) else type(value).__name__

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from avalanche_amnesia.evaluation import References
 from avalanche_amnesia.models import MLP
 from support.strategies import DIGITS, ConvNet, amnesiac
-from support.strategy_state import bits, book
+from support.strategy_state import bits, unlearning_plugin
 
 N_TASKS, ITERATIONS = 5, 4  # of one task: 80 digits, batches of 40, two epochs
 
@@ -43,7 +43,7 @@ def references(benchmark=DIGITS, **options):
 
 def equal(strategy, refs: References) -> bool:
     """To the bit, in every tensor of the state, and in the order in which the tasks were learned."""
-    reference = refs.reference(book(strategy).ledger.remaining)
+    reference = refs.reference(unlearning_plugin(strategy).ledger.remaining)
     ours, theirs = strategy.model.state_dict(), reference.state_dict()
     same = ours.keys() == theirs.keys() and all(torch.equal(value, theirs[name]) for name, value in ours.items())
     assert same == (bits(strategy.model) == bits(reference))

@@ -13,7 +13,7 @@ from avalanche_amnesia.benchmarks import SplitDigits, UnlearningRequest, with_un
 from avalanche_amnesia.training.plugins import TrajectoryPlugin
 from avalanche_amnesia.trajectory import files as log_files
 from support.strategies import amnesiac
-from support.strategy_state import bits, book, frozen, trajectory
+from support.strategy_state import bits, frozen, trajectory, unlearning_plugin
 
 REQUESTS = [
     UnlearningRequest(tasks=(0,), at=1),
@@ -43,7 +43,7 @@ def run(folder: Path, kill_at: int = 0) -> None:
         strategy = amnesiac(train_mb_size=20, train_epochs=2, trajectory=TrajectoryPlugin(path=logs))
         keep(strategy, folder)
     stream = with_unlearning(SplitDigits(n_train=400, n_test=200), REQUESTS).train_stream
-    for experience in stream[len(book(strategy).trained) :]:
+    for experience in stream[len(unlearning_plugin(strategy).trained) :]:
         strategy.train(experience)
         keep(strategy, folder)
     result = {

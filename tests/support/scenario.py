@@ -23,10 +23,11 @@ from avalanche_amnesia.trajectory.sparse import SparseValues
 from avalanche_amnesia.unlearning import own_parameters
 from avalanche_amnesia.unlearning.purging import PurgeContext, register_purger
 from support.fault_injection import FailsAtEvent, InjectedError, injected
+from support.interruptions import give_up
 from support.ledger_oracle import LedgerOracle
 from support.residue_oracle import TaskResidue, decay_alone, integers, tensors_within
 from support.scenario_strategies import NETS, MarkedUpdates, StrategyKind
-from support.strategy_state import bits, book, fingerprint, trajectory
+from support.strategy_state import bits, fingerprint, trajectory, unlearning_plugin
 
 TASKS = 5
 BATCHES = 3  # of 10 samples, in one epoch
@@ -135,7 +136,7 @@ class Scenario(SupervisedPlugin):
                 self.strategy.train(experience)
             assert legal
         except InjectedError:
-            if self.state_before is not None and not book(self.strategy).records[self.oracle.n_requests :]:
+            if self.state_before is not None and not unlearning_plugin(self.strategy).records[self.oracle.n_requests :]:
                 assert self.comparable_state() == self.state_before
         except ValueError:
             assert not legal
@@ -144,11 +145,10 @@ class Scenario(SupervisedPlugin):
         finally:
             self.fails.event, experience.requests = "", ()
         obeyed = self._enter_requests()
-        if book(self.strategy).current_task is not None:
+        if unlearning_plugin(self.strategy).current_task is not None:
             with pytest.raises(RequestError, match="interrupted"):
-                book(self.strategy).unlearn(self.strategy, [task])
-            give_up = getattr(self.strategy, "abort_training", lambda: book(self.strategy).abort(self.strategy))
-            give_up()
+                unlearning_plugin(self.strategy).unlearn(self.strategy, [task])
+            give_up(self.strategy)
             self.logits = self.answers() if obeyed else self.logits
         self._enter_tasks()
         self.check()
@@ -161,7 +161,7 @@ class Scenario(SupervisedPlugin):
 
     def request(self, tasks: Sequence[int], step: Any, failure: tuple[str, int] | None) -> None:
         """Plan and unlearn."""
-        plugin, before, self.state_before = book(self.strategy), self.comparable_state(), None
+        plugin, before, self.state_before = unlearning_plugin(self.strategy), self.comparable_state(), None
         if not self.oracle.allows(tasks):
             for ask in (plugin.plan, plugin.unlearn):
                 with pytest.raises(RequestError):
@@ -186,11 +186,11 @@ class Scenario(SupervisedPlugin):
         """Declare tasks permanent."""
         if set(tasks) <= set(self.oracle.order):
             self.oracle.declared |= set(tasks)
-            book(self.strategy).mark_permanent(tasks)
+            unlearning_plugin(self.strategy).mark_permanent(tasks)
         else:
             before = self.comparable_state()
             with pytest.raises(RequestError):
-                book(self.strategy).mark_permanent(tasks)
+                unlearning_plugin(self.strategy).mark_permanent(tasks)
             assert self.comparable_state() == before
         self.check()
 
@@ -208,12 +208,12 @@ class Scenario(SupervisedPlugin):
         self._enter_tasks()
         self.state_before = self.comparable_state()
         self.had = self.parameter_values(), self.values(), self.answers(), bits(self.model)
-        self.residue_of = {task: self._residue(task) for task in book(strategy).current.tasks}
+        self.residue_of = {task: self._residue(task) for task in unlearning_plugin(strategy).current.tasks}
 
     def after_unlearning(self, strategy: Any, **kwargs: Any) -> None:
         """Compare what was done with plan and record; it can still be taken back."""
         live, values, answers, hashes = self.had
-        plan, record = book(strategy).current, book(strategy).records[-1]
+        plan, record = unlearning_plugin(strategy).current, unlearning_plugin(strategy).records[-1]
         gone, now, state = plan.tasks, self.parameter_values(), bits(self.model)
         assert record.plan == plan
         assert record.remaining == tuple(task for task in self.oracle.order if task not in gone)
@@ -262,7 +262,7 @@ class Scenario(SupervisedPlugin):
 
     def _enter_requests(self) -> bool:
         """Enter what was unlearned for good, if anything was."""
-        records = book(self.strategy).records[self.oracle.n_requests :]
+        records = unlearning_plugin(self.strategy).records[self.oracle.n_requests :]
         for record in records:
             self.oracle.forget(record.tasks)
             self.residue |= {task: self.staged[task] for task in record.tasks}
@@ -273,7 +273,7 @@ class Scenario(SupervisedPlugin):
 
     def _enter_tasks(self) -> None:
         """Enter a task whose training has come to its end."""
-        for task in book(self.strategy).ledger.remaining:
+        for task in unlearning_plugin(self.strategy).ledger.remaining:
             if task in self.oracle.order:
                 continue
             earlier = self.logits
@@ -290,7 +290,7 @@ class Scenario(SupervisedPlugin):
 
     def check(self) -> None:
         """All that holds between two events."""
-        ledger, oracle = book(self.strategy).ledger, self.oracle
+        ledger, oracle = unlearning_plugin(self.strategy).ledger, self.oracle
         assert ledger.remaining == tuple(oracle.order) == trajectory(self.strategy).tasks
         assert (ledger.unlearned, ledger.unlearnable) == (tuple(oracle.unlearned), tuple(oracle.unlearnable))
         assert (ledger.permanent, ledger.n_trained) == (oracle.permanent, oracle.n)

@@ -13,7 +13,7 @@ from avalanche_amnesia.training.plugins import TrajectoryPlugin, UnlearningPlugi
 from avalanche_amnesia.trajectory import Trajectory
 
 
-def book(strategy: Any) -> UnlearningPlugin:
+def unlearning_plugin(strategy: Any) -> UnlearningPlugin:
     plugin = find_plugin(strategy, UnlearningPlugin)
     assert plugin is not None
     return plugin
@@ -32,7 +32,7 @@ def bits(model: nn.Module) -> dict[str, str]:
 
 def fingerprint(strategy: Any, *stores: Any) -> Any:
     """Everything that an unlearning may change, deeply, as comparable values."""
-    model, optimizer, plugin = strategy.model, strategy.optimizer, book(strategy)
+    model, optimizer, plugin = strategy.model, strategy.optimizer, unlearning_plugin(strategy)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     recorder = find_plugin(strategy, TrajectoryPlugin)
     assert recorder is not None

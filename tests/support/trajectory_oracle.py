@@ -34,7 +34,7 @@ class DenseTwin:
                     same_bits(value, start[name]), after[name], (value.double() + delta[name]).float()
                 )
                 new[name] = torch.where(moved[name], written, value)
-            # what the writer is known to have done is now what it does on the new ground
+            # what the writer is known to have done is now what it does from the new values before it
             self.writers.append((task, moved, {n: new[n].double() - state[n].double() for n in new}, new))
             state = {name: value.clone() for name, value in new.items()}
 

@@ -1,4 +1,4 @@
-"""Features of a world through a task's open units alone: those of the masked model, statistics included."""
+"""Features without given tasks, through a task's open units alone: those of the masked model, statistics included."""
 
 import pytest
 import torch

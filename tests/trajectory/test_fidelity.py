@@ -10,7 +10,7 @@ from avalanche.core import SupervisedPlugin
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.strategies import DIGITS, amnesiac, stock
-from support.strategy_state import book, initial_values, stray, trajectory
+from support.strategy_state import initial_values, stray, trajectory, unlearning_plugin
 from support.trajectory_oracle import EVENTS, SHAPES, DenseTwin, assert_same, drawn, states
 
 from avalanche_amnesia.bits import same_bits
@@ -213,7 +213,7 @@ def test_a_dense_log_in_int8_takes_the_last_task_back_bit_for_bit():
     report = trajectory(strategy).report()
     assert (report["bytes_per_parameter"] < 2).all()
     assert (report["share"] <= 1).all()
-    book(strategy).unlearn(strategy, [1])
+    unlearning_plugin(strategy).unlearn(strategy, [1])
     parameters = dict(strategy.model.named_parameters())
     assert all(same_bits(parameters[name].detach(), value).all() for name, value in before.items())
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from support.fault_injection import after_call, raiser
 from support.log_directory import contents, files, with_three_tasks
 from support.strategies import DIGITS, amnesiac, stock
-from support.strategy_state import bits, book, fingerprint, frozen, trajectory
+from support.strategy_state import bits, fingerprint, frozen, trajectory, unlearning_plugin
 from support.trajectory_oracle import EVENTS, SHAPES, assert_same, drawn
 
 from avalanche_amnesia.ledger import TaskLedger
@@ -183,9 +183,9 @@ def test_a_task_that_can_not_be_written_is_not_learned(tmp_path, monkeypatch, ma
     after = bits(strategy.model)
     assert {name: after[name] for name in before} == before
     assert contents(Trajectory(path=tmp_path)) == on_disk
-    book(strategy).abort(strategy)
+    unlearning_plugin(strategy).abort(strategy)
     strategy.train(DIGITS.train_stream[1])
-    assert Trajectory(path=tmp_path).tasks == (0, 1) == book(strategy).ledger.remaining
+    assert Trajectory(path=tmp_path).tasks == (0, 1) == unlearning_plugin(strategy).ledger.remaining
 
 
 def test_two_trajectories_in_one_directory_are_told_apart(tmp_path):

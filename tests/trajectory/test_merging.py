@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.strategies import DIGITS, amnesiac, stock
-from support.strategy_state import bits, book, trajectory
+from support.strategy_state import bits, trajectory, unlearning_plugin
 from support.trajectory_oracle import SHAPES, drawn, states
 
 from avalanche_amnesia.bits import same_bits
@@ -109,7 +109,7 @@ def test_a_masked_run_with_a_deadline_holds_what_may_still_go():
     for strategy in runs:
         for experience in DIGITS.train_stream[:5]:
             strategy.train(experience)
-        assert book(strategy).ledger.permanent == {0, 1, 2}
+        assert unlearning_plugin(strategy).ledger.permanent == {0, 1, 2}
     report = trajectory(runs[0]).report()
     assert report.index.tolist() == [0, 1, 2, 3, 4]
     assert report["bytes"].tolist()[:3] == [0, 0, 0] < trajectory(runs[1]).report()["bytes"].tolist()[:3]
@@ -124,14 +124,14 @@ def test_a_dense_run_with_a_permanent_task_between():
     for strategy in runs:
         for experience in DIGITS.train_stream[:4]:
             if experience.task_label == 3:
-                book(strategy).mark_permanent([1, 2])
+                unlearning_plugin(strategy).mark_permanent([1, 2])
             strategy.train(experience)
         assert trajectory(strategy).tasks == (0, 1, 2, 3)
     sizes = [trajectory(strategy).report()["bytes"] for strategy in runs]
     assert sizes[0][2] < sizes[1][2] / 2  # what 1 holds stands for 2 as well
     for strategy in runs:
-        book(strategy).unlearn(strategy, [0])
-        book(strategy).unlearn(strategy, [3])
+        unlearning_plugin(strategy).unlearn(strategy, [0])
+        unlearning_plugin(strategy).unlearn(strategy, [3])
     values = [dict(strategy.model.named_parameters()) for strategy in runs]
     for name, value in values[0].items():
         assert torch.allclose(value, values[1][name], atol=1e-6)

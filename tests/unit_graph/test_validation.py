@@ -1,4 +1,4 @@
-"""Reports on a backbone: what it is made of, what stands in the way, what is mended, on which input it runs."""
+"""Reports on a backbone: its make, what stands in the way, what is fixed, the inputs that it runs on."""
 
 import copy
 
@@ -87,7 +87,7 @@ def test_all_findings_are_listed_and_the_error_counts_the_rest():
         validate(net, norm="none")
 
 
-# What is mended ------------------------------------------------------------------------------------------------
+# Repairs -------------------------------------------------------------------------------------------------------
 
 
 def tied() -> nn.Module:
@@ -108,7 +108,7 @@ def doubled() -> nn.Module:
     return net
 
 
-MENDED = {
+FIXED = {
     "spectral norm": lambda: nn.Sequential(
         parametrizations.spectral_norm(nn.Linear(6, 5)), nn.Tanh(), parametrizations.orthogonal(nn.Linear(5, 4))
     ),
@@ -118,10 +118,10 @@ MENDED = {
 }
 
 
-@pytest.mark.parametrize("name", MENDED)
+@pytest.mark.parametrize("name", FIXED)
 def test_a_fixed_backbone_passes_and_computes_the_same(name):
     torch.manual_seed(0)
-    backbone, x = MENDED[name]().eval(), torch.randn(9, 6)
+    backbone, x = FIXED[name]().eval(), torch.randn(9, 6)
     state = copy.deepcopy(backbone.state_dict())
     with torch.no_grad():
         expected = backbone(x)
@@ -134,7 +134,7 @@ def test_a_fixed_backbone_passes_and_computes_the_same(name):
             assert torch.allclose(result, expected, atol=1e-6)
     assert backbone.state_dict().keys() == state.keys()
     assert all(torch.equal(value, state[key]) for key, value in backbone.state_dict().items())
-    assert validate(backbone) != []  # it is a copy that was mended
+    assert validate(backbone) != []  # it is a copy that was fixed
 
 
 NEEDS_NO_MEND = {

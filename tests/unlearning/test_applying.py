@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 from support.strategies import DIGITS, ConvNet, amnesiac, mlp, trained
-from support.strategy_state import bits, book, initial_values, owned, stray, trajectory
+from support.strategy_state import bits, initial_values, owned, stray, trajectory, unlearning_plugin
 
 from avalanche_amnesia.benchmarks import UnlearningRequest, with_unlearning
 from avalanche_amnesia.bits import tensor_hash
@@ -38,7 +38,7 @@ def test_any_sequence_leaves_nothing_where_nobody_is(net, adjustment, optimizer,
         strategy = amnesiac(net=net, adjustment=adjustment, optimizer=optimizer, **options)
         initial = initial_values(strategy.model)
         for _ in range(8):
-            remaining = list(book(strategy).ledger.remaining)
+            remaining = list(unlearning_plugin(strategy).ledger.remaining)
             if len(remaining) == 5 or (len(remaining) > 1 and draw.random() < 0.5):
                 gone = draw.sample(remaining, draw.randint(1, min(3, len(remaining))))
                 strategy.unlearn(gone)
@@ -46,9 +46,10 @@ def test_any_sequence_leaves_nothing_where_nobody_is(net, adjustment, optimizer,
             else:
                 strategy.train(DIGITS.train_stream[draw.choice([t for t in range(5) if t not in remaining])])
             assert stray(strategy.model, initial) == []
-            assert trajectory(strategy).tasks == book(strategy).ledger.remaining == tuple(strategy.model.masks)
-        if book(strategy).ledger.remaining:
-            strategy.unlearn(book(strategy).ledger.remaining)
+            remaining = unlearning_plugin(strategy).ledger.remaining
+            assert trajectory(strategy).tasks == remaining == tuple(strategy.model.masks)
+        if remaining:
+            strategy.unlearn(remaining)
         assert list(strategy.model.state_dict()) == [f"backbone.{name}" for name in initial]
         for name, value in strategy.model.backbone.named_parameters():
             assert tensor_hash(value) == tensor_hash(initial[name])
@@ -154,7 +155,7 @@ def test_requests_in_the_stream_equal_requests_by_hand():
     for experience in DIGITS.train_stream[3:]:
         by_hand.train(experience)
     assert list(bits(by_stream.model).items()) == list(bits(by_hand.model).items())
-    events = [record.plan.event for record in book(by_stream).records]
+    events = [record.plan.event for record in unlearning_plugin(by_stream).records]
     assert events == ["after task 2", "before task 3"]
 
 

@@ -6,7 +6,7 @@ import pytest
 from avalanche.core import SupervisedPlugin
 from avalanche.training.plugins import ReplayPlugin
 from support.strategies import DIGITS, ConvNet, amnesiac, mlp, trained
-from support.strategy_state import bits, book
+from support.strategy_state import bits, unlearning_plugin
 
 from avalanche_amnesia.evaluation import References
 from avalanche_amnesia.models import MLP
@@ -24,7 +24,7 @@ def references(optimizer="adam", adjustment="hat", net=mlp) -> References:
 
 
 def equals_reference(strategy, **which) -> bool:
-    reference = references(**which).reference(book(strategy).ledger.remaining)
+    reference = references(**which).reference(unlearning_plugin(strategy).ledger.remaining)
     return list(bits(strategy.model).items()) == list(bits(reference).items())
 
 
@@ -65,7 +65,7 @@ def test_a_middle_task_is_approximate_and_exactness_comes_back_with_the_tainted_
     assert strategy.unlearn([3]).claim == "approximate"  # 2 and 4 are: 4 learned beside them
     assert strategy.unlearn([2]).claim == "approximate"
     assert strategy.unlearn([4]).claim == "exact"
-    assert book(strategy).ledger.remaining == (0,)
+    assert unlearning_plugin(strategy).ledger.remaining == (0,)
     assert equals_reference(strategy)
 
 
@@ -76,11 +76,11 @@ def test_random_sequences_are_called_exact_only_where_they_are():
         strategy = amnesiac(train_epochs=1)
         refs = References(lambda **kw: amnesiac(train_epochs=1, **kw), DIGITS)
         for _ in range(9):
-            remaining = list(book(strategy).ledger.remaining)
+            remaining = list(unlearning_plugin(strategy).ledger.remaining)
             if remaining and (len(remaining) == 4 or draw.random() < 0.35):
                 gone = draw.sample(remaining, draw.randint(1, min(2, len(remaining))))
                 claim = strategy.unlearn(gone).claim
-                same = bits(strategy.model) == bits(refs.reference(book(strategy).ledger.remaining))
+                same = bits(strategy.model) == bits(refs.reference(unlearning_plugin(strategy).ledger.remaining))
                 assert same or claim == "approximate", (seed, gone)
                 exact, approximate = exact + (claim == "exact"), approximate + (claim == "approximate")
             else:

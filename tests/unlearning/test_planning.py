@@ -3,7 +3,7 @@
 import pytest
 import torch
 from support.strategies import ConvNet, mlp, trained
-from support.strategy_state import book, fingerprint, initial_values, trajectory
+from support.strategy_state import fingerprint, initial_values, trajectory, unlearning_plugin
 
 from avalanche_amnesia.bits import tensor_hash
 
@@ -52,4 +52,4 @@ def test_a_plan_changes_nothing_and_is_what_the_record_says():
         assert change.after == (tensor_hash(after[change.name]) if change.name in after else None)
     assert record.n_trained == 4
     assert record.iteration == strategy.clock.train_iterations
-    assert book(strategy).records == [record]
+    assert unlearning_plugin(strategy).records == [record]

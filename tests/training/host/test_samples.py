@@ -66,7 +66,7 @@ def spoilt(value, where):
 
 
 def beside_the_model(strategy):
-    """The book of tasks, and the shapes that the optimizer holds."""
+    """The tasks that are entered, and the shapes that the optimizer holds."""
     plugin = find_plugin(strategy, UnlearningPlugin)
     groups = [[tuple(p.shape) for p in group["params"]] for group in strategy.optimizer.param_groups]
     return None if plugin is None else plugin.ledger.state_dict(), groups

@@ -4,7 +4,7 @@ import pytest
 import torch
 from avalanche.core import SupervisedPlugin
 from support.strategies import DIGITS, amnesiac, stock
-from support.strategy_state import bits, book, fingerprint, initial_values, stray, trajectory
+from support.strategy_state import bits, fingerprint, initial_values, stray, trajectory, unlearning_plugin
 
 from avalanche_amnesia.benchmarks import SplitDigits, UnlearningRequest, with_unlearning
 from avalanche_amnesia.ledger import RequestError
@@ -35,7 +35,8 @@ class Diary(SupervisedPlugin):
         self.lines.append(("trained", strategy.experience.task_label))
 
     def after_unlearning(self, strategy, **kwargs):
-        self.lines.append((book(strategy).current.event, book(strategy).current.tasks, self.iterations))
+        plan = unlearning_plugin(strategy).current
+        self.lines.append((plan.event, plan.tasks, self.iterations))
 
 
 def run(requests, *, benchmark=DIGITS, n=5, diary=None, make=amnesiac, **options):
@@ -64,8 +65,8 @@ def test_requests_fire_before_at_an_iteration_and_after(make, iteration):
     assert diary.lines[at + 2] == (f"iteration {iteration} of task 3", (2,), iteration)
     assert diary.lines[at + 3] == ("trained", 3)
     assert diary.lines[at + 4] == ("after task 3", (3, 1), 2 * PER_EPOCH)
-    assert book(strategy).ledger.remaining == (4,) == trajectory(strategy).tasks
-    records = book(strategy).records
+    assert unlearning_plugin(strategy).ledger.remaining == (4,) == trajectory(strategy).tasks
+    records = unlearning_plugin(strategy).records
     assert [r.n_trained for r in records] == [3, 3, 4]
     assert [r.iteration for r in records] == [BEFORE_TASK_3, BEFORE_TASK_3 + iteration, BEFORE_TASK_3 + 2 * PER_EPOCH]
 
@@ -73,8 +74,8 @@ def test_requests_fire_before_at_an_iteration_and_after(make, iteration):
 def test_two_requests_at_one_iteration_fire_in_order():
     requests = [UnlearningRequest((0,), 2, "iteration", 3), UnlearningRequest((1,), 2, "iteration", 3)]
     strategy, _ = run(requests, n=3)
-    assert [r.tasks for r in book(strategy).records] == [(0,), (1,)]
-    assert book(strategy).ledger.remaining == (2,)
+    assert [r.tasks for r in unlearning_plugin(strategy).records] == [(0,), (1,)]
+    assert unlearning_plugin(strategy).ledger.remaining == (2,)
 
 
 @pytest.mark.parametrize("make", [amnesiac, stock])
@@ -90,7 +91,7 @@ def test_an_iteration_that_never_comes_is_refused_before_any_training(make, at):
             strategy.train(stream[0])
         assert bits(strategy.model) == before
         assert strategy.clock.train_iterations == 0
-        assert book(strategy).current_task is None
+        assert unlearning_plugin(strategy).current_task is None
     else:
         with pytest.raises(RequestError, match="never comes"):
             strategy.train(stream)
@@ -99,7 +100,7 @@ def test_an_iteration_that_never_comes_is_refused_before_any_training(make, at):
 def test_the_last_iteration_comes_and_the_one_behind_it_does_not():
     task_1 = -(-len(DIGITS.train_stream[1].dataset) // 40) * 2
     strategy, _ = run([UnlearningRequest((0,), 1, "iteration", task_1 - 1)], n=2)
-    assert book(strategy).ledger.remaining == (1,)
+    assert unlearning_plugin(strategy).ledger.remaining == (1,)
     with pytest.raises(RequestError, match="never comes"):
         run([UnlearningRequest((0,), 1, "iteration", task_1)], n=1)
 
@@ -133,19 +134,19 @@ def test_permanent_and_deadline_come_from_the_stream():
             strategy.unlearn(tasks)
     with pytest.raises(RequestError, match="does not remain"):
         strategy.mark_permanent([2])
-    assert book(strategy).ledger.remaining == (0, 1, 3)
+    assert unlearning_plugin(strategy).ledger.remaining == (0, 1, 3)
 
 
 def test_a_deadline_of_ones_own_beats_the_streams():
     strategy = amnesiac(train_epochs=1, deadline=1)
     for experience in with_unlearning(DIGITS, {}, deadline=4).train_stream[:2]:
         strategy.train(experience)
-    assert book(strategy).ledger.permanent == {0}
+    assert unlearning_plugin(strategy).ledger.permanent == {0}
 
 
 def test_a_permanent_task_does_not_stop_the_others():
     strategy, _ = run([UnlearningRequest((0, 2), 2)], n=3)
-    assert book(strategy).ledger.remaining == (1,)
+    assert unlearning_plugin(strategy).ledger.remaining == (1,)
 
 
 def test_training_a_task_that_remains_is_refused():
@@ -214,13 +215,13 @@ def test_the_task_in_training_keeps_its_own_update_and_is_recorded_right(make):
         kept += int((moved & wrote).sum()) if make is stock else int(moved.sum())
     assert kept > 0
     assert not [name for name in states.new_start if name.startswith("heads.1.")]
-    # the finished task is recorded from the new ground: taking it out gives the state of task 0 alone, bit for bit
+    # the finished task is recorded from the values without task 1: without it task 0 alone is left, to the bit
     task_0 = before_1
-    book(strategy).unlearn(strategy, [2], allow_unknown=True)  # the test's own plugin keeps states
+    unlearning_plugin(strategy).unlearn(strategy, [2], allow_unknown=True)  # the test's own plugin keeps states
     backbone = {n: p for n, p in strategy.model.named_parameters() if n.startswith("backbone")}
     assert all(torch.equal(p, task_0[n]) for n, p in backbone.items())
     if make is amnesiac:
-        book(strategy).unlearn(strategy, [0], allow_unknown=True)
+        unlearning_plugin(strategy).unlearn(strategy, [0], allow_unknown=True)
         assert all(torch.equal(p, before_0[n]) for n, p in backbone.items())
 
 
@@ -232,7 +233,7 @@ def test_what_the_forgotten_task_had_frozen_is_free_for_the_task_in_training():
         strategy.train(experience)
     assert stray(strategy.model, initial) == []
     assert tuple(strategy.model.masks) == (2,)
-    assert book(strategy).records[0].claim == "approximate"
+    assert unlearning_plugin(strategy).records[0].claim == "approximate"
     assert strategy.plan_unlearning([2]).claim == "exact"
     strategy.train(stream[3])
     # 2 learned, for a while, beside what no reference has
@@ -276,8 +277,8 @@ def test_a_plugin_that_asks_in_the_middle_of_a_training_is_told_how(event):
         strategy.train(experience)
     assert "task 1 is in training" in asks.error
     assert "when='iteration'" in asks.error
-    assert book(strategy).ledger.remaining == (0, 1)
-    assert book(strategy).records == []
+    assert unlearning_plugin(strategy).ledger.remaining == (0, 1)
+    assert unlearning_plugin(strategy).records == []
 
 
 # Interrupted trainings ------------------------------------------------------------------------------------------
@@ -305,7 +306,7 @@ def test_after_an_interruption_an_unlearning_needs_the_training_given_up(finish)
         assert bits(strategy.model) == bits(other.model)
         strategy.unlearn([2])
     strategy.unlearn([0])
-    assert book(strategy).ledger.remaining == ()
+    assert unlearning_plugin(strategy).ledger.remaining == ()
     assert trajectory(strategy).tasks == ()
 
 
@@ -319,11 +320,11 @@ def test_an_interrupted_task_can_be_trained_again_though_its_requests_were_obeye
         strategy.train(experience)
     with pytest.raises(KeyboardInterrupt):
         strategy.train(stream[2])
-    assert book(strategy).ledger.unlearned == (0, 1)
+    assert unlearning_plugin(strategy).ledger.unlearned == (0, 1)
     diary.breaks_at = None
     strategy.train(stream[2])
-    assert book(strategy).ledger.remaining == (2,)
-    assert len(book(strategy).records) == 2
+    assert unlearning_plugin(strategy).ledger.remaining == (2,)
+    assert len(unlearning_plugin(strategy).records) == 2
     other = make(plugins=[Diary()])
     other.train(DIGITS.train_stream[2])
     assert bits(strategy.model) == bits(other.model) or make is stock
@@ -346,4 +347,4 @@ def test_slices_and_streams_of_their_own_carry_their_requests():
     stream = with_unlearning(SplitDigits(n_train=200), {1: [0], 2: [1]}).train_stream
     strategy = amnesiac(train_epochs=1)
     strategy.train(stream[:3])
-    assert book(strategy).ledger.remaining == (2,)
+    assert unlearning_plugin(strategy).ledger.remaining == (2,)

@@ -4,17 +4,18 @@ from dataclasses import replace
 
 import pytest
 import torch
+from support.fault_injection import raiser
 from support.strategies import DIGITS, amnesiac, stock
 from support.strategy_state import (
     assert_nothing_stray,
     bits,
-    book,
     fingerprint,
     initial_values,
     mark,
     owned,
     stray,
     trajectory,
+    unlearning_plugin,
 )
 from torch import nn
 
@@ -204,7 +205,7 @@ def test_the_coefficient_of_a_forgotten_update_is_zero(adjustment, start, reques
     a, b = backbone(plain), backbone(marked)
     for name in a:
         assert torch.allclose(a[name], b[name], rtol=0, atol=2e-5), name
-    remaining = book(plain).ledger.remaining
+    remaining = unlearning_plugin(plain).ledger.remaining
     for task in remaining:  # nor does it come back from the logs
         for strategy in (plain, marked):
             strategy.unlearn([task])
@@ -223,7 +224,7 @@ def test_a_request_in_the_middle_of_a_task_drops_its_shadow_and_moves_the_others
     assert {task: set(of_task) for task, of_task in plugin.kept.items()} == {0: set(), 2: {0}}
     assert plugin._shadows == {}
     strategy.train(benchmark.train_stream[3])
-    assert book(strategy).records[-1].plan.compensated == (2, 3)
+    assert unlearning_plugin(strategy).records[-1].plan.compensated == (2, 3)
     assert stray(strategy.model, initial) == []
 
 
@@ -280,7 +281,7 @@ def test_an_error_in_the_middle_puts_shadows_and_norms_back(monkeypatch):
     plugin = backups(strategy)
     before, kept = fingerprint(strategy), plugin.kept
     with monkeypatch.context() as patch:
-        patch.setattr(book(strategy).ledger, "forget", lambda *a, **k: (_ for _ in ()).throw(MemoryError("injected")))
+        patch.setattr(unlearning_plugin(strategy).ledger, "forget", raiser(MemoryError))
         with pytest.raises(MemoryError, match="injected"):
             strategy.unlearn([1])
     assert fingerprint(strategy) == before

@@ -1,11 +1,12 @@
-"""Heads fitted in advance for worlds without earlier tasks: right, complete up to a budget, free of residue."""
+"""Heads fitted in advance for models without earlier tasks: right, complete up to a budget, free of residue."""
 
 from itertools import combinations
 
 import pytest
 import torch
+from support.fault_injection import raiser
 from support.strategies import DIGITS, ConvNet, amnesiac, stock
-from support.strategy_state import bits, book, fingerprint, trajectory
+from support.strategy_state import bits, fingerprint, trajectory, unlearning_plugin
 from torch import nn
 
 from avalanche_amnesia.benchmarks import PermutedDigits, with_unlearning
@@ -93,7 +94,7 @@ def test_no_head_stays_that_saw_a_task_which_is_gone():
     assert not any(torch.equal(a, b) for a in kept for b in saw_it if a.shape == b.shape)
     assert 1 not in plugin.heads
     assert all(1 not in s for s in plugin.sources.values())
-    assert all(1 not in world for heads in plugin.heads.values() for world in heads)
+    assert all(1 not in without for heads in plugin.heads.values() for without in heads)
 
 
 def test_heads_for_worlds_that_cannot_come_are_dropped():
@@ -105,7 +106,7 @@ def test_heads_for_worlds_that_cannot_come_are_dropped():
         strategy.train(experience)
     plugin = heads_of(strategy)  # task 0 has expired, task 1 was declared
     assert plugin.sources == {0: set(), 1: set(), 2: set(), 3: {2}}
-    assert [set(worlds) for worlds in plugin.heads.values()] == [set(), set(), set(), {frozenset({2})}]
+    assert [set(heads) for heads in plugin.heads.values()] == [set(), set(), set(), {frozenset({2})}]
 
 
 def test_a_task_that_is_learned_again_starts_afresh():
@@ -122,7 +123,7 @@ def test_an_error_in_the_middle_puts_heads_and_backbone_back(monkeypatch):
     strategy = learned()
     plugin = heads_of(strategy)
     before = fingerprint(strategy), dict(plugin.heads), dict(plugin.sources)
-    monkeypatch.setattr(book(strategy).ledger, "forget", lambda *a, **k: (_ for _ in ()).throw(MemoryError("injected")))
+    monkeypatch.setattr(unlearning_plugin(strategy).ledger, "forget", raiser(MemoryError))
     with pytest.raises(MemoryError, match="injected"):
         strategy.unlearn([1])
     assert (fingerprint(strategy), plugin.heads, plugin.sources) == before
@@ -132,9 +133,7 @@ def test_an_error_while_fitting_leaves_the_backbone_as_it_was(monkeypatch):
     strategy, other = amnesiac(), amnesiac(compensation="none")
     for s in (strategy, other):
         s.train(PERMUTED.train_stream[0])
-    monkeypatch.setattr(
-        type(strategy.model), "masked_features", lambda *a, **k: (_ for _ in ()).throw(MemoryError("injected"))
-    )
+    monkeypatch.setattr(type(strategy.model), "masked_features", raiser(MemoryError))
     with pytest.raises(MemoryError, match="injected"):
         strategy.train(PERMUTED.train_stream[1])
     other.train(PERMUTED.train_stream[1])
@@ -144,7 +143,7 @@ def test_an_error_while_fitting_leaves_the_backbone_as_it_was(monkeypatch):
 
 def test_requests_of_a_stream_are_compensated_also_in_the_middle_of_a_task():
     strategy = learned(with_unlearning(PERMUTED, requests={2: [0], 3: [1]}))
-    assert [record.plan.compensated for record in book(strategy).records] == [(1, 2), (2, 3)]
+    assert [record.plan.compensated for record in unlearning_plugin(strategy).records] == [(1, 2), (2, 3)]
 
 
 def test_an_unlearning_runs_nothing_through_the_network(monkeypatch):

@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+from support.fault_injection import raiser
 from support.repaired_strategies import MODES, PERMUTED, accuracy, logits, own_names, plugin_of, trained, values
 from support.strategies import amnesiac, stock
-from support.strategy_state import bits, book, fingerprint
+from support.strategy_state import bits, fingerprint, unlearning_plugin
 from torch import nn
 
 from avalanche_amnesia.benchmarks.data import task_data
@@ -154,7 +155,7 @@ def test_an_error_in_the_middle_leaves_everything(monkeypatch, error, standing, 
         if where == "step":
             patch.setattr(DarkLoss, "__call__", fail)
         else:
-            patch.setattr(book(strategy).ledger, "forget", lambda *a, **k: (_ for _ in ()).throw(error("injected")))
+            patch.setattr(unlearning_plugin(strategy).ledger, "forget", raiser(error))
         with pytest.raises(error, match="injected"):
             strategy.unlearn([1])
     assert state() == before

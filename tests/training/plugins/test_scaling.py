@@ -2,8 +2,9 @@
 
 import pytest
 import torch
+from support.fault_injection import raiser
 from support.strategies import DIGITS, amnesiac, stock
-from support.strategy_state import assert_nothing_stray, bits, book, fingerprint, mark, trajectory
+from support.strategy_state import assert_nothing_stray, bits, fingerprint, mark, trajectory, unlearning_plugin
 
 from avalanche_amnesia.benchmarks import PermutedDigits
 from avalanche_amnesia.bits import same_bits
@@ -51,15 +52,15 @@ def test_the_next_tasks_update_is_divided_by_the_rate_that_damped_it():
     region, moved = first_used(strategy.model, 0, []), trajectory(strategy).moved(1)
     plain.unlearn([0])
     assert strategy.unlearn([0]).plan.compensated == (1,)
-    ground = backbone(plain)
+    unscaled = backbone(plain)
     scaled = 0
     for name, value in backbone(strategy).items():
         where = region[name] & moved[f"backbone.{name}"]
         update = trained[name].double() - before[f"backbone.{name}"].double()
         rate = (1 - rule.held(use, name, 0.0)).double()
-        wanted = ground[name].double() - update + update / rate
+        wanted = unscaled[name].double() - update + update / rate
         assert torch.allclose(value[where].double(), wanted[where], rtol=0, atol=2e-4)  # rates are kept in float16
-        assert same_bits(value, ground[name])[~where].all()
+        assert same_bits(value, unscaled[name])[~where].all()
         scaled += int(((rate < 0.2) & where & (update.abs() > 1e-6)).sum())
     assert scaled > 50
 
@@ -71,10 +72,10 @@ def test_draft_multiplies_by_alpha(alpha, factor):
     trained, region, moved = backbone(plain), first_used(plain.model, 0, []), trajectory(plain).moved(1)
     plain.unlearn([0])
     strategy.unlearn([0])
-    for name, ground in backbone(plain).items():
+    for name, unscaled in backbone(plain).items():
         where = region[name] & moved[f"backbone.{name}"]
         update = (trained[name].double() - before[f"backbone.{name}"].double())[where]
-        wanted = ground[where].double() + (factor - 1) * update
+        wanted = unscaled[where].double() + (factor - 1) * update
         assert torch.allclose(backbone(strategy)[name][where].double(), wanted, rtol=0, atol=1e-6)
 
 
@@ -121,7 +122,7 @@ def test_all_or_nothing(monkeypatch):
     strategy = learned()
     plugin = find_plugin(strategy, ScaledUpdatesPlugin)
     before, rates = fingerprint(strategy), plugin.rates
-    monkeypatch.setattr(book(strategy).ledger, "forget", lambda *a, **k: (_ for _ in ()).throw(MemoryError("injected")))
+    monkeypatch.setattr(unlearning_plugin(strategy).ledger, "forget", raiser(MemoryError))
     with pytest.raises(MemoryError, match="injected"):
         strategy.unlearn([1])
     assert fingerprint(strategy) == before

@@ -8,7 +8,7 @@ from avalanche.core import SupervisedPlugin
 from avalanche.training.plugins import EWCPlugin
 from support.repaired_strategies import MODES, PERMUTED, plugin_of, trained, values
 from support.strategies import amnesiac
-from support.strategy_state import bits, book, initial_values, stray, trajectory
+from support.strategy_state import bits, initial_values, stray, trajectory, unlearning_plugin
 
 from avalanche_amnesia.benchmarks import UnlearningRequest, with_unlearning
 from avalanche_amnesia.bits import same_bits
@@ -69,7 +69,7 @@ def test_a_request_in_the_middle_of_a_task_repairs_the_values_before_it(adjustme
     for s in (strategy, plain):
         for experience in benchmark.train_stream:
             s.train(experience)
-    (record,) = book(strategy).records
+    (record,) = unlearning_plugin(strategy).records
     assert record.plan.repaired == (1, 2)
     assert not {name for name in trajectory(strategy).logs[3] if name.startswith("heads.")}
     strategy.unlearn([3])  # takes the repair out, and brings no older head back
@@ -85,7 +85,7 @@ def test_a_request_in_the_middle_of_a_task_repairs_the_values_before_it(adjustme
 def test_an_interrupted_training_keeps_the_repair_made_in_its_middle():
     class Stops(RepairPlugin):
         def before_update(self, strategy, **kwargs):
-            if book(strategy).records:
+            if unlearning_plugin(strategy).records:
                 raise KeyboardInterrupt
 
     benchmark = with_unlearning(PERMUTED, [UnlearningRequest((0,), 2, "iteration", 5)])

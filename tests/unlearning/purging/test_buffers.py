@@ -11,7 +11,7 @@ from avalanche.benchmarks.utils import AvalancheDataset, DataAttribute
 from avalanche.training.plugins import ReplayPlugin
 from avalanche.training.storage_policy import ClassBalancedBuffer, ReservoirSamplingBuffer
 from support.strategies import DIGITS, amnesiac, stock
-from support.strategy_state import book
+from support.strategy_state import unlearning_plugin
 from torch.utils.data import TensorDataset
 
 from avalanche_amnesia.baselines import DarkReplayPlugin
@@ -69,7 +69,7 @@ def test_no_sample_of_a_forgotten_task_is_left(kind, stream):
     for experience in experiences:
         strategy.train(experience)
     assert found(forms(experiences[1]), held(strategy)) > 0
-    book(strategy).unlearn(strategy, [1])
+    unlearning_plugin(strategy).unlearn(strategy, [1])
     left = held(strategy)
     assert found(forms(experiences[1]), left) == 0
     # Those that the buffer holds, and no others; a repair's are there as floats, fifty of each task.
@@ -86,7 +86,7 @@ def test_tasks_that_share_their_images_leave_only_those_that_are_held():
     experiences = PermutedDigits(3, n_train=400, n_test=100).train_stream
     for experience in experiences:
         strategy.train(experience)
-    book(strategy).unlearn(strategy, [1])
+    unlearning_plugin(strategy).unlearn(strategy, [1])
     left = held(strategy)
     assert found([x.numpy().tobytes() for x in experiences[1].tensors[0]], left) == 0
     base = [x.numpy().tobytes() for x in experiences[0]._samples.base]
@@ -104,7 +104,7 @@ def test_a_purged_buffer_replays_what_it_replayed():
         return [(x, y, int(t)) for x, y, t in (items[i] for i in range(len(items)))]
 
     before = [sample for sample in samples() if sample[2] != 1]
-    book(strategy).unlearn(strategy, [1])
+    unlearning_plugin(strategy).unlearn(strategy, [1])
     after = samples()
     assert [(y, t) for _, y, t in before] == [(y, t) for _, y, t in after]
     assert all(torch.equal(old, new) for (old, *_), (new, *_) in zip(before, after, strict=True))

@@ -6,7 +6,7 @@ from avalanche.core import SupervisedPlugin
 from avalanche.training import EWC, Naive
 from avalanche.training.plugins import LRSchedulerPlugin
 from support.strategies import DIGITS, stock
-from support.strategy_state import book, fingerprint
+from support.strategy_state import fingerprint, unlearning_plugin
 from torch import nn
 
 from avalanche_amnesia.benchmarks import with_unlearning
@@ -43,13 +43,13 @@ def test_learned_state_that_nobody_knows_is_refused_before_anything_changed(hide
     strategy = stock(EWC, ewc_lambda=1.0, plugins=[Holds(holds)], epochs=1)
     strategy.train(DIGITS.train_stream[0])
     before = fingerprint(strategy)
-    assert book(strategy).plan(strategy, [0]).unpurged == ("Holds",)
+    assert unlearning_plugin(strategy).plan(strategy, [0]).unpurged == ("Holds",)
     with pytest.raises(UnknownStateError) as caught:
-        book(strategy).unlearn(strategy, [0])
+        unlearning_plugin(strategy).unlearn(strategy, [0])
     for part in (f"Holds (in its {path})", "@register_purger(Holds)", "allow_unknown=True"):
         assert part in str(caught.value)
     assert fingerprint(strategy) == before
-    record = book(strategy).unlearn(strategy, [0], allow_unknown=True)
+    record = unlearning_plugin(strategy).unlearn(strategy, [0], allow_unknown=True)
     assert record.plan.unpurged == ("Holds",)
     assert record.plan.purges == ("EWCPlugin",)
 
@@ -65,10 +65,10 @@ def test_a_strategy_with_a_memory_of_its_own_is_refused_too():
             self.memory.append(self.experience.dataset)
 
     strategy = stock(Remembers, unlearning=UnlearningPlugin(), epochs=1)
-    assert book(strategy).plan  # nothing is kept before the first training
+    assert unlearning_plugin(strategy).plan  # nothing is kept before the first training
     strategy.train(DIGITS.train_stream[0])
     with pytest.raises(UnknownStateError, match=r"Remembers \(in its memory\[0\]\)"):
-        book(strategy).unlearn(strategy, [0])
+        unlearning_plugin(strategy).unlearn(strategy, [0])
 
 
 def test_state_in_slots_and_in_an_heir_of_a_container_is_found():
@@ -108,7 +108,7 @@ def test_what_only_refers_to_the_strategy_is_no_learned_state():
     )
     strategy.plugins.append(LRSchedulerPlugin(torch.optim.lr_scheduler.StepLR(strategy.optimizer, 1)))
     strategy.train(DIGITS.train_stream[0])
-    assert book(strategy).unlearn(strategy, [0]).plan.unpurged == ()
+    assert unlearning_plugin(strategy).unlearn(strategy, [0]).plan.unpurged == ()
 
 
 def test_a_registered_purger_is_called_for_its_class_and_heirs(monkeypatch):
@@ -120,7 +120,7 @@ def test_a_registered_purger_is_called_for_its_class_and_heirs(monkeypatch):
             super().__init__()
             self.kept = torch.ones(2)
 
-    class Heir(Mine):
+    class Subclass(Mine):
         pass
 
     @register_purger(Mine)
@@ -128,16 +128,16 @@ def test_a_registered_purger_is_called_for_its_class_and_heirs(monkeypatch):
         seen.append((type(plugin).__name__, context))
         return "Mine: cleaned"
 
-    strategy = stock(plugins=[Heir()], epochs=1)
+    strategy = stock(plugins=[Subclass()], epochs=1)
     for experience in DIGITS.train_stream[:3]:
         strategy.train(experience)
-    record = book(strategy).unlearn(strategy, [1])
+    record = unlearning_plugin(strategy).unlearn(strategy, [1])
     ((name, context),) = seen
-    assert name == "Heir"
+    assert name == "Subclass"
     assert (context.tasks, context.order) == ((1,), (0, 1, 2))
     assert {t: context.counters[t] for t in (0, 1, 2)} == {0: 0, 1: 1, 2: 2}
     assert context.own_parameters == {"heads.1.weight", "heads.1.bias"}
     assert "Mine: cleaned" in record.purged
-    assert record.plan.purges == ("Heir",)
+    assert record.plan.purges == ("Subclass",)
     assert record.plan.unpurged == ()
     assert record.plan.affected == (0, 2)  # without masks every task uses every entry

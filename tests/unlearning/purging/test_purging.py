@@ -8,7 +8,7 @@ from avalanche.core import SupervisedPlugin
 from avalanche.training.plugins import SynapticIntelligencePlugin
 from support.stock_hosts import HOSTS, host, keeper
 from support.strategies import DIGITS, amnesiac
-from support.strategy_state import book, fingerprint, frozen
+from support.strategy_state import fingerprint, frozen, unlearning_plugin
 from torch import Tensor
 
 from avalanche_amnesia.benchmarks import PermutedDigits, UnlearningRequest, with_unlearning
@@ -66,7 +66,7 @@ def test_the_coefficient_of_a_forgotten_update_is_zero_wherever_state_is_kept(na
     if name in WITH_ANCHOR:
         assert marked(strategy, name)  # the check can see one
     assert first_weights(strategy)[:, 0].abs().max() > MARK / 2
-    book(strategy).unlearn(strategy, [1])
+    unlearning_plugin(strategy).unlearn(strategy, [1])
     assert not marked(strategy, name)
     assert first_weights(strategy)[:, 0].abs().max() < 2
     strategy.train(STREAM.train_stream[3])
@@ -83,8 +83,8 @@ def test_training_goes_on_after_any_request(name):
     ]
     for experience in with_unlearning(STREAM, requests).train_stream:
         strategy.train(experience)
-    assert book(strategy).ledger.remaining == (4,)
-    assert [len(record.plan.purges) for record in book(strategy).records] == [1, 1, 1]
+    assert unlearning_plugin(strategy).ledger.remaining == (4,)
+    assert [len(record.plan.purges) for record in unlearning_plugin(strategy).records] == [1, 1, 1]
     assert all(parameter.isfinite().all() for parameter in strategy.model.parameters())
 
 
@@ -110,7 +110,7 @@ def test_no_forgotten_sample_is_left_in_memory(name):
         return found
 
     assert 1 in held()
-    book(strategy).unlearn(strategy, [1])
+    unlearning_plugin(strategy).unlearn(strategy, [1])
     assert held() == {0, 2}
 
 
@@ -145,7 +145,7 @@ def test_logits_of_samples_from_before_the_forgotten_task_stay():
         return {(int(task), tuple(x.flatten().tolist())): row for task, (x, _, _, row) in rows}
 
     before = logits()
-    book(strategy).unlearn(strategy, [1])
+    unlearning_plugin(strategy).unlearn(strategy, [1])
     after = logits()
     assert after.keys() == {key for key in before if key[0] != 1}
     strategy.model.eval()
@@ -196,10 +196,10 @@ def test_a_failure_brings_the_state_of_every_host_back(name):
     before = state()
     for tasks in ([1], [0, 2], [0, 1, 2]):
         with pytest.raises(KeyboardInterrupt):
-            book(strategy).unlearn(strategy, tasks)
+            unlearning_plugin(strategy).unlearn(strategy, tasks)
         assert state() == before
     fails.on = False
-    book(strategy).unlearn(strategy, [1])
+    unlearning_plugin(strategy).unlearn(strategy, [1])
     assert state() != before
     strategy.train(STREAM.train_stream[3])
 
