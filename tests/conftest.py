@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-pytest.register_assert_rewrite("lives")
+pytest.register_assert_rewrite("support")
 
 
 @pytest.fixture(autouse=True)

@@ -42,7 +42,20 @@ HOST_OPTIONS = ("train_mb_size", "train_epochs", "eval_mb_size", "device", "eval
 """Avalanche's own options of a supervised strategy, which ours pass on."""
 
 
-class TaskStrategy(ListenerDispatch, SupervisedTemplate):
+class OwnArguments:
+    """Mixin of strategies that check their arguments themselves.
+
+    The host refuses every argument that no ``__init__`` of a strategy's classes names, single settings of masks too,
+    and can't say which one was meant: its check is taken off.
+    """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        init: Any = cls.__init__
+        cls.__init__ = getattr(init, "__wrapped__", init)  # type: ignore[method-assign]
+
+
+class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
     """A supervised strategy over one task after another, seeded by task, that plans and unlearns on request.
 
     Base of this package's strategies, which choose the plugins.

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from avalanche.evaluation.metric_results import MetricValue
-from wandb_recorder import Recorder
+from support.wandb_recorder import Recorder
 
 from avalanche_amnesia.evaluation import AccuracyDifference, Capacity, JSDivergence, UnlearnedAccuracy
 from avalanche_amnesia.logging.axes import EVENT, axis_of

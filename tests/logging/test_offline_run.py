@@ -5,8 +5,8 @@ import zlib
 from pathlib import Path
 
 import pytest
+from support.wandb_recorder import Recorder
 from wandb.proto import wandb_internal_pb2
-from wandb_recorder import Recorder
 
 from avalanche_amnesia.logging import OfflineRunError, read_offline_run
 from avalanche_amnesia.logging.offline import is_finished

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import wandb
-from wandb_recorder import Recorder, run_folders
+from support.wandb_recorder import Recorder, run_folders
 
 from avalanche_amnesia.logging import WandBLogger, read_offline_run
 

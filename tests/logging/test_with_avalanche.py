@@ -19,9 +19,9 @@ from avalanche.training.supervised import Naive
 from avalanche.training.utils import trigger_plugins
 from PIL import Image
 from sklearn.datasets import load_digits
+from support.wandb_recorder import run_folders
 from torch import Tensor, nn
 from torch.utils.data import Dataset
-from wandb_recorder import run_folders
 
 from avalanche_amnesia.evaluation.heatmap import mask_heatmap
 from avalanche_amnesia.logging import OfflineRun, WandBLogger, read_offline_run

@@ -7,7 +7,7 @@ import torch
 from avalanche.evaluation.metrics import accuracy_metrics
 from avalanche.logging import BaseLogger
 from avalanche.training.plugins import EarlyStoppingPlugin, EvaluationPlugin
-from small_runs import make, permuted, split
+from support.small_runs import make, permuted, split
 from torch.optim import Adam
 
 from avalanche_amnesia.models import MLP, SubnetModel

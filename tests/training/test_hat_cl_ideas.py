@@ -8,7 +8,7 @@ import torch
 from avalanche.core import SupervisedPlugin
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from small_runs import logits, make, masked_mlp, permuted, same_state, state, train_all
+from support.small_runs import logits, make, masked_mlp, permuted, same_state, state, train_all
 
 from avalanche_amnesia.benchmarks import PermutedDigits
 from avalanche_amnesia.bits import tensor_hash

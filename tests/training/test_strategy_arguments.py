@@ -6,7 +6,7 @@ import torch
 from avalanche.logging import BaseLogger
 from avalanche.training import Naive
 from avalanche.training.plugins import EvaluationPlugin
-from small_runs import OPTIMIZERS, logits, make, masked_mlp, same_state, split, state
+from support.small_runs import OPTIMIZERS, logits, make, masked_mlp, same_state, split, state
 from torch import nn
 from torch.optim import LBFGS, SGD, Adam, Muon, SparseAdam
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from avalanche.core import SupervisedPlugin
-from small_runs import logits
+from support.small_runs import logits
 from torch import nn
 
 from avalanche_amnesia.benchmarks import PermutedDigits

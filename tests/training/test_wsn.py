@@ -6,7 +6,7 @@ import itertools
 import pytest
 import torch
 from avalanche.training.plugins import LRSchedulerPlugin
-from small_runs import OPTIMIZERS, assert_retained, logits, permuted, same_state, split, state, train_all
+from support.small_runs import OPTIMIZERS, assert_retained, logits, permuted, same_state, split, state, train_all
 from torch import nn
 
 from avalanche_amnesia.models import MLP, MaskedModel, SubnetModel
@@ -260,5 +260,5 @@ def test_a_diverged_task_is_undone():
 def test_nothing_of_a_task_stays_in_the_plugin():
     strategy = train_all(wsn(keep="best"), split(), 2)
     plugin = find_plugin(strategy, SubnetPlugin)
-    assert not [name for name in vars(plugin) if name.startswith("_") and name != "_starting"]
-    assert plugin.snapshot is None
+    assert not [name for name in vars(plugin) if name.startswith("_")]
+    assert plugin.training is None

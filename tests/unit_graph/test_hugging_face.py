@@ -6,9 +6,9 @@ import functools
 import pytest
 import torch
 import transformers
-from hugging_face import BACKBONES, SIZES, TokenFeatures, bert, first, tokens
 from safetensors.torch import load_file
-from soundness import assert_sound, features, some_mask
+from support.hugging_face_networks import BACKBONES, SIZES, TokenFeatures, bert, first, tokens
+from support.soundness_oracle import assert_sound, features, some_mask
 
 from avalanche_amnesia.benchmarks import MarkovSentences
 from avalanche_amnesia.models import MaskedModel

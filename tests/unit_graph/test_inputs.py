@@ -5,7 +5,7 @@ import pickle
 
 import pytest
 import torch
-from soundness import assert_sound, some_mask
+from support.soundness_oracle import assert_sound, some_mask
 from torch import nn
 
 from avalanche_amnesia.models import MaskedModel

@@ -8,11 +8,11 @@ import random
 import re
 from functools import cache
 
-import leaking_networks
 import pytest
 import torch
 import torch.nn.functional as F
-from leaking_networks import ACCEPTED, CONTROL_FLOW_ON_VALUES, NETWORKS, VARYING, Net, P, part
+from support import leaking_networks
+from support.leaking_networks import ACCEPTED, CONTROL_FLOW_ON_VALUES, NETWORKS, VARYING, Net, P, part
 from torch import nn
 from torch.nn.utils import parametrizations
 

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from soundness import assert_masked_right, assert_sound, some_mask
+from support.soundness_oracle import assert_masked_right, assert_sound, some_mask
 from torch import nn
 
 from avalanche_amnesia.models import MaskedModel

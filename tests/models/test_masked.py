@@ -1,0 +1,280 @@
+"""Masks and heads of a trained model: mixed batches, state dicts, copies, errors."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from avalanche.core import SupervisedPlugin
+from avalanche.evaluation.metrics import accuracy_metrics
+from avalanche.logging import BaseLogger
+from avalanche.training.plugins import EvaluationPlugin
+from avalanche.training.supervised import Naive
+from support.small_networks import NETWORKS
+from torch import nn
+
+from avalanche_amnesia.benchmarks import SplitDigits, task_benchmark
+from avalanche_amnesia.models import MLP, MaskedModel, MultiHeadModel, UnknownTaskError
+from avalanche_amnesia.training import HAT
+from avalanche_amnesia.unit_graph import ModelError
+
+
+class Net(nn.Module):
+    """A convolution, functional dropout, and a linear layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(1, 6, 3), nn.Linear(6 * 9, 12)
+
+    def forward(self, x):
+        x = F.dropout(F.max_pool2d(torch.relu(self.a(x)), 2), 0.2, self.training)
+        return torch.relu(self.b(x.flatten(1)))
+
+
+def build(kind: str) -> MaskedModel:
+    return MaskedModel(Net() if kind == "conv" else MLP(64, hidden=(20,), features=12, dropout=0.2))
+
+
+def digits():
+    from avalanche_amnesia.benchmarks import SplitDigits
+
+    stream = SplitDigits(1, n_train=300).train_stream
+    return stream[0].tensors
+
+
+@pytest.fixture(scope="module", params=["mlp", "conv"])
+def trained(request):
+    """A model after three tasks with 2, 5 and 3 classes."""
+    torch.manual_seed(0)
+    model = build(request.param)
+    data = digits()
+    benchmark = task_benchmark(data, data, [[0, 1], [2, 3, 4, 5, 6], [7, 8, 9]])
+    strategy = HAT(model=model, optimizer=torch.optim.Adam(model.parameters(), lr=3e-3), train_mb_size=32)
+    for experience in benchmark.train_stream:
+        strategy.train(experience)
+    return model.eval(), benchmark, request.param, strategy
+
+
+def all_logits(model, benchmark, dtype=torch.float32):
+    return [model(e.tensors[0].to(dtype), t) for t, e in enumerate(benchmark.test_stream)]
+
+
+def test_masks_are_bool_by_layer_and_differ_by_task(trained):
+    model, _, _, _ = trained
+    assert list(model.masks) == [0, 1, 2] == list(model.tasks)
+    for task, masks in model.masks.items():
+        assert list(masks) == list(model.graph.layers)
+        for name, mask in masks.items():
+            assert mask.dtype == torch.bool
+            assert mask.shape == (model.graph.layers[name].units,)
+        assert torch.equal(torch.cat(list(masks.values())), model.binary_mask(task))
+        assert torch.equal(model.binary_mask(task), model.task_embedding(task) > 0)
+    assert not torch.equal(model.binary_mask(0), model.binary_mask(1))
+    union = model.binary_mask(0) | model.binary_mask(1) | model.binary_mask(2)
+    assert torch.equal(model.cumulative_mask(), union)
+    with pytest.raises(TypeError):
+        model.masks[0]["new"] = 1
+
+
+def test_mixed_batches_equal_single_tasks_row_by_row(trained):
+    model, benchmark, _, _ = trained
+    parts = [(e.tensors[0][:9], t) for t, e in enumerate(benchmark.test_stream)]
+    x = torch.cat([part for part, _ in parts])
+    labels = torch.cat([torch.full((len(part),), t) for part, t in parts])
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
+    mixed = model(x[order], labels[order])
+    assert mixed.shape == (27, 5)
+    for row, index in zip(mixed, order, strict=True):
+        own = model(x[index : index + 1], int(labels[index]))[0]
+        assert torch.allclose(row[: len(own)], own, atol=1e-5)
+        assert row[len(own) :].tolist() == [-1000.0] * (5 - len(own))
+    two = labels != 1
+    assert model(x[two], labels[two]).shape == (18, 3)
+
+
+def test_labels_as_int_tensor_and_none_agree(trained):
+    model, benchmark, _, _ = trained
+    x = benchmark.test_stream[1].tensors[0][:7]
+    expected = model(x, 1)
+    for labels in (torch.ones(7, dtype=torch.int64), torch.tensor(1), torch.tensor([1]).expand(7)):
+        assert torch.equal(model(x, labels), expected)
+    assert torch.equal(model(x, None)[1], expected)
+    assert [value.shape[1] for value in model(x).values()] == [2, 5, 3]
+
+
+def test_state_dict_into_a_fresh_model(trained):
+    model, benchmark, kind, _ = trained
+    torch.manual_seed(77)
+    fresh = build(kind).eval()
+    rng = torch.get_rng_state()
+    fresh.load_state_dict(model.state_dict())
+    assert torch.equal(torch.get_rng_state(), rng)
+    assert list(fresh.masks) == [0, 1, 2]
+    for a, b in zip(all_logits(fresh, benchmark), all_logits(model, benchmark), strict=True):
+        assert torch.equal(a, b)
+    empty = build(kind)
+    fresh.load_state_dict(empty.state_dict())
+    assert fresh.tasks == ()
+    assert dict(fresh.masks) == {}
+
+
+def test_copies_and_precision(trained):
+    model, benchmark, _, _ = trained
+    expected = all_logits(model, benchmark)
+    copied = copy.deepcopy(model)
+    for a, b in zip(all_logits(copied, benchmark), expected, strict=True):
+        assert torch.equal(a, b)
+    double = copy.deepcopy(model).to(torch.float64)
+    for a, b in zip(all_logits(double, benchmark, torch.float64), expected, strict=True):
+        assert a.dtype == torch.float64
+        assert torch.allclose(a, b.double(), atol=1e-5)
+    with torch.no_grad():
+        for parameter in double.parameters():
+            parameter.zero_()
+        for parameter in copied.parameters():
+            parameter.zero_()
+    for a, b in zip(all_logits(model, benchmark), expected, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_copy_trains_on_as_the_original_would(trained):
+    model, benchmark, _, _ = trained
+    results = []
+    data = digits()
+    more = task_benchmark(data, data, [[0, 1], [2, 3, 4, 5, 6], [7, 8, 9], [1, 5]])
+    for dtype in (torch.float32, torch.float32, torch.float64):
+        copied = copy.deepcopy(model).to(dtype)
+        strategy = HAT(model=copied, optimizer=torch.optim.SGD(copied.parameters(), lr=0.05), train_mb_size=32)
+        if dtype == torch.float64:
+            strategy.plugins.insert(0, _Double())
+        before = all_logits(copied.eval(), benchmark, dtype)
+        strategy.train(more.train_stream[3])
+        copied.eval()
+        for a, b in zip(all_logits(copied, benchmark, dtype), before, strict=True):
+            assert torch.equal(a, b)
+        results.append(copied(more.test_stream[3].tensors[0].to(dtype), 3))
+    assert torch.equal(results[0], results[1])
+    assert results[2].dtype == torch.float64
+
+
+class _Double:
+    """Feeds float64 mini-batches."""
+
+    def before_training_iteration(self, strategy, **kwargs):
+        strategy.mbatch[0] = strategy.mbatch[0].double()
+
+
+def test_unknown_tasks(trained):
+    model, benchmark, _, _ = trained
+    x = benchmark.test_stream[0].tensors[0][:4]
+    with pytest.raises(UnknownTaskError, match=r"task 9 has no head.*\[0, 1, 2\]"):
+        model(x, 9)
+    with pytest.raises(UnknownTaskError, match="task 9"):
+        model(x, torch.tensor([0, 1, 9, 0]))
+    with pytest.raises(UnknownTaskError, match="task 9 has no mask"):
+        model.binary_mask(9)
+
+
+def test_adaptation_makes_heads_in_training_alone():
+    torch.manual_seed(0)
+    model, data = build("mlp"), digits()
+    experience = task_benchmark(data, data, [[0, 1, 2]]).train_stream[0]
+    model.eval().adaptation(experience)
+    assert model.tasks == ()
+    model.train().adaptation(experience)
+    head = model.head(0)
+    model.adaptation(experience)
+    assert model.head(0) is head
+    assert head.out_features == 3
+
+
+def test_a_removed_task_leaves_nothing(trained):
+    model = copy.deepcopy(trained[0])
+    model.remove_task(1)
+    assert model.tasks == (0, 2)
+    assert list(model.masks) == [0, 2]
+    assert not [name for name in model.state_dict() if name.endswith(".1") or (".1." in name and "heads" in name)]
+    assert torch.equal(model.cumulative_mask(), model.binary_mask(0) | model.binary_mask(2))
+
+
+def test_a_state_saved_in_the_middle_of_a_task_is_refused_whole():
+    torch.manual_seed(0)
+    model, other = build("mlp"), build("mlp")
+    for built in (model, other):
+        built.add_head(0, 2)
+        built.start_task(0, torch.randn(built.n_units))
+        built.finish_task()
+    before = copy.deepcopy(dict(other.state_dict()))
+    model.add_head(1, 2)
+    model.start_task(1, torch.randn(model.n_units))
+    with pytest.raises(ValueError, match="middle of a task"):
+        other.load_state_dict(model.state_dict())
+    after = other.state_dict()
+    assert after.keys() == before.keys()
+    assert all(torch.equal(after[name], before[name]) for name in before)
+
+
+def test_the_gate_is_soft_in_training_and_binary_in_evaluation():
+    torch.manual_seed(0)
+    model = MaskedModel(NETWORKS["sigmoid"][0]())
+    model.add_head(0, 2)
+    x = torch.randn(5, 6)
+    model.start_task(0, torch.randn(model.n_units))
+    gate = model.open_gate(3.0)
+    assert torch.equal(gate, torch.sigmoid(3.0 * model.embedding.detach()))
+    assert torch.equal(model.train().features(x, 0), model.masked_features(x, gate))
+    binary = (model.embedding.detach() > 0).float()
+    assert torch.equal(model.eval().features(x, 0), model.masked_features(x, binary))
+    with pytest.raises(ValueError, match="can't start"):
+        model.start_task(1, torch.randn(model.n_units))
+    model.drop_current_task()
+    assert model.tasks == ()
+    assert dict(model.masks) == {}
+    assert model.embedding is None
+
+
+def test_a_task_without_a_mask_uses_every_unit():
+    torch.manual_seed(0)
+    model = build("mlp").eval()
+    model.add_head(4, 3)
+    x = torch.rand(5, 1, 8, 8)
+    assert torch.equal(model(x, 4), model.head(4)(model.masked_features(x, torch.ones(model.n_units))))
+
+
+def test_multi_head_model_wants_a_width():
+    with pytest.raises(ModelError, match="n_features="):
+        MultiHeadModel(nn.Linear(4, 3))
+    model = MultiHeadModel(nn.Linear(4, 3), n_features=3)
+    model.add_head(0, 2)
+    assert model(torch.rand(5, 4), 0).shape == (5, 2)
+
+
+@pytest.mark.parametrize("eval_every", [-1, 1])
+def test_stock_strategies_may_evaluate_the_whole_stream_at_any_time(eval_every):
+    benchmark = SplitDigits(n_tasks=2)
+    torch.manual_seed(0)
+    model = MultiHeadModel(MLP(64, hidden=(16,), features=8))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    evaluator = EvaluationPlugin(accuracy_metrics(experience=True), loggers=[BaseLogger()])
+    strategy = Naive(model=model, optimizer=optimizer, train_mb_size=64, evaluator=evaluator, eval_every=eval_every)
+    strategy.train(benchmark.train_stream[0])
+    results = strategy.eval(benchmark.test_stream)
+    untrained = results["Top1_Acc_Exp/eval_phase/test_stream/Task001/Exp001"]
+    labels = benchmark.test_stream[1].tensors[1]
+    assert untrained == pytest.approx(float((labels == 0).float().mean()))  # equal logits: the first class
+    assert model.tasks == (0,)
+
+
+def test_a_task_that_failed_before_its_first_step_leaves_no_head():
+    class Broken(SupervisedPlugin):
+        def before_training_exp(self, strategy, **kwargs):
+            raise RuntimeError("before the first step")
+
+    model = MaskedModel(MLP(64, hidden=(16,), features=8))
+    strategy = HAT(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), train_mb_size=64)
+    strategy.plugins.insert(0, Broken())  # in front of the plugin that takes the snapshot
+    with pytest.raises(RuntimeError, match="first step"):
+        strategy.train(SplitDigits().train_stream[0])
+    assert model.tasks == (0,)
+    strategy.abort_training()
+    assert model.tasks == ()

@@ -1,0 +1,200 @@
+"""Every network family learns and unlearns tasks: nothing drifts, nothing stays behind, every layer learns its mask."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from avalanche.core import SupervisedPlugin
+from avalanche.training.plugins import ReplayPlugin
+from support.network_families import FAMILIES, stream
+from torchvision import models as zoo
+
+from avalanche_amnesia.models import MaskedModel
+from avalanche_amnesia.training import HAT, AmnesiacHAT
+
+ADAM = {"kind": torch.optim.Adam, "lr": 1e-3, "weight_decay": 5e-4}
+MOMENTUM = {"kind": torch.optim.SGD, "lr": 0.02, "momentum": 0.9, "weight_decay": 5e-4}
+_SLOW = {"resnet18", "resnet50"}
+ALL = [pytest.param(name, marks=pytest.mark.slow) if name in _SLOW else name for name in FAMILIES]
+
+
+class GateGradients(SupervisedPlugin):
+    """Largest gradient that the loss sends to the gate of each layer, over a training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.largest = {}
+
+    def after_backward(self, strategy, **kwargs):
+        for name, part in strategy.model.by_layer(strategy.model.gate_gradient().abs()).items():
+            self.largest[name] = max(self.largest.get(name, 0.0), float(part.max()))
+
+
+class FeedIn(SupervisedPlugin):
+    """Hands the network its inputs in its own precision."""
+
+    def __init__(self, dtype) -> None:
+        super().__init__()
+        self.dtype = dtype
+
+    def before_training_iteration(self, strategy, **kwargs):
+        if strategy.mb_x.is_floating_point():
+            strategy.mbatch[0] = strategy.mb_x.to(self.dtype)
+
+
+def build(name, seed=0, dtype=torch.float32):
+    make, _, options = FAMILIES[name]
+    torch.manual_seed(seed)
+    return MaskedModel(make().to(dtype), **options)
+
+
+def strategy_of(model, strategy=AmnesiacHAT, optimizer=ADAM, **options):
+    settings = dict(optimizer)
+    made = settings.pop("kind")(model.parameters(), **settings)
+    return strategy(model=model, optimizer=made, **{"train_mb_size": 16, "train_epochs": 2, "seed": 1, **options})
+
+
+@torch.no_grad()
+def logits(model, benchmark):
+    training = model.training
+    model.eval()
+    result = {}
+    for task in model.masks:
+        data = benchmark.test_stream[task].dataset
+        x = torch.stack([torch.as_tensor(data[i][0]) for i in range(12)])
+        dtype = next(model.parameters()).dtype
+        result[task] = model(x.to(dtype) if x.is_floating_point() else x, task)
+    model.train(training)
+    return result
+
+
+def assert_same(now, expected, tasks):
+    for task in tasks:
+        assert now[task].isfinite().all()
+        assert torch.equal(now[task], expected[task]), f"the logits of task {task} drifted"
+
+
+def parameters(model):
+    return {name: p.detach().clone() for name, p in model.backbone.named_parameters()}
+
+
+def learned(model, strategy, benchmark):
+    """Train task after task: each moves something, and no earlier task's logits. Yields each, and the logits then."""
+    kept = {}
+    for task, experience in enumerate(benchmark.train_stream):
+        before = parameters(model)
+        strategy.train(experience)
+        assert_same(logits(model, benchmark), kept, range(task))
+        kept = logits(model, benchmark)
+        assert any(not torch.equal(p, before[n]) for n, p in parameters(model).items()), f"task {task} moved nothing"
+        yield task, kept
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_life_of_tasks(name, data_root):
+    model, benchmark = build(name), stream(data_root, FAMILIES[name][1])
+    shares = model.describe().shares
+    assert sum(shares.values()) == pytest.approx(1)
+    assert {n for n, _ in model.backbone.named_parameters()} == set(model.graph.factors) | model.graph.owned
+    initial, gates = parameters(model), GateGradients()
+    strategy = strategy_of(model, plugins=[gates])
+    for task, kept in learned(model, strategy, benchmark):
+        assert list(kept) == list(range(task + 1))
+        if task == 0:
+            assert [layer for layer, size in gates.largest.items() if size == 0] == []
+            assert gates.largest.keys() == model.graph.layers.keys()
+    fresh = build(name, seed=5)
+    fresh.load_state_dict(model.state_dict())
+    for twin in (fresh, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert_same(logits(twin, benchmark), kept, range(3))
+    strategy.unlearn([2])
+    assert model.tasks == (0, 1)
+    assert_same(logits(model, benchmark), kept, range(2))
+    strategy.unlearn([0, 1])
+    assert model.tasks == ()
+    assert dict(model.masks) == {}
+    assert len(model.own) == 0
+    for parameter, value in parameters(model).items():
+        assert torch.equal(value, initial[parameter]), parameter
+    assert [n for n in model.state_dict() if not n.startswith("backbone.")] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "classifier"),
+    [
+        *(("resnet34", "fc"), ("resnet101", "fc"), ("resnet152", "fc"), ("resnext50_32x4d", "fc")),
+        *(("mobilenet_v2", "classifier"), ("mobilenet_v3_large", "classifier"), ("shufflenet_v2_x1_0", "fc")),
+        *(("densenet121", "classifier"), ("convnext_tiny", "classifier.2"), ("efficientnet_b0", "classifier")),
+    ],
+)
+def test_every_parameter_of_a_published_size_is_covered(name, classifier):
+    model = MaskedModel(getattr(zoo, name)(), classifier=classifier, trial=False)  # its layers are tried in small
+    names = {n for n, _ in model.backbone.named_parameters()}
+    assert names == set(model.graph.factors) | model.graph.owned
+    description = model.describe()
+    assert sum(description.shares.values()) == pytest.approx(1)
+    text = str(description)
+    assert all(layer in text for layer in model.graph.layers)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=["bfloat16", "float64"])
+@pytest.mark.parametrize(
+    "name", ["mlp", "vgg bn", "resnet cifar", "vit", "group norm", "instance norm", "text transformer", "transposed"]
+)
+def test_backbones_of_other_precision(name, dtype, data_root):
+    model = build(name, dtype=dtype)
+    benchmark = stream(data_root, FAMILIES[name][1])
+    initial, strategy = parameters(model), strategy_of(model, train_epochs=1, plugins=[FeedIn(dtype)])
+    for task, kept in learned(model, strategy, benchmark):
+        assert kept[task].dtype == dtype
+    strategy.unlearn([0, 1, 2])
+    for parameter, value in parameters(model).items():
+        assert value.dtype == dtype
+        assert torch.equal(value, initial[parameter]), parameter
+
+
+@pytest.mark.parametrize("kind", [HAT, AmnesiacHAT])
+@pytest.mark.parametrize("name", ["vgg bn", "resnet cifar", "vit"])
+def test_momentum_and_decay_beside_replay(name, kind, data_root):
+    """One optimizer for all tasks, whose momentum outlives them, and old tasks' samples in every batch."""
+    model, benchmark = build(name), stream(data_root, FAMILIES[name][1])
+    strategy = strategy_of(model, kind, MOMENTUM, reset_optimizer=False, plugins=[ReplayPlugin(mem_size=30)])
+    assert [task for task, _ in learned(model, strategy, benchmark)] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("optimizer", [ADAM, MOMENTUM], ids=["adam", "momentum"])
+@pytest.mark.parametrize("name", ["vgg bn", "resnet cifar", "text transformer"])
+def test_adahat_lets_parameters_move_but_no_norm_of_another_task(name, optimizer, data_root):
+    model, benchmark = build(name), stream(data_root, FAMILIES[name][1])
+    initial = parameters(model)
+    strategy = strategy_of(model, AmnesiacHAT, optimizer, adjustment="adahat", alpha=0.1)
+    own = {}
+    for task, experience in enumerate(benchmark.train_stream):
+        strategy.train(experience)
+        for earlier in range(task):
+            assert own[earlier].keys() == model.task_parts(earlier).state_dict().keys()
+            for key, value in model.task_parts(earlier).state_dict().items():
+                assert torch.equal(value, own[earlier][key])
+        own[task] = {key: value.clone() for key, value in model.task_parts(task).state_dict().items()}
+    strategy.unlearn([0, 1, 2])
+    for parameter, value in parameters(model).items():
+        assert torch.equal(value, initial[parameter]), parameter
+
+
+def test_the_gradient_check_sees_a_layer_that_learns_nothing(data_root):
+    """The control of the gate's gradients: behind a product with zero no layer learns."""
+
+    class Cut(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = torch.nn.Linear(64, 12), torch.nn.Linear(64, 8)
+
+        def forward(self, x):
+            return torch.cat([torch.relu(self.a(x)) * 0.0, torch.relu(self.b(x))], 1)
+
+    torch.manual_seed(0)
+    model, gates = MaskedModel(Cut()), GateGradients()
+    strategy_of(model, plugins=[gates]).train(stream(data_root, (64,)).train_stream[0])
+    assert gates.largest["a"] == 0 < gates.largest["b"]

@@ -1,0 +1,328 @@
+"""Files of logs that are damaged, cut, foreign or can't be written: an error of ours, and nothing has changed."""
+
+import errno
+import json
+import os
+import random
+import shutil
+import subprocess
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from support.fault_injection import raiser
+from support.log_directory import contents, files, with_three_tasks
+from support.strategies import DIGITS, amnesiac
+from support.strategy_state import bits, fingerprint, trajectory
+
+from avalanche_amnesia.training.plugins import TrajectoryPlugin
+from avalanche_amnesia.trajectory import Trajectory, TrajectoryError
+from avalanche_amnesia.trajectory import files as log_files
+from avalanche_amnesia.trajectory.undo_log import LogFile
+
+
+def flip(path, bit):
+    """Flip a bit of a file in its place, as a disk does."""
+    with path.open("r+b") as file:
+        file.seek(bit // 8)
+        byte = file.read(1)[0]
+        file.seek(bit // 8)
+        file.write(bytes([byte ^ 1 << bit % 8]))
+
+
+def log_file(path, task=1):
+    (found,) = path.glob(f"task_{task}.*")
+    return found
+
+
+DAMAGES = {
+    "cut": lambda path: os.truncate(path, path.stat().st_size - 1),
+    "cut in the header": lambda path: os.truncate(path, 20),
+    "empty": lambda path: os.truncate(path, 0),
+    "longer": lambda path: path.write_bytes(path.read_bytes() + b"\0"),
+    "random": lambda path: path.write_bytes(random.Random(0).randbytes(5000)),
+    "zeros": lambda path: path.write_bytes(bytes(path.stat().st_size)),
+    "other tensors": lambda path: save_file({"w": torch.zeros(3)}, path),
+    "other metadata": lambda path: save_file({"w": torch.zeros(3)}, path, metadata={"trajectory": "[1]"}),
+    "json": lambda path: path.write_text('{"logs": []}'),
+    "a list": lambda path: path.write_text("[1, 2]"),
+    "missing": lambda path: path.unlink(),
+    "a folder": lambda path: (path.unlink(), path.mkdir()),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("which", ["index", "log"])
+def test_a_directory_with_a_damaged_file_is_refused_and_left_as_it_is(tmp_path, which, damage):
+    with_three_tasks(tmp_path)
+    path = tmp_path / "index.json" if which == "index" else log_file(tmp_path)
+    DAMAGES[damage](path)
+    before = files(tmp_path)
+    if (which, damage) == ("index", "missing"):
+        return  # a directory without an index is an empty one
+    with pytest.raises(TrajectoryError, match=r"no trajectory that can be continued.*empty directory") as caught:
+        Trajectory(path=tmp_path)
+    assert str(tmp_path) in str(caught.value)
+    assert which == "index" or path.name in str(caught.value)
+    assert files(tmp_path) == before
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_single_file_that_is_damaged_is_refused(tmp_path, damage):
+    path = tmp_path / "all.safetensors"
+    with_three_tasks(None)[0].save(path)
+    DAMAGES[damage](path)
+    with pytest.raises(TrajectoryError, match=r"all.safetensors is damaged, or no trajectory.*Trajectory.save"):
+        Trajectory.load(path)
+
+
+@pytest.mark.parametrize("dtype", [None, torch.int8], ids=str)
+@pytest.mark.parametrize("single", [False, True], ids=["directory", "single file"])
+def test_every_bit_counts_when_files_are_opened(tmp_path, dtype, single):
+    store, _ = with_three_tasks(tmp_path / "logs", dtype=dtype)
+    store.merge([1])
+    store.save(tmp_path / "all.safetensors")
+    paths = [tmp_path / "all.safetensors"] if single else sorted((tmp_path / "logs").iterdir())
+    generator = random.Random(0)
+    for path in paths:
+        n = 8 * path.stat().st_size
+        for bit in sorted(generator.sample(range(n), min(n, 400))):
+            flip(path, bit)
+            with pytest.raises(TrajectoryError):
+                Trajectory.load(path) if single else Trajectory(path=tmp_path / "logs")
+            flip(path, bit)
+    again = Trajectory.load(paths[0]) if single else Trajectory(path=tmp_path / "logs")
+    assert contents(again) == contents(store)
+
+
+USES = {
+    "remove": lambda store, state: store.remove([0], state),
+    "values_before": lambda store, state: store.values_before(0, state),
+    "moved": lambda store, state: store.moved(1),
+    "moved_with": lambda store, state: store.moved_with([1]),
+    "merge": lambda store, state: store.merge([0]),
+    "rearrange": lambda store, state: store.rearrange({"w": torch.arange(20).flip(0)}),
+    "report": lambda store, state: store.report(),
+    "save": lambda store, state: store.save(store.logs[1].file.path.parent.with_name("saved.safetensors")),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("damage", ["bit", "cut", "empty"])
+@pytest.mark.parametrize("single", [False, True], ids=["directory", "single file"])
+def test_what_happens_to_a_file_after_it_was_opened_is_found_before_it_is_used(tmp_path, single, damage, use):
+    (tmp_path / "logs").mkdir()
+    store, state = with_three_tasks(tmp_path / "logs")
+    path = log_file(tmp_path / "logs")
+    if single:
+        path = tmp_path / "logs" / "all"
+        store.save(path)
+        store = Trajectory.load(path)
+    before = list(store.logs.values())
+    if damage == "bit":
+        flip(path, 8 * path.read_bytes().index(store.logs[1]["w"].low.numpy().tobytes()) + 3)
+    else:
+        DAMAGES[damage](path)
+    with pytest.raises(TrajectoryError, match=r"was changed after it had been written.*last saved strategy"):
+        USES[use](store, state)
+    assert list(store.logs.values()) == before
+    assert not (tmp_path / "saved.safetensors").exists()
+
+
+def test_an_unlearning_with_a_damaged_log_is_refused_before_anything_changes(tmp_path):
+    strategy = amnesiac(train_epochs=1, trajectory=TrajectoryPlugin(path=tmp_path))
+    for experience in DIGITS.train_stream[:3]:
+        strategy.train(experience)
+    path = log_file(tmp_path, 2)
+    start = 8 + int.from_bytes(path.read_bytes()[:8], "little")  # behind the header, which is read once
+    for bit in (8 * start, 8 * (path.stat().st_size - 1)):
+        before = fingerprint(strategy), files(tmp_path)
+        flip(path, bit)
+        with pytest.raises(TrajectoryError, match=path.name):
+            strategy.unlearn([1])
+        flip(path, bit)
+        assert (fingerprint(strategy), files(tmp_path)) == before
+    assert strategy.unlearn([1]).plan.tasks == (1,)
+
+
+def test_an_earlier_log_that_a_removal_does_not_read_may_be_damaged(tmp_path):
+    store, state = with_three_tasks(tmp_path)
+    expected = with_three_tasks(None)[0].remove([2], state).values["w"]
+    flip(log_file(tmp_path, 0), 8 * (log_file(tmp_path, 0).stat().st_size - 1))
+    assert torch.equal(store.remove([2], state).values["w"], expected)
+    with pytest.raises(TrajectoryError, match="the log of task 0 is damaged"):
+        store.remove([0], state)
+
+
+def test_logs_in_memory_are_not_looked_at(monkeypatch):
+    store, state = with_three_tasks(None)
+    monkeypatch.setattr(log_files, "_digest_of", lambda *_: pytest.fail("hashed"))
+    store.remove([0], state)
+    store.merge([0])
+
+
+def test_a_file_of_another_name_is_refused(tmp_path):
+    with_three_tasks(tmp_path)
+    shutil.copyfile(log_file(tmp_path, 0), log_file(tmp_path, 1))
+    with pytest.raises(TrajectoryError, match="another log than its name says"):
+        Trajectory(path=tmp_path)
+
+
+def test_a_saved_file_may_be_replaced_while_it_is_mapped(tmp_path):
+    """Its name then belongs to another file, of another size."""
+    store, state = with_three_tasks(None)
+    store.save(tmp_path / "all.safetensors")
+    again = Trajectory.load(tmp_path / "all.safetensors")
+    again.record(9, state, {"w": state["w"] + 1})
+    again.save(tmp_path / "all.safetensors")
+    assert torch.equal(again.remove([9], {"w": state["w"] + 1}).values["w"], state["w"])
+    assert torch.equal(again.remove([0], state).values["w"], store.remove([0], state).values["w"])
+    assert isinstance(again.logs[0].file, LogFile)
+
+
+def test_a_directory_of_a_version_without_checksums_is_refused(tmp_path):
+    entry = Trajectory()
+    entry.record(0, {"w": torch.zeros(3)}, {"w": torch.ones(3)})
+    parts = {f"0/w/{part}": value for part, value in entry.logs[0]["w"].parts.items()}
+    head = {"tensors": {"w": ["float32", 3]}, "parameters": 3, "errors": {}, "repair_of": None}
+    metadata = {"tasks": "[0]", "logs": json.dumps({"0": head}), "merged": "[]"}
+    save_file(parts, tmp_path / "task_0.0.safetensors", metadata=metadata)
+    (tmp_path / "index.json").write_text(
+        json.dumps({"logs": [{"task": 0, "file": "task_0.0.safetensors"}], "merged": []})
+    )
+    with pytest.raises(TrajectoryError, match="no checksum: an earlier version wrote it"):
+        Trajectory(path=tmp_path)
+    with pytest.raises(TrajectoryError, match="no checksum: an earlier version wrote it"):
+        Trajectory.load(tmp_path / "task_0.0.safetensors")
+    assert files(tmp_path) == ["index.json", "task_0.0.safetensors"]
+
+
+def test_a_path_that_is_no_directory_or_may_not_be_written_is_refused_at_once(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(TrajectoryError, match=r"no trajectory.*empty directory that can be written to"):
+            TrajectoryPlugin(path=path)
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(TrajectoryError, match="may not be read and written to"):
+        TrajectoryPlugin(path=tmp_path / "locked")
+
+
+# A full disk ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["injected", "tmpfs"])
+def small_disk(request, tmp_path, monkeypatch):
+    """A directory, and calls that fill its disk and make room again; from then on every write fails, not only one."""
+    path = tmp_path / "disk"
+    path.mkdir()
+    if request.param == "injected":
+        full = [False]
+        said = SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+        for owner, name, error in (
+            (log_files, "save_file", said),
+            (Path, "write_bytes", OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))),
+        ):
+            original = getattr(owner, name)
+
+            def fails(*args, original=original, error=error, **kwargs):
+                if full[0]:
+                    raise error
+                return original(*args, **kwargs)
+
+            monkeypatch.setattr(owner, name, fails)
+        yield path, lambda: full.__setitem__(0, True), lambda: full.__setitem__(0, False)
+        return
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4M", "tmpfs", path], capture_output=True, check=False)
+    if mounted.returncode:
+        pytest.skip("no file system can be mounted here")
+
+    def fill():
+        with open(path / "filler", "wb", buffering=0) as file, suppress(OSError):
+            while True:
+                file.write(bytes(512))
+
+    yield path, fill, lambda: (path / "filler").unlink()
+    subprocess.run(["umount", "-l", path], check=True)
+
+
+def test_a_full_disk_undoes_the_task_and_room_lets_it_be_trained(small_disk):
+    disk, fill, make_room = small_disk
+    path = disk / "logs"
+    strategy = amnesiac(train_epochs=1, trajectory=TrajectoryPlugin(path=path))
+    strategy.train(DIGITS.train_stream[0])
+    strategy.train(DIGITS.train_stream[1])
+    before = bits(strategy.model), contents(trajectory(strategy)), files(path)
+    fill()
+    for change in (lambda: strategy.train(DIGITS.train_stream[2]), lambda: strategy.unlearn([0])):
+        with pytest.raises(OSError, match=r"logs can't be written .*No space left.*Make room"):
+            change()
+        strategy.abort_training()
+        assert (bits(strategy.model), contents(trajectory(strategy)), files(path)) == before
+    with pytest.raises(OSError, match=r"all can't be written .*No space left.*Make room"):
+        trajectory(strategy).save(disk / "all")
+    assert [file for file in files(disk) if file != "filler"] == ["logs"]
+    make_room()
+    strategy.train(DIGITS.train_stream[2])
+    strategy.unlearn([0])
+    assert contents(Trajectory(path=path)) == contents(trajectory(strategy))
+    plain = amnesiac(train_epochs=1)
+    for task in range(3):
+        plain.train(DIGITS.train_stream[task])
+    plain.unlearn([0])
+    assert bits(strategy.model) == bits(plain.model)
+
+
+def test_a_write_that_fails_leaves_no_file_of_its_own(tmp_path, monkeypatch):
+    """Neither a part nor a whole one."""
+    store, state = with_three_tasks(tmp_path)
+    before = contents(store), files(tmp_path)
+    for owner, name in ((Path, "write_bytes"), (log_files, "save_file"), (os, "fsync"), (os, "replace")):
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, raiser(OSError))
+            with pytest.raises(OSError, match="injected"):
+                store.apply(store.remove([0], state))
+        assert (contents(store), files(tmp_path)) == before
+
+
+@pytest.mark.parametrize("behind", [False, True], ids=["in front", "behind"])
+@pytest.mark.parametrize("change", ["remove", "merge"])
+def test_a_disk_that_fails_from_some_call_on_leaves_memory_and_directory_agreeing(
+    tmp_path, monkeypatch, change, behind
+):
+    """Not one call fails but all that follow as well: going back must need no disk."""
+    names = ((log_files, "save_file"), (os, "replace"), (os, "fsync"), (Path, "write_bytes"), (Path, "unlink"))
+    for last in range(20):
+        path = tmp_path / str(last)
+        store, state = with_three_tasks(path)
+        before, after = contents(store), None
+        calls = [0]
+        with monkeypatch.context() as patch:
+            for owner, name in names:
+                original = getattr(owner, name)
+
+                def fails(*args, original=original, last=last, calls=calls, **kwargs):
+                    calls[0] += 1
+                    if calls[0] < last or (behind and calls[0] == last):
+                        original(*args, **kwargs)
+                    if calls[0] >= last:
+                        raise OSError(errno.EIO, "injected")
+
+                patch.setattr(owner, name, fails)
+            logs = store.logs
+            with suppress(OSError):
+                if change == "merge":
+                    store.merge([1, 2])
+                    after = contents(store)
+                else:
+                    store.apply(store.remove([0], state))
+            if change == "remove":
+                with suppress(OSError):
+                    store.restore(logs)
+        assert contents(store) == (before if after is None else after)
+        store.record(9, state, {"w": state["w"] + 1})
+        assert contents(Trajectory(path=path)) == contents(store)
+        assert len(files(path)) == 5
+    assert calls[0] < last  # the last round met no failure

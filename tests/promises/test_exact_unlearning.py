@@ -1,0 +1,254 @@
+"""``isolation="pools"``: after any requests the state is, bit for bit, that of a model that never saw the tasks."""
+
+import pytest
+import torch
+from avalanche.logging import BaseLogger
+from avalanche.training.plugins import EvaluationPlugin
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.isolated_pools import ITERATIONS, N_TASKS, NETS, equal, pools, references
+from support.strategies import DIGITS, OPTIMIZERS
+from support.strategy_state import bits, unlearning_plugin
+from torch import Tensor, nn
+from torch.optim import Adafactor
+
+from avalanche_amnesia.benchmarks import UnlearningRequest, with_unlearning
+from avalanche_amnesia.evaluation import jsd_metrics, unlearned_accuracy_metrics
+from avalanche_amnesia.isolation import CapacityError
+from avalanche_amnesia.ledger import TaskLedger
+from avalanche_amnesia.unlearning.purging import UnknownStateError
+
+# Any sequence of tasks ---------------------------------------------------------------------------------------------
+
+ANY_METHOD = st.fixed_dictionaries(
+    {
+        "net": st.sampled_from(list(NETS)),
+        "optimizer": st.sampled_from(list(OPTIMIZERS)),
+        "adjustment": st.sampled_from(["hat", "hat", "adahat", "random", "constant"]),
+    },
+    optional={
+        "sparsity_weight": st.just(0.5),
+        "embedding_init": st.sampled_from(["normal", "ones", "sparse"]),
+        "sparsity": st.sampled_from(["cross", "quota"]),
+        "seed": st.integers(1, 9),
+    },
+)
+
+
+@st.composite
+def schedules(draw):
+    """Permanent tasks, a deadline, and requests before, after and in the middle of tasks, as the rules allow them."""
+    permanent = draw(st.sets(st.integers(0, N_TASKS - 1), max_size=2))
+    deadline = draw(st.sampled_from([None, None, 1, 2, 3]))
+    ledger, requests = TaskLedger(deadline), []
+
+    def ask(position: int, when: str) -> None:
+        may = list(ledger.unlearnable)
+        if may and draw(st.booleans()):
+            tasks = draw(st.lists(st.sampled_from(may), min_size=1, max_size=2, unique=True))
+            iteration = draw(st.integers(0, ITERATIONS - 1)) if when == "iteration" else None
+            requests.append(UnlearningRequest(tuple(tasks), position, when, iteration))
+            ledger.forget(tasks)
+
+    for position in range(N_TASKS):
+        ask(position, "before" if draw(st.booleans()) else "iteration")
+        ledger.learn(position, permanent=position in permanent)
+        ask(position, "after")
+    return {"requests": requests, "permanent": sorted(permanent), "deadline": deadline}
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(schedules(), ANY_METHOD, st.data())
+def test_any_requests_in_any_stream_leave_the_reference(schedule, method, data):
+    benchmark = with_unlearning(DIGITS, **schedule)
+    strategy, refs = pools(**method), references(benchmark, **method)
+    for experience in benchmark.train_stream:
+        strategy.train(experience)
+        if data.draw(st.integers(0, 3), "look") == 0:
+            assert equal(strategy, refs)
+    may = unlearning_plugin(strategy).ledger.unlearnable
+    if may:
+        strategy.unlearn(data.draw(st.lists(st.sampled_from(may), min_size=1, unique=True), "at the end"))
+    gone = sorted(set(unlearning_plugin(strategy).ledger.unlearned) - set(schedule["permanent"]))
+    if gone:  # one is learned again, as a new task at the end
+        strategy.train(with_unlearning(DIGITS, {}, schedule["permanent"], schedule["deadline"]).train_stream[gone[0]])
+    assert equal(strategy, refs)
+    assert {record.claim for record in unlearning_plugin(strategy).records} <= {"exact"}
+
+
+@settings(max_examples=12, deadline=None, derandomize=True)
+@given(st.lists(st.integers(0, 99), min_size=6, max_size=9), st.sampled_from([None, 1]))
+def test_in_any_order_of_training_a_claim_is_kept(draws, deadline):
+    """Out of the stream's order a task may be read before its deadline: its unlearning is then no longer exact."""
+    benchmark = with_unlearning(DIGITS, {}, deadline=deadline)
+    strategy, refs = pools(train_epochs=1), references(benchmark, train_epochs=1)
+    for number in draws:
+        may = unlearning_plugin(strategy).ledger.unlearnable
+        left = [task for task in range(N_TASKS) if task not in unlearning_plugin(strategy).ledger.remaining]
+        if may and (number % 2 or not left):
+            claim = strategy.unlearn([may[number % len(may)]]).claim
+            assert claim == "exact" or deadline is not None
+            assert claim == "approximate" or equal(strategy, refs)
+        elif left:
+            strategy.train(benchmark.train_stream[left[number % len(left)]])
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "momentum"])
+def test_a_request_in_the_middle_of_a_task_leaves_no_trace_in_it(optimizer):
+    benchmark = with_unlearning(DIGITS, [UnlearningRequest((0,), 1, "iteration", 2)])
+    strategy, refs = pools(optimizer=optimizer), references(benchmark, optimizer=optimizer)
+    for experience in benchmark.train_stream[:2]:
+        strategy.train(experience)
+    (record,) = unlearning_plugin(strategy).records
+    assert record.claim == "exact"
+    assert "zeroed" in record.purged[0]  # the running task keeps its momentum, but for what the forgotten one wrote
+    assert equal(strategy, refs)
+
+
+def test_a_task_read_before_its_deadline_is_not_unlearned_exactly():
+    benchmark = with_unlearning(DIGITS, {}, deadline=1)
+    strategy, refs = pools(), references(benchmark)
+    strategy.train(benchmark.train_stream[0])
+    strategy.train(benchmark.train_stream[2])  # two further in the stream, but the first to be trained since
+    ledger = unlearning_plugin(strategy).ledger
+    assert ledger.saw(2) == {0}
+    ledger._deadline = None  # task 0 may be asked for, as if the deadline were longer
+    assert strategy.unlearn([0]).claim == "approximate"
+    assert not equal(strategy, refs)
+
+
+# What the metrics see ----------------------------------------------------------------------------------------------
+
+
+def test_every_distance_is_exactly_zero_and_nothing_is_left_to_read():
+    benchmark = with_unlearning(DIGITS, {1: [0], 3: [1, 3]}, permanent=[2])
+    refs = references(benchmark)
+    metrics = [jsd_metrics(refs, probes=("own", "remaining")), unlearned_accuracy_metrics(benchmark, refs)]
+    strategy = pools(evaluator=EvaluationPlugin(*metrics, loggers=[BaseLogger()]))
+    for experience in benchmark.train_stream:
+        strategy.train(experience)
+        strategy.eval(benchmark.test_stream)
+    last = strategy.evaluator.last_metric_results
+    distances = {name: value for name, value in last.items() if name.startswith("JSD") and "floor" not in name}
+    assert len(distances) == 8
+    assert set(distances.values()) == {0.0}
+    for task in (0, 1, 3):
+        of_task = [value for name, value in last.items() if "Unlearned" in name and name.endswith(f"Task{task:03d}")]
+        assert len(set(of_task)) == 1  # the old head reads no more from this model than from the reference
+
+
+# Slots -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_slot_is_used_again_exactly():
+    strategy, refs = pools(slots=2), references(slots=2)
+    for task in (0, 1):
+        strategy.train(DIGITS.train_stream[task])
+    for gone, new in ((0, 2), (1, 3), (2, 4)):
+        assert strategy.unlearn([gone]).claim == "exact"
+        strategy.train(DIGITS.train_stream[new])
+        assert equal(strategy, refs)
+
+
+def test_a_full_slot_is_an_error_before_anything_changes():
+    strategy = pools(slots=2, moving=False)
+    for task in (0, 1):
+        strategy.train(DIGITS.train_stream[task])
+    before, ledger = bits(strategy.model), unlearning_plugin(strategy).ledger.state_dict()
+    with pytest.raises(CapacityError, match=r"task 2 .*slot \[0\] of 2.* taken by tasks \[0\].*unlearn.*slots=.*share"):
+        strategy.train(DIGITS.train_stream[2])
+    assert unlearning_plugin(strategy).ledger.state_dict() == ledger
+    assert bits(strategy.model) == before
+    assert strategy.unlearn([0]).claim == "exact"
+    strategy.train(DIGITS.train_stream[2])
+    assert equal(strategy, references(slots=2, moving=False))
+
+
+@pytest.mark.parametrize("moving", [False, True])
+def test_a_shared_slot_is_approximate(moving):
+    options = {"slots": 2, "when_full": "share", "moving": moving}
+    strategy, refs = pools(**options), references(**options)
+    for task in (0, 1, 2):  # 0 and 2 share
+        strategy.train(DIGITS.train_stream[task])
+    bound = not moving  # else task 2 would have had the slot of task 1 in its absence
+    assert unlearning_plugin(strategy).ledger.saw(2) == ({0} if bound else {0, 1})
+    assert strategy.plan_unlearning([1]).claim == ("exact" if bound else "approximate")
+    assert strategy.plan_unlearning([2]).claim == "exact"
+    assert strategy.unlearn([0]).claim == "approximate"
+    assert strategy.unlearn([1]).claim == "approximate"  # task 2 stays what it is
+    assert not equal(strategy, refs)
+    assert strategy.unlearn([2]).claim == "exact"
+    assert equal(strategy, refs)
+
+
+def test_with_another_optimizer_that_mixes_entries_nothing_is_claimed(monkeypatch):
+    monkeypatch.setitem(OPTIMIZERS, "adafactor", lambda p: Adafactor(p, lr=1e-2))
+    strategy = pools(optimizer="adafactor", moving=False)
+    for task in (0, 1):
+        strategy.train(DIGITS.train_stream[task])
+    assert strategy.unlearn([0]).claim == "approximate"
+
+
+# What a training depends on ----------------------------------------------------------------------------------------
+
+
+class RunningScale(nn.Module):
+    """A loss over its running mean: what one task leaves in it changes the next one's training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.ones(()))
+
+    def forward(self, logits: Tensor, y: Tensor) -> Tensor:
+        loss = nn.functional.cross_entropy(logits, y)
+        self.mean.lerp_(loss.detach(), 0.1)
+        return loss / self.mean
+
+
+class CountedLoss(nn.CrossEntropyLoss):
+    """The same with a number in the place of a tensor."""
+
+    calls = 0
+
+    def forward(self, logits: Tensor, y: Tensor) -> Tensor:
+        self.calls += 1
+        return super().forward(logits, y) / self.calls
+
+
+def test_a_criterion_that_learns_is_refused_until_somebody_can_clean_it():
+    strategy = pools(criterion=RunningScale())
+    for experience in DIGITS.train_stream[:2]:
+        strategy.train(experience)
+    before = bits(strategy.model)
+    with pytest.raises(UnknownStateError, match=r"RunningScale \(in its \.?mean\)"):
+        strategy.unlearn([0])
+    assert bits(strategy.model) == before
+    record = strategy.unlearn([0], allow_unknown=True)
+    assert (record.claim, record.plan.unpurged) == ("approximate", ("RunningScale",))
+
+
+def test_a_criterion_that_keeps_its_numbers_is_none():
+    strategy = pools(criterion=nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0]), label_smoothing=0.1))
+    for experience in DIGITS.train_stream[:2]:
+        strategy.train(experience)
+    assert strategy.unlearn([0]).claim == "exact"
+
+
+def slower(strategy):
+    strategy.optimizer.param_groups[0]["lr"] /= 2
+
+
+def longer(strategy):
+    strategy.train_epochs += 1
+
+
+@pytest.mark.parametrize(("change", "options"), [(slower, {}), (longer, {}), (None, {"criterion": CountedLoss()})])
+def test_tasks_that_were_not_trained_alike_are_not_unlearned_exactly(change, options):
+    """A retrained model would come to them at another setting."""
+    strategy = pools(train_epochs=1, **options)
+    for experience in DIGITS.train_stream[:3]:
+        strategy.train(experience)
+        if change is not None:
+            change(strategy)
+    assert strategy.plan_unlearning([1]).claim == "approximate"
+    assert strategy.plan_unlearning([1, 2]).claim == "exact"  # what remains was trained as at first

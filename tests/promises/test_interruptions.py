@@ -1,0 +1,218 @@
+"""Whatever interrupts a training, it leaves the state before the task or the state after it, and the stream goes on."""
+
+import copy
+import os
+import random
+from contextlib import suppress
+
+import pytest
+import torch
+from avalanche.logging import BaseLogger
+from avalanche.training import DER, EWC, LwF, Naive, Replay
+from avalanche.training.plugins import EvaluationPlugin
+from support.interruptions import (
+    Interrupted,
+    at_the_end_of,
+    comparable_state,
+    first_and_last,
+    give_up,
+    interrupted_at,
+    lines_of,
+)
+from torch import nn
+from torch.optim import SGD, Adam
+
+from avalanche_amnesia.baselines import PALL, CLPUDERpp, Independent, NetworkPerTask, SideNetworks
+from avalanche_amnesia.benchmarks import SplitDigits, UnlearningRequest, with_unlearning
+from avalanche_amnesia.isolation import Pools
+from avalanche_amnesia.ledger import TaskLedger
+from avalanche_amnesia.models import MLP, MaskedModel, MultiHeadModel, SubnetModel
+from avalanche_amnesia.training import HAT, WSN, AdaHAT, AmnesiacHAT
+from avalanche_amnesia.training.host import find_plugin
+from avalanche_amnesia.training.host.rollback import is_finishing
+from avalanche_amnesia.training.plugins import HATPlugin, SeedingPlugin, TrajectoryPlugin, UnlearningPlugin
+
+DIGITS = SplitDigits(n_train=150, n_test=50)
+STREAM = with_unlearning(DIGITS, {2: [0]}).train_stream
+IN_THE_MIDDLE = with_unlearning(DIGITS, [UnlearningRequest((0,), 2, "iteration", 1)]).train_stream
+OPTIONS = {"train_mb_size": 10, "train_epochs": 1}
+
+
+class NormNet(nn.Module):
+    features = 8
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm, self.out = nn.Conv2d(1, 6, 3, stride=2), nn.BatchNorm2d(6), nn.Linear(54, 8)
+
+    def forward(self, x):
+        return torch.relu(self.out(torch.flatten(torch.relu(self.norm(self.conv(x))), 1)))
+
+
+def mlp():
+    return MLP(64, hidden=(12,), features=8)
+
+
+def one_head(backbone):
+    return nn.Sequential(backbone, nn.Linear(8, 2))
+
+
+def masked(kind, *, net=mlp, shared_head=None, **options):
+    def make(path):
+        model = MaskedModel(net(), shared_head=shared_head)
+        given = {name: value(path) if callable(value) else value for name, value in options.items()}
+        return kind(model=model, optimizer=Adam(model.parameters(), lr=1e-2), **OPTIONS, **given)
+
+    return make
+
+
+def wrapped(kind, wrap, net=mlp, **options):
+    def make(path):
+        model = wrap(net())
+        return kind(model=model, optimizer=Adam(model.parameters(), lr=1e-2), **OPTIONS, **options)
+
+    return make
+
+
+def stock(kind, *, model=MultiHeadModel, plugins=list, **options):
+    def make(path):
+        network = model(mlp())
+        return kind(
+            model=network,
+            optimizer=SGD(network.parameters(), lr=0.1, momentum=0.9),
+            criterion=nn.CrossEntropyLoss(),
+            plugins=[SeedingPlugin(0), *plugins(), TrajectoryPlugin(), UnlearningPlugin()],
+            evaluator=EvaluationPlugin(loggers=[BaseLogger()]),
+            **OPTIONS,
+            **options,
+        )
+
+    return make
+
+
+KINDS = {
+    "hat": masked(HAT),
+    "adahat": masked(AdaHAT, net=NormNet),
+    "counterfactual": masked(AmnesiacHAT),
+    "norms": masked(AmnesiacHAT, net=NormNet),
+    "exclusive": masked(AmnesiacHAT, deletion="exclusive", compensation="none"),
+    "backup": masked(AmnesiacHAT, compensation="backup"),
+    "rate": masked(AmnesiacHAT, adjustment="adahat", compensation="rate"),
+    "repair": masked(AmnesiacHAT, repair="sequential"),
+    "shared head": masked(AmnesiacHAT, shared_head=2),
+    "pools": masked(AmnesiacHAT, isolation=Pools(slots=3, moving=True)),
+    "pools with norms": masked(AmnesiacHAT, net=NormNet, isolation=Pools(slots=3, moving=True)),
+    "pools by label": masked(AmnesiacHAT, isolation=Pools(slots=3)),
+    "disk": masked(AmnesiacHAT, trajectory=lambda path: TrajectoryPlugin(path=path)),
+    "merging": masked(AmnesiacHAT, trajectory=lambda path: TrajectoryPlugin(merge_permanent=True), deadline=3),
+    "economies": masked(AmnesiacHAT, trajectory=lambda path: TrajectoryPlugin(threshold=1e-4, dtype=torch.int8)),
+    "wsn": wrapped(WSN, SubnetModel, net=NormNet),
+    "wsn, best": wrapped(WSN, SubnetModel, keep="best", validation_share=0.3),
+    "pall": wrapped(PALL, SubnetModel, repair_steps=3),
+    "independent": wrapped(Independent, NetworkPerTask),
+    "clpu": wrapped(CLPUDERpp, SideNetworks, deadline=1, merge_steps=3),
+    "naive": stock(Naive),
+    "naive with masks": stock(Naive, model=MaskedModel, plugins=lambda: [HATPlugin()]),
+    "ewc": stock(EWC, ewc_lambda=1.0),
+    "lwf": stock(LwF, alpha=1.0, temperature=2.0),
+    "replay": stock(Replay, mem_size=20),
+    "der": stock(DER, model=one_head, mem_size=20, batch_size_mem=5),
+}
+
+
+NOT_COPIED = {"disk", "der"}
+"""Directories have one owner, and the host's own loaders can't be copied in the middle of a training."""
+
+
+def made(kind, path, stream):
+    """A strategy that has trained two tasks, and the stream that it goes on with."""
+    torch.manual_seed(0)
+    random.seed(0)
+    strategy = KINDS[kind](path)
+    # Nobody obeys, its deadline forbids, or samples' logits are renewed by the half-trained model.
+    if find_plugin(strategy, UnlearningPlugin) is None or kind in ("clpu", "der"):
+        stream = DIGITS.train_stream
+    for experience in stream[:2]:
+        strategy.train(experience)
+    return strategy, stream
+
+
+def state_after(strategy, experience):
+    """What is left of a strategy after one more task; the host draws from the global streams."""
+    torch.manual_seed(1)
+    random.seed(1)
+    strategy.train(experience)
+    return comparable_state(strategy)
+
+
+def sampled(things, most):
+    """At most so many of them, spread evenly; AMNESIA_LINES=all looks at each."""
+    return things if os.environ.get("AMNESIA_LINES") == "all" else things[:: -(-len(things) // most)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in NOT_COPIED])
+def test_an_error_at_any_line_behind_the_last_epoch_leaves_one_state_or_the_other(kind, tmp_path):
+    strategy, stream = made(kind, tmp_path, STREAM)
+    before = comparable_state(copy.deepcopy(strategy))  # a copy's samples lie in a tensor of their own
+    copied = at_the_end_of(strategy, stream[2])
+    straight = copied()
+    positions = first_and_last(lines_of(straight._after_training_exp))
+    after = comparable_state(straight)
+    assert after != before
+    later, undone = state_after(straight, stream[3]), 0
+    for position in sampled(positions, 60):
+        broken = copied()
+        with pytest.raises(Interrupted) as error, interrupted_at(position):
+            broken._after_training_exp()
+        give_up(broken)
+        state = comparable_state(broken)
+        undone += state == before
+        if state not in (before, after):  # finished, but its request still waits: it is obeyed before the next task
+            assert state_after(broken, stream[3]) == later, error.value
+    assert undone > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_training_that_is_interrupted_anywhere_can_be_repeated_and_the_stream_goes_on(kind, tmp_path):
+    """Task 0 is requested in the middle; once that is obeyed, what is repeated is a training without it."""
+
+    def fresh(name):
+        return made(kind, tmp_path / str(name), IN_THE_MIDDLE)
+
+    straight, stream = fresh("straight")
+    lines = len(lines_of(lambda: state_after(straight, stream[2])))
+    expected = {False: all_but_records(state_after(straight, stream[3]))}
+    if 0 not in trained(straight):
+        without, _ = fresh("without")
+        find_plugin(without, UnlearningPlugin).unlearn(without, [0])
+        state_after(without, DIGITS.train_stream[2])
+        expected[True] = all_but_records(state_after(without, DIGITS.train_stream[3]))
+    draw = random.Random(kind)
+    for trial in range(int(os.environ.get("AMNESIA_INTERRUPTIONS", "3"))):
+        broken, _ = fresh(trial)
+        position = draw.randrange(lines)
+        with pytest.raises(Interrupted) as error, interrupted_at(position):
+            state_after(broken, stream[2])
+        if draw.random() < 0.5:
+            with suppress(Interrupted), interrupted_at(draw.randrange(60)):  # an impatient user
+                give_up(broken)
+            give_up(broken)
+        repeated = 2 not in trained(broken)
+        obeyed = repeated and 0 in getattr(find_plugin(broken, UnlearningPlugin), "ledger", TaskLedger()).unlearned
+        if repeated:
+            state_after(broken, stream[2])
+        assert all_but_records(state_after(broken, stream[3])) == expected[obeyed], (error.value, position)
+
+
+def all_but_records(state):
+    # A repair's samples name the tasks that had a part in their logits, the one in training then among them.
+    return {name: part for name, part in state.items() if name not in ("UnlearningPlugin", "RepairPlugin")}
+
+
+def trained(strategy):
+    plugin = find_plugin(strategy, UnlearningPlugin)
+    if is_finishing(strategy):
+        return ()
+    return strategy.model.masks if plugin is None else plugin.ledger.remaining

@@ -1,0 +1,98 @@
+"""Nothing that a strategy holds after an unlearning repeats the forgotten task's mask, gradients or last values."""
+
+import copy
+
+import pytest
+import torch
+from avalanche.evaluation.metrics import accuracy_metrics
+from avalanche.logging import BaseLogger
+from avalanche.training.plugins import EvaluationPlugin
+from support.residue_oracle import tensors_within
+from torch import nn
+
+from avalanche_amnesia.benchmarks import SplitDigits, with_unlearning
+from avalanche_amnesia.ledger import RequestError
+from avalanche_amnesia.models import MLP, MaskedModel
+from avalanche_amnesia.training import AmnesiacHAT
+from avalanche_amnesia.training.plugins import DivergedError
+
+
+def amnesiac(lr=1e-3, **options):
+    torch.manual_seed(0)
+    model = MaskedModel(MLP(64, hidden=(32,), features=24))
+    return AmnesiacHAT(
+        model=model, optimizer=torch.optim.Adam(model.parameters(), lr=lr), train_mb_size=32, train_epochs=2, **options
+    )
+
+
+def test_no_tensor_of_model_or_plugins_repeats_the_forgotten_mask():
+    strategy = amnesiac()
+    stream = SplitDigits().train_stream
+    strategy.train(stream[0])
+    strategy.train(stream[1])
+    mask = strategy.model.binary_mask(1)
+    parts = [part for part in strategy.model.by_layer(mask).values() if part.any() and not part.all()]
+    assert parts
+    strategy.unlearn([1])
+    reachable = tensors_within([strategy.model, [p for p in strategy.plugins if not isinstance(p, EvaluationPlugin)]])
+    reachable += tensors_within(strategy.optimizer)
+    assert len(reachable) > 10
+    for tensor in reachable:
+        for suspect in (mask, *parts):
+            if tensor.shape == suspect.shape:
+                for threshold in (0.0, 0.5):
+                    assert not torch.equal(tensor > threshold, suspect)
+    assert all(parameter.grad is None for parameter in strategy.model.parameters())
+
+
+def test_a_copy_of_the_model_holds_no_gate_of_a_finished_task():
+    strategy = amnesiac()
+    strategy.train(SplitDigits().train_stream[0])
+    copied = copy.deepcopy(strategy.model)
+    assert copied.gate is None
+    assert copied.gate_leaves == {}
+
+
+def test_results_do_not_repeat_the_last_accuracy_of_a_forgotten_task():
+    benchmark = with_unlearning(SplitDigits(), {1: [0]})
+    strategy = amnesiac(evaluator=EvaluationPlugin(accuracy_metrics(experience=True), loggers=[BaseLogger()]))
+    name = "Top1_Acc_Exp/eval_phase/test_stream/Task000/Exp000"
+    strategy.train(benchmark.train_stream[0])
+    assert name in strategy.eval(benchmark.test_stream)
+    strategy.train(benchmark.train_stream[1])
+    results = strategy.eval(benchmark.test_stream)
+    assert name not in results
+    assert "Top1_Acc_Exp/eval_phase/test_stream/Task001/Exp001" in results
+
+
+def test_a_request_that_became_illegal_is_refused_before_the_training():
+    benchmark = with_unlearning(SplitDigits(), {1: [0]})
+    strategy = amnesiac()
+    strategy.train(benchmark.train_stream[0])
+    strategy.mark_permanent([0])
+    before = {name: value.clone() for name, value in strategy.model.state_dict().items()}
+    with pytest.raises(RequestError, match="after task 1: task 0 can't be unlearned: it was declared permanent"):
+        strategy.train(benchmark.train_stream[1])
+    after = strategy.model.state_dict()
+    assert before.keys() == after.keys()
+    assert all(torch.equal(value, after[name]) for name, value in before.items())
+
+
+def test_after_a_diverged_task_everything_goes_on():
+    stream = SplitDigits().train_stream
+    strategy = amnesiac()
+    strategy.train(stream[0])
+    strategy.optimizer.param_groups[0]["lr"] = 1e30
+    with pytest.raises(DivergedError):
+        strategy.train(stream[1])
+    strategy.optimizer.param_groups[0]["lr"] = 1e-3
+    assert strategy.unlearn([0]).claim == "exact"
+    strategy.train(stream[1])
+    assert strategy.model.tasks == (1,)
+    assert all(isinstance(module, nn.Module) for module in strategy.model.heads.values())
+
+
+def test_alpha_belongs_to_the_constant_adjustment():
+    with pytest.raises(ValueError, match=r"alpha=7.0 has no meaning for adjustment='hat'"):
+        amnesiac(alpha=7.0)
+    amnesiac(alpha=0.5, adjustment="constant")

@@ -1,0 +1,208 @@
+"""State that networks keep beside their parameters: every task's own, refused, or named in the plan."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from avalanche.training import Naive
+from support.strategies import stock
+from support.strategy_state import unlearning_plugin
+from torch import Tensor, nn
+from torch.optim import SGD, Adam
+
+from avalanche_amnesia.benchmarks import PermutedDigits
+from avalanche_amnesia.evaluation import References
+from avalanche_amnesia.models import MaskedModel, MultiHeadModel, SubnetModel
+from avalanche_amnesia.training import WSN, AmnesiacHAT
+from avalanche_amnesia.unit_graph import ModelError
+
+STREAM = PermutedDigits(3, n_train=200, n_test=100)
+
+
+class Net(nn.Module):
+    features = 24
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(64, 32), nn.Linear(32, 24)
+
+
+class MovingAverage(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("average", torch.zeros(32))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x.flatten(1))
+        if self.training:
+            self.average.mul_(0.9).add_(h.detach().mean(0), alpha=0.1)
+        return torch.relu(self.second(torch.relu(h - self.average)))
+
+
+class Rebound(MovingAverage):
+    """The same as a plain attribute that is replaced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        del self.average
+        self.average = torch.zeros(32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x.flatten(1))
+        if self.training:
+            self.average = 0.9 * self.average + 0.1 * h.mean(0)
+        return torch.relu(self.second(torch.relu(h - self.average.detach())))
+
+
+class FunctionalNorm(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(32))
+        self.register_buffer("var", torch.ones(32))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.batch_norm(self.first(x.flatten(1)), self.mean, self.var, training=self.training)
+        return torch.relu(self.second(torch.relu(h)))
+
+
+class Spectral(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.utils.spectral_norm(self.first)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.second(torch.relu(self.first(x.flatten(1)))))
+
+
+class KeepsActivations(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        self.last = torch.relu(self.first(x.flatten(1)))
+        return torch.relu(self.second(self.last))
+
+
+class Collects(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = [torch.zeros(32)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x.flatten(1))
+        if self.training:
+            self.seen[0] = self.seen[0] + h.detach().mean(0)
+        return torch.relu(self.second(torch.relu(h + self.seen[0])))
+
+
+class Grows(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("rows", torch.zeros(1, 32))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x.flatten(1))
+        if self.training:
+            self.rows = torch.cat([self.rows, h.detach()[:1]])
+        return torch.relu(self.second(torch.relu(h + self.rows.mean(0))))
+
+
+OWNED = [MovingAverage, Rebound, FunctionalNorm, Spectral]
+
+
+def wsn(net, **kwargs):
+    torch.manual_seed(0)
+    model = SubnetModel(net(), sparsity=0.4)
+    return WSN(
+        model=model,
+        optimizer=Adam(model.parameters(), lr=1e-2, weight_decay=1e-3),
+        train_mb_size=20,
+        train_epochs=2,
+        seed=0,
+        **kwargs,
+    )
+
+
+@torch.no_grad()
+def logits(strategy, task):
+    strategy.model.eval()
+    return strategy.model(STREAM.test_stream[task].tensors[0], task)
+
+
+@pytest.mark.parametrize("net", OWNED)
+def test_every_task_has_its_own_state_and_the_last_one_is_unlearned_exactly(net):
+    strategy = wsn(net)
+    strategy.train(STREAM.train_stream[0])
+    before = logits(strategy, 0)
+    strategy.train(STREAM.train_stream[1])
+    assert torch.equal(logits(strategy, 0), before)
+    strategy.eval(STREAM.test_stream)
+    assert torch.equal(logits(strategy, 0), before)
+    record = strategy.unlearn([1])
+    assert record.claim == "exact"
+    reference = References(lambda **kwargs: wsn(net, **kwargs), STREAM).reference([0]).state_dict()
+    state = strategy.model.state_dict()
+    assert state.keys() == reference.keys()
+    assert all(torch.equal(state[name], reference[name]) for name in state)
+    assert any(name.startswith("norms.0.") for name in state)
+
+
+@pytest.mark.parametrize("net", OWNED)
+def test_own_state_is_saved_and_loaded(net):
+    strategy, other = wsn(net), wsn(net)
+    for experience in STREAM.train_stream[:2]:
+        strategy.train(experience)
+    other.model.load_state_dict(strategy.model.state_dict())
+    for task in (0, 1):
+        assert torch.equal(logits(other, task), logits(strategy, task))
+
+
+@pytest.mark.parametrize(("net", "name"), [(KeepsActivations, "last"), (Collects, "seen"), (Grows, "rows")])
+def test_state_that_no_task_can_own_is_refused(net, name):
+    strategy = wsn(net)
+    initial = {key: value.clone() for key, value in strategy.model.backbone.state_dict().items()}
+    with pytest.raises(ModelError, match=rf"forward changes \['{name}"):
+        strategy.train(STREAM.train_stream[0])
+    assert strategy.model.tasks == ()
+    assert all(torch.equal(value, initial[key]) for key, value in strategy.model.backbone.state_dict().items())
+
+
+def test_a_stock_strategy_names_the_state_that_its_tasks_share():
+    strategy = stock(Naive, model=MultiHeadModel(MovingAverage()), epochs=1, optimizer=lambda p: SGD(p, lr=0.1))
+    for experience in STREAM.train_stream[:2]:
+        strategy.train(experience)
+    plan = unlearning_plugin(strategy).plan(strategy, [1])
+    assert plan.shared_state == ("backbone.average",)
+    assert unlearning_plugin(strategy).unlearn(strategy, [1]).plan.shared_state == plan.shared_state
+
+
+def test_a_stock_strategy_without_such_state_names_none():
+    strategy = stock(epochs=1)
+    strategy.train(STREAM.train_stream[0])
+    assert unlearning_plugin(strategy).plan(strategy, [0]).shared_state == ()
+
+
+# Masks over units ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("net", [MovingAverage, Rebound, Spectral, Collects, Grows])
+def test_masked_models_refuse_state_that_forwards_write(net):
+    with pytest.raises(ModelError):
+        MaskedModel(net(), input_shape=(64,))
+
+
+@pytest.mark.parametrize("net", [FunctionalNorm, KeepsActivations])
+def test_masked_models_own_functional_norms_and_keep_no_activations(net):
+    def make(**kwargs):
+        torch.manual_seed(0)
+        model = MaskedModel(net(), input_shape=(64,))
+        return AmnesiacHAT(
+            model=model, optimizer=Adam(model.parameters(), lr=1e-2), train_mb_size=20, train_epochs=2, **kwargs
+        )
+
+    strategy = make()
+    strategy.train(STREAM.train_stream[0])
+    before = logits(strategy, 0)
+    strategy.train(STREAM.train_stream[1])
+    assert torch.equal(logits(strategy, 0), before)
+    assert strategy.unlearn([1]).claim == "exact"
+    reference = References(make, STREAM).reference([0]).state_dict()
+    state = strategy.model.state_dict()
+    assert state.keys() == reference.keys()
+    assert all(torch.equal(state[name], reference[name]) for name in state)

@@ -1,0 +1,338 @@
+"""The same seed gives the same bits, whatever is evaluated, interrupted or refused in between."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from avalanche.benchmarks import AvalancheDataset  # noqa: F401 - fails early where the host is broken
+from avalanche.core import SupervisedPlugin
+from avalanche.evaluation.metrics import accuracy_metrics, forgetting_metrics, loss_metrics
+from avalanche.logging import BaseLogger
+from avalanche.training import Naive
+from avalanche.training.plugins import EvaluationPlugin
+from support.small_runs import OPTIMIZERS, logits, make, masked_mlp, permuted, same_state, split, state, train_all
+from torch import nn
+
+from avalanche_amnesia.models import MLP, MaskedModel
+from avalanche_amnesia.training import HAT, AdaHAT, AmnesiacHAT
+from avalanche_amnesia.training.plugins import DivergedError, HATPlugin, InMemoryLoaderPlugin, SeedingPlugin, TaskError
+from avalanche_amnesia.training.plugins.in_memory_loader import TensorBatches
+
+
+class Silent(BaseLogger):
+    def log_single_metric(self, name, value, x_plot):
+        pass
+
+
+def metrics():
+    return EvaluationPlugin(
+        accuracy_metrics(minibatch=True, epoch=True, experience=True, stream=True),
+        loss_metrics(minibatch=True, experience=True),
+        forgetting_metrics(experience=True),
+        loggers=[Silent()],
+    )
+
+
+def streams():
+    return torch.get_rng_state().tolist(), random.getstate(), np.random.get_state()[1].tolist()  # noqa: NPY002
+
+
+# Determinism --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [HAT, AdaHAT, AmnesiacHAT])
+def test_same_seed_same_bits_whatever_is_evaluated(kind):
+    benchmark = permuted()
+    expected = state(train_all(make(kind, dropout=0.4), benchmark).model)
+    torch.manual_seed(99)
+
+    def between(strategy):
+        torch.rand(7), random.random(), np.random.rand(3)  # noqa: NPY002
+        strategy.eval(benchmark.test_stream)
+
+    for options in ({}, {"evaluator": metrics(), "eval_every": 1}, {"eval_every": 1, "peval_mode": "iteration"}):
+        strategy = make(kind, dropout=0.4, **options)
+        for experience in benchmark.train_stream:
+            between(strategy)
+            strategy.train(experience, eval_streams=[benchmark.test_stream[:1]])
+            between(strategy)
+            between(strategy)
+        assert same_state(state(strategy.model), expected)
+    assert not same_state(state(train_all(make(kind, dropout=0.4, seed=4), benchmark).model), expected)
+
+
+def test_runs_that_part_share_their_prefix():
+    benchmark = permuted()
+    short, long = train_all(make(), benchmark, 1), make()
+    long.train(benchmark.train_stream[0])
+    assert same_state(state(short.model), state(long.model))
+    long.train(benchmark.train_stream[2])  # another second task
+    a = logits(long, benchmark, [2])[2]
+    short.train(benchmark.train_stream[2])
+    assert torch.equal(a, logits(short, benchmark, [2])[2])
+
+
+def test_the_callers_random_streams_are_left_alone():
+    strategy, benchmark = make(dropout=0.3, evaluator=metrics()), permuted()
+    torch.manual_seed(5)
+    before = streams()
+    train_all(strategy, benchmark, 2)
+    assert streams() == before
+    strategy.eval(benchmark.test_stream)
+    assert streams() == before
+
+
+def test_in_memory_batches_are_the_default_loaders():
+    benchmark, results = split(), []
+    for in_memory in (True, False):
+        for options in ({"train_mb_size": 16}, {"train_mb_size": 17}):
+            strategy = make(dropout=0.2, **options)
+            if not in_memory:
+                strategy.plugins = [p for p in strategy.plugins if not isinstance(p, InMemoryLoaderPlugin)]
+            train_all(strategy, benchmark, 2)
+            results.append((state(strategy.model), strategy.eval(benchmark.test_stream)))
+    for a, b in zip(results[:2], results[2:], strict=True):
+        assert same_state(a[0], b[0])
+        assert a[1] == b[1]
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize("drop_last", [True, False])
+@pytest.mark.parametrize("size", [1, 7, 20, 50])
+def test_tensor_batches_equal_a_data_loader(shuffle, drop_last, size):
+    x, y = torch.randn(20, 3), torch.arange(20)
+    data = torch.utils.data.TensorDataset(x, y)
+    torch.manual_seed(1)
+    loader = torch.utils.data.DataLoader(data, size, shuffle=shuffle, drop_last=drop_last)
+    expected = [batch for _ in range(2) for batch in loader]
+    after = torch.get_rng_state()
+    torch.manual_seed(1)
+    ours = TensorBatches(x, y, 4, size, shuffle=shuffle, drop_last=drop_last)
+    got = [batch for _ in range(2) for batch in ours]
+    assert len(ours) == len(loader)
+    assert len(got) == len(expected)
+    for (a, b, t), (c, d) in zip(got, expected, strict=True):
+        assert torch.equal(a, c)
+        assert torch.equal(b, d)
+        assert t.tolist() == [4] * len(a)
+    assert torch.equal(torch.get_rng_state(), after)
+
+
+# Refusals -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "error", "message"),
+    [
+        (HAT, {"sparsity": "none"}, ValueError, "sparsity must be one of 'original'"),
+        (HAT, {"annealing": "step"}, ValueError, "annealing"),
+        (HAT, {"embedding_init": "zeros"}, ValueError, "embedding_init"),
+        (HAT, {"adjustment": "adahat"}, ValueError, "adjustment"),
+        (HAT, {"space": "weights"}, ValueError, "space"),
+        (HAT, {"sparsity_weight": -0.1}, ValueError, "sparsity_weight"),
+        (HAT, {"sparsity_weight": float("nan")}, ValueError, "sparsity_weight"),
+        (HAT, {"s_max": 1}, ValueError, "s_max"),
+        (HAT, {"embedding_lr": 0}, ValueError, "embedding_lr"),
+        (HAT, {"embedding_clamp": 0}, ValueError, "embedding_clamp"),
+        (HAT, {"compensation_clamp": -1}, ValueError, "compensation_clamp"),
+        (HAT, {"min_units": 0}, ValueError, "min_units"),
+        (HAT, {"min_units": 1.5}, ValueError, "min_units"),
+        (HAT, {"adjustment": "constant", "alpha": 1.2}, ValueError, "alpha"),
+        (HAT, {"epsilon": 0.1}, TypeError, "epsilon"),
+        (HAT, {"sparsty": "original"}, TypeError, "sparsty"),
+        (AdaHAT, {"alpha": 0.0}, ValueError, "alpha"),
+        (AdaHAT, {"epsilon": -1.0}, ValueError, "epsilon"),
+        (AdaHAT, {"adjustment": "hat"}, ValueError, "AdaHAT's adjustment"),
+        (AmnesiacHAT, {"adjustment": "none"}, ValueError, "adjustment"),
+        (AmnesiacHAT, {"sparsty": 1}, TypeError, "sparsty"),
+    ],
+)
+def test_option_values_are_checked(kind, options, error, message):
+    with pytest.raises(error, match=message):
+        make(kind, **options)
+
+
+def test_the_model_is_checked():
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 2))
+    with pytest.raises(TypeError, match="MaskedModel"):
+        HAT(model=net, optimizer=torch.optim.SGD(net.parameters(), lr=0.1))
+    naive = Naive(
+        model=net,
+        optimizer=torch.optim.SGD(net.parameters(), lr=0.1),
+        plugins=[HATPlugin()],
+        evaluator=EvaluationPlugin(loggers=[Silent()]),
+    )
+    before = state(net)
+    with pytest.raises(TypeError, match="MaskedModel"):
+        naive.train(split().train_stream[0])
+    assert same_state(before, state(net))
+
+
+class Labelled:
+    """An experience with other task labels."""
+
+    def __init__(self, experience, labels) -> None:
+        self._experience, self.task_labels = experience, labels
+
+    def __getattr__(self, name):
+        return getattr(self._experience, name)
+
+
+@pytest.mark.parametrize("kind", [HAT, AmnesiacHAT])
+def test_a_refused_experience_changes_nothing(kind):
+    strategy, benchmark = make(kind), permuted()
+    strategy.train(benchmark.train_stream[0])
+    before, optimizer = state(strategy.model), strategy.optimizer.state_dict()
+    rng = streams()
+    for experience, message in (
+        (benchmark.train_stream[0], "already trained"),
+        (Labelled(benchmark.train_stream[1], [1, 2]), r"\[1, 2\]"),
+        (Labelled(benchmark.train_stream[1], []), r"\[\]"),
+    ):
+        with pytest.raises(TaskError, match=message):
+            strategy.train(experience)
+        assert same_state(before, state(strategy.model))
+        assert strategy.model.tasks == (0,)
+        assert str(optimizer) == str(strategy.optimizer.state_dict())
+        assert streams() == rng
+    strategy.train(benchmark.train_stream[1])
+    fresh = train_all(make(kind), benchmark, 2)
+    assert same_state(state(strategy.model), state(fresh.model))
+
+
+@pytest.mark.parametrize("kind", [HAT, AdaHAT, AmnesiacHAT])
+def test_divergence_is_undone(kind):
+    rate = {"lr": 0.05}
+
+    def optimizer(parameters):
+        made = torch.optim.SGD(parameters, lr=rate["lr"])
+        rate["optimizer"] = made
+        return made
+
+    strategy, benchmark = make(kind, optimizer=optimizer), permuted()
+    strategy.train(benchmark.train_stream[0])
+    before = state(strategy.model)
+    rate["optimizer"].param_groups[0]["lr"] = 1e20
+    with pytest.raises(DivergedError, match="task 1 diverged"):
+        strategy.train(benchmark.train_stream[1])
+    assert same_state(before, state(strategy.model))
+    assert strategy.model.tasks == (0,)
+    rate["optimizer"].param_groups[0]["lr"] = 0.05
+    strategy.train(benchmark.train_stream[1])
+    expected = train_all(make(kind), benchmark, 2)
+    assert same_state(state(strategy.model), state(expected.model))
+
+
+class Stop(BaseException):
+    """What Ctrl-C raises is no Exception either; this one does not end the test run where a test goes wrong."""
+
+
+class Interrupt(SupervisedPlugin):
+    def __init__(self, event: str, at: int) -> None:
+        super().__init__()
+        self.event, self.left = event, at
+        setattr(self, event, self._count)
+
+    def _count(self, strategy, **kwargs):
+        self.left -= strategy.clock.train_exp_counter  # 0 in the first task, 1 in the second
+        if self.left == 0:
+            raise Stop
+
+
+@pytest.mark.parametrize(
+    ("event", "at"),
+    [
+        ("after_train_dataset_adaptation", 1),
+        ("before_training_exp", 1),
+        ("after_update", 3),
+        ("before_backward", 15),
+        ("after_training_epoch", 1),
+        ("before_eval_iteration", 4),
+        ("after_training_exp", 1),
+    ],
+)
+@pytest.mark.parametrize("kind", [HAT, AmnesiacHAT])
+@pytest.mark.parametrize("abort", [True, False])
+def test_an_interrupted_task_can_be_trained_again(kind, event, at, abort):
+    benchmark = permuted()  # 10 mini-batches an epoch, 2 epochs
+    options = {"eval_every": 1, "optimizer": "adam"}
+    expected = train_all(make(kind, **options), benchmark)
+    reached = {}
+    strategy = make(kind, plugins=[Interrupt(event, at)], **options)
+    strategy.train(benchmark.train_stream[0])
+    reached["state"] = state(strategy.model)
+    with pytest.raises(Stop):
+        strategy.train(benchmark.train_stream[1])
+    if event == "after_training_exp" and kind is HAT:  # nothing but the mask makes a task here, and that is finished
+        assert strategy.model.tasks == (0, 1)
+        strategy.train(benchmark.train_stream[2])
+    else:
+        if abort:
+            strategy.abort_training()
+            assert same_state(state(strategy.model), reached["state"])
+            assert strategy.model.tasks == (0,)
+            strategy.abort_training()
+        train_all(strategy, type("Rest", (), {"train_stream": benchmark.train_stream[1:]}))
+    assert same_state(state(strategy.model), state(expected.model))
+    assert strategy.eval(benchmark.test_stream).keys() == expected.eval(benchmark.test_stream).keys()
+
+
+def test_another_task_can_be_trained_after_an_interruption():
+    benchmark = permuted()
+    strategy = make(plugins=[Interrupt("after_update", 5)])
+    strategy.train(benchmark.train_stream[0])
+    with pytest.raises(Stop):
+        strategy.train(benchmark.train_stream[1])
+    strategy.train(benchmark.train_stream[2])
+    expected = make()
+    for task in (0, 2):
+        expected.train(benchmark.train_stream[task])
+    assert strategy.model.tasks == (0, 2)
+    assert same_state(state(strategy.model), state(expected.model))
+
+
+# On stock strategies ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam decay"])
+def test_the_plugin_on_a_stock_strategy_is_hat(optimizer):
+    benchmark = permuted()
+    hat = train_all(make(HAT, optimizer=optimizer, evaluator=metrics()), benchmark)
+    model = masked_mlp()
+    naive = Naive(
+        model=model,
+        optimizer=OPTIMIZERS[optimizer](model.parameters()),
+        criterion=nn.CrossEntropyLoss(),
+        train_mb_size=16,
+        train_epochs=2,
+        eval_mb_size=64,
+        plugins=[SeedingPlugin(3), HATPlugin(seed=3)],
+        evaluator=metrics(),
+    )
+    train_all(naive, benchmark, reset_optimizer_state=True)
+    assert same_state(state(hat.model), state(naive.model))
+    assert hat.eval(benchmark.test_stream) == naive.eval(benchmark.test_stream)
+
+
+def test_evaluating_makes_no_heads_and_skips_future_tasks():
+    strategy, benchmark = make(evaluator=metrics()), permuted()
+    assert strategy.eval(benchmark.test_stream) == {}
+    strategy.train(benchmark.train_stream[0])
+    before = state(strategy.model)
+    results = strategy.eval(benchmark.test_stream)
+    assert [name for name in results if name.startswith("Top1_Acc_Exp")] == [
+        "Top1_Acc_Exp/eval_phase/test_stream/Task000/Exp000"
+    ]
+    assert strategy.eval(benchmark.test_stream[0])
+    assert same_state(before, state(strategy.model))
+
+
+def test_hat_learns():
+    torch.manual_seed(0)
+    model = MaskedModel(MLP(64, hidden=(128,), features=64))
+    strategy = make(model=model, optimizer="adam", train_epochs=8, evaluator=metrics())
+    benchmark = permuted(3, 600)
+    train_all(strategy, benchmark)
+    results = strategy.eval(benchmark.test_stream)
+    assert min(v for k, v in results.items() if k.startswith("Top1_Acc_Exp")) > 0.7

@@ -1,0 +1,341 @@
+"""Stock Avalanche strategies that forget on request: nothing that they keep may bring a forgotten task back."""
+
+from copy import deepcopy
+
+import pytest
+import torch
+from avalanche.core import SupervisedPlugin
+from avalanche.models import MultiHeadClassifier, MultiTaskModule
+from avalanche.training import EWC, LwF, Naive, Replay
+from avalanche.training.plugins import EWCPlugin, LwFPlugin, ReplayPlugin
+from avalanche.training.storage_policy import ClassBalancedBuffer, ParametricBuffer, ReservoirSamplingBuffer
+from support.strategies import DIGITS, quiet, stock
+from support.strategy_state import bits, fingerprint, trajectory, unlearning_plugin
+from torch import nn
+
+from avalanche_amnesia.benchmarks import PermutedDigits, UnlearningRequest, with_unlearning
+from avalanche_amnesia.models import MLP, MultiHeadModel
+from avalanche_amnesia.training.host import find_plugin
+from avalanche_amnesia.training.plugins import SeedingPlugin, TrajectoryPlugin, UnlearningPlugin
+from avalanche_amnesia.unit_graph import ModelError
+from avalanche_amnesia.unlearning.purging import registry
+
+FULL = PermutedDigits(4, n_train=500)  # ten classes: a random backbone tells an old head little
+
+
+class AvalancheNet(MultiTaskModule):
+    """A model as an Avalanche user writes it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.backbone = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU())
+        self.classifier = MultiHeadClassifier(32, initial_out_features=2)
+
+    def forward(self, x, task_labels):
+        return self.classifier(self.backbone(x), task_labels)
+
+
+MODELS = {"ours": lambda: MultiHeadModel(MLP(64, hidden=(32,), features=32)), "avalanche's": AvalancheNet}
+METHODS = {
+    "naive": (Naive, {}),
+    "ewc": (EWC, {"ewc_lambda": 400.0}),
+    "ewc online": (EWC, {"ewc_lambda": 400.0, "mode": "online", "decay_factor": 0.9}),
+    "lwf": (LwF, {"alpha": 2.0, "temperature": 2.0}),
+    "replay": (Replay, {"mem_size": 50}),
+}
+
+
+def head_of(model, task):
+    return model.heads[str(task)] if isinstance(model, MultiHeadModel) else model.classifier.classifiers[str(task)]
+
+
+class KeepsHead(SupervisedPlugin):
+    """Keeps a copy of task 0's head from right before it goes, as an attacker would."""
+
+    head = None
+
+    def before_unlearning(self, strategy, **kwargs):
+        if self.head is None and 0 in unlearning_plugin(strategy).current.tasks:
+            self.head = deepcopy(head_of(strategy.model, 0)).eval()
+
+
+def accuracy_through(head, model) -> float:
+    x, y = FULL.test_stream[0].tensors
+    model.eval()
+    with torch.no_grad():
+        features = model.backbone(x.flatten(1) if isinstance(model, MultiHeadModel) else x)
+        return float((head(features)[:, :10].argmax(1) == y).float().mean())
+
+
+def forget(method, model, when, *, n=4, unlearning=None):
+    make, options = METHODS[method]
+    keeps = KeepsHead()
+    strategy = stock(make, model=MODELS[model](), plugins=[keeps], unlearning=unlearning, epochs=8, **options)
+    request = UnlearningRequest((0,), 1) if when == "after" else UnlearningRequest((0,), 1, "iteration", 5)
+    accuracies = []
+    for experience in with_unlearning(FULL, [request]).train_stream[:n]:
+        strategy.train(experience)
+        if keeps.head is not None:
+            accuracies.append(accuracy_through(keeps.head, strategy.model))
+    return strategy, accuracies
+
+
+@pytest.mark.parametrize("when", ["after", "iteration"])
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("method", METHODS)
+def test_a_forgotten_task_does_not_come_back(method, model, when):
+    strategy, accuracies = forget(method, model, when)
+    # Chance is .1. What task 1 learned from replayed samples of task 0 is in its own update, which no purge reaches.
+    assert max(accuracies) < (0.6 if (method, when) == ("replay", "after") else 0.35), accuracies
+    assert unlearning_plugin(strategy).ledger.remaining == (1, 2, 3)
+    own = [name for name in strategy.model.state_dict() if not name.startswith("backbone")]
+    assert not [name for name in own if ".0." in name]
+    assert not [name for log in trajectory(strategy).logs.values() for name in log if "heads.0." in name]
+
+
+@pytest.mark.parametrize("when", ["after", "iteration"])
+@pytest.mark.parametrize("model", MODELS)
+def test_without_the_purge_ewc_brings_it_back(model, when, monkeypatch):
+    """The control: without it the test above would prove nothing."""
+    monkeypatch.setattr(registry, "_ADAPTERS", {})
+    _, accuracies = forget("ewc", model, when, unlearning=UnlearningPlugin(allow_unknown=True))
+    assert accuracies[-1] > 0.45, accuracies
+
+
+def test_without_the_purge_the_teacher_of_lwf_still_knows_the_forgotten_head(monkeypatch):
+    monkeypatch.setattr(registry, "_ADAPTERS", {})
+    with pytest.raises(KeyError):
+        forget("lwf", "ours", "after", unlearning=UnlearningPlugin(allow_unknown=True))
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("method", METHODS)
+def test_a_request_for_the_task_just_trained_leaves_nothing_of_it(method, model):
+    """EWC and LwF file what they keep after the user's plugins: the request has to wait for them."""
+    make, options = METHODS[method]
+    strategy = stock(make, model=MODELS[model](), epochs=1, **options)
+    stream = with_unlearning(DIGITS, {1: [1]}).train_stream
+    strategy.train(stream[0])
+    before = {n: p.detach().clone() for n, p in strategy.model.named_parameters()}
+    strategy.train(stream[1])
+    after = dict(strategy.model.named_parameters())
+    assert set(after) == set(before)
+    assert all(torch.equal(after[n], before[n]) for n in before)
+    ewc, lwf, replay = (find_plugin(strategy, kind) for kind in (EWCPlugin, LwFPlugin, ReplayPlugin))
+    if ewc is not None:
+        for store in (ewc.saved_params, ewc.importances):
+            assert 1 not in store
+            assert not [n for kept in store.values() for n in kept if "heads.1." in n or "classifiers.1." in n]
+    if lwf is not None:
+        assert 1 not in lwf.lwf.prev_classes_by_task
+        assert all(torch.equal(p, before[n]) for n, p in lwf.lwf.prev_model.named_parameters())
+        assert set(lwf.lwf.prev_model.state_dict()) == set(strategy.model.state_dict())
+    if replay is not None:
+        assert set(replay.storage_policy.buffer.targets_task_labels) == {0}
+    for experience in stream[2:4]:
+        strategy.train(experience)
+    assert unlearning_plugin(strategy).ledger.remaining == (0, 2, 3)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_everything_can_be_unlearned_and_training_goes_on(method):
+    make, options = METHODS[method]
+    strategy = stock(make, epochs=1, **options)
+    initial = {n: p.detach().clone() for n, p in strategy.model.named_parameters()}
+    for experience in DIGITS.train_stream[:3]:
+        strategy.train(experience)
+    record = unlearning_plugin(strategy).unlearn(strategy, [1, 0, 2])
+    assert all(torch.equal(p, initial[n]) for n, p in strategy.model.named_parameters())
+    assert list(strategy.model.state_dict()) == list(initial)
+    assert record.claim == "approximate"
+    for task in (3, 0):  # and learn one of them again
+        strategy.train(DIGITS.train_stream[task])
+    assert unlearning_plugin(strategy).ledger.remaining == (3, 0)
+    unlearning_plugin(strategy).unlearn(strategy, [3])
+    strategy.train(DIGITS.train_stream[4])
+
+
+def test_anchors_lose_the_update_and_earlier_ones_do_not():
+    strategy = stock(EWC, epochs=1, ewc_lambda=1.0)
+    states = [{n: p.detach().clone() for n, p in strategy.model.named_parameters()}]
+    for experience in DIGITS.train_stream[:4]:
+        strategy.train(experience)
+        states.append({n: p.detach().clone() for n, p in strategy.model.named_parameters()})
+    ewc = find_plugin(strategy, EWCPlugin)
+    importances = {c: {n: v.data.clone() for n, v in of.items()} for c, of in ewc.importances.items()}
+    unlearning_plugin(strategy).unlearn(strategy, [1])
+    assert sorted(ewc.saved_params) == sorted(ewc.importances) == [0, 2, 3]
+    for counter in (0, 2, 3):
+        names = [n for n in states[counter + 1] if not n.startswith("heads.1.")]
+        assert sorted(ewc.saved_params[counter]) == sorted(names)
+        for name in names:
+            update = 0.0
+            if counter > 1 and name in states[1]:
+                update = states[2][name].double() - states[1][name].double()
+            expected = (states[counter + 1][name].double() - update).float()
+            assert torch.equal(ewc.saved_params[counter][name].data, expected), (counter, name)
+            assert torch.equal(ewc.importances[counter][name].data, importances[counter][name])
+    # the last anchor was the model itself: it still is, up to a rounding
+    for name, parameter in strategy.model.named_parameters():
+        torch.testing.assert_close(ewc.saved_params[3][name].data, parameter.detach(), rtol=0, atol=1e-6)
+
+
+def test_the_teacher_is_the_student_without_the_task():
+    strategy = stock(LwF, epochs=1, alpha=1.0, temperature=2.0)
+    for experience in DIGITS.train_stream[:3]:
+        strategy.train(experience)
+    unlearning_plugin(strategy).unlearn(strategy, [1])
+    lwf = find_plugin(strategy, LwFPlugin).lwf
+    assert bits(lwf.prev_model) == bits(strategy.model)
+    assert set(lwf.prev_classes_by_task) == {0, 2}
+    assert lwf.prev_model is not strategy.model
+
+
+POLICIES = {
+    "experiences": lambda: None,
+    "classes": lambda: ClassBalancedBuffer(60),
+    "parametric by task": lambda: ParametricBuffer(60, groupby="task"),
+    "parametric by class": lambda: ParametricBuffer(60, groupby="class"),
+    "parametric": lambda: ParametricBuffer(60),
+    "reservoir": lambda: ReservoirSamplingBuffer(60),
+}
+
+
+class Batches(SupervisedPlugin):
+    def __init__(self):
+        super().__init__()
+        self.tasks = []
+
+    def before_forward(self, strategy, **kwargs):
+        self.tasks.append(sorted(set(strategy.mb_task_id.tolist())))
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_buffer_and_every_later_batch_hold_no_forgotten_sample(policy):
+    batches = Batches()
+    replay = ReplayPlugin(mem_size=60, storage_policy=POLICIES[policy]())
+    strategy = stock(plugins=[batches, replay], epochs=2)
+    storage = replay.storage_policy
+    stream = with_unlearning(
+        DIGITS, [UnlearningRequest((0,), 2, "iteration", 1), UnlearningRequest((3,), 3)]
+    ).train_stream
+    for experience in stream[:2]:
+        strategy.train(experience)
+    old = {tuple(map(float, x.flatten())): (y, t) for x, y, t in storage.buffer}
+    batches.tasks = []
+    strategy.train(stream[2])
+    assert 0 in batches.tasks[0]  # it was there before the request
+    assert [tasks for tasks in batches.tasks[1:] if 0 in tasks] == []
+    assert any(1 in tasks for tasks in batches.tasks[1:])
+    batches.tasks = []
+    for experience in stream[3:]:
+        strategy.train(experience)
+        assert not {0} & set(map(int, storage.buffer.targets_task_labels))
+    assert [tasks for tasks in batches.tasks if 0 in tasks] == []
+    assert set(map(int, storage.buffer.targets_task_labels)) == {1, 2, 4}
+    for x, y, t in storage.buffer:  # samples and labels still belong together
+        if int(t) == 1 and tuple(map(float, x.flatten())) in old:
+            assert old[tuple(map(float, x.flatten()))] == (y, t)
+    if policy == "reservoir":
+        assert len(storage._buffer_weights) == len(storage.buffer)
+
+
+def test_reservoir_weights_stay_with_their_samples():
+    replay = ReplayPlugin(mem_size=60, storage_policy=ReservoirSamplingBuffer(60))
+    strategy = stock(plugins=[replay], epochs=1)
+    for experience in DIGITS.train_stream[:3]:
+        strategy.train(experience)
+    storage = replay.storage_policy
+    pairs = [(x, w) for (x, _, t), w in zip(storage.buffer, storage._buffer_weights, strict=True) if int(t) != 1]
+    unlearning_plugin(strategy).unlearn(strategy, [1])
+    assert len(pairs) == len(storage.buffer) < 60
+    for (x, w), (y, *_), v in zip(pairs, storage.buffer, storage._buffer_weights, strict=True):
+        assert torch.equal(x, y)
+        assert w == v
+
+
+def test_the_control_enters_requests_and_changes_nothing_else():
+    def outcome(obey):
+        strategy = stock(EWC, epochs=2, ewc_lambda=1.0, unlearning=UnlearningPlugin(obey=obey))
+        schedule = [UnlearningRequest((0,), 2, "iteration", 1), UnlearningRequest((1,), 2)]
+        for experience in (with_unlearning(DIGITS, schedule) if obey is False else DIGITS).train_stream[:4]:
+            strategy.train(experience)
+        return strategy
+
+    control, never_asked = outcome(False), outcome(True)
+    assert bits(control.model) == bits(never_asked.model)
+    assert unlearning_plugin(control).ledger.remaining == (2, 3)
+    assert unlearning_plugin(control).ledger.unlearned == (0, 1)
+    assert trajectory(control).tasks == (0, 1, 2, 3)
+    assert [r.claim for r in unlearning_plugin(control).records] == ["approximate"] * 2
+    assert all(r.changes == () and not r.plan.entries for r in unlearning_plugin(control).records)
+
+
+@pytest.mark.parametrize("make", [nn.BatchNorm1d, nn.SyncBatchNorm])
+def test_shared_running_statistics_are_refused_before_training(make):
+    model = MultiHeadModel(nn.Sequential(nn.Flatten(), nn.Linear(64, 16), make(16), nn.ReLU()), 16)
+    strategy = stock(model=model)
+    before = bits(model)
+    with pytest.raises(ModelError, match=r"backbone\.2.*running statistics.*track_running_stats=False"):
+        strategy.train(DIGITS.train_stream[0])
+    assert bits(model) == before
+    model = MultiHeadModel(
+        nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.BatchNorm1d(16, track_running_stats=False), nn.ReLU()), 16
+    )
+    stock(model=model, epochs=1).train(DIGITS.train_stream[0])
+
+
+def test_optimizer_state_that_mixes_the_tasks_is_dropped():
+    strategy = stock(optimizer=lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9), epochs=1)
+    for experience in DIGITS.train_stream[:2]:
+        strategy.train(experience)
+    assert strategy.optimizer.state
+    unlearning_plugin(strategy).unlearn(strategy, [0])
+    assert not strategy.optimizer.state
+    heads = {n for n in strategy.optimized_param_id if n.startswith("heads")}
+    assert heads == {"heads.1.weight", "heads.1.bias"}
+    strategy.train(DIGITS.train_stream[2])
+    assert strategy.optimizer.state
+
+
+def test_a_head_that_lwf_trained_on_is_not_mixed_up_with_a_new_one_of_the_same_task():
+    """Learn 0, 1; forget 0; learn 0 again, 2; forget 1: head 0 must be the new one with 1's update on nothing of it."""
+    strategy = stock(LwF, epochs=1, alpha=1.0, temperature=2.0)
+    for task in (0, 1):
+        strategy.train(DIGITS.train_stream[task])
+    unlearning_plugin(strategy).unlearn(strategy, [0])
+    for task in (0, 2):
+        strategy.train(DIGITS.train_stream[task])
+    head = {n: p.detach().clone() for n, p in strategy.model.named_parameters() if n.startswith("heads.0.")}
+    unlearning_plugin(strategy).unlearn(strategy, [1])
+    assert all(torch.equal(dict(strategy.model.named_parameters())[n], v) for n, v in head.items())
+
+
+def test_a_plan_for_a_stock_strategy_changes_nothing():
+    strategy = stock(EWC, epochs=1, ewc_lambda=1.0)
+    for experience in DIGITS.train_stream[:2]:
+        strategy.train(experience)
+    ewc = find_plugin(strategy, EWCPlugin)
+    before = fingerprint(strategy, dict(ewc.saved_params), dict(ewc.importances))
+    plan = unlearning_plugin(strategy).plan(strategy, [0])
+    assert fingerprint(strategy, dict(ewc.saved_params), dict(ewc.importances)) == before
+    assert unlearning_plugin(strategy).unlearn(strategy, [0]).plan == plan
+
+
+@pytest.mark.parametrize("order", [lambda u, r: [u, r], lambda u, r: [r, u]], ids=["in front", "behind"])
+def test_the_place_in_the_plugin_list_does_not_matter(order):
+    torch.manual_seed(0)
+    model = MultiHeadModel(MLP(64, hidden=(32,), features=32))
+    strategy = Naive(
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        criterion=nn.CrossEntropyLoss(),
+        train_mb_size=40,
+        plugins=[SeedingPlugin(0), TrajectoryPlugin(), *order(UnlearningPlugin(), LwFPlugin())],
+        evaluator=quiet(),
+    )
+    for experience in with_unlearning(DIGITS, {1: [1]}).train_stream[:2]:
+        strategy.train(experience)
+    lwf = find_plugin(strategy, LwFPlugin).lwf
+    assert bits(lwf.prev_model) == bits(model)
+    assert set(lwf.prev_classes_by_task) == {0}

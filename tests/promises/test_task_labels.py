@@ -1,0 +1,101 @@
+"""A task's label may come from numpy or torch wherever one is taken; a bool or a float is never one."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from support.strategies import DIGITS, amnesiac
+from support.strategy_state import bits, unlearning_plugin
+
+from avalanche_amnesia.benchmarks import UnlearningRequest, task_benchmark, with_unlearning
+from avalanche_amnesia.evaluation import References
+from avalanche_amnesia.evaluation.references import ReferencesError
+from avalanche_amnesia.ledger import RequestError, TaskLedger
+from avalanche_amnesia.training.plugins import HATPlugin
+
+LABELS = [np.int64, np.uint8, torch.tensor]
+NO_LABELS = [True, np.bool_(True), 1.0, np.float64(1), torch.tensor(1.0), torch.tensor(True), torch.tensor([1])]
+
+
+def three_tasks(**options):
+    strategy = amnesiac(train_epochs=1, **options)
+    for experience in DIGITS.train_stream[:3]:
+        strategy.train(experience)
+    return strategy
+
+
+@pytest.mark.parametrize("label", LABELS)
+def test_requests_take_any_integer(label):
+    strategy, expected = three_tasks(), three_tasks()
+    assert strategy.plan_unlearning([label(1)]).tasks == (1,)
+    strategy.mark_permanent([label(0)])
+    assert unlearning_plugin(strategy).ledger.permanent == {0}
+    record, plain = strategy.unlearn([label(1)]), expected.unlearn([1])
+    assert json.loads(record.to_json())["plan"] == json.loads(plain.to_json())["plan"]
+    assert bits(strategy.model) == bits(expected.model)
+    x = DIGITS.test_stream[0].tensors[0]
+    strategy.model.eval()
+    assert torch.equal(strategy.model(x, label(0)), strategy.model(x, 0))
+
+
+@pytest.mark.parametrize("label", LABELS)
+def test_streams_take_any_integer(label):
+    n = label(4)
+    ours = with_unlearning(DIGITS, {label(1): [label(0)]}, permanent=[label(2)], deadline=n).train_stream
+    plain = with_unlearning(DIGITS, {1: [0]}, permanent=[2], deadline=4).train_stream
+    told = [[(e.requests, e.permanent, e.deadline) for e in stream] for stream in (ours, plain)]
+    assert told[0] == told[1]
+    assert repr(told[0]) == repr(told[1])  # by Python's own ints
+    request = UnlearningRequest((label(0),), label(2), "iteration", label(3))
+    assert repr(request) == repr(UnlearningRequest((0,), 2, "iteration", 3))
+
+
+def test_all_at_once_in_an_array():
+    strategy = three_tasks()
+    assert strategy.plan_unlearning(np.array([0, 2])).tasks == (0, 2)
+    assert strategy.plan_unlearning(torch.tensor([0, 2])).tasks == (0, 2)
+    x, y = DIGITS.train_stream[0].tensors
+    for classes in (np.array([[0, 1]]), torch.tensor([[0, 1]])):
+        assert task_benchmark((x, y), (x, y), classes).train_stream[0].original_classes == [0, 1]
+
+
+def test_a_lock_and_a_reference_take_any_integer():
+    assert HATPlugin(locked=[np.int64(1), torch.tensor(0)]).locked == {0, 1}
+
+    def make(**options):
+        return amnesiac(train_epochs=1, **options)
+
+    references = References(make, DIGITS)
+    assert references.reference([np.int64(1)]) is references.reference([1])
+
+
+def test_a_book_keeps_pythons_own_ints():
+    ledger = TaskLedger(deadline=np.int64(3))
+    ledger.learn(np.int64(0))
+    ledger.learn(torch.tensor(1))
+    ledger.forget(np.array([1]))
+    assert json.loads(json.dumps(ledger.state_dict())) == ledger.state_dict()
+    assert ledger.remaining == (0,)
+
+
+@pytest.mark.parametrize("label", NO_LABELS, ids=repr)
+def test_what_is_no_label_changes_nothing(label):
+    strategy = three_tasks()
+    before, ledger = bits(strategy.model), unlearning_plugin(strategy).ledger.state_dict()
+    for ask in (strategy.plan_unlearning, strategy.unlearn):
+        with pytest.raises(RequestError, match=r"is no task; tasks are ints, not .* such as \[0, 2\]"):
+            ask([label])
+    with pytest.raises(RequestError, match="does not remain; remaining are 0, 1, 2"):
+        strategy.mark_permanent([label])
+    with pytest.raises(RequestError, match="is no task"):
+        with_unlearning(DIGITS, {1: [label]})
+    with pytest.raises(RequestError, match="is unknown; the stream trains the tasks 0, 1"):
+        with_unlearning(DIGITS, permanent=[label])
+    with pytest.raises(RequestError, match="deadline"):
+        with_unlearning(DIGITS, deadline=label)
+    with pytest.raises(ValueError, match="locked must be task labels"):
+        HATPlugin(locked=[label])
+    with pytest.raises(ReferencesError, match="are no tasks; give a list of ints"):
+        References(lambda **options: amnesiac(train_epochs=1, **options), DIGITS).reference([label])
+    assert (bits(strategy.model), unlearning_plugin(strategy).ledger.state_dict()) == (before, ledger)

@@ -1,0 +1,411 @@
+"""Norms of a task: where they start, when they move, what they take their statistics over, and how they go."""
+
+import gc
+import math
+import weakref
+
+import pytest
+import torch
+from avalanche.logging import BaseLogger
+from avalanche.training.plugins import EvaluationPlugin, EWCPlugin, ReplayPlugin
+from avalanche.training.supervised import Naive
+from torch import nn
+
+from avalanche_amnesia.benchmarks import SplitDigits, with_unlearning
+from avalanche_amnesia.evaluation import References, jsd_metrics
+from avalanche_amnesia.models import MaskedModel
+from avalanche_amnesia.training import AmnesiacHAT
+from avalanche_amnesia.training.host import find_plugin
+from avalanche_amnesia.training.plugins import SeedingPlugin, TrajectoryPlugin, UnlearningPlugin
+from avalanche_amnesia.unit_graph.task_owned import TaskBatchNorm, TaskGroupNorm, TaskLayerNorm
+
+DIGITS = SplitDigits(n_train=200, n_test=60)
+
+
+class LayerNorm2d(nn.LayerNorm):
+    def forward(self, x):
+        return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
+class RMSNorm2d(nn.RMSNorm):
+    def forward(self, x):
+        return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
+NORMS = {
+    "batch": nn.BatchNorm2d,
+    "batch, plain average": lambda n: nn.BatchNorm2d(n, momentum=None),
+    "batch, no statistics": lambda n: nn.BatchNorm2d(n, track_running_stats=False),
+    "batch, not affine": lambda n: nn.BatchNorm2d(n, affine=False),
+    "sync batch": nn.SyncBatchNorm,
+    "instance": lambda n: nn.InstanceNorm2d(n, affine=True, track_running_stats=True),
+    "instance, plain": nn.InstanceNorm2d,
+    "group": lambda n: nn.GroupNorm(2, n),
+    "layer": LayerNorm2d,
+    "rms": RMSNorm2d,
+}
+WITH_STATISTICS = ["batch", "batch, plain average", "batch, not affine", "sync batch", "instance"]
+AFFINE = ["batch", "batch, plain average", "batch, no statistics", "sync batch", "instance", "group", "layer", "rms"]
+
+
+class Net(nn.Module):
+    def __init__(self, norm) -> None:
+        super().__init__()
+        self.conv1, self.norm1 = nn.Conv2d(1, 8, 3), norm(8)
+        self.conv2, self.norm2 = nn.Conv2d(8, 12, 3), norm(12)
+        self.last = nn.Linear(12 * 4, 16)
+        for module in (self.norm1, self.norm2):  # as if trained before: at 0 and 1 much would be invisible
+            for name, value in (*module.named_parameters(), *module.named_buffers()):
+                if value.dim():
+                    value.data.uniform_(0.5, 1.5) if "v" in name or "weight" in name else value.data.normal_(0, 0.3)
+
+    def forward(self, x):
+        x = torch.relu(self.norm1(self.conv1(x)))
+        x = nn.functional.max_pool2d(torch.relu(self.norm2(self.conv2(x))), 2)
+        return torch.relu(self.last(x.flatten(1)))
+
+
+def build(kind="batch", seed=0, **options):
+    torch.manual_seed(seed)
+    return MaskedModel(Net(NORMS[kind]), input_shape=(1, 8, 8), **options)
+
+
+def amnesiac(model, **options):
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3, weight_decay=5e-4)
+    return AmnesiacHAT(model=model, optimizer=optimizer, train_mb_size=32, train_epochs=2, seed=0, **options)
+
+
+def own(model, task):
+    return {name: value.clone() for name, value in model.task_parts(task).state_dict().items()}
+
+
+def same(a, b):
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def of_backbone(model):
+    return {
+        f"{name}.{kind}": value.clone()
+        for name in ("norm1", "norm2")
+        for kind, value in model.backbone.get_submodule(name).state_dict().items()
+    }
+
+
+def batch(n=16, task=0):
+    return DIGITS.test_stream[task].tensors[0][:n]
+
+
+# From a task's first step to its unlearning -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", NORMS)
+def test_every_task_starts_from_the_backbone_s_norms_and_moves_its_own_alone(kind):
+    model = build(kind)
+    initial, strategy, kept = of_backbone(model), amnesiac(build(kind)), {}
+    model = strategy.model
+    for task in range(3):
+        starts = {}
+
+        class Look:
+            def before_training_exp(self, strategy, starts=starts, task=task, **kwargs):
+                starts.update(own(strategy.model, task))
+
+        strategy.plugins.append(Look())
+        strategy.train(DIGITS.train_stream[task])
+        strategy.plugins.pop()
+        for name, value in starts.items():
+            if not name.endswith("num_batches_tracked"):
+                assert torch.equal(value, initial[name]), name
+        for earlier, values in kept.items():
+            assert same(own(model, earlier), values)
+        kept[task] = own(model, task)
+        if kind != "instance, plain" and kind != "batch, no statistics":
+            assert not same(kept[task], starts)
+    assert same(of_backbone(model), initial)
+
+
+@pytest.mark.parametrize("kind", [*AFFINE, "batch, not affine"])
+def test_outside_its_mask_a_task_s_norms_are_the_backbone_s_again(kind):
+    strategy = amnesiac(build(kind))
+    model, initial = strategy.model, of_backbone(strategy.model)
+    strategy.train(DIGITS.train_stream[0])
+    looked_at = moved = 0
+    for layer, norm in (("conv1", "norm1"), ("conv2", "norm2")):
+        mask = model.masks[0][layer]
+        for name, value in own(model, 0).items():
+            if name.startswith(norm) and value.dim():
+                assert torch.equal(value[~mask], initial[name][~mask])
+                looked_at += int((~mask).sum())
+                moved += int((value[mask] != initial[name][mask]).sum())
+    assert looked_at > 0
+    assert moved > 0
+
+
+class CountRuns:
+    """How often the norms of each task were run in training mode of the model, by task in training."""
+
+    def __init__(self) -> None:
+        self.runs = {}
+
+    def before_training_exp(self, strategy, **kwargs):
+        self.task, self.handles = int(strategy.experience.task_label), []
+        for name, modules in strategy.model.own.items():
+            hook = self._count(int(name))
+            self.handles += [module.register_forward_hook(hook) for module in modules.values()]
+
+    def _count(self, of):
+        def hook(*_):
+            self.runs[self.task, of] = self.runs.get((self.task, of), 0) + 1
+
+        return hook
+
+    def after_training_exp(self, strategy, **kwargs):
+        for handle in self.handles:
+            handle.remove()
+
+
+@pytest.mark.parametrize("kind", ["batch", "instance", "layer"])
+def test_replayed_samples_of_a_finished_task_do_not_move_its_norms(kind):
+    count = CountRuns()
+    strategy = amnesiac(build(kind), plugins=[ReplayPlugin(mem_size=60)])
+    strategy.plugins.insert(0, count)
+    kept = {}
+    for task in range(3):
+        strategy.train(DIGITS.train_stream[task])
+        for earlier, values in kept.items():
+            assert count.runs[task, earlier] > 0, "nothing was replayed: the test proves nothing"
+            assert same(own(strategy.model, earlier), values)
+        kept[task] = own(strategy.model, task)
+
+
+STOCK = {
+    "naive": list,
+    "replay": lambda: [ReplayPlugin(mem_size=60)],
+    "ewc": lambda: [EWCPlugin(ewc_lambda=1.0)],
+}
+
+
+def stock(kind, plugins, masked_norm="task"):
+    model = build(kind, norm=masked_norm)
+    return Naive(
+        model=model,
+        optimizer=torch.optim.Adam(model.parameters(), lr=3e-3),
+        train_mb_size=32,
+        train_epochs=2,
+        plugins=[SeedingPlugin(0), *plugins, TrajectoryPlugin(), UnlearningPlugin()],
+    )
+
+
+@pytest.mark.parametrize("plugins", STOCK)
+@pytest.mark.parametrize("kind", ["batch", "instance", "layer"])
+def test_stock_strategies_learn_and_unlearn_with_a_norm_per_task(kind, plugins):
+    strategy = stock(kind, STOCK[plugins]())
+    model = strategy.model
+    initial = {name: p.detach().clone() for name, p in model.backbone.named_parameters()}
+    statistics, everything = {}, {}
+    for task in range(3):
+        strategy.train(DIGITS.train_stream[task])
+        for earlier, values in statistics.items():
+            assert same({n: v.clone() for n, v in model.task_parts(earlier).named_buffers()}, values)
+        statistics[task] = {name: value.clone() for name, value in model.task_parts(task).named_buffers()}
+        if task == 1:
+            everything = {n: v.clone() for n, v in model.state_dict().items()}
+    unlearning = find_plugin(strategy, UnlearningPlugin)
+    unlearning.unlearn(strategy, [2])
+    assert same(dict(model.state_dict()), everything)
+    unlearning.unlearn(strategy, [0, 1])
+    assert len(model.own) == 0
+    assert all(torch.equal(p, initial[name]) for name, p in model.backbone.named_parameters())
+
+
+class StopAfter:
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+
+    def after_training_iteration(self, strategy, **kwargs):
+        self.steps -= 1
+        if self.steps == 0:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("make", [lambda: stock("batch", []), lambda: amnesiac(build("batch"))], ids=["stock", "ours"])
+def test_an_interrupted_training_leaves_nothing_in_the_norms(make):
+    straight, interrupted = make(), make()
+    for strategy in (straight, interrupted):
+        strategy.train(DIGITS.train_stream[0])
+    interrupted.plugins.append(StopAfter(3))
+    with pytest.raises(KeyboardInterrupt):
+        interrupted.train(DIGITS.train_stream[1])
+    interrupted.plugins.pop()
+    for strategy in (straight, interrupted):
+        strategy.train(DIGITS.train_stream[1], reset_optimizer_state=True)
+    assert same(dict(straight.model.state_dict()), dict(interrupted.model.state_dict()))
+
+
+def test_a_forgotten_task_s_norms_are_gone_from_everywhere():
+    strategy = amnesiac(build())
+    model = strategy.model
+    for task in range(3):
+        strategy.train(DIGITS.train_stream[task])
+    gone = [weakref.ref(module) for module in model.own["1"].modules()]
+    gone += [weakref.ref(parameter) for parameter in model.own["1"].parameters()]
+    record = strategy.unlearn([1])
+    assert "own.1.norm1.running_mean" in record.plan.removed
+    assert "own.1.norm1.weight" in record.plan.removed
+    assert [name for name in model.state_dict() if "own.1." in name] == []
+    assert [name for name in strategy.optimized_param_id if "own.1." in name] == []
+    known = {id(p) for p in model.parameters()}
+    assert all(id(p) in known for group in strategy.optimizer.param_groups for p in group["params"])
+    logs = find_plugin(strategy, TrajectoryPlugin).trajectory.logs
+    assert [name for log in logs.values() for name in log if "own." in name] == []
+    gc.collect()
+    assert [ref() for ref in gone if ref() is not None] == []
+    before = own(model, 2)
+    strategy.train(DIGITS.train_stream[1])  # learned again: from the backbone's values
+    assert same(own(model, 2), before)
+
+
+# Statistics -------------------------------------------------------------------------------------------------------
+
+
+def naive_layer(x, mask, weight, bias, eps, centred):
+    """Row by row, over the open entries alone."""
+    result = torch.zeros_like(x)
+    for row in range(len(x)):
+        values = [float(x[row, i]) for i in range(x.shape[1]) if mask[i]]
+        mean = sum(values) / len(values) if centred else 0.0
+        variance = sum((v - mean) ** 2 for v in values) / len(values)
+        for i in range(x.shape[1]):
+            if mask[i]:
+                result[row, i] = (float(x[row, i]) - mean) / math.sqrt(variance + eps) * float(weight[i]) + float(
+                    0.0 if bias is None else bias[i]
+                )
+    return result
+
+
+@pytest.mark.parametrize("centred", [True, False], ids=["layer", "rms"])
+def test_layer_statistics_are_those_of_the_open_units(centred):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(5, 9, generator=generator, dtype=torch.float64) * 3 + 2
+    weight = torch.rand(9, generator=generator, dtype=torch.float64) + 0.5
+    bias = torch.randn(9, generator=generator, dtype=torch.float64) if centred else None
+    norm = TaskLayerNorm(weight, bias, 1e-5, shape=(9,), centred=centred)
+    for mask in (torch.tensor([1, 0, 1, 1, 0, 0, 1, 0, 1]), torch.ones(9), torch.eye(9)[4]):
+        mask = mask.double()
+        expected = naive_layer(x * mask, mask, weight, bias, 1e-5, centred)
+        assert torch.allclose(norm(x * mask, mask), expected, atol=1e-12)
+    assert torch.allclose(norm(x, None), naive_layer(x, torch.ones(9), weight, bias, 1e-5, centred), atol=1e-12)
+
+
+def test_group_statistics_are_those_of_the_open_channels():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(3, 6, 2, 2, generator=generator, dtype=torch.float64) * 3 + 2
+    weight, bias = torch.rand(2, 6, generator=generator, dtype=torch.float64)
+    norm = TaskGroupNorm(weight, bias, 1e-5, groups=2)
+    for mask in (torch.tensor([1, 0, 1, 0, 0, 1]), torch.ones(6), torch.tensor([1, 1, 1, 0, 0, 0])):
+        mask = mask.double()
+        inside = x * mask[:, None, None]
+        expected = torch.zeros_like(x)
+        for group in (slice(0, 3), slice(3, 6)):
+            flat = inside[:, group].flatten(1)
+            repeated = [values[group].repeat_interleave(4) for values in (mask, weight, bias)]
+            if repeated[0].any():
+                expected[:, group] = naive_layer(flat, *repeated, 1e-5, True).reshape(3, 3, 2, 2)
+        assert torch.allclose(norm(inside, mask), expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("momentum", [0.1, 0.37, None])
+def test_batch_norm_equals_torch_s(momentum, dtype):
+    torch.manual_seed(0)
+    theirs = nn.BatchNorm2d(4, momentum=momentum, dtype=dtype)
+    statistics = (theirs.running_mean, theirs.running_var)
+    ours = TaskBatchNorm(theirs.weight, theirs.bias, theirs.eps, statistics=statistics, momentum=momentum)
+    for _ in range(3):
+        x = torch.randn(6, 4, 3, 3, dtype=dtype) * 2 + 1
+        assert torch.equal(ours(x, None), theirs(x))
+        assert same(dict(ours.named_buffers()), dict(theirs.named_buffers()))
+    ours.eval(), theirs.eval()
+    assert torch.equal(ours(x, None), theirs(x))
+    half = torch.tensor([1.0, 0.0, 1.0, 0.0])
+    assert torch.allclose(ours(x, half), theirs(x) * half[:, None, None].to(dtype), atol=1e-6)
+
+
+def test_sync_batch_norm_is_batch_norm_in_one_process():
+    plain, sync = build("batch"), build("sync batch")
+    sync.load_state_dict(plain.state_dict())
+    x, mask = batch(), (torch.arange(plain.n_units) % 3 > 0).float()
+    for mode in (True, False):
+        a, b = (model.train(mode).masked_features(x, mask) for model in (plain, sync))
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("kind", NORMS)
+@pytest.mark.parametrize("training", [True, False])
+@torch.no_grad()
+def test_what_a_mask_closes_reaches_no_feature(kind, training):
+    model = build(kind).train(training)
+    generator = torch.Generator().manual_seed(1)
+    mask = (torch.rand(model.n_units, generator=generator) > 0.4).float()
+    parts = model.fresh_parts().train(training)
+    start = {name: value.clone() for name, value in parts.state_dict().items()}
+    expected = model.masked_features(batch(), mask, parts)
+    assert expected.abs().sum() > 0
+    parts.load_state_dict(start)
+    for name, use in model.graph.parameter_use(model.by_layer(mask)).items():
+        parameter = model.backbone.get_parameter(name)
+        parameter[(use == 0).expand_as(parameter)] += 37
+    for norm, layer in (("norm1", "conv1"), ("norm2", "conv2")):
+        for value in parts[norm].state_dict().values():
+            if value.dim():
+                value[model.by_layer(mask)[layer] == 0] += 37
+    assert torch.equal(model.masked_features(batch(), mask, parts), expected)
+
+
+@pytest.mark.parametrize("kind", ["batch", "batch, not affine", "instance"])
+def test_norm_batch_has_nothing_of_its_own_and_reads_no_running_statistics(kind):
+    strategy = amnesiac(build(kind, norm="batch"))
+    model = strategy.model
+    for task in range(2):
+        strategy.train(DIGITS.train_stream[task])
+    assert [name for name in model.state_dict() if name.startswith("own.")] == []
+    model.eval()
+    with torch.no_grad():
+        expected, fewer = model(batch(16), 0), model(batch(8), 0)
+        model.backbone.norm1.running_mean += 5
+        model.backbone.norm2.running_var *= 3
+        assert torch.equal(model(batch(16), 0), expected)
+        alike = torch.allclose(fewer, expected[:8], atol=1e-4)
+        assert alike == (kind == "instance")  # the statistics of the batch at hand, or of the one sample
+    strategy.unlearn([0, 1])
+    assert model.tasks == ()
+
+
+# Evaluation -------------------------------------------------------------------------------------------------------
+
+
+def test_references_and_probes_carry_the_task_s_own_norms():
+    benchmark = with_unlearning(DIGITS, {2: [2], 3: [0], 4: [4]})
+
+    def make(**options):
+        return amnesiac(build(), **options)
+
+    references = References(make, benchmark)
+    metrics = jsd_metrics(references)
+    strategy = make(evaluator=EvaluationPlugin(*metrics, loggers=[BaseLogger()]))
+    exact, seen = 0, set()
+    for experience in benchmark.train_stream:
+        strategy.train(experience)
+        results = strategy.eval(benchmark.test_stream)
+        seen |= {name.split("/")[0] for name in results if name.startswith("JSD")}
+        assert all(math.isfinite(value) for name, value in results.items() if name.startswith("JSD"))
+        records = find_plugin(strategy, UnlearningPlugin).records
+        if records and records[-1].claim == "exact":
+            exact += 1
+            reference = references.reference(records[-1].remaining)
+            assert same(dict(strategy.model.state_dict()), dict(reference.state_dict()))
+    assert exact == 1  # task 2 after itself; what was learned beside task 0 is tainted
+    assert seen == {"JSD_own", "JSD_remaining", "JSD_own_floor_order", "JSD_remaining_floor_order"}
+    probe = metrics[0].probes[4]
+    assert "norm1" in dict(probe.parts.named_children())
+    assert not any(module.training for module in probe.parts.modules())

@@ -1,0 +1,73 @@
+"""Traces of a forgotten task, and a check whether tensors hold one: a slow twin of the audit."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.optim import AdamW, Optimizer
+
+from avalanche_amnesia.models.weight_masks.mask_storage import pack_bits
+
+
+@dataclass
+class TaskResidue:
+    """Mask, head, embedding and written values of a task, which must be nowhere once it is forgotten."""
+
+    mask: Tensor | None
+    values: list[np.ndarray]
+
+    def found_in(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether a tensor is the mask, or holds more than chance's share of the values."""
+        if self.mask is not None:
+            packed = pack_bits(self.mask)
+            for tensor in tensors:
+                if tensor.shape == self.mask.shape and any(torch.equal(tensor > at, self.mask) for at in (0.0, 0.5)):
+                    return True
+                if tensor.dtype == packed.dtype and tensor.shape == packed.shape and torch.equal(tensor, packed):
+                    return True
+        held = np.unique(np.concatenate([integers(tensor) for tensor in tensors if tensor.dtype == torch.float32]))
+        return any(len(own) > 4 and np.isin(own, held).mean() > 0.25 for own in self.values)
+
+
+def tensors_within(root: object, skip: tuple[type, ...] = ()) -> list[Tensor]:
+    """Every tensor that can be reached from an object through attributes and containers."""
+    found: list[Tensor] = []
+    seen: set[int] = set()
+    queue: list[Any] = [root]
+    while queue:
+        thing = queue.pop()
+        if id(thing) in seen or isinstance(thing, (str, bytes, int, float, type, *skip)):
+            continue
+        seen.add(id(thing))
+        if isinstance(thing, Tensor):
+            found += [thing.detach()] + ([thing.grad] if thing.grad is not None else [])
+        elif isinstance(thing, dict):
+            queue += [*thing.keys(), *thing.values()]
+        elif isinstance(thing, (list, tuple, set, frozenset)):
+            queue += list(thing)
+        elif hasattr(thing, "__dict__"):
+            queue += list(vars(thing).values())
+        if hasattr(thing, "func") and hasattr(thing, "args"):
+            queue += [thing.func, *thing.args]
+    return found
+
+
+def integers(tensor: Tensor) -> np.ndarray:
+    """The bits of a float32 tensor's distinct values."""
+    return np.unique(tensor.detach().reshape(-1).contiguous().view(torch.int32).numpy())
+
+
+def decay_alone(initial: Mapping[str, Tensor], optimizer: Optimizer, steps: int) -> np.ndarray:
+    """Bits of all values to which a decoupled decay takes weights without a gradient (of pixels that are always dark).
+
+    It takes them there in so many steps, in whatever task is trained, so that they tell nothing of any of them.
+    """
+    (group,) = optimizer.param_groups
+    factor = 1 - group["lr"] * group.get("weight_decay", 0)
+    values, found = [value.clone() for value in initial.values()], [np.empty(0, dtype=np.int32)]
+    for _ in range(steps if isinstance(optimizer, AdamW) else 0):
+        found += [integers(value.mul_(factor)) for value in values]
+    return np.unique(np.concatenate(found))

@@ -1,0 +1,320 @@
+"""Trainings, requests and failures of one strategy, event by event, with all that must be true after each of them."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from avalanche.core import SupervisedPlugin
+from avalanche.training.plugins import EWCPlugin
+from torch import Tensor
+
+from avalanche_amnesia.benchmarks import SplitDigits, UnlearningRequest, with_unlearning
+from avalanche_amnesia.bits import same_bits, tensor_hash
+from avalanche_amnesia.ledger import RequestError
+from avalanche_amnesia.models import TaskMaskedModel
+from avalanche_amnesia.training.host import find_plugin
+from avalanche_amnesia.training.plugins import BackupPlugin, CounterfactualPlugin, RepairPlugin, TrajectoryPlugin
+from avalanche_amnesia.trajectory.sparse import SparseValues
+from avalanche_amnesia.unlearning import own_parameters
+from avalanche_amnesia.unlearning.purging import PurgeContext, register_purger
+from support.fault_injection import FailsAtEvent, InjectedError, injected
+from support.interruptions import give_up
+from support.ledger_oracle import LedgerOracle
+from support.residue_oracle import TaskResidue, decay_alone, integers, tensors_within
+from support.scenario_strategies import NETS, MarkedUpdates, StrategyKind
+from support.strategy_state import bits, fingerprint, trajectory, unlearning_plugin
+
+TASKS = 5
+BATCHES = 3  # of 10 samples, in one epoch
+STREAM = with_unlearning(SplitDigits(n_train=150, n_test=50), ()).train_stream
+IMAGES = [experience.tensors[0][:8] for experience in SplitDigits(n_train=150, n_test=50).test_stream]
+
+
+class Scenario(SupervisedPlugin):
+    """A strategy, an oracle of its ledger, and the checks; as a plugin of the strategy it sees every unlearning."""
+
+    def __init__(
+        self, kind: StrategyKind, folder: Path, *, marked: bool, net: str, optimizer: str, deadline: int | None
+    ) -> None:
+        super().__init__()
+        options = dict(kind.options)
+        self.files = folder / options["path"] if "path" in options else None
+        if self.files is not None:
+            options["path"] = self.files
+        self.kind, self.marked, self.fails, self.oracle = kind, marked, FailsAtEvent(), LedgerOracle(deadline)
+        self.strategy = kind.make(
+            MarkedUpdates(marked, **options),
+            net=NETS[net],
+            optimizer=optimizer,
+            plugins=[self, self.fails],
+            deadline=deadline,
+        )
+        heads = find_plugin(self.strategy, CounterfactualPlugin)
+        if heads is not None:
+            heads.max_sets = 3
+        with torch.no_grad():
+            for parameter in self.model.parameters():
+                parameter.copy_((parameter * 8).round() / 8 if marked else parameter)
+        self.initial = self.values()
+        self.decayed = decay_alone(self.initial, self.strategy.optimizer, BATCHES * TASKS)
+        self.updates: dict[int, dict[str, Tensor]] = {}
+        self.logits: dict[int, str] = {}
+        self.residue: dict[int, TaskResidue] = {}
+        self.state_before: Any = None
+        self.staged: dict[int, TaskResidue] = {}
+
+    # State ----------------------------------------------------------------------------------------------------
+
+    @property
+    def model(self) -> Any:
+        return self.strategy.model
+
+    def parameter_values(self) -> dict[str, Tensor]:
+        """Every parameter."""
+        return {name: parameter.detach().clone() for name, parameter in self.model.named_parameters()}
+
+    def values(self) -> dict[str, Tensor]:
+        """What all tasks share, in the last state between tasks."""
+        snapshot = find_plugin(self.strategy, TrajectoryPlugin).snapshot
+        values = self.parameter_values() if snapshot is None else snapshot.values
+        return {name: values[name].clone() for name in self.parameter_values() if name.startswith("backbone.")}
+
+    def expected(self) -> dict[str, Tensor]:
+        """Initial values and the remaining tasks' updates: of a forgotten one the coefficient is 0."""
+        result = {name: value.double() for name, value in self.initial.items()}
+        for task in self.oracle.order:
+            for name, update in self.updates[task].items():
+                result[name] = result[name] + update
+        return result
+
+    def owned(self) -> dict[str, Tensor]:
+        """Parameter → entries that some remaining task's mask covers."""
+        result = {name: torch.zeros_like(value, dtype=torch.bool) for name, value in self.initial.items()}
+        for masks in self.model.masks.values():
+            for name, use in self.model.graph.parameter_use(masks).items():
+                result[f"backbone.{name}"] |= (use > 0).expand_as(result[f"backbone.{name}"])
+        return result
+
+    def comparable_state(self) -> Any:
+        """Everything that must stay where nothing may happen."""
+        index = None if self.files is None else self.files / "index.json"
+        ewc, heads = find_plugin(self.strategy, EWCPlugin), find_plugin(self.strategy, CounterfactualPlugin)
+        shadows, repair = (find_plugin(self.strategy, kind) for kind in (BackupPlugin, RepairPlugin))
+        stores = [
+            shadows and {task: {other: vars(b) for other, b in of.items()} for task, of in shadows.kept.items()},
+            repair and {task: vars(samples) for task, samples in repair.memory.samples.items()},
+            ewc and [dict(ewc.saved_params), dict(ewc.importances)],
+            heads and [dict(heads.sources), {t: {w: vars(h) for w, h in of.items()} for t, of in heads.heads.items()}],
+            index and index.exists() and index.read_bytes(),
+        ]
+        return [part for part in fingerprint(self.strategy, stores) if part[0] != "current"]
+
+    @torch.no_grad()
+    def answers(self) -> dict[int, str]:
+        """Hash of the logits of every remaining task."""
+        was = self.model.training
+        self.model.eval()
+        result = {task: tensor_hash(self.model(IMAGES[task], task)) for task in self.oracle.order}
+        self.model.train(was)
+        return result
+
+    # Events ---------------------------------------------------------------------------------------------------
+
+    def train(self, task: int, request: UnlearningRequest | None, step: Any, failure: tuple[str, int] | None) -> None:
+        """Train a task, with a request of the stream and something that goes wrong, maybe."""
+        experience, before, self.state_before = STREAM[task], self.comparable_state(), None
+        legal = task not in self.oracle.order and (request is None or self._allows(task, request))
+        experience.requests = () if request is None else (request,)
+        self.fails.event, self.fails.times = failure or ("", 0)
+        try:
+            with injected(step):
+                self.strategy.train(experience)
+            assert legal
+        except InjectedError:
+            if self.state_before is not None and not unlearning_plugin(self.strategy).records[self.oracle.n_requests :]:
+                assert self.comparable_state() == self.state_before
+        except ValueError:
+            assert not legal
+            assert self.comparable_state() == before
+            return
+        finally:
+            self.fails.event, experience.requests = "", ()
+        obeyed = self._enter_requests()
+        if unlearning_plugin(self.strategy).current_task is not None:
+            with pytest.raises(RequestError, match="interrupted"):
+                unlearning_plugin(self.strategy).unlearn(self.strategy, [task])
+            give_up(self.strategy)
+            self.logits = self.answers() if obeyed else self.logits
+        self._enter_tasks()
+        self.check()
+
+    def _allows(self, task: int, request: UnlearningRequest) -> bool:
+        oracle = deepcopy(self.oracle)
+        if request.when == "after":
+            oracle.learn(task)
+        return oracle.allows(request.tasks)
+
+    def request(self, tasks: Sequence[int], step: Any, failure: tuple[str, int] | None) -> None:
+        """Plan and unlearn."""
+        plugin, before, self.state_before = unlearning_plugin(self.strategy), self.comparable_state(), None
+        if not self.oracle.allows(tasks):
+            for ask in (plugin.plan, plugin.unlearn):
+                with pytest.raises(RequestError):
+                    ask(self.strategy, tasks)
+                assert self.comparable_state() == before
+            return
+        plan = plugin.plan(self.strategy, tasks)
+        assert self.comparable_state() == before
+        self.fails.event, self.fails.times = failure or ("", 0)
+        try:
+            with injected(step):
+                assert plugin.unlearn(self.strategy, tasks).plan == plan
+        except InjectedError:
+            assert self.comparable_state() == before
+            assert plugin.plan(self.strategy, tasks) == plan
+        finally:
+            self.fails.event = ""
+        self._enter_requests()
+        self.check()
+
+    def mark_permanent(self, tasks: Sequence[int]) -> None:
+        """Declare tasks permanent."""
+        if set(tasks) <= set(self.oracle.order):
+            self.oracle.declared |= set(tasks)
+            unlearning_plugin(self.strategy).mark_permanent(tasks)
+        else:
+            before = self.comparable_state()
+            with pytest.raises(RequestError):
+                unlearning_plugin(self.strategy).mark_permanent(tasks)
+            assert self.comparable_state() == before
+        self.check()
+
+    def evaluate(self) -> None:
+        """Evaluate, which changes nothing."""
+        before = self.comparable_state()
+        self.strategy.eval([STREAM[task] for task in self.oracle.order])
+        assert self.comparable_state() == before
+        self.check()
+
+    # Around an unlearning -------------------------------------------------------------------------------------
+
+    def before_unlearning(self, strategy: Any, **kwargs: Any) -> None:
+        """Note everything, in front of the first change."""
+        self._enter_tasks()
+        self.state_before = self.comparable_state()
+        self.had = self.parameter_values(), self.values(), self.answers(), bits(self.model)
+        self.residue_of = {task: self._residue(task) for task in unlearning_plugin(strategy).current.tasks}
+
+    def after_unlearning(self, strategy: Any, **kwargs: Any) -> None:
+        """Compare what was done with plan and record; it can still be taken back."""
+        live, values, answers, hashes = self.had
+        plan, record = unlearning_plugin(strategy).current, unlearning_plugin(strategy).records[-1]
+        gone, now, state = plan.tasks, self.parameter_values(), bits(self.model)
+        assert record.plan == plan
+        assert record.remaining == tuple(task for task in self.oracle.order if task not in gone)
+        moved = {name: int((~same_bits(value, live[name])).sum()) for name, value in now.items()}
+        refitted = frozenset().union(*(own_parameters(self.model, task) for task in plan.compensated))
+        if not self.kind.revises:
+            assert dict(plan.entries) == {
+                name: count for name, count in moved.items() if count and name not in refitted
+            }
+        changed = {name for name in hashes.keys() | state.keys() if hashes.get(name) != state.get(name)}
+        assert [(c.name, c.before, c.after) for c in record.changes] == [
+            (name, hashes.get(name), state.get(name)) for name in sorted(changed)
+        ]
+        assert set(hashes) - set(state) == set(plan.removed)
+        with self._without(gone):
+            after = self.answers()
+            for task in self.oracle.order:
+                if self._untouched(task, gone, record):
+                    assert after[task] == answers[task], (task, gone)
+        if self.kind.keeps_shared:
+            owned = self.owned()
+            for name, value in self.values().items():
+                assert torch.equal(value[owned[name]], values[name][owned[name]]), name
+        for task in gone:
+            own = self.residue_of.pop(task)
+            left = [live[name][~same_bits(value, live[name])] for name, value in now.items()]
+            own.values += [] if self.marked else [np.setdiff1d(integers(torch.cat(left)), self.decayed)]
+            self.staged[task] = own
+
+    def _untouched(self, task: int, gone: Sequence[int], record: Any) -> bool:
+        later = all(self.oracle.since[other] > self.oracle.since[task] for other in gone)
+        return task not in record.affected or self.kind.keeps_shared or (self.kind.protects and later)
+
+    @contextmanager
+    def _without(self, gone: Sequence[int]) -> Iterator[None]:
+        order, self.oracle.order = self.oracle.order, [task for task in self.oracle.order if task not in gone]
+        yield
+        self.oracle.order = order
+
+    def _residue(self, task: int) -> TaskResidue:
+        own = [parameter for module in self.model.task_modules(task) for parameter in module.parameters()]
+        masked = isinstance(self.model, TaskMaskedModel)
+        if hasattr(self.model, "task_embedding"):
+            own.append(self.model.task_embedding(task))
+        return TaskResidue(self.model.binary_mask(task) if masked else None, [integers(parameter) for parameter in own])
+
+    def _enter_requests(self) -> bool:
+        """Enter what was unlearned for good, if anything was."""
+        records = unlearning_plugin(self.strategy).records[self.oracle.n_requests :]
+        for record in records:
+            self.oracle.forget(record.tasks)
+            self.residue |= {task: self.staged[task] for task in record.tasks}
+            self.updates = {task: update for task, update in self.updates.items() if task not in record.tasks}
+            self.logits = self.answers()
+        self.staged = {}
+        return bool(records)
+
+    def _enter_tasks(self) -> None:
+        """Enter a task whose training has come to its end."""
+        for task in unlearning_plugin(self.strategy).ledger.remaining:
+            if task in self.oracle.order:
+                continue
+            earlier = self.logits
+            self.oracle.learn(task)
+            self.residue.pop(task, None)  # it is there again, by right
+            self.logits = self.answers()
+            if self.kind.protects:
+                assert {t: a for t, a in self.logits.items() if t != task} == earlier
+            self.updates[task] = {}
+            base = self.expected()
+            self.updates[task] = {name: value.double() - base[name] for name, value in self.values().items()}
+
+    # Invariants -----------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """All that holds between two events."""
+        ledger, oracle = unlearning_plugin(self.strategy).ledger, self.oracle
+        assert ledger.remaining == tuple(oracle.order) == trajectory(self.strategy).tasks
+        assert (ledger.unlearned, ledger.unlearnable) == (tuple(oracle.unlearned), tuple(oracle.unlearnable))
+        assert (ledger.permanent, ledger.n_trained) == (oracle.permanent, oracle.n)
+        assert set(self.model.tasks) == set(oracle.order) == {int(t) for t in self.model.known_train_tasks_labels}
+        assert self.answers() == self.logits
+        values, expected = self.values(), self.expected()
+        if isinstance(self.model, TaskMaskedModel):
+            assert set(self.model.masks) == set(oracle.order)
+            for name, owned in self.owned().items():
+                assert bool(same_bits(values[name], self.initial[name])[~owned].all()), name
+        if not (self.kind.keeps_shared or self.kind.revises):
+            tolerance = self.kind.tolerance if self.marked else 1e-5
+            for name, value in values.items():
+                assert float((value.double() - expected[name]).abs().max()) <= tolerance, name
+        reachable = [self.strategy.optimizer, getattr(self.strategy, "optimized_param_id", None), self.model]
+        reachable += [p for p in self.strategy.plugins if p not in (self, self.fails, self.strategy.evaluator)]
+        tensors = tensors_within(reachable)
+        for log in trajectory(self.strategy).logs.values():
+            tensors += [entry.values for entry in log.values() if isinstance(entry, SparseValues)]
+        for task, residue in self.residue.items():
+            assert not residue.found_in(tensors), f"task {task} left a trace"
+
+
+@register_purger(Scenario)
+def _purge_scenario(plugin: Scenario, context: PurgeContext, undo: ExitStack) -> str:
+    """Purge nothing: to compare, a scenario keeps what it needs to know of every task."""
+    return "the scenario: left as it is"

@@ -1,0 +1,117 @@
+"""Strategies that random scenarios run on, and the promises of each."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from avalanche.training import EWC, Naive
+
+from avalanche_amnesia.bits import same_bits
+from avalanche_amnesia.models import MLP, MultiHeadModel, SubnetModel
+from avalanche_amnesia.training import WSN
+from avalanche_amnesia.training.plugins import RepairPlugin, TrajectoryPlugin, UnlearningPlugin
+from avalanche_amnesia.unlearning import own_parameters
+from support.strategies import OPTIMIZERS, ConvNet, amnesiac, stock
+
+NETS = {"mlp": lambda: MLP(64, hidden=(12,), features=10), "conv": ConvNet}
+
+
+class MarkedUpdates(TrajectoryPlugin):
+    """Puts a power of two, which no other training has, in the place of every update that a task's training made."""
+
+    def __init__(self, marked: bool, **options: Any) -> None:
+        super().__init__(**options)
+        self.marked, self.n = marked, 0
+
+    @torch.no_grad()
+    def after_training_exp(self, strategy: Any, **kwargs: Any) -> None:
+        assert self.snapshot is not None
+        own = own_parameters(strategy.model, self.snapshot.task)
+        for name, parameter in strategy.model.named_parameters():
+            if self.marked and name in self.snapshot.values and name not in own:
+                old = self.snapshot.values[name]
+                parameter.copy_(torch.where(same_bits(parameter.detach(), old), old, old + 2.0 ** -(4 + self.n)))
+        self.n += 1
+        super().after_training_exp(strategy, **kwargs)
+
+
+def amnesiac_hat(trajectory: TrajectoryPlugin, **options: Any) -> Any:
+    return amnesiac(trajectory=trajectory, train_mb_size=10, train_epochs=1, **options)
+
+
+def wsn(trajectory: TrajectoryPlugin, *, net: Any, optimizer: str, plugins: Any, deadline: int | None) -> Any:
+    torch.manual_seed(0)
+    model = SubnetModel(net(), sparsity=0.4, bias="masked")
+    return WSN(
+        model=model,
+        optimizer=OPTIMIZERS[optimizer](model.parameters()),
+        trajectory=trajectory,
+        plugins=plugins,
+        deadline=deadline,
+        score_lr=0.05,
+        train_mb_size=10,
+        train_epochs=1,
+    )
+
+
+def stock_strategy(make: Any, **rest: Any) -> Any:
+    def made(trajectory: TrajectoryPlugin, *, net: Any, optimizer: str, plugins: Any, deadline: int | None) -> Any:
+        torch.manual_seed(0)
+        return stock(
+            make,
+            model=MultiHeadModel(net()),
+            optimizer=OPTIMIZERS[optimizer],
+            unlearning=UnlearningPlugin(deadline=deadline),
+            recorder=trajectory,
+            plugins=plugins,
+            epochs=1,
+            train_mb_size=10,
+            **rest,
+        )
+
+    return made
+
+
+@dataclass(frozen=True)
+class StrategyKind:
+    """A strategy, and what it promises beyond what all do.
+
+    Attributes:
+        make: makes the strategy around a trajectory plugin.
+        options: of the trajectory plugin.
+        protects: whether later tasks, and their unlearning, leave earlier tasks' logits as they are.
+        revises: whether an unlearning puts something in the place of what it takes out: sums of updates hold no more.
+        keeps_shared: whether an entry that a remaining task reads stays as it is, whoever trained it.
+        tolerance: of the sums of updates; 0 where marked ones are exact.
+    """
+
+    make: Callable[..., Any]
+    options: dict[str, Any] = field(default_factory=dict)
+    protects: bool = False
+    keeps_shared: bool = False
+    revises: bool = False
+    tolerance: float = 0.0
+
+
+def hat(**options: Any) -> Callable[..., Any]:
+    return lambda recorder, **rest: amnesiac_hat(recorder, **options, **rest)
+
+
+def repaired(trajectory: TrajectoryPlugin, **options: Any) -> Any:
+    return amnesiac_hat(trajectory, repair=RepairPlugin("sequential", steps=3, samples_per_task=8), **options)
+
+
+KINDS = {
+    "hat": StrategyKind(hat(), protects=True),
+    "adahat": StrategyKind(hat(adjustment="adahat", alpha=1e-2)),
+    "pools": StrategyKind(hat(isolation="pools"), protects=True),
+    "exclusive": StrategyKind(hat(deletion="exclusive"), protects=True, keeps_shared=True),
+    "backup": StrategyKind(hat(compensation="backup"), protects=True, revises=True),
+    "repair": StrategyKind(repaired, protects=True, revises=True),
+    "int8": StrategyKind(hat(adjustment="constant"), {"dtype": torch.int8}, tolerance=1e-5),
+    "disk": StrategyKind(hat(adjustment="adahat", alpha=1e-2), {"path": "logs"}),
+    "wsn": StrategyKind(wsn, protects=True, keeps_shared=True),
+    "naive": StrategyKind(stock_strategy(Naive)),
+    "ewc": StrategyKind(stock_strategy(EWC, ewc_lambda=1.0)),
+}

@@ -1,0 +1,128 @@
+"""State of a strategy and its model in forms that compare, and what must hold of it after an unlearning."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from avalanche_amnesia.bits import tensor_hash
+from avalanche_amnesia.models import MaskedModel
+from avalanche_amnesia.training.host import find_plugin
+from avalanche_amnesia.training.plugins import TrajectoryPlugin, UnlearningPlugin
+from avalanche_amnesia.trajectory import Trajectory
+
+
+def unlearning_plugin(strategy: Any) -> UnlearningPlugin:
+    plugin = find_plugin(strategy, UnlearningPlugin)
+    assert plugin is not None
+    return plugin
+
+
+def trajectory(strategy: Any) -> Trajectory:
+    plugin = find_plugin(strategy, TrajectoryPlugin)
+    assert plugin is not None
+    return plugin.trajectory
+
+
+def bits(model: nn.Module) -> dict[str, str]:
+    """Hash of every tensor of a model; a dict compares without regard to order, see :func:`fingerprint`."""
+    return {name: tensor_hash(value) for name, value in model.state_dict().items()}
+
+
+def fingerprint(strategy: Any, *stores: Any) -> Any:
+    """Everything that an unlearning may change, deeply, as comparable values."""
+    model, optimizer, plugin = strategy.model, strategy.optimizer, unlearning_plugin(strategy)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    recorder = find_plugin(strategy, TrajectoryPlugin)
+    assert recorder is not None
+    return frozen(
+        {
+            "model": list(bits(model).items()),
+            "identity": [id(parameter) for parameter in model.parameters()],
+            "known": getattr(model, "known_train_tasks_labels", None),
+            "modules": [(name, type(module)) for name, module in model.named_modules()],
+            "groups": [
+                {k: v for k, v in group.items() if k != "params"}
+                | {"params": [names.get(id(p)) for p in group["params"]]}
+                for group in optimizer.param_groups
+            ],
+            "state": {names.get(id(p)): dict(entry) for p, entry in optimizer.state.items()},
+            "optimized": {name: id(p) for name, p in (strategy.optimized_param_id or {}).items()},
+            "logs": [
+                (t, {n: (e.chosen, e.values) for n, e in log.items()}) for t, log in recorder.trajectory.logs.items()
+            ],
+            "before": None if recorder.snapshot is None else recorder.snapshot.values,
+            "ledger": plugin.ledger.state_dict(),
+            "tainted": plugin.claims.tainted,
+            "records": [record.to_json() for record in plugin.records],
+            "current": (plugin.current, plugin.current_task),
+            "stores": stores,
+        }
+    )
+
+
+def frozen(value: Any) -> Any:
+    """A value as nested comparable tuples, tensors as hashes."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, Tensor):
+        return tensor_hash(value)
+    if isinstance(value, nn.Module):
+        return frozen(bits(value)), frozen(getattr(value, "known_train_tasks_labels", ()))
+    if isinstance(value, dict):
+        return tuple((frozen(k), frozen(v)) for k, v in sorted(value.items(), key=lambda item: str(item[0])))
+    if isinstance(value, (set, frozenset)):
+        return tuple(sorted(map(str, value)))
+    if isinstance(value, (list, tuple)):
+        return tuple(frozen(item) for item in value)
+    if hasattr(value, "data") and hasattr(value, "shape"):  # Avalanche's ParamData
+        return tensor_hash(value.data)
+    return repr(value)
+
+
+def owned(model: MaskedModel) -> dict[str, Tensor]:
+    """Backbone parameter → entries that some remaining task's mask owns."""
+    use = model.graph.parameter_use(model.by_layer(model.cumulative_mask()))
+    return {name: (use[name] > 0).expand_as(p) for name, p in model.backbone.named_parameters()}
+
+
+def stray(model: MaskedModel, initial: dict[str, Tensor]) -> list[str]:
+    """Backbone parameters of which an entry that nobody owns is not its initial value, bit for bit."""
+    result = []
+    for name, value in model.backbone.named_parameters():
+        free = ~owned(model)[name]
+        if not torch.equal(value.detach()[free].view(torch.int32), initial[name][free].view(torch.int32)):
+            result.append(name)
+    return result
+
+
+def initial_values(model: MaskedModel) -> dict[str, Tensor]:
+    return {name: p.detach().clone() for name, p in model.backbone.named_parameters()}
+
+
+def assert_nothing_stray(strategy: Any, experiences: Iterable[Any], requests: Iterable[Sequence[int]]) -> None:
+    """Train, then unlearn: after every request, what nobody owns has its initial bits."""
+    initial = initial_values(strategy.model)
+    for experience in experiences:
+        strategy.train(experience)
+    for request in requests:
+        strategy.unlearn(request)
+        assert stray(strategy.model, initial) == []
+
+
+def mark(strategy: Any, task: int, size: float = 8.0) -> None:
+    """Add a mark to a task's recorded update, as if its training had made it: in the model and in every later log."""
+    store = trajectory(strategy)
+    later = store.tasks[store.tasks.index(task) + 1 :]
+    logs = dict(store.logs)
+    with torch.no_grad():
+        for name, where in store.moved(task).items():
+            strategy.model.get_parameter(name).add_(size * where)
+            for other in later:
+                if name in logs[other]:
+                    entry = logs[other][name]
+                    inside = where.reshape(-1)[entry.where.reshape(-1)]
+                    values = entry.values + size * inside
+                    logs[other] = logs[other].with_entries({**logs[other], name: entry.rebased(values, values)})
+    store.restore(logs)

@@ -1,0 +1,128 @@
+"""Whoever listens hears every event as often as in a stock strategy; metrics read the same values."""
+
+import pytest
+import torch
+from avalanche.core import BaseSGDPlugin, SupervisedPlugin
+from avalanche.evaluation import PluginMetric
+from avalanche.evaluation.metrics import accuracy_metrics, loss_metrics
+from avalanche.logging import BaseLogger
+from avalanche.training.plugins import EvaluationPlugin
+from avalanche.training.templates import SupervisedTemplate
+from support.small_runs import masked_mlp, permuted
+
+from avalanche_amnesia.training.host.listening import _EVENTS, ListenerDispatch
+from avalanche_amnesia.training.plugins import HATPlugin, SeedingPlugin
+
+
+class Stock(SupervisedTemplate):
+    def eval(self, exp_list, **kwargs):
+        """The host evaluates once before any training, when there is no head yet."""
+        known = [experience for experience in exp_list if experience.task_label in self.model.tasks]
+        return super().eval(known, **kwargs) if known else {}
+
+
+class Listening(ListenerDispatch, Stock):
+    pass
+
+
+def run(dispatch, plugins=(), evaluator=None):
+    model = masked_mlp()
+    strategy = dispatch(
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.05),
+        criterion=torch.nn.CrossEntropyLoss(),
+        train_mb_size=32,
+        train_epochs=2,
+        plugins=[SeedingPlugin(0), HATPlugin(), *plugins],
+        evaluator=EvaluationPlugin(loggers=[BaseLogger()]) if evaluator is None else evaluator,
+        eval_every=1,
+    )
+    benchmark = permuted(2)
+    results = []
+    for task in range(2):
+        results.append(strategy.train(benchmark.train_stream[task], eval_streams=[benchmark.test_stream[: task + 1]]))
+        results.append(strategy.eval(benchmark.test_stream[: task + 1]))
+    return results
+
+
+def counting(base, events, calls):
+    def handler(event):
+        def handle(self, *args, **kwargs):
+            calls.append(event)
+            inherited = getattr(super(kind, self), event, None)
+            return None if inherited is None else inherited(*args, **kwargs)
+
+        return handle
+
+    kind = type("Counting" + base.__name__, (base,), {event: handler(event) for event in events})
+    return kind
+
+
+class Nothing(PluginMetric):
+    def reset(self):
+        pass
+
+    def result(self):
+        return None
+
+    def __str__(self):
+        return "Nothing"
+
+
+@pytest.mark.parametrize("events", [_EVENTS, *((event,) for event in _EVENTS)], ids=lambda e: "-".join(e)[:30])
+def test_plugins_metrics_and_loggers_hear_what_they_would_hear(events):
+    heard = {}
+    for dispatch in (Stock, Listening):
+        calls = {"plugin": [], "sgd plugin": [], "metric": [], "logger": []}
+        plugins = [
+            counting(SupervisedPlugin, events, calls["plugin"])(),
+            counting(BaseSGDPlugin, events, calls["sgd plugin"])(),
+        ]
+        metric = counting(Nothing, events, calls["metric"])()
+        logger = counting(BaseLogger, events, calls["logger"])()
+        run(dispatch, plugins, EvaluationPlugin(metric, loggers=[logger]))
+        heard[dispatch] = calls
+    assert heard[Listening] == heard[Stock]
+    assert all(set(calls) == set(events) for calls in heard[Listening].values())
+
+
+def test_an_evaluation_plugin_of_the_users_own_is_heard():
+    heard = {}
+    for dispatch in (Stock, Listening):
+        calls = []
+
+        class Own(EvaluationPlugin):
+            def after_update(self, strategy, calls=calls, **kwargs):
+                calls.append(strategy.clock.train_iterations)
+
+        run(dispatch, evaluator=Own(loggers=[BaseLogger()]))
+        heard[dispatch] = calls
+    assert heard[Listening] == heard[Stock]
+    assert heard[Listening]
+
+
+def test_a_handler_given_to_an_instance_is_heard():
+    calls = []
+    plugin = SupervisedPlugin()
+    plugin.before_update = lambda strategy, **kwargs: calls.append(1)
+    run(Listening, [plugin])
+    assert len(calls) == 2 * 2 * 5
+
+
+def test_metrics_equal_those_of_a_stock_dispatch():
+    logged = {}
+
+    class Log(BaseLogger):
+        def log_single_metric(self, name, value, x_plot):
+            logged.setdefault(current, []).append((name, float(value), x_plot))
+
+    results = {}
+    for current in (Stock, Listening):
+        metrics = (
+            accuracy_metrics(minibatch=True, epoch=True, epoch_running=True, experience=True, stream=True),
+            loss_metrics(minibatch=True, epoch=True, experience=True, stream=True),
+        )
+        results[current] = run(current, evaluator=EvaluationPlugin(*metrics, loggers=[Log()]))
+    assert results[Listening] == results[Stock]
+    assert logged[Listening] == logged[Stock]
+    assert len(logged[Listening]) > 40

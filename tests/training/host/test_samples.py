@@ -1,0 +1,281 @@
+"""Samples that can't be trained on are named, by task, and nothing of the task stays; a rate that is too high, too."""
+
+import copy
+
+import pytest
+import torch
+from avalanche.training import Naive
+from support.small_runs import masked_mlp, same_state, state
+from torch import nn
+from torch.optim import SGD, Adam
+from torch.utils.data import TensorDataset
+
+from avalanche_amnesia.baselines import Independent, NetworkPerTask
+from avalanche_amnesia.benchmarks import SplitDigits, task_benchmark
+from avalanche_amnesia.models import MLP, MaskedModel, MultiHeadModel, SubnetModel
+from avalanche_amnesia.training import HAT, WSN, AdaHAT, AmnesiacHAT
+from avalanche_amnesia.training.host import find_plugin
+from avalanche_amnesia.training.plugins import (
+    CounterfactualPlugin,
+    DivergedError,
+    HATPlugin,
+    TaskError,
+    UnlearningPlugin,
+    counterfactual,
+)
+
+DIGITS = SplitDigits(n_train=300, n_test=100)
+KINDS = {
+    HAT: masked_mlp,
+    AdaHAT: masked_mlp,
+    AmnesiacHAT: masked_mlp,
+    WSN: lambda: SubnetModel(MLP(64, hidden=(40,), features=30)),
+    Independent: lambda: NetworkPerTask(MLP(64, hidden=(40,), features=30)),
+}
+
+
+def make(kind, model=None, optimizer=Adam, **options):
+    torch.manual_seed(0)
+    model = KINDS[kind]() if model is None else model
+    options = {"train_mb_size": 20, "train_epochs": 2, "seed": 3, **options}
+    return kind(model=model, optimizer=optimizer(model.parameters(), lr=1e-2), **options)
+
+
+class Lazy(TensorDataset):
+    """Makes its items on demand."""
+
+    def __init__(self, x, y):
+        super().__init__(x, y)
+        self.targets = y
+
+
+def digits(change=lambda x: x, lazy=False):
+    """Two tasks of digits; ``change`` is applied to the samples of the second."""
+    (first, zero), (second, one) = (DIGITS.train_stream[task].tensors for task in (0, 1))
+    x, y = torch.cat([first, change(second)]), torch.cat([zero, one + 2])
+    data = Lazy(x, y) if lazy else (x, y)
+    return task_benchmark(data, data, [[0, 1], [2, 3]]).train_stream
+
+
+def spoilt(value, where):
+    def change(x):
+        x[where, 0, 3, 4] = value
+        return x
+
+    return change
+
+
+def beside_the_model(strategy):
+    """The tasks that are entered, and the shapes that the optimizer holds."""
+    plugin = find_plugin(strategy, UnlearningPlugin)
+    groups = [[tuple(p.shape) for p in group["params"]] for group in strategy.optimizer.param_groups]
+    return None if plugin is None else plugin.ledger.state_dict(), groups
+
+
+def assert_refused_and_then_trained(kind, stream, good, message, *, made=True, **options):
+    """``made``: whether the host has made a head for the task by then, which its optimizer holds until the next one."""
+    strategy = make(kind, **options)
+    strategy.train(stream[0])
+    before, (ledger, groups) = state(strategy.model), beside_the_model(strategy)
+    drawn = torch.get_rng_state()
+    for _ in range(2):
+        with pytest.raises(TaskError, match=message):
+            strategy.train(stream[1])
+        assert same_state(before, state(strategy.model))
+        assert strategy.model.tasks == (0,)
+        assert beside_the_model(strategy)[0] == ledger
+        assert made or beside_the_model(strategy)[1] == groups
+        assert torch.equal(torch.get_rng_state(), drawn)
+    strategy.train(good[1])
+    expected = make(kind, **options)
+    expected.train(good[:2])
+    assert same_state(state(strategy.model), state(expected.model))
+    assert beside_the_model(strategy) == beside_the_model(expected)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("kind", KINDS)
+def test_samples_in_memory_are_looked_at_before_anything(kind, value):
+    bad = digits(spoilt(value, [4, 7, 30]))
+    message = r"task 1: 3 of \d+ samples hold NaN or infinity, the first at index 4; take them out"
+    assert_refused_and_then_trained(kind, bad, digits(), message, made=False)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_samples_on_demand_are_looked_at_in_the_first_mini_batch(kind):
+    bad = digits(spoilt(float("nan"), slice(None)), lazy=True)
+    message = r"task 1: in its first mini-batch 20 of 20 samples hold NaN or infinity.* Its training was undone"
+    assert_refused_and_then_trained(kind, bad, digits(lazy=True), message)
+
+
+@pytest.mark.parametrize("kind", [HAT, AmnesiacHAT, WSN])
+def test_a_sample_that_comes_later_is_found_when_the_weights_are_lost(kind):
+    bad = digits(spoilt(float("nan"), [17]), lazy=True)
+    message = r"task 1: (in its first mini-batch )?1 of \d+ samples holds NaN or infinity"
+    assert_refused_and_then_trained(kind, bad, digits(lazy=True), message, train_mb_size=5)
+
+
+def relabelled(stream, shift, where=slice(None)):
+    """The second task with other labels than its experience says."""
+    twin = copy.copy(stream[1])
+    twin._samples = copy.copy(twin._samples)
+    targets = torch.tensor(twin._samples.targets)
+    targets[where] += shift
+    twin._samples.targets = targets.tolist()
+    return [stream[0], twin]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("shift", "where", "message"),
+    [
+        (5, slice(None), r"task 1: its labels lie in 5..6, and its head has 2 classes, 0..1: count the labels"),
+        (-1, slice(None), r"task 1: its labels lie in -1..0, and its head has 2 classes"),
+        (1, [11], r"task 1: its labels lie in 0..2, and its head has 2 classes"),
+        (-100, slice(None), r"task 1: its labels lie in -99..-99, and its head has 2 classes"),
+    ],
+    ids=["all above", "all below", "one above", "hidden"],
+)
+def test_labels_are_those_of_the_head(kind, shift, where, message):
+    good = digits()
+    labels = torch.tensor(good[1]._samples.targets)
+    where = [int((labels == 1).nonzero()[3])] if where == [11] else where
+    assert_refused_and_then_trained(kind, relabelled(good, shift, where), good, message)
+
+
+def test_labels_that_the_loss_ignores_teach_nothing():
+    good = digits()
+    silent = relabelled(good, 0)
+    silent[1]._samples.targets = [-100] * len(silent[1]._samples.targets)
+    with pytest.raises(TaskError, match="task 1: all 20 labels are -100, which the loss ignores"):
+        make(HAT).train(silent[1])
+    some = relabelled(good, 0)
+    some[1]._samples.targets[:3] = [-100] * 3
+    make(HAT).train(some[1])
+
+
+def convolutions():
+    net = [nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 12), nn.ReLU()]
+    return nn.Sequential(*net)
+
+
+SHAPED = {
+    HAT: (lambda: MaskedModel(convolutions(), input_shape=(1, 8, 8)), r"they need \(1, 8, 8\), torch.float32, for wh"),
+    WSN: (lambda: SubnetModel(convolutions(), n_features=12), "they need a backbone that takes them"),
+    Independent: (lambda: NetworkPerTask(convolutions(), n_features=12), "they need a backbone that takes them"),
+}
+
+
+@pytest.mark.parametrize("kind", SHAPED)
+def test_samples_of_a_shape_that_the_model_was_not_made_for(kind):
+    model, needed = SHAPED[kind]
+    x, y = DIGITS.train_stream[1].tensors
+    larger = nn.functional.pad(x, (1, 1, 1, 1))
+    bad = [digits()[0], task_benchmark((larger, y), (larger, y), [[0, 1]] * 2).train_stream[1]]
+    message = rf"task 1: the model can't run on its samples of shape \(1, 10, 10\), torch.float32 .*{needed}"
+    options = {"train_epochs": 1}
+    strategy = make(kind, model(), **options)
+    strategy.train(bad[0])
+    before = state(strategy.model)
+    with pytest.raises(TaskError, match=message):
+        strategy.train(bad[1])
+    assert same_state(before, state(strategy.model))
+    strategy.train(digits()[1])
+    expected = make(kind, model(), **options)
+    expected.train(digits())
+    assert same_state(state(strategy.model), state(expected.model))
+
+
+class Faulty(nn.Module):
+    """Fails on samples of the right shape: that is nobody's but its own fault."""
+
+    features = 12
+    fails = False
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(64, 12)
+
+    def forward(self, x):
+        if self.fails:
+            raise torch.OutOfMemoryError("no memory left")
+        return torch.relu(self.inner(x.flatten(1)))
+
+
+def test_running_out_of_memory_is_no_fault_of_the_samples():
+    model = SubnetModel(Faulty())
+    strategy = make(WSN, model)
+    model.backbone.fails = True
+    with pytest.raises(torch.OutOfMemoryError, match="no memory left"):
+        strategy.train(digits()[0])
+
+
+# Finite and absurd ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [HAT, AdaHAT, AmnesiacHAT, WSN])
+@pytest.mark.parametrize("rate", [1e12, 1e18])
+def test_weights_that_are_finite_and_absurd_cost_the_task_that_made_them(kind, rate):
+    strategy = make(kind)
+    stream = digits()
+    strategy.train(stream[0])
+    before = state(strategy.model)
+    strategy.optimizer.param_groups[0]["lr"] = rate
+    with pytest.raises(DivergedError, match=r"task 1 diverged: .*; train it again with a smaller learning rate"):
+        strategy.train(stream[1])
+    assert same_state(before, state(strategy.model))
+    strategy.optimizer.param_groups[0]["lr"] = 1e-2
+    strategy.train(stream[1])
+    expected = make(kind)
+    expected.train(stream)
+    assert same_state(state(strategy.model), state(expected.model))
+
+
+@pytest.mark.parametrize("eval_every", [-1, 1])
+def test_finite_weights_are_told_from_those_that_are_not(eval_every):
+    strategy = make(HAT, eval_every=eval_every, eval_mb_size=50)
+    strategy.optimizer.param_groups[0]["lr"] = 1e10
+    with pytest.raises(DivergedError, match="its weights are finite, and its features are not, or overflow float32"):
+        strategy.train(digits()[0])
+
+
+def test_a_stock_strategy_with_masks_loses_the_task_too():
+    model = masked_mlp()
+    strategy = Naive(model=model, optimizer=Adam(model.parameters(), lr=1e12), plugins=[HATPlugin()], train_mb_size=20)
+    before = state(model)
+    with pytest.raises(DivergedError, match="task 0 diverged"):
+        strategy.train(digits()[0])
+    assert same_state(before, state(model))
+
+
+def test_a_head_that_cant_be_fitted_costs_that_head(monkeypatch):
+    strategy, plain = make(AmnesiacHAT), make(AmnesiacHAT)
+    stream = DIGITS.train_stream[:3]
+    fit = counterfactual.fit_head
+    calls = []
+
+    def absurd(features, labels, n_classes):
+        calls.append(1)
+        return fit(features * (1e25 if len(calls) == 2 else 1), labels, n_classes)
+
+    monkeypatch.setattr(counterfactual, "fit_head", absurd)
+    strategy.train(stream[:2])
+    with pytest.warns(UserWarning, match=r"task 2 has no head for 1 of 3 worlds \(without \[1\]: .*overflows\)"):
+        strategy.train(stream[2])
+    monkeypatch.undo()
+    plain.train(stream)
+    assert same_state(state(strategy.model), state(plain.model))
+    heads = find_plugin(strategy, CounterfactualPlugin).heads[2]
+    assert set(heads) == {frozenset({0}), frozenset({0, 1})}
+    assert strategy.plan_unlearning([0]).compensated == (1, 2)
+    plan = strategy.plan_unlearning([1])
+    assert plan.affected == (2,)
+    assert plan.compensated == ()
+    strategy.unlearn([1])
+
+
+def test_stock_models_run_as_before():
+    """No check of ours is in the way of the host's own strategies."""
+    model = MultiHeadModel(MLP(64, hidden=(10,), features=8))
+    Naive(model=model, optimizer=SGD(model.parameters(), lr=0.1), train_mb_size=50).train(digits()[0])
+    assert model.tasks == (0,)

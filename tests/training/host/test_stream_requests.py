@@ -1,0 +1,350 @@
+"""When requests fire, what they may ask for, and what the middle of a task does to them."""
+
+import pytest
+import torch
+from avalanche.core import SupervisedPlugin
+from support.strategies import DIGITS, amnesiac, stock
+from support.strategy_state import bits, fingerprint, initial_values, stray, trajectory, unlearning_plugin
+
+from avalanche_amnesia.benchmarks import SplitDigits, UnlearningRequest, with_unlearning
+from avalanche_amnesia.ledger import RequestError
+from avalanche_amnesia.training.host import find_plugin
+from avalanche_amnesia.training.plugins import TrajectoryPlugin
+
+PER_EPOCH = 2  # batches of the 79 to 80 samples of tasks 0, 1, 3 and 4; task 2 has a third
+BEFORE_TASK_3 = 2 * (2 + 2 + 3)
+
+
+class Diary(SupervisedPlugin):
+    """Notes what happens, in order; can break a training off."""
+
+    def __init__(self, breaks_at=None):
+        super().__init__()
+        self.lines, self.iterations, self.breaks_at = [], 0, breaks_at
+
+    def before_training_exp(self, strategy, **kwargs):
+        self.iterations = 0
+        self.lines.append(("train", strategy.experience.task_label))
+
+    def after_training_iteration(self, strategy, **kwargs):
+        self.iterations += 1
+        if self.breaks_at == (strategy.experience.task_label, self.iterations):
+            raise KeyboardInterrupt
+
+    def after_training_exp(self, strategy, **kwargs):
+        self.lines.append(("trained", strategy.experience.task_label))
+
+    def after_unlearning(self, strategy, **kwargs):
+        plan = unlearning_plugin(strategy).current
+        self.lines.append((plan.event, plan.tasks, self.iterations))
+
+
+def run(requests, *, benchmark=DIGITS, n=5, diary=None, make=amnesiac, **options):
+    diary = Diary() if diary is None else diary
+    options = {"plugins": [diary], **({"train_epochs": 2} if make is amnesiac else {"epochs": 2}), **options}
+    strategy = make(**options)
+    schedule = options.pop("schedule", {})
+    stream = with_unlearning(benchmark, requests, **schedule).train_stream
+    for experience in stream[:n]:
+        strategy.train(experience)
+    return strategy, diary
+
+
+@pytest.mark.parametrize("make", [amnesiac, stock])
+@pytest.mark.parametrize("iteration", [0, PER_EPOCH - 1, 2 * PER_EPOCH - 1])
+def test_requests_fire_before_at_an_iteration_and_after(make, iteration):
+    requests = [
+        UnlearningRequest((3, 1), 3),
+        UnlearningRequest((2,), 3, "iteration", iteration),
+        UnlearningRequest((0,), 3, "before"),
+    ]
+    strategy, diary = run(requests, make=make)
+    at = 6
+    assert diary.lines[at][:2] == ("before task 3", (0,))
+    assert diary.lines[at + 1] == ("train", 3)
+    assert diary.lines[at + 2] == (f"iteration {iteration} of task 3", (2,), iteration)
+    assert diary.lines[at + 3] == ("trained", 3)
+    assert diary.lines[at + 4] == ("after task 3", (3, 1), 2 * PER_EPOCH)
+    assert unlearning_plugin(strategy).ledger.remaining == (4,) == trajectory(strategy).tasks
+    records = unlearning_plugin(strategy).records
+    assert [r.n_trained for r in records] == [3, 3, 4]
+    assert [r.iteration for r in records] == [BEFORE_TASK_3, BEFORE_TASK_3 + iteration, BEFORE_TASK_3 + 2 * PER_EPOCH]
+
+
+def test_two_requests_at_one_iteration_fire_in_order():
+    requests = [UnlearningRequest((0,), 2, "iteration", 3), UnlearningRequest((1,), 2, "iteration", 3)]
+    strategy, _ = run(requests, n=3)
+    assert [r.tasks for r in unlearning_plugin(strategy).records] == [(0,), (1,)]
+    assert unlearning_plugin(strategy).ledger.remaining == (2,)
+
+
+@pytest.mark.parametrize("make", [amnesiac, stock])
+@pytest.mark.parametrize("at", [0, 2])
+def test_an_iteration_that_never_comes_is_refused_before_any_training(make, at):
+    last = 2 * PER_EPOCH
+    requests = [UnlearningRequest((1,), 3, "iteration", last + 1)]
+    stream = with_unlearning(DIGITS, requests).train_stream
+    strategy = make(**({"train_epochs": 2} if make is amnesiac else {"epochs": 2}))
+    if at:  # the first training call already refuses
+        before = bits(strategy.model)
+        with pytest.raises(RequestError, match=rf"iteration {last + 1} of task 3 never comes.*0 to \d+"):
+            strategy.train(stream[0])
+        assert bits(strategy.model) == before
+        assert strategy.clock.train_iterations == 0
+        assert unlearning_plugin(strategy).current_task is None
+    else:
+        with pytest.raises(RequestError, match="never comes"):
+            strategy.train(stream)
+
+
+def test_the_last_iteration_comes_and_the_one_behind_it_does_not():
+    task_1 = -(-len(DIGITS.train_stream[1].dataset) // 40) * 2
+    strategy, _ = run([UnlearningRequest((0,), 1, "iteration", task_1 - 1)], n=2)
+    assert unlearning_plugin(strategy).ledger.remaining == (1,)
+    with pytest.raises(RequestError, match="never comes"):
+        run([UnlearningRequest((0,), 1, "iteration", task_1)], n=1)
+
+
+def test_permanent_and_deadline_come_from_the_stream():
+    stream = with_unlearning(DIGITS, {}, permanent=[1], deadline=2).train_stream
+    strategy = amnesiac(train_epochs=1)
+    for experience in stream[:4]:
+        strategy.train(experience)
+    for task, why in (
+        (1, "declared permanent"),
+        (0, r"deadline has expired \(2 further tasks"),
+        (4, "not yet trained"),
+    ):
+        before = fingerprint(strategy)
+        for ask in (strategy.unlearn, strategy.plan_unlearning):
+            with pytest.raises(RequestError, match=rf"after 4 trainings: task {task} can't be unlearned: it.* {why}"):
+                ask([3, task])
+        assert fingerprint(strategy) == before
+    strategy.mark_permanent([3])
+    with pytest.raises(RequestError, match="declared permanent"):
+        strategy.unlearn([3])
+    strategy.unlearn([2])
+    for tasks, why in (
+        ([2], "already unlearned"),
+        ([99], "unknown"),
+        ([], "empty"),
+        ([3, 3], "more than once"),
+    ):
+        with pytest.raises(RequestError, match=why):
+            strategy.unlearn(tasks)
+    with pytest.raises(RequestError, match="does not remain"):
+        strategy.mark_permanent([2])
+    assert unlearning_plugin(strategy).ledger.remaining == (0, 1, 3)
+
+
+def test_a_deadline_of_ones_own_beats_the_streams():
+    strategy = amnesiac(train_epochs=1, deadline=1)
+    for experience in with_unlearning(DIGITS, {}, deadline=4).train_stream[:2]:
+        strategy.train(experience)
+    assert unlearning_plugin(strategy).ledger.permanent == {0}
+
+
+def test_a_permanent_task_does_not_stop_the_others():
+    strategy, _ = run([UnlearningRequest((0, 2), 2)], n=3)
+    assert unlearning_plugin(strategy).ledger.remaining == (1,)
+
+
+def test_training_a_task_that_remains_is_refused():
+    strategy = stock(epochs=1)
+    strategy.train(DIGITS.train_stream[0])
+    before = fingerprint(strategy)
+    with pytest.raises(RequestError, match="task 0 is already trained and remains"):
+        strategy.train(DIGITS.train_stream[0])
+    assert fingerprint(strategy) == before
+
+
+def test_without_a_trajectory_nothing_is_trained():
+    from avalanche.training import Naive
+
+    from avalanche_amnesia.training.plugins import UnlearningPlugin
+
+    model = stock().model
+    strategy = Naive(
+        model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), plugins=[UnlearningPlugin()], evaluator=None
+    )
+    with pytest.raises(RequestError, match="records no trajectory"):
+        strategy.train(DIGITS.train_stream[0])
+    assert strategy.clock.train_iterations == 0
+
+
+# In the middle of a task ----------------------------------------------------------------------------------------
+
+
+class States(SupervisedPlugin):
+    """Copies the backbone around an unlearning."""
+
+    def before_unlearning(self, strategy, **kwargs):
+        if find_plugin(strategy, TrajectoryPlugin).snapshot is None:
+            return
+        self.before = {n: p.detach().clone() for n, p in strategy.model.named_parameters()}
+        self.start = {n: v.clone() for n, v in find_plugin(strategy, TrajectoryPlugin).snapshot.values.items()}
+
+    def after_unlearning(self, strategy, **kwargs):
+        if find_plugin(strategy, TrajectoryPlugin).snapshot is None:
+            return
+        self.after = {n: p.detach().clone() for n, p in strategy.model.named_parameters()}
+        self.new_start = dict(find_plugin(strategy, TrajectoryPlugin).snapshot.values)
+
+
+@pytest.mark.parametrize("make", [amnesiac, stock])
+def test_the_task_in_training_keeps_its_own_update_and_is_recorded_right(make):
+    states = States()
+    requests = [UnlearningRequest((1,), 2, "iteration", 3)]
+    stream = with_unlearning(DIGITS, requests).train_stream
+    strategy = make(plugins=[states], **({"train_epochs": 2} if make is amnesiac else {"epochs": 2}))
+    snapshots = []
+    for experience in stream[:3]:
+        snapshots.append({n: p.detach().clone() for n, p in strategy.model.named_parameters()})
+        strategy.train(experience)
+    before_0, before_1, before_2 = snapshots
+    kept = 0
+    for name in before_0:
+        assert torch.equal(states.start[name], before_2[name])
+        wrote = before_2[name] != before_1[name]
+        assert torch.equal(states.new_start[name], torch.where(wrote, before_1[name], before_2[name]))
+        moved = states.before[name] != before_2[name]
+        own = states.before[name].double() - before_2[name].double()
+        expected = torch.where(moved & wrote, (states.new_start[name].double() + own).float(), states.new_start[name])
+        expected = torch.where(moved & ~wrote, states.before[name], expected)
+        assert torch.equal(states.after[name], expected), name
+        kept += int((moved & wrote).sum()) if make is stock else int(moved.sum())
+    assert kept > 0
+    assert not [name for name in states.new_start if name.startswith("heads.1.")]
+    # the finished task is recorded from the values without task 1: without it task 0 alone is left, to the bit
+    task_0 = before_1
+    unlearning_plugin(strategy).unlearn(strategy, [2], allow_unknown=True)  # the test's own plugin keeps states
+    backbone = {n: p for n, p in strategy.model.named_parameters() if n.startswith("backbone")}
+    assert all(torch.equal(p, task_0[n]) for n, p in backbone.items())
+    if make is amnesiac:
+        unlearning_plugin(strategy).unlearn(strategy, [0], allow_unknown=True)
+        assert all(torch.equal(p, before_0[n]) for n, p in backbone.items())
+
+
+def test_what_the_forgotten_task_had_frozen_is_free_for_the_task_in_training():
+    strategy = amnesiac(train_epochs=2)
+    initial = initial_values(strategy.model)
+    stream = with_unlearning(DIGITS, [UnlearningRequest((0, 1), 2, "iteration", 0)]).train_stream
+    for experience in stream[:3]:
+        strategy.train(experience)
+    assert stray(strategy.model, initial) == []
+    assert tuple(strategy.model.masks) == (2,)
+    assert unlearning_plugin(strategy).records[0].claim == "approximate"
+    assert strategy.plan_unlearning([2]).claim == "exact"
+    strategy.train(stream[3])
+    # 2 learned, for a while, beside what no reference has
+    assert strategy.unlearn([3]).claim == "approximate"
+    assert strategy.unlearn([2]).claim == "exact"
+
+
+def test_the_mini_batch_survives_an_evaluation_inside_the_request():
+    class Evaluates(SupervisedPlugin):
+        def after_unlearning(self, strategy, **kwargs):
+            strategy.eval(DIGITS.test_stream)
+
+    requests = [UnlearningRequest((0,), 1, "iteration", 2)]
+    with_eval, _ = run(requests, n=2, plugins=[Evaluates()])
+    without, _ = run(requests, n=2, plugins=[])
+    assert bits(with_eval.model) == bits(without.model)
+
+
+class Asks(SupervisedPlugin):
+    def __init__(self, event):
+        super().__init__()
+        self.error = None
+        setattr(self, event, self._ask)
+
+    def _ask(self, strategy, **kwargs):
+        if strategy.experience.task_label == 1 and self.error is None:
+            try:
+                strategy.unlearn([0])
+            except RequestError as error:
+                self.error = str(error)
+
+
+@pytest.mark.parametrize(
+    "event",
+    ["before_training_exp", "before_forward", "after_update", "after_training_epoch", "after_training_exp"],
+)
+def test_a_plugin_that_asks_in_the_middle_of_a_training_is_told_how(event):
+    asks = Asks(event)
+    strategy = amnesiac(plugins=[asks], train_epochs=1)
+    for experience in DIGITS.train_stream[:2]:
+        strategy.train(experience)
+    assert "task 1 is in training" in asks.error
+    assert "when='iteration'" in asks.error
+    assert unlearning_plugin(strategy).ledger.remaining == (0, 1)
+    assert unlearning_plugin(strategy).records == []
+
+
+# Interrupted trainings ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("finish", ["abort", "train on"])
+def test_after_an_interruption_an_unlearning_needs_the_training_given_up(finish):
+    strategy = amnesiac(plugins=[Diary(breaks_at=(1, 2))], train_epochs=1)
+    strategy.train(DIGITS.train_stream[0])
+    before = bits(strategy.model)
+    with pytest.raises(KeyboardInterrupt):
+        strategy.train(DIGITS.train_stream[1])
+    with pytest.raises(RequestError, match=r"task 1 is in training, or its training was interrupted.*abort_training"):
+        strategy.unlearn([0])
+    if finish == "abort":
+        strategy.abort_training()
+        assert bits(strategy.model) == before
+        strategy.eval(DIGITS.test_stream)  # task 1 has no head
+        strategy.abort_training()
+    else:
+        strategy.train(DIGITS.train_stream[2])
+        other = amnesiac(plugins=[Diary()], train_epochs=1)
+        for task in (0, 2):
+            other.train(DIGITS.train_stream[task])
+        assert bits(strategy.model) == bits(other.model)
+        strategy.unlearn([2])
+    strategy.unlearn([0])
+    assert unlearning_plugin(strategy).ledger.remaining == ()
+    assert trajectory(strategy).tasks == ()
+
+
+@pytest.mark.parametrize("make", [amnesiac, stock])
+def test_an_interrupted_task_can_be_trained_again_though_its_requests_were_obeyed(make):
+    requests = [UnlearningRequest((0,), 2, "before"), UnlearningRequest((1,), 2, "iteration", 1)]
+    diary = Diary(breaks_at=(2, 3))
+    stream = with_unlearning(DIGITS, requests).train_stream
+    strategy = make(plugins=[diary])
+    for experience in stream[:2]:
+        strategy.train(experience)
+    with pytest.raises(KeyboardInterrupt):
+        strategy.train(stream[2])
+    assert unlearning_plugin(strategy).ledger.unlearned == (0, 1)
+    diary.breaks_at = None
+    strategy.train(stream[2])
+    assert unlearning_plugin(strategy).ledger.remaining == (2,)
+    assert len(unlearning_plugin(strategy).records) == 2
+    other = make(plugins=[Diary()])
+    other.train(DIGITS.train_stream[2])
+    assert bits(strategy.model) == bits(other.model) or make is stock
+
+
+def test_a_refused_request_before_a_task_leaves_the_strategy_usable():
+    strategy = amnesiac(train_epochs=1)
+    stream = with_unlearning(DIGITS, [UnlearningRequest((0,), 1, "before")]).train_stream
+    strategy.train(stream[0])
+    strategy.mark_permanent([0])
+    before = fingerprint(strategy)
+    with pytest.raises(RequestError, match="before task 1: task 0 can't be unlearned: it was declared permanent"):
+        strategy.train(stream[1])
+    assert fingerprint(strategy) == before
+    strategy.eval(DIGITS.test_stream)  # task 1 has no head
+    strategy.train(DIGITS.train_stream[1])
+
+
+def test_slices_and_streams_of_their_own_carry_their_requests():
+    stream = with_unlearning(SplitDigits(n_train=200), {1: [0], 2: [1]}).train_stream
+    strategy = amnesiac(train_epochs=1)
+    strategy.train(stream[:3])
+    assert unlearning_plugin(strategy).ledger.remaining == (2,)

@@ -1,0 +1,201 @@
+"""Heads fitted in advance for models without earlier tasks: right, complete up to a budget, free of residue."""
+
+from itertools import combinations
+
+import pytest
+import torch
+from support.fault_injection import raiser
+from support.strategies import DIGITS, ConvNet, amnesiac, stock
+from support.strategy_state import bits, fingerprint, trajectory, unlearning_plugin
+from torch import nn
+
+from avalanche_amnesia.benchmarks import PermutedDigits, with_unlearning
+from avalanche_amnesia.benchmarks.data import task_data
+from avalanche_amnesia.training.host import find_plugin
+from avalanche_amnesia.training.plugins import CounterfactualPlugin, counterfactual
+
+PERMUTED = PermutedDigits(4, n_train=600, n_test=300)
+
+
+def learned(benchmark=PERMUTED, **options):
+    strategy = amnesiac(train_epochs=4, **options)
+    for experience in benchmark.train_stream:
+        strategy.train(experience)
+    return strategy
+
+
+def heads_of(strategy):
+    return find_plugin(strategy, CounterfactualPlugin)
+
+
+def accuracy(strategy, task, benchmark=PERMUTED):
+    x, y = task_data(benchmark.test_stream[task])
+    strategy.model.eval()
+    with torch.no_grad():
+        return float((strategy.model(x, task).argmax(1) == y).double().mean())
+
+
+def test_every_set_of_earlier_tasks_has_a_head_within_the_budget():
+    plugin = heads_of(learned())
+    assert plugin.sources[3] == {0, 1, 2}
+    assert set(plugin.heads[3]) == {frozenset(s) for n in (1, 2, 3) for s in combinations(range(3), n)}
+    assert plugin.heads[0] == {}
+    assert set(plugin.heads[1]) == {frozenset({0})}
+
+
+def test_a_budget_keeps_single_tasks_first_and_the_newest_of_them():
+    strategy = amnesiac(train_epochs=1, compensation="none", plugins=[CounterfactualPlugin(max_sets=4)])
+    for experience in PERMUTED.train_stream:
+        strategy.train(experience)
+    assert list(heads_of(strategy).heads[3]) == [{2}, {1}, {0}, {2, 1}]
+    plan = strategy.plan_unlearning([0, 1, 2])
+    assert plan.affected == (*plan.compensated, 3) == (3,)
+
+
+@pytest.mark.parametrize("net", ["mlp", "conv"])
+def test_the_backbone_is_as_it_was_and_training_does_not_notice(net):
+    options = {"net": ConvNet} if net == "conv" else {}
+    with_heads, without = learned(DIGITS, **options), learned(DIGITS, compensation="none", **options)
+    assert bits(with_heads.model) == bits(without.model)
+
+
+@pytest.mark.parametrize("gone", [[0], [1], [0, 1], [0, 1, 2], [1, 2]])
+def test_affected_tasks_gain_and_backbone_and_other_tasks_are_the_same(gone):
+    plain, ours = learned(compensation="none"), learned()
+    plain.unlearn(gone)
+    record = ours.unlearn(gone)
+    assert record.plan.compensated == record.affected != ()
+    a, b = bits(plain.model), bits(ours.model)
+    assert {name for name in a if a[name] != b[name]} == {
+        f"heads.{task}.{part}" for task in record.affected for part in ("weight", "bias")
+    }
+    before = sum(accuracy(plain, task) for task in record.affected)
+    after = sum(accuracy(ours, task) for task in record.affected)
+    assert after > before + 0.01 * len(record.affected), (before, after)
+
+
+def test_one_after_the_other_is_the_same_as_together():
+    together, steps = learned(), learned()
+    together.unlearn([0, 2])
+    steps.unlearn([0])
+    assert set(heads_of(steps).heads[3]) == {frozenset({1}), frozenset({2}), frozenset({1, 2})}
+    assert steps.unlearn([2]).plan.compensated == (3,)
+    one, other = dict(together.model.named_parameters()), dict(steps.model.named_parameters())
+    assert all(torch.equal(one[f"heads.3.{part}"], other[f"heads.3.{part}"]) for part in ("weight", "bias"))
+
+
+def test_no_head_stays_that_saw_a_task_which_is_gone():
+    strategy = learned()
+    plugin = heads_of(strategy)
+    saw_it = [heads[s].weight for heads in plugin.heads.values() for s in heads if 1 not in s]
+    assert saw_it
+    strategy.unlearn([1])
+    kept = [head.weight for heads in plugin.heads.values() for head in heads.values()]
+    assert not any(torch.equal(a, b) for a in kept for b in saw_it if a.shape == b.shape)
+    assert 1 not in plugin.heads
+    assert all(1 not in s for s in plugin.sources.values())
+    assert all(1 not in without for heads in plugin.heads.values() for without in heads)
+
+
+def test_heads_for_worlds_that_cannot_come_are_dropped():
+    strategy = amnesiac(train_epochs=1, deadline=2)
+    for experience in PERMUTED.train_stream[:2]:
+        strategy.train(experience)
+    strategy.mark_permanent([1])
+    for experience in PERMUTED.train_stream[2:]:
+        strategy.train(experience)
+    plugin = heads_of(strategy)  # task 0 has expired, task 1 was declared
+    assert plugin.sources == {0: set(), 1: set(), 2: set(), 3: {2}}
+    assert [set(heads) for heads in plugin.heads.values()] == [set(), set(), set(), {frozenset({2})}]
+
+
+def test_a_task_that_is_learned_again_starts_afresh():
+    strategy = learned()
+    strategy.unlearn([1])
+    strategy.train(PERMUTED.train_stream[1])
+    plugin = heads_of(strategy)
+    assert plugin.sources[1] == {0, 2, 3}
+    assert strategy.unlearn([0]).plan.compensated == (2, 3, 1)
+    assert accuracy(strategy, 1) > 0.3  # chance is .1
+
+
+def test_an_error_in_the_middle_puts_heads_and_backbone_back(monkeypatch):
+    strategy = learned()
+    plugin = heads_of(strategy)
+    before = fingerprint(strategy), dict(plugin.heads), dict(plugin.sources)
+    monkeypatch.setattr(unlearning_plugin(strategy).ledger, "forget", raiser(MemoryError))
+    with pytest.raises(MemoryError, match="injected"):
+        strategy.unlearn([1])
+    assert (fingerprint(strategy), plugin.heads, plugin.sources) == before
+
+
+def test_an_error_while_fitting_leaves_the_backbone_as_it_was(monkeypatch):
+    strategy, other = amnesiac(), amnesiac(compensation="none")
+    for s in (strategy, other):
+        s.train(PERMUTED.train_stream[0])
+    monkeypatch.setattr(type(strategy.model), "masked_features", raiser(MemoryError))
+    with pytest.raises(MemoryError, match="injected"):
+        strategy.train(PERMUTED.train_stream[1])
+    other.train(PERMUTED.train_stream[1])
+    assert bits(strategy.model) == bits(other.model)
+    assert trajectory(strategy).tasks == (0, 1)
+
+
+def test_requests_of_a_stream_are_compensated_also_in_the_middle_of_a_task():
+    strategy = learned(with_unlearning(PERMUTED, requests={2: [0], 3: [1]}))
+    assert [record.plan.compensated for record in unlearning_plugin(strategy).records] == [(1, 2), (2, 3)]
+
+
+def test_an_unlearning_runs_nothing_through_the_network(monkeypatch):
+    """What makes it cheaper than a retraining, whatever a clock says of so small a network."""
+    strategy = learned()
+
+    def runs(*args, **kwargs):
+        raise AssertionError("the network ran")
+
+    for name in ("forward", "features", "masked_features"):
+        monkeypatch.setattr(type(strategy.model), name, runs)
+    assert strategy.unlearn([0, 1]).plan.compensated == (2, 3)
+
+
+def test_samples_take_no_more_memory_than_they_may(monkeypatch):
+    strategy, used = amnesiac(train_epochs=1), []
+    monkeypatch.setattr(counterfactual, "_MOST_BYTES", 100 * 64 * 4)  # a hundred digits
+
+    class Spied(counterfactual.WorldFeatures):
+        def __init__(self, model, task, x, mb_size):
+            used.append(len(x))
+            super().__init__(model, task, x, mb_size)
+
+    monkeypatch.setattr(counterfactual, "WorldFeatures", Spied)
+    for experience in PERMUTED.train_stream[:3]:
+        strategy.train(experience)
+    assert used == [100, 100]
+    assert strategy.unlearn([0]).plan.compensated == (1, 2)
+
+
+def test_values_that_are_not_allowed_and_models_without_masks_are_refused():
+    for options in ({"max_sets": 0}, {"samples": 1.5}):
+        with pytest.raises(ValueError, match="int of at least 1"):
+            CounterfactualPlugin(**options)
+    with pytest.raises(ValueError, match="compensation must be one of"):
+        amnesiac(compensation="all")
+    with pytest.raises(TypeError, match="model with masks"):
+        stock(plugins=[CounterfactualPlugin()]).train(DIGITS.train_stream[0])
+
+
+def test_running_statistics_are_those_of_the_new_world():
+    def batch_normed():
+        return nn.Sequential(
+            *(nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2)),
+            *(nn.Conv2d(8, 12, 3, padding=1), nn.BatchNorm2d(12), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()),
+        )
+
+    plain, ours = learned(DIGITS, net=batch_normed, compensation="none"), learned(DIGITS, net=batch_normed)
+    assert bits(plain.model) == bits(ours.model)
+    plain.unlearn([0])
+    assert ours.unlearn([0]).plan.compensated
+    assert not torch.equal(*(s.model.own["1"]["1"].running_mean for s in (plain, ours)))
+    assert torch.equal(*(s.model.own["1"]["1"].weight for s in (plain, ours)))
+    for task in ours.model.masks:
+        assert accuracy(ours, task, DIGITS) > accuracy(plain, task, DIGITS) - 0.05

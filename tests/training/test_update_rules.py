@@ -1,0 +1,208 @@
+"""Rates of the adjustment rules against element loops, and what a task's steps may change."""
+
+import pytest
+import torch
+from support.small_runs import logits, make, masked_mlp, permuted, same_state, state, train_all
+
+from avalanche_amnesia.models import MaskedModel
+from avalanche_amnesia.training import HAT, AdaHAT
+from avalanche_amnesia.training.update_rules import (
+    AdaHATRule,
+    Adjuster,
+    AdjustmentRule,
+    ConstantRule,
+    RandomRule,
+    TaskUse,
+)
+
+
+def model_with_masks(n_tasks: int = 3, seed: int = 0) -> MaskedModel:
+    torch.manual_seed(seed)
+    model = masked_mlp()
+    for task in range(n_tasks):
+        model.add_head(task, 2)
+        model.start_task(task, torch.randn(model.n_units) - 0.3)
+        model.finish_task()
+    return model
+
+
+def naive_held(model, name, rule) -> torch.Tensor:
+    """Element by element, from the masks alone."""
+    layers = list(model.graph.layers)
+    layer, kind = name.rsplit(".", 1)
+    index, masks = layers.index(layer), list(model.masks.values())
+    parameter = dict(model.backbone.named_parameters())[name]
+    result = torch.zeros(parameter.shape, dtype=torch.float64)
+    counts = {n: sum(m[n].double() for m in masks).tolist() for n in layers}
+    for i in range(parameter.shape[0]):
+        for j in range(parameter.shape[1] if kind == "weight" else 1):
+            of_unit = counts[layer][i]
+            of_source = len(masks) if index == 0 or kind == "bias" else counts[layers[index - 1]][j]
+            result[(i, j) if kind == "weight" else (i,)] = rule(min(of_unit, of_source), len(masks))
+    return result
+
+
+@pytest.mark.parametrize("no_sum", [False, True])
+@pytest.mark.parametrize("no_reg", [False, True])
+def test_adahat_rate_against_an_element_loop(no_sum, no_reg):
+    model, alpha, epsilon, kappa = model_with_masks(), 0.05, 0.1, 0.37
+    rule = AdaHATRule(alpha, epsilon, importance=not no_sum, sparsity=not no_reg)
+    rate = alpha / (epsilon + (0 if no_reg else kappa))
+
+    def expected(importance, n_tasks):
+        if no_sum:
+            importance = n_tasks if importance else 0
+        return 1 - rate / (importance + rate)
+
+    use = TaskUse(model)
+    for name, _ in model.backbone.named_parameters():
+        held = rule.held(use, name, kappa)
+        assert torch.allclose(held.double(), naive_held(model, name, expected), atol=1e-6), name
+        assert bool((held[use.covered[name] == 0] == 0).all())
+
+
+def test_hat_constant_and_random_rates():
+    model = model_with_masks()
+    use, random_rule = TaskUse(model), RandomRule()
+    random_rule.start(0, 1)
+    for name, _ in model.backbone.named_parameters():
+        covered = naive_held(model, name, lambda importance, _: float(importance > 0)).float()
+        # The min of the summative masks can be above 0 where no one task uses both ends.
+        assert torch.equal(AdjustmentRule().held(use, name, 0.0), covered)
+        assert torch.allclose(ConstantRule(0.25).held(use, name, 0.0), 0.75 * covered)
+        first, second = (random_rule.held(use, name, 0.0) for _ in range(2))
+        assert bool(((first >= 0) & (first <= covered)).all())
+        assert not torch.equal(first, second)
+        if first.numel() > 500:
+            assert abs(float(first[covered > 0].mean()) - 0.5) < 0.06
+
+
+def test_capacity_against_the_mean_of_the_element_loop():
+    model = model_with_masks()
+    n = sum(p.numel() for p in model.backbone.parameters())
+
+    def mean_rate(rule):
+        return (
+            sum(float((1 - naive_held(model, name, rule)).sum()) for name, _ in model.backbone.named_parameters()) / n
+        )
+
+    use, rate = TaskUse(model), 0.05 / 0.1
+    assert AdjustmentRule().capacity(use) == pytest.approx(mean_rate(lambda m, _: float(m > 0)), abs=1e-6)
+    assert AdaHATRule(0.05, 0.1).capacity(use) == pytest.approx(mean_rate(lambda m, _: m / (m + rate)), abs=1e-6)
+    assert RandomRule().capacity(use) == pytest.approx(mean_rate(lambda m, _: float(m > 0) / 2), abs=1e-6)
+    empty = TaskUse(masked_mlp())
+    assert [rule.capacity(empty) for rule in (AdjustmentRule(), AdaHATRule(0.05, 0.1), ConstantRule(0))] == [1, 1, 1]
+
+
+def adjuster(rule, space, model):
+    rule.start(0, 9)
+    parameters = dict(model.backbone.named_parameters())
+    layers = list(model.graph.layers)
+    return Adjuster(
+        rule,
+        space,
+        TaskUse(model),
+        parameters=parameters,
+        before={name: p.detach().clone() for name, p in parameters.items()},
+        layer_of=lambda name: layers.index(name.rsplit(".", 1)[0]),
+    )
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [AdjustmentRule(), ConstantRule(0.3), ConstantRule(0.0), ConstantRule(1.0), AdaHATRule(0.05, 0.1), RandomRule()],
+    ids=["hat", "constant .3", "constant 0", "constant 1", "adahat", "random"],
+)
+def test_update_space_is_the_damped_update(rule):
+    model, sparsity = model_with_masks(), [0.2, 0.6]
+    adjust = adjuster(rule, "update", model)
+    frozen_before = {name: p.detach().clone() for name, p in model.backbone.named_parameters()}
+    for _ in range(3):
+        before = {name: p.detach().clone() for name, p in model.backbone.named_parameters()}
+        adjust.before_step(sparsity if adjust.needs_sparsity else [])
+        moved = {name: p + torch.randn_like(p) for name, p in model.backbone.named_parameters()}
+        with torch.no_grad():
+            for name, p in model.backbone.named_parameters():
+                p.copy_(moved[name])
+        adjust.after_step()
+        held = dict(zip(adjust.names, adjust._held, strict=True))
+        for name, p in model.backbone.named_parameters():
+            rate = 1 - held[name]
+            assert torch.allclose(p, before[name] + rate * (moved[name] - before[name]), atol=1e-5)
+            assert torch.equal(p[rate == 1], moved[name][rate == 1])
+            assert torch.equal(p[rate == 0], before[name][rate == 0])
+            if isinstance(rule, ConstantRule) and rule.alpha == 1:
+                assert torch.equal(p, moved[name])
+            if type(rule) is AdjustmentRule:
+                covered = adjust.use.covered[name] == 1
+                assert torch.equal(p[covered], frozen_before[name][covered])
+
+
+def test_gradient_space_scales_gradients_and_leaves_weights():
+    model = model_with_masks()
+    adjust = adjuster(AdaHATRule(0.05, 0.1), "gradient", model)
+    gradients = {}
+    for name, p in model.backbone.named_parameters():
+        p.grad = torch.randn_like(p)
+        gradients[name] = p.grad.clone()
+    before = state(model)
+    adjust.before_step([0.2, 0.6])
+    adjust.after_step()
+    assert same_state(before, state(model))
+    for index, (name, p) in enumerate(model.backbone.named_parameters()):
+        held = adjust.rule.held(adjust.use, name, [0.2, 0.2, 0.6, 0.6][index])
+        assert torch.allclose(p.grad, gradients[name] * (1 - held))
+
+
+@pytest.mark.parametrize("adjustment", ["hat", "random", "adahat"])
+@pytest.mark.parametrize("optimizer", ["adam decay", "momentum"])
+def test_commit(adjustment, optimizer):
+    kind, options = (AdaHAT, {"alpha": 0.1}) if adjustment == "adahat" else (HAT, {"adjustment": adjustment})
+    strategy, benchmark = make(kind, optimizer=optimizer, **options), permuted()
+    initial = {name: p.detach().clone() for name, p in strategy.model.backbone.named_parameters()}
+    owned = {name: torch.zeros_like(p, dtype=torch.bool) for name, p in initial.items()}
+    for task, experience in enumerate(benchmark.train_stream):
+        before = {name: p.detach().clone() for name, p in strategy.model.backbone.named_parameters()}
+        strategy.train(experience)
+        use = strategy.model.graph.parameter_use(strategy.model.masks[task])
+        for name, p in strategy.model.backbone.named_parameters():
+            inside = (use[name] > 0).expand_as(p)
+            assert torch.equal(p[~inside].view(torch.int32), before[name][~inside].view(torch.int32))
+            frozen = owned[name] & inside
+            if adjustment == "hat":
+                assert torch.equal(p[frozen].view(torch.int32), before[name][frozen].view(torch.int32))
+            elif frozen.any():
+                assert not torch.equal(p[frozen], before[name][frozen])
+            owned[name] |= inside
+    for name, p in strategy.model.backbone.named_parameters():
+        assert torch.equal(p[~owned[name]].view(torch.int32), initial[name][~owned[name]].view(torch.int32))
+        assert bool((~owned[name]).any())
+
+
+def test_constant_one_is_no_protection_at_all():
+    """Every step of the second task moves parameters in use as if there were no first task."""
+    strategy, benchmark = make(adjustment="constant", alpha=1.0, optimizer="adam"), permuted()
+    train_all(strategy, benchmark, 1)
+    before = {name: p.detach().clone() for name, p in strategy.model.backbone.named_parameters()}
+    first = strategy.model.graph.parameter_use(strategy.model.masks[0])
+    strategy.train(benchmark.train_stream[1])
+    both = strategy.model.graph.parameter_use(strategy.model.masks[1])
+    for name, p in strategy.model.backbone.named_parameters():
+        shared = ((first[name] > 0) & (both[name] > 0)).expand_as(p)
+        assert float((p != before[name])[shared].float().mean()) > 0.5
+
+
+def test_adahat_with_a_tiny_alpha_is_hat_and_alpha_matters():
+    benchmark = permuted()
+    hat = train_all(make(HAT), benchmark)
+    tiny, large = (train_all(make(AdaHAT, alpha=alpha), benchmark) for alpha in (1e-30, 1.0))
+    expected = logits(hat, benchmark, range(3))
+    assert all(torch.equal(logits(tiny, benchmark, range(3))[t], expected[t]) for t in range(3))
+    assert not torch.equal(logits(large, benchmark, range(3))[0], expected[0])
+
+
+@pytest.mark.parametrize("options", [{"no_sum": True}, {"no_reg": True}, {"space": "gradient"}, {"alpha": 10.0}])
+def test_the_first_task_meets_no_adjustment(options):
+    benchmark = permuted()
+    a, b = train_all(make(AdaHAT, **options), benchmark, 1), train_all(make(HAT), benchmark, 1)
+    assert same_state(state(a.model), state(b.model))

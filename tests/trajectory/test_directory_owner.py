@@ -1,0 +1,204 @@
+"""Whose a directory of logs is: a strategy that was saved takes its own back, and nobody else does."""
+
+import copy
+import json
+import shutil
+
+import pytest
+import torch
+from support.fault_injection import raiser
+from support.log_directory import contents, files, with_three_tasks
+from support.strategies import DIGITS, amnesiac
+from support.strategy_state import bits, frozen, trajectory
+
+from avalanche_amnesia.training.plugins import TrajectoryPlugin
+from avalanche_amnesia.trajectory import Trajectory, TrajectoryError
+
+
+def saved(thing, path):
+    torch.save(thing, path)
+    return path
+
+
+def loaded(path):
+    return torch.load(path, weights_only=False)
+
+
+def strategy_with(path, tasks=()):
+    strategy = amnesiac(train_epochs=1, trajectory=TrajectoryPlugin(path=path))
+    for task in tasks:
+        strategy.train(DIGITS.train_stream[task])
+    return strategy
+
+
+def one_state(path, store):
+    """The directory holds this trajectory's logs, all mapped, and nothing else."""
+    assert contents(Trajectory(path=path)) == contents(store)
+    assert all(log.file is not None and log.file.path.parent == path for log in store.logs.values())
+    return files(path) == sorted(["index.json", *(log.file.path.name for log in store.logs.values())])
+
+
+@pytest.fixture
+def logs(tmp_path):
+    return tmp_path / "logs"
+
+
+@pytest.mark.parametrize("since", ["trained", "unlearned", "deleted", "moved", "emptied", "damaged"])
+def test_a_checkpoint_goes_on_whatever_became_of_its_directory(tmp_path, logs, since):
+    first = strategy_with(logs, [0, 1])
+    file = saved(first, tmp_path / "strategy.pt")
+    if since == "trained":
+        first.train(DIGITS.train_stream[2])
+        first.train(DIGITS.train_stream[3])
+    elif since == "unlearned":
+        first.unlearn([0])
+    elif since == "deleted":
+        shutil.rmtree(logs)
+    elif since == "moved":
+        logs.rename(tmp_path / "elsewhere")
+    elif since == "emptied":
+        first.unlearn([0, 1])
+    else:
+        path = next(logs.glob("task_0.*"))
+        path.write_bytes(path.read_bytes()[:-1] + b"?")
+    again, plain = loaded(file), strategy_with(None, [0, 1])
+    trajectory(again).settle()  # before its first change nothing is its own to delete
+    assert contents(trajectory(again)) == contents(trajectory(plain))
+    for strategy in (again, plain):
+        strategy.train(DIGITS.train_stream[2])
+    assert one_state(logs, trajectory(again))
+    assert again.unlearn([1]).changes == plain.unlearn([1]).changes
+    assert bits(again.model) == bits(plain.model)
+    assert contents(trajectory(again)) == contents(trajectory(plain))
+    assert one_state(logs, trajectory(again))
+
+
+def test_loading_alone_changes_nothing_and_who_went_on_may_go_on(tmp_path, logs):
+    first = strategy_with(logs, [0])
+    file = saved(first, tmp_path / "strategy.pt")
+    first.train(DIGITS.train_stream[1])
+    before = files(logs)
+    again = loaded(file)
+    trajectory(again).settle()  # no sweep of what is not its own
+    assert files(logs) == before
+    first.train(DIGITS.train_stream[2])
+    assert one_state(logs, trajectory(first))
+
+
+def test_the_last_to_write_of_those_that_were_loaded_has_the_directory(tmp_path, logs):
+    first = strategy_with(logs, [0])
+    file = saved(first, tmp_path / "strategy.pt")
+    one, two = loaded(file), loaded(file)
+    one.train(DIGITS.train_stream[1])
+    two.train(DIGITS.train_stream[2])
+    for refused in (first, one):
+        before = bits(refused.model), contents(trajectory(refused))
+        refused.forward = raiser(AssertionError)  # it is refused before it is trained
+        with pytest.raises(TrajectoryError, match=r"changed by another trajectory.*directory of its own"):
+            refused.train(DIGITS.train_stream[3])
+        assert (bits(refused.model), contents(trajectory(refused))) == before
+        del refused.forward
+        refused.abort_training()
+        with pytest.raises(TrajectoryError, match="changed by another trajectory"):
+            refused.unlearn([0])
+        assert (bits(refused.model), contents(trajectory(refused))) == before
+        trajectory(refused).settle()  # what is no longer its own it does not sweep
+    assert one_state(logs, trajectory(two))
+    assert two.unlearn([0]).plan.tasks == (0,)
+    back = loaded(saved(one, tmp_path / "one.pt"))  # saved and loaded, it may take the directory again
+    back.train(DIGITS.train_stream[3])
+    assert one_state(logs, trajectory(back))
+    assert trajectory(back).tasks == (0, 1, 3)
+
+
+def test_a_directory_that_another_run_began_anew_is_not_taken(tmp_path, logs):
+    file = saved(strategy_with(logs, [0]), tmp_path / "strategy.pt")
+    shutil.rmtree(logs)
+    other = strategy_with(logs, [3])
+    again = loaded(file)
+    before = bits(again.model)
+    with pytest.raises(TrajectoryError, match=r"another trajectory, which began anew there; move it away"):
+        again.train(DIGITS.train_stream[1])
+    assert bits(again.model) == before
+    assert one_state(logs, trajectory(other))
+    logs.rename(tmp_path / "of the other one")
+    again.train(DIGITS.train_stream[1])
+    assert one_state(logs, trajectory(again))
+
+
+def test_a_damaged_index_is_not_taken_before_it_is_moved_away(tmp_path, logs):
+    file = saved(strategy_with(logs, [0]), tmp_path / "strategy.pt")
+    (logs / "index.json").write_text("{}")
+    again = loaded(file)
+    with pytest.raises(TrajectoryError, match=r"index.json is damaged.*move .* away"):
+        again.train(DIGITS.train_stream[1])
+    logs.rename(tmp_path / "damaged")
+    again.train(DIGITS.train_stream[1])
+    assert one_state(logs, trajectory(again))
+
+
+def test_a_directory_that_is_moved_under_a_living_strategy_is_an_error(tmp_path, logs):
+    first = strategy_with(logs, [0])
+    logs.rename(tmp_path / "elsewhere")
+    with pytest.raises(TrajectoryError, match="changed by another trajectory, or moved away"):
+        first.train(DIGITS.train_stream[1])
+    assert contents(Trajectory(path=tmp_path / "elsewhere")) == contents(trajectory(first))
+
+
+def test_a_copy_keeps_its_logs_in_memory_and_leaves_the_directory_alone(logs):
+    first = strategy_with(logs, [0, 1])
+    twin = copy.deepcopy(first)
+    before = files(logs)
+    twin.unlearn([0])
+    twin.train(DIGITS.train_stream[2])
+    assert files(logs) == before
+    first.unlearn([0])
+    first.train(DIGITS.train_stream[2])
+    assert bits(first.model) == bits(twin.model)
+    assert contents(trajectory(first)) == contents(trajectory(twin))
+    assert all(log.file is None for log in trajectory(twin).logs.values())
+    assert one_state(logs, trajectory(first))
+
+
+def test_a_checkpoint_of_a_forgotten_task_unlearns_it_without_its_files_coming_back(tmp_path, logs, monkeypatch):
+    """And where it goes on without unlearning, it brings them back: it is a copy of the task."""
+    first = strategy_with(logs, [0, 1])
+    file = saved(first, tmp_path / "strategy.pt")
+    first.unlearn([0])
+    kept, model = files(logs), bits(first.model)
+    again = loaded(file)
+    made = []
+    replace = torch.serialization.os.replace
+    monkeypatch.setattr("os.replace", lambda a, b: (made.append(str(b)), replace(a, b)))
+    again.unlearn([0])
+    assert [name for name in made if "task_0." in name] == []
+    assert (files(logs), bits(again.model)) == (kept, model)
+    loaded(file).train(DIGITS.train_stream[2])
+    assert [name for name in files(logs) if name.startswith("task_0.")]
+
+
+def test_the_same_log_is_the_same_file_and_is_written_once(tmp_path, logs, monkeypatch):
+    store, state = with_three_tasks(logs)
+    before = {file: file.stat().st_mtime_ns for file in logs.iterdir()}
+    store.restore(store.logs)
+    Trajectory(path=logs).restore(store.logs)
+    assert {file: file.stat().st_mtime_ns for file in logs.iterdir()} == before
+    store.apply(store.remove([2], state))
+    with_three_tasks(tmp_path / "twin")
+    names = set(files(tmp_path / "twin"))
+    assert {file.name for file in before} == names
+
+
+def test_logs_that_are_mapped_from_elsewhere_get_files_of_their_own(tmp_path, logs):
+    with_three_tasks(None)[0].save(tmp_path / "all.safetensors")
+    store = Trajectory(path=logs)
+    store.restore(Trajectory.load(tmp_path / "all.safetensors").logs)
+    assert one_state(logs, store)
+
+
+def test_the_index_says_what_it_names(logs):
+    store, _ = with_three_tasks(logs)
+    index = json.loads((logs / "index.json").read_text())
+    assert [row["task"] for row in index["logs"]] == [0, 1, 2]
+    assert [row["file"] for row in index["logs"]] == [log.file.path.name for log in store.logs.values()]
+    assert frozen(list(store.tasks)) == frozen([0, 1, 2])

@@ -1,0 +1,230 @@
+"""Logs on disk: always whole files of one and the same state, wherever a run dies."""
+
+import itertools
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.fault_injection import after_call, raiser
+from support.log_directory import contents, files, with_three_tasks
+from support.strategies import DIGITS, amnesiac, stock
+from support.strategy_state import bits, fingerprint, frozen, trajectory, unlearning_plugin
+from support.trajectory_oracle import EVENTS, SHAPES, assert_same, drawn
+
+from avalanche_amnesia.ledger import TaskLedger
+from avalanche_amnesia.training.host import find_plugin
+from avalanche_amnesia.training.plugins import TrajectoryPlugin
+from avalanche_amnesia.trajectory import Trajectory, TrajectoryError
+from avalanche_amnesia.trajectory import files as log_files
+from avalanche_amnesia.unlearning import applying as operation
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    events=EVENTS,
+    seed=st.integers(0, 2**20),
+    dtype=st.sampled_from([None, torch.int8]),
+    permanent=st.sets(st.integers(0, 9), max_size=2),
+)
+def test_a_directory_that_is_opened_anew_every_time_agrees_with_the_memory(
+    tmp_path_factory, events, seed, dtype, permanent
+):
+    path = tmp_path_factory.mktemp("logs")
+    generator = torch.Generator().manual_seed(seed)
+    state = {name: torch.randn(shape, generator=generator) for name, shape in SHAPES.items()}
+    memory = Trajectory(dtype=dtype)
+    for task, (kind, value) in enumerate(events):
+        disk = Trajectory(path=path, dtype=dtype)
+        assert contents(disk) == contents(memory)
+        if kind == "learn":
+            after = {name: state[name] + change for name, change in drawn(generator, value).items()}
+            committed = memory.record(task, state, after)
+            assert_same(disk.record(task, state, after), committed)
+            state = {**after, **committed}
+        elif tasks := [task for task in memory.tasks if task in value - permanent]:
+            removals = [store.remove(tasks, state) for store in (memory, disk)]
+            assert frozen(dict(removals[0].values)) == frozen(dict(removals[1].values))
+            state = {name: removals[0].values.get(name, state[name]) for name in state}
+            for store, removal in zip((memory, disk), removals, strict=True):
+                store.apply(removal)
+                store.settle()
+        for store in (memory, disk):
+            store.merge(permanent & set(memory.tasks))
+        assert len(files(path)) == bool(list(path.iterdir())) + len(memory.tasks)
+
+
+def test_logs_are_mapped_not_loaded(tmp_path):
+    store = Trajectory(path=tmp_path)
+    store.record(3, {"w": torch.zeros(1000)}, {"w": torch.ones(1000)})
+    (name,) = [file for file in files(tmp_path) if file != "index.json"]
+    assert name.startswith("task_3.")
+    if Path("/proc/self/maps").exists():
+        assert str(tmp_path / name) in Path("/proc/self/maps").read_text()
+
+
+DIE_AT = [(log_files, "save_file"), (os, "replace"), (os, "fsync"), (Path, "unlink"), (Path, "write_bytes")]
+CHANGES = {
+    "record": lambda store, state: store.record(9, state, {"w": state["w"] + 1}),
+    "remove": lambda store, state: (store.apply(store.remove([0], state)), store.settle()),
+    "merge": lambda store, state: store.merge([1, 2]),
+}
+
+
+@pytest.mark.parametrize("behind", [False, True], ids=["in front", "behind"])
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize(("owner", "name"), DIE_AT, ids=lambda v: getattr(v, "__name__", v))
+def test_a_run_killed_at_any_file_operation_leaves_one_state_or_the_other(
+    tmp_path, monkeypatch, owner, name, change, behind
+):
+    """Each time at another of the operation's calls; what is found is the state before or the state after."""
+    died = 0
+    for call in itertools.count():
+        path = tmp_path / str(call)
+        store, state = with_three_tasks(path)
+        before = contents(store)
+        reached = itertools.count()
+        original = getattr(owner, name)
+        broken = after_call(original, OSError) if behind else raiser(OSError)
+
+        def dies(*args, call=call, reached=reached, original=original, broken=broken, **kwargs):
+            return (broken if next(reached) == call else original)(*args, **kwargs)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, dies)
+            try:
+                CHANGES[change](store, state)
+                survived = True
+            except OSError:
+                survived = False
+        if survived and next(reached) <= call:
+            break
+        died += not survived
+        # a new process opens what is there
+        found = contents(Trajectory(path=path))
+        after = Trajectory(path=None)
+        if change == "record":
+            with_new = with_three_tasks(tmp_path / f"{call} to the end")[0]
+            CHANGES[change](with_new, state)
+            after = with_new
+        elif change in ("remove", "merge"):
+            after = with_three_tasks(tmp_path / f"{call} to the end")[0]
+            CHANGES[change](after, state)
+        assert found in (before, contents(after))
+        index = json.loads((path / "index.json").read_text())
+        assert files(path) == sorted(["index.json", *(row["file"] for row in index["logs"])])
+    assert died > 0 or name == "unlink"
+
+
+STEPS = [
+    (Trajectory, "apply"),
+    (Trajectory, "settle"),
+    (TaskLedger, "forget"),
+    (operation, "UnlearningRecord"),
+    (log_files, "save_file"),
+    (log_files, "_replace"),
+    (Path, "unlink"),
+    (Path, "write_bytes"),
+]
+
+
+@pytest.mark.parametrize("dtype", [None, torch.float16], ids=["lossless", "coded"])
+def test_an_unlearning_that_fails_leaves_files_and_model(tmp_path, monkeypatch, dtype):
+    plugin = TrajectoryPlugin(path=tmp_path, dtype=dtype)
+    strategy = amnesiac(trajectory=plugin, adjustment="adahat", train_epochs=1, optimizer="sgd")
+    for experience in DIGITS.train_stream[:3]:
+        strategy.train(experience)
+    before, on_disk = fingerprint(strategy), contents(Trajectory(path=tmp_path))
+    steps = [step for step in STEPS if dtype is None or step[1] != "save_file"]  # the same codes are the same file
+    for (owner, name), behind in itertools.product(steps, (False, True)):
+        original = getattr(owner, name)
+        reached = iter([after_call(original, OSError) if behind else raiser(OSError)])
+        with monkeypatch.context() as patch:
+
+            def once(*args, reached=reached, original=original, **kwargs):
+                return next(reached, original)(*args, **kwargs)
+
+            patch.setattr(owner, name, once)
+            with pytest.raises(OSError, match="injected"):
+                strategy.unlearn([0])
+        assert fingerprint(strategy) == before, (owner, name, behind)
+        assert contents(Trajectory(path=tmp_path)) == on_disk == contents(trajectory(strategy)), (owner, name, behind)
+    task_0 = [file for file in files(tmp_path) if file.startswith("task_0.")]
+    assert len(task_0) == 1
+    strategy.unlearn([0])
+    assert [file for file in files(tmp_path) if file.startswith("task_0.")] == []
+    assert contents(Trajectory(path=tmp_path)) == contents(trajectory(strategy))
+
+
+def test_the_place_of_the_logs_makes_no_difference(tmp_path):
+    runs = [amnesiac(trajectory=TrajectoryPlugin(path=path)) for path in (None, tmp_path)]
+    for strategy in runs:
+        for experience in DIGITS.train_stream[:3]:
+            strategy.train(experience)
+        strategy.unlearn([1])
+    assert bits(runs[0].model) == bits(runs[1].model)
+    assert contents(trajectory(runs[0])) == contents(trajectory(runs[1]))
+
+
+@pytest.mark.parametrize("make", [amnesiac, stock])
+def test_a_task_that_can_not_be_written_is_not_learned(tmp_path, monkeypatch, make):
+    plugin = TrajectoryPlugin(path=tmp_path)
+    strategy = make(trajectory=plugin) if make is amnesiac else make()
+    find_plugin(strategy, TrajectoryPlugin).trajectory = plugin.trajectory
+    strategy.train(DIGITS.train_stream[0])
+    before, on_disk = bits(strategy.model), contents(Trajectory(path=tmp_path))
+    with monkeypatch.context() as patch:
+        patch.setattr(log_files, "save_file", raiser(OSError))
+        with pytest.raises(OSError, match="injected"):
+            strategy.train(DIGITS.train_stream[1])
+    after = bits(strategy.model)
+    assert {name: after[name] for name in before} == before
+    assert contents(Trajectory(path=tmp_path)) == on_disk
+    unlearning_plugin(strategy).abort(strategy)
+    strategy.train(DIGITS.train_stream[1])
+    assert Trajectory(path=tmp_path).tasks == (0, 1) == unlearning_plugin(strategy).ledger.remaining
+
+
+def test_two_trajectories_in_one_directory_are_told_apart(tmp_path):
+    first, second = Trajectory(path=tmp_path), Trajectory(path=tmp_path)
+    first.record(0, {"w": torch.zeros(2)}, {"w": torch.ones(2)})
+    with pytest.raises(TrajectoryError, match=r"changed by another trajectory.*directory of its own"):
+        second.record(0, {"w": torch.zeros(2)}, {"w": torch.ones(2)})
+    assert second.tasks == ()
+    assert Trajectory(path=tmp_path).tasks == (0,)
+
+
+@pytest.mark.parametrize(
+    "text", ["no json", "[]", '{"logs": [{"task": 0, "file": "task_0.9.safetensors"}], "merged": []}']
+)
+def test_a_directory_that_holds_something_else_is_refused(tmp_path, text):
+    (tmp_path / "index.json").write_text(text)
+    (tmp_path / "mine.safetensors").write_text("")
+    with pytest.raises(TrajectoryError, match=r"no trajectory that can be continued.*empty directory"):
+        Trajectory(path=tmp_path)
+    assert files(tmp_path) == ["index.json", "mine.safetensors"]
+
+
+def test_only_our_own_leftovers_are_deleted(tmp_path):
+    for name in ("task_5.0.safetensors", "task_5.1f.safetensors.part", "index.json.part", "task_notes.txt", "x"):
+        (tmp_path / name).write_text("")
+    store = Trajectory(path=tmp_path)
+    assert files(tmp_path) == ["task_notes.txt", "x"]
+    store.record(0, {"w": torch.zeros(2)}, {"w": torch.ones(2)})
+    ours = store.logs[0].file.path.name
+    assert files(tmp_path) == ["index.json", ours, "task_notes.txt", "x"]
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16], ids=str)
+def test_one_file_holds_reports_and_merges_as_well(tmp_path, dtype):
+    store, state = with_three_tasks(None, dtype=dtype)
+    store.merge([1])
+    store.save(tmp_path / "all.safetensors")
+    again = Trajectory.load(tmp_path / "all.safetensors", dtype=dtype)
+    assert contents(again) == contents(store)
+    assert frozen(dict(again.remove([0], state).values)) == frozen(dict(store.remove([0], state).values))
+    with pytest.raises(TrajectoryError, match=r"tasks \[1\] can't be taken out"):
+        again.remove([0, 1], state)

@@ -1,0 +1,137 @@
+"""Updates of permanent tasks, merged: nothing that may still be asked for is lost."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.strategies import DIGITS, amnesiac, stock
+from support.strategy_state import bits, trajectory, unlearning_plugin
+from support.trajectory_oracle import SHAPES, drawn, states
+
+from avalanche_amnesia.bits import same_bits
+from avalanche_amnesia.training.host import find_plugin
+from avalanche_amnesia.training.plugins import TrajectoryPlugin
+from avalanche_amnesia.trajectory import Trajectory, TrajectoryError
+
+events = st.lists(
+    st.one_of(
+        st.tuples(st.just("learn"), st.floats(0.1, 1.0)),
+        st.tuples(st.just("remove"), st.sets(st.integers(0, 9), max_size=3)),
+        st.tuples(st.just("merge"), st.sets(st.integers(0, 9), max_size=3)),
+    ),
+    min_size=3,
+    max_size=12,
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(events=events, seed=st.integers(0, 2**20), dtype=st.sampled_from([None, torch.float16, torch.int8]))
+def test_removals_are_those_without_merging(events, seed, dtype):
+    """Up to the order of rounding where merged tasks wrote; to the bit everywhere else, and in what is left over."""
+    generator = torch.Generator().manual_seed(seed)
+    state = {name: torch.randn(shape, generator=generator) for name, shape in SHAPES.items()}
+    initial = {name: value.clone() for name, value in state.items()}
+    merging, apart = Trajectory(dtype=dtype), Trajectory(dtype=dtype)
+    wrote = {name: torch.zeros(shape, dtype=torch.bool) for name, shape in SHAPES.items()}  # merged tasks
+    other = {name: value.clone() for name, value in state.items()}
+    merged: set[int] = set()
+    for task, (kind, value) in enumerate(events):
+        if kind == "learn":
+            change = drawn(generator, value)
+            committed = []
+            for store, values in ((merging, state), (apart, other)):
+                after = {name: values[name] + change[name] for name in values}
+                committed.append({**after, **store.record(task, values, after)})
+            state, other = committed
+        elif kind == "merge":
+            new = value & set(merging.tasks)
+            before = merging.nbytes()
+            for gone in new - merged:
+                for name, where in apart.moved(gone).items():
+                    wrote[name] |= where
+            merged |= new
+            merging.merge(new)
+            assert merging.nbytes() <= before
+        elif tasks := [task for task in merging.tasks if task in value - merged]:
+            removals = merging.remove(tasks, state), apart.remove(tasks, other)
+            merging.apply(removals[0])
+            apart.apply(removals[1])
+            state = {name: removals[0].values.get(name, state[name]) for name in state}
+            other = {name: removals[1].values.get(name, other[name]) for name in other}
+        assert merging.tasks == apart.tasks
+        for name in state:
+            assert torch.allclose(state[name], other[name], atol=1e-5)
+            assert same_bits(state[name], other[name])[~wrote[name]].all()
+    rest = [task for task in merging.tasks if task not in merged]
+    if rest:
+        values = merging.remove(rest, state).values
+        for name in state:
+            nobody = ~wrote[name]
+            assert same_bits(values.get(name, state[name]), initial[name])[nobody].all()
+
+
+def test_only_what_an_earlier_removal_crosses_is_kept_once_per_stretch():
+    s = states([0.0, 0.0], [1.0, 0.0], [3.0, 3.0], [7.0, 7.0], [15.0, 15.0], [31.0, 31.0])
+    store = Trajectory()
+    for task in range(5):
+        store.record(task, s[task], s[task + 1])
+    store.merge([1, 2, 4])  # 0 and 3 may still go; 0 wrote the first entry alone, 3 both
+    assert [log["w"].where.tolist() if log else [] for log in store.logs.values()] == [
+        [True, False],  # 0
+        [True, False],  # 1: the way back of 0 crosses it
+        [],  # 2: as 1, which stands for both
+        [True, True],  # 3
+        [True, True],  # 4: the way back of 3 crosses it
+    ]
+    assert store.remove([0], s[5]).values["w"].tolist() == [30.0, 31.0]
+    assert store.remove([3], s[5]).values["w"].tolist() == [23.0, 23.0]
+    assert store.remove([0, 3], s[5]).values["w"].tolist() == [22.0, 23.0]
+    store.apply(store.remove([3], s[5]))
+    assert list(store.logs[4]) == []  # now 1 stands for 4 as well
+    assert store.remove([0], {"w": torch.tensor([23.0, 23.0])}).values["w"].tolist() == [22.0, 23.0]
+
+
+def test_merged_tasks_can_not_be_taken_apart():
+    s = states([0.0], [1.0], [2.0])
+    store = Trajectory()
+    store.record(0, s[0], s[1])
+    store.record(1, s[1], s[2])
+    store.merge([0])
+    assert store.report()["merged"].tolist() == [True, False]
+    with pytest.raises(TrajectoryError, match=r"tasks \[0\] can't be taken out.*merge_permanent=False"):
+        store.remove([0, 1], s[2])
+    with pytest.raises(TrajectoryError, match="task 7 is not recorded"):
+        store.merge([7])
+
+
+def test_a_masked_run_with_a_deadline_holds_what_may_still_go():
+    runs = [amnesiac(deadline=2, trajectory=TrajectoryPlugin(merge_permanent=merge)) for merge in (True, False)]
+    for strategy in runs:
+        for experience in DIGITS.train_stream[:5]:
+            strategy.train(experience)
+        assert unlearning_plugin(strategy).ledger.permanent == {0, 1, 2}
+    report = trajectory(runs[0]).report()
+    assert report.index.tolist() == [0, 1, 2, 3, 4]
+    assert report["bytes"].tolist()[:3] == [0, 0, 0] < trajectory(runs[1]).report()["bytes"].tolist()[:3]
+    for strategy in runs:
+        strategy.unlearn([3])
+    assert bits(runs[0].model) == bits(runs[1].model)
+
+
+def test_a_dense_run_with_a_permanent_task_between():
+    runs = [stock(epochs=2) for _ in range(2)]
+    find_plugin(runs[0], TrajectoryPlugin).merge_permanent = True
+    for strategy in runs:
+        for experience in DIGITS.train_stream[:4]:
+            if experience.task_label == 3:
+                unlearning_plugin(strategy).mark_permanent([1, 2])
+            strategy.train(experience)
+        assert trajectory(strategy).tasks == (0, 1, 2, 3)
+    sizes = [trajectory(strategy).report()["bytes"] for strategy in runs]
+    assert sizes[0][2] < sizes[1][2] / 2  # what 1 holds stands for 2 as well
+    for strategy in runs:
+        unlearning_plugin(strategy).unlearn(strategy, [0])
+        unlearning_plugin(strategy).unlearn(strategy, [3])
+    values = [dict(strategy.model.named_parameters()) for strategy in runs]
+    for name, value in values[0].items():
+        assert torch.allclose(value, values[1][name], atol=1e-6)

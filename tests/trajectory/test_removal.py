@@ -1,0 +1,160 @@
+"""Removals from the undo logs, against a dense twin that keeps every state and every update."""
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.strategies import trained
+from support.strategy_state import frozen, trajectory
+from support.trajectory_oracle import EVENTS, SHAPES, DenseTwin, assert_same, drawn, states
+
+from avalanche_amnesia.bits import same_bits
+from avalanche_amnesia.trajectory import Revision, Trajectory, removal
+
+
+@settings(max_examples=150, deadline=None)
+@given(events=EVENTS, seed=st.integers(0, 2**20), in_training=st.booleans())
+def test_any_sequence_of_tasks_and_removals_agrees_with_the_dense_twin(events, seed, in_training):
+    generator = torch.Generator().manual_seed(seed)
+    state = {name: torch.randn(shape, generator=generator) for name, shape in SHAPES.items()}
+    store, twin = Trajectory(), DenseTwin(state)
+    ever: list[int] = []
+    for kind, value in events:
+        if kind == "learn":
+            relearnable = [task for task in ever if task not in store.tasks]
+            task = relearnable[0] if relearnable and value > 0.7 else len(ever)
+            ever.append(task) if task not in ever else None
+            after = {name: state[name] + change for name, change in drawn(generator, value).items()}
+            store.record(task, state, after)
+            twin.record(task, state, after)
+            state = after
+            continue
+        tasks = [task for task in store.tasks if task in value]
+        if not tasks:
+            continue
+        logs = frozen([(t, {n: (e.chosen, e.values) for n, e in log.items()}) for t, log in store.logs.items()])
+        twin.remove(set(tasks))
+        if in_training:
+            running = {name: state[name] + change for name, change in drawn(generator, 0.5).items()}
+            removal = store.remove(tasks, running, state)
+            moved_back = {name: removal.before.get(name, state[name]) for name in state}
+            now = {name: removal.values.get(name, running[name]) for name in state}
+            for name in state:  # the running task keeps its own update
+                own = running[name].double() - state[name].double()
+                untouched = same_bits(running[name], state[name])
+                expected = torch.where(untouched, moved_back[name], (moved_back[name].double() + own).float())
+                same_ground = same_bits(moved_back[name], state[name])
+                assert same_bits(now[name], torch.where(same_ground, running[name], expected)).all()
+        else:
+            removal = store.remove(tasks, state)
+            assert removal.before == {}
+            moved_back = {name: removal.values.get(name, state[name]) for name in state}
+        assert logs == frozen([(t, {n: (e.chosen, e.values) for n, e in lg.items()}) for t, lg in store.logs.items()])
+        store.apply(removal)
+        state = moved_back
+        assert_same(state, twin.state)
+        assert store.tasks == tuple(task for task, *_ in twin.writers)
+    # what a log holds is the twin's value before the task, where the task moved something
+    for (task, moved, _, _), before in zip(twin.writers, twin._states_before(), strict=True):
+        for name, entry in store.logs[task].items():
+            assert torch.equal(entry.where, moved[name])
+            assert same_bits(entry.values, before[name][moved[name]]).all()
+    if store.tasks:
+        everything = store.remove(store.tasks, state)
+        assert_same({name: everything.values.get(name, state[name]) for name in state}, twin.initial)
+
+
+def test_first_value_last_bits_and_float64_subtraction():
+    s = states([0.1, 0.1, 0.1, 0.1], [0.7, 0.7, 0.1, 0.7], [0.7, 3.1, 3.1, 9.3])
+    store = Trajectory()
+    store.record(0, s[0], s[1])
+    store.record(1, s[1], s[2])
+    without_0 = store.remove([0], s[2]).values["w"]
+    assert without_0[0] == s[0]["w"][0]  # only 0 wrote it
+    assert without_0[2] == s[2]["w"][2]  # 0 never touched it
+    shared = (s[2]["w"].double() - (s[1]["w"].double() - s[0]["w"].double())).float()
+    assert torch.equal(without_0[[1, 3]], shared[[1, 3]])
+    assert torch.equal(store.remove([1], s[2]).values["w"], s[1]["w"])  # 1 was the last writer
+
+
+def test_plain_float32_subtraction_would_not_return_the_old_bits():
+    generator = torch.Generator().manual_seed(0)
+    before = {"w": torch.randn(10_000, generator=generator)}
+    after = {"w": before["w"] + torch.randn(10_000, generator=generator)}
+    store = Trajectory()
+    store.record(0, before, after)
+    assert torch.equal(store.remove([0], after).values["w"], before["w"])
+    assert not torch.equal(after["w"] - (after["w"] - before["w"]), before["w"])
+
+
+def test_two_writers_of_one_entry_that_go_together_leave_the_third_ones_update():
+    s = states([1.0], [1.5], [3.5], [4.0])
+    store = Trajectory()
+    for task in range(3):
+        store.record(task, s[task], s[task + 1])
+    removal = store.remove([0, 1], s[3])
+    assert removal.values["w"].tolist() == [1.5]
+    assert {t: u["w"].tolist() for t, u in removal.updates.items()} == {0: [0.5], 1: [2.0]}
+    assert removal.updates[0]["w"].dtype == torch.float64
+
+
+def test_updates_are_those_on_the_ground_that_an_earlier_removal_left():
+    s = states([1.0], [1.5], [3.5], [4.0])
+    store = Trajectory()
+    for task in range(3):
+        store.record(task, s[task], s[task + 1])
+    first = store.remove([0], s[3])
+    store.apply(first)
+    assert first.values["w"].tolist() == [3.5]
+    second = store.remove([1], first.values)
+    assert second.updates[1]["w"].tolist() == [2.0]
+    assert second.values["w"].tolist() == [1.5]
+
+
+def test_a_tensor_that_goes_with_the_tasks_leaves_the_later_logs():  # LwF and EWC train old heads
+    before = {"w": torch.zeros(2), "heads.0.weight": torch.zeros(2)}
+    after = {"w": torch.ones(2), "heads.0.weight": torch.ones(2)}
+    store = Trajectory()
+    store.record(0, {"w": torch.full((2,), -1.0)}, before)
+    store.record(1, before, after)
+    store.apply(store.remove([0], {"w": after["w"]}))
+    assert list(store.logs[1]) == ["w"]
+
+
+def test_a_writer_whose_ground_did_not_move_keeps_its_own_bits():
+    """Also where value minus old value plus old value is not the value: a sign of zero, a huge ratio."""
+    s = states([0.0, 0.0, 1e30], [1.0, 0.0, 1e30], [1.0, -0.0, 1e-5])
+    store = Trajectory()
+    store.record(0, s[0], s[1])
+    store.record(1, s[1], s[2])
+    without_0 = store.remove([0], s[2]).values["w"]
+    assert torch.signbit(without_0).tolist() == [False, True, False]
+    assert torch.equal(without_0, torch.tensor([0.0, 0.0, 1e-5]))
+
+
+def test_an_update_of_a_tensor_that_nothing_goes_from_is_revised_too():
+    store, zero = Trajectory(), {"a": torch.zeros(2), "w": torch.zeros(2)}
+    first = {"a": torch.ones(2), "w": zero["w"]}
+    second = {"a": first["a"], "w": torch.tensor([2.0, 4.0])}
+    store.record(0, zero, first)
+    store.record(1, first, second)
+    half = Revision(torch.tensor([True, False]), factor=0.5)
+    removal = store.remove([0], second, revisions={1: {"w": half}})
+    assert {name: value.tolist() for name, value in removal.values.items()} == {"a": [0, 0], "w": [1, 4]}
+    store.apply(removal)
+    assert store.remove([1], dict(removal.values)).values["w"].tolist() == [0, 0]
+
+
+def test_two_threads_take_the_same_out_as_one(monkeypatch):
+    strategy = trained(3, train_epochs=1)
+    store = trajectory(strategy)
+    current = {name: p.detach() for name, p in strategy.model.named_parameters()}
+    two = store.remove([0, 1], current)
+    monkeypatch.setattr(removal, "map_two_threads", lambda work, things: [work(thing) for thing in things])
+    one = store.remove([0, 1], current)
+    assert two.values
+    assert list(two.values) == list(one.values)
+    assert all(torch.equal(value, one.values[name]) for name, value in two.values.items())
+    assert all(torch.equal(index, one.moved[name]) for name, index in two.moved.items())
+    for task, updates in two.updates.items():
+        assert list(updates) == list(one.updates[task])
+        assert all(torch.equal(update, one.updates[task][name]) for name, update in updates.items())

@@ -1,0 +1,125 @@
+"""Chosen entries of a tensor: every bit comes back, in few bytes, wherever they are moved to."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from avalanche_amnesia.bits import same_bits
+from avalanche_amnesia.trajectory.sparse import SparseValues, chosen_by, expand, pack, shrink, unpack
+
+SHAPE = (4, 5)
+CHOICES = st.lists(st.booleans(), min_size=20, max_size=20).map(lambda flat: torch.tensor(flat).reshape(SHAPE))
+INDICES = st.lists(st.integers(0, 19), max_size=6, unique=True).map(torch.tensor).map(torch.Tensor.long)
+DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
+ODD = torch.tensor([0.0, -0.0, float("inf"), float("nan"), 1e-45])
+"""Values that a comparison, or arithmetic, would not bring back."""
+
+
+def drawn(dtype=torch.float32, seed=0):
+    values = torch.randn(SHAPE, generator=torch.Generator().manual_seed(seed))
+    values[0] = ODD
+    return values.to(dtype)
+
+
+def dense(entries, elsewhere):
+    """The entries written over another tensor, one by one."""
+    result = elsewhere.clone().reshape(-1)
+    for position, value in zip(entries.where.reshape(-1).nonzero().flatten(), entries.values, strict=True):
+        result[position] = value
+    return result
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@given(where=CHOICES)
+def test_positions_and_bits_come_back(dtype, where):
+    tensor = drawn(dtype)
+    entries = SparseValues.of(tensor, where)
+    assert (entries.shape, entries.dtype) == (SHAPE, dtype)
+    assert torch.equal(entries.where, where)
+    assert same_bits(entries.values, tensor[where]).all()
+    assert same_bits(entries.before(torch.zeros(int(where.sum()), dtype=dtype)), tensor[where]).all()
+    assert entries.nbytes == sum(part.nbytes for part in entries.parts.values())
+
+
+def test_no_entries():
+    nothing = SparseValues.none(drawn())
+    assert not nothing.where.any()
+    assert nothing.where.shape == SHAPE
+    assert len(nothing.values) == 0
+
+
+@given(where=CHOICES, index=INDICES)
+def test_further_entries_are_added_and_given_ones_replaced(where, index):
+    tensor, other = drawn(), drawn(seed=1).reshape(-1)
+    extended = SparseValues.of(tensor, where).extended(index, other[index])
+    expected = where.reshape(-1).clone()
+    expected[index] = True
+    assert torch.equal(extended.where.reshape(-1), expected)
+    values = tensor.reshape(-1).clone()
+    values[index] = other[index]
+    assert same_bits(extended.values, values[expected]).all()
+
+
+@given(where=CHOICES, keep=CHOICES)
+def test_some_of_the_entries(where, keep):
+    tensor = drawn()
+    kept = SparseValues.of(tensor, where).restricted(keep.reshape(-1))
+    assert torch.equal(kept.where, where & keep)
+    assert same_bits(kept.values, tensor[where & keep]).all()
+
+
+@given(where=CHOICES)
+def test_the_same_entries_with_other_values(where):
+    tensor, other = drawn(), drawn(seed=1)
+    rebased = SparseValues.of(tensor, where).rebased(other[where], tensor[where])
+    assert torch.equal(rebased.where, where)
+    assert same_bits(rebased.values, other[where]).all()
+
+
+@given(where=CHOICES, source=st.permutations(range(20)).map(torch.tensor))
+def test_rearranged_entries_are_those_of_the_rearranged_tensor(where, source):
+    tensor = drawn()
+    moved = SparseValues.of(tensor, where).rearranged(source)
+    blank = torch.full((20,), 7.0)
+    expected = torch.where(where.reshape(-1), tensor.reshape(-1), blank)[source]
+    assert torch.equal(moved.where.reshape(-1), where.reshape(-1)[source])
+    assert same_bits(dense(moved, blank), expected).all()
+
+
+def test_entries_that_stay_in_their_places_are_not_copied():
+    where = torch.zeros(SHAPE, dtype=torch.bool)
+    where[0, :2] = True
+    entries = SparseValues.of(drawn(), where)
+    source = torch.arange(20)
+    source[[5, 6]] = source[[6, 5]]
+    assert entries.rearranged(source) is entries
+
+
+@given(first=CHOICES, second=CHOICES)
+def test_entries_that_any_choice_has(first, second):
+    tensor = drawn()
+    bits = chosen_by([SparseValues.of(tensor, first), SparseValues.of(tensor, second)])
+    assert torch.equal(torch.from_numpy(np.unpackbits(bits, count=20).view(bool)), (first | second).reshape(-1))
+
+
+@given(where=st.lists(st.booleans(), min_size=1, max_size=300).map(torch.tensor))
+def test_packed_bools_come_back_and_never_take_more_than_a_bit_each(where):
+    packed = pack(where)
+    assert torch.equal(unpack(packed, len(where)), where)
+    assert packed.nbytes <= -(-len(where) // 8)
+
+
+def test_an_outer_product_of_units_takes_next_to_nothing():
+    generator = torch.Generator().manual_seed(0)
+    rows, columns = (torch.rand(n, generator=generator) < 0.3 for n in (200, 100))
+    assert pack(rows[:, None] & columns).nbytes < 0.1 * 200 * 100 / 8
+
+
+@given(data=st.binary(max_size=400))
+def test_bytes_come_back_and_are_never_more(data):
+    array = np.frombuffer(data, dtype=np.uint8)
+    shrunk = shrink(array)
+    assert shrunk.nbytes <= len(data)
+    assert expand(shrunk, len(data)).tobytes() == data

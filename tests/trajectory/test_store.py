@@ -1,0 +1,107 @@
+"""The trajectory's store of undo logs: recording, saving, restoring, and what it says of mistakes."""
+
+import pytest
+import torch
+from support.strategy_state import frozen
+from support.trajectory_oracle import states
+
+from avalanche_amnesia.trajectory import Trajectory, TrajectoryError
+
+
+def test_a_change_from_zero_to_negative_zero_is_recorded_and_taken_back():
+    s = states([0.0, 0.0], [-0.0, 0.0])
+    store = Trajectory()
+    store.record(0, s[0], s[1])
+    assert store.moved(0)["w"].tolist() == [True, False]
+    assert not torch.signbit(store.remove([0], s[1]).values["w"]).any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_other_dtypes_come_back_bit_for_bit(dtype):
+    before, after = {"w": torch.randn(50).to(dtype)}, {"w": torch.randn(50).to(dtype)}
+    store = Trajectory()
+    store.record(0, before, after)
+    assert torch.equal(store.remove([0], after).values["w"], before["w"])
+
+
+def test_non_contiguous_tensors_are_read_in_their_own_order():
+    before, after = {"w": torch.arange(12.0).reshape(3, 4).T}, {"w": torch.arange(12.0).reshape(3, 4).T.clone()}
+    after["w"][1, 2] = 99.0
+    store = Trajectory()
+    store.record(0, before, after)
+    assert torch.equal(store.remove([0], after).values["w"], before["w"])
+    assert int(store.moved(0)["w"].sum()) == 1
+
+
+def test_a_log_costs_at_most_one_bit_per_entry_and_the_moved_values():
+    before = {"w": torch.zeros(80), "still": torch.zeros(8)}
+    after = {"w": torch.zeros(80), "still": torch.zeros(8)}
+    after["w"][:5] = 1.0
+    store = Trajectory()
+    store.record(0, before, after)
+    store.record(1, after, before)
+    assert store.nbytes(0) == 80 // 8 + 5 * 4
+    assert store.nbytes() == 2 * store.nbytes(0)
+    assert store.nbytes(0) == sum(e.nbytes for e in store.logs[0].values())
+
+
+def test_a_log_does_not_follow_the_model_that_moves_on():
+    weight = torch.zeros(3)
+    before = {"w": weight}
+    after = {"w": torch.ones(3)}
+    store = Trajectory()
+    store.record(0, before, after)
+    weight.fill_(7.0)
+    assert torch.equal(store.remove([0], after).values["w"], torch.zeros(3))
+
+
+def test_save_and_load_keep_order_bits_and_empty_logs(tmp_path):
+    s = [{"w": torch.randn(3, 5), "scalar": torch.tensor(float(i)), "-0": torch.tensor([-0.0])} for i in range(3)]
+    store = Trajectory()
+    store.record(7, s[0], s[1])
+    store.record(2, s[1], s[2])
+    store.record(5, s[2], s[2])  # moved nothing
+    store.save(tmp_path / "logs.safetensors")
+    again = Trajectory.load(tmp_path / "logs.safetensors")
+    assert again.tasks == (7, 2, 5)
+    assert again.nbytes() == store.nbytes()
+    for tasks in ([7], [2], [7, 2], [5]):
+        assert frozen(dict(again.remove(tasks, s[2]).values)) == frozen(dict(store.remove(tasks, s[2]).values))
+
+
+def test_an_empty_trajectory_can_be_saved(tmp_path):
+    Trajectory().save(tmp_path / "empty.safetensors")
+    assert Trajectory.load(tmp_path / "empty.safetensors").tasks == ()
+
+
+def test_errors_name_the_task_the_tensor_and_the_mend():
+    store = Trajectory()
+    store.record(3, {"w": torch.zeros(2)}, {"w": torch.ones(2)})
+    with pytest.raises(TrajectoryError, match=r"task 3 is recorded already; recorded tasks: \[3\]"):
+        store.record(3, {"w": torch.zeros(2)}, {"w": torch.ones(2)})
+    with pytest.raises(TrajectoryError, match=r"w grew from \(2,\) to \(3,\) during task 4.*MultiHeadModel"):
+        store.record(4, {"w": torch.zeros(2)}, {"w": torch.ones(3)})
+    assert store.tasks == (3,)
+    for call in (lambda: store.remove([3, 9], {"w": torch.ones(2)}), lambda: store.moved(9)):
+        with pytest.raises(TrajectoryError, match=r"task 9 is not recorded; recorded tasks: \[3\]"):
+            call()
+    assert store.tasks == (3,)
+
+
+def test_a_tensor_that_is_new_since_the_snapshot_is_the_tasks_own():
+    store = Trajectory()
+    store.record(0, {"w": torch.zeros(2)}, {"w": torch.ones(2), "heads.0.weight": torch.ones(2)})
+    assert list(store.logs[0]) == ["w"]
+
+
+def test_restore_goes_back_and_is_not_changed_by_what_follows():
+    s = states([0.0], [1.0], [2.0])
+    store = Trajectory()
+    store.record(0, s[0], s[1])
+    logs = store.logs
+    store.apply(store.remove([0], s[1]))
+    store.record(1, s[0], s[1])
+    store.restore(logs)
+    assert store.tasks == (0,)
+    store.record(1, s[1], s[2])
+    assert list(logs) == [0]

@@ -1,0 +1,165 @@
+"""Networks that nobody chose: layers, branches and operations drawn at random, against the entry-by-entry twin."""
+
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.network_modules import lived_in, parameter
+from support.parameter_use_oracle import random_mask, use_by_perturbation
+from support.small_networks import inputs
+from support.soundness_oracle import Net, assert_sound
+from torch import nn
+
+from avalanche_amnesia.models import MaskedModel
+from avalanche_amnesia.training.update_rules import AdjustmentRule, TaskUse
+
+Linear, Conv2d, Transposed = nn.Linear, nn.Conv2d, nn.ConvTranspose2d
+
+ANYWHERE = {
+    "tanh": nn.Tanh,
+    "sigmoid": nn.Sigmoid,
+    "halves": lambda: Net(lambda s, x: torch.cat([torch.tanh(x.chunk(2, 1)[1]), x.chunk(2, 1)[0]], 1)),
+    "turned round": lambda: Net(lambda s, x: torch.roll(x.flip(1), 1, 1)),
+    "every other": lambda: Net(lambda s, x: torch.cat([x[:, 1::2], -x[:, ::2]], 1)),
+}
+# 4 channels of 2 by 2 to 4 channels of 2 by 2
+ON_IMAGES = ANYWHERE | {
+    "convolution": lambda: Conv2d(4, 4, 3, padding=1),
+    "depthwise": lambda: Conv2d(4, 4, 3, padding=1, groups=4),
+    "grouped": lambda: Conv2d(4, 4, 1, groups=2),
+    "transposed": lambda: Transposed(4, 4, 3, padding=1),
+    "transposed in groups": lambda: Transposed(4, 4, 1, groups=2),
+    "functional": lambda: Net(lambda s, x: F.conv2d(x, s.w, s.v), w=parameter(4, 4, 1, 1), v=parameter(4)),
+    "residual": lambda: Net(lambda s, x: x + torch.tanh(s.a(x)), a=Conv2d(4, 4, 1)),
+    "three paths": lambda: Net(
+        lambda s, x: torch.cat([s.a(x), x[:, 1:3], s.b(x)], 1), a=Conv2d(4, 1, 1), b=Conv2d(4, 1, 3, padding=1)
+    ),
+    "one module twice": lambda: Net(lambda s, x: s.a(torch.tanh(s.a(x))), a=Conv2d(4, 4, 1)),
+    "one module on two branches": lambda: Net(
+        lambda s, x: s.a(torch.tanh(s.b(x))) + s.a(x), a=Conv2d(4, 4, 1), b=Conv2d(4, 4, 1)
+    ),
+    "scaled and shifted": lambda: Net(lambda s, x: x * s.g + s.h, g=parameter(4, 1, 1), h=parameter(4, 2, 2)),
+    "shuffled": lambda: nn.ChannelShuffle(2),
+    "largest": lambda: nn.MaxPool2d(3, 1, 1),
+    "mean": lambda: nn.AvgPool2d(3, 1, 1),
+    "batch norm": lambda: lived_in(nn.BatchNorm2d(4)),
+}
+# 6 units to 6 units
+ON_VECTORS = ANYWHERE | {
+    "linear": lambda: Linear(6, 6),
+    "functional": lambda: Net(lambda s, x: F.linear(x, s.w[1:], s.v), w=parameter(7, 6), v=parameter(6)),
+    "residual": lambda: Net(lambda s, x: x + torch.tanh(s.a(x)), a=Linear(6, 6)),
+    "three paths": lambda: Net(lambda s, x: torch.cat([s.a(x), x[:, 2:5], s.b(x)], 1), a=Linear(6, 2), b=Linear(6, 1)),
+    "one module twice": lambda: Net(lambda s, x: s.a(torch.tanh(s.a(x))), a=Linear(6, 6)),
+    "scaled and shifted": lambda: Net(lambda s, x: x * s.g + s.h, g=parameter(6), h=parameter(6)),
+    "batch norm": lambda: lived_in(nn.BatchNorm1d(6)),
+}
+# Operations that may leave an entry without effect that is in use: closed by a ReLU, on a slope where nothing is
+# negative, behind an open unit without bias that nothing feeds, centred away by a norm, the masked factor of a product,
+# or always in use where torch's function has no rule.
+COVER_MORE_ANYWHERE = {
+    "relu": nn.ReLU,
+    "softmax": lambda: nn.Softmax(1),
+    "sorted": lambda: Net(lambda s, x: x.sort(1)[0]),
+    "running sum": lambda: Net(lambda s, x: torch.cumsum(x, 1)),
+    "to length one": lambda: Net(lambda s, x: F.normalize(x + 0.1, dim=1)),
+    "of the mean": lambda: Net(lambda s, x: x - x.mean(1, keepdim=True)),
+    "dropped": lambda: nn.Dropout(0.3),
+}
+COVER_MORE_ON_IMAGES = COVER_MORE_ANYWHERE | {
+    "without bias": lambda: Conv2d(4, 4, 1, bias=False),
+    "slopes": lambda: nn.PReLU(4),
+    "gate": lambda: Net(lambda s, x: x * torch.sigmoid(s.a(x)), a=Conv2d(4, 4, 1)),
+    "product": lambda: Net(lambda s, x: s.b(x) * s.a(x), a=Conv2d(4, 4, 1), b=Conv2d(4, 1, 1)),
+    "excited": lambda: Net(lambda s, x: x * torch.sigmoid(s.a(x.mean((2, 3))))[..., None, None], a=Linear(4, 4)),
+    "attention": lambda: Net(
+        lambda s, x: s.m(h := x.flatten(2).transpose(1, 2), h, h)[0].transpose(1, 2).unflatten(2, (2, 2)),
+        m=nn.MultiheadAttention(4, 2, batch_first=True),
+    ),
+    "mixed positions": lambda: Net(lambda s, x: s.a(x.flatten(2)).unflatten(2, (2, 2)), a=Linear(4, 4)),
+    "group norm": lambda: lived_in(nn.GroupNorm(2, 4)),
+    "instance norm": lambda: lived_in(nn.InstanceNorm2d(4, affine=True)),
+    "layer norm": lambda: lived_in(nn.LayerNorm((4, 2, 2))),
+    "layer norm of rows": lambda: lived_in(nn.LayerNorm(2)),
+}
+COVER_MORE_ON_VECTORS = COVER_MORE_ANYWHERE | {
+    "from the right": lambda: Net(lambda s, x: x @ s.w, w=parameter(6, 6)),
+    "slopes": lambda: nn.PReLU(6),
+    "gate": lambda: Net(lambda s, x: torch.tanh(x) * torch.sigmoid(s.a(x)), a=Linear(6, 6)),
+    "linear unit": lambda: Net(lambda s, x: F.glu(s.a(x)), a=Linear(6, 12)),
+    "outer": lambda: Net(
+        lambda s, x: (s.a(x)[:, :, None] * s.b(x)[:, None]).flatten(1), a=Linear(6, 2), b=Linear(6, 3)
+    ),
+    "layer norm": lambda: lived_in(nn.LayerNorm(6)),
+    "rms norm": lambda: lived_in(nn.RMSNorm(6)),
+}
+READS = {
+    "an image": (lambda: nn.Identity(), (4, 2, 2)),
+    "a vector": (lambda: nn.Unflatten(1, (4, 2, 2)), (16,)),
+    "tokens": (lambda: Net(lambda s, x: s.e(x).transpose(1, 2).unflatten(2, (2, 2)), e=nn.Embedding(5, 4)), (4,)),
+}
+
+
+def build(reads, on_images, flat, on_vectors, kinds=(ON_IMAGES, ON_VECTORS)) -> tuple[MaskedModel, torch.Tensor]:
+    """The masked network of a plan, and a batch for it."""
+    torch.manual_seed(0)
+    first, shape = READS[reads]
+    join = [nn.Flatten(), Linear(16, 6)] if flat else [nn.AdaptiveAvgPool2d(1), nn.Flatten(), Linear(4, 6)]
+    images, vectors = (kinds[0][name]() for name in on_images), (kinds[1][name]() for name in on_vectors)
+    model = MaskedModel(
+        nn.Sequential(first(), *images, *join, nn.Tanh(), *vectors, Linear(6, 3)), input_shape=shape, trial=False
+    )
+    return model.eval(), inputs(model, shape, 32)
+
+
+def finish(model: MaskedModel, task: int, mask: torch.Tensor) -> None:
+    """Give a task a mask, as its training would."""
+    model.add_head(task, 2)
+    model.start_task(task, torch.where(mask, 1.0, -1.0))
+    model.finish_task()
+
+
+def plans(images, vectors) -> st.SearchStrategy:
+    return st.tuples(
+        st.sampled_from(sorted(READS)),
+        st.lists(st.sampled_from(sorted(images)), max_size=3),
+        st.booleans(),
+        st.lists(st.sampled_from(sorted(vectors)), max_size=3),
+    )
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(plan=plans(ON_IMAGES, ON_VECTORS), seed=st.integers(0, 1000))
+def test_uses_capacity_and_purge_equal_the_twin_s(plan, seed):
+    model, x = build(*plan)
+    masks = [random_mask(model, seed + task) for task in range(2)]
+    for task, mask in enumerate(masks):
+        finish(model, task, mask)
+        assert torch.equal(torch.cat(list(model.masks[task].values())), mask)
+    of_both, of_first = (use_by_perturbation(model, mask, x) for mask in (masks[0] | masks[1], masks[0]))
+
+    use = TaskUse(model)
+    assert use.covered.keys() == of_both.keys()
+    for name, reaches in of_both.items():
+        assert torch.equal(use.covered[name], reaches), name
+    entries = sum(reaches.numel() for reaches in of_both.values())
+    taken = sum(float(reaches.sum()) for reaches in of_both.values())
+    assert abs(AdjustmentRule().capacity(use) - (1 - taken / entries)) < 1e-12
+
+    model.remove_task(1)
+    after = TaskUse(model)
+    for name, reaches in of_first.items():
+        free_again = (use.covered[name] == 1) & (after.covered[name] == 0)
+        assert torch.equal(free_again, (of_both[name] == 1) & (reaches == 0)), name
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(
+    plan=plans(ON_IMAGES | COVER_MORE_ON_IMAGES, ON_VECTORS | COVER_MORE_ON_VECTORS),
+    seed=st.integers(0, 1000),
+    share=st.sampled_from([0.2, 0.5, 0.8]),
+)
+def test_nothing_outside_of_a_mask_s_use_reaches_a_feature(plan, seed, share):
+    model, x = build(*plan, kinds=(ON_IMAGES | COVER_MORE_ON_IMAGES, ON_VECTORS | COVER_MORE_ON_VECTORS))
+    mask = torch.rand(model.n_units, generator=torch.Generator().manual_seed(seed)) < share
+    assert_sound(model, x[:5], mask)

@@ -1,0 +1,235 @@
+"""Reports on a backbone: its make, what stands in the way, what is fixed, the inputs that it runs on."""
+
+import copy
+
+import pytest
+import torch
+from support.small_networks import network
+from support.soundness_oracle import Net
+from torch import nn
+from torch.nn.utils import parametrizations
+from torchvision.models import resnet18
+
+from avalanche_amnesia.models import MaskedModel
+from avalanche_amnesia.unit_graph import ModelError, fix, validate
+from avalanche_amnesia.unit_graph.inputs import inputs_of
+
+# In words ------------------------------------------------------------------------------------------------------
+
+
+def test_description_of_a_small_network():
+    description = network("three branches")[0].describe()
+    assert description.rows == [
+        ("a", "Linear", 3, ("input",), 21),
+        ("b", "Linear", 2, ("input",), 14),
+        ("c", "Linear", 4, ("input", "a", "b"), 48),
+    ]
+    assert description.shares == {"masked": 1.0, "per task": 0.0, "first task only": 0.0}
+    text = str(description)
+    assert repr(description) == text
+    lines = [[cell.strip() for cell in line.split("│")[1:-1]] for line in text.splitlines() if "│ c " in line]
+    assert lines == [["c", "Linear", "4", "input, a, b", "48"]]
+    assert "9 units in 3 layers; 4 features; 83 parameters: masked 100.0%; traced on inputs of shape (6,)" in text
+
+
+def test_description_counts_what_is_declared_and_owned():
+    net = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 4, bias=False), nn.Linear(4, 3, bias=False))
+    description = MaskedModel(net, frozen=["2"]).describe()
+    assert description.shares == {"masked": 40 / 64, "per task": 8 / 64, "first task only": 16 / 64}
+    assert [row[0] for row in description.rows] == ["0", "3"]
+    assert description.rows[1][3] == ("input",)  # what a frozen module returns is always in use
+
+
+def test_description_of_a_resnet():
+    torch.manual_seed(0)
+    backbone = resnet18()
+    description = MaskedModel(backbone, classifier="fc").describe()
+    rows = {row[0]: row[1:] for row in description.rows}
+    convolutions = {name: m for name, m in backbone.named_modules() if isinstance(m, nn.Conv2d)}
+    assert rows.keys() == convolutions.keys()
+    for name, layer in convolutions.items():
+        assert rows[name][:2] == ("Conv2d", layer.out_channels)
+        assert rows[name][3] == layer.weight.numel()
+    assert rows["conv1"][2] == ("input",)
+    assert rows["layer1.1.conv1"][2] == ("conv1", "layer1.0.conv2")  # the residual path
+    assert rows["layer2.1.conv1"][2] == ("layer2.0.conv2", "layer2.0.downsample.0")
+    norms = sum(p.numel() for m in backbone.modules() if isinstance(m, nn.BatchNorm2d) for p in m.parameters())
+    assert description.shares["per task"] == norms / 11_176_512
+    assert description.shares["masked"] == 1 - description.shares["per task"]
+    assert "4,800 units in 20 layers; 512 features; 11,176,512 parameters: masked 99.9%, per task 0.1%" in str(
+        description
+    )
+
+
+# What stands in the way ----------------------------------------------------------------------------------------
+
+
+def test_all_findings_are_listed_and_the_error_counts_the_rest():
+    net = Net(
+        lambda s, x: s.c(s.a(x).relu().sqrt().clamp(min=s.g) + s.h),
+        a=nn.Linear(6, 4),
+        c=nn.Linear(4, 3),
+        unused=nn.Linear(2, 2),
+        g=nn.Parameter(torch.ones(4)),
+        h=nn.Parameter(torch.ones(4)),
+    )
+    findings = validate(net)
+    assert [finding.where.split()[1] for finding in findings[:2]] == ["'sqrt'", "'clamp'"]
+    assert "unused.weight" in findings[2].where
+    assert str(findings[0]) == f"{findings[0].where}: {findings[0].reason}; {findings[0].fix}"
+    with pytest.raises(ModelError, match=r"'sqrt'.*\(and 2 more: validate\(model\) lists them\)"):
+        MaskedModel(net)
+    assert validate(network("lenet")[0].backbone.get_submodule("0"), (1, 8, 8)) != []  # a map is no feature
+    assert validate(nn.Sequential(nn.Linear(6, 4), nn.ReLU())) == []
+    assert len(validate(nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten()))) == 1
+    assert validate(nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten()), (1, 8, 8)) == []
+    with pytest.raises(ValueError, match="norm must be one of"):
+        validate(net, norm="none")
+
+
+# Repairs -------------------------------------------------------------------------------------------------------
+
+
+def tied() -> nn.Module:
+    net = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6))
+    net[2].weight = net[0].weight
+    return net
+
+
+def watched() -> nn.Module:
+    net = nn.Sequential(nn.Linear(6, 4), nn.Tanh())
+    net[0].register_forward_hook(lambda module, inputs, output: None)
+    return net
+
+
+def doubled() -> nn.Module:
+    net = nn.Sequential(nn.Linear(6, 4), nn.Tanh())
+    net[0].register_forward_hook(lambda module, inputs, output: 2 * output)
+    return net
+
+
+FIXED = {
+    "spectral norm": lambda: nn.Sequential(
+        parametrizations.spectral_norm(nn.Linear(6, 5)), nn.Tanh(), parametrizations.orthogonal(nn.Linear(5, 4))
+    ),
+    "modules never read": lambda: Net(
+        lambda s, x: s.a(x), a=nn.Linear(6, 4), b=nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)), c=nn.PReLU()
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FIXED)
+def test_a_fixed_backbone_passes_and_computes_the_same(name):
+    torch.manual_seed(0)
+    backbone, x = FIXED[name]().eval(), torch.randn(9, 6)
+    state = copy.deepcopy(backbone.state_dict())
+    with torch.no_grad():
+        expected = backbone(x)
+    assert validate(backbone) != []
+    fixed = fix(backbone)
+    assert validate(fixed) == []
+    model = MaskedModel(fixed).eval()
+    with torch.no_grad():
+        for result in (fixed(x), model.masked_features(x, torch.ones(model.n_units)), backbone(x)):
+            assert torch.allclose(result, expected, atol=1e-6)
+    assert backbone.state_dict().keys() == state.keys()
+    assert all(torch.equal(value, state[key]) for key, value in backbone.state_dict().items())
+    assert validate(backbone) != []  # it is a copy that was fixed
+
+
+NEEDS_NO_MEND = {
+    "parametrisations": lambda: nn.Sequential(
+        parametrizations.weight_norm(nn.Linear(6, 5)), nn.Tanh(), parametrizations.orthogonal(nn.Linear(5, 4))
+    ),
+    "tied parameters": tied,
+    "a hook that watches": watched,
+    "a hook that changes the output": doubled,
+    "in place, before a second reader": lambda: Net(
+        lambda s, x: s.c(s.r(h := s.a(x))) + h.relu(), a=nn.Linear(6, 4), r=nn.ReLU(inplace=True), c=nn.Linear(4, 4)
+    ),
+    "in place, read as it was written": lambda: Net(
+        lambda s, x: s.c(s.r(h := s.a(x)) + h), a=nn.Linear(6, 4), r=nn.ReLU(True), c=nn.Linear(4, 4)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NEEDS_NO_MEND)
+def test_what_operations_show_goes_in_as_it_is(name):
+    torch.manual_seed(0)
+    backbone, x = NEEDS_NO_MEND[name]().eval(), torch.randn(9, 6)
+    with torch.no_grad():
+        expected = backbone(x)
+    assert validate(backbone) == []
+    model = MaskedModel(backbone).eval()
+    with torch.no_grad():
+        assert torch.allclose(model.masked_features(x, torch.ones(model.n_units)), expected, atol=1e-6)
+
+
+def test_what_can_t_be_copied_or_run_is_left_to_the_user():
+    net = nn.Sequential(torch.nn.utils.weight_norm(nn.Linear(6, 4)), nn.Tanh())
+    with pytest.raises(ModelError, match=r"can't be copied.*by hand"):
+        fix(net)
+    with pytest.raises(ModelError, match="no input was found"):
+        fix(nn.Sequential(nn.Linear(6, 4), nn.Bilinear(4, 4, 3)))
+
+
+# On which input it runs ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "shape", "dtype"),
+    [
+        (lambda: nn.Linear(6, 4), (6,), torch.float32),
+        (lambda: nn.Sequential(nn.Flatten(), nn.Linear(6, 4)).double(), (6,), torch.float64),
+        (lambda: nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 4)), (6,), torch.float32),
+        (lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()), (3, 32, 32), torch.float32),
+        (
+            lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(4 * 26 * 26, 3)),
+            (1, 28, 28),
+            torch.float32,
+        ),
+        (lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(4 * 9, 3)), (1, 5, 5), torch.float32),
+        (lambda: nn.Sequential(nn.Conv1d(2, 4, 3), nn.Flatten(), nn.Linear(20, 3)), (2, 7), torch.float32),
+        (lambda: nn.Sequential(nn.Conv3d(1, 4, 3), nn.Flatten(), nn.Linear(32, 3)), (1, 4, 4, 4), torch.float32),
+        (lambda: nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(40, 3)), (10,), torch.int64),
+        (lambda: Net(lambda s, x: s.a(x).mean(1), a=nn.Linear(6, 4)), (16, 6), torch.float32),
+        (lambda: Net(lambda s, x: x @ s.w, w=nn.Parameter(torch.ones(6, 4))), (6,), torch.float32),
+        (lambda: Net(lambda s, x: s.a(x) + torch.ones(4), a=nn.Linear(6, 4)), (6,), torch.float32),
+        (lambda: Net(lambda s, x: s.a(x) if x.sum() > 0 else s.a(-x), a=nn.Linear(6, 4)), (6,), torch.float32),
+        (resnet18, (3, 32, 32), torch.float32),
+    ],
+)
+def test_an_input_is_found_and_nothing_of_the_backbone_changes(make, shape, dtype):
+    torch.manual_seed(0)
+    backbone = make().train()
+    state, rng = copy.deepcopy(backbone.state_dict()), torch.get_rng_state()
+    assert (inputs_of(backbone, None).shape, inputs_of(backbone, None).dtype) == (shape, dtype)
+    assert (inputs_of(backbone, shape).shape, inputs_of(backbone, shape).dtype) == (shape, dtype)
+    assert all(module.training for module in backbone.modules())
+    assert all(torch.equal(value, state[name]) for name, value in backbone.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), rng)
+
+
+def test_a_module_under_two_names_keeps_its_parameters():
+    layer = nn.Linear(6, 6)
+    backbone = nn.Sequential(layer, nn.Tanh(), layer)
+    assert inputs_of(backbone, None).shape == (6,)
+    assert layer.weight.device.type == "cpu"
+    assert backbone(torch.ones(2, 6)).isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("make", "given", "message"),
+    [
+        (
+            lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten()),
+            None,
+            r"depends on the size.*input_shape=\(1, 28, 28\)",
+        ),
+        (lambda: nn.Sequential(nn.Linear(6, 4), nn.Linear(5, 4)), None, "no input was found on which Sequential runs"),
+        (lambda: nn.Linear(6, 4), (5,), r"does not run on an input of shape \(5,\)"),
+    ],
+)
+def test_no_input(make, given, message):
+    with pytest.raises(ModelError, match=message):
+        inputs_of(make(), given)

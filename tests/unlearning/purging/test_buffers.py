@@ -1,0 +1,144 @@
+"""A buffer holds its own samples and nothing else: not one of a forgotten task in a saved strategy, in any form."""
+
+import io
+import pickle
+from copy import deepcopy
+
+import pytest
+import torch
+from avalanche.benchmarks import class_incremental_benchmark, task_incremental_benchmark
+from avalanche.benchmarks.utils import AvalancheDataset, DataAttribute
+from avalanche.training.plugins import ReplayPlugin
+from avalanche.training.storage_policy import ClassBalancedBuffer, ReservoirSamplingBuffer
+from support.strategies import DIGITS, amnesiac, stock
+from support.strategy_state import unlearning_plugin
+from torch.utils.data import TensorDataset
+
+from avalanche_amnesia.baselines import DarkReplayPlugin
+from avalanche_amnesia.benchmarks import PermutedDigits, task_benchmark, with_unlearning
+from avalanche_amnesia.object_walk import reachable
+
+TENSORS = tuple(torch.cat(part) for part in zip(*(e.tensors for e in DIGITS.train_stream), strict=True))
+BYTES = (TENSORS[0] * 255).round().to(torch.uint8)
+
+
+def of_bytes():
+    """Two digits a task, as bytes: the host's float samples are made of them."""
+    labels = torch.cat([e.tensors[1] + 2 * task for task, e in enumerate(DIGITS.train_stream)])
+    return task_benchmark((BYTES, labels), (BYTES, labels), [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]])
+
+
+STREAMS = {"split": lambda: DIGITS, "bytes": of_bytes}
+STRATEGIES = {
+    "replay": lambda: stock(plugins=[ReplayPlugin(mem_size=30)], epochs=1),
+    "reservoir": lambda: stock(
+        plugins=[ReplayPlugin(mem_size=30, storage_policy=ReservoirSamplingBuffer(max_size=30))], epochs=1
+    ),
+    "by class": lambda: stock(
+        plugins=[ReplayPlugin(mem_size=30, storage_policy=ClassBalancedBuffer(max_size=30))], epochs=1
+    ),
+    "DER++": lambda: stock(plugins=[DarkReplayPlugin(memory_per_task=10)], epochs=1),
+    "masks": lambda: amnesiac(train_epochs=1, plugins=[ReplayPlugin(mem_size=30)]),
+    "repair": lambda: amnesiac(train_epochs=1, repair="joint"),
+}
+
+
+def forms(experience):
+    """A task's samples as its base holds them and as the model gets them, one piece of bytes each."""
+    base = experience._samples.base[experience._samples.index]
+    return [sample.numpy().tobytes() for form in (base, experience.tensors[0]) for sample in form.contiguous()]
+
+
+def held(strategy):
+    """All that a strategy saves, and all tensors that it reaches, as bytes."""
+    saved = io.BytesIO()
+    torch.save(strategy, saved, _use_new_zipfile_serialization=False)
+    tensors = [t.detach().contiguous().numpy().tobytes() for _, t in reachable(strategy) if isinstance(t, torch.Tensor)]
+    return [saved.getvalue(), pickle.dumps(strategy.plugins), *tensors]
+
+
+def found(pieces, where):
+    return sum(any(piece in part for part in where) for piece in pieces)
+
+
+@pytest.mark.parametrize("stream", STREAMS)
+@pytest.mark.parametrize("kind", STRATEGIES)
+def test_no_sample_of_a_forgotten_task_is_left(kind, stream):
+    experiences = STREAMS[stream]().train_stream[:3]
+    strategy = STRATEGIES[kind]()
+    for experience in experiences:
+        strategy.train(experience)
+    assert found(forms(experiences[1]), held(strategy)) > 0
+    unlearning_plugin(strategy).unlearn(strategy, [1])
+    left = held(strategy)
+    assert found(forms(experiences[1]), left) == 0
+    # Those that the buffer holds, and no others; a repair's are there as floats, fifty of each task.
+    assert 0 < found(forms(experiences[0]), left) <= (100 if kind == "repair" else 30)
+    never_trained = STREAMS[stream]().train_stream[4]
+    assert found(forms(never_trained), left) == 0
+    for experience in STREAMS[stream]().train_stream[3:4]:
+        strategy.train(experience)  # the buffer is of use
+    assert found(forms(experiences[1]), [pickle.dumps(strategy.plugins)]) == 0
+
+
+def test_tasks_that_share_their_images_leave_only_those_that_are_held():
+    strategy = stock(plugins=[ReplayPlugin(mem_size=30)], epochs=1)
+    experiences = PermutedDigits(3, n_train=400, n_test=100).train_stream
+    for experience in experiences:
+        strategy.train(experience)
+    unlearning_plugin(strategy).unlearn(strategy, [1])
+    left = held(strategy)
+    assert found([x.numpy().tobytes() for x in experiences[1].tensors[0]], left) == 0
+    base = [x.numpy().tobytes() for x in experiences[0]._samples.base]
+    assert 0 < found(base, left) <= 30
+
+
+def test_a_purged_buffer_replays_what_it_replayed():
+    """The samples of the other tasks are the same, in the same order."""
+    strategy = stock(plugins=[replay := ReplayPlugin(mem_size=30)], epochs=1)
+    for experience in DIGITS.train_stream[:3]:
+        strategy.train(experience)
+
+    def samples():
+        items = replay.storage_policy.buffer.eval()
+        return [(x, y, int(t)) for x, y, t in (items[i] for i in range(len(items)))]
+
+    before = [sample for sample in samples() if sample[2] != 1]
+    unlearning_plugin(strategy).unlearn(strategy, [1])
+    after = samples()
+    assert [(y, t) for _, y, t in before] == [(y, t) for _, y, t in after]
+    assert all(torch.equal(old, new) for (old, *_), (new, *_) in zip(before, after, strict=True))
+
+
+def test_a_hosts_own_tensors_are_let_go_of_too():
+    parts = [e.tensors for e in DIGITS.train_stream[:3]]
+    x, y = torch.cat([x for x, _ in parts]), torch.cat([y + 2 * task for task, (_, y) in enumerate(parts)])
+    sets = {
+        name: AvalancheDataset([TensorDataset(x, y)], data_attributes=[DataAttribute(y.tolist(), "targets")])
+        for name in ("train", "test")
+    }
+    by_class = class_incremental_benchmark(sets, num_experiences=3, class_order=list(range(6)))
+    strategy = stock(plugins=[ReplayPlugin(mem_size=30)], epochs=1)
+    for experience in with_unlearning(task_incremental_benchmark(by_class), {2: [1]}).train_stream:
+        strategy.train(experience)
+    left = held(strategy)
+    assert found([sample.numpy().tobytes() for sample in parts[1][0]], left) == 0
+    assert 0 < found([sample.numpy().tobytes() for sample in parts[0][0]], left) <= 30
+
+
+@pytest.mark.parametrize("copied", [lambda task: pickle.loads(pickle.dumps(task)), deepcopy])
+def test_a_saved_task_is_the_same_and_alone(copied):
+    task = of_bytes().train_stream[2]._samples
+    twin = copied(task)
+    assert len(twin.base) == len(task) < len(task.base)
+    for mine, other in zip(twin.tensors(), task.tensors(), strict=True):
+        assert torch.equal(mine, other)
+    assert torch.equal(twin[3][0], task[3][0])
+
+
+def test_a_saved_stream_is_as_large_as_before():
+    """Tasks that share their images share them still."""
+    stream = PermutedDigits(4, n_train=400, n_test=100)
+    one = pickle.dumps(stream.train_stream[0]._samples)
+    all_four = pickle.dumps([e._samples for e in stream.train_stream])
+    assert len(all_four) < 1.5 * len(one)

@@ -1,0 +1,214 @@
+"""Every host whose state is known: nothing of a task stays in it, training goes on, and it can be saved."""
+
+import json
+
+import pytest
+import torch
+from avalanche.core import SupervisedPlugin
+from avalanche.training.plugins import SynapticIntelligencePlugin
+from support.stock_hosts import HOSTS, host, keeper
+from support.strategies import DIGITS, amnesiac
+from support.strategy_state import fingerprint, frozen, unlearning_plugin
+from torch import Tensor
+
+from avalanche_amnesia.benchmarks import PermutedDigits, UnlearningRequest, with_unlearning
+from avalanche_amnesia.object_walk import reachable
+from avalanche_amnesia.training.host import find_plugin
+from avalanche_amnesia.unlearning.purging import SavedState, StateAdapter, adapter_of, register_adapter
+
+STREAM = PermutedDigits(5, n_train=120, n_test=40)
+MARK = 64.0
+
+
+def first_weights(strategy):
+    return next(p for p in strategy.model.parameters() if p.dim() == 2)
+
+
+class Marks(SupervisedPlugin):
+    """Adds a mark to a task's update, on weights of an input that is always zero: it moves nothing else, and any copy
+    of those weights holds it times its coefficient."""
+
+    def after_training_epoch(self, strategy, **kwargs):
+        if int(strategy.experience.task_label) == 1 and strategy.clock.train_exp_epochs == 0:
+            first_weights(strategy).data[:, 0] += MARK
+
+
+def marked(strategy, name):
+    """Where the keeper of the state holds a value that only the mark explains."""
+    n = first_weights(strategy).numel()
+    root = {k: v for k, v in vars(keeper(strategy, name)).items() if k not in ("plugins", "optimizer", "model")}
+    return [
+        path
+        for path, thing in reachable(root, "root", skip=[strategy.model, strategy.evaluator])
+        if isinstance(thing, Tensor)
+        and thing.is_floating_point()
+        and thing.numel() == n
+        and thing.abs().max() > MARK / 2
+    ]
+
+
+class DeadInput(SupervisedPlugin):
+    """Blanks the first input of every mini-batch."""
+
+    def before_forward(self, strategy, **kwargs):
+        strategy.mbatch[0] = strategy.mbatch[0].clone()
+        strategy.mbatch[0].flatten(1)[:, 0] = 0.0
+
+
+WITH_ANCHOR = {"ewc", "ewc online", "mas", "si", "lwf", "lfl"}
+
+
+@pytest.mark.parametrize("name", HOSTS)
+def test_the_coefficient_of_a_forgotten_update_is_zero_wherever_state_is_kept(name):
+    strategy = host(name, plugins=(Marks(), DeadInput()), epochs=2)
+    for experience in STREAM.train_stream[:3]:
+        strategy.train(experience)
+    if name in WITH_ANCHOR:
+        assert marked(strategy, name)  # the check can see one
+    assert first_weights(strategy)[:, 0].abs().max() > MARK / 2
+    unlearning_plugin(strategy).unlearn(strategy, [1])
+    assert not marked(strategy, name)
+    assert first_weights(strategy)[:, 0].abs().max() < 2
+    strategy.train(STREAM.train_stream[3])
+    assert first_weights(strategy)[:, 0].abs().max() < 2
+
+
+@pytest.mark.parametrize("name", HOSTS)
+def test_training_goes_on_after_any_request(name):
+    strategy = host(name)
+    requests = [
+        UnlearningRequest((0,), 2, "iteration", 2),
+        UnlearningRequest((1,), 2, "iteration", 3),
+        UnlearningRequest((2, 3), 3),
+    ]
+    for experience in with_unlearning(STREAM, requests).train_stream:
+        strategy.train(experience)
+    assert unlearning_plugin(strategy).ledger.remaining == (4,)
+    assert [len(record.plan.purges) for record in unlearning_plugin(strategy).records] == [1, 1, 1]
+    assert all(parameter.isfinite().all() for parameter in strategy.model.parameters())
+
+
+@pytest.mark.parametrize("name", ["replay", "gem", "agem", "der", "er-ace"])
+def test_no_forgotten_sample_is_left_in_memory(name):
+    strategy = host(name)
+    for experience in STREAM.train_stream[:3]:
+        strategy.train(experience)
+    images = [x.flatten(1) for x, _ in (e.tensors for e in STREAM.train_stream[:3])]
+
+    def held():
+        """Tasks of which an image, or a data set that makes its images, can be reached."""
+        found = set()
+        inside = [strategy.model, strategy.plugins, strategy.evaluator]
+        for _, thing in reachable(vars(keeper(strategy, name)), "", skip=inside):
+            if hasattr(thing, "transform") and hasattr(thing, "base") and hasattr(thing, "index"):
+                rows = thing.tensors()[0].flatten(1)
+            elif isinstance(thing, Tensor) and thing.dim() > 1 and thing.numel() == 64 * len(thing):
+                rows = thing.flatten(1)
+            else:
+                continue
+            found |= {task for task, of in enumerate(images) if len(rows) and (rows[0] == of).all(1).any()}
+        return found
+
+    assert 1 in held()
+    unlearning_plugin(strategy).unlearn(strategy, [1])
+    assert held() == {0, 2}
+
+
+@pytest.mark.parametrize("name", HOSTS)
+def test_saved_state_goes_into_a_fresh_host(name):
+    strategy, other = host(name), host(name)
+    for experience in STREAM.train_stream[:2]:
+        strategy.train(experience)
+    kept, fresh = keeper(strategy, name), keeper(other, name)
+    adapter = adapter_of(kept)
+    state = adapter.save(kept)
+    adapter.load(fresh, type(state)(state.tensors, json.loads(json.dumps(state.data))), strategy.model)
+    again = adapter.save(fresh)
+    assert again.data == state.data
+    assert list(again.tensors) == list(state.tensors)
+    assert all(torch.equal(again.tensors[key], value) for key, value in state.tensors.items())
+    assert bool(state.tensors) == (name != "packnet")
+    if name in ("replay", "der"):  # and the loaded samples can be added to
+        other.model.load_state_dict(strategy.model.state_dict())
+        other.train(STREAM.train_stream[2])
+        assert len(fresh.storage_policy.buffer) > 30 or name == "replay"
+
+
+def test_logits_of_samples_from_before_the_forgotten_task_stay():
+    strategy = host("der")
+    for experience in STREAM.train_stream[:3]:
+        strategy.train(experience)
+
+    def logits():
+        buffer = strategy.storage_policy.buffer
+        rows = zip(buffer.targets_task_labels, buffer.eval(), strict=True)
+        return {(int(task), tuple(x.flatten().tolist())): row for task, (x, _, _, row) in rows}
+
+    before = logits()
+    unlearning_plugin(strategy).unlearn(strategy, [1])
+    after = logits()
+    assert after.keys() == {key for key in before if key[0] != 1}
+    strategy.model.eval()
+    for (task, x), row in after.items():
+        if task == 0:
+            assert torch.equal(row, before[task, x])
+        else:  # as the model without task 1 sees it
+            torch.testing.assert_close(row, strategy.model(torch.tensor([x]))[0].detach(), rtol=1e-4, atol=1e-5)
+            assert not torch.equal(row, before[task, x])
+
+
+def test_synaptic_intelligence_learns_beside_masks_and_keeps_no_mask_in_the_making():
+    strategy = amnesiac(plugins=[SynapticIntelligencePlugin(1.0)], train_epochs=1)
+    for experience in DIGITS.train_stream[:2]:
+        strategy.train(experience)
+    plugin = find_plugin(strategy, SynapticIntelligencePlugin)
+    assert "embedding" in plugin.ewc_data[0]
+    strategy.unlearn([1])
+    for store in (*plugin.ewc_data, *plugin.syn_data.values()):
+        assert not {"embedding", "heads.1.weight", "heads.1.bias"} & set(store)
+    strategy.train(DIGITS.train_stream[2])
+    assert strategy.model.tasks == (0, 2)
+
+
+class Fails(SupervisedPlugin):
+    """The last one to hear of an unlearning: everything has been changed by then."""
+
+    on = True
+
+    def after_unlearning(self, strategy, **kwargs):
+        if self.on:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("name", HOSTS)
+def test_a_failure_brings_the_state_of_every_host_back(name):
+    fails = Fails()
+    strategy = host(name, plugins=(fails,))
+    for experience in STREAM.train_stream[:3]:
+        strategy.train(experience)
+    kept = keeper(strategy, name)
+
+    def state():
+        saved = adapter_of(kept).save(kept)
+        owners = [(n, b) for n, b in strategy.model.state_dict().items() if b.dtype != torch.float32]
+        return frozen([saved.tensors, saved.data, fingerprint(strategy), dict(owners)])
+
+    before = state()
+    for tasks in ([1], [0, 2], [0, 1, 2]):
+        with pytest.raises(KeyboardInterrupt):
+            unlearning_plugin(strategy).unlearn(strategy, tasks)
+        assert state() == before
+    fails.on = False
+    unlearning_plugin(strategy).unlearn(strategy, [1])
+    assert state() != before
+    strategy.train(STREAM.train_stream[3])
+
+
+def test_an_adapter_that_lacks_a_part_is_refused_when_it_is_registered():
+    class Half(StateAdapter):
+        def save(self, plugin):
+            return SavedState()
+
+    with pytest.raises(TypeError, match="abstract methods load, purge"):
+        register_adapter(Marks)(Half)
+    assert adapter_of(Marks()) is None

@@ -1,0 +1,55 @@
+"""Logistic regressions: the minimum of their loss, on any features, or an error."""
+
+import pytest
+import torch
+from support.strategies import DIGITS
+from torch.nn import functional as F
+
+from avalanche_amnesia.benchmarks import PermutedDigits
+from avalanche_amnesia.benchmarks.data import task_data
+from avalanche_amnesia.unlearning.logistic import FitError, fit_correction, fit_head
+
+
+def test_a_fitted_head_is_the_minimum_of_its_loss():
+    generator = torch.Generator().manual_seed(0)
+    y = torch.arange(400) % 4
+    x = torch.randn(400, 6, generator=generator) @ torch.randn(6, 6, generator=generator) + 3
+    x = x + 2 * torch.randn(4, 6, generator=generator)[y]
+    x = x.double()
+    weight, bias = fit_head(x, y, 4, penalty=1e-6, iterations=60)
+    found = [weight.requires_grad_(), bias.requires_grad_()]
+    slopes = torch.autograd.grad(F.cross_entropy(F.linear(x, *found), y), found)
+    assert max(float(slope.abs().max()) for slope in slopes) < 1e-3
+
+
+def test_a_head_is_the_optimum_of_its_regression():
+    x, y = task_data(PermutedDigits(4, n_train=600, n_test=300).train_stream[0])
+    weight, bias = (value.requires_grad_() for value in fit_head(x.flatten(1), y, 10, iterations=200))
+    F.cross_entropy(F.linear(x.flatten(1), weight, bias), y).backward()
+    assert bias.grad.abs().max() < 1e-4  # the penalty does not reach the bias: here the gradient is that of the loss
+    short = fit_head(x.flatten(1), y, 10)
+    long = F.cross_entropy(F.linear(x.flatten(1), weight, bias), y)
+    assert F.cross_entropy(F.linear(x.flatten(1), *short), y) < long + 0.02
+
+
+def test_features_that_are_always_zero_and_classes_without_samples_are_allowed():
+    x, y = task_data(DIGITS.train_stream[0])
+    features = torch.cat([x.flatten(1), torch.zeros(len(x), 5)], 1)
+    weight, bias = fit_head(features, y, 4)
+    assert weight.isfinite().all()
+    assert bias.isfinite().all()
+    assert (F.linear(features, weight, bias).argmax(1) == y).double().mean() > 0.9
+    constant = fit_head(torch.zeros(20, 3), torch.arange(20) % 2, 2)
+    assert all(value.isfinite().all() for value in constant)
+
+
+@pytest.mark.parametrize("size", [float("nan"), float("inf"), 1e25])
+def test_no_head_is_fitted_to_features_that_overflow(size):
+    x, y = DIGITS.train_stream[0].tensors
+    features = x.flatten(1).clone()
+    features[:, 5] = size * torch.arange(len(x))
+    with pytest.raises(FitError):
+        fit_head(features, y, 2)
+    if not torch.isfinite(torch.tensor(size)):
+        with pytest.raises(FitError):
+            fit_correction(features, y, features[:, :2])
