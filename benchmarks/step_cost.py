@@ -174,7 +174,7 @@ def masked(strategy_class: type, **options: Any) -> Callable[..., Any]:
 
 
 def wsn(network: Network, optimizer_name: str, **common: Any) -> Any:
-    model = SubnetModel(network.make(), sparsity=0.5, n_features=network.features)
+    model = SubnetModel(network.make(), density=0.5, n_features=network.features)
     return WSN(model=model, optimizer=make_optimizer(optimizer_name, model.parameters()), **common)
 
 

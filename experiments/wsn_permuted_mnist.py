@@ -1,6 +1,6 @@
 """WSN on permuted MNIST as in its paper: 10 tasks of 60,000 images, MLP 784-100-100, batch 10, 5 epochs, no biases.
 
-    python experiments/wsn_permuted_mnist.py --root DATA --sparsity 0.5 --seed 0    one run: one JSON file
+    python experiments/wsn_permuted_mnist.py --root DATA --density 0.5 --seed 0    one run: one JSON file
     python experiments/wsn_permuted_mnist.py --table                                all runs: a table
 
 The paper's figures are those of Kang et al., Forget-free continual learning with winning subnetworks, ICML 2022.
@@ -33,7 +33,7 @@ def test(model, experiences):
 def run(options):
     benchmark = PermutedMNIST(options.tasks, root=options.root, n_train=options.n_train, seed=options.seed)
     torch.manual_seed(options.seed)
-    model = SubnetModel(MLP(784, hidden=(100,), features=100), sparsity=options.sparsity)
+    model = SubnetModel(MLP(784, hidden=(100,), features=100), density=options.density)
     optimizer = torch.optim.Adam(model.parameters(), lr=options.lr, fused=True)
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=options.decay)
     strategy = WSN(
@@ -76,14 +76,14 @@ def table(folder):
     runs = [json.loads(path.read_text()) for path in sorted(folder.glob("wsn_permuted_mnist_*.json"))]
     head = "| c | seeds | accuracy % | paper % | forgetting | bit per weight and task: 5 tasks, 10 tasks |"
     lines = [head, "|" + "---|" * 6]
-    for sparsity in sorted({run["settings"]["sparsity"] for run in runs}):
-        same = [run for run in runs if run["settings"]["sparsity"] == sparsity]
+    for density in sorted({run["settings"]["density"] for run in runs}):
+        same = [run for run in runs if run["settings"]["density"] == density]
         values = [run["accuracy"] for run in same]
         spread = f" ± {stdev(values):.2f}" if len(values) > 1 else ""
         forgetting = max(run["largest_forgetting"] for run in same)
         seeds = ", ".join(str(run["settings"]["seed"]) for run in same)
         lines.append(
-            f"| {sparsity} | {seeds} | {mean(values):.2f}{spread} | {PAPER.get(sparsity, '')} | {forgetting:.2f} | "
+            f"| {density} | {seeds} | {mean(values):.2f}{spread} | {PAPER.get(density, '')} | {forgetting:.2f} | "
             f"{mask_bits(same)} |"
         )
     return "\n".join(lines) + "\n"
@@ -92,7 +92,7 @@ def table(folder):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--root", default=None, help="data root (or the variable AMNESIA_DATA)")
-    parser.add_argument("--sparsity", type=float, default=0.5, help="c, share of weights of a task (%(default)s)")
+    parser.add_argument("--density", type=float, default=0.5, help="c, share of weights of a task (%(default)s)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tasks", type=int, default=10)
     parser.add_argument("--epochs", type=int, default=5)
@@ -111,7 +111,7 @@ def main():
         return
     torch.set_num_threads(1)
     result = run(options)
-    path = options.out / f"wsn_permuted_mnist_c{options.sparsity}_seed{options.seed}.json"
+    path = options.out / f"wsn_permuted_mnist_c{options.density}_seed{options.seed}.json"
     path.write_text(json.dumps(result, indent=1) + "\n")
     print(f"average accuracy {result['accuracy']:.2f} %: {path}")
 

@@ -63,7 +63,7 @@ def test_no_sign_of_a_weight_outside_the_subnetwork_reaches_a_task(training):
         def forward(self, x: Tensor) -> Tensor:
             return self.first(x) + torch.copysign(torch.ones(8), self.first.weight.amin(1))
 
-    model = SubnetModel(ReadsWeights(), sparsity=0.3)
+    model = SubnetModel(ReadsWeights(), density=0.3)
     with torch.no_grad():
         model.backbone.first.weight.abs_()
     model.add_head(0, 2)

@@ -110,7 +110,7 @@ def test_optimizers_that_move_what_has_no_gradient(optimizer, kind):
     benchmark = permuted(3)
     watch = WatchEveryStep(benchmark)
     torch.manual_seed(0)
-    model = SubnetModel(NormNet(), sparsity=0.3) if kind is WSN else MaskedModel(NormNet())
+    model = SubnetModel(NormNet(), density=0.3) if kind is WSN else MaskedModel(NormNet())
     initial = {n: p.detach().clone() for n, p in model.backbone.named_parameters() if n.startswith("norm")}
     options = {} if kind is WSN else {"embedding_optimizer": lambda p: torch.optim.SGD(p, lr=0.05)}
     strategy = make(kind, model=model, optimizer=MOVE_EVERYTHING[optimizer], plugins=[watch], **options)

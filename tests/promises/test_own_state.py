@@ -108,7 +108,7 @@ OWNED = [MovingAverage, Rebound, FunctionalNorm, Spectral]
 
 def wsn(net, **kwargs):
     torch.manual_seed(0)
-    model = SubnetModel(net(), sparsity=0.4)
+    model = SubnetModel(net(), density=0.4)
     return WSN(
         model=model,
         optimizer=Adam(model.parameters(), lr=1e-2, weight_decay=1e-3),

@@ -44,11 +44,11 @@ class NormNet(nn.Module):
         return self.layer_norm(torch.relu(self.linear(torch.relu(self.norm(self.conv(x))).flatten(1))))
 
 
-def wsn(*, net=mlp, optimizer="adam", bias="off", sparsity=0.3, economies=None, **options):
+def wsn(*, net=mlp, optimizer="adam", bias="off", density=0.3, economies=None, **options):
     if economies is not None:
         options["trajectory"] = TrajectoryPlugin(**economies)
     torch.manual_seed(0)
-    model = SubnetModel(net(), sparsity=sparsity, bias=bias)
+    model = SubnetModel(net(), density=density, bias=bias)
     options = {"train_mb_size": 40, "train_epochs": 2, "eval_mb_size": 200, **options}
     return WSN(model=model, optimizer=OPTIMIZERS[optimizer](model.parameters()), **options)
 
@@ -74,7 +74,7 @@ CASES = [
     pytest.param({}, id="adam"),
     pytest.param({"optimizer": "adamw", "bias": "masked", "reset_optimizer": False}, id="kept adamw, masked biases"),
     pytest.param({"net": NormNet, "optimizer": "momentum", "scores": "redraw"}, id="conv, redrawn scores"),
-    pytest.param({"net": NormNet, "keep": "best", "sparsity": 0.7}, id="conv, best, dense"),
+    pytest.param({"net": NormNet, "keep": "best", "density": 0.7}, id="conv, best, dense"),
     pytest.param({"economies": {"dtype": torch.int8, "threshold": 1e-3}}, id="coded updates"),
 ]
 

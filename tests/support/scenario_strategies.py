@@ -42,7 +42,7 @@ def amnesiac_hat(trajectory: TrajectoryPlugin, **options: Any) -> Any:
 
 def wsn(trajectory: TrajectoryPlugin, *, net: Any, optimizer: str, plugins: Any, deadline: int | None) -> Any:
     torch.manual_seed(0)
-    model = SubnetModel(net(), sparsity=0.4, bias="masked")
+    model = SubnetModel(net(), density=0.4, bias="masked")
     return WSN(
         model=model,
         optimizer=OPTIMIZERS[optimizer](model.parameters()),

@@ -31,7 +31,7 @@ class ConvNet(nn.Module):
 
 def subnet(net=lambda: MLP(64, hidden=(40,), features=30), **options):
     torch.manual_seed(0)
-    return SubnetModel(net(), **{"sparsity": 0.3, **options})
+    return SubnetModel(net(), **{"density": 0.3, **options})
 
 
 def wsn(*, optimizer="adam", model=None, **options):
@@ -46,7 +46,7 @@ def test_earlier_tasks_keep_their_bits_under_every_optimizer(optimizer):
 
 
 @pytest.mark.parametrize("optimizer", ["nesterov", "adam decay"])
-@pytest.mark.parametrize("options", [{"bias": "masked"}, {"sparsity": 0.9}])
+@pytest.mark.parametrize("options", [{"bias": "masked"}, {"density": 0.9}])
 def test_earlier_tasks_keep_their_bits_with_an_optimizer_that_lives_on(optimizer, options):
     assert_retained(wsn(optimizer=optimizer, model=subnet(**options), reset_optimizer=False), split(), 3)
 
@@ -98,10 +98,10 @@ def test_kept_scores_make_masks_alike_and_redrawn_ones_do_not():
 
 
 def test_five_real_masks_of_half_the_weights_take_less_than_085_bit_each():
-    model = subnet(lambda: MLP(64, hidden=(100,), features=100), sparsity=0.5)
+    model = subnet(lambda: MLP(64, hidden=(100,), features=100), density=0.5)
     strategy = train_all(wsn(model=model, train_mb_size=10, train_epochs=5, seed=0), permuted(5, 1437))
     assert 0.5 < strategy.model.mask_bits() <= 0.85
-    loaded = subnet(lambda: MLP(64, hidden=(100,), features=100), sparsity=0.5)
+    loaded = subnet(lambda: MLP(64, hidden=(100,), features=100), density=0.5)
     loaded.load_compressed_state(model.compressed_state())
     assert all(torch.equal(loaded.binary_mask(t), model.binary_mask(t)) for t in range(5))
 

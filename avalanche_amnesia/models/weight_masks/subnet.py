@@ -45,7 +45,7 @@ class SubnetModel(TaskMaskedModel):
             are (the same objects), biases that are off and normalisation that is stripped are taken out of it. Linear,
             Bilinear, Conv, ConvTranspose and Embedding layers are masked. A parameter that does not require gradients
             stays as it is for all tasks.
-        sparsity: ``c`` in (0, 1]: share of each layer's weights that a task uses.
+        density: ``c`` in (0, 1]: share of each layer's weights that a task uses.
         bias: ``off``: no biases, in the heads neither, as in the paper; ``masked``: a task uses the best-scored ones.
         norm: of BatchNorm, InstanceNorm, LayerNorm, GroupNorm and RMSNorm. ``task``: every task has its own
             parameters and running statistics, which begin as the backbone's; ``batch``: as in the paper, statistics
@@ -67,15 +67,15 @@ class SubnetModel(TaskMaskedModel):
         self,
         backbone: nn.Module,
         *,
-        sparsity: float = 0.5,
+        density: float = 0.5,
         bias: BiasRule = "off",
         norm: NormRule = "task",
         n_features: int | None = None,
     ) -> None:
         check_backbone(backbone)
-        inventory = take_inventory(backbone, sparsity, bias, norm)
+        inventory = take_inventory(backbone, density, bias, norm)
         super().__init__(backbone, n_features)
-        self.sparsity, self.bias = sparsity, bias
+        self.density, self.bias = density, bias
         switch_off(inventory.biases)
         if norm == "batch":
             strip_normalisation(inventory.norms)

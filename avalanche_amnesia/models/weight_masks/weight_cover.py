@@ -92,12 +92,12 @@ class Inventory:
     norms: list[nn.Module]
 
 
-def take_inventory(backbone: nn.Module, sparsity: float, bias: BiasRule, norm: NormRule) -> Inventory:
+def take_inventory(backbone: nn.Module, density: float, bias: BiasRule, norm: NormRule) -> Inventory:
     """Find a rule for every parameter of a backbone; changes nothing.
 
     Args:
         backbone: any module.
-        sparsity: ``c`` in (0, 1]: share of each tensor's entries that a task uses.
+        density: ``c`` in (0, 1]: share of each tensor's entries that a task uses.
         bias: ``off`` or ``masked``.
         norm: ``task`` or ``batch``.
 
@@ -105,8 +105,8 @@ def take_inventory(backbone: nn.Module, sparsity: float, bias: BiasRule, norm: N
         ValueError: for an option that is not allowed.
         ModelError: for a parameter without a rule; the message names it, the reason and the fix.
     """
-    if not 0 < sparsity <= 1:
-        raise ValueError(f"sparsity must lie in (0, 1], the share of weights that a task uses, got {sparsity}")
+    if not 0 < density <= 1:
+        raise ValueError(f"density must lie in (0, 1], the share of weights that a task uses, got {density}")
     for option, value, allowed in (("bias", bias, BiasRule), ("norm", norm, NormRule)):
         if value not in get_args(allowed):
             raise ValueError(f"{option} must be one of {', '.join(map(repr, get_args(allowed)))}, got {value!r}")
@@ -119,7 +119,7 @@ def take_inventory(backbone: nn.Module, sparsity: float, bias: BiasRule, norm: N
         if rule == "bias" and bias == "off":
             biases += held
         elif rule in ("weight", "bias"):
-            layers[name] = MaskedTensor(parameter.shape, count_of_share(sparsity, parameter.numel()))
+            layers[name] = MaskedTensor(parameter.shape, count_of_share(density, parameter.numel()))
             sites[name] = held
     if not layers:
         raise ModelError(f"{type(backbone).__name__} has no Linear, Conv or Embedding whose weights a mask could cover")

@@ -72,7 +72,7 @@ BACKBONES = {
     "masked biases": (lambda: MLP(64, hidden=(7,), features=5), 5, {"bias": "masked"}),
     "conv": (ConvNet, 5, {}),
     "conv, batch statistics": (ConvNet, 5, {"norm": "batch", "bias": "masked"}),
-    "untraceable": (Untraceable, 8, {"sparsity": 0.2}),
+    "untraceable": (Untraceable, 8, {"density": 0.2}),
 }
 
 
@@ -124,7 +124,7 @@ def test_a_mixed_batch_is_what_each_task_makes_of_its_samples(name):
 
 def test_gradients_are_those_of_autograd_through_a_straight_through_estimator():
     torch.manual_seed(0)
-    model = SubnetModel(MLP(6, hidden=(5,), features=4), sparsity=0.4, bias="masked")
+    model = SubnetModel(MLP(6, hidden=(5,), features=4), density=0.4, bias="masked")
     model.add_head(0, 3)
     model.start_task(0, torch.randn(model.n_weights))
     x, y = torch.randn(9, 6), torch.arange(9) % 3
@@ -174,7 +174,7 @@ def test_biases_are_off_or_masked_and_heads_follow():
     assert all(layer.bias is None for layer in off.backbone.layers)
     assert off.head(0).bias is None
     assert list(off.graph.layers) == ["layers.0.weight", "layers.1.weight"]
-    masked = SubnetModel(MLP(6, hidden=(5,), features=4), bias="masked", sparsity=0.4)
+    masked = SubnetModel(MLP(6, hidden=(5,), features=4), bias="masked", density=0.4)
     masked.add_head(0, 2)
     assert {n: t.kept for n, t in masked.graph.layers.items()} == {
         "layers.0.weight": 12,
@@ -256,10 +256,10 @@ def test_what_nobody_would_own_is_refused_before_anything_changed(backbone, mess
     assert [name for name, _ in made.named_parameters()] == before
 
 
-@pytest.mark.parametrize("sparsity", [0, -0.1, 1.01])
-def test_a_share_outside_its_range_is_refused(sparsity):
-    with pytest.raises(ValueError, match=rf"sparsity must lie in \(0, 1\].* got {sparsity}"):
-        SubnetModel(MLP(3, hidden=(), features=2), sparsity=sparsity)
+@pytest.mark.parametrize("density", [0, -0.1, 1.01])
+def test_a_share_outside_its_range_is_refused(density):
+    with pytest.raises(ValueError, match=rf"density must lie in \(0, 1\].* got {density}"):
+        SubnetModel(MLP(3, hidden=(), features=2), density=density)
 
 
 def test_unknown_rules_and_unknown_widths_are_refused():
