@@ -103,12 +103,9 @@ class PALLPlugin(SubnetPlugin):
         """The reset entries that remaining tasks read, by tensor, and those tasks."""
         shared: dict[str, Tensor] = {}
         readers = []
-        for task, mask in model.masks.items():
-            use = model.graph.parameter_use(mask)
-            reads = {
-                name: where.to(use[name.removeprefix("backbone.")].device) & (use[name.removeprefix("backbone.")] > 0)
-                for name, where in reset.items()
-            }
+        for task in model.masks:
+            use = dict(model.entries_of(task))
+            reads = {name: where.to(use[name].device) & use[name] for name, where in reset.items()}
             if task in self.memory.samples and any(bool(where.any()) for where in reads.values()):
                 readers.append(task)
                 shared = {name: shared[name] | where if name in shared else where for name, where in reads.items()}

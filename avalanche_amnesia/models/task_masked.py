@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 
 from avalanche_amnesia.models.multi_head import MultiHeadModel
@@ -55,6 +56,20 @@ class TaskMaskedModel(MultiHeadModel, ABC):
     generation: int
     keeps_shared_entries: bool = False
     state_per_task = True
+
+    def entries_of(self, task: int) -> Iterator[tuple[str, Tensor]]:
+        """Entries of the backbone that a task reads and may write: those that its mask covers.
+
+        Args:
+            task: with a mask; without one, as stock strategies train, it uses every entry.
+
+        Yields:
+            Full parameter name, bool tensor that broadcasts over the parameter.
+        """
+        mask = self.binary_mask(task) if task in self.masks or task == self.current_task else None
+        everything = torch.ones_like(self.cumulative_mask())
+        for name, covered in self.graph.reads(self.by_layer(everything if mask is None else mask)):
+            yield f"backbone.{name}", covered
 
     @property
     def frozen_in_use(self) -> frozenset[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import torch
 from torch import Tensor
 
 from avalanche_amnesia.models.masked import MaskedModel
@@ -12,11 +11,9 @@ from avalanche_amnesia.models.masked import MaskedModel
 
 def entries_in_use(model: MaskedModel, task: int) -> dict[str, Tensor]:
     """Parameter name in the backbone → bool tensor of its shape: what the task's mask covers; all without a mask."""
-    parameters = dict(model.backbone.named_parameters())
-    everything = torch.ones(model.n_units, device=next(iter(parameters.values())).device)
-    mask = model.binary_mask(task) if task in model.masks else everything
-    use = model.graph.parameter_use(model.by_layer(mask))
-    return {name: (covered > 0).expand(parameters[name].shape) for name, covered in use.items()}
+    parameters = dict(model.named_parameters())
+    used = ((name, covered.expand(parameters[name].shape)) for name, covered in model.entries_of(task))
+    return {name.removeprefix("backbone."): covered for name, covered in used}
 
 
 def first_used(model: MaskedModel, task: int, earlier: Iterable[int]) -> dict[str, Tensor]:

@@ -148,14 +148,8 @@ def _readers(model: nn.Module, remaining: Sequence[int]) -> Readers:
     """What the remaining tasks read, where that stays as it is whoever wrote it."""
     if not isinstance(model, TaskMaskedModel) or not model.keeps_shared_entries:
         return {}
-    shapes = {name: parameter.shape for name, parameter in model.backbone.named_parameters()}
-    return {
-        task: {
-            f"backbone.{name}": (use > 0).expand(shapes[name])
-            for name, use in model.graph.parameter_use(model.masks[task]).items()
-        }
-        for task in remaining
-    }
+    shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
+    return {task: {name: reads.expand(shapes[name]) for name, reads in model.entries_of(task)} for task in remaining}
 
 
 def _shared_entries(removal: Removal, readers: Readers) -> dict[str, SharedEntries]:
@@ -182,12 +176,12 @@ def _affected(
         if repaired or task not in model.masks:  # without a mask, as stock strategies train, it uses every entry
             affected.append(task)
             continue
-        for name, reads in model.graph.reads(model.masks[task]):
-            index = removal.moved.get(f"backbone.{name}")
+        for name, reads in model.entries_of(task):
+            index = removal.moved.get(name)
             if index is None:
                 continue
             if name not in changed:
-                changed[name] = _summary(index, shared[f"backbone.{name}"].shape, reads)
+                changed[name] = _summary(index, shared[name].shape, reads)
             if bool((changed[name] & reads).any()):
                 affected.append(task)
                 break

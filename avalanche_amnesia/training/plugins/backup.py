@@ -238,9 +238,9 @@ def _backbone(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _reads(model: MaskedModel, task: int, removal: Removal) -> bool:
     """Whether a removal changes an entry that the task uses."""
-    moved = {name.removeprefix("backbone."): index for name, index in removal.moved.items()}
-    use = entries_in_use(model, task)
-    return any(bool(take(used, moved[name]).any()) for name, used in use.items() if name in moved)
+    shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
+    use = ((name, used.expand(shapes[name])) for name, used in model.entries_of(task) if name in removal.moved)
+    return any(bool(take(used, removal.moved[name]).any()) for name, used in use)
 
 
 def _by_name(several: Iterable[Mapping[str, SparseValues]]) -> list[tuple[str, list[SparseValues]]]:

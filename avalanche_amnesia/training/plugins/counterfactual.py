@@ -104,7 +104,7 @@ class CounterfactualPlugin(SupervisedPlugin):
         """Fit the heads of a task that has just been trained."""
         self._drop_impossible(unlearnable)
         model, trajectory = strategy.model, _trajectory_of(strategy)
-        use = {f"backbone.{name}": u > 0 for name, u in model.graph.parameter_use(model.masks[task]).items()}
+        use = dict(model.entries_of(task))
         sources = frozenset(
             earlier
             for earlier in unlearnable

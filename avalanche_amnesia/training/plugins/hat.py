@@ -275,8 +275,7 @@ class HATPlugin(TaskMaskPlugin):
         """Binarise the mask, return every entry outside it to its bits before the task (commit), settle the norms."""
         now: HATTask = self.in_training
         model = self.model_of(strategy)
-        owned = model.graph.parameter_use(model.by_layer(model.binary_mask(now.task)))
-        self._commit(strategy, owned)
+        self._commit(strategy)
         now.statistics.retake()
         model.finish_task()
         if now.allocation is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
@@ -201,12 +201,8 @@ class TaskMaskPlugin(SupervisedPlugin):
             layer_of=model.graph.layer_of,
         )
 
-    def _commit(self, strategy: Any, owned: Mapping[str, Tensor]) -> None:
+    def _commit(self, strategy: Any) -> None:
         """Return every entry outside the task's mask to its bits before the task.
-
-        Args:
-            strategy: whose task's training is over.
-            owned: parameter name in the backbone → positive where the task's mask covers it; broadcasts.
 
         Raises:
             DivergedError: if a weight is not finite, or the features or logits overflow; the training was undone.
@@ -216,9 +212,10 @@ class TaskMaskPlugin(SupervisedPlugin):
         adjuster = training.adjuster
         frozen = adjuster.frozen_entries() if self.space == "update" else {}
         keep = {}
-        for name, use in owned.items():
-            mine = (use > 0).expand_as(adjuster.use.covered[name])
-            keep[f"backbone.{name}"] = mine & ~frozen[name] if name in frozen else mine
+        for name, reads in model.entries_of(training.task):
+            inside = name.removeprefix("backbone.")
+            mine = reads.expand_as(adjuster.use.covered[inside])
+            keep[name] = mine & ~frozen[inside] if inside in frozen else mine
         training.before.commit(dict(model.named_parameters()), keep)
         self._put_others_back(model)  # whoever wrote there: a plugin may
         task = training.task

@@ -204,8 +204,7 @@ class SubnetPlugin(TaskMaskPlugin):
         if now.best is not None:
             for name, value in self._state(model).items():
                 value.copy_(now.best[1][name])
-        mask = model.by_layer(model.binary_mask(now.task))
-        self._commit(strategy, model.graph.parameter_use(mask))
+        self._commit(strategy)
         model.finish_task(keep_scores=self.scores == "keep")
         self._drop_unneeded_scores(strategy, model)
 
