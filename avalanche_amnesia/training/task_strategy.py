@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from avalanche.core import SupervisedPlugin
 from avalanche.logging import BaseLogger
@@ -15,7 +15,6 @@ from torch import nn
 from torch.optim import Optimizer
 
 from avalanche_amnesia import checks
-from avalanche_amnesia.audit.record import UnlearningPlan, UnlearningRecord
 from avalanche_amnesia.ledger import RequestError
 from avalanche_amnesia.models.multi_head import MultiHeadModel
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
@@ -28,7 +27,7 @@ from avalanche_amnesia.training.host.arguments import (
     listed,
 )
 from avalanche_amnesia.training.host.listening import ListenerDispatch
-from avalanche_amnesia.training.host.lookup import find_plugin
+from avalanche_amnesia.training.host.lookup import unlearning_of
 from avalanche_amnesia.training.host.remaining import remaining_experiences
 from avalanche_amnesia.training.host.rollback import abort_training
 from avalanche_amnesia.training.host.samples import fault_in_memory, fault_of_inputs, fault_of_labels, fault_of_shape
@@ -36,7 +35,10 @@ from avalanche_amnesia.training.optimizers import check_optimizer, place_new_par
 from avalanche_amnesia.training.plugins.in_memory_loader import InMemoryLoaderPlugin
 from avalanche_amnesia.training.plugins.seeding import SeedingPlugin
 from avalanche_amnesia.training.plugins.task_mask import TaskError, TaskMaskPlugin, single_task
-from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
+
+if TYPE_CHECKING:  # a strategy that does not unlearn needs nothing of it
+    from avalanche_amnesia.audit.record import UnlearningPlan, UnlearningRecord
+    from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
 
 HOST_OPTIONS = ("train_mb_size", "train_epochs", "eval_mb_size", "device", "eval_every", "peval_mode")
 """Avalanche's own options of a supervised strategy, which ours pass on."""
@@ -136,7 +138,7 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
         if fault is not None:
             raise TaskError(f"task {single_task(self.experience)}: {fault}")
         requests = getattr(self.experience, "requests", ())
-        if requests and find_plugin(self, UnlearningPlugin) is None:
+        if requests and unlearning_of(self) is None:
             warnings.warn(
                 f"{type(self).__name__} obeys no request, and this stream has {len(requests)} at task "
                 f"{self.experience.task_label}: use AmnesiacHAT, or plugins=[TrajectoryPlugin(), UnlearningPlugin()] "
@@ -249,7 +251,7 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
         abort_training(self)
 
     def _unlearning(self) -> UnlearningPlugin:
-        plugin = find_plugin(self, UnlearningPlugin)
+        plugin: UnlearningPlugin | None = unlearning_of(self)
         if plugin is None:
             raise RequestError(
                 f"{type(self).__name__} does not unlearn: use AmnesiacHAT or WSN, or give it "

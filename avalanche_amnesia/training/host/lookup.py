@@ -10,6 +10,11 @@ def find_plugin(strategy: Any, kind: type[P]) -> P | None:
     return next((plugin for plugin in strategy.plugins if isinstance(plugin, kind)), None)
 
 
+def unlearning_of(strategy: Any) -> Any:
+    """The strategy's plugin that answers requests, by its class attribute ``answers_requests``; None if it has none."""
+    return next((plugin for plugin in strategy.plugins if getattr(plugin, "answers_requests", False)), None)
+
+
 def refuse_second(strategy: Any, kind: type[Any]) -> None:
     """Raise if a strategy has two plugins of a class that keeps a book.
 

@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from avalanche_amnesia.training.host.arguments import listed
-from avalanche_amnesia.training.host.lookup import find_plugin
-from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
+from avalanche_amnesia.training.host.lookup import unlearning_of
 
 
 def remaining_experiences(strategy: Any, experiences: Iterable[Any]) -> list[Any]:
@@ -21,7 +20,7 @@ def remaining_experiences(strategy: Any, experiences: Iterable[Any]) -> list[Any
         TypeError: for what are no experiences, a benchmark say.
     """
     given = listed(experiences, "remaining_experiences(strategy, …)")
-    plugin = find_plugin(strategy, UnlearningPlugin)
+    plugin = unlearning_of(strategy)
     if plugin is None:
         tasks = set(getattr(strategy.model, "known_train_tasks_labels", ()))
     else:

@@ -69,6 +69,7 @@ class UnlearningPlugin(SupervisedPlugin):
     """
 
     repeatable = True
+    answers_requests = True
     follows_units = True
 
     finishing_step = 3

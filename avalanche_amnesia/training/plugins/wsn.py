@@ -14,11 +14,10 @@ from avalanche_amnesia import checks
 from avalanche_amnesia.models.weight_masks.subnet import SubnetModel
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.training.holdout import Holdout
-from avalanche_amnesia.training.host.lookup import find_plugin
+from avalanche_amnesia.training.host.lookup import unlearning_of
 from avalanche_amnesia.training.host.rollback import abort_training
 from avalanche_amnesia.training.optimizers import BareStep, clear_faint
 from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin, single_task
-from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
 from avalanche_amnesia.training.task_in_training import TaskInTraining
 from avalanche_amnesia.training.update_rules import AdjustmentRule
 from avalanche_amnesia.unit_graph.findings import ModelError
@@ -210,7 +209,7 @@ class SubnetPlugin(TaskMaskPlugin):
 
     def _drop_unneeded_scores(self, strategy: Any, model: SubnetModel) -> None:
         """Keep scores for the next task, and those to go back to: of the tasks in front of unlearnable ones."""
-        unlearning, order = find_plugin(strategy, UnlearningPlugin), model.masked_tasks
+        unlearning, order = unlearning_of(strategy), model.masked_tasks
         needed = {order[-1]}
         if unlearning is not None:
             unlearnable = {*unlearning.ledger.unlearnable, order[-1]}
