@@ -11,7 +11,7 @@ def find_plugin(strategy: Any, kind: type[P]) -> P | None:
 
 
 def refuse_second(strategy: Any, kind: type[Any]) -> None:
-    """Raise if a strategy has two plugins of a class that keeps a book.
+    """Raise if a strategy has two plugins of a class that keeps records of its tasks.
 
     Raises:
         ValueError: naming the class and the way out.
@@ -28,6 +28,7 @@ def refuse_second(strategy: Any, kind: type[Any]) -> None:
 def is_last_to_finish(plugin: Any, strategy: Any) -> bool:
     """Whether a task is finished once this plugin has done its part.
 
-    Attributes ``finishing_step`` tell the order: a task's mask is kept, its update recorded, the task booked.
+    Attributes ``finishing_step`` tell the order: a task's mask is kept, its update recorded, the task entered in
+    the ledger.
     """
     return plugin.finishing_step == max(getattr(other, "finishing_step", 0) for other in strategy.plugins)
