@@ -1,4 +1,4 @@
-"""What a training step of each strategy costs, as a ratio to a plain PyTorch step of the same network.
+"""Cost of a training step of each strategy, as a ratio to a plain PyTorch step of the same network.
 
     python -m benchmarks.step_cost [--network mlp|wide|mlp3|resnet18] [--rounds N] [--batch B] [--optimizer sgd|adam]
 

@@ -1,4 +1,4 @@
-"""How long a task's dense subnet takes, as a ratio to the masked model and to the plain backbone without masks.
+"""Time that a task's dense subnet takes, as a ratio to the masked model and to the plain backbone without masks.
 
     python -m benchmarks.subnet_latency [--network NAME …] [--batch B …] [--share S] [--rounds N] [--channels-last]
 

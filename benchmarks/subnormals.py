@@ -17,7 +17,7 @@ from avalanche_amnesia.training.optimizers import BareStep
 
 
 def count_subnormals(values: Iterable[Any]) -> int:
-    """How many entries of the floating tensors among some values lie below their type's smallest normal number."""
+    """Number of entries, in the floating tensors among some values, below their type's smallest normal number."""
     tensors = [value.detach() for value in values if isinstance(value, Tensor) and value.is_floating_point()]
     return sum(int(((t != 0) & (t.abs() < torch.finfo(t.dtype).tiny)).sum()) for t in tensors)
 

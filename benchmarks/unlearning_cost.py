@@ -1,4 +1,4 @@
-"""What it costs to unlearn a task of a large network, and to be prepared for it.
+"""Cost of unlearning a task of a large network, and of being prepared for it.
 
     python -m benchmarks.unlearning_cost [--network mlp|resnet18] [--tasks T] [--rounds N] [--threads N]
 
@@ -84,7 +84,7 @@ def unlearning(strategy: Any, takes_back: TakesBack, task: int, rounds: int) -> 
 
 @torch.no_grad()
 def heads(strategy: Any, experience: Any) -> tuple[float, float, int, int]:
-    """Milliseconds of a forward pass over a task's samples, and of its heads; how many heads and unlearnable tasks."""
+    """Milliseconds of a forward pass over a task's samples, and of its heads; numbers of heads and their sources."""
     plugin, unlearning_plugin = find_plugin(strategy, CounterfactualPlugin), find_plugin(strategy, UnlearningPlugin)
     assert plugin is not None
     assert unlearning_plugin is not None

@@ -1,4 +1,4 @@
-"""What each part of an unlearning does: deletion, compensation, repair and isolation, a row each.
+"""Effect of each part of an unlearning: deletion, compensation, repair and isolation, a row each.
 
     python experiments/ablation.py --root DATA
     python experiments/ablation.py --root DATA --rows backup-before repair-joint    # adds or renews these rows
@@ -110,7 +110,7 @@ class Laboratory:
         self._references = {}
 
     def references(self, settings):
-        """Deletion and compensation do not change how a model learns: rows of one rule share their references."""
+        """References of a rule of learning, for all its rows: no deletion or compensation changes how it learns."""
         rule = {name: settings[name] for name in ("adjustment", "isolation") if name in settings}
 
         def make(**kwargs):
@@ -126,7 +126,7 @@ class Laboratory:
             return mean(accuracy(model(self.test[task][0], task), self.test[task][1]) for task in tasks)
 
     def accuracy_refitted(self, model, tasks):
-        """With heads fitted anew to the training data, as counterfactual heads are: what the fit alone is good for."""
+        """Accuracy with heads fitted anew to the training data, as counterfactual heads are: the fit's own gain."""
         return mean(self._refitted(model, task) for task in tasks)
 
     def _refitted(self, model, task):
@@ -195,7 +195,7 @@ def path_of(options, seed):
 
 
 def load(path, settings):
-    """What a file has; rows of other settings can't stand beside each other."""
+    """Load a file's rows; those of other settings can't stand beside each other."""
     if not path.exists():
         return {"settings": settings, "rows": {}}
     found = json.loads(path.read_text())

@@ -96,7 +96,7 @@ def make_strategy(method, options, seed, in_features, **kwargs):
     if method in OWN:
         strategy, wrap, settings = OWN[method]
         model = wrap(backbone, **({"shared_head": options.shared_head} if options.shared_head else {}))
-        if strategy in (HAT, AdaHAT):  # requests are entered into the book, and nothing is unlearned
+        if strategy in (HAT, AdaHAT):  # requests are entered into the ledger, and nothing is unlearned
             common["plugins"] = [TrajectoryPlugin(), UnlearningPlugin(obey=False)]
         made = strategy(model=model, optimizer=Adam(model.parameters(), lr=options.lr), seed=seed, **settings, **common)
     else:

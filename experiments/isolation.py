@@ -1,4 +1,4 @@
-"""What exact unlearning costs: HAT that shares all units against pools of units, before and after a request.
+"""Cost of exact unlearning: HAT that shares all units against pools of units, before and after a request.
 
 python -m experiments.isolation --root DATA --seeds 0 1 2 --output experiments/results/isolation
 

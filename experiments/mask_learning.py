@@ -1,4 +1,4 @@
-"""HAT-CL's Table 1: how many batches a mask takes to be learned, HAT's way and HAT-CL's (Duan, HAT-CL, 2023).
+"""HAT-CL's Table 1: batches that a mask takes to be learned, HAT's way and HAT-CL's (Duan, HAT-CL, 2023).
 
 python -m experiments.mask_learning --nets 100 --seed 0 --output experiments/results/mask_learning
 """
@@ -31,7 +31,7 @@ BATCHES = TRAINED_ON // BATCH
 
 @dataclass(frozen=True)
 class Contender:
-    """How embeddings start and how the gate's scale runs through an epoch; `paper`: batches that the paper reports."""
+    """Start of the embeddings and course of the gate's scale in an epoch; `paper`: batches that the paper reports."""
 
     name: str
     init: EmbeddingInit

@@ -1,4 +1,4 @@
-"""How strong the sparsity and how hard the gate: AmnesiacHAT's settings, on several streams.
+"""Strength of the sparsity and hardness of the gate: AmnesiacHAT's settings, on several streams.
 
     python experiments/mask_settings.py --root DATA
     python experiments/mask_settings.py --root DATA --streams "permuted MNIST, full" --sparsity-weight 0.3  # adds

@@ -1,4 +1,4 @@
-"""From where on a gate counts as shut: what reading small gates as 0 does to accuracy.
+"""Threshold below which a gate counts as shut: what reading small gates as 0 does to accuracy.
 
     python -m experiments.shut_gates --root DATA --seeds 101 102    # a JSON file for each of these seeds, and the table
     python -m experiments.shut_gates --seeds                        # the table alone

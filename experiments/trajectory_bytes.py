@@ -1,4 +1,4 @@
-"""What a task's trajectory costs with each economy, and the error that it adds.
+"""Bytes of a task's trajectory with each economy, and the error that it adds.
 
     python -m experiments.trajectory_bytes [--data mnist|digits] [--root DATA] [--adjustment hat|adahat] [--json FILE]
 
@@ -58,7 +58,7 @@ class Watched(Trajectory):
         self.trained: dict[str, Tensor] = {}
 
     def record(self, task: int, before: Mapping[str, Tensor], after: Mapping[str, Tensor], **more: Any) -> Any:
-        """As a trajectory's."""
+        """Record a task, and keep a copy of what its training left."""
         self.trained = {name: value.detach().clone() for name, value in after.items()}
         committed = super().record(task, before, after, **more)
         self.lossless.record(task, before, {**after, **committed})
@@ -87,7 +87,7 @@ def added_divergence(model: MaskedModel, trained: Mapping[str, Tensor], experien
 
 @torch.no_grad()
 def mean_accuracy(model: MaskedModel, experiences: Any) -> float:
-    """Over all tasks' test data."""
+    """Mean accuracy over all tasks' test data."""
     model.eval()
     values = [accuracy(model(e.tensors[0], e.task_label), e.tensors[1]) for e in experiences]
     return sum(values) / len(values)

@@ -67,7 +67,7 @@ def run(options):
 
 
 def mask_bits(runs):
-    """After 5 and after 10 tasks, as far as every run went; nothing for runs with an earlier code of the masks."""
+    """Bits of masks after 5 and 10 tasks, as far as every run went; nothing for runs with an earlier code of masks."""
     bits = [run.get("mask_bits", []) for run in runs]
     return ", ".join(f"{mean(run[n - 1] for run in bits):.3f}" for n in (5, 10) if min(map(len, bits)) >= n)
 

@@ -95,7 +95,7 @@ class MovingPools(LabelledPools):
 
     @contextmanager
     def at_rest(self, strategy: Any, model: MaskedModel, before: Mapping[str, Tensor]) -> Iterator[None]:
-        """In the middle of a training: every task at its place, for the length of a block."""
+        """Context in the middle of a training: every task at its place, for the length of a block."""
         if self.relocation is None or not before:
             yield
             return
@@ -127,7 +127,7 @@ def _heads(strategy: Any) -> KeptTensors | None:
 
 
 def _in_the_way(strategy: Any, model: MaskedModel) -> str:
-    """What keeps tasks from lying in any free slot; empty if nothing does."""
+    """Reason why tasks can't lie in any free slot; empty if there is none."""
     if not is_entrywise(strategy.optimizer):
         return f"{type(strategy.optimizer).__name__} moves entries by what others hold"
     if not getattr(strategy, "optimizer_always_fresh", False):

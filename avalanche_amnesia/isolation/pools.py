@@ -37,6 +37,7 @@ from avalanche_amnesia.models.masked import MaskedModel
 WhenFull = Literal["error", "share"]
 
 _ENTRYWISE = (ASGD, SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam, RAdam, RMSprop, Rprop)
+"""Entrywise optimizers, see :func:`is_entrywise`. Subclasses don't count: their step may divide by a norm, say."""
 
 
 class CapacityError(ValueError):
@@ -89,7 +90,7 @@ class Pools:
 
 @dataclass(frozen=True)
 class StreamLayout:
-    """What a stream says of its tasks, whichever of them a run trains.
+    """Layout of a stream's tasks over slots, whichever of them a run trains.
 
     Attributes:
         tasks: task labels, in the order of the stream.
@@ -108,6 +109,7 @@ class StreamLayout:
     @classmethod
     def of(cls, experience: Any, slots: int | None, deadline: int | None) -> StreamLayout:
         """Read an experience's stream; the experience alone, where it belongs to none."""
+        # All of the stream, though a run may train only some of it: a retrained model must come to the same slots.
         stream = list(getattr(experience, "origin_stream", None) or [experience])
         tasks = tuple(int(label) for e in stream for label in e.task_labels)
         permanent = frozenset(int(e.task_labels[0]) for e in stream if getattr(e, "permanent", False))
@@ -148,6 +150,8 @@ class LabelledPools(UnitAllocator):
 
     def layout(self, strategy: Any, model: MaskedModel) -> StreamLayout:
         """The layout of the stream that a strategy trains, checked against the model's widths."""
+        # Tasks past the deadline are open because the ledger allows no request for them any more: its deadline counts,
+        # which a user may have set to another number than the stream's.
         ledgers = (getattr(plugin, "ledger", None) for plugin in strategy.plugins)
         ledger = next((found for found in ledgers if isinstance(found, TaskLedger)), None)
         deadline = getattr(strategy.experience, "deadline", None) if ledger is None else ledger.deadline
@@ -175,6 +179,7 @@ def pool(sizes: Sequence[int], slots: int, chosen: frozenset[int]) -> Tensor:
     """
     wanted = torch.zeros(slots, dtype=torch.bool)
     wanted[sorted(chosen)] = True
+    # Unit u lies in pool u·slots // size: what a width leaves over is spread, so that pools differ by one unit at most.
     return torch.cat([wanted[torch.arange(size) * slots // size] for size in sizes])
 
 
@@ -207,6 +212,7 @@ def allocation_of(
             f"task {task} finds its pool (slot {sorted(layout.slots_of(task))} of {layout.slots}) taken by tasks "
             f"{sorted(allocation.sharing_tasks)}, which may still be unlearned: {CHOICES}"
         )
+    # What is still missing here lies with tasks whose units it may read, and must leave as they are.
     narrow = [name for name, part in model.by_layer(allocation.own).items() if int(part.sum()) < min_units]
     if narrow and when_full == "error" and not allocation.permanent:
         holders = sorted(
@@ -242,6 +248,7 @@ def allocation_within(
         other for other in model.masks if other not in open_tasks and bool((model.binary_mask(other) & free).any())
     )
     taken = _union(model, sharing)
+    # With tasks in its slot it shares as in HAT: it may read all units of theirs, and takes those that are left.
     # Tasks that are permanent from the start share freely with each other: a full region is still readable.
     return UnitAllocation(
         free & ~taken, readable | taken, open_tasks, sharing, task in layout.permanent, blocking_tasks

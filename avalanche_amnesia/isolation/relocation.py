@@ -87,7 +87,7 @@ class Tensors:
         return [(name, value.detach()) for name, value in found]
 
     def followers(self, model: MaskedModel) -> list[tuple[str, Tensor]]:
-        """What has no value of its own where nothing was learned, by the names of the tensors that it follows."""
+        """Tensors without values of their own where nothing was learned, by the names of those that they follow."""
         found = [] if model.allowed is None else [("embedding", model.allowed)]
         states = {} if self.optimizer is None else self.optimizer.state
         for name, parameter in model.named_parameters():
@@ -97,7 +97,7 @@ class Tensors:
 
 
 class Relocation:
-    """Who holds which slot, and the moves of units between slots.
+    """Slots in use by their holders, and the moves of units between slots.
 
     Args:
         model: before its first task.
@@ -289,7 +289,7 @@ class Relocation:
             trajectory.rearrange(sources)
 
     def _at_rest(self, model: MaskedModel, source: Sequence[int]) -> Callable[[str, Tensor, Tensor], Tensor]:
-        """What tensors hold between trainings."""
+        """Rule of the values that tensors hold between trainings."""
         covered, masks = self._covered(model, source), self._masks(model, source)
         use = {str(task): model.graph.sets.use(mask.float()) for task, mask in masks.items()}
         sets = {name.replace(".", "/"): spec.sets for name, spec in model.backbone.owned.items()}
@@ -312,7 +312,7 @@ class Relocation:
         return settled
 
     def _freed(self, held: Mapping[int, HeldSlot]) -> Callable[[str, Tensor, Tensor], Tensor]:
-        """What tensors hold in the middle of a training: in the slots that were freed, initial values."""
+        """Rule of the values that tensors hold in the middle of a training: in slots that were freed, initial ones."""
         free = self.places[len(held) :]
 
         def settled(name: str, value: Tensor, moved: Tensor) -> Tensor:
@@ -388,7 +388,7 @@ class Relocation:
                 change.write(value, moved)
 
     def _source(self, order: Sequence[int]) -> list[int]:
-        """For every slot the one whose units come there, so that the slots in use get another order."""
+        """Slot whose units come to each slot, so that the slots in use get another order."""
         source = list(range(self.tables.slots))
         # A permutation: slots that nobody holds take the places that are left, so that no values are lost.
         now = dict(zip(self._order, self.places, strict=False))
@@ -399,7 +399,7 @@ class Relocation:
         return source
 
     def _initial_slots(self, order: Sequence[int]) -> list[int]:
-        """For every slot the one whose initial values belong there."""
+        """Slot whose initial values belong to each slot."""
         initial_slots = list(range(self.tables.slots))
         for place, key in zip(self.places, order, strict=False):
             initial_slots[place] = self.held[key].initial_slot

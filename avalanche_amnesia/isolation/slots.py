@@ -36,13 +36,13 @@ class Axis:
     table: Tensor
 
     def index(self, size: int, source: Sequence[int], device: torch.device) -> Tensor:
-        """For each index of the dimension the one whose place it takes, if slot ``s`` takes that of ``source[s]``."""
+        """Index whose place each index of the dimension takes, if slot ``s`` takes that of ``source[s]``."""
         index = torch.arange(size)
         index[self.table.reshape(-1)] = self.table[list(source)].reshape(-1)
         return index.to(device)
 
     def within(self, shape: Sequence[int], slots: Collection[int], device: torch.device) -> Tensor:
-        """Where a tensor's index lies in one of some slots: bool, broadcasts over the tensor."""
+        """Mask of a tensor's indices that lie in one of some slots: bool, broadcasts over the tensor."""
         inside = torch.zeros(shape[self.dim], dtype=torch.bool, device=device)
         inside[self.table[sorted(slots)].reshape(-1).to(device)] = True
         return inside.reshape(-1, *(1,) * (-self.dim - 1))
@@ -56,7 +56,7 @@ def gathered(value: Tensor, axes: Sequence[Axis], source: Sequence[int]) -> Tens
 
 
 class SlotTables:
-    """Where the units of every slot lie, in every tensor of a model.
+    """Places of the units of every slot, in every tensor of a model.
 
     A layer of ``n`` units has ``n // slots`` of them in each slot, one slot after the other; what is left over at its
     end is in no slot.
@@ -208,7 +208,7 @@ def _try_out(model: MaskedModel, tables: SlotTables) -> None:
 
 
 def _in_the_last_bit(model: MaskedModel, run: Callable[[], Tensor], draw: torch.Generator) -> Tensor:
-    """What comes out if the backbone's parameters are off by one in their last bits, which they are only meanwhile."""
+    """Result of a run with the backbone's parameters off by one in their last bits; they are put back."""
     values = {parameter: parameter.clone() for parameter in model.backbone.parameters()}
     for parameter in values:
         sign = torch.rand(parameter.shape, generator=draw, dtype=parameter.dtype).sub_(0.5).sign_()

@@ -1,4 +1,4 @@
-"""A task's features in world after world, over the same samples."""
+"""Features of a task's samples, under one set of removed tasks after another."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ BATCH, BATCH_OF_LARGE = 512, 32
 """Samples at a time: what a large network makes of more than a few images leaves the caches of a CPU."""
 
 
-class WorldFeatures:
-    """Features, and what running statistics the task's norms have, in whatever world the backbone is in.
+class CounterfactualFeatures:
+    """Features of a task's samples, and running statistics of its norms, by the backbone as it is when called.
 
     Where a pass over all samples is long enough, it goes through the task's open units alone.
 
@@ -63,7 +63,7 @@ class WorldFeatures:
                 f"task {self.task} can't be cut to its open units ({error}); its heads are fitted by way of all units",
                 stacklevel=2,
             )
-        if subnet is None:  # nor can it be in the next world
+        if subnet is None:  # nor can it be without other tasks
             self._to_cut = None
         return subnet
 

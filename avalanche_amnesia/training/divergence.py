@@ -1,4 +1,4 @@
-"""Whether a training left a network that is of use."""
+"""Divergence of a training, found before its task is kept."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SAMPLES = 64
 
 
 def what_diverged(model: TaskMaskedModel, task: int, experience: Any) -> str | None:
-    """What of a task's network is lost, in words; None where all is well.
+    """Reason, in words, why a task's network is of no use; None where all is well.
 
     Weights may be finite and absurd. Where features or logits overflow float32 when squared, the task is as lost as
     with NaN, and so is every later one that reads its units: their losses are, variances and distances, and no head

@@ -1,4 +1,4 @@
-"""Which entries of a backbone a task was the first to use."""
+"""Entries of a backbone that a task was the first to use."""
 
 from __future__ import annotations
 

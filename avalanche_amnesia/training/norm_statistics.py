@@ -51,7 +51,7 @@ class TaskStatistics:
         self.retake_for(self.model.task_parts(self.task), lambda x: self.model.features(x, self.task))
 
     def retake_for(self, parts: nn.Module | None, run: Callable[[Tensor], object]) -> None:
-        """The same for a copy of the task's own modules.
+        """Set the statistics of a copy of the task's own modules in the same way.
 
         Args:
             parts: in evaluation mode.
@@ -62,7 +62,7 @@ class TaskStatistics:
 
 
 def running_norms(parts: nn.Module | None) -> list[Any]:
-    """Those of a task's own modules that have running statistics."""
+    """Norms among a task's own modules that have running statistics."""
     modules = [] if parts is None else parts.modules()
     return [norm for norm in modules if getattr(norm, "running_mean", None) is not None]
 

@@ -20,7 +20,7 @@ from avalanche_amnesia.transaction import Transaction
 
 @dataclass(frozen=True)
 class Samples:
-    """Of one task, in the order in which they were drawn: any first part of them is a uniform sample too.
+    """Samples of one task, in the order in which they were drawn: any first part of them is a uniform sample too.
 
     Attributes:
         x: inputs ``(n, …)``.
@@ -39,7 +39,7 @@ class Samples:
         return len(self.y)
 
     def at(self, index: Tensor) -> Samples:
-        """Those at some positions ``(k,)``, in storage of their own."""
+        """Samples at some positions ``(k,)``, in storage of their own."""
         return Samples(self.x[index], self.y[index], self.logits[index], self.known)
 
     def without_logits(self) -> Samples:
@@ -48,11 +48,11 @@ class Samples:
 
     @property
     def has_logits(self) -> Tensor:
-        """Which of them have logits, bool ``(n,)``."""
+        """Mask of the samples that have logits, bool ``(n,)``."""
         return ~self.logits.isnan().any(1)
 
     def first(self, n: int) -> Samples:
-        """At most ``n`` of them, in storage of their own."""
+        """First ``n`` samples, or all there are, in storage of their own."""
         return self if n >= len(self) else self.at(torch.arange(n))
 
 

@@ -19,7 +19,7 @@ from avalanche_amnesia.transaction import Transaction
 
 
 class Shadow:
-    """What a task would write into the entries of an earlier one, learned while the task is in training.
+    """Values that a task would write into the entries of an earlier one, learned while the task is in training.
 
     In each forward pass the shadow's own values stand in its region, and the main weights everywhere else: one layer
     is run, not two. With the region ``C``: ``W_b = C ⊙ B + (1 − C) ⊙ (W − D)``.
@@ -134,7 +134,7 @@ class Shadow:
         return functional_call(self.model.backbone, self._weights(), (x, self.parts, mask))
 
     def update(self, use: Mapping[str, Tensor]) -> dict[str, SparseValues]:
-        """What was learned: parameter name → the updates of the entries that the task uses.
+        """Learned updates: parameter name → those of the entries that the task uses.
 
         Args:
             use: parameter name → bool tensor of its shape.

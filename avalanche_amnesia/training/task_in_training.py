@@ -96,7 +96,7 @@ class TaskSnapshot:
 
 
 class StepActivity:
-    """In how many of a task's steps each parameter's entries moved.
+    """Count of a task's steps in which each parameter's entries moved.
 
     Args:
         model: its parameters are watched from now on.
@@ -110,13 +110,13 @@ class StepActivity:
 
     @torch.no_grad()
     def before_step(self) -> None:
-        """Look where a step starts: what moved since the last one (an unlearning, say) was none."""
+        """Note where a step starts: what moved since the last one (an unlearning, say) was no step."""
         for name, parameter in self._parameters.items():
             self._start[name].copy_(parameter)
 
     @torch.no_grad()
     def after_step(self) -> None:
-        """Enter a step."""
+        """Count the entries that the step moved."""
         self._steps += 1
         for name, parameter in self._parameters.items():
             self._moves[name] += ~same_bits(parameter, self._start[name])

@@ -1,4 +1,4 @@
-"""What this package's strategies share: supervised learning with the right plugins in the right order."""
+"""Base of this package's strategies: supervised learning with the right plugins in the right order."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
         raise TaskError(f"task {single_task(self.experience)}: {fault}. Its training was undone") from cause
 
     def plan_unlearning(self, tasks: Iterable[int]) -> UnlearningPlan:
-        """What unlearning these tasks would change; changes nothing.
+        """Plan of what unlearning these tasks would change; changes nothing.
 
         Raises:
             RequestError: if they can't be requested now.

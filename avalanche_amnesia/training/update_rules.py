@@ -1,4 +1,4 @@
-"""How far a parameter that earlier tasks use may still move, and the one place where that is enforced.
+"""Rules of how far a parameter that earlier tasks use may still move, and the one place where they are enforced.
 
 An :class:`AdjustmentRule` says, per parameter, the share of an update that is *held back* (0 free, 1 frozen: one
 minus AdaHAT's adjustment rate). :class:`Adjuster` applies it around the optimizer's step: in update space,
@@ -22,7 +22,7 @@ AdjustSpace = Literal["update", "gradient"]
 
 
 class TaskUse:
-    """What the remaining tasks use while another one is trained; constant within that task, so computed once.
+    """Entries that the remaining tasks use while another one is trained: constant within that task, so computed once.
 
     Args:
         model: the masked model; its masks are those of the remaining tasks.
@@ -50,7 +50,7 @@ class TaskUse:
 
     @classmethod
     def within(cls, model: MaskedModel, allocation: UnitAllocation) -> TaskUse:
-        """What a task meets in its units: only entries that nobody else can read are free.
+        """Use that a task meets in its units: only entries that nobody else can read are free.
 
         Tasks that are permanent from the start may adjust what permanent tasks use, as the rule says; any other task
         leaves it as it is.
@@ -95,7 +95,7 @@ class AdjustmentRule:
         return 1 - sum(float(h.double().sum()) for h in held) / sum(h.numel() for h in held)
 
     def expected_held(self, use: TaskUse, name: str) -> Tensor:
-        """What :meth:`held` is on average, without layer sparsity."""
+        """Mean of :meth:`held`, without layer sparsity."""
         return self.held(use, name, 0.0)
 
 
@@ -205,7 +205,7 @@ class Adjuster:
         return dict(zip(self.names, (held == 1 for held in self._held), strict=True)) if self.frozen else {}
 
     def before_step(self, sparsity: list[float]) -> None:
-        """After backward, before the optimizer's step; ``sparsity`` is ``κ`` per layer (empty: not read)."""
+        """Prepare, after the backward pass, for a step; ``sparsity`` is ``κ`` per layer (empty: not read)."""
         if not self.names:
             return
         if not self.rule.constant:
@@ -219,6 +219,6 @@ class Adjuster:
             torch._foreach_copy_(self._before, [parameter.data for parameter in self.parameters])
 
     def after_step(self) -> None:
-        """After the optimizer's step: take back what is held (lerp is exact at 0 and at 1)."""
+        """Take back what is held of the optimizer's step (lerp is exact at 0 and at 1)."""
         if self.names and self.space == "update":
             torch._foreach_lerp_([parameter.data for parameter in self.parameters], self._before, self._held)

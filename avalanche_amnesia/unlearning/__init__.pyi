@@ -1,5 +1,5 @@
 from .applying import apply as apply
-from .applying import book_only as book_only
+from .applying import ledger_only as ledger_only
 from .compensation import Compensation as Compensation
 from .compensation import RevisingCompensation as RevisingCompensation
 from .planning import Preparation as Preparation

@@ -42,7 +42,9 @@ def apply(subject: Subject, preparation: Preparation, announce: Announce) -> Unl
     with Transaction() as change:
         announce("before_unlearning", None, change)
         before = preparation.hashes
+        # With the tasks that go still in it: adapters tell by it which stored states knew them.
         order = subject.ledger.remaining
+        # First: it finds the tasks' own parameters, and the entries that change, in the model as it still is.
         purged = purge_optimizers(subject, preparation, change)
         _move(removal, parameters, change)
         _replace(subject.before, removal.before, preparation.own, change)
@@ -50,10 +52,12 @@ def apply(subject: Subject, preparation: Preparation, announce: Announce) -> Unl
             remove_task_modules(subject.model, task, change)
         change.call(subject.trajectory.restore, subject.trajectory.logs)
         subject.trajectory.apply(removal)
+        # Compensations and repairs build on a model and a trajectory without the tasks.
         for compensation in subject.compensations:
             purged += compensation.compensate(subject.model, plan.tasks, removal, change)
         repaired = _repair(subject, preparation, purged, change)
         _hold_own(subject, change)
+        # Units move last: all that was worked out before names entries by their places until then.
         if subject.rearrange is not None:
             subject.rearrange(change)
         context = PurgeContext(
@@ -93,13 +97,14 @@ def apply(subject: Subject, preparation: Preparation, announce: Announce) -> Unl
             repair=repaired,
         )
         announce("after_unlearning", record, change)
+        # Old log files are deleted last, when all else has succeeded; a failure here can still be taken back.
         subject.trajectory.settle()
         change.commit()
     return record
 
 
-def book_only(subject: Subject, preparation: Preparation, announce: Announce) -> UnlearningRecord:
-    """The control: enter the request into the book and announce it, but leave everything as it is."""
+def ledger_only(subject: Subject, preparation: Preparation, announce: Announce) -> UnlearningRecord:
+    """Enter the request into the ledger and announce it, and leave everything as it is: a control."""
     nothing: dict[str, Any] = {
         "entries": {},
         "removed": (),
@@ -118,7 +123,7 @@ def book_only(subject: Subject, preparation: Preparation, announce: Announce) ->
         record = UnlearningRecord(
             plan=plan,
             changes=(),
-            purged=("nothing: requests are only booked",),
+            purged=("nothing: requests are only entered into the ledger",),
             remaining=subject.ledger.remaining,
             n_trained=subject.ledger.n_trained,
             iteration=subject.iteration,
@@ -135,6 +140,7 @@ def book_only(subject: Subject, preparation: Preparation, announce: Announce) ->
 def _move(removal: Removal, parameters: Mapping[str, Tensor], change: Transaction) -> None:
     """Give parameters the values that they have without what goes."""
     moved = removal.moved
+    # Every way back is noted before the first write, so that the writes can run in two threads.
     held = map_two_threads(lambda name: take(parameters[name], moved[name]), moved)
     for name, old in zip(moved, held, strict=True):
         change.call(put, parameters[name], moved[name], old)
@@ -144,6 +150,7 @@ def _move(removal: Removal, parameters: Mapping[str, Tensor], change: Transactio
 def _replace(
     store: dict[str, Tensor] | None, new: Mapping[str, Tensor], gone: frozenset[str], change: Transaction
 ) -> None:
+    """Put new values into those before a task in training, and drop what goes."""
     if store is None:
         return
     change.call(store.update, dict(store))
@@ -190,7 +197,10 @@ def _where(removal: Removal, parameters: Mapping[str, Tensor]) -> dict[str, Tens
 
 
 def _hold_own(subject: Subject, change: Transaction) -> None:
-    """What the remaining tasks have of their own no other task trains: one in training starts from it as it is now."""
+    """Enter what the remaining tasks have of their own, as it is now, into the values before a task in training.
+
+    That task puts others' own back to these values: else what a compensation or a repair wrote there would be lost.
+    """
     model, before = subject.model, subject.before
     if before is None or not isinstance(model, TaskMaskedModel):
         return

@@ -58,7 +58,7 @@ class Circumstances:
 
 @dataclass
 class Claims:
-    """What each training could see and under which circumstances, and what follows for an unlearning.
+    """Record of what each training could see, under which circumstances, and what follows for an unlearning.
 
     Attributes:
         influences: the tasks that can leave a trace in the task in training; empty between tasks.
@@ -78,7 +78,7 @@ class Claims:
     # A training -----------------------------------------------------------------------------------------------
 
     def begin(self, strategy: Any, ledger: TaskLedger) -> None:
-        """Look whom a training that begins can see, and whether the model is as it was left."""
+        """Note the tasks that a training which begins can see, and whether the model is as it was left."""
         if self._criterion is None:
             self._criterion, self._optimizer = _criterion_memory(strategy), _optimizer_memory(strategy)
         now = state_hashes(strategy.model.state_dict())
@@ -229,7 +229,7 @@ def _listed(tasks: Sequence[int]) -> str:
     return f"task {tasks[0]}" if len(tasks) == 1 else f"tasks {list(tasks)}"
 
 
-# Whom and what a training can see ----------------------------------------------------------------------------------
+# Tasks and state that a training can see ---------------------------------------------------------------------------
 
 
 def isolates(model: Any) -> bool:

@@ -65,7 +65,7 @@ class RevisingCompensation(Compensation, Protocol):
         """
 
     def revise(self, model: nn.Module, trajectory: Trajectory, gone: Collection[int]) -> Revisions:
-        """What the updates of remaining tasks become; changes nothing.
+        """Revisions of the updates of remaining tasks; changes nothing.
 
         Args:
             model: as it is, with the tasks that go.

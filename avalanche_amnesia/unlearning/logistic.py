@@ -80,7 +80,7 @@ def _check_fit(*found: Tensor) -> None:
 def fit_correction(
     features: Tensor, labels: Tensor, logits: Tensor, *, penalty: float = 1e-2, iterations: int = 30
 ) -> Tensor:
-    """What to add to weights that others read too: ``min mean cross-entropy + penalty / 2 · ‖D‖²``, from zero.
+    """Correction of weights that others read too: ``min mean cross-entropy + penalty / 2 · ‖D‖²``, from zero.
 
     The penalty is on the change itself, not on whitened features as in :func:`fit_head`: directions in which these
     samples hardly vary must not grow, as other tasks' samples vary there.

@@ -70,6 +70,7 @@ def prepare(subject: Subject, tasks: Iterable[int], event: str, *, strict: bool 
     tasks = subject.ledger.check(tasks, event, subject.known, subject.unrecorded)
     model, trajectory = subject.model, subject.trajectory
     hashes = state_hashes(model.state_dict())
+    # In the middle of a training its own steps change the model too: then only what was found as it began counts.
     tampered = subject.claims.tampered(hashes) if subject.before is None else subject.claims.changed
     if strict and tampered:
         raise TamperedError(
@@ -81,6 +82,7 @@ def prepare(subject: Subject, tasks: Iterable[int], event: str, *, strict: bool 
     shared = {name: p.detach() for name, p in parameters.items() if name not in own}
     remaining = [task for task in subject.ledger.remaining if task not in tasks]
     readers = _readers(model, remaining)
+    # Revised before the removal is worked out: later updates are then replayed, and logged, behind the revised ones.
     revising = (c for c in subject.compensations if isinstance(c, RevisingCompensation))
     revisions = combined(c.revise(model, trajectory, tasks) for c in revising)
     removal = trajectory.remove(tasks, shared, subject.before, readers, revisions)
@@ -124,6 +126,7 @@ def own_modules_only(preparation: Preparation) -> Preparation:
     """The control: what the tasks have of their own goes, every entry that tasks share stays as it is."""
     removal, gone = preparation.removal, set(preparation.plan.tasks)
     logs = {task: log for task, log in preparation.logs.items() if task not in gone}
+    # Empty all through: nothing goes out of the weights, and so nothing out of old states that plugins keep (anchors).
     untouched = Removal(removal.tasks, {}, {}, logs, {}, {task: Updates() for task in gone}, {})
     nothing: dict[str, Any] = {"entries": {}, "affected": (), "compensated": (), "repaired": (), "shared": {}}
     reasons = ("obey='head': every entry that tasks share stays as it is",)
@@ -145,7 +148,7 @@ def _task_buffers(model: nn.Module, tasks: Sequence[int]) -> frozenset[str]:
 
 
 def _readers(model: nn.Module, remaining: Sequence[int]) -> Readers:
-    """What the remaining tasks read, where that stays as it is whoever wrote it."""
+    """Entries that the remaining tasks read, where these stay as they are whoever wrote them (WSN); else none."""
     if not isinstance(model, TaskMaskedModel) or not model.keeps_shared_entries:
         return {}
     shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
@@ -189,7 +192,9 @@ def _affected(
 
 
 def _summary(index: Tensor, shape: torch.Size, reads: Tensor) -> Tensor:
-    """Where a tensor has an entry at flat ``index``: only as fine as ``reads`` is, where that has one per kernel."""
+    """Mask of the entries at flat ``index``: only as fine as ``reads`` is, where that has one number per kernel."""
+    # Dimensions at the end along which ``reads`` is constant are taken together: a 3×3 kernel is one bool, not nine.
+    # Where it is constant along one further in front as well, every entry has a bool of its own.
     fine = len(shape) - next((d for d, size in enumerate(reversed(reads.shape)) if size > 1), reads.dim())
     if reads.shape[:fine] != shape[:fine]:
         fine = len(shape)

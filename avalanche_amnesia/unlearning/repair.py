@@ -28,7 +28,7 @@ class Repair(Protocol):
     mode: str
 
     def n_samples(self, task: int) -> int:
-        """How many samples of a task it holds."""
+        """Number of samples of a task that it holds."""
 
     def forget(self, tasks: Collection[int], change: Transaction) -> str:
         """Drop everything of some tasks; returns a line for the record."""

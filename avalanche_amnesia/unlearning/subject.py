@@ -1,4 +1,4 @@
-"""What an unlearning looks at and changes, and whether all of it can be cleaned."""
+"""Subject of an unlearning, all that it looks at and changes, and the check that all of it can be cleaned."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Subject:
         repair: what trains the affected tasks again afterwards; None: nothing does.
         counters: task → the host's experience counter when it was trained.
         before: values before a task that is in training, by parameter name; None between tasks. Replaced in place.
-        optimized: the host's own book of optimized parameters, by name; cleaned too.
+        optimized: the host's own table of optimized parameters, by name; cleaned too.
         claims: what trainings could see, and under which circumstances.
         strategy: the host itself.
         known: every task of the stream, None where that is not known.

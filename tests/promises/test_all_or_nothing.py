@@ -218,7 +218,7 @@ def test_a_failure_in_the_middle_of_a_task_leaves_everything_and_the_training_ca
 
 @pytest.mark.parametrize("again", [False, True], ids=["abort", "train again"])
 @pytest.mark.parametrize("make", [amnesiac, stock])
-def test_a_failure_between_recording_a_task_and_booking_it_undoes_the_task(make, again):
+def test_a_failure_between_recording_a_task_and_entering_it_into_the_ledger_undoes_the_task(make, again):
     class Late(SupervisedPlugin):
         def after_training_exp(self, strategy, **kwargs):
             if strategy.experience.task_label == 1:
@@ -242,7 +242,7 @@ def test_a_failure_between_recording_a_task_and_booking_it_undoes_the_task(make,
     assert trajectory(strategy).tasks == (0,) == unlearning_plugin(strategy).ledger.remaining
 
 
-def test_the_control_that_only_books_is_all_or_nothing_too():
+def test_the_control_that_only_keeps_the_ledger_is_all_or_nothing_too():
     fails = Fails()
     strategy = stock(unlearning=UnlearningPlugin(obey=False), plugins=[fails], epochs=1)
     strategy.train(DIGITS.train_stream[0])

@@ -82,7 +82,7 @@ def swapped(strategy):
     return repair
 
 
-def two_books(strategy):
+def two_ledgers(strategy):
     added = UnlearningPlugin()
     strategy.plugins.append(added)
     return lambda: strategy.plugins.remove(added)
@@ -100,7 +100,7 @@ FAULTS = {
     "rates without masks": (without_masks, refusing(ScaledUpdatesPlugin), ValueError, "needs HATPlugin"),
     "rates of masks untaught": (untaught_masks, refusing(ScaledUpdatesPlugin), ValueError, "needs HATPlugin"),
     "two trajectories": (masked, refusing(TrajectoryPlugin), ValueError, "has 2 TrajectoryPlugins"),
-    "two books": (masked, two_books, ValueError, "has 2 UnlearningPlugins"),
+    "two ledgers": (masked, two_ledgers, ValueError, "has 2 UnlearningPlugins"),
     "recorded before committed": (masked, swapped, ValueError, "put HATPlugin in front of TrajectoryPlugin"),
 }
 

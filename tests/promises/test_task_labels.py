@@ -70,7 +70,7 @@ def test_a_lock_and_a_reference_take_any_integer():
     assert references.reference([np.int64(1)]) is references.reference([1])
 
 
-def test_a_book_keeps_pythons_own_ints():
+def test_a_ledger_keeps_pythons_own_ints():
     ledger = TaskLedger(deadline=np.int64(3))
     ledger.learn(np.int64(0))
     ledger.learn(torch.tensor(1))

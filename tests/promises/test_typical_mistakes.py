@@ -43,7 +43,7 @@ def test_tasks_that_came_with_a_checkpoint_are_not_recorded_and_make_no_claim_ex
     assert bits(strategy.model) == loaded
 
 
-def test_a_book_that_is_not_the_strategys_own_is_refused():
+def test_an_unlearning_plugin_that_is_not_the_strategys_own_is_refused():
     strategy = trained([0], make=stock, epochs=1)
     before = bits(strategy.model)
     with pytest.raises(RequestError, match="none of Naive's plugins"):
@@ -81,7 +81,7 @@ def test_a_record_tells_of_replaced_heads_only_where_one_was():
     said = [line for line in strategy.unlearn([2]).purged if "heads" in line]
     assert said == []
     said = [line for line in strategy.unlearn([0]).purged if "heads" in line]
-    assert said == ["heads of tasks [1] replaced by those fitted for the world without [0]"]
+    assert said == ["heads of tasks [1] replaced by those fitted for the model without tasks [0]"]
 
 
 def test_logs_of_another_run_are_not_gone_on_with(tmp_path):

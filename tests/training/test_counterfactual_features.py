@@ -7,16 +7,16 @@ from support.export_networks import HALF, NETWORKS, SPARSE, batch, trained
 from avalanche_amnesia.bits import state_hashes
 from avalanche_amnesia.export.features import feature_subnet
 from avalanche_amnesia.models import MaskedModel
-from avalanche_amnesia.training import counterfactual_features as world_features
-from avalanche_amnesia.training.counterfactual_features import WorldFeatures
+from avalanche_amnesia.training import counterfactual_features
+from avalanche_amnesia.training.counterfactual_features import CounterfactualFeatures
 from avalanche_amnesia.training.norm_statistics import running_norms
 
 
 def both_ways(monkeypatch, model, task, x, mb_size):
     found = []
     for threshold in (float("inf"), 0.0):
-        monkeypatch.setattr(world_features, "WORTH_CUTTING", threshold)
-        found.append(WorldFeatures(model, task, x, mb_size)())
+        monkeypatch.setattr(counterfactual_features, "WORTH_CUTTING", threshold)
+        found.append(CounterfactualFeatures(model, task, x, mb_size)())
     return found
 
 
@@ -107,19 +107,19 @@ def test_a_network_that_cannot_be_cut_costs_a_warning_and_no_task(monkeypatch):
         raise RuntimeError("no kernel for this")
 
     model, x = trained("mlp"), batch("mlp", 12)
-    monkeypatch.setattr(world_features, "feature_subnet", fails)
-    monkeypatch.setattr(world_features, "WORTH_CUTTING", 0.0)
+    monkeypatch.setattr(counterfactual_features, "feature_subnet", fails)
+    monkeypatch.setattr(counterfactual_features, "WORTH_CUTTING", 0.0)
     with pytest.warns(UserWarning, match=r"task 0 can't be cut .*no kernel for this"):
-        features, statistics = WorldFeatures(model, HALF, x, 6)()
+        features, statistics = CounterfactualFeatures(model, HALF, x, 6)()
     assert torch.equal(features, model.features(x, HALF))
     assert statistics == {}
 
 
 def test_what_cannot_be_cut_is_tried_once(monkeypatch):
     tried = []
-    monkeypatch.setattr(world_features, "feature_subnet", lambda *args: tried.append(args))
-    monkeypatch.setattr(world_features, "WORTH_CUTTING", 0.0)
-    features = WorldFeatures(trained("mlp"), HALF, batch("mlp", 12), 6)
+    monkeypatch.setattr(counterfactual_features, "feature_subnet", lambda *args: tried.append(args))
+    monkeypatch.setattr(counterfactual_features, "WORTH_CUTTING", 0.0)
+    features = CounterfactualFeatures(trained("mlp"), HALF, batch("mlp", 12), 6)
     assert torch.equal(features()[0], features()[0])
     assert len(tried) == 1
 
@@ -137,6 +137,6 @@ def test_a_network_that_no_counter_runs_on_goes_through_all_units(monkeypatch):
     model.add_head(0, 2)
     model.start_task(0, torch.ones(model.n_units))
     model.finish_task()
-    monkeypatch.setattr(world_features, "WORTH_CUTTING", 0.0)
+    monkeypatch.setattr(counterfactual_features, "WORTH_CUTTING", 0.0)
     x = torch.randn(8, 4)
-    assert torch.equal(WorldFeatures(model, 0, x, 4)()[0], model.eval().features(x, 0))
+    assert torch.equal(CounterfactualFeatures(model, 0, x, 4)()[0], model.eval().features(x, 0))

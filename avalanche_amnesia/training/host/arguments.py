@@ -1,4 +1,4 @@
-"""What the host lets pass and fails at later: checked where it is given."""
+"""Checks of arguments that the host lets pass and fails at later."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an evaluation of the host's wipes although it is needed, and keeps although it must go."""
+"""Evaluations of the host: they wipe what is still needed, and keep what must go."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def drop_last_values(evaluator: Any, tasks: Iterable[int], change: Transaction) 
 
 @contextmanager
 def preserved_minibatch(strategy: Any) -> Iterator[None]:
-    """An evaluation inside an iteration wipes the mini-batch and the loss: put them back."""
+    """Keep the mini-batch and the loss of an iteration, which an evaluation in the middle of it wipes."""
     saved = {name: getattr(strategy, name) for name in ("mbatch", "mb_output", "loss", "_eval_streams")}
     try:
         yield

@@ -1,4 +1,4 @@
-"""Per-iteration events reach only the plugins that listen to them.
+"""Dispatch of per-iteration events to the plugins that listen to them, and to no others.
 
 The host calls every plugin at each of the eight events of a training iteration, and its EvaluationPlugin copies the
 experience each time, whether or not a metric or a logger cares. For small networks that is a fifth of a step.
@@ -52,7 +52,7 @@ def _announcer(event: str) -> Callable[..., None]:
 
 
 class ListenerDispatch:
-    """Mixin for a strategy, in front of Avalanche's template: who listens is looked up once per experience."""
+    """Mixin for a strategy, in front of Avalanche's template: listeners are looked up once per experience."""
 
     _listeners: dict[str, list[Any]]
 

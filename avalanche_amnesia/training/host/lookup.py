@@ -16,7 +16,7 @@ def unlearning_of(strategy: Any) -> Any:
 
 
 def refuse_second(strategy: Any, kind: type[Any]) -> None:
-    """Raise if a strategy has two plugins of a class that keeps a book.
+    """Raise if a strategy has two plugins of a class that keeps records of its tasks.
 
     Raises:
         ValueError: naming the class and the way out.
@@ -33,6 +33,7 @@ def refuse_second(strategy: Any, kind: type[Any]) -> None:
 def is_last_to_finish(plugin: Any, strategy: Any) -> bool:
     """Whether a task is finished once this plugin has done its part.
 
-    Attributes ``finishing_step`` tell the order: a task's mask is kept, its update recorded, the task booked.
+    Attributes ``finishing_step`` tell the order: a task's mask is kept, its update recorded, the task entered in
+    the ledger.
     """
     return plugin.finishing_step == max(getattr(other, "finishing_step", 0) for other in strategy.plugins)

@@ -1,4 +1,4 @@
-"""Where a strategy's model comes from: method, settings, seed and data, for records."""
+"""Origin of a strategy's model, for records: method, settings, seed and data."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def labels_fingerprint(experience: Any) -> str:
 
 
 def provenance_of(strategy: Any, data: Mapping[int, str]) -> Provenance:
-    """What a record says of the model's origin.
+    """Origin of a strategy's model, as a record states it.
 
     Args:
         strategy: any strategy.

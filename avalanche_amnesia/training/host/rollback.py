@@ -1,7 +1,7 @@
 """State of a strategy at the end of a training, to go back to until the task is finished.
 
 A task ends in several steps: its mask is kept, its update is recorded, heads are fitted, the task is entered into the
-book. Whatever interrupts them, Ctrl-C or an error in any plugin, must leave the state before the task or the state
+ledger. Whatever interrupts them, Ctrl-C or an error in any plugin, must leave the state before the task or the state
 after it. So all that these steps may change is noted before the first of them, and dropped in one assignment behind the
 last: until then giving the task up goes back to here first, and may itself be interrupted and repeated.
 """
@@ -108,7 +108,7 @@ def _parts(thing: object) -> Iterator[Any]:
 
 
 def _refill(part: Any, contents: list[Any]) -> None:
-    """Let a container hold what it held, in that order; one that still does is not touched."""
+    """Give a container its old contents, in their order; one that still has them is not touched."""
     now = list(part.items() if isinstance(part, dict) else part)
     if len(now) == len(contents) and all(map(_same, now, contents)):
         return

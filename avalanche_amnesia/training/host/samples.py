@@ -1,4 +1,4 @@
-"""What can be wrong with a task's samples, in words: each is None where nothing is."""
+"""Faults of a task's samples, in words: None where there is none."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from avalanche_amnesia.seeding import preserved_rng
 
 
 def fault_of_inputs(x: Tensor) -> str | None:
-    """How many samples hold NaN or infinity, and which is the first.
+    """Number of samples that hold NaN or infinity, and the index of the first, in words.
 
     Args:
         x: ``(n, …)``.
@@ -66,12 +66,12 @@ def fault_of_labels(labels: Tensor, logits: Tensor, criterion: Any) -> str | Non
 
 
 def fault_of_shape(x: Tensor, model: nn.Module, error: Exception) -> str | None:
-    """What is known of the samples that a model failed on.
+    """Shape or type of samples that a model can't run on, in words; None where they are not to blame.
 
     Args:
         x: ``(batch, …)``.
         model: that failed.
-        error: what it raised; where memory ran out, or the model was made for such samples, they are not to blame.
+        error: what it raised; where memory ran out, or the model was made for such samples, these are not to blame.
     """
     if isinstance(error, torch.OutOfMemoryError):
         return None

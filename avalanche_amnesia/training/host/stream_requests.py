@@ -11,7 +11,7 @@ from avalanche_amnesia.training.plugins.task_mask import single_task
 
 
 class StreamRequests:
-    """What streams ask for, and what of it was obeyed already.
+    """Unlearning requests of streams, and those of them that were obeyed already.
 
     Attributes:
         known: the tasks of all streams so far.
@@ -23,26 +23,26 @@ class StreamRequests:
         self._overdue: list[tuple[int, Any]] = []
 
     def rehearse(self, experience: Any, ledger: TaskLedger) -> None:
-        """Go through a task's requests on paper: one that can't be obeyed is an error before the training.
+        """Try a task's requests on a copy of the ledger: one that can't be obeyed is an error before the training.
 
         Args:
             experience: about to be trained.
-            ledger: the book of tasks; not changed.
+            ledger: of the tasks; not changed.
 
         Raises:
-            RequestError: for the first request that the book would not allow when it fires.
+            RequestError: for the first request that the ledger would not allow when it fires.
         """
         self.known |= {single_task(other) for other in _stream(experience)}
-        task, paper = single_task(experience), ledger.copy()
+        task, rehearsed = single_task(experience), ledger.copy()
         unlearned = ledger.unlearned
         for request in (
             *self.still_due(experience, "before", unlearned),
             *self.still_due(experience, "iteration", unlearned),
         ):
-            paper.forget(request.tasks, request.event(task), self.known)
-        paper.learn(task, permanent=bool(getattr(experience, "permanent", False)))
+            rehearsed.forget(request.tasks, request.event(task), self.known)
+        rehearsed.learn(task, permanent=bool(getattr(experience, "permanent", False)))
         for request in due(experience, "after"):
-            paper.forget(request.tasks, request.event(task), self.known)
+            rehearsed.forget(request.tasks, request.event(task), self.known)
 
     def still_due(self, experience: Any, when: str, unlearned: Collection[int]) -> list[Any]:
         """Requests of a task's training, without those that an interrupted training of it has obeyed already.

@@ -36,7 +36,7 @@ def subject_of(
     in_training: int | None,
     compensated: bool,
 ) -> Subject:
-    """What an unlearning of a strategy's tasks looks at and changes.
+    """Subject of an unlearning of a strategy's tasks: all that it looks at and changes.
 
     Args:
         strategy: the strategy.

@@ -32,7 +32,7 @@ ShadowOrder = Literal["oldest", "newest"]
 
 @dataclass(frozen=True)
 class Backup:
-    """What a task learned in the place of an earlier one.
+    """Updates and norms that a task learned in the place of an earlier one.
 
     Attributes:
         updates: parameter name in the backbone → updates of the entries that stand in for the earlier task's.
@@ -44,7 +44,7 @@ class Backup:
 
 
 class BackupPlugin(SupervisedPlugin):
-    """While a task trains, a shadow of each earlier task that may be unlearned learns it too, without that task.
+    """Trains shadows beside a task: for each earlier task that may be unlearned one that learns without it.
 
     Tasks from which it is isolated (``isolation="pools"``) need none.
 
@@ -128,7 +128,7 @@ class BackupPlugin(SupervisedPlugin):
         assert self._statistics is not None
         task, x, y = self._statistics.task, strategy.mb_x, strategy.mb_y
         self._statistics.see(x, strategy.mb_task_id)
-        if single_task(strategy.mb_task_id) != task:  # replayed samples of other tasks learn in their own world
+        if single_task(strategy.mb_task_id) != task:  # replayed samples of other tasks train the main network alone
             rows = strategy.mb_task_id == task
             x, y = x[rows], y[rows]
             if len(x) < 2:
@@ -170,7 +170,7 @@ class BackupPlugin(SupervisedPlugin):
         return not self.kept.get(task, {}).keys().isdisjoint(gone)
 
     def revise(self, model: nn.Module, trajectory: Trajectory, gone: Collection[int]) -> Revisions:
-        """What the shadows learned, in the place of the tasks' own updates; every entry is one task's."""
+        """Updates that the shadows learned, in the place of the tasks' own; every entry is one task's."""
         affected = [task for task in trajectory.tasks if task in self.kept and task not in gone]
         taken: dict[str, Tensor] = {}
         result: dict[int, dict[str, Revision]] = {}

@@ -17,7 +17,7 @@ from avalanche_amnesia import checks
 from avalanche_amnesia.benchmarks.data import task_data
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.seeding import derive_seed
-from avalanche_amnesia.training.counterfactual_features import WorldFeatures
+from avalanche_amnesia.training.counterfactual_features import CounterfactualFeatures
 from avalanche_amnesia.training.host.lookup import find_plugin
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 from avalanche_amnesia.trajectory.removal import Removal
@@ -31,13 +31,13 @@ _MOST_BYTES = 2**31
 
 @dataclass(frozen=True)
 class FittedHead:
-    """What a task needs in a world without some others.
+    """Head and statistics of a task for a model without some others.
 
     Attributes:
         weight: ``(classes, features)``, or those columns of it that are the task's own.
         bias: ``(classes,)``; None where it stays.
         columns: bool ``(features,)``, which columns ``weight`` holds; None: all.
-        statistics: of the task's norms in that world, by name in its parts; empty without running statistics.
+        statistics: of the task's norms in that model, by name in its parts; empty without running statistics.
     """
 
     weight: Tensor
@@ -47,22 +47,22 @@ class FittedHead:
 
 
 class CounterfactualPlugin(SupervisedPlugin):
-    """Fits, when a task ends, its head for every world in which some earlier tasks were unlearned.
+    """Fits, when a task ends, its head for every set of earlier tasks that may be unlearned.
 
     While the task's data is still at hand, the updates of those earlier tasks are taken out of the backbone for one
-    forward pass, the head is fitted to the features of that world, and the backbone is put back bit for bit. An
+    forward pass, the head is fitted to the features that are left, and the backbone is put back bit for bit. An
     unlearning then only swaps heads: no data is kept, and a training step costs nothing. Only tasks whose updates
-    the task's mask reads count; heads for a world that can't come any more (a task of it became permanent) are dropped,
-    and so are heads that were fitted in the presence of a task that was unlearned without them.
+    the task's mask reads count; heads for a set that can't go any more (a task of it became permanent) are dropped, and
+    so are heads that were fitted in the presence of a task that was unlearned without them.
 
-    Every world is one without repairs: a repair goes with the next request (:class:`RepairPlugin`). A task that reads
-    what one changed gets a head for the world in which nothing else of its goes. A head that can't be fitted, because
-    the features of its world overflow, is left out with a warning.
+    All heads are for a backbone without repairs: a repair goes with the next request (:class:`RepairPlugin`). A task
+    that reads what one changed gets a head for the empty set too: nothing else of what it reads may go. A head that
+    can't be fitted, because the features that are left overflow, is left out with a warning.
 
     Needs :class:`TrajectoryPlugin` and :class:`UnlearningPlugin` beside it and a masked model.
 
     Args:
-        max_sets: worlds per task, at least 1: single tasks first, then pairs, and so on; among equals the newest
+        max_sets: sets of tasks per task, at least 1: single tasks first, then pairs, and so on; among equals the newest
             tasks first. 31 are all sets of five tasks. Each costs one forward pass over ``samples``, and one head.
         samples: at most so many of the task's training samples are used, at least 1; fewer where these would take more
             than 2 GiB of memory.
@@ -105,27 +105,28 @@ class CounterfactualPlugin(SupervisedPlugin):
         self._drop_impossible(unlearnable)
         model, trajectory = strategy.model, _trajectory_of(strategy)
         use = dict(model.entries_of(task))
+        # Where entries that others read stay (WSN), no earlier task takes anything from this one when it goes.
         sources = frozenset(
             earlier
             for earlier in unlearnable
             if earlier != task and not model.keeps_shared_entries and _reads(use, self._moved(trajectory, earlier))
         )
         self.sources[task], self.heads[task] = sources, {}
-        worlds = [*_worlds(sources, trajectory.tasks, self.max_sets)]
+        removals = [*_possible_removals(sources, trajectory.tasks, self.max_sets)]
         if _reads(use, trajectory.moved_with(())):
-            worlds = [frozenset(), *worlds]  # whatever is requested next, the repair goes with it
-        if not worlds:
+            removals = [frozenset(), *removals]  # whatever is requested next, the repair goes with it
+        if not removals:
             return
         generator = torch.Generator().manual_seed(derive_seed(self.seed, "counterfactual", task))
         size = len(strategy.experience.dataset)
         index = torch.randperm(size, generator=generator)[: self.samples]
         of_one = task_data(strategy.experience, index[:1])[0].nbytes
         x, y = task_data(strategy.experience, index[: max(1, _MOST_BYTES // of_one)].sort().values)
-        of_world = WorldFeatures(model, task, x, strategy.train_mb_size)
+        features_now = CounterfactualFeatures(model, task, x, strategy.train_mb_size)
         unfitted: dict[frozenset[int], str] = {}
-        for gone in worlds:
-            with self._world(model, trajectory, gone):
-                features, statistics = of_world()
+        for gone in removals:
+            with self._as_if_unlearned(model, trajectory, gone):
+                features, statistics = features_now()
                 try:
                     head = self._fit(model, task, gone, features, y.to(features.device))
                 except FitError as error:  # costs this head, and not the task that was trained
@@ -135,12 +136,13 @@ class CounterfactualPlugin(SupervisedPlugin):
         if unfitted:
             reasons = "; ".join(f"without {sorted(gone)}: {reason}" for gone, reason in unfitted.items())
             warnings.warn(
-                f"task {task} has no head for {len(unfitted)} of {len(worlds)} worlds ({reasons}). An unlearning that "
-                "leads there leaves it the head that it has, and its record names the task as affected",
+                f"task {task} has no head for {len(unfitted)} of {len(removals)} sets of tasks that may be "
+                f"unlearned ({reasons}). Unlearning such a set leaves it the head that it has, and the record names it "
+                "as affected",
                 stacklevel=2,
             )
 
-    def _world(
+    def _as_if_unlearned(
         self, model: TaskMaskedModel, trajectory: Trajectory, gone: Collection[int]
     ) -> AbstractContextManager[None]:
         """The model as if some tasks had been unlearned, for the length of a block."""
@@ -153,7 +155,7 @@ class CounterfactualPlugin(SupervisedPlugin):
     def _fit(
         self, model: TaskMaskedModel, task: int, gone: Collection[int], features: Tensor, y: Tensor
     ) -> FittedHead | None:
-        """A head for the world that the model shows; None where there is nothing to fit."""
+        """Head fitted to the model as it is now; None where there is nothing to fit."""
         head = model.head(task)
         assert isinstance(head, nn.Linear)
         return FittedHead(*fit_head(features, y, head.out_features))
@@ -196,13 +198,13 @@ class CounterfactualPlugin(SupervisedPlugin):
     # As a compensation ----------------------------------------------------------------------------------------
 
     def covers(self, task: int, gone: Collection[int]) -> bool:
-        """Whether there is a head of the task for the world without these tasks."""
+        """Whether there is a head of the task for the model without these tasks."""
         lost = self.sources.get(task, frozenset()) & frozenset(gone)
         return lost in self.heads.get(task, {})
 
     @torch.no_grad()
     def compensate(self, model: nn.Module, gone: Collection[int], removal: Removal, change: Transaction) -> list[str]:
-        """Swap in the heads of the new world, and keep only those for worlds beyond it."""
+        """Swap in the heads for the model without these tasks, and keep only those for it without more of them."""
         assert isinstance(model, TaskMaskedModel)
         change.keep(self, "heads", "sources")
         lost = frozenset(gone)
@@ -215,12 +217,14 @@ class CounterfactualPlugin(SupervisedPlugin):
             if self.covers(task, lost):
                 self._swap(model, task, heads[here], change)
                 swapped.append(task)
-            kept[task] = {world - here: head for world, head in heads.items() if here < world}
+            # A head that was fitted while one of the lost tasks was there would bring some of it back. The others are
+            # for larger sets, which from now on are named by those of their tasks that are still there.
+            kept[task] = {removed - here: head for removed, head in heads.items() if here < removed}
         self.heads = kept
         self.sources = {task: sources - lost for task, sources in self.sources.items() if task not in lost}
         if not swapped:
             return []
-        return [f"heads of tasks {swapped} replaced by those fitted for the world without {sorted(lost)}"]
+        return [f"heads of tasks {swapped} replaced by those fitted for the model without tasks {sorted(lost)}"]
 
 
 def _trajectory_of(strategy: Any) -> Trajectory:
@@ -233,16 +237,18 @@ def _reads(use: Mapping[str, Tensor], moved: Mapping[str, Tensor]) -> bool:
     return any(name in use and bool((use[name].cpu() & where).any()) for name, where in moved.items())
 
 
-def _worlds(sources: Collection[int], order: Collection[int], limit: int) -> Iterator[frozenset[int]]:
+def _possible_removals(sources: Collection[int], order: Collection[int], limit: int) -> Iterator[frozenset[int]]:
+    """Sets of tasks that may be unlearned together: small ones first, among equals those of the newest tasks."""
     newest_first = [task for task in reversed(tuple(order)) if task in sources]
     found = (frozenset(s) for size in range(1, len(newest_first) + 1) for s in combinations(newest_first, size))
-    yield from (world for world, _ in zip(found, range(limit), strict=False))
+    yield from (removal for removal, _ in zip(found, range(limit), strict=False))
 
 
 @contextmanager
 def _without(model: TaskMaskedModel, trajectory: Trajectory, gone: Collection[int]) -> Iterator[None]:
     """The backbone as if some tasks had been unlearned; afterwards as it was, bit for bit."""
     parameters = {n: p for n, p in model.named_parameters() if n.startswith("backbone.")}
+    # Worked out and not applied: the logs stay as they are, and nothing but the backbone's values has to go back.
     removal = trajectory.remove(tuple(gone), {name: p.detach() for name, p in parameters.items()})
     before = {name: parameters[name].detach().clone() for name in removal.values}
     try:

@@ -144,7 +144,7 @@ class HATPlugin(TaskMaskPlugin):
         return RandomRule() if adjustment == "random" else ConstantRule(1.0 if alpha is None else alpha)
 
     def task_use(self, model: TaskMaskedModel) -> TaskUse:
-        """What a next task would find in use: by the locked tasks, or by all that remain."""
+        """Use that a next task would meet: of the locked tasks, or of all that remain."""
         return TaskUse(model, self.locked)
 
     # Around a task --------------------------------------------------------------------------------------------
@@ -224,7 +224,7 @@ class HATPlugin(TaskMaskPlugin):
         return {} if self.snapshot is None else self.snapshot.values
 
     def _prepare(self, model: MaskedModel) -> None:
-        """Whatever depends on the other tasks' masks; again when one of them goes in the middle of this task."""
+        """Make what depends on the other tasks' masks; again when one of them goes in the middle of this task."""
         now: HATTask = self.in_training
         now.generation = model.generation
         sizes = [layer.units for layer in model.graph.layers.values()]
@@ -289,7 +289,7 @@ class HATPlugin(TaskMaskPlugin):
     # Around a step --------------------------------------------------------------------------------------------
 
     def before_forward(self, strategy: Any, **kwargs: Any) -> None:
-        """Open the gate at the mini-batch's scale; look again at the other masks if one of them went."""
+        """Open the gate at the mini-batch's scale; prepare anew if another task's mask went."""
         now: HATTask = self.in_training
         model = self.model_of(strategy)
         assert model.embedding is not None

@@ -114,7 +114,7 @@ class RepairPlugin(SupervisedPlugin):
     # Inside an unlearning -------------------------------------------------------------------------------------
 
     def n_samples(self, task: int) -> int:
-        """How many samples of a task are held."""
+        """Number of samples of a task that are held."""
         return len(self.memory.samples[task]) if task in self.memory.samples else 0
 
     def forget(self, tasks: Collection[int], change: Transaction) -> str:

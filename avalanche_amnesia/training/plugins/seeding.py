@@ -1,4 +1,4 @@
-"""Draws of a task derive from (seed, task): nothing that ran before, and no evaluation, can change them."""
+"""Random draws of a task from (seed, task): nothing that ran before, and no evaluation, can change them."""
 
 from __future__ import annotations
 

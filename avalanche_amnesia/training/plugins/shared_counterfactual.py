@@ -1,4 +1,4 @@
-"""Counterfactual columns: what :class:`CounterfactualPlugin` does, for a head that all tasks share."""
+"""Counterfactual columns: :class:`CounterfactualPlugin` for a head that all tasks share."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from avalanche_amnesia.unlearning.logistic import fit_correction
 
 
 class SharedHeadCounterfactualPlugin(CounterfactualPlugin):
-    """Fits the columns of the shared head that a task would own, for every world without some earlier tasks.
+    """Fits the columns of the shared head that a task would own without some earlier tasks, for every set of these.
 
     A column belongs to the first of the remaining tasks that open its unit; later ones read it and never change it
-    (under ``space="update"``). In a world without some tasks, what these wrote is at its initial values, and a column
+    (under ``space="update"``). Without some tasks, what these wrote is at its initial values, and a column
     of theirs belongs to the next task that reads it. Each task's columns are fitted when it ends, beside those of
-    earlier tasks as they would be in that world, and as a small change, since later tasks read them too. An unlearning
+    earlier tasks as they would be then, and as a small change, since later tasks read them too. An unlearning
     puts them in, and records that as a repair made with the task's data, in the place of the one before it: a task that
     is unlearned later takes its refitted columns with it. A column that several remaining tasks have written is left
     alone.
@@ -74,14 +74,14 @@ class SharedHeadCounterfactualPlugin(CounterfactualPlugin):
     def _moved(self, trajectory: Trajectory, task: int) -> Mapping[str, Tensor]:
         return self._store.moved_with([task])
 
-    def _world(
+    def _as_if_unlearned(
         self, model: TaskMaskedModel, trajectory: Trajectory, gone: Collection[int]
     ) -> AbstractContextManager[None]:
         return self._refitted(model, trajectory, gone)
 
     @contextmanager
     def _refitted(self, model: TaskMaskedModel, trajectory: Trajectory, gone: Collection[int]) -> Iterator[None]:
-        with super()._world(model, trajectory, gone), Transaction() as change:
+        with super()._as_if_unlearned(model, trajectory, gone), Transaction() as change:
             for task, heads in self.heads.items():
                 lost = self.sources[task] & frozenset(gone)
                 if task not in gone and lost in heads and self._owns(task, heads[lost], gone):
@@ -114,7 +114,7 @@ class SharedHeadCounterfactualPlugin(CounterfactualPlugin):
             snapshot.values[_WEIGHT][:, fitted.columns] = fitted.weight
 
     def _unrepaired(self, model: TaskMaskedModel, task: int, change: Transaction) -> Tensor:
-        """The head without the task's columns of an earlier world, in whose fit a task that goes now had a part."""
+        """Head without the task's columns of an earlier unlearning: a task that goes now had a part in their fit."""
         parameters = {name: p.detach() for name, p in model.named_parameters()}
         outdated = [number for number in self._store.writers([task]) if number != task]
         if not outdated:

@@ -54,7 +54,7 @@ class TaskMaskPlugin(SupervisedPlugin):
     model_class: ClassVar[type[TaskMaskedModel]]
     """The kind of model that it masks."""
     task_class: ClassVar[type[TaskInTraining]] = TaskInTraining
-    """What it holds of the task in training."""
+    """Class of what it holds of the task in training."""
 
     @classmethod
     def options(cls) -> tuple[str, ...]:
@@ -144,7 +144,7 @@ class TaskMaskPlugin(SupervisedPlugin):
     # Where masks move units ----------------------------------------------------------------------------------
 
     def at_rest(self, strategy: Any) -> AbstractContextManager[None]:
-        """In the middle of a training: everything as it lies between trainings, for the length of a block."""
+        """Context in the middle of a training: everything lies as between trainings, for the length of a block."""
         return nullcontext()
 
     def rearrange(self, strategy: Any, change: Transaction) -> None:
@@ -178,16 +178,16 @@ class TaskMaskPlugin(SupervisedPlugin):
                 parameter.copy_(before[name])
 
     def _guard_others(self, model: TaskMaskedModel) -> None:
-        """After a step of an optimizer that moves parameters without a gradient too: other tasks' own stay."""
+        """Put other tasks' own back, behind a step of an optimizer that moves parameters without a gradient too."""
         if self.in_training.guards_others:
             self._put_others_back(model)
 
     def task_use(self, model: TaskMaskedModel) -> TaskUse:
-        """What the tasks use that are to be protected."""
+        """Use of the tasks that are to be protected."""
         return TaskUse(model)
 
     def _make_adjuster(self, model: TaskMaskedModel, use: TaskUse) -> Adjuster:
-        """What holds back the updates of everything that the protected tasks use."""
+        """Adjuster that holds back the updates of everything that the protected tasks use."""
         return Adjuster(
             self.rule,
             self.space,

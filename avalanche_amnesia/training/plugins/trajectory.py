@@ -27,7 +27,7 @@ from avalanche_amnesia.unlearning.task_modules import (
 
 
 def recorder_of(given: TrajectoryPlugin | None) -> TrajectoryPlugin:
-    """What a strategy was given as ``trajectory=``, by default a plugin that keeps all of it, lossless, in memory.
+    """Plugin that a strategy was given as ``trajectory=``, by default one that keeps all of it, lossless, in memory.
 
     Raises:
         TypeError: if it is anything else.
@@ -148,7 +148,7 @@ class TrajectoryPlugin(SupervisedPlugin):
             self._activity = StepActivity(strategy.model)
 
     def host_state(self, strategy: Any) -> tuple[dict[str, Any], list[object]]:
-        """What the host itself keeps of tasks, and its plugins that keep something: to go back to, see rollback."""
+        """State that the host itself keeps of tasks, and its plugins that keep some: to go back to, see rollback."""
         own = own_attributes(strategy) if keeps_own_state(strategy) else {}
         return own, [plugin for plugin in strategy.plugins if keeps_own_state(plugin)]
 
@@ -163,12 +163,12 @@ class TrajectoryPlugin(SupervisedPlugin):
             begin_finishing(strategy)
 
     def before_update(self, strategy: Any, **kwargs: Any) -> None:
-        """Look where the step starts, where moves are counted."""
+        """Note where the step starts, if moves are counted."""
         if self._activity is not None:
             self._activity.before_step()
 
     def after_update(self, strategy: Any, **kwargs: Any) -> None:
-        """Count the entries that the step moved, where that is asked for."""
+        """Count the entries that the step moved, if moves are counted."""
         if self._activity is not None:
             self._activity.after_step()
 

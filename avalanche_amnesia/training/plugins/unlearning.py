@@ -28,7 +28,7 @@ from avalanche_amnesia.training.host.subject import subject_of
 from avalanche_amnesia.training.plugins.task_mask import TaskError, TaskMaskPlugin, single_task
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 from avalanche_amnesia.transaction import Transaction
-from avalanche_amnesia.unlearning.applying import apply, book_only
+from avalanche_amnesia.unlearning.applying import apply, ledger_only
 from avalanche_amnesia.unlearning.claims import Claims
 from avalanche_amnesia.unlearning.compensation import Compensation, RevisingCompensation
 from avalanche_amnesia.unlearning.planning import Preparation, own_modules_only, prepare
@@ -39,7 +39,7 @@ Obedience = Literal[True, False, "head"]
 
 
 class UnlearningPlugin(SupervisedPlugin):
-    """Keeps the book of tasks, fires the stream's requests, and unlearns.
+    """Keeps the ledger of tasks, fires the stream's requests, and unlearns.
 
     Needs a :class:`TrajectoryPlugin` beside it. Requests come from the experiences of
     :func:`~avalanche_amnesia.benchmarks.with_unlearning`, or from :meth:`unlearn`. While training it moves itself
@@ -55,12 +55,12 @@ class UnlearningPlugin(SupervisedPlugin):
             instead of refusing every request.
         fingerprint: let every record keep hashes and sketches by which an audit recognises what was removed, see
             :class:`~avalanche_amnesia.audit.Fingerprint`.
-        obey: for controls: ``False`` enters requests into the book, and announces them, but changes nothing else;
+        obey: for controls: ``False`` enters requests into the ledger, and announces them, but changes nothing else;
             ``"head"`` takes out what the tasks have of their own (heads, masks, norms, samples in the host's plugins)
             and leaves every entry that tasks share as it is.
 
     Attributes:
-        ledger: the book of tasks.
+        ledger: of the tasks: trained, permanent, unlearned.
         records: one :class:`UnlearningRecord` per unlearning, in order.
         history: counters and data of the tasks that were trained.
         claims: what trainings could see, which decides whether a record may say ``exact``.
@@ -104,7 +104,7 @@ class UnlearningPlugin(SupervisedPlugin):
     # By the user ----------------------------------------------------------------------------------------------
 
     def plan(self, strategy: Any, tasks: Iterable[int]) -> UnlearningPlan:
-        """What unlearning these tasks now would change; changes nothing.
+        """Plan of what unlearning these tasks now would change; changes nothing.
 
         Raises:
             RequestError: if they can't be requested now.
@@ -141,7 +141,7 @@ class UnlearningPlugin(SupervisedPlugin):
         return self._unlearn(strategy, tasks, event, keep_probes, allow_unknown, fingerprint, strict)
 
     def evidence(self, strategy: Any, tasks: Iterable[int], experiences: Iterable[Any] = ()) -> Evidence:
-        """What tasks have put into the model, to be looked for after they are unlearned; changes nothing.
+        """Evidence of what tasks have put into the model, to be looked for after they are unlearned; changes nothing.
 
         Args:
             strategy: the strategy that this plugin belongs to.
@@ -242,7 +242,7 @@ class UnlearningPlugin(SupervisedPlugin):
             )
 
     def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
-        """Check iterations against the real loader; look whose traces the task can carry; let others get ready."""
+        """Check iterations against the real loader; note whose traces the task can carry; let others get ready."""
         self.current_task = single_task(strategy.experience)
         self.claims.begin(strategy, self.ledger)
         for plugin in (*strategy.plugins, strategy):
@@ -272,7 +272,7 @@ class UnlearningPlugin(SupervisedPlugin):
                 strategy.mbatch = [part[keep] for part in strategy.mbatch]
 
     def after_training_exp(self, strategy: Any, **kwargs: Any) -> None:
-        """Enter the task into the book, which finishes it; fire the requests that come after it."""
+        """Enter the task into the ledger, which finishes it; fire the requests that come after it."""
         task = single_task(strategy.experience)
         permanent = bool(getattr(strategy.experience, "permanent", False))
         self.ledger.learn(task, permanent=permanent, saw=self.claims.influences)
@@ -361,12 +361,12 @@ class UnlearningPlugin(SupervisedPlugin):
             trigger_plugins(strategy, name)
 
         try:
-            return (apply if self.obey else book_only)(subject, preparation, announce)
+            return (apply if self.obey else ledger_only)(subject, preparation, announce)
         finally:
             self.current = None
 
     def _drop_moments_before(self, strategy: Any, change: Transaction) -> None:
-        """A task in training that is given up must not bring back moments that mix a forgotten task's gradients."""
+        """Drop moments that mix a forgotten task's gradients: a task that is given up must not bring them back."""
         snapshot = self._trajectory(strategy).snapshot
         if snapshot is not None:
             change.set(snapshot, moments={})

@@ -125,7 +125,7 @@ class SubnetPlugin(TaskMaskPlugin):
         self._prepare(strategy)
 
     def _prepare(self, strategy: Any) -> None:
-        """Whatever depends on the other tasks; again when one of them goes in the middle of this task."""
+        """Make what depends on the other tasks; again when one of them goes in the middle of this task."""
         now: SubnetTask = self.in_training
         model = self.model_of(strategy)
         assert model.scores is not None
@@ -219,7 +219,7 @@ class SubnetPlugin(TaskMaskPlugin):
     # Around a step --------------------------------------------------------------------------------------------
 
     def _look_at_the_others(self, strategy: Any) -> None:
-        """Where a task was unlearned in the middle of this one: nothing that came out of it goes on."""
+        """Drop what came out of a task that was unlearned in the middle of this one."""
         now: SubnetTask = self.in_training
         model = self.model_of(strategy)
         if model.masked_tasks == now.others:
@@ -236,7 +236,7 @@ class SubnetPlugin(TaskMaskPlugin):
         self.model_of(strategy).open_subnet()
 
     def after_forward(self, strategy: Any, **kwargs: Any) -> None:
-        """Look, behind the task's first forward, whether the backbone keeps anything that tasks would share."""
+        """Check, behind the task's first forward, that the backbone keeps nothing that tasks would share."""
         if strategy.clock.train_exp_iterations == 0:
             self._refuse_shared_state(strategy)
 

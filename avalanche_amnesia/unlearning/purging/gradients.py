@@ -60,7 +60,7 @@ class GEMAdapter(StateAdapter):
         return "GEM: the tasks' samples dropped"
 
     def before_training(self, plugin: Any, task: int) -> None:
-        """An empty memory goes through the head of the task in training, which exists for certain."""
+        """Let an empty memory go through the head of the task in training, which exists for certain."""
         for counter, samples in plugin.memory_x.items():
             if len(samples) == 0:
                 plugin.memory_tid[counter] = task

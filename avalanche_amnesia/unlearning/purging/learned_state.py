@@ -1,4 +1,4 @@
-"""Whether a plugin or a strategy that no adapter knows keeps something learned."""
+"""Search for learned state that a plugin or a strategy keeps and no adapter knows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who knows how to save, load and purge what a host's plugin or strategy keeps of the tasks: one adapter per class.
+"""Adapters that save, load and purge what a host's plugin or strategy keeps of the tasks: one per class.
 
 Without this a stock strategy brings a forgotten task back: EWC pulls the weights to anchors that hold it, LwF is
 taught by a model that knows it, Replay trains on its samples.
@@ -19,7 +19,7 @@ from avalanche_amnesia.transaction import Transaction
 
 @dataclass(frozen=True)
 class PurgeContext:
-    """What is unlearned, for those who clean up behind it.
+    """Description of an unlearning, for those who clean up behind it.
 
     Attributes:
         tasks: the tasks that go.
@@ -50,7 +50,7 @@ class PurgeContext:
 
 @dataclass(frozen=True)
 class SavedState:
-    """What a plugin keeps, as plain data.
+    """State that a plugin keeps, as plain data.
 
     Attributes:
         tensors: name → tensor, as safetensors takes them.
@@ -66,7 +66,7 @@ class StateAdapter(ABC):
 
     @abstractmethod
     def save(self, plugin: Any) -> SavedState:
-        """What the plugin keeps, as plain data."""
+        """State that the plugin keeps, as plain data."""
 
     @abstractmethod
     def load(self, plugin: Any, state: SavedState, model: nn.Module) -> None:
@@ -92,7 +92,7 @@ class StateAdapter(ABC):
         """
 
     def before_training(self, plugin: Any, task: int) -> None:
-        """Called before each training; by default nothing is needed."""
+        """Get a plugin ready for a training; by default nothing is needed."""
         return
 
 
@@ -132,7 +132,7 @@ class PurgerAdapter(StateAdapter):
 
 
 def register_adapter(*classes: type) -> Callable[[Adapter], Adapter]:
-    """Decorator of a :class:`StateAdapter` class, for plugins or strategies of these classes and their heirs."""
+    """Decorator of a :class:`StateAdapter` class, for plugins or strategies of these classes and their subclasses."""
 
     def register(adapter: Adapter) -> Adapter:
         _ADAPTERS.update(dict.fromkeys(classes, adapter()))

@@ -1,4 +1,4 @@
-"""What replays stored samples: the plugin, and strategies with a buffer of their own (DER, DER++, ER-ACE, ER-AML)."""
+"""Replay of stored samples: the plugin, and strategies with a buffer of their own (DER, DER++, ER-ACE, ER-AML)."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ _LAST_BATCH = ("batch_logits",)
 
 
 def _renew_logits(buffer: Any, context: PurgeContext, change: Transaction) -> int:
-    """Logits of samples that were stored when one of the tasks that go had been learned hold its update."""
+    """Give logits anew that were stored when one of the tasks that go had been learned: they hold its update."""
     attribute = buffer.buffer._data_attributes.get("logits") if len(buffer.buffer) else None
     if attribute is None:
         return 0

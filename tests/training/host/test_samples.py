@@ -260,7 +260,10 @@ def test_a_head_that_cant_be_fitted_costs_that_head(monkeypatch):
 
     monkeypatch.setattr(counterfactual, "fit_head", absurd)
     strategy.train(stream[:2])
-    with pytest.warns(UserWarning, match=r"task 2 has no head for 1 of 3 worlds \(without \[1\]: .*overflows\)"):
+    with pytest.warns(
+        UserWarning,
+        match=r"task 2 has no head for 1 of 3 sets of tasks that may be unlearned \(without \[1\]: .*overflows\)",
+    ):
         strategy.train(stream[2])
     monkeypatch.undo()
     plain.train(stream)

@@ -97,7 +97,7 @@ def test_no_head_stays_that_saw_a_task_which_is_gone():
     assert all(1 not in without for heads in plugin.heads.values() for without in heads)
 
 
-def test_heads_for_worlds_that_cannot_come_are_dropped():
+def test_heads_for_sets_that_cannot_go_are_dropped():
     strategy = amnesiac(train_epochs=1, deadline=2)
     for experience in PERMUTED.train_stream[:2]:
         strategy.train(experience)
@@ -162,12 +162,12 @@ def test_samples_take_no_more_memory_than_they_may(monkeypatch):
     strategy, used = amnesiac(train_epochs=1), []
     monkeypatch.setattr(counterfactual, "_MOST_BYTES", 100 * 64 * 4)  # a hundred digits
 
-    class Spied(counterfactual.WorldFeatures):
+    class Spied(counterfactual.CounterfactualFeatures):
         def __init__(self, model, task, x, mb_size):
             used.append(len(x))
             super().__init__(model, task, x, mb_size)
 
-    monkeypatch.setattr(counterfactual, "WorldFeatures", Spied)
+    monkeypatch.setattr(counterfactual, "CounterfactualFeatures", Spied)
     for experience in PERMUTED.train_stream[:3]:
         strategy.train(experience)
     assert used == [100, 100]
@@ -184,7 +184,7 @@ def test_values_that_are_not_allowed_and_models_without_masks_are_refused():
         stock(plugins=[CounterfactualPlugin()]).train(DIGITS.train_stream[0])
 
 
-def test_running_statistics_are_those_of_the_new_world():
+def test_running_statistics_are_those_without_the_task():
     def batch_normed():
         return nn.Sequential(
             *(nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2)),

@@ -102,7 +102,7 @@ def test_an_interrupted_training_keeps_the_repair_made_in_its_middle():
     assert bits(strategy.model) == bits(between.model)
 
 
-def test_a_repair_stands_when_a_task_is_given_up_that_was_recorded_and_not_booked():
+def test_a_repair_stands_when_a_task_is_given_up_that_was_recorded_and_not_in_the_ledger():
     class Fails(SupervisedPlugin):
         on = False
 
@@ -123,7 +123,7 @@ def test_a_repair_stands_when_a_task_is_given_up_that_was_recorded_and_not_booke
     assert trajectory(strategy).logs == logs
 
 
-def test_a_task_learned_on_a_repair_has_a_head_for_the_world_without_it():
+def test_a_task_learned_on_a_repair_has_a_head_for_the_model_without_it():
     strategy = amnesiac(train_epochs=4, repair="joint")
     for experience in PERMUTED.train_stream[:3]:
         strategy.train(experience)

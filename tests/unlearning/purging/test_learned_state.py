@@ -71,7 +71,7 @@ def test_a_strategy_with_a_memory_of_its_own_is_refused_too():
         unlearning_plugin(strategy).unlearn(strategy, [0])
 
 
-def test_state_in_slots_and_in_an_heir_of_a_container_is_found():
+def test_state_in_slots_and_in_a_subclass_of_a_container_is_found():
     class Slotted:
         __slots__ = ("kept",)
 
@@ -111,7 +111,7 @@ def test_what_only_refers_to_the_strategy_is_no_learned_state():
     assert unlearning_plugin(strategy).unlearn(strategy, [0]).plan.unpurged == ()
 
 
-def test_a_registered_purger_is_called_for_its_class_and_heirs(monkeypatch):
+def test_a_registered_purger_is_called_for_its_class_and_subclasses(monkeypatch):
     monkeypatch.setattr(registry, "_ADAPTERS", dict(registry._ADAPTERS))
     seen = []
 
