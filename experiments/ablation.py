@@ -137,7 +137,7 @@ class Laboratory:
     def run(self, refitted=False, **settings):
         measured = self.accuracy_refitted if refitted else self.accuracy
         strategy = make_strategy(self.options, self.seed, **settings)
-        references, book = self.references(settings), find_plugin(strategy, UnlearningPlugin)
+        references, plugin = self.references(settings), find_plugin(strategy, UnlearningPlugin)
         model, probes, differences = strategy.model, {}, []
         for experience in self.benchmark.train_stream:
             task = experience.task_label
@@ -145,7 +145,7 @@ class Laboratory:
             if task in REQUESTS:
                 probes |= {gone: take_probe(model, gone) for gone in REQUESTS[task]}
                 strategy.unlearn(REQUESTS[task])
-                remaining = book.ledger.remaining
+                remaining = plugin.ledger.remaining
                 full = self.accuracy(references.full(task + 1), remaining)
                 differences.append(measured(model, remaining) - full)
         reference = references.reference(remaining)
@@ -156,8 +156,8 @@ class Laboratory:
         for attack in (self.old_head, self.few_shot, self.membership):
             for suffix, attacked in (("", model), ("_retrained", reference)):
                 row[attack.__name__ + suffix] = mean(attack(attacked, task, probes[task]) for task in probes)
-        row |= {"seconds": mean(record.seconds for record in book.records), "trajectory": trajectory_bytes(strategy)}
-        row |= {"seconds_retrain": references.seconds(remaining), "claim": book.records[-1].claim}
+        row |= {"seconds": mean(record.seconds for record in plugin.records), "trajectory": trajectory_bytes(strategy)}
+        row |= {"seconds_retrain": references.seconds(remaining), "claim": plugin.records[-1].claim}
         return row | {"same_bits": same_bits(model, reference)}
 
     def jsd(self, model, reference, probes):

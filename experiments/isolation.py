@@ -17,6 +17,7 @@ from torch.optim import Adam
 
 from avalanche_amnesia.benchmarks import PermutedDigits, PermutedMNIST, with_unlearning
 from avalanche_amnesia.evaluation import accuracy
+from avalanche_amnesia.isolation import Pools
 from avalanche_amnesia.models import MLP, MaskedModel
 from avalanche_amnesia.training import AmnesiacHAT
 
@@ -24,9 +25,9 @@ LEARNED, REQUESTED, NEW = range(10), (1, 4, 7), (11, 14, 17)
 PERMANENT = (0, 2, 3, 5, 8)
 CONTENDERS = {
     "sharing": ({"sparsity_weight": 0.75}, ()),
-    "pools": ({"isolation": "pools", "slots": 10}, ()),
-    "pools by label": ({"isolation": "pools", "slots": 10, "placement": "label"}, ()),
-    "pools, half permanent": ({"isolation": "pools", "slots": 10}, PERMANENT),
+    "pools": ({"isolation": Pools(slots=10, moving=True)}, ()),
+    "pools by label": ({"isolation": Pools(slots=10)}, ()),
+    "pools, half permanent": ({"isolation": Pools(slots=10, moving=True)}, PERMANENT),
 }
 COLUMNS = {
     "learned": "accuracy, 10 tasks learned",

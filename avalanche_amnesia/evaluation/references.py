@@ -240,8 +240,8 @@ class References:
                 "be repeated: plugins=[SeedingPlugin(seed), …] must come first"
             )
         masking = find_plugin(strategy, HATPlugin)
-        if masking is not None and masking.isolation == "pools":
-            masking.when_full = "share"  # the full model keeps every task: it may hold more than there are slots
+        if masking is not None:
+            masking.allocator.share_when_full()  # the full model keeps every task, maybe more than there are slots
         if variant == "order":
             seeding.order_seed = derive_seed(seeding.order_seed, "another order")
         elif variant == "seed":

@@ -148,6 +148,10 @@ class LabelledPools(UnitAllocator):
     def __init__(self, options: Pools, min_units: int) -> None:
         self.options, self.min_units = options, min_units
 
+    def share_when_full(self) -> None:
+        """Let tasks that find no pool share another one's from now on."""
+        self.options = replace(self.options, when_full="share")
+
     def layout(self, strategy: Any, model: MaskedModel) -> StreamLayout:
         """The layout of the stream that a strategy trains, checked against the model's widths."""
         # Tasks past the deadline are open because the ledger allows no request for them any more: its deadline counts,

@@ -66,6 +66,9 @@ class UnitAllocator:
     isolates = False
     """Whether a task trains as if the tasks were not there that its allocation does not name."""
 
+    def share_when_full(self) -> None:
+        """Let tasks that find no units of their own share those of others from now on."""
+
     def begin(self, strategy: Any, model: MaskedModel, task: int) -> UnitAllocation | None:
         """Units of a task whose training begins; None: all of them.
 

@@ -1,5 +1,6 @@
 from .adahat import AdaHAT as AdaHAT
 from .amnesiac_hat import AmnesiacHAT as AmnesiacHAT
+from .hard_attention import HardAttention as HardAttention
 from .hat import HAT as HAT
 from .host.lookup import find_plugin as find_plugin
 from .host.remaining import remaining_experiences as remaining_experiences
@@ -17,4 +18,8 @@ from .plugins import SubnetPlugin as SubnetPlugin
 from .plugins import TaskError as TaskError
 from .plugins import TrajectoryPlugin as TrajectoryPlugin
 from .plugins import UnlearningPlugin as UnlearningPlugin
+from .update_rules import AdaHATRule as AdaHATRule
+from .update_rules import AdjustmentRule as AdjustmentRule
+from .update_rules import ConstantRule as ConstantRule
+from .update_rules import RandomRule as RandomRule
 from .wsn import WSN as WSN

@@ -122,7 +122,7 @@ class ConstantRule(AdjustmentRule):
         alpha: in ``[0, 1]``.
     """
 
-    def __init__(self, alpha: float) -> None:
+    def __init__(self, alpha: float = 1.0) -> None:
         if not 0 <= alpha <= 1:
             raise ValueError(f"alpha of the constant adjustment must lie in [0, 1], got {alpha}")
         self.alpha = alpha
@@ -142,7 +142,9 @@ class AdaHATRule(AdjustmentRule):
         sparsity: False for the ablation ``no_reg``: ``κ = 0``.
     """
 
-    def __init__(self, alpha: float, epsilon: float, *, importance: bool = True, sparsity: bool = True) -> None:
+    def __init__(
+        self, alpha: float = 1e-2, epsilon: float = 0.1, *, importance: bool = True, sparsity: bool = True
+    ) -> None:
         if alpha <= 0 or epsilon <= 0:
             raise ValueError(f"alpha and epsilon must be positive, got alpha={alpha}, epsilon={epsilon}")
         self.alpha, self.epsilon, self.by_importance, self.by_sparsity = alpha, epsilon, importance, sparsity

@@ -10,13 +10,14 @@ from avalanche.training.plugins import EarlyStoppingPlugin, EvaluationPlugin
 from support.small_runs import make, permuted, split
 from torch.optim import Adam
 
+from avalanche_amnesia.isolation import Pools
 from avalanche_amnesia.models import MLP, SubnetModel
 from avalanche_amnesia.training import HAT, WSN, AmnesiacHAT
 
 KINDS = {
     "hat": lambda **options: make(HAT, **options),
     "amnesiac": lambda **options: make(AmnesiacHAT, **options),
-    "pools": lambda **options: make(AmnesiacHAT, isolation="pools", slots=3, **options),
+    "pools": lambda **options: make(AmnesiacHAT, isolation=Pools(slots=3), **options),
     "wsn": lambda **options: wsn(**options),
 }
 
