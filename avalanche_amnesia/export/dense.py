@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import fx, nn
 
-from avalanche_amnesia.export import declared, entrywise, moves, norms, weighted
 from avalanche_amnesia.export.parts import taken_along
 from avalanche_amnesia.export.shrinking import Shrinking
 from avalanche_amnesia.export.weighted import dense
@@ -13,8 +12,6 @@ from avalanche_amnesia.models.masked import MaskedModel
 from avalanche_amnesia.models.multi_head import UnknownTaskError
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.unit_graph.findings import ModelError
-
-_ = (declared, entrywise, moves, norms, weighted)  # imported for their registrations
 
 
 def extract(model: TaskMaskedModel, task: int, *, input_shape: tuple[int, ...] | None = None) -> fx.GraphModule:

@@ -183,7 +183,7 @@ def test_the_price_of_units_counts_locked_tasks_alone():
 
     class Watch(SupervisedPlugin):
         def before_update(self, strategy, **kwargs):
-            price = find_plugin(strategy, HATPlugin)._regulariser.gradient(strategy.model.gate)
+            price = find_plugin(strategy, HATPlugin).in_training.regulariser.gradient(strategy.model.gate)
             locked = [task for task in strategy.model.masks if task == 1]
             in_use = torch.stack([torch.zeros(len(price)).bool(), *map(strategy.model.binary_mask, locked)]).any(0)
             assert torch.equal(price == 0, in_use)
