@@ -16,6 +16,7 @@ from .functional import js_divergence as js_divergence
 from .functional import mask_overlap as mask_overlap
 from .heatmap import mask_heatmap as mask_heatmap
 from .probes import Probe as Probe
+from .probes import ProbingMetric as ProbingMetric
 from .probes import take_probe as take_probe
 from .references import References as References
 from .references import ReferencesError as ReferencesError

@@ -11,7 +11,6 @@ from torchvision.transforms.functional import pil_to_tensor
 
 from avalanche_amnesia.evaluation.heatmap import mask_heatmap
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
-from avalanche_amnesia.models.weight_masks.subnet import SubnetModel
 from avalanche_amnesia.training.host.lookup import find_plugin
 from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
@@ -66,8 +65,7 @@ class Capacity(PluginMetric):
         if isinstance(model, TaskMaskedModel):
             for layer, used in model.by_layer(model.cumulative_mask()).items():
                 named[f"MaskUse/{layer}"] = float(used.float().mean())
-            if isinstance(model, SubnetModel):
-                named["MaskBits"] = model.mask_bits()
+            named["MaskBits"] = model.mask_bits()
             if self.images and model.masks:
                 named |= {f"Mask/{layer}": _picture(model, layer) for layer in model.graph.layers}
         x = strategy.clock.train_iterations

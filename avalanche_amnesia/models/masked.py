@@ -173,6 +173,10 @@ class MaskedModel(TaskMaskedModel):
         """The embedding that the task's mask was read from, ``(n_units,)``, copied."""
         return self._embeddings.get(task).clone()
 
+    def mask_name(self, task: int) -> str:
+        """As the base class's."""
+        return f"_binary.{task}"
+
     def cumulative_mask(self) -> Tensor:
         """Units that any remaining task uses, bool ``(n_units,)``: ``a^{≤t}``, rebuilt from the masks at every call."""
         masks = [self._binary.get(task) for task in self._binary.tasks]

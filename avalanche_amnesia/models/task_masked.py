@@ -93,6 +93,18 @@ class TaskMaskedModel(MultiHeadModel, ABC):
     def cumulative_mask(self) -> Tensor:
         """Entries that any remaining task uses, bool ``(n,)``."""
 
+    @abstractmethod
+    def mask_name(self, task: int) -> str:
+        """Name, in ``state_dict``, of the tensor that holds a task's mask."""
+
+    def mask_bits(self) -> float | None:
+        """Bits per weight and task that the masks take in ``compressed_state``; None where none is compressed."""
+        return None
+
+    def shared_state(self) -> list[str]:
+        """Names of tensors that forwards changed, or began to keep, and that all tasks share; empty: there are none."""
+        return []
+
     def set_trainable(self, task: int, learn: bool) -> None:
         """Let a task's own modules (its head) receive gradients, or not; drops those that they have."""
         for module in self.task_modules(task):

@@ -16,8 +16,12 @@ from .plugins import ScaledUpdatesPlugin as ScaledUpdatesPlugin
 from .plugins import SeedingPlugin as SeedingPlugin
 from .plugins import SubnetPlugin as SubnetPlugin
 from .plugins import TaskError as TaskError
+from .plugins import TaskMaskPlugin as TaskMaskPlugin
 from .plugins import TrajectoryPlugin as TrajectoryPlugin
 from .plugins import UnlearningPlugin as UnlearningPlugin
+from .task_in_training import TaskInTraining as TaskInTraining
+from .task_strategy import HardAttentionStrategy as HardAttentionStrategy
+from .task_strategy import TaskStrategy as TaskStrategy
 from .update_rules import AdaHATRule as AdaHATRule
 from .update_rules import AdjustmentRule as AdjustmentRule
 from .update_rules import ConstantRule as ConstantRule

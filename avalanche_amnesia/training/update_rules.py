@@ -73,7 +73,7 @@ def _dense(uses: Mapping[str, Tensor], parameters: Mapping[str, nn.Parameter]) -
 class AdjustmentRule:
     """HAT's rule (``hat``): the cumulative mask ``min(a_i, a_j)`` is held back, so what is in use is frozen."""
 
-    constant = True  # the same shares for every step of a task
+    constant = True  # the same shares for every step of a task; a rule that varies holds nothing that is not in use
     reads_sparsity = False
 
     def start(self, seed: int, task: int) -> None:
@@ -180,12 +180,8 @@ class Adjuster:
         layer_of: Callable[[str], int],
     ) -> None:
         self.rule, self.space, self.use, self.layer_of = rule, space, use, layer_of
-        # Where nothing is in use there is nothing to hold back: the first task pays nothing.
-        self.names = [
-            name
-            for name, covered in use.covered.items()
-            if bool((covered > 0).any()) or (name in use.fixed and bool(use.fixed[name].any()))
-        ]
+        # Where there is nothing to hold back, nothing is done: the first task pays nothing.
+        self.names = [name for name in use.covered if self._may_hold(name)]
         self.parameters = [parameters[name] for name in self.names]
         self.needs_sparsity = rule.reads_sparsity and bool(self.names)
         self._held = self._shares([]) if rule.constant else []
@@ -193,6 +189,13 @@ class Adjuster:
         # A frozen entry never moves within the task, so the values at its start are the values before every step.
         self.frozen = rule.constant and all(bool(((held == 0) | (held == 1)).all()) for held in self._held)
         self._before = [before[name] if self.frozen else torch.empty_like(before[name]) for name in self.names]
+
+    def _may_hold(self, name: str) -> bool:
+        """Whether any entry of a parameter may be held back: one in use, a fixed one, or whatever the rule holds."""
+        parts = [self.use.covered[name], *([self.use.fixed[name]] if name in self.use.fixed else [])]
+        if self.rule.constant:
+            parts.append(self.rule.held(self.use, name, 0.0))
+        return any(bool((part > 0).any()) for part in parts)
 
     def _shares(self, sparsity: list[float]) -> list[Tensor]:
         held = {

@@ -140,7 +140,8 @@ def _uninformative_masks(
     """Names of the masks that open all that their tasks could, in every layer."""
     if not isinstance(model, TaskMaskedModel):
         return ()
-    return tuple(f"_binary.{t}" for t in tasks if t in opened_whole and set(model.graph.layers) <= set(opened_whole[t]))
+    whole = (task for task in tasks if set(model.graph.layers) <= set(opened_whole.get(task, ())))
+    return tuple(map(model.mask_name, whole))
 
 
 def _task_buffers(model: nn.Module, tasks: Sequence[int]) -> frozenset[str]:

@@ -109,10 +109,10 @@ def test_the_embedding_of_a_shut_unit_gets_the_gradient_of_the_exact_gate():
 
         def before_update(self, strategy, **kwargs):
             model, plugin = strategy.model, find_plugin(strategy, HATPlugin)
-            exact = torch.sigmoid(plugin._scale * model.embedding.detach())
-            of_gate = model.gate_gradient() + plugin._regulariser.gradient(exact)
-            expected = embedding_gradient(of_gate, exact, plugin._scale)
-            compensate_(expected, model.embedding.detach(), plugin._scale, 400.0, 50.0)
+            exact = torch.sigmoid(plugin.in_training.scale * model.embedding.detach())
+            of_gate = model.gate_gradient() + plugin.in_training.regulariser.gradient(exact)
+            expected = embedding_gradient(of_gate, exact, plugin.in_training.scale)
+            compensate_(expected, model.embedding.detach(), plugin.in_training.scale, 400.0, 50.0)
             assert torch.equal(model.embedding.grad, expected)
             self.shut += int(((exact < gate.SHUT) & (expected.abs() > 1e-12)).sum())
 

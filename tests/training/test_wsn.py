@@ -124,7 +124,7 @@ def test_the_scores_follow_the_learning_rate_of_the_strategy_unless_they_have_an
 
         def after_update(self, strategy, **kwargs):
             super().after_update(strategy, **kwargs)
-            self.seen.append(self._step_scores.optimizer.param_groups[0]["lr"])
+            self.seen.append(self.in_training.step_scores.optimizer.param_groups[0]["lr"])
 
     rates = {}
     for name, options in {"followed": {}, "own": {"score_optimizer": lambda p: torch.optim.SGD(p, lr=0.5)}}.items():
@@ -150,13 +150,13 @@ class Diary(SubnetPlugin):
 
     def after_training_epoch(self, strategy, **kwargs):
         super().after_training_epoch(strategy, **kwargs)
-        self.pages.append((self._holdout.score(strategy), copy.deepcopy(self._state(strategy.model))))
-        self.sizes = (len(self._holdout.out), len(strategy.adapted_dataset), len(strategy.dataloader))
+        self.pages.append((self.in_training.holdout.score(strategy), copy.deepcopy(self._state(strategy.model))))
+        self.sizes = (len(self.in_training.holdout.out), len(strategy.adapted_dataset), len(strategy.dataloader))
 
     def after_training_exp(self, strategy, **kwargs):
         batches = strategy.dataloader
         self.trained_on = torch.cat([batch[0] for batch in batches])
-        self.held_out = strategy.experience.tensors[0][self._holdout.out]
+        self.held_out = strategy.experience.tensors[0][self.in_training.holdout.out]
         super().after_training_exp(strategy, **kwargs)
 
 
@@ -175,7 +175,7 @@ def test_best_weights_mask_head_and_normalisation_are_of_one_step(net):
         best = scores.index(max(scores))
         earlier_than_last += best < 5
         page, model, task = diary.pages[best][1], strategy.model, experience.task_label
-        mask = model.best_scored(page["scores"]).bool()
+        mask = model.choose(page["scores"]).bool()
         assert torch.equal(model.binary_mask(task), mask)
         for name, part in model.by_layer(mask).items():
             weight = model.backbone.get_parameter(name).detach().view(-1)

@@ -128,10 +128,14 @@ class SubnetModel(TaskMaskedModel):
         """
         if task == self.current_task:
             assert self.scores is not None
-            return self.best_scored(self.scores.detach()).bool()
+            return self.choose(self.scores.detach()).bool()
         if task not in self._packed.tasks:
             raise UnknownTaskError(f"task {task} has no mask; tasks with one: {list(self.masked_tasks)}")
         return unpack_bits(self._packed.get(task), self.n_weights)
+
+    def mask_name(self, task: int) -> str:
+        """As the base class's."""
+        return f"_packed.{task}"
 
     def cumulative_mask(self) -> Tensor:
         """Weights that any remaining task uses, bool ``(n_weights,)``, rebuilt from the masks at every call."""
@@ -140,8 +144,10 @@ class SubnetModel(TaskMaskedModel):
             total |= self._packed.get(task)
         return unpack_bits(total, self.n_weights)
 
-    def best_scored(self, scores: Tensor, out: Tensor | None = None) -> Tensor:
+    def choose(self, scores: Tensor, out: Tensor | None = None) -> Tensor:
         """The mask that scores choose: 1 at each layer's ``k`` largest ``|score|``, else 0, float ``(n_weights,)``.
+
+        A method that chooses otherwise overrides this and :meth:`straight_through`.
 
         Args:
             scores: ``(n_weights,)``.
@@ -152,6 +158,15 @@ class SubnetModel(TaskMaskedModel):
         for part, marked, tensor in parts:
             mark_largest(part, tensor.kept, marked)
         return marks
+
+    def straight_through(self, of_mask: Tensor, scores: Tensor) -> Tensor:
+        """Gradient of the scores, straight through the choice: ``of_mask ⊙ sign(scores)``, as ``|score|`` is ranked.
+
+        Args:
+            of_mask: gradient of the mask, ``(n_weights,)``; may be written into.
+            scores: ``(n_weights,)``.
+        """
+        return of_mask.mul_(scores.sign())
 
     @property
     def _device(self) -> torch.device:
@@ -184,11 +199,12 @@ class SubnetModel(TaskMaskedModel):
             raise ValueError(f"task {task} can't start: masks {self.masked_tasks}, in training {self.current_task}")
         self.scores = nn.Parameter(scores.detach().clone().to(self._device))
         self.current_task = task
-        self._open = OpenSubnet(self.scores, {name: self._weight(name) for name in self.graph.layers}, self.best_scored)
+        weights = {name: self._weight(name) for name in self.graph.layers}
+        self._open = OpenSubnet(self.scores, weights, self.choose, self.straight_through)
         self.generation += 1
 
     def open_subnet(self) -> None:
-        """Choose the best-scored weights; the task in training runs through them in training mode until the next call.
+        """Choose weights by the scores; the task in training runs through them in training mode until the next call.
 
         ``weight ⊙ mask`` are leaves, whose gradients collect over every forward until the next call.
         """
@@ -276,7 +292,7 @@ class SubnetModel(TaskMaskedModel):
         statistics = [
             f"norms.{task}.{name}" for task in tasks for name, _ in self._named_statistics(self.task_parts(task))
         ]
-        masks = [f"_packed.{task}" for task in tasks if task in self._packed.tasks]
+        masks = [self.mask_name(task) for task in tasks if task in self._packed.tasks]
         return [
             *masks,
             *(f"_scores.{task}" for task in self._scores.descendants(tasks, self.masked_tasks)),
@@ -373,7 +389,7 @@ class SubnetModel(TaskMaskedModel):
     # State ----------------------------------------------------------------------------------------------------
 
     def mask_bits(self) -> float | None:
-        """Bits per weight and task that the masks take in :meth:`compressed_state`; None without masks."""
+        """As the base class's; entropy-coded given the weights."""
         if not self.masked_tasks:
             return None
         return 8 * len(self._encoded_masks()) / (self.n_weights * len(self.masked_tasks))
@@ -395,7 +411,7 @@ class SubnetModel(TaskMaskedModel):
         tasks = state["_order"].tolist()
         masks = decode_masks(state["masks"].cpu().numpy().tobytes(), len(tasks), self.n_weights)
         rest = {name: value for name, value in state.items() if name != "masks"}
-        packed = {f"_packed.{task}": pack_bits(mask) for task, mask in zip(tasks, masks, strict=True)}
+        packed = {self.mask_name(task): pack_bits(mask) for task, mask in zip(tasks, masks, strict=True)}
         self.load_state_dict(rest | packed)
 
     def _match_tasks(self, state: Mapping[str, Any]) -> None:

@@ -174,7 +174,7 @@ class HATPlugin(TaskMaskPlugin):
         model, task = self.model_of(strategy), single_task(strategy.experience)
         self.n_tasks = len(getattr(strategy.experience, "origin_stream", None) or [task])
         now.allocation = self._allocate(strategy, model, task)
-        self._take_snapshot(strategy, model, task)
+        self.take_snapshot(strategy)
         last = model.task_embedding(tuple(model.masks)[-1]) if model.masks else None
         generator = torch.Generator().manual_seed(derive_seed(self.seed, "embedding", task))
         kind = self.masks.embedding_init or ("positive" if now.alone else "normal")
@@ -232,7 +232,7 @@ class HATPlugin(TaskMaskPlugin):
         use = self.task_use(model) if allocation is None else TaskUse.within(model, allocation)
         weight = (0.0 if now.alone else 0.75) if self.masks.sparsity_weight is None else self.masks.sparsity_weight
         now.regulariser = SparsityRegulariser(weight, self.masks.sparsity, use.in_use, sizes, self.n_tasks)
-        now.adjuster = self._make_adjuster(model, use)
+        now.adjuster = self.make_adjuster(model, use)
 
     def _make_embedding_optimizer(self, optimizer: Optimizer, model: MaskedModel) -> Optimizer:
         assert model.embedding is not None
@@ -271,11 +271,11 @@ class HATPlugin(TaskMaskPlugin):
         return self.allocator.written_at_end(self.model_of(strategy), self._before)
 
     @torch.no_grad()
-    def _keep_mask(self, strategy: Any) -> None:
+    def keep_mask(self, strategy: Any) -> None:
         """Binarise the mask, return every entry outside it to its bits before the task (commit), settle the norms."""
         now: HATTask = self.in_training
         model = self.model_of(strategy)
-        self._commit(strategy)
+        self.commit(strategy)
         now.statistics.retake()
         model.finish_task()
         if now.allocation is not None:
@@ -326,8 +326,7 @@ class HATPlugin(TaskMaskPlugin):
         model = self.model_of(strategy)
         assert model.embedding is not None
         clear_faint(strategy.optimizer, strategy.clock.train_exp_iterations)
-        now.adjuster.after_step()
-        self._guard_others(model)
+        self.hold_back(model)
         now.step_embedding()
         model.embedding.clamp_(now.lowest, now.highest)
 

@@ -21,6 +21,7 @@ from avalanche_amnesia.training.host.samples import fault_of_task
 from avalanche_amnesia.training.task_in_training import TaskInTraining, TaskSnapshot
 from avalanche_amnesia.training.update_rules import Adjuster, AdjustmentRule, AdjustSpace, TaskUse
 from avalanche_amnesia.transaction import Transaction
+from avalanche_amnesia.unit_graph.findings import ModelError
 
 
 class TaskError(ValueError):
@@ -33,6 +34,9 @@ class DivergedError(RuntimeError):
 
 class TaskMaskPlugin(SupervisedPlugin):
     """Checks a task, guards its training and commits what its mask owns; base of HATPlugin and SubnetPlugin.
+
+    A subclass calls :meth:`take_snapshot` and sets ``in_training.adjuster`` (:meth:`make_adjuster`) in
+    ``before_training_exp``, calls :meth:`hold_back` in ``after_update``, and :meth:`commit` in :meth:`keep_mask`.
 
     Args:
         rule: how far what the remaining tasks use may still move.
@@ -134,11 +138,11 @@ class TaskMaskPlugin(SupervisedPlugin):
     def after_training_exp(self, strategy: Any, **kwargs: Any) -> None:
         """Keep the task's mask, and return what it does not own; until the task is finished there is a way back."""
         begin_finishing(strategy, self.written_at_end(strategy))
-        self._keep_mask(strategy)
+        self.keep_mask(strategy)
         self._finish(strategy)
 
-    def _keep_mask(self, strategy: Any) -> None:
-        """Fix the mask of the task in training, and commit what it owns."""
+    def keep_mask(self, strategy: Any) -> None:
+        """Commit what the mask of the task in training owns, and let the model keep the mask (its ``finish_task``)."""
         raise NotImplementedError
 
     # Where masks move units ----------------------------------------------------------------------------------
@@ -154,13 +158,14 @@ class TaskMaskPlugin(SupervisedPlugin):
         """The remaining tasks whose units would move if some tasks were taken out, in training order."""
         return ()
 
-    def _take_snapshot(self, strategy: Any, model: TaskMaskedModel, task: int) -> None:
+    def take_snapshot(self, strategy: Any) -> None:
         """Remember the values before the task, and let it train no other task's own modules."""
         now: TaskInTraining = self.in_training
-        now.snapshot = TaskSnapshot(model, task, strategy.optimizer)
-        self.rule.start(self.seed, task)
+        model = self.model_of(strategy)
+        now.snapshot = TaskSnapshot(model, now.task, strategy.optimizer)
+        self.rule.start(self.seed, now.task)
         for other in model.tasks:  # torch's optimizers skip what has no gradient, whatever their decay or momentum
-            model.set_trainable(other, other == task)
+            model.set_trainable(other, other == now.task)
         now.guards_others = not _skips_frozen(strategy.optimizer)
 
     @torch.no_grad()
@@ -177,16 +182,18 @@ class TaskMaskPlugin(SupervisedPlugin):
             if name in before and not covered and not name.startswith(own):
                 parameter.copy_(before[name])
 
-    def _guard_others(self, model: TaskMaskedModel) -> None:
-        """Put other tasks' own back, behind a step of an optimizer that moves parameters without a gradient too."""
-        if self.in_training.guards_others:
+    def hold_back(self, model: TaskMaskedModel) -> None:
+        """Take back, right behind the optimizer's step, whatever it moved and must not."""
+        now: TaskInTraining = self.in_training
+        now.adjuster.after_step()
+        if now.guards_others:  # it moves parameters without a gradient too
             self._put_others_back(model)
 
     def task_use(self, model: TaskMaskedModel) -> TaskUse:
         """Use of the tasks that are to be protected."""
         return TaskUse(model)
 
-    def _make_adjuster(self, model: TaskMaskedModel, use: TaskUse) -> Adjuster:
+    def make_adjuster(self, model: TaskMaskedModel, use: TaskUse) -> Adjuster:
         """Adjuster that holds back the updates of everything that the protected tasks use."""
         return Adjuster(
             self.rule,
@@ -201,13 +208,32 @@ class TaskMaskPlugin(SupervisedPlugin):
             layer_of=model.graph.layer_of,
         )
 
-    def _commit(self, strategy: Any) -> None:
+    def refuse_shared_state(self, strategy: Any) -> None:
+        """Raise if forwards changed a tensor of the backbone that no task has of its own.
+
+        Raises:
+            ModelError: naming it; the task's training was undone.
+        """
+        shared = self.model_of(strategy).shared_state()
+        if shared:
+            abort_training(strategy)
+            raise ModelError(
+                f"the backbone's forward changes {shared}, or began to keep them: all tasks would share that, and no "
+                "unlearning could take it apart. The task's training was undone. Make them buffers, or tensor "
+                "attributes, that have their final shape when the backbone is wrapped (run it once before, where it "
+                "fills a cache): then every task has its own. Or keep nothing"
+            )
+
+    @torch.no_grad()
+    def commit(self, strategy: Any) -> None:
         """Return every entry outside the task's mask to its bits before the task.
 
         Raises:
             DivergedError: if a weight is not finite, or the features or logits overflow; the training was undone.
             TaskError: the same, where samples that are NaN or infinite are to blame.
+            ModelError: if forwards changed a tensor that all tasks share; the training was undone.
         """
+        self.refuse_shared_state(strategy)
         model, training = self.model_of(strategy), self.in_training
         adjuster = training.adjuster
         frozen = adjuster.frozen_entries() if self.space == "update" else {}

@@ -15,12 +15,10 @@ from avalanche_amnesia.models.weight_masks.subnet import SubnetModel
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.training.holdout import Holdout
 from avalanche_amnesia.training.host.lookup import unlearning_of
-from avalanche_amnesia.training.host.rollback import abort_training
 from avalanche_amnesia.training.optimizers import BareStep, clear_faint
 from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin, single_task
 from avalanche_amnesia.training.task_in_training import TaskInTraining
 from avalanche_amnesia.training.update_rules import AdjustmentRule
-from avalanche_amnesia.unit_graph.findings import ModelError
 
 ScoresRule = Literal["keep", "redraw"]
 KeepRule = Literal["last", "best"]
@@ -119,7 +117,7 @@ class SubnetPlugin(TaskMaskPlugin):
         model, task = self.model_of(strategy), single_task(strategy.experience)
         if self.keep == "best" and not kwargs.get("num_workers", 0):
             now.holdout.replace_loader(strategy, shuffle, drop_last)
-        self._take_snapshot(strategy, model, task)
+        self.take_snapshot(strategy)
         model.start_task(task, self._initial_scores(model, task))
         now.best = None
         self._prepare(strategy)
@@ -130,7 +128,7 @@ class SubnetPlugin(TaskMaskPlugin):
         model = self.model_of(strategy)
         assert model.scores is not None
         now.others = model.masked_tasks
-        now.adjuster = self._make_adjuster(model, self.task_use(model))
+        now.adjuster = self.make_adjuster(model, self.task_use(model))
         now.step_scores = BareStep(self._make_score_optimizer(model.scores))
 
     def _make_score_optimizer(self, scores: nn.Parameter) -> Optimizer:
@@ -194,16 +192,15 @@ class SubnetPlugin(TaskMaskPlugin):
         return {"scores": model.scores.detach(), **weights, **own}
 
     @torch.no_grad()
-    def _keep_mask(self, strategy: Any) -> None:
+    def keep_mask(self, strategy: Any) -> None:
         """Go to the step that is kept, fix the mask, and return every entry outside it to its bits before the task."""
         now: SubnetTask = self.in_training
         model = self.model_of(strategy)
         self._look_at_the_others(strategy)
-        self._refuse_shared_state(strategy)
         if now.best is not None:
             for name, value in self._state(model).items():
                 value.copy_(now.best[1][name])
-        self._commit(strategy)
+        self.commit(strategy)
         model.finish_task(keep_scores=self.scores == "keep")
         self._drop_unneeded_scores(strategy, model)
 
@@ -238,23 +235,7 @@ class SubnetPlugin(TaskMaskPlugin):
     def after_forward(self, strategy: Any, **kwargs: Any) -> None:
         """Check, behind the task's first forward, that the backbone keeps nothing that tasks would share."""
         if strategy.clock.train_exp_iterations == 0:
-            self._refuse_shared_state(strategy)
-
-    def _refuse_shared_state(self, strategy: Any) -> None:
-        """Raise if forwards changed a tensor of the backbone that no task has of its own.
-
-        Raises:
-            ModelError: naming it; the task's training was undone.
-        """
-        shared = self.model_of(strategy).shared_state()
-        if shared:
-            abort_training(strategy)
-            raise ModelError(
-                f"the backbone's forward changes {shared}, or began to keep them: all tasks would share that, and no "
-                "unlearning could take it apart. The task's training was undone. Make them buffers, or tensor "
-                "attributes, that have their final shape when the backbone is wrapped (run it once before, where it "
-                "fills a cache): then every task has its own. Or keep nothing"
-            )
+            self.refuse_shared_state(strategy)
 
     @torch.no_grad()
     def before_update(self, strategy: Any, **kwargs: Any) -> None:
@@ -266,6 +247,5 @@ class SubnetPlugin(TaskMaskPlugin):
         """Take back what earlier tasks use, step the scores."""
         now: SubnetTask = self.in_training
         clear_faint(strategy.optimizer, strategy.clock.train_exp_iterations)
-        now.adjuster.after_step()
-        self._guard_others(self.model_of(strategy))
+        self.hold_back(self.model_of(strategy))
         now.step_scores()

@@ -133,7 +133,7 @@ def test_gradients_are_those_of_autograd_through_a_straight_through_estimator():
     model.pass_gradients()
     twin = copy.deepcopy(model.backbone)
     scores = model.scores.detach().clone().requires_grad_()
-    marks = model.best_scored(scores.detach())
+    marks = model.choose(scores.detach())
     through = dict(model.by_layer(marks + scores.abs() - scores.abs().detach()))
     for parameter in twin.parameters():
         parameter.grad = None

@@ -1,0 +1,131 @@
+"""experiments/piggyback.py: a mask method in one file has all that the package promises."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from avalanche.core import SupervisedPlugin
+from support.small_runs import OPTIMIZERS, logits, same_state, split, state, train_all
+from torch import nn
+
+from avalanche_amnesia.benchmarks import UnlearningRequest, with_unlearning
+from avalanche_amnesia.evaluation import network_capacity
+from avalanche_amnesia.models import MLP
+from experiments.piggyback import Piggyback, PiggybackModel
+
+ROOT = Path(__file__).parents[2]
+
+
+class StubbornSGD(torch.optim.SGD):
+    """Moves every parameter at every step, with or without a gradient."""
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.data.mul_(0.99)
+        return super().step(closure)
+
+
+class Watch(SupervisedPlugin):
+    """Compares the backbone with its first state behind every step."""
+
+    def after_training_iteration(self, strategy, **kwargs):
+        assert same_state(state(strategy.model.backbone), self.first)
+
+
+def piggyback(optimizer=OPTIMIZERS["adam decay"], **options):
+    torch.manual_seed(0)
+    model = PiggybackModel(MLP(64, hidden=(64,), features=32))
+    options = {"train_mb_size": 16, "train_epochs": 2, "seed": 3, "score_lr": 3e-3, **options}
+    return Piggyback(model=model, optimizer=optimizer(model.parameters()), **options)
+
+
+def test_learns_by_masks_alone():
+    strategy, benchmark = piggyback(train_epochs=4), split(600)
+    before = state(strategy.model.backbone)
+    train_all(strategy, benchmark)
+    for task, out in logits(strategy, benchmark, range(5)).items():
+        assert (out.argmax(1) == benchmark.test_stream[task].tensors[1]).float().mean() > 0.85
+        assert 0.1 < strategy.model.binary_mask(task).float().mean() < 0.9
+    assert same_state(state(strategy.model.backbone), before)
+    assert network_capacity(strategy) == 0  # there is nothing that a next task could train
+
+
+def test_gradients_pass_straight_through_the_threshold():
+    torch.manual_seed(0)
+    model = PiggybackModel(MLP(6, hidden=(5,), features=4))
+    model.add_head(0, 3)
+    model.start_task(0, torch.randn(model.n_weights))
+    x, y = torch.randn(9, 6), torch.arange(9) % 3
+    nn.functional.cross_entropy(model(x, 0), y).backward()
+    model.pass_gradients()
+    scores = model.scores.detach().clone().requires_grad_()
+    mask = (scores.detach() > model.threshold).float() + scores - scores.detach()
+    weights = dict(model.backbone.named_parameters())
+    masked = {name: weights[name] * part.view_as(weights[name]) for name, part in model.by_layer(mask).items()}
+    loss = nn.functional.cross_entropy(model.head(0)(torch.func.functional_call(model.backbone, masked, (x,))), y)
+    loss.backward()
+    assert torch.allclose(model.scores.grad, scores.grad, rtol=1e-5, atol=1e-7)
+    assert ((scores.grad != 0) & (scores < 0)).any()  # where WSN's would have the other sign
+    assert all(parameter.grad is None for parameter in model.backbone.parameters())
+
+
+@pytest.mark.parametrize("optimizer", [OPTIMIZERS["nesterov"], lambda p: StubbornSGD(p, lr=0.02)])
+def test_earlier_tasks_keep_their_bits(optimizer):
+    watch, benchmark, kept = Watch(), split(), {}
+    strategy = piggyback(optimizer, plugins=[watch])
+    watch.first = state(strategy.model.backbone)
+    for task, experience in enumerate(benchmark.train_stream[:3]):
+        strategy.train(experience)
+        now = logits(strategy, benchmark, range(task + 1))
+        assert all(torch.equal(now[earlier], kept[earlier]) for earlier in kept)
+        kept = now
+
+
+def test_unlearning_is_exact_whichever_task_goes():
+    benchmark = split()
+    strategy = train_all(piggyback(), benchmark, 3)
+    record = strategy.unlearn([1])
+    assert record.plan.claim == "exact"
+    assert record.plan.affected == ()
+    strategy.train(benchmark.train_stream[3])
+    reference = piggyback()
+    for task in (0, 2, 3):
+        reference.train(benchmark.train_stream[task])
+    assert same_state(state(strategy.model), state(reference.model))
+
+
+def test_a_request_in_the_middle_of_a_training_is_exact():
+    request = UnlearningRequest((0,), at=2, when="iteration", iteration=4)
+    benchmark = with_unlearning(split(), requests=[request])
+    strategy = train_all(piggyback(), benchmark, 3)
+    reference = piggyback()
+    for task in (1, 2):
+        reference.train(split().train_stream[task])
+    assert same_state(state(strategy.model), state(reference.model))
+
+
+def test_a_backbone_that_tasks_would_share_is_refused():
+    class Counting(nn.Module):
+        features = 8
+
+        def __init__(self):
+            super().__init__()
+            self.layer, self.seen = nn.Linear(64, 8), []
+
+        def forward(self, x):
+            self.seen = [*self.seen, x.mean()]
+            return self.layer(x.flatten(1)) + self.seen[-1]
+
+    model = PiggybackModel(Counting())
+    strategy = Piggyback(model=model, optimizer=OPTIMIZERS["adam"](model.parameters()), train_mb_size=64)
+    with pytest.raises(ValueError, match="all tasks would share"):
+        strategy.train(split().train_stream[0])
+    assert model.tasks == ()
+
+
+def test_the_page_shows_the_file():
+    page, script = (ROOT / "docs" / "extend.md").read_text(), (ROOT / "experiments" / "piggyback.py").read_text()
+    shown = [part for part in script.split("\n\n\n") if part.startswith("class ")]
+    assert len(shown) == 5
+    assert all(part in page for part in shown)
