@@ -62,9 +62,8 @@ class FailingLogger(BaseLogger):
             raise OSError("disk full")
 
 
-def purge_kept(plugin, context, undo):
-    undo.callback(setattr, plugin, "kept", list(plugin.kept))
-    plugin.kept.clear()
+def purge_kept(plugin, context, change):
+    change.set(plugin, kept=[])
     return "kept: emptied"
 
 

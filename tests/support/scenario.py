@@ -1,7 +1,7 @@
 """Trainings, requests and failures of one strategy, event by event, with all that must be true after each of them."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from avalanche_amnesia.models import TaskMaskedModel
 from avalanche_amnesia.training.host import find_plugin
 from avalanche_amnesia.training.plugins import BackupPlugin, CounterfactualPlugin, RepairPlugin, TrajectoryPlugin
 from avalanche_amnesia.trajectory.sparse import SparseValues
+from avalanche_amnesia.transaction import Transaction
 from avalanche_amnesia.unlearning import own_parameters
 from avalanche_amnesia.unlearning.purging import PurgeContext, register_purger
 from support.fault_injection import FailsAtEvent, InjectedError, injected
@@ -315,6 +316,6 @@ class Scenario(SupervisedPlugin):
 
 
 @register_purger(Scenario)
-def _purge_scenario(plugin: Scenario, context: PurgeContext, undo: ExitStack) -> str:
+def _purge_scenario(plugin: Scenario, context: PurgeContext, change: Transaction) -> str:
     """Purge nothing: to compare, a scenario keeps what it needs to know of every task."""
     return "the scenario: left as it is"

@@ -1,6 +1,5 @@
 """The memory of all that replays samples by task, and DER++'s loss on it."""
 
-from contextlib import ExitStack
 from dataclasses import replace
 
 import pytest
@@ -10,6 +9,7 @@ from torch.nn import functional as F
 from avalanche_amnesia.benchmarks import PermutedDigits
 from avalanche_amnesia.models import MLP, MultiHeadModel
 from avalanche_amnesia.training.replay_memory import DarkLoss, TaskMemory
+from avalanche_amnesia.transaction import Transaction
 
 STREAM = PermutedDigits(3, n_train=120, n_test=20).train_stream
 
@@ -85,12 +85,12 @@ def test_logits_may_be_renewed_of_what_the_model_has_right_alone():
 def test_forgotten_samples_come_back_only_with_a_failure():
     model, memory = filled()
     held = memory.samples
-    with ExitStack() as undo:
-        assert memory.forget([0, 2], undo) == 40
+    with Transaction() as change:
+        assert memory.forget([0, 2], change) == 40
         memory.renew(model, 1)
         assert list(memory.samples) == [1]
     assert memory.samples is held
-    memory.forget([0, 2], ExitStack())
+    memory.forget([0, 2], Transaction())
     assert list(memory.samples) == [1]
 
 
