@@ -21,13 +21,18 @@ def change_everything(change, holder, layer, entries):
     entries.clear()
 
 
-def test_an_error_takes_everything_back_the_last_change_first():
-    holder, layer, entries = Holder(), nn.Linear(2, 2), ["first"]
-    kept, before = holder.kept, layer.weight.detach().clone()
-    with pytest.raises(OSError, match="disk full"), Transaction() as change:
+def fail_after_changes(holder, layer, entries):
+    with Transaction() as change:
         change_everything(change, holder, layer, entries)
         change.set(holder, kept=[4])
         raise OSError("disk full")
+
+
+def test_an_error_takes_everything_back_the_last_change_first():
+    holder, layer, entries = Holder(), nn.Linear(2, 2), ["first"]
+    kept, before = holder.kept, layer.weight.detach().clone()
+    with pytest.raises(OSError, match="disk full"):
+        fail_after_changes(holder, layer, entries)
     assert holder.kept is kept
     assert holder.gone == "here"
     assert not hasattr(holder, "made")

@@ -90,7 +90,12 @@ def test_random_sequences_are_called_exact_only_where_they_are():
 
 
 class Foreign(SupervisedPlugin):
-    """A plugin of somebody else's: nobody knows what it does."""
+    """A plugin of somebody else's that remembers."""
+
+    seen = 0
+
+    def after_training_exp(self, strategy, **kwargs):
+        self.seen += 1
 
 
 @pytest.mark.parametrize(
