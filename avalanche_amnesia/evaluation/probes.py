@@ -72,7 +72,7 @@ class ProbingMetric(PluginMetric, ABC):
         """Values to emit."""
 
     def emit_coverage(self, strategy: Any, by_task: dict[int, float]) -> MetricValue:
-        """How many unlearned tasks the metric's mean covers: those without a kept probe are left out of it."""
+        """Emit how many unlearned tasks the metric's mean covers: those without a kept probe are left out."""
         name = get_metric_name(f"{self}_tasks", strategy, add_task=False)
         return MetricValue(self, name, len(by_task), strategy.clock.train_iterations)
 

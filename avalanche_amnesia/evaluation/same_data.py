@@ -16,7 +16,7 @@ _SAMPLES = 8
 
 
 def difference_of_data(ours: Any, theirs: Any) -> str | None:
-    """What differs between two experiences' training data; None: nothing that was looked at.
+    """Difference between two experiences' training data, in words; None: nothing that was looked at.
 
     All labels are compared, and a few samples, evenly spread, as an evaluation sees them. Transforms that draw are
     given the same random streams; the caller's stay as they were.

@@ -164,7 +164,7 @@ class MaskedModel(TaskMaskedModel):
             UnknownTaskError: if the task has no mask.
         """
         if task == self.current_task:
-            return self._open_units()
+            return self._in_training[2].open_units()
         if task not in self._binary.tasks:
             raise UnknownTaskError(f"task {task} has no mask; tasks with one: {list(self._binary.tasks)}")
         return self._binary.get(task).clone()
@@ -236,7 +236,7 @@ class MaskedModel(TaskMaskedModel):
 
     # Life of a task -------------------------------------------------------------------------------------------
 
-    def start_task(self, task: int, embedding: Tensor, allowed: Tensor | None = None) -> None:
+    def start_task(self, task: int, embedding: Tensor, allowed: Tensor | None = None) -> nn.Parameter:
         """Begin to learn a task's mask.
 
         Args:
@@ -244,6 +244,9 @@ class MaskedModel(TaskMaskedModel):
             embedding: initial values, ``(n_units,)``.
             allowed: the units that the task may open, bool ``(n_units,)``; every other one's gate is exactly 0, in
                 training too. None: all of them.
+
+        Returns:
+            The embedding, to be stepped by an optimizer of its own.
         """
         if task in self._binary.tasks or self.current_task is not None:
             raise ValueError(f"task {task} can't start: masks {self._binary.tasks}, in training {self.current_task}")
@@ -251,14 +254,24 @@ class MaskedModel(TaskMaskedModel):
         self.current_task = task
         self._gate = Gate(self.embedding, None if allowed is None else allowed.to(self._device), self.by_layer)
         self.generation += 1
+        return self.embedding
+
+    @property
+    def _in_training(self) -> tuple[int, nn.Parameter, Gate]:
+        """Label, embedding and gate of the task in training.
+
+        Raises:
+            ValueError: between tasks.
+        """
+        if self.current_task is None or self.embedding is None or self._gate is None:
+            raise ValueError("no task is in training: start_task begins one")
+        return self.current_task, self.embedding, self._gate
 
     def finish_task(self) -> None:
         """Keep the binary mask ``a > 0.5`` of the task in training, which ends its training."""
-        assert self.current_task is not None
-        assert self.embedding is not None
-        task, embedding = self.current_task, self.embedding.detach()
-        self._binary.put(task, self._open_units())
-        self._embeddings.put(task, embedding)
+        task, embedding, gate = self._in_training
+        self._binary.put(task, gate.open_units())
+        self._embeddings.put(task, embedding.detach())
         if str(task) in self.own:
             self.settle_parts(self.own[str(task)], task)
         self._end_training()
@@ -319,18 +332,13 @@ class MaskedModel(TaskMaskedModel):
         Returns:
             The gate ``a``, ``(n_units,)``.
         """
-        assert self._gate is not None
-        self._gate.open(scale)
-        return self._gate.value
+        _, _, gate = self._in_training
+        gate.open(scale)
+        return gate.value
 
     def gate_gradient(self) -> Tensor:
         """``∂loss/∂a`` of the open gate, ``(n_units,)``; zero for layers that no backward pass reached."""
-        assert self._gate is not None
-        return self._gate.gradient()
-
-    def _open_units(self) -> Tensor:
-        assert self._gate is not None
-        return self._gate.open_units()
+        return self._in_training[2].gradient()
 
     def buffer_names(self, tasks: Sequence[int]) -> list[str]:
         """Names, in ``state_dict``, of the tasks' masks, embeddings and statistics."""
@@ -342,7 +350,7 @@ class MaskedModel(TaskMaskedModel):
     def _binary_gate(self, task: int) -> Tensor:
         """The 0/1 vector that masks a task's forward; all ones where the task has no mask."""
         if task == self.current_task:
-            return self._open_units().float()
+            return self._in_training[2].open_units().float()
         if task in self._binary.tasks:
             return self._binary.get(task).float()
         return torch.ones(self.n_units, device=self._device)

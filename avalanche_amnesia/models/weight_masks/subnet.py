@@ -127,8 +127,7 @@ class SubnetModel(TaskMaskedModel):
             UnknownTaskError: if the task has no mask.
         """
         if task == self.current_task:
-            assert self.scores is not None
-            return self.choose(self.scores.detach()).bool()
+            return self.choose(self._in_training[1].detach()).bool()
         if task not in self._packed.tasks:
             raise UnknownTaskError(f"task {task} has no mask; tasks with one: {list(self.masked_tasks)}")
         return unpack_bits(self._packed.get(task), self.n_weights)
@@ -203,18 +202,27 @@ class SubnetModel(TaskMaskedModel):
         self._open = OpenSubnet(self.scores, weights, self.choose, self.straight_through)
         self.generation += 1
 
+    @property
+    def _in_training(self) -> tuple[int, nn.Parameter, OpenSubnet]:
+        """Label, scores and weights of the task in training.
+
+        Raises:
+            ValueError: between tasks.
+        """
+        if self.current_task is None or self.scores is None or self._open is None:
+            raise ValueError("no task is in training: start_task begins one")
+        return self.current_task, self.scores, self._open
+
     def open_subnet(self) -> None:
         """Choose weights by the scores; the task in training runs through them in training mode until the next call.
 
         ``weight ⊙ mask`` are leaves, whose gradients collect over every forward until the next call.
         """
-        assert self._open is not None
-        self._open.open()
+        self._in_training[2].open()
 
     def pass_gradients(self) -> None:
         """Hand the gradient of ``weight ⊙ mask`` on to weights and scores, see :meth:`OpenSubnet.pass_gradients`."""
-        assert self._open is not None
-        self._open.pass_gradients()
+        self._in_training[2].pass_gradients()
 
     def finish_task(self, keep_scores: bool = True) -> None:
         """Keep the mask of the task in training, which ends its training.
@@ -222,15 +230,13 @@ class SubnetModel(TaskMaskedModel):
         Args:
             keep_scores: whether to keep its scores too, for a later task to start from.
         """
-        assert self.current_task is not None
-        assert self.scores is not None
-        task, scores = self.current_task, self.scores.detach()
+        task, scores, _ = self._in_training
         self._packed.put(task, pack_bits(self.binary_mask(task)))
         own = self._state_of(self.task_parts(task))
         if own is not None:
             own.drop_unchanged(self._state.sites)
         if keep_scores:
-            self._scores.put(task, scores)
+            self._scores.put(task, scores.detach())
         self._order = torch.tensor([*self.masked_tasks, task], device=self._device)
         self._end_training()
 

@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from avalanche_amnesia import checks
@@ -42,6 +42,7 @@ class HATTask(TaskInTraining):
 
     Attributes:
         allocation: the units that it may use; None: all of them.
+        embedding: of its mask, ``(n_units,)``.
         statistics: of its norms, taken again when it ends.
         step_embedding: steps the mask's embedding.
         regulariser: of the mask's sparsity.
@@ -52,6 +53,7 @@ class HATTask(TaskInTraining):
     """
 
     allocation: UnitAllocation | None
+    embedding: nn.Parameter
     statistics: TaskStatistics
     step_embedding: BareStep
     regulariser: SparsityRegulariser
@@ -179,9 +181,9 @@ class HATPlugin(TaskMaskPlugin):
         generator = torch.Generator().manual_seed(derive_seed(self.seed, "embedding", task))
         kind = self.masks.embedding_init or ("positive" if now.alone else "normal")
         embedding = initial_embedding(kind, model.n_units, generator, last, n_tasks=self.n_tasks)
-        model.start_task(task, embedding, None if now.allocation is None else now.allocation.allowed)
+        now.embedding = model.start_task(task, embedding, None if now.allocation is None else now.allocation.allowed)
         now.statistics = TaskStatistics(model, task, self.masks.statistics_batches)
-        now.step_embedding = BareStep(self._make_embedding_optimizer(strategy.optimizer, model))
+        now.step_embedding = BareStep(self._make_embedding_optimizer(strategy.optimizer, now.embedding))
         self._prepare(model)
 
     def _allocate(self, strategy: Any, model: MaskedModel, task: int) -> UnitAllocation | None:
@@ -234,22 +236,20 @@ class HATPlugin(TaskMaskPlugin):
         now.regulariser = SparsityRegulariser(weight, self.masks.sparsity, use.in_use, sizes, self.n_tasks)
         now.adjuster = self.make_adjuster(model, use)
 
-    def _make_embedding_optimizer(self, optimizer: Optimizer, model: MaskedModel) -> Optimizer:
-        assert model.embedding is not None
+    def _make_embedding_optimizer(self, optimizer: Optimizer, embedding: nn.Parameter) -> Optimizer:
         if self.masks.embedding_optimizer is not None:
-            made = self.masks.embedding_optimizer([model.embedding])
+            made = self.masks.embedding_optimizer([embedding])
             checks.instance(
                 "what embedding_optimizer returns", made, Optimizer, "lambda p: torch.optim.Adam(p, lr=0.05)"
             )
             return made
-        return sibling_optimizer(optimizer, [model.embedding], lr=self.masks.embedding_lr, weight_decay=0)
+        return sibling_optimizer(optimizer, [embedding], lr=self.masks.embedding_lr, weight_decay=0)
 
     @torch.no_grad()
     def before_training_epoch(self, strategy: Any, **kwargs: Any) -> None:
         """Choose, per layer, the units that stay open in this epoch whatever the regulariser says."""
         now: HATTask = self.in_training
-        embedding = self.model_of(strategy).embedding
-        assert embedding is not None
+        embedding = now.embedding
         allocation = now.allocation
         allowed = torch.ones_like(embedding, dtype=torch.bool) if allocation is None else allocation.allowed
         rank = embedding.masked_fill(~allowed, -torch.inf)
@@ -292,8 +292,7 @@ class HATPlugin(TaskMaskPlugin):
         """Open the gate at the mini-batch's scale; prepare anew if another task's mask went."""
         now: HATTask = self.in_training
         model = self.model_of(strategy)
-        assert model.embedding is not None
-        model.embedding.grad = None  # not sooner: others (SI) read every gradient behind the step
+        now.embedding.grad = None  # not sooner: others (SI) read every gradient behind the step
         batch, batches = strategy.clock.train_epoch_iterations, len(strategy.dataloader)
         now.scale = mask_scale(batch, batches, self.masks.s_max, self.masks.annealing)
         now.gate = model.open_gate(now.scale)
@@ -311,8 +310,7 @@ class HATPlugin(TaskMaskPlugin):
     def before_update(self, strategy: Any, **kwargs: Any) -> None:
         """Form the embedding's gradient and compensate it; hold back what other tasks use."""
         now: HATTask = self.in_training
-        embedding, gate = self.model_of(strategy).embedding, now.gate
-        assert embedding is not None
+        embedding, gate = now.embedding, now.gate
         of_gate = self.model_of(strategy).gate_gradient().add_(now.regulariser.gradient(gate))
         embedding.grad = embedding_gradient(of_gate, gate, now.scale)
         compensate_(embedding.grad, embedding, now.scale, self.masks.s_max, self.masks.compensation_clamp)
@@ -324,11 +322,10 @@ class HATPlugin(TaskMaskPlugin):
         """Take back what is held, step the embedding, keep it within its bounds and its layers open."""
         now: HATTask = self.in_training
         model = self.model_of(strategy)
-        assert model.embedding is not None
         clear_faint(strategy.optimizer, strategy.clock.train_exp_iterations)
         self.hold_back(model)
         now.step_embedding()
-        model.embedding.clamp_(now.lowest, now.highest)
+        now.embedding.clamp_(now.lowest, now.highest)
 
 
 def with_settings(masks: HardAttention, settings: dict[str, Any]) -> HardAttention:
