@@ -255,11 +255,12 @@ def _take_sizes(exported: Exported, program: Any) -> None:
         for dim, size in enumerate(value.shape):
             if isinstance(size, torch.SymInt):
                 symbols = size.node.expr.free_symbols
+                environment = size.node.shape_env
+                known = getattr(environment, "backed_var_to_val", None) or environment.var_to_val  # by torch's version
                 for symbol in symbols:
-                    exported.sizes.setdefault(symbol, int(size.node.shape_env.backed_var_to_val[symbol]))
+                    exported.sizes.setdefault(symbol, int(known[symbol]))
                 if dim == 0:
                     exported.batch |= symbols
-                environment = size.node.shape_env
     if environment is not None:
         free = {size for shape in exported.shapes for size in shape if isinstance(size, str)}
         conditions = {environment.replace(guard.expr) for guard in environment.guards}

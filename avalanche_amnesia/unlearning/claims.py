@@ -77,12 +77,14 @@ class Claims:
 
     # A training -----------------------------------------------------------------------------------------------
 
+    def look_before_training(self, model: nn.Module) -> None:
+        """Note what something else has written into the model since; before any plugin prepares a training."""
+        self.changed = self.tampered(state_hashes(model.state_dict()))
+
     def begin(self, strategy: Any, ledger: TaskLedger) -> None:
-        """Note the tasks that a training which begins can see, and whether the model is as it was left."""
+        """Note the tasks that a training which begins can see, and what its criterion and optimizer hold."""
         if self._criterion is None:
             self._criterion, self._optimizer = _criterion_memory(strategy), _optimizer_memory(strategy)
-        now = state_hashes(strategy.model.state_dict())
-        self.changed |= {name for name, digest in self._hashes.items() if now.get(name) != digest}
         self.influences = _seen_by_training(strategy, ledger)
 
     def first_step(self, strategy: Any, task: int) -> None:

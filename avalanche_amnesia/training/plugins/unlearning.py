@@ -214,6 +214,7 @@ class UnlearningPlugin(SupervisedPlugin):
         """Check everything that can be wrong with the task and its requests; fire those that come before it."""
         experience, task = strategy.experience, single_task(strategy.experience)
         self._trajectory(strategy)
+        self.claims.look_before_training(strategy.model)
         self._obey_overdue(strategy)
         check_iterations(strategy)
         if self.ledger.n_trained == 0 and self._given_deadline is None:
