@@ -24,7 +24,7 @@ from avalanche_amnesia.unlearning.claims import TamperedError
 from avalanche_amnesia.unlearning.compensation import RevisingCompensation
 from avalanche_amnesia.unlearning.purging.registry import adapter_of
 from avalanche_amnesia.unlearning.repair import repairable
-from avalanche_amnesia.unlearning.subject import Subject, unknown_state
+from avalanche_amnesia.unlearning.subject import Subject, UnknownState, unknown_state
 from avalanche_amnesia.unlearning.task_modules import own_parameters
 
 
@@ -40,6 +40,7 @@ class Preparation:
         own: names of the parameters that go with the tasks.
         logs: of the trajectory, as they are before.
         hashes: of the model's tensors, as they are before.
+        unknown: state that was learned, and that nobody knows how to clean.
         fingerprint: by which an audit recognises what goes.
     """
 
@@ -50,6 +51,7 @@ class Preparation:
     own: frozenset[str] = field(default_factory=frozenset)
     logs: Mapping[int, Log] = field(default_factory=dict)
     hashes: Mapping[str, str] = field(default_factory=dict)
+    unknown: UnknownState = ()
     fingerprint: Fingerprint | None = None
 
 
@@ -101,6 +103,7 @@ def prepare(subject: Subject, tasks: Iterable[int], event: str, *, strict: bool 
     covered = tuple(
         task for task in affected if task in revisions or any(c.covers(task, tasks) for c in subject.compensations)
     )
+    unknown = unknown_state(subject)
     plan = UnlearningPlan(
         tasks=tuple(tasks),
         event=event,
@@ -113,13 +116,13 @@ def prepare(subject: Subject, tasks: Iterable[int], event: str, *, strict: bool 
         reasons=reasons,
         trajectory_bytes=sum(trajectory.nbytes(task) for task in tasks),
         purges=tuple(type(plugin).__name__ for plugin in subject.plugins if adapter_of(plugin)),
-        unpurged=tuple(type(plugin).__name__ for plugin, _ in unknown_state(subject)),
+        unpurged=tuple(type(plugin).__name__ for plugin, _ in unknown),
         repaired=repairable(subject.repair, model, affected, tainted),
         moved=() if subject.moved_without is None else subject.moved_without(tasks),
         uninformative_masks=_uninformative_masks(model, tasks, subject.opened_whole),
         shared_state=tuple(sorted(subject.shared_state)),
     )
-    return Preparation(plan, removal, tainted, started, own, trajectory.logs, hashes)
+    return Preparation(plan, removal, tainted, started, own, trajectory.logs, hashes, unknown)
 
 
 def own_modules_only(preparation: Preparation) -> Preparation:

@@ -77,20 +77,26 @@ class Subject:
         return self.before is not None and not self.claims.influences & set(tasks)
 
 
-def unknown_state(subject: Subject) -> list[tuple[object, str]]:
+UnknownState = Sequence[tuple[object, str]]
+"""Plugins, or the strategy, with the path to something learned that nobody knows how to clean."""
+
+
+def unknown_state(subject: Subject) -> UnknownState:
     """Plugins (or the strategy) that keep something learned and have no adapter, with the path to what they keep."""
     known = [*cleaned_anyway(subject.model), *subject.optimizers, *subject.plugins, *subject.others]
     paths = ((p, learned_state(p, known)) for p in subject.plugins if adapter_of(p) is None)
     return [(plugin, path) for plugin, path in paths if path is not None]
 
 
-def refuse_unknown_state(subject: Subject) -> None:
+def refuse_unknown_state(unknown: UnknownState) -> None:
     """Raise if something keeps learned state that nobody knows how to clean.
+
+    Args:
+        unknown: what :func:`unknown_state` found; it walks over all that plugins hold, and is asked once.
 
     Raises:
         UnknownStateError: naming all of it.
     """
-    unknown = unknown_state(subject)
     if unknown:
         names = ", ".join(f"{type(plugin).__name__} (in its {path})" for plugin, path in unknown)
         first = type(unknown[0][0]).__name__

@@ -21,8 +21,8 @@ from avalanche_amnesia.training.host import find_plugin
 from avalanche_amnesia.training.plugins import BackupPlugin, CounterfactualPlugin, RepairPlugin, TrajectoryPlugin
 from avalanche_amnesia.trajectory.sparse import SparseValues
 from avalanche_amnesia.transaction import Transaction
-from avalanche_amnesia.unlearning import own_parameters
 from avalanche_amnesia.unlearning.purging import PurgeContext, register_purger
+from avalanche_amnesia.unlearning.task_modules import own_parameters
 from support.fault_injection import FailsAtEvent, InjectedError, injected
 from support.interruptions import give_up
 from support.ledger_oracle import LedgerOracle

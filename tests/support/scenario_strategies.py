@@ -11,7 +11,7 @@ from avalanche_amnesia.bits import same_bits
 from avalanche_amnesia.models import MLP, MultiHeadModel, SubnetModel
 from avalanche_amnesia.training import WSN
 from avalanche_amnesia.training.plugins import RepairPlugin, TrajectoryPlugin, UnlearningPlugin
-from avalanche_amnesia.unlearning import own_parameters
+from avalanche_amnesia.unlearning.task_modules import own_parameters
 from support.strategies import OPTIMIZERS, ConvNet, amnesiac, stock
 
 NETS = {"mlp": lambda: MLP(64, hidden=(12,), features=10), "conv": ConvNet}

@@ -33,7 +33,7 @@ from avalanche_amnesia.unlearning.claims import Claims
 from avalanche_amnesia.unlearning.compensation import Compensation, RevisingCompensation
 from avalanche_amnesia.unlearning.planning import Preparation, own_modules_only, prepare
 from avalanche_amnesia.unlearning.purging.registry import adapter_of
-from avalanche_amnesia.unlearning.subject import Subject, refuse_unknown_state
+from avalanche_amnesia.unlearning.subject import Subject, refuse_unknown_state, unknown_state
 
 Obedience = Literal[True, False, "head"]
 
@@ -220,7 +220,7 @@ class UnlearningPlugin(SupervisedPlugin):
         if self.ledger.n_trained == 0 and self._given_deadline is None:
             self.ledger = TaskLedger(getattr(experience, "deadline", None))
         if getattr(experience, "requests", ()) and self.obey and not self.allow_unknown:
-            refuse_unknown_state(self._subject(strategy))
+            refuse_unknown_state(unknown_state(self._subject(strategy)))
         self._requests.rehearse(experience, self.ledger)
         self.current_task, self._forgotten_in_task = None, set()
         for request in self._requests.still_due(experience, "before", self.ledger.unlearned):
@@ -348,7 +348,7 @@ class UnlearningPlugin(SupervisedPlugin):
         subject = self._subject(strategy)
         preparation = self._prepare(subject, tasks, event, strict)
         if self.obey and not (self.allow_unknown if allow_unknown is None else allow_unknown):
-            refuse_unknown_state(subject)
+            refuse_unknown_state(preparation.unknown)
         if self.obey and (self.fingerprint if fingerprint is None else fingerprint):
             preparation = replace(preparation, fingerprint=_evidence(subject, preparation).fingerprint())
         self.current, self.keep_probes = preparation.plan, keep_probes
