@@ -44,7 +44,7 @@ class RollbackPoint:
         model = strategy.model
         self._strategy = strategy
         self._attributes = {name: getattr(strategy, name) for name in ("optimizer", "optimized_param_id")}
-        plugins = [p for p in strategy.plugins if _is_of(p, _HOST_TOO) and not isinstance(p, _KEEP_NOTHING)]
+        plugins = [p for p in strategy.plugins if _is_known(p)]
         for plugin in [p for p in plugins if hasattr(type(p), "host_state")]:
             attributes, known = plugin.host_state(strategy)
             self._attributes |= attributes
@@ -71,9 +71,15 @@ class RollbackPoint:
             way_back()
 
 
-_HOST_TOO = ("avalanche_amnesia", "avalanche")
+_OURS, _HOST_TOO = ("avalanche_amnesia",), ("avalanche_amnesia", "avalanche")
 _KEEP_NOTHING = (EvaluationPlugin, Clock, PeriodicEval)
 """Plugins of the host that count and report, and learn nothing."""
+
+
+def _is_known(plugin: object) -> bool:
+    """Whether a plugin is one of this package, or one that Avalanche itself brings: its base classes are not enough."""
+    brought = type(plugin).__module__.partition(".")[0] == "avalanche" and not isinstance(plugin, _KEEP_NOTHING)
+    return brought or _is_of(plugin, _OURS)
 
 
 def _is_of(thing: object, packages: Collection[str]) -> bool:
