@@ -34,7 +34,7 @@ def utilisation(model: MaskedModel, *, counts: bool = False) -> pd.DataFrame:
     >>> from avalanche_amnesia.models import MLP, MaskedModel
     >>> model = MaskedModel(MLP(4, hidden=(2,), features=4))
     >>> for task, embedding in enumerate(([1, -1, 1, 1, -1, -1], [1, -1, 1, -1, -1, 1])):
-    ...     model.start_task(task, torch.tensor(embedding).float())
+    ...     _ = model.start_task(task, torch.tensor(embedding).float())
     ...     model.finish_task()
     >>> utilisation(model)["any"].to_list()
     [0.5, 0.75, 0.6666666666666666]
