@@ -87,7 +87,7 @@ class Recogniser:
         return None if trace is None else (trace.kind, trace.name, 1.0)
 
     def _parts(self, tensor: Tensor) -> Iterator[Match]:
-        """Search a tensor for an update, beside a multiple of the state without it and a constant?"""
+        """Search a tensor for an update, beside a multiple of the state without it and a constant."""
         if tensor.dtype == torch.bool:
             return
         n = tensor.numel()
@@ -191,5 +191,5 @@ def _without(vector: Tensor, basis: Sequence[Tensor]) -> Tensor:
 
 
 def _mask_that_moved(change: TensorChange) -> bool:
-    """Whether a tensor is the mask of a remaining task whose pool moved: another task's may come to lie there."""
+    """Tell whether a tensor is the mask of a remaining task whose pool moved: another task's may come to lie there."""
     return change.after is not None and change.name.startswith("_binary.")

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from avalanche_amnesia.models.multi_head import MultiHeadModel
+from avalanche_amnesia.models.multi_head import MultiHeadModel, UnknownTaskError
 
 
 class MaskCover(Protocol):
@@ -66,9 +66,11 @@ class TaskMaskedModel(MultiHeadModel, ABC):
         Yields:
             Full parameter name, bool tensor that broadcasts over the parameter.
         """
-        mask = self.binary_mask(task) if task in self.masks or task == self.current_task else None
-        everything = torch.ones_like(self.cumulative_mask())
-        for name, covered in self.graph.reads(self.by_layer(everything if mask is None else mask)):
+        try:
+            mask = self.binary_mask(task)
+        except UnknownTaskError:
+            mask = torch.ones_like(self.cumulative_mask())
+        for name, covered in self.graph.reads(self.by_layer(mask)):
             yield f"backbone.{name}", covered
 
     @property

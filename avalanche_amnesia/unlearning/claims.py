@@ -72,7 +72,7 @@ class Claims:
     _first: Circumstances | None = None
     _criterion: tuple[tuple[str, str], ...] | None = None
     _optimizer: tuple[tuple[str, str], ...] | None = None
-    _hashes: Mapping[str, str] = field(default_factory=dict)
+    _hashes: Mapping[str, str] | None = field(default_factory=dict)
     changed: frozenset[str] = frozenset()
 
     # A training -----------------------------------------------------------------------------------------------
@@ -95,17 +95,20 @@ class Claims:
         self._trainings[task] = Circumstances(_settings(strategy), _criterion_memory(strategy), tuple(faults))
         self._first = self._trainings[task] if self._first is None else self._first
 
-    def abandon(self, task: int | None, *, first: bool) -> None:
+    def abandon(self, task: int | None, model: nn.Module, *, first: bool) -> None:
         """Drop a task that was given up.
 
         Args:
             task: its label; None: there is none.
+            model: without it.
             first: whether no task was trained before it: the next one is the first.
         """
         self.influences = frozenset()
         if task is not None:
             self._trainings.pop(task, None)
         self._first = None if first else self._first
+        if self._hashes is None:  # tasks were unlearned in the middle of it, which stays
+            self._hashes = state_hashes(model.state_dict())
 
     def end(self, task: int, model: nn.Module, forgotten: Collection[int]) -> None:
         """Enter a task whose training is over, and the state in which it left the model.
@@ -128,12 +131,11 @@ class Claims:
         Args:
             tainted: remaining tasks that were trained beside a task that is gone by now.
             hashes: of the model's tensors afterwards.
-            in_training: the task in training, whose end notes the tensors; None between tasks.
+            in_training: the task in training: how it leaves the model is noted when it ends, or is given up; None
+                between tasks.
             change: receives every change.
         """
-        change.set(self, tainted=frozenset(tainted))
-        if in_training is None:
-            change.set(self, _hashes=dict(hashes))
+        change.set(self, tainted=frozenset(tainted), _hashes=dict(hashes) if in_training is None else None)
 
     # The answer -----------------------------------------------------------------------------------------------
 
@@ -143,7 +145,8 @@ class Claims:
         Args:
             hashes: of the model's tensors, between tasks.
         """
-        return self.changed | {name for name, digest in self._hashes.items() if hashes.get(name) != digest}
+        left = self._hashes or {}
+        return self.changed | {name for name, digest in left.items() if hashes.get(name) != digest}
 
     def tainted_without(self, tasks: Collection[int], ledger: TaskLedger) -> frozenset[int]:
         """Remaining tasks that were trained beside one of these tasks, or one that went before."""
@@ -205,7 +208,7 @@ class Claims:
         return tuple(dict.fromkeys(found))
 
     def criterion_learned(self, strategy: Any) -> bool:
-        """Whether the criterion holds anything else by now than before the first training."""
+        """Tell whether the criterion holds anything else by now than before the first training."""
         return self._criterion is not None and _criterion_memory(strategy) != self._criterion
 
     def _optimizer_remembers(self, strategy: Any) -> bool:
@@ -235,7 +238,7 @@ def _listed(tasks: Sequence[int]) -> str:
 
 
 def isolates(model: Any) -> bool:
-    """Whether a model lets no training read or write what belongs to a task that may be unlearned."""
+    """Tell whether a model lets no training read or write what belongs to a task that may be unlearned."""
     return isinstance(model, MultiHeadModel) and model.isolates
 
 

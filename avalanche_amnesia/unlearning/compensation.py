@@ -30,7 +30,7 @@ class Compensation(Protocol):
         """
 
     def covers(self, task: int, gone: Collection[int]) -> bool:
-        """Whether :meth:`compensate` does something for a remaining task that is affected by the loss of others.
+        """Tell whether :meth:`compensate` does something for a remaining task that is affected by the loss of others.
 
         Args:
             task: a remaining task that uses entries which change.

@@ -25,23 +25,28 @@ _METHODS = frozenset(
 
 
 def is_inert(plugin: object) -> bool:
-    """Whether a plugin holds plain settings alone, and none of its methods writes anything but text.
+    """Tell whether a plugin holds plain settings alone, and none of its methods writes anything but text.
 
     Read off its methods' bytecode, with a short list of functions and methods that they may call; what is not on it
     counts as writing.
 
     Args:
-        plugin: any object; its host's base classes count as inert.
+        plugin: any object; the host's base classes count as inert.
     """
     held = list(getattr(plugin, "__dict__", {}).values())
     if not all(_is_plain(value) for value in held):
         return False
-    own = [kind for kind in type(plugin).__mro__ if kind.__module__.partition(".")[0] not in _BASES]
-    members = [(name, member) for kind in own for name, member in vars(kind).items()]
-    return all(_writes_nothing(member) for name, member in members if not name.startswith(("__", "_abc_")))
+    own = [kind for kind in type(plugin).__mro__ if kind.__module__ not in _BASES]
+    members = [(name, member) for kind in own for name, member in vars(kind).items() if name != "__init__"]
+    return all(
+        _writes_nothing(member)
+        for name, member in members
+        if isinstance(member, types.FunctionType) or not name.startswith(("__", "_abc_"))
+    )
 
 
-_BASES = ("avalanche", "builtins", "abc", "typing")
+_BASES = ("avalanche.core", "builtins", "abc", "typing")
+"""Modules of the host's base classes: its own plugins lie elsewhere, and are looked at like any other."""
 
 
 def _is_plain(value: Any) -> bool:
@@ -53,7 +58,8 @@ def _writes_nothing(member: Any) -> bool:
         return _is_plain(member)
     callables = calls = 0
     for step in dis.get_instructions(member):
-        if step.opname.startswith(_WRITING) or step.opname in ("MAKE_FUNCTION", "YIELD_VALUE"):
+        in_place = step.opname.startswith(("BINARY_OP", "INPLACE_")) and str(step.argrepr).endswith("=")
+        if in_place or step.opname.startswith(_WRITING) or step.opname in ("MAKE_FUNCTION", "YIELD_VALUE"):
             return False
         method = step.opname == "LOAD_METHOD" or (step.opname == "LOAD_ATTR" and "NULL" in str(step.argrepr))
         if method and step.argval not in _METHODS:

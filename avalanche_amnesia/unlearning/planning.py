@@ -178,9 +178,10 @@ def _affected(
         return tuple(remaining)  # without masks every task uses every entry
     changed: dict[str, Tensor] = {}
     affected: list[int] = []
+    masked = model.masks.keys()  # once: WSN unpacks all masks for it
     for task in remaining:
         repaired = not own_parameters(model, task).isdisjoint(removal.moved)  # by a repair that is taken out
-        if repaired or task not in model.masks:  # without a mask, as stock strategies train, it uses every entry
+        if repaired or task not in masked:  # without a mask, as stock strategies train, it uses every entry
             affected.append(task)
             continue
         for name, reads in model.entries_of(task):

@@ -73,7 +73,7 @@ class Subject:
     shared_state: Collection[str] = ()
 
     def in_training_without(self, tasks: Iterable[int]) -> bool:
-        """Whether a task is in training in which none of these can have left a trace."""
+        """Tell whether a task is in training in which none of these can have left a trace."""
         return self.before is not None and not self.claims.influences & set(tasks)
 
 

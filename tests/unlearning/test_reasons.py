@@ -3,14 +3,16 @@
 import pytest
 import torch
 from avalanche.core import SupervisedPlugin
-from avalanche.training.plugins import LRSchedulerPlugin
+from avalanche.training.plugins import LRSchedulerPlugin, TrainGeneratorAfterExpPlugin
 from support.strategies import DIGITS, OPTIMIZERS, amnesiac
 from support.strategy_state import unlearning_plugin
 from torch import nn
 from torch.optim import SGD
 from torch.optim.lr_scheduler import StepLR
 
-from avalanche_amnesia.training import SeedingPlugin
+from avalanche_amnesia.benchmarks import UnlearningRequest, with_unlearning
+from avalanche_amnesia.isolation import Pools
+from avalanche_amnesia.training import AmnesiacHAT, SeedingPlugin
 from avalanche_amnesia.unlearning.claims import TamperedError
 from avalanche_amnesia.unlearning.inert import is_inert
 
@@ -117,6 +119,31 @@ def test_a_plugin_that_was_there_for_one_task_is_a_reason():
     assert any("beside other plugins" in reason for reason in reasons)
 
 
+@pytest.mark.parametrize("moving", [False, True])
+def test_unlearned_in_the_middle_of_a_training_that_was_given_up_it_is_as_it_was_left(moving, monkeypatch):
+    """What a request changed in the middle stays, and is nobody else's writing."""
+    strategy = amnesiac(isolation=Pools(moving=moving), train_epochs=1)
+    benchmark = with_unlearning(DIGITS, [UnlearningRequest((0,), 2, "iteration", 1)])
+    for task in (0, 1):
+        strategy.train(benchmark.train_stream[task])
+    whole = AmnesiacHAT.optimizer_step
+
+    def interrupted(strategy):
+        whole(strategy)
+        if strategy.clock.train_exp_iterations == 1:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(AmnesiacHAT, "optimizer_step", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        strategy.train(benchmark.train_stream[2])
+    monkeypatch.undo()
+    strategy.abort_training()
+    assert unlearning_plugin(strategy).ledger.remaining == (1,)
+    strategy.train(DIGITS.train_stream[3])
+    assert strategy.plan_unlearning([1]).reasons == ()
+    assert strategy.unlearn([1], strict=True).claim == "exact"
+
+
 # What may keep state -----------------------------------------------------------------------------------------------
 
 
@@ -168,9 +195,27 @@ class Calling(SupervisedPlugin):
         step()
 
 
+class Halving(SupervisedPlugin):
+    """Writes in place through a local name."""
+
+    def before_backward(self, strategy, **kwargs):
+        loss = strategy.loss
+        loss *= 0.5
+
+
+class Conjuring(SupervisedPlugin):
+    """Has hooks that no class names."""
+
+    def __getattr__(self, name):
+        if name == "before_update":
+            return lambda strategy, **kwargs: strategy.optimizer.zero_grad()
+        raise AttributeError(name)
+
+
 @pytest.mark.parametrize(
     ("plugin", "expected"),
     [
+        *((Halving, False), (Conjuring, False), (TrainGeneratorAfterExpPlugin, False)),
         *((Telling, True), (SupervisedPlugin, True), (Counting, False), (Clipping, False), (Writing, False)),
         *((Listing, False), (Calling, False), (SeedingPlugin, False)),
     ],

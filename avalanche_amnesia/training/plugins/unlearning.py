@@ -183,7 +183,7 @@ class UnlearningPlugin(SupervisedPlugin):
         """Forget the task in training, which is given up."""
         go_back(strategy)
         self.current = None
-        self.claims.abandon(self.current_task, first=self.ledger.n_trained == 0)
+        self.claims.abandon(self.current_task, strategy.model, first=self.ledger.n_trained == 0)
         self.current_task = None
 
     @property

@@ -42,7 +42,7 @@ class PurgeContext:
     in_training: int | None = None
 
     def trained_after(self, task: int | None) -> bool:
-        """Whether a task was trained when one of those that go was already there (None: now)."""
+        """Tell whether a task was trained when one of those that go was already there (None: now)."""
         if task not in self.order:
             return True
         return any(self.order.index(gone) < self.order.index(task) for gone in self.tasks)
@@ -161,6 +161,6 @@ def adapter_of(plugin: object) -> StateAdapter | None:
 
 
 def keeps_own_state(plugin: object) -> bool:
-    """Whether it is known, by a full adapter, what an object keeps of the tasks."""
+    """Tell whether it is known, by a full adapter, what an object keeps of the tasks."""
     adapter = adapter_of(plugin)
     return adapter is not None and not isinstance(adapter, PurgerAdapter)
