@@ -22,7 +22,7 @@ _FINGERPRINT = frozenset({"traces", "sketches"})
 
 
 def is_text(file: Path) -> bool:
-    """Whether a file of no kind that is looked into is plain text (logs, settings, sources)."""
+    """Tell whether a file of no kind that is looked into is plain text (logs, settings, sources)."""
     if file.suffix.lower() in (*_TORCH, *_OTHER):
         return False
     with file.open("rb") as opened:

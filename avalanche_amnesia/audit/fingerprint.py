@@ -92,7 +92,7 @@ def pattern_hash(chosen: Tensor) -> str:
 
 
 def telling(tensor: Tensor) -> bool:
-    """Whether a tensor is large and varied enough for equality with it to mean something."""
+    """Tell whether a tensor is large and varied enough for equality with it to mean something."""
     return tensor.numel() >= TELLING and bool((tensor != tensor.reshape(-1)[0]).any())
 
 

@@ -39,7 +39,7 @@ class AuditReport:
 
     @property
     def clean(self) -> bool:
-        """Whether nothing was found; see ``unread`` for where nothing could be looked for."""
+        """Tell whether nothing was found; see ``unread`` for where nothing could be looked for."""
         return not self.findings
 
     def table(self) -> str:

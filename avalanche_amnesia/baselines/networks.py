@@ -35,7 +35,7 @@ class NetworkPerTask(MultiHeadModel):
 
     @property
     def isolates(self) -> bool:
-        """Whether the training of a task neither reads nor writes anything of one that may be unlearned."""
+        """Tell whether the training of a task neither reads nor writes anything of one that may be unlearned."""
         return True
 
     def network(self, task: int) -> nn.Module:
@@ -72,7 +72,7 @@ class SideNetworks(NetworkPerTask):
 
     @property
     def merged_late(self) -> bool:
-        """Whether a task that had a side network was merged into the main one.
+        """Tell whether a task that had a side network was merged into the main one.
 
         When that happens depends on all tasks that were trained: a model retrained without some of them would differ.
         """

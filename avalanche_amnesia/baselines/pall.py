@@ -76,7 +76,7 @@ class PALLPlugin(SubnetPlugin):
         self.memory.store(strategy.model, strategy.experience, task, known=[task])
 
     def covers(self, task: int, gone: Collection[int]) -> bool:
-        """Whether there are samples to fine-tune the task with."""
+        """Tell whether there are samples to fine-tune the task with."""
         return self.repair_steps > 0 and task in self.memory.samples
 
     def compensate(self, model: nn.Module, gone: Collection[int], removal: Removal, change: Transaction) -> list[str]:

@@ -34,7 +34,7 @@ class AccuracyDifference(PluginMetric):
     higher_is_better = True
     lower_bound, upper_bound = -1.0, 1.0
     axis = "event"
-    """What a logger draws it over: it changes with tasks and unlearnings."""
+    """Axis along which a logger draws it: it changes with tasks and unlearnings."""
 
     def __init__(self, references: References) -> None:
         super().__init__()

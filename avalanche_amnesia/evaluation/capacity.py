@@ -45,7 +45,7 @@ class Capacity(PluginMetric):
     """
 
     axis = "event"
-    """What a logger draws it over: it changes with tasks and unlearnings."""
+    """Axis along which a logger draws it: it changes with tasks and unlearnings."""
 
     def __init__(self, *, images: bool = True) -> None:
         super().__init__()

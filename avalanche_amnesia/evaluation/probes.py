@@ -36,7 +36,7 @@ class ProbingMetric(PluginMetric, ABC):
     """A metric of unlearned tasks: collects their probes, and emits its values after each evaluation between tasks."""
 
     axis = "event"
-    """What a logger draws it over: it changes with tasks and unlearnings."""
+    """Axis along which a logger draws it: it changes with tasks and unlearnings."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Whether two experiences hold the same training data, without going through all of it."""
+"""Comparison of the training data of two experiences, without going through all of it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from avalanche_amnesia.seeding import preserved_rng, seed_all
 from avalanche_amnesia.training.host.provenance import labels_fingerprint
 
 _SAMPLES = 8
-"""How many samples are compared: two tasks that differ in their inputs (permuted, rotated) do so in nearly all."""
+"""Number of samples that are compared: tasks that differ in their inputs (permuted, rotated) do so in nearly all."""
 
 
 def difference_of_data(ours: Any, theirs: Any) -> str | None:

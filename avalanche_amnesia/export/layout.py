@@ -39,7 +39,7 @@ class Live:
         return torch.arange(self.shape[axis])
 
     def along(self, axis: int) -> bool:
-        """Whether the value is whole, or lacks entries of this axis alone, which are all zero."""
+        """Tell whether the value is whole, or lacks entries of this axis alone, which are all zero."""
         return self.axis is None or (self.axis == axis % len(self.shape) and self.fill == 0)
 
     def at(self, node: fx.Node, shape: torch.Size, axis: int | None = None) -> Live:

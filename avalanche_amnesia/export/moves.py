@@ -80,7 +80,7 @@ def moved(walk: Shrinking, node: fx.Node, x: Any, *args: Any, **kwargs: Any) -> 
 
 
 def _of_samples(walk: Shrinking, node: fx.Node, lays: Sequence[Any]) -> bool:
-    """Whether entries are left out along an axis that samples share with units (samples × attention heads, say)."""
+    """Tell whether entries are left out along an axis that samples and units share (samples × attention heads, say)."""
     results = {0: node} if node in walk.values else {user.args[1]: user for user in node.users}
     return any(number in results and lay[0] in walk.program.samples[results[number]] for number, lay in enumerate(lays))
 

@@ -124,7 +124,7 @@ class StreamLayout:
         return frozenset(map(self.slot, self.permanent if task in self.permanent else [task]))
 
     def is_open(self, task: int, to: int) -> bool:
-        """Whether the units of a task trained before may be read by another one.
+        """Tell whether the units of a task trained before may be read by another one.
 
         They may where it is permanent by the stream, or further back in the stream than the deadline: a run that
         never saw the tasks between has the same answer.
@@ -281,5 +281,5 @@ def _union(model: MaskedModel, tasks: frozenset[int]) -> Tensor:
 
 
 def is_entrywise(optimizer: Optimizer) -> bool:
-    """Whether an optimizer moves every entry by that entry's own gradients alone, whatever the others hold."""
+    """Tell whether an optimizer moves every entry by that entry's own gradients alone, whatever the others hold."""
     return type(optimizer) in _ENTRYWISE

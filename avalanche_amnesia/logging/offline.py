@@ -39,7 +39,7 @@ class OfflineRun:
     rows: list[dict[str, Any]] = field(default_factory=list)
     """One dict per logged row; images, tables and histograms are dicts with a `_type`."""
     complete: bool = False
-    """Whether the run was finished; False for a run that is still going or was killed."""
+    """True: the run was finished; False for a run that is still going or was killed."""
 
 
 def read_offline_run(path: str | Path) -> OfflineRun:
@@ -70,7 +70,7 @@ def read_offline_run(path: str | Path) -> OfflineRun:
 
 
 def is_finished(file: Path) -> bool:
-    """Whether the last records of a run file say that the run has ended; cheap for large files."""
+    """Tell whether the last records of a run file say that the run has ended; cheap for large files."""
     from wandb.proto import wandb_internal_pb2
 
     size = file.stat().st_size

@@ -53,7 +53,7 @@ class UnitAllocation:
 
     @property
     def alone(self) -> bool:
-        """Whether nothing in its units has to be saved for others."""
+        """Tell whether nothing in its units has to be saved for others."""
         return not self.permanent and not self.sharing_tasks
 
 
@@ -64,7 +64,7 @@ class UnitAllocator:
     """
 
     isolates = False
-    """Whether a task trains as if the tasks were not there that its allocation does not name."""
+    """Tell whether a task trains as if the tasks were not there that its allocation does not name."""
 
     def share_when_full(self) -> None:
         """Let tasks that find no units of their own share those of others from now on."""

@@ -59,7 +59,7 @@ class MultiHeadModel(MultiTaskModule):
     task_containers: tuple[str, ...] = ("heads",)
     """Names of the containers that hold a task's own modules under its label."""
     state_per_task = False
-    """Whether each task has its own of all that forward keeps beside the parameters (running statistics, buffers)."""
+    """True: each task has its own of all that forward keeps beside the parameters (running statistics, buffers)."""
 
     def __init__(self, backbone: nn.Module, n_features: int | None = None) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class MultiHeadModel(MultiTaskModule):
 
     @property
     def isolates(self) -> bool:
-        """Whether the training of a task neither reads nor writes anything of one that may be unlearned."""
+        """Tell whether the training of a task neither reads nor writes anything of one that may be unlearned."""
         return False
 
     @property

@@ -86,7 +86,7 @@ class CounterfactualFeatures:
         return torch.cat([network(part.to(self.device)) for part in self.x.split(batch)])
 
     def _takes_long(self) -> bool:
-        """Whether a masked pass over all samples does; where a module runs under no counter, it counts as short."""
+        """Tell whether a masked pass over all samples does; a module that runs under no counter counts as short."""
         some = self.x[:2].to(self.device)
         try:
             with evaluating(self.model), FlopCounterMode(display=False) as counter:

@@ -77,7 +77,7 @@ def check_sibling(optimizer: Optimizer, option: str) -> None:
 
 
 def _can_step(optimizer: Optimizer, dimensions: int) -> bool:
-    """Whether another of the same class and settings takes a parameter of so many dimensions."""
+    """Tell whether another of the same class and settings takes a parameter of so many dimensions."""
     try:
         sibling_optimizer(optimizer, [nn.Parameter(torch.zeros((1,) * dimensions))])
     except Exception:  # whatever the class raises: Muon a ValueError, one that needs more arguments a TypeError

@@ -109,7 +109,7 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
         self.seed = checks.whole_number("seed", seed, None)
         self.reset_optimizer = reset_optimizer
         self.optimizer_always_fresh = reset_optimizer
-        """Whether every task so far started with new optimizer state, without which no unlearning is exact."""
+        """True as long as every task started with new optimizer state, without which no unlearning is exact."""
 
     def train(self, experiences: Any, eval_streams: Sequence[Any] | None = None, **kwargs: Any) -> Any:
         """As the host's; the caller's random streams stay as they were, also where an error ends the training.

@@ -191,7 +191,7 @@ class Adjuster:
         self._before = [before[name] if self.frozen else torch.empty_like(before[name]) for name in self.names]
 
     def _may_hold(self, name: str) -> bool:
-        """Whether any entry of a parameter may be held back: one in use, a fixed one, or whatever the rule holds."""
+        """Tell whether an entry of a parameter may be held back: one in use, a fixed one or whatever the rule holds."""
         parts = [self.use.covered[name], *([self.use.fixed[name]] if name in self.use.fixed else [])]
         if self.rule.constant:
             parts.append(self.rule.held(self.use, name, 0.0))

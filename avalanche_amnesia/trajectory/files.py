@@ -145,7 +145,7 @@ def _checksum(task: int, log: Log) -> str:
 
 
 def _was_cut(file: LogFile) -> bool:
-    """Whether the mapped file is shorter or longer than it was: what is mapped behind its end can't even be read."""
+    """Tell whether the mapped file has another size than it had: what is mapped behind its end can't even be read."""
     if not file.path.exists():
         return False
     status = file.path.stat()

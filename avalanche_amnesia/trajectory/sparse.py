@@ -47,7 +47,7 @@ class SparseEntries(Protocol):
 
     @property
     def follows_value(self) -> bool:
-        """Whether the way back starts at the value that the task left."""
+        """Tell whether the way back starts at the value that the task left."""
 
     def before(self, written: Tensor) -> Tensor:
         """Values before the task ``(k,)``, from those that it left ``(k,)``."""

@@ -84,7 +84,7 @@ class Draft:
 
 
 def _is_rows(index: Tensor, shape: Sequence[int]) -> bool:
-    """Whether a part of a parameter is some of its rows, one after the other."""
+    """Tell whether a part of a parameter is some of its rows, one after the other."""
     whole = index.dim() == len(shape) and tuple(index.shape[1:]) == tuple(shape[1:])
     return whole and torch.equal(index.reshape(-1), torch.arange(int(index.min()), int(index.min()) + index.numel()))
 

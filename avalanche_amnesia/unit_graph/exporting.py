@@ -192,7 +192,7 @@ def _program(root: nn.Module, tensors: list[Tensor], *, any_size: bool) -> Any:
 
 
 def _is_plain(node: fx.Node) -> bool:
-    """Whether a node is an operation, or works on sizes: torch.vmap leaves calls of its own."""
+    """Tell whether a node is an operation, or works on sizes: torch.vmap leaves calls of its own."""
     target = node.target
     return node.op != "call_function" or "_functorch" not in (getattr(target, "__module__", None) or "")
 
@@ -272,7 +272,7 @@ def _is_free(size: Any) -> bool:
 
 
 def _compares_sizes(condition: Any, free: Collection[str]) -> bool:
-    """Whether a condition compares sizes of inputs with each other or with a number.
+    """Tell whether a condition compares sizes of inputs with each other or with a number.
 
     Those on sizes of inner values are nearly all torch's own, about how memory lies, and decide nothing.
     """

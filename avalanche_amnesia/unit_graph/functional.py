@@ -125,7 +125,7 @@ def _functional(target: Any) -> Any:
 
 
 def _is_fresh(node: fx.Node) -> bool:
-    """Whether a value lies in memory that nothing else refers to."""
+    """Tell whether a value lies in memory that nothing else refers to."""
     target: Any = node.target
     schema = getattr(target, "_schema", None)
     if node.op != "call_function" or schema is None or any(result.alias_info for result in schema.returns):

@@ -113,5 +113,5 @@ def _attribute(value: Any) -> Hashable:
 
 
 def _open(function: Any) -> bool:
-    """Whether a function reads nothing but its arguments and its module's names."""
+    """Tell whether a function reads nothing but its arguments and its module's names."""
     return getattr(function, "__closure__", None) is None

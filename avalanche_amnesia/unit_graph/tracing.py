@@ -228,7 +228,7 @@ class _Tracing:
 
 
 def _equal(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """Whether two tensors are the same in all that they hold, NaN included."""
+    """Tell whether two tensors are the same in all that they hold, NaN included."""
     same = first.dtype == second.dtype and first.shape == second.shape
     return same and torch.equal(torch.nan_to_num(first), torch.nan_to_num(second))
 

@@ -58,7 +58,7 @@ class Value:
 
     @property
     def always(self) -> bool:
-        """Whether no mask reaches any entry."""
+        """Tell whether no mask reaches any entry."""
         return bool((self.ids == ALWAYS).all())
 
 
@@ -103,7 +103,7 @@ class Dependence:
 
     @property
     def whole(self) -> bool:
-        """Whether the tensor is the parameter as it stands."""
+        """Tell whether the tensor is the parameter as it stands."""
         return self.group is None and self.place.shape == self.size and _counts_up(self.place)
 
     def mixed(self, result: Tensor) -> Dependence:
@@ -151,12 +151,12 @@ class ParameterValue:
 
     @property
     def owned(self) -> bool:
-        """Whether each task has a copy of all of it."""
+        """Tell whether each task has a copy of all of it."""
         return all(part.owned for part in self.parts)
 
     @property
     def fixed(self) -> bool:
-        """Whether no later task can move it: all of it is frozen, or each task's own."""
+        """Tell whether no later task can move it: all of it is frozen, or each task's own."""
         return all(part.owned or part.frozen for part in self.parts)
 
     def moved(self, move: Callable[[Tensor], Tensor]) -> ParameterValue:

@@ -187,7 +187,7 @@ class Walk:
         return map_leaves(found, lambda leaf: Constant(leaf) if isinstance(leaf, Tensor) else leaf)
 
     def is_frozen(self, parameter: str) -> bool:
-        """Whether a parameter or module is declared frozen, itself or by what it lies in."""
+        """Tell whether a parameter or module is declared frozen, itself or by what it lies in."""
         parts = parameter.split(".")
         return any(".".join(parts[:length]) in self.frozen for length in range(1, len(parts) + 1))
 
@@ -278,7 +278,7 @@ class Walk:
                 node.replace_input_with(source, self._masked_node(source, value))
 
     def follows_batch(self, node: fx.Node, dim: int) -> bool:
-        """Whether the size of a dimension depends on the number of samples."""
+        """Tell whether the size of a dimension depends on the number of samples."""
         size = node.meta["val"].shape[dim]
         return bool(self.exported.batch) and (
             self.exported.size(size, self.batch) != self.exported.size(size, self.batch + 1)
@@ -313,7 +313,7 @@ class Walk:
         return value
 
     def _norm_follows(self, node: fx.Node, value: Value) -> bool:
-        """Whether the only reader is a norm of single channels, into which the mask can be folded."""
+        """Tell whether the only reader is a norm of single channels, into which the mask can be folded."""
         if len(node.users) != 1:
             return False
         others = [size for dim, size in enumerate(compact(value.ids).shape) if dim != 1]

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 Place = tuple[dict[str, Any], str]
-"""What holds something (a module's ``_parameters``, ``_buffers`` or attributes), and the name that it has there."""
+"""Holder of something (a module's ``_parameters``, ``_buffers`` or attributes), and the name that it has there."""
 
 
 class Substitutes:

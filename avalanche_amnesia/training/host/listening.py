@@ -21,13 +21,13 @@ _EVENTS = (
 
 
 def _overrides(listener: object, event: str, silent: type) -> bool:
-    """Whether an object handles an event by something else than its base class's empty method."""
+    """Tell whether an object handles an event by something else than its base class's empty method."""
     handler = getattr(listener, event, None)
     return handler is not None and getattr(handler, "__func__", handler) is not getattr(silent, event, None)
 
 
 def listens(plugin: object, event: str) -> bool:
-    """Whether calling a plugin at an event can have any effect."""
+    """Tell whether calling a plugin at an event can have any effect."""
     if isinstance(plugin, EvaluationPlugin):
         own = getattr(type(plugin), event, None) is not getattr(EvaluationPlugin, event, None)  # a subclass's handler
         return (

@@ -31,7 +31,7 @@ def refuse_second(strategy: Any, kind: type[Any]) -> None:
 
 
 def is_last_to_finish(plugin: Any, strategy: Any) -> bool:
-    """Whether a task is finished once this plugin has done its part.
+    """Tell whether a task is finished once this plugin has done its part.
 
     Attributes ``finishing_step`` tell the order: a task's mask is kept, its update recorded, the task entered in
     the ledger.

@@ -77,7 +77,7 @@ _KEEP_NOTHING = (EvaluationPlugin, Clock, PeriodicEval)
 
 
 def _is_known(plugin: object) -> bool:
-    """Whether a plugin is one of this package, or one that Avalanche itself brings: its base classes are not enough."""
+    """Tell whether a plugin is of this package, or one that Avalanche brings: its base classes are not enough."""
     brought = type(plugin).__module__.partition(".")[0] == "avalanche" and not isinstance(plugin, _KEEP_NOTHING)
     return brought or _is_of(plugin, _OURS)
 
@@ -87,7 +87,7 @@ def _is_of(thing: object, packages: Collection[str]) -> bool:
 
 
 def _may_change(thing: object) -> bool:
-    """Whether the end of a task may write into an object: containers, and objects of this package and its host.
+    """Tell whether the end of a task may write into an object: containers, and objects of this package and its host.
 
     Modules and data sets are replaced, never written into; an object whose attributes are frozen can't be.
     """
@@ -147,7 +147,7 @@ def begin_finishing(strategy: Any, tensors: Iterable[Tensor] = ()) -> None:
 
 
 def is_finishing(strategy: Any) -> bool:
-    """Whether a task's training is over, and the task is not finished."""
+    """Tell whether a task's training is over, and the task is not finished."""
     return getattr(strategy, "rollback_point", None) is not None
 
 

@@ -166,7 +166,7 @@ class BackupPlugin(SupervisedPlugin):
     # As a compensation ----------------------------------------------------------------------------------------
 
     def covers(self, task: int, gone: Collection[int]) -> bool:
-        """Whether the task was learned in the place of one of these."""
+        """Tell whether the task was learned in the place of one of these."""
         return not self.kept.get(task, {}).keys().isdisjoint(gone)
 
     def revise(self, model: nn.Module, trajectory: Trajectory, gone: Collection[int]) -> Revisions:
@@ -237,7 +237,7 @@ def _backbone(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _reads(model: MaskedModel, task: int, removal: Removal) -> bool:
-    """Whether a removal changes an entry that the task uses."""
+    """Tell whether a removal changes an entry that the task uses."""
     shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
     use = ((name, used.expand(shapes[name])) for name, used in model.entries_of(task) if name in removal.moved)
     return any(bool(take(used, removal.moved[name]).any()) for name, used in use)

@@ -198,7 +198,7 @@ class CounterfactualPlugin(SupervisedPlugin):
     # As a compensation ----------------------------------------------------------------------------------------
 
     def covers(self, task: int, gone: Collection[int]) -> bool:
-        """Whether there is a head of the task for the model without these tasks."""
+        """Tell whether there is a head of the task for the model without these tasks."""
         lost = self.sources.get(task, frozenset()) & frozenset(gone)
         return lost in self.heads.get(task, {})
 

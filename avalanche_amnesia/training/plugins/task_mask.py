@@ -264,7 +264,7 @@ class TaskMaskPlugin(SupervisedPlugin):
 
 
 def _skips_frozen(optimizer: Optimizer) -> bool:
-    """Whether an optimizer is known to leave parameters without a gradient alone: torch's own, without hooks."""
+    """Tell whether an optimizer is known to leave parameters without a gradient alone: torch's own, without hooks."""
     hooked = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
     return type(optimizer).__module__.startswith("torch.optim") and not hooked
 

@@ -71,6 +71,6 @@ def has_pole(walk: Walk, node: fx.Node, x: Value) -> Value:
 
 
 def _meets_others(value: Value, *arguments: Any) -> bool:
-    """Whether bounds, masks and the like are values or parameters themselves, or make the result larger."""
+    """Tell whether bounds, masks and the like are values or parameters themselves, or make the result larger."""
     others = [leaf for leaf in leaves(arguments) if isinstance(leaf, (Value, ParameterValue, Constant))]
     return any(not isinstance(leaf, Constant) for leaf in others)

@@ -36,7 +36,7 @@ def added_product(walk: Walk, node: fx.Node, bias: Any, x: Any, weight: Any, **o
 
 
 def _moves(weight: Any) -> bool:
-    """Whether a weight is made of parameters that tasks train: only then a layer has units of its own."""
+    """Tell whether a weight is made of parameters that tasks train: only then a layer has units of its own."""
     return isinstance(weight, ParameterValue) and not weight.fixed
 
 
