@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from avalanche_amnesia import checks
+from avalanche_amnesia.saving.classes import saveable
 
 
 class RequestError(ValueError):
     """A request that the rules of unlearning don't allow; nothing has changed when it is raised."""
 
 
+@saveable
 @dataclass
 class _Entry:
     """Facts on one remaining task."""

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from avalanche_amnesia.saving.classes import saveable
 from avalanche_amnesia.seeding import derive_seed
 
 Kind = Literal["own tensor", "mask", "state before", "update", "sample"]
@@ -29,6 +30,7 @@ TELLING = 16
 """Tensors with fewer entries are not looked for: too many others are equal to them by chance."""
 
 
+@saveable
 @dataclass(frozen=True)
 class Trace:
     """The hash of something that was removed.
@@ -46,6 +48,7 @@ class Trace:
     digest: str
 
 
+@saveable
 @dataclass(frozen=True)
 class Sketch:
     """Sums over random groups of entries with random signs, of a task's update and of the tensor without it.
@@ -61,6 +64,7 @@ class Sketch:
     after: tuple[float, ...]
 
 
+@saveable
 @dataclass(frozen=True)
 class Fingerprint:
     """Hashes and sketches of removed tensors, for a record; no tensor can be made from them.

@@ -15,6 +15,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from avalanche_amnesia.audit.fingerprint import Fingerprint
 from avalanche_amnesia.audit.signing import signed
+from avalanche_amnesia.saving.classes import saveable
 
 Claim = Literal["exact", "approximate"]
 
@@ -23,6 +24,7 @@ class RecordError(ValueError):
     """A file or text that is no unlearning record."""
 
 
+@saveable
 @dataclass(frozen=True)
 class SharedEntries:
     """Entries that tasks which go had trained, and that stay because remaining tasks read them.
@@ -36,6 +38,7 @@ class SharedEntries:
     tasks: tuple[int, ...]
 
 
+@saveable
 @dataclass(frozen=True)
 class UnlearningPlan:
     """Changes that unlearning some tasks would make; computing a plan changes nothing.
@@ -81,6 +84,7 @@ class UnlearningPlan:
     reasons: tuple[str, ...] = ()
 
 
+@saveable
 @dataclass(frozen=True)
 class TensorChange:
     """One tensor that was touched; SHA-256 of its bits, None where it did not exist."""
@@ -100,6 +104,7 @@ def package_versions() -> dict[str, str]:
     return found
 
 
+@saveable
 @dataclass(frozen=True)
 class Provenance:
     """Origin of a model, as far as it can be written down.
@@ -120,6 +125,7 @@ class Provenance:
     versions: Mapping[str, str] = field(default_factory=package_versions)
 
 
+@saveable
 @dataclass(frozen=True)
 class RepairSummary:
     """Samples, steps and changed entries of a repair.
@@ -137,6 +143,7 @@ class RepairSummary:
     entries: Mapping[str, int]
 
 
+@saveable
 @dataclass(frozen=True)
 class UnlearningRecord:
     """Record of an unlearning: its plan, the hashes of all tensors before and after, and all that was purged.

@@ -19,10 +19,12 @@ from torch import Tensor, nn
 
 from avalanche_amnesia.models.multi_head import MultiHeadModel
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
+from avalanche_amnesia.saving.classes import saveable
 from avalanche_amnesia.training.host.lookup import find_plugin
 from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
 
 
+@saveable
 @dataclass(frozen=True)
 class Probe:
     """A forgotten task's own mask (None for models without), head (None if it had none) and normalisation."""
@@ -49,7 +51,7 @@ class ProbingMetric(PluginMetric, ABC):
         assert plugin.current is not None
         for task in plugin.current.tasks:
             self.probes.pop(task, None)
-        self._taken = {task: take_probe(strategy.model, task) for task in plugin.current.tasks if plugin.keep_probes}
+        self._taken = {task: take_probe(strategy.model, task) for task in plugin.current.tasks if plugin.keeps_probes}
 
     def after_unlearning(self, strategy: Any) -> None:
         """Keep what was taken, now that the tasks are gone."""

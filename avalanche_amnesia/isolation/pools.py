@@ -33,6 +33,7 @@ from avalanche_amnesia import checks
 from avalanche_amnesia.ledger import TaskLedger
 from avalanche_amnesia.models.allocation import UnitAllocation, UnitAllocator
 from avalanche_amnesia.models.masked import MaskedModel
+from avalanche_amnesia.saving.classes import saveable
 
 WhenFull = Literal["error", "share"]
 
@@ -88,6 +89,7 @@ class Pools:
         return LabelledPools(self, min_units)
 
 
+@saveable
 @dataclass(frozen=True)
 class StreamLayout:
     """Layout of a stream's tasks over slots, whichever of them a run trains.

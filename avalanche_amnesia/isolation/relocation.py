@@ -24,10 +24,12 @@ from torch.optim import Optimizer
 from avalanche_amnesia.isolation.pools import CHOICES, CapacityError, StreamLayout, WhenFull
 from avalanche_amnesia.isolation.slots import SlotTables, gathered, own_tensors
 from avalanche_amnesia.models.masked import MaskedModel
+from avalanche_amnesia.saving.classes import saveable
 from avalanche_amnesia.trajectory.store import Trajectory
 from avalanche_amnesia.transaction import Transaction
 
 
+@saveable
 @dataclass(frozen=True)
 class HeldSlot:
     """A slot that is in use.
@@ -41,6 +43,7 @@ class HeldSlot:
     tasks: tuple[int, ...]
 
 
+@saveable
 @dataclass(frozen=True)
 class FreeUnits:
     """Units among which a task may take some.
@@ -96,6 +99,7 @@ class Tensors:
         return found
 
 
+@saveable
 class Relocation:
     """Slots in use by their holders, and the moves of units between slots.
 

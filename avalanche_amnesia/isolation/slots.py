@@ -17,12 +17,14 @@ from torch import Tensor, nn
 from avalanche_amnesia.models.masked import MaskedModel
 from avalanche_amnesia.models.modes import evaluating
 from avalanche_amnesia.models.own_modules import OwnModules
+from avalanche_amnesia.saving.classes import saveable
 
 
 class SlotError(ValueError):
     """The slots of a network can't change places; the message names the tensor that is in the way."""
 
 
+@saveable
 @dataclass(frozen=True)
 class Axis:
     """A dimension of a tensor that is laid out by units.
@@ -55,6 +57,7 @@ def gathered(value: Tensor, axes: Sequence[Axis], source: Sequence[int]) -> Tens
     return value
 
 
+@saveable
 class SlotTables:
     """Places of the units of every slot, in every tensor of a model.
 

@@ -14,10 +14,12 @@ from avalanche_amnesia import checks
 from avalanche_amnesia.benchmarks.data import task_data
 from avalanche_amnesia.models.modes import evaluating
 from avalanche_amnesia.models.multi_head import MultiHeadModel
+from avalanche_amnesia.saving.classes import saveable
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.transaction import Transaction
 
 
+@saveable
 @dataclass(frozen=True)
 class Samples:
     """Samples of one task, in the order in which they were drawn: any first part of them is a uniform sample too.

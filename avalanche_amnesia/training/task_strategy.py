@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
 
 from avalanche.core import SupervisedPlugin
 from avalanche.logging import BaseLogger
@@ -31,6 +32,7 @@ from avalanche_amnesia.training.host.lookup import unlearning_of
 from avalanche_amnesia.training.host.remaining import remaining_experiences
 from avalanche_amnesia.training.host.rollback import abort_training
 from avalanche_amnesia.training.host.samples import fault_in_memory, fault_of_inputs, fault_of_labels, fault_of_shape
+from avalanche_amnesia.training.host.saving import load_state, save_state
 from avalanche_amnesia.training.optimizers import check_optimizer, place_new_parameters
 from avalanche_amnesia.training.plugins.in_memory_loader import InMemoryLoaderPlugin
 from avalanche_amnesia.training.plugins.seeding import SeedingPlugin
@@ -108,6 +110,7 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
         )
         self.seed = checks.whole_number("seed", seed, None)
         self.reset_optimizer = reset_optimizer
+        self._trains = False
         self.optimizer_always_fresh = reset_optimizer
         """True as long as every task started with new optimizer state, without which no unlearning is exact."""
 
@@ -129,8 +132,10 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
         streams = None if eval_streams is None else [listed(one, "train(eval_streams=…)") for one in eval_streams]
         with preserved_rng():
             try:
+                self._trains = True
                 return super().train(given, streams, **kwargs)
             finally:
+                self._trains = False
                 self._listeners = {}  # after an error too: what the host's evaluator gives can't be pickled
 
     def _before_training_exp(self, **kwargs: Any) -> None:
@@ -237,6 +242,43 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
         return self._unlearning().unlearn(
             self, tasks, keep_probes=keep_probes, allow_unknown=allow_unknown, fingerprint=fingerprint, strict=strict
         )
+
+    def save(self, path: str | Path) -> Path:
+        """Save the strategy between tasks: all that later trainings and unlearnings depend on, as tensors and JSON.
+
+        A training that was interrupted is given up first, as :meth:`abort_training` does: the state is that of the
+        task's start.
+
+        Args:
+            path: a directory, made if it does not exist; a state in it is replaced as a whole, or not at all.
+
+        Returns:
+            The directory.
+
+        Raises:
+            RequestError: from inside a training; save before it or after.
+            StateError: if a plugin holds something that can't be saved, or the directory something else.
+            OSError: if it can't be written; a state that was there stays.
+        """
+        if not self._trains:
+            self.abort_training()
+        return save_state(self, path)
+
+    @classmethod
+    def load(cls, path: str | Path, **arguments: Any) -> Self:
+        """Build a strategy and give it the state that :meth:`save` saved; no code from the files is run.
+
+        Args:
+            path: the directory.
+            arguments: as for the strategy that was saved: ``model``, ``optimizer``, settings, ``evaluator``.
+
+        Raises:
+            StateError: if there is no state, it is damaged, of another format, or of another strategy, model or
+                settings; the message says which.
+        """
+        strategy = cls(**arguments)
+        load_state(strategy, path)
+        return strategy
 
     def mark_permanent(self, tasks: Iterable[int]) -> None:
         """Declare remaining tasks permanent; never reversed.

@@ -17,6 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from avalanche_amnesia.saving.classes import saveable
+
 
 class SparseEntries(Protocol):
     """Chosen entries of a tensor and what they held before a task."""
@@ -62,6 +64,7 @@ class SparseEntries(Protocol):
         """The entries at which ``keep`` (bool ``(n,)``) is True."""
 
 
+@saveable
 @dataclass(frozen=True)
 class SparseValues:
     """Values of chosen entries of a tensor.

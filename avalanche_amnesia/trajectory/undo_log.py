@@ -12,6 +12,7 @@ from typing import Any
 
 import pandas
 
+from avalanche_amnesia.saving.classes import saveable
 from avalanche_amnesia.trajectory.fidelity import AddedError, Commitment
 from avalanche_amnesia.trajectory.sparse import SparseEntries
 
@@ -33,6 +34,7 @@ class LogFile:
     checksum: str
 
 
+@saveable
 class Log(dict[str, SparseEntries]):
     """Tensor name → the entries of it that a task, or a repair, moved, with the way back.
 

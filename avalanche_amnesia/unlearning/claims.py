@@ -27,6 +27,7 @@ from avalanche_amnesia.bits import state_hashes
 from avalanche_amnesia.ledger import RequestError, TaskLedger
 from avalanche_amnesia.models.multi_head import MultiHeadModel
 from avalanche_amnesia.object_walk import memory_of
+from avalanche_amnesia.saving.classes import saveable
 from avalanche_amnesia.trajectory.removal import Removal
 from avalanche_amnesia.transaction import Transaction
 from avalanche_amnesia.unlearning.compensation import Compensation
@@ -41,6 +42,7 @@ class TamperedError(RequestError):
     """The model's tensors were changed by something else than trainings and unlearnings; nothing was unlearned."""
 
 
+@saveable
 @dataclass(frozen=True)
 class Circumstances:
     """All that a training depends on beside seed, task and what it could see.

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from avalanche_amnesia import checks
 from avalanche_amnesia.models.masked import MaskedModel
 from avalanche_amnesia.models.multi_head import single_task
+from avalanche_amnesia.saving.classes import saveable
 from avalanche_amnesia.training.first_use import entries_in_use, first_used
 from avalanche_amnesia.training.host.lookup import find_plugin
 from avalanche_amnesia.training.norm_statistics import TaskStatistics
@@ -30,6 +31,7 @@ ShadowStart = Literal["before", "delete"]
 ShadowOrder = Literal["oldest", "newest"]
 
 
+@saveable
 @dataclass(frozen=True)
 class Backup:
     """Updates and norms that a task learned in the place of an earlier one.

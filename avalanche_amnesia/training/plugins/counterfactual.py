@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from avalanche_amnesia import checks
 from avalanche_amnesia.benchmarks.data import task_data
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
+from avalanche_amnesia.saving.classes import saveable
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.training.counterfactual_features import CounterfactualFeatures
 from avalanche_amnesia.training.host.lookup import find_plugin
@@ -29,6 +30,7 @@ _MOST_BYTES = 2**31
 """Of samples in memory: 20,000 large photographs would be twelve gigabytes."""
 
 
+@saveable
 @dataclass(frozen=True)
 class FittedHead:
     """Head and statistics of a task for a model without some others.

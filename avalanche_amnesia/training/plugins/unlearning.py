@@ -92,7 +92,7 @@ class UnlearningPlugin(SupervisedPlugin):
         self.ledger = TaskLedger(deadline)
         self.records: list[UnlearningRecord] = []
         self.current: UnlearningPlan | None = None
-        self.keep_probes = False
+        self.keeps_probes = False
         self._given_deadline = deadline
         self.history = TaskHistory()
         self.current_task: int | None = None
@@ -351,7 +351,7 @@ class UnlearningPlugin(SupervisedPlugin):
             refuse_unknown_state(preparation.unknown)
         if self.obey and (self.fingerprint if fingerprint is None else fingerprint):
             preparation = replace(preparation, fingerprint=_evidence(subject, preparation).fingerprint())
-        self.current, self.keep_probes = preparation.plan, keep_probes
+        self.current, self.keeps_probes = preparation.plan, keep_probes
 
         def announce(name: str, record: UnlearningRecord | None, change: Transaction) -> None:
             if record is not None:

@@ -1,0 +1,2 @@
+from .classes import saveable as saveable
+from .files import StateError as StateError

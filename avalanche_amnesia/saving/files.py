@@ -1,0 +1,139 @@
+"""Directory of a saved state: one JSON file, and the tensors that it names by their content."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load, save
+from torch import Tensor
+
+STATE = "state.json"
+FORMAT = "avalanche-amnesia state"
+VERSION = 1
+_BLOB = re.compile(r"[0-9a-f]{64}\.safetensors(\.part)?")
+
+
+class StateError(ValueError):
+    """A state that can't be saved, or a file that is none, is damaged, or belongs to another strategy."""
+
+
+def write_state(path: Path, body: Mapping[str, Any], tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
+    """Write a state as a whole or not at all: killed at any moment, the directory holds the old state or the new one.
+
+    Tensors lie in files named after their content; those that are there already are not written again, and those that
+    the new state does not name are deleted.
+
+    Args:
+        path: the directory; made if it does not exist.
+        body: of plain values.
+        tensors: name of a group → names → tensors.
+
+    Raises:
+        StateError: if the directory holds anything else.
+        OSError: if it can't be written; the old state is as it was.
+    """
+    refuse_foreign(path)
+    path.mkdir(parents=True, exist_ok=True)
+    files = {group: _write_blob(path, of_group) for group, of_group in tensors.items()}
+    _replace(path / STATE, _sealed({"tensors": files, "body": body}))
+    for file in path.iterdir():
+        if _BLOB.fullmatch(file.name) and file.name not in files.values():
+            file.unlink(missing_ok=True)
+
+
+def refuse_foreign(path: Path) -> None:
+    """Raise unless a state may be written to a directory: it holds one, or nothing, or does not exist.
+
+    Raises:
+        StateError: if it is a file, or holds other files.
+    """
+    if not path.exists():
+        return
+    if not path.is_dir():
+        raise StateError(f"{path} is a file: a state is a directory, give the name of a new one")
+    others = [file.name for file in path.iterdir() if not _BLOB.fullmatch(file.name)]
+    others = [name for name in others if name not in (STATE, f"{STATE}.part")]
+    if others:
+        raise StateError(f"{path} holds {sorted(others)[:3]}, which are no part of a state: give a new directory")
+
+
+def read_state(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
+    """Body and tensors of a state; runs no code from it.
+
+    Raises:
+        StateError: if there is none, or it is damaged, truncated or of another format.
+    """
+    file = path / STATE
+    if not file.is_file():
+        raise StateError(
+            f"{path} holds no state ({STATE} is missing): give the directory that strategy.save(path) made"
+        )
+    body = _unsealed(file)
+    tensors = {}
+    for group, name in body["tensors"].items():
+        if not _BLOB.fullmatch(name):
+            raise StateError(f"{file} names {name!r}, which is no file of a state")
+        tensors[group] = _read_blob(path / name)
+    content: dict[str, Any] = body["body"]
+    return content, tensors
+
+
+def _write_blob(path: Path, tensors: Mapping[str, Tensor]) -> str:
+    content = save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()})
+    name = f"{hashlib.sha256(content).hexdigest()}.safetensors"
+    if not (path / name).exists() or (path / name).stat().st_size != len(content):
+        _replace(path / name, content)
+    return name
+
+
+def _read_blob(file: Path) -> dict[str, Tensor]:
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        raise StateError(f"{file} can't be read ({error}): the state lacks a part of its tensors") from error
+    if f"{hashlib.sha256(content).hexdigest()}.safetensors" != file.name:
+        raise StateError(f"{file} is damaged: its content does not fit its name")
+    return load(content)
+
+
+def _replace(file: Path, content: bytes) -> None:
+    part = file.with_name(f"{file.name}.part")
+    with part.open("wb") as opened:
+        opened.write(content)
+        opened.flush()
+        os.fsync(opened.fileno())
+    os.replace(part, file)
+
+
+def _sealed(content: Mapping[str, Any]) -> bytes:
+    head = {"format": FORMAT, "version": VERSION, "checksum": _checksum(content)}
+    return json.dumps({**head, "content": content}, allow_nan=False).encode()
+
+
+def _checksum(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, allow_nan=False).encode()).hexdigest()
+
+
+def _unsealed(file: Path) -> dict[str, Any]:
+    def refused(why: str) -> StateError:
+        return StateError(f"{file} is no state that can be loaded: {why}")
+
+    try:
+        found = json.loads(file.read_bytes())
+        ours = found["format"] == FORMAT
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise refused("it was cut short, or something else wrote it") from error
+    if not ours:
+        raise refused("something else wrote it")
+    if found.get("version") != VERSION:
+        raise refused(f"its format has version {found.get('version')}, and this package reads version {VERSION}")
+    if _checksum(found.get("content", {})) != found.get("checksum"):
+        raise refused("it is damaged, its checksum does not fit")
+    content: dict[str, Any] = found["content"]
+    return content

@@ -1,0 +1,311 @@
+"""State of a strategy between tasks, saved and given back to one that was built alike."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import torch
+from avalanche.core import BasePlugin
+from avalanche.training.plugins import EvaluationPlugin
+from avalanche.training.storage_policy import ReservoirSamplingBuffer, _ParametricSingleBuffer
+from avalanche.training.utils import ParamData
+from torch import Tensor, nn
+
+from avalanche_amnesia.ledger import RequestError
+from avalanche_amnesia.saving.classes import name_of, saveable
+from avalanche_amnesia.saving.encoding import Decoder, Encoder, attributes_of, load_module_numbers, module_numbers
+from avalanche_amnesia.saving.files import StateError, read_state, write_state
+from avalanche_amnesia.training.host.lookup import unlearning_of
+from avalanche_amnesia.training.host.rollback import is_finishing
+from avalanche_amnesia.training.host.saved_data import REPLAYED
+from avalanche_amnesia.trajectory.undo_log import Log
+
+for _of_the_host in (ParamData, ReservoirSamplingBuffer, _ParametricSingleBuffer):
+    saveable(_of_the_host)
+
+_PLAIN = (bool, int, float, str, type(None))
+_OF_EVALUATION = frozenset({"eval_mb_size", "eval_every", "peval_mode"})
+
+
+def save_state(strategy: Any, path: str | Path) -> Path:
+    """Save a strategy between tasks: model, masks, heads, trajectory, ledger, what its plugins keep, the optimizer.
+
+    As safetensors and JSON: loading runs no code. Written as a whole or not at all; saving into the same directory
+    again replaces the old state, and deletes what it alone held.
+
+    Args:
+        strategy: this package's, or any of Avalanche's whose plugins are known or hold plain values.
+        path: a directory, made if it does not exist.
+
+    Returns:
+        The directory.
+
+    Raises:
+        RequestError: in the middle of a task: abort it, or save before it or after.
+        StateError: if a plugin holds something that can't be saved, or the directory something else.
+        OSError: if it can't be written; a state that was there stays.
+    """
+    path = Path(path)
+    _refuse_in_training(strategy)
+    encoder = Encoder(_known(strategy), apart=(Log,), adapters=[REPLAYED])
+    body = {
+        "strategy": name_of(type(strategy)),
+        "settings": _settings_of(strategy),
+        "device": strategy.device.type,
+        "model": _encoded_model(strategy.model, encoder),
+        "criterion": encoder.encode(_own(strategy._criterion), "criterion"),
+        "optimizer": _encoded_optimizer(strategy, encoder),
+        "host": {name: encoder.encode(value, name) for name, value in _host_attributes(strategy).items()},
+        "plugins": [[name_of(type(p)), encoder.encode(p, type(p).__name__)] for p in _plugins(strategy)],
+        "metrics": [[name_of(type(m)), encoder.encode(m, type(m).__name__)] for m in _metrics(strategy)],
+    }
+    write_state(path, body, encoder.tensors)
+    return path
+
+
+def load_state(strategy: Any, path: str | Path) -> None:
+    """Give a strategy the state that :func:`save_state` saved.
+
+    Args:
+        strategy: built as the saved one was, with the same model, optimizer, plugins and settings, and not trained yet;
+            what a script gives (functions, loggers, an evaluator's references) is its own.
+        path: the directory.
+
+    Raises:
+        StateError: if there is no state, it is damaged, of another format, or of another strategy. Nothing was changed
+            where files are damaged or settings differ; else build the strategy anew.
+    """
+    path = Path(path)
+    body, tensors = read_state(path)
+    _check_fits(strategy, body, path)
+    model = strategy.model
+    early = Decoder(tensors, {}, device=strategy.device)
+    _load_model(model, body["model"], early, path)
+    strategy.plugins = _in_saved_order(strategy, [name for name, _ in body["plugins"]])
+    decoder = Decoder(tensors, _known(strategy), lambda: _templates(model), strategy.device, [REPLAYED])
+    _load_optimizer(strategy, body["optimizer"], decoder)
+    for name, code in body["host"].items():
+        setattr(strategy, name, decoder.decode(code, getattr(strategy, name, None), name))
+    criterion = decoder.decode(body["criterion"], _own(strategy._criterion), "criterion")
+    vars(strategy._criterion).update(criterion)
+    for plugin, (name, code) in zip(_plugins(strategy), body["plugins"], strict=True):
+        decoder.decode(code, plugin, name.rpartition(".")[2])
+    for metric, (name, code) in zip(_metrics(strategy), body["metrics"], strict=False):
+        if name_of(type(metric)) == name:  # others may be looked at by now
+            decoder.decode(code, metric, name.rpartition(".")[2])
+
+
+def _refuse_in_training(strategy: Any) -> None:
+    unlearning = unlearning_of(strategy)
+    current = getattr(strategy.model, "current_task", None)
+    if unlearning is not None and current is None:
+        current = unlearning.current_task
+    if current is not None or is_finishing(strategy):
+        raise RequestError(
+            f"task {current} is in training, or its training was interrupted: save between tasks, or give it up first "
+            "(strategy.abort_training(), or UnlearningPlugin.abort(strategy) of a stock strategy)"
+        )
+
+
+def _check_fits(strategy: Any, body: Mapping[str, Any], path: Path) -> None:
+    saved, here = body["strategy"], name_of(type(strategy))
+    if saved != here:
+        raise StateError(f"{path} is the state of a {saved}, not of a {here}")
+    if body["device"] == "cpu" and strategy.device.type != "cpu":
+        raise StateError(f"{path} was saved on the CPU: load it into a strategy with device='cpu'")
+    if is_finishing(strategy) or getattr(strategy, "clock", None) is None or strategy.clock.train_exp_counter:
+        raise StateError("a state is loaded into a strategy that has not trained yet: build it anew")
+    plugins = sorted(name for name, _ in body["plugins"])
+    mine = sorted(name_of(type(plugin)) for plugin in _plugins(strategy))
+    if plugins != mine:
+        missing, further = set(plugins) - set(mine), set(mine) - set(plugins)
+        raise StateError(
+            f"{path} was saved beside other plugins: {sorted(missing)} are missing here, and {sorted(further)} were "
+            "not there; build the strategy with the same ones"
+        )
+    settings = _settings_of(strategy)
+    different = {
+        name: (body["settings"].get(name), settings.get(name))
+        for name in sorted({*settings, *body["settings"]})
+        if body["settings"].get(name) != settings.get(name)
+    }
+    if different:
+        listed = ", ".join(f"{name}={old!r} (here {new!r})" for name, (old, new) in different.items())
+        raise StateError(f"{path} was saved with other settings: {listed}; build the strategy with those")
+
+
+# Settings ----------------------------------------------------------------------------------------------------------
+
+
+def _settings_of(strategy: Any) -> dict[str, Any]:
+    """Plain settings of a strategy, its optimizer and its plugins: attributes that carry a constructor's argument."""
+    result = dict(_settings("", strategy))
+    for plugin in _plugins(strategy):
+        result |= dict(_settings(f"{type(plugin).__name__}.", plugin))
+    name = type(strategy.optimizer).__name__
+    result["optimizer"] = name
+    defaults = strategy.optimizer.defaults.items()
+    result |= {f"{name}.{key}": _comparable(value) for key, value in defaults if _is_plain(value)}
+    return result
+
+
+def _settings(prefix: str, thing: Any) -> Iterator[tuple[str, Any]]:
+    names = {name for kind in type(thing).__mro__ for name in inspect.signature(kind.__init__).parameters}
+    for name, value in vars(thing).items():
+        if name not in names or name in _OF_EVALUATION:
+            continue
+        if _is_plain(value):
+            yield f"{prefix}{name}", _comparable(value)
+        elif type(value).__module__.startswith("avalanche_amnesia.") and not isinstance(value, (nn.Module, BasePlugin)):
+            yield f"{prefix}{name}", type(value).__name__
+            yield from _settings(f"{prefix}{name}.", value)
+
+
+def _comparable(value: Any) -> Any:
+    """A setting as JSON gives it back."""
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, _PLAIN) or (isinstance(value, tuple) and all(isinstance(item, _PLAIN) for item in value))
+
+
+# Parts of a strategy -----------------------------------------------------------------------------------------------
+
+
+def _known(strategy: Any) -> dict[str, object]:
+    """Objects that a strategy built alike has as well, by name."""
+    known: dict[str, object] = {"strategy": strategy, "model": strategy.model, "optimizer": strategy.optimizer}
+    known |= {"evaluator": strategy.evaluator, "criterion": strategy._criterion}
+    known |= {f"torch.{function.__name__}": function for function in (torch.zeros, torch.ones)}
+    known |= {f"parameter {name}": value for name, value in strategy.model.named_parameters()}
+    graph = getattr(strategy.model, "graph", None)
+    known |= {name: thing for name, thing in (("graph", graph), ("sets", getattr(graph, "sets", None))) if thing}
+    return known
+
+
+def _plugins(strategy: Any) -> list[Any]:
+    """Plugins but the evaluator: its loggers are the script's, its metrics are saved by themselves."""
+    return [plugin for plugin in strategy.plugins if not isinstance(plugin, EvaluationPlugin)]
+
+
+def _metrics(strategy: Any) -> list[Any]:
+    """This package's metrics; the host's begin anew with every evaluation, or hold the run's own numbers."""
+    metrics = getattr(strategy.evaluator, "metrics", ())
+    return [metric for metric in metrics if type(metric).__module__.startswith("avalanche_amnesia.")]
+
+
+def _in_saved_order(strategy: Any, names: list[str]) -> list[Any]:
+    """Plugins in the order of the saved ones; the evaluator, which is none of them, keeps its place."""
+    mine = _plugins(strategy)
+    ordered = []
+    for name in names:
+        plugin = next(p for p in mine if name_of(type(p)) == name)
+        mine.remove(plugin)
+        ordered.append(plugin)
+    return [p if isinstance(p, EvaluationPlugin) else ordered.pop(0) for p in strategy.plugins]
+
+
+_NOT_KEPT = frozenset(
+    {
+        *(
+            "model",
+            "optimizer",
+            "plugins",
+            "evaluator",
+            "clock",
+            "device",
+            "experience",
+            "current_eval_stream",
+            "mbatch",
+        ),
+        *("adapted_dataset", "dataloader", "mb_output", "loss", "_criterion", "_eval_streams", "_listeners"),
+        *("rollback_point", "is_training", "_stop_training"),
+    }
+)
+
+
+def _host_attributes(strategy: Any) -> dict[str, Any]:
+    """What the strategy itself keeps over its tasks."""
+    return {name: value for name, value in vars(strategy).items() if name not in _NOT_KEPT}
+
+
+def _own(criterion: Any) -> dict[str, Any]:
+    """Attributes of a criterion, without those of every module that say nothing."""
+    held = attributes_of(criterion) or {}
+    return {
+        name: value for name, value in held.items() if not name.startswith("_") or name in ("_buffers", "_parameters")
+    }
+
+
+# The model ---------------------------------------------------------------------------------------------------------
+
+
+def _encoded_model(model: nn.Module, encoder: Encoder) -> dict[str, Any]:
+    state = {name: encoder.encode(value.detach(), name) for name, value in model.state_dict().items()}
+    kinds = {path: name_of(type(module)) for path, module in model.named_modules()}
+    return {"state": state, "kinds": kinds, "numbers": dict(module_numbers(model))}
+
+
+def _load_model(model: nn.Module, code: Mapping[str, Any], decoder: Decoder, path: Path) -> None:
+    kinds = {name: name_of(type(module)) for name, module in model.named_modules()}
+    other = [name for name, kind in kinds.items() if code["kinds"].get(name) != kind]
+    if other:
+        name = other[0]
+        raise StateError(
+            f"{path} holds another model: {name or 'it'} is a {code['kinds'].get(name)} there, and a {kinds[name]} here"
+        )
+    state: dict[str, Tensor] = {name: decoder.decode(value, None, name) for name, value in code["state"].items()}
+    for name, value in model.named_parameters():
+        if name in state and value.shape != state[name].shape:
+            raise StateError(
+                f"{path} holds another model: {name} has shape {tuple(state[name].shape)} there, and "
+                f"{tuple(value.shape)} here"
+            )
+        if name in state and value.dtype != state[name].dtype:
+            raise StateError(f"{path}: {name} is {state[name].dtype} there, and {value.dtype} here")
+    try:
+        model.load_state_dict(state)
+    except RuntimeError as error:
+        raise StateError(f"{path} holds another model: {error}") from error
+    load_module_numbers(model, code["numbers"], str(path))
+
+
+def _templates(model: Any) -> Iterator[nn.Module]:
+    """Modules like those that plugins and metrics keep copies of: the model, a head, what tasks have of their own."""
+    yield deepcopy(model)
+    for task in model.tasks:
+        yield from (deepcopy(module) for module in model.task_modules(task))
+
+
+# The optimizer -----------------------------------------------------------------------------------------------------
+
+
+def _encoded_optimizer(strategy: Any, encoder: Encoder) -> dict[str, Any]:
+    names = {id(parameter): name for name, parameter in strategy.model.named_parameters()}
+    optimizer = strategy.optimizer
+    groups = []
+    for group in optimizer.param_groups:
+        options = {name: value for name, value in group.items() if name != "params"}
+        groups.append([[names[id(p)] for p in group["params"] if id(p) in names], encoder.encode(options, "optimizer")])
+    state = {names[id(p)]: held for p, held in optimizer.state.items() if id(p) in names}
+    return {"groups": groups, "state": encoder.encode(state, "optimizer.state")}
+
+
+def _load_optimizer(strategy: Any, code: Mapping[str, Any], decoder: Decoder) -> None:
+    parameters = dict(strategy.model.named_parameters())
+    optimizer = strategy.optimizer
+    if len(code["groups"]) != len(optimizer.param_groups):
+        raise StateError(
+            f"the saved optimizer has {len(code['groups'])} parameter groups, this one {len(optimizer.param_groups)}"
+        )
+    for group, (names, options) in zip(optimizer.param_groups, code["groups"], strict=True):
+        group["params"] = [parameters[name] for name in names]
+        group.update(decoder.decode(options, None, "optimizer"))
+    optimizer.state.clear()
+    for name, held in decoder.decode(code["state"], None, "optimizer.state").items():
+        optimizer.state[parameters[name]] = held
