@@ -15,6 +15,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from avalanche_amnesia.audit.fingerprint import Fingerprint
 from avalanche_amnesia.audit.signing import signed
+from avalanche_amnesia.audit.wording import as_html, plan_in_words, record_in_words
 from avalanche_amnesia.saving.classes import saveable
 
 Claim = Literal["exact", "approximate"]
@@ -82,6 +83,12 @@ class UnlearningPlan:
     uninformative_masks: tuple[str, ...] = ()
     shared_state: tuple[str, ...] = ()
     reasons: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return plan_in_words(self)
+
+    def _repr_html_(self) -> str:
+        return as_html(str(self))
 
 
 @saveable
@@ -175,6 +182,12 @@ class UnlearningRecord:
     provenance: Provenance = field(default_factory=lambda: Provenance("unknown"))
     fingerprint: Fingerprint | None = None
     repair: RepairSummary | None = None
+
+    def __str__(self) -> str:
+        return record_in_words(self)
+
+    def _repr_html_(self) -> str:
+        return as_html(str(self))
 
     @property
     def tasks(self) -> tuple[int, ...]:

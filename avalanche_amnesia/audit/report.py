@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from avalanche_amnesia.audit.wording import as_html
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -52,6 +54,12 @@ class AuditReport:
             lines += ["  ".join([*(c.ljust(w) for c, w in zip(row, widths, strict=False)), row[3]]) for row in rows]
         lines += [f"not looked into: {path}" for path in self.unread]
         return "\n".join(lines)
+
+    def __str__(self) -> str:
+        return self.table()
+
+    def _repr_html_(self) -> str:
+        return as_html(str(self))
 
     def _summary(self) -> str:
         return "no residue found" if self.clean else f"{len(self.findings)} findings"

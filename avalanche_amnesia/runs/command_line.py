@@ -1,4 +1,4 @@
-"""The command line: ``amnesia demo``, ``amnesia audit`` (or ``python -m avalanche_amnesia demo``)."""
+"""The command line: ``amnesia demo``, ``audit``, ``unlearn``, ``verify`` (or ``python -m avalanche_amnesia demo``)."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from avalanche_amnesia.runs.state_commands import add_state_commands
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command.
@@ -19,7 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Returns:
         The exit status: 0; 2 for input that can't be used; of an audit 1 for residue, and 3 where none was found but
-        some files can't be looked into.
+        some files can't be looked into; of a verification 1 where a state is not as the record says.
     """
     parser = argparse.ArgumentParser(prog="amnesia", description="Continual learning that can forget on request.")
     commands = parser.add_subparsers(dest="command", required=True)
@@ -28,12 +30,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     demo.add_argument("--data-root", default=None, help="run on MNIST below this folder instead of the embedded digits")
     demo.add_argument("--seed", type=int, default=0)
     demo.add_argument("--epochs", type=int, default=None, help="per task (20 on digits, 2 on MNIST)")
+    demo.set_defaults(run=_demo)
     _add_audit(commands)
+    add_state_commands(commands)
     options = parser.parse_args(arguments)
     os.environ.setdefault("WANDB_SILENT", "true")
     warnings.filterwarnings("ignore", category=UserWarning, module="avalanche")
     try:
-        return _audit(options) if options.command == "audit" else _demo(options)
+        status: int = options.run(options)
+        return status
     except (OSError, ValueError) as error:
         sys.stderr.write(f"amnesia: {error}\n")
         return 2
@@ -51,6 +56,7 @@ def _add_audit(commands: Any) -> None:
     audit.add_argument("path", type=Path, metavar="DIRECTORY", help="folder (or file) to look through")
     audit.add_argument("--record", type=Path, required=True, help="JSON file of the unlearning, signed or not")
     audit.add_argument("--public-key", type=Path, default=None, help="PEM file of the record's signer, to verify it")
+    audit.set_defaults(run=_audit)
 
 
 def _audit(options: argparse.Namespace) -> int:

@@ -59,6 +59,7 @@ class Encoder:
         self._known = {id(thing): name for name, thing in known.items()}
         self._apart, self._adapters, self._group = apart, adapters, "state"
         self._seen: dict[int, int] = {}
+        self._places: dict[int, tuple[str, str]] = {}
         self._alive: list[object] = []  # an id is a name only as long as its object lives
 
     def encode(self, value: Any, path: str) -> Any:
@@ -85,7 +86,7 @@ class Encoder:
     def _plain(self, value: Any, path: str) -> dict[str, Any] | None:
         """JSON of a value of a standard type; None for any other."""
         if isinstance(value, Tensor):
-            return self._tensor(value)
+            return self._tensor(value, path)
         if type(value) in _CONTAINERS:
             return {_CONTAINERS[type(value)]: [self.encode(item, f"{path}[…]") for item in _in_order(value)]}
         if type(value) in _MAPPINGS:
@@ -97,11 +98,11 @@ class Encoder:
         if isinstance(value, np.generic):
             return {"number": [str(value.dtype), value.item()]}
         if isinstance(value, np.ndarray) and value.dtype != object:
-            return {"array": self._tensor(torch.from_numpy(np.ascontiguousarray(value)))}
+            return {"array": self._tensor(torch.from_numpy(np.ascontiguousarray(value)), path)}
         if isinstance(value, Path):
             return {"path": str(value)}
         if isinstance(value, torch.Generator):
-            return {"generator": [str(value.device), self._tensor(value.get_state())]}
+            return {"generator": [str(value.device), self._tensor(value.get_state(), path)]}
         if isinstance(value, (GIVEN, Enum)) or value is ...:
             return {"given": _given_name(value)}
         return None
@@ -109,13 +110,15 @@ class Encoder:
     def _items(self, value: Mapping[Any, Any], path: str) -> list[Any]:
         return [[self.encode(k, f"{path}.key"), self.encode(v, f"{path}[{k!r}]")] for k, v in value.items()]
 
-    def _tensor(self, value: Tensor) -> dict[str, Any]:
-        if id(value) not in self._seen:
-            self._note(value)
-            self.tensors.setdefault(self._group, {})[str(self._seen[id(value)])] = value.detach()
-        where = next(group for group, held in self.tensors.items() if str(self._seen[id(value)]) in held)
+    def _tensor(self, value: Tensor, path: str) -> dict[str, Any]:
+        if id(value) not in self._places:
+            self._alive.append(value)
+            held = self.tensors.setdefault(self._group, {})
+            name = path if path not in held else f"{path} ({len(held)})"
+            held[name] = value.detach()
+            self._places[id(value)] = (self._group, name)
         kind = "parameter" if isinstance(value, nn.Parameter) else "tensor"
-        return {kind: [where, str(self._seen[id(value)]), value.device.type, value.requires_grad]}
+        return {kind: [*self._places[id(value)], value.device.type, value.requires_grad]}
 
     def _object(self, value: Any, path: str) -> dict[str, Any]:
         if id(value) in self._seen:
@@ -145,7 +148,9 @@ class Encoder:
         return code
 
     def _module(self, module: nn.Module, path: str) -> dict[str, Any]:
-        state = {name: self._tensor(value) for name, value in module.state_dict(keep_vars=True).items()}
+        state = {
+            name: self._tensor(value, f"{path}.{name}") for name, value in module.state_dict(keep_vars=True).items()
+        }
         return {"state": state, "numbers": dict(module_numbers(module))}
 
     def _note(self, value: object) -> None:
@@ -209,7 +214,7 @@ class Decoder:
             return _DECODE[tag](self, code[tag], there, path)
         raise StateError(f"{path}: {tag!r} is no code of a value")
 
-    def _mapping(self, kind: type, items: Any, there: Any, path: str) -> Any:
+    def _mapping(self, kind: Any, items: Any, there: Any, path: str) -> Any:
         old = there if type(there) is kind else {}
         pairs = []
         for key_code, value_code in items:
@@ -223,14 +228,14 @@ class Decoder:
             raise StateError(f"{path}: a defaultdict is not there, and can't be made without its function")
         return kind(pairs)
 
-    def _container(self, kind: type, items: Any, there: Any, path: str) -> Any:
+    def _container(self, kind: Any, items: Any, there: Any, path: str) -> Any:
         old = (
             list(there) if kind is tuple and type(there) is tuple and len(there) == len(items) else [None] * len(items)
         )
         values = [self.decode(item, old[i], f"{path}[…]") for i, item in enumerate(items)]
         if type(there) is kind and kind in (set, deque):
             there.clear()
-            (there.update if kind is set else there.extend)(values)
+            there.update(values) if kind is set else there.extend(values)
             return there
         return kind(values)
 
@@ -276,9 +281,8 @@ class Decoder:
     def _object(self, code: Mapping[str, Any], there: Any, path: str) -> Any:
         name = code["class"]
         if "state" in code:
-            result = self._module(code, there, path)
-            self._made[code["object"]] = result
-            return result
+            self._made[code["object"]] = self._module(code, there, path)
+            return self._made[code["object"]]
         if code.get("adapter") in self._adapters:
             values = self.decode(code["values"], None, path)
             self._made[code["object"]] = self._adapters[code["adapter"]].make(values)
@@ -290,7 +294,7 @@ class Decoder:
                 f"{path} was a {name}, and is {'missing' if there is None else name_of(type(there))} here: build the "
                 "strategy as it was built for the run that was saved"
             )
-        result = there if same_class else kind.__new__(kind)
+        result: Any = there if same_class else object_without_init(kind)
         self._made[code["object"]] = result
         for attribute, value in code["attributes"].items():
             old = getattr(there, attribute, None) if same_class else None
@@ -322,7 +326,11 @@ class Decoder:
 
 
 def attributes_of(value: Any) -> dict[str, Any] | None:
-    """Attributes of an object, as pickling would keep them; None for one that is no plain object."""
+    """Attributes of an object; None for one that is no plain object.
+
+    As pickling would keep them where its class says so (``__getstate__``), and without those whose names its class
+    attribute ``not_saved`` holds.
+    """
     own = getattr(type(value), "__getstate__", None)
     if own is not None and own is not getattr(object, "__getstate__", None):
         state = value.__getstate__()
@@ -333,6 +341,11 @@ def attributes_of(value: Any) -> dict[str, Any] | None:
     held = {slot: getattr(value, slot) for slot in slots if hasattr(value, slot) and slot != "__weakref__"}
     skipped = getattr(type(value), "not_saved", ())
     return {name: item for name, item in {**held, **getattr(value, "__dict__", {})}.items() if name not in skipped}
+
+
+def object_without_init(kind: Any) -> Any:
+    """An object of a class none of whose code was run; of a ``dict``, an empty one."""
+    return dict.__new__(kind) if issubclass(kind, dict) else object.__new__(kind)
 
 
 def module_numbers(module: nn.Module) -> Iterator[tuple[str, bool | int | float]]:
@@ -375,8 +388,8 @@ def _given_name(value: Any) -> str:
     )
 
 
-_CONTAINERS = {tuple: "tuple", set: "set", frozenset: "frozenset", deque: "deque", torch.Size: "size"}
-_MAPPINGS = {dict: "dict", OrderedDict: "ordered", defaultdict: "default"}
+_CONTAINERS: dict[type, str] = {tuple: "tuple", set: "set", frozenset: "frozenset", deque: "deque", torch.Size: "size"}
+_MAPPINGS: dict[type, str] = {dict: "dict", OrderedDict: "ordered", defaultdict: "default"}
 
 
 def _container_decoder(kind: type) -> Callable[..., Any]:

@@ -16,7 +16,7 @@ from torch import Tensor
 STATE = "state.json"
 FORMAT = "avalanche-amnesia state"
 VERSION = 1
-_BLOB = re.compile(r"[0-9a-f]{64}\.safetensors(\.part)?")
+_BLOB = re.compile(r"[0-9a-f]{32}\.safetensors(\.part)?")
 
 
 class StateError(ValueError):
@@ -86,7 +86,7 @@ def read_state(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]
 
 def _write_blob(path: Path, tensors: Mapping[str, Tensor]) -> str:
     content = save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()})
-    name = f"{hashlib.sha256(content).hexdigest()}.safetensors"
+    name = _name(content)
     if not (path / name).exists() or (path / name).stat().st_size != len(content):
         _replace(path / name, content)
     return name
@@ -97,9 +97,13 @@ def _read_blob(file: Path) -> dict[str, Tensor]:
         content = file.read_bytes()
     except OSError as error:
         raise StateError(f"{file} can't be read ({error}): the state lacks a part of its tensors") from error
-    if f"{hashlib.sha256(content).hexdigest()}.safetensors" != file.name:
+    if _name(content) != file.name:
         raise StateError(f"{file} is damaged: its content does not fit its name")
     return load(content)
+
+
+def _name(content: bytes) -> str:
+    return f"{hashlib.sha256(content).hexdigest()[:32]}.safetensors"
 
 
 def _replace(file: Path, content: bytes) -> None:

@@ -58,6 +58,9 @@ class Trajectory:
             that is another trajectory's by then.
     """
 
+    not_saved = frozenset({"_directory"})
+    """Where logs lie is the loading strategy's own affair, whatever wrote the state."""
+
     def __init__(self, *, path: str | Path | None = None, **options: Any) -> None:
         self.fidelity = Fidelity(**options)
         self._directory = None if path is None else LogDirectory(path)

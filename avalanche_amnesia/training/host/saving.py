@@ -99,6 +99,17 @@ def load_state(strategy: Any, path: str | Path) -> None:
             decoder.decode(code, metric, name.rpartition(".")[2])
 
 
+def saved_tensors(path: str | Path) -> dict[str, Tensor]:
+    """Tensors of the model in a saved state, by the names of ``model.state_dict()``.
+
+    Raises:
+        StateError: if there is no state, or it is damaged.
+    """
+    body, tensors = read_state(Path(path))
+    decoder = Decoder(tensors, {})
+    return {name: decoder.decode(code, None, name) for name, code in body["model"]["state"].items()}
+
+
 def _refuse_in_training(strategy: Any) -> None:
     unlearning = unlearning_of(strategy)
     current = getattr(strategy.model, "current_task", None)
@@ -154,7 +165,7 @@ def _settings_of(strategy: Any) -> dict[str, Any]:
 
 
 def _settings(prefix: str, thing: Any) -> Iterator[tuple[str, Any]]:
-    names = {name for kind in type(thing).__mro__ for name in inspect.signature(kind.__init__).parameters}
+    names = {name for kind in type(thing).__mro__ for name in _parameters(kind)}
     for name, value in vars(thing).items():
         if name not in names or name in _OF_EVALUATION:
             continue
@@ -163,6 +174,10 @@ def _settings(prefix: str, thing: Any) -> Iterator[tuple[str, Any]]:
         elif type(value).__module__.startswith("avalanche_amnesia.") and not isinstance(value, (nn.Module, BasePlugin)):
             yield f"{prefix}{name}", type(value).__name__
             yield from _settings(f"{prefix}{name}.", value)
+
+
+def _parameters(kind: Any) -> Iterator[str]:
+    yield from inspect.signature(kind.__init__).parameters
 
 
 def _comparable(value: Any) -> Any:

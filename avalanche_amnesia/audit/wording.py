@@ -1,0 +1,93 @@
+"""Wording of plans and records: what goes, what stays and what may be claimed, in a few lines."""
+
+from __future__ import annotations
+
+import html
+import textwrap
+from collections.abc import Collection, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from avalanche_amnesia.audit.record import UnlearningPlan, UnlearningRecord
+
+_WIDTH = 76
+_INDENT = 15
+
+
+def plan_in_words(plan: UnlearningPlan) -> str:
+    """A plan in a few lines, of at most 76 columns."""
+    rows = [*_of_plan(plan), *_claim(plan, "will be")]
+    return _written(f"Plan: unlearn {tasks_in_words(plan.tasks)} ({plan.event})", rows)
+
+
+def record_in_words(record: UnlearningRecord) -> str:
+    """A record in a few lines, of at most 76 columns."""
+    rows = [*_of_plan(record.plan), ("remaining", _numbers(record.remaining) or "no task")]
+    rows += [("cleaned", line) for line in record.purged]
+    rows += [*_claim(record.plan, "is"), ("took", seconds_in_words(record.seconds))]
+    return _written(f"Unlearned {tasks_in_words(record.tasks)} ({record.plan.event})", rows)
+
+
+def as_html(text: str) -> str:
+    """Text for a notebook, lines as they are."""
+    return f"<pre>{html.escape(text)}</pre>"
+
+
+def tasks_in_words(tasks: Collection[int]) -> str:
+    """``task 2``, or ``tasks 0, 2``."""
+    return f"task {next(iter(tasks))}" if len(tasks) == 1 else f"tasks {_numbers(tasks)}"
+
+
+def seconds_in_words(seconds: float) -> str:
+    """A time with a unit that fits: ``24 ms``, ``3.2 s``, ``5.0 min``."""
+    if seconds < 1:
+        return f"{1000 * seconds:.0f} ms"
+    return f"{seconds:.1f} s" if seconds < 120 else f"{seconds / 60:.1f} min"
+
+
+def _of_plan(plan: UnlearningPlan) -> Iterator[tuple[str, str]]:
+    entries = sum(plan.entries.values())
+    if entries:
+        yield "taken out", f"{entries:,} entries of {len(plan.entries)} shared tensors"
+    if plan.removed:
+        yield "removed", f"{len(plan.removed)} tensors of their own: {_shortened(plan.removed)}"
+    if plan.trajectory_bytes:
+        yield "freed", f"{plan.trajectory_bytes:,} bytes of trajectory"
+    if plan.affected:
+        yield "affected", f"{tasks_in_words(plan.affected)} used entries that change"
+    if plan.compensated:
+        yield "compensated", tasks_in_words(plan.compensated)
+    if plan.repaired:
+        yield "repaired", f"{tasks_in_words(plan.repaired)}, on samples of theirs"
+    if plan.moved:
+        yield "moved", f"units of {tasks_in_words(plan.moved)}, to the places that become free"
+    if plan.unpurged:
+        yield "not cleaned", ", ".join(plan.unpurged)
+
+
+def _claim(plan: UnlearningPlan, verb: str) -> Iterator[tuple[str, str]]:
+    if plan.claim == "exact":
+        gone = tasks_in_words(plan.tasks)
+        yield "claim", f"exact: the state {verb} that of a run which never saw {gone}, bit for bit"
+    else:
+        yield "claim", "approximate, because"
+        yield from (("", f"- {reason}") for reason in plan.reasons)
+
+
+def _shortened(names: Sequence[str], most: int = 4) -> str:
+    return ", ".join(names[:most]) + (", …" if len(names) > most else "")
+
+
+def _numbers(tasks: Collection[int]) -> str:
+    return ", ".join(map(str, tasks))
+
+
+def _written(title: str, rows: Sequence[tuple[str, str]]) -> str:
+    lines, last = [title], None
+    for label, text in rows:
+        shown = "" if label == last else label
+        lines += textwrap.wrap(
+            text, _WIDTH, initial_indent=f"  {shown:{_INDENT - 2}}", subsequent_indent=" " * (_INDENT + 2 * (not label))
+        )
+        last = label
+    return "\n".join(lines)

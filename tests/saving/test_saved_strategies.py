@@ -1,0 +1,266 @@
+"""A strategy that was saved and loaded goes on as if nothing had happened, to the bit."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from avalanche.training import AGEM, ER_ACE, EWC, GEM, LwF, Replay, SynapticIntelligence
+from support.strategies import DIGITS, OPTIMIZERS, ConvNet, mlp, quiet, stock
+from support.strategy_state import frozen
+from torch import nn
+
+from avalanche_amnesia.audit import audit
+from avalanche_amnesia.baselines import PALL, CLPUDERpp, Independent
+from avalanche_amnesia.baselines.networks import NetworkPerTask, SideNetworks
+from avalanche_amnesia.benchmarks import task_benchmark
+from avalanche_amnesia.bits import state_hashes
+from avalanche_amnesia.isolation import Pools
+from avalanche_amnesia.ledger import RequestError
+from avalanche_amnesia.models import MaskedModel, SubnetModel
+from avalanche_amnesia.saving import StateError
+from avalanche_amnesia.training import HAT, WSN, AdaHAT, AmnesiacHAT, find_plugin, load_state, save_state
+from avalanche_amnesia.training.plugins import TrajectoryPlugin, UnlearningPlugin
+
+
+def ours(kind: Any, model: Any = MaskedModel, *, net=mlp, optimizer="adam", **options: Any) -> Callable[[], Any]:
+    """What makes a strategy of this package, anew at each call."""
+
+    def make() -> Any:
+        torch.manual_seed(0)
+        made = model(net())
+        given = {name: value() if callable(value) else value for name, value in options.items()}
+        return kind(model=made, optimizer=OPTIMIZERS[optimizer](made.parameters()), **{**SHORT, **given})
+
+    return make
+
+
+SHORT = {"train_mb_size": 40, "train_epochs": 1, "eval_mb_size": 200}
+
+
+def unlearning_too() -> list[Any]:
+    return [TrajectoryPlugin(), UnlearningPlugin()]
+
+
+def with_shared_head(net: nn.Module) -> MaskedModel:
+    return MaskedModel(net, shared_head=2)
+
+
+STRATEGIES = {
+    "HAT": ours(HAT),
+    "HAT that unlearns": ours(HAT, plugins=unlearning_too),
+    "AdaHAT": ours(AdaHAT, plugins=unlearning_too),
+    "AmnesiacHAT": ours(AmnesiacHAT),
+    "kept momentum": ours(AmnesiacHAT, optimizer="momentum", reset_optimizer=False),
+    "pools": ours(AmnesiacHAT, isolation="pools"),
+    "moving pools": ours(AmnesiacHAT, isolation=lambda: Pools(moving=True)),
+    "backup": ours(AmnesiacHAT, compensation="backup"),
+    "rate": ours(AmnesiacHAT, compensation="rate"),
+    "repair": ours(AmnesiacHAT, repair="sequential_adahat"),
+    "shared head": ours(AmnesiacHAT, with_shared_head),
+    "int8": ours(AmnesiacHAT, trajectory=lambda: TrajectoryPlugin(dtype=torch.int8)),
+    "merging": ours(AmnesiacHAT, deadline=4, trajectory=lambda: TrajectoryPlugin(merge_permanent=True)),
+    "convolutions": ours(AmnesiacHAT, net=ConvNet),
+    "WSN": ours(WSN, SubnetModel),
+    "CLPU": ours(CLPUDERpp, SideNetworks),
+    "PALL": ours(PALL, SubnetModel),
+    "Independent": ours(Independent, NetworkPerTask),
+    "EWC": lambda: stock(EWC, ewc_lambda=1.0, epochs=1),
+    "LwF": lambda: stock(LwF, alpha=1.0, temperature=2.0, epochs=1),
+    "SI": lambda: stock(SynapticIntelligence, si_lambda=1.0, epochs=1),
+    "Replay": lambda: stock(Replay, mem_size=50, epochs=1),
+    "ER-ACE": lambda: stock(ER_ACE, mem_size=50, epochs=1),
+    "GEM": lambda: stock(GEM, patterns_per_exp=10, memory_strength=0.5, epochs=1),
+}
+
+
+def go_on(strategy: Any, first: int, last: int = 4) -> None:
+    """Train tasks, and unlearn one behind the third and one behind the fourth."""
+    unlearning = find_plugin(strategy, UnlearningPlugin)
+    for task in range(first, last):
+        strategy.train(DIGITS.train_stream[task])
+        for gone in {2: [0], 3: [2]}.get(task, ()):
+            if unlearning is not None:
+                unlearning.unlearn(strategy, [gone])
+
+
+def outcome(strategy: Any) -> dict[str, Any]:
+    """All that the rest of a run depends on, comparable."""
+    result: dict[str, Any] = {"model": state_hashes(strategy.model.state_dict())}
+    unlearning, recorder = find_plugin(strategy, UnlearningPlugin), find_plugin(strategy, TrajectoryPlugin)
+    if unlearning is not None:
+        result["logs"] = frozen(dict(recorder.trajectory.logs))
+        result["ledger"] = unlearning.ledger.state_dict()
+        result["claims"] = [(record.claim, record.reasons, record.after) for record in unlearning.records]
+    return result
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_it_goes_on_bit_for_bit(name, tmp_path):
+    whole = STRATEGIES[name]()
+    go_on(whole, 0, 3)
+    save_state(whole, tmp_path / "state")
+    go_on(whole, 3)
+    loaded = STRATEGIES[name]()
+    load_state(loaded, tmp_path / "state")
+    go_on(loaded, 3)
+    assert outcome(loaded) == outcome(whole)
+
+
+def test_by_method_and_class_method(tmp_path):
+    strategy = STRATEGIES["AmnesiacHAT"]()
+    go_on(strategy, 0, 2)
+    assert strategy.save(tmp_path / "state") == tmp_path / "state"
+    torch.manual_seed(1)  # what the new model begins with does not matter
+    model = MaskedModel(mlp())
+    optimizer = OPTIMIZERS["adam"](model.parameters())
+    loaded = AmnesiacHAT.load(tmp_path / "state", model=model, optimizer=optimizer, **SHORT)
+    assert outcome(loaded) == outcome(strategy)
+    accuracies = [s.eval(DIGITS.test_stream[:2]) for s in (strategy, loaded)]
+    assert accuracies[0] == accuracies[1]
+
+
+def test_the_same_state_is_the_same_files(tmp_path):
+    for folder in ("one", "two"):
+        strategy = STRATEGIES["backup"]()
+        go_on(strategy, 0, 2)
+        strategy.save(tmp_path / folder)
+    one, two = ({file.name: file.read_bytes() for file in (tmp_path / f).iterdir()} for f in ("one", "two"))
+    assert one == two
+
+
+def test_a_task_that_was_unlearned_leaves_no_trace_in_the_state(tmp_path):
+    strategy = STRATEGIES["AmnesiacHAT"]()
+    go_on(strategy, 0, 2)
+    strategy.save(tmp_path / "state")
+    before = {file.name for file in (tmp_path / "state").iterdir()}
+    record = strategy.unlearn([1], fingerprint=True)
+    assert not audit(tmp_path / "state", record).clean
+    strategy.save(tmp_path / "state")
+    assert audit(tmp_path / "state", record).clean
+    after = {file.name for file in (tmp_path / "state").iterdir()}
+    assert before - after  # the files that held it are gone
+    assert before & after - {"state.json"}  # the log of the task before it is shared
+
+
+def test_the_logs_of_a_state_go_into_the_directory_of_the_strategy_that_loads_it(tmp_path):
+    make = ours(AmnesiacHAT)
+    strategy = make()
+    go_on(strategy, 0, 2)
+    strategy.save(tmp_path / "state")
+    loaded = ours(AmnesiacHAT, trajectory=lambda: TrajectoryPlugin(path=tmp_path / "logs"))()
+    load_state(loaded, tmp_path / "state")
+    for one in (strategy, loaded):
+        go_on(one, 2)
+    assert outcome(loaded) == outcome(strategy)
+    assert len(list((tmp_path / "logs").glob("task_*"))) == 2
+
+
+def test_a_training_that_was_interrupted_is_saved_as_it_began(tmp_path, monkeypatch):
+    make = STRATEGIES["AmnesiacHAT"]
+    whole = make()
+    go_on(whole, 0, 1)
+    expected = outcome(whole)
+    monkeypatch.setattr(AmnesiacHAT, "optimizer_step", lambda strategy: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        whole.train(DIGITS.train_stream[1])
+    monkeypatch.undo()
+    whole.save(tmp_path / "state")
+    loaded = make()
+    load_state(loaded, tmp_path / "state")
+    assert outcome(loaded) == outcome(whole) == expected
+    go_on(loaded, 1)
+    uninterrupted = make()
+    go_on(uninterrupted, 0)
+    assert outcome(loaded)["model"] == outcome(uninterrupted)["model"]
+
+
+def test_not_from_inside_a_training(tmp_path, monkeypatch):
+    strategy, whole = STRATEGIES["AmnesiacHAT"](), AmnesiacHAT.optimizer_step
+    refused = []
+
+    def saving(one):
+        if not refused:
+            with pytest.raises(RequestError, match="task 0 is in training") as error:
+                one.save(tmp_path / "state")
+            refused.append(error)
+        whole(one)
+
+    monkeypatch.setattr(AmnesiacHAT, "optimizer_step", saving)
+    go_on(strategy, 0, 1)
+    assert refused
+    assert not (tmp_path / "state").exists()
+
+
+@pytest.mark.parametrize(
+    ("other", "told"),
+    [
+        (ours(AmnesiacHAT, train_epochs=2), "train_epochs=1 .here 2."),
+        (ours(AmnesiacHAT, optimizer="adamw"), "optimizer='Adam' .here 'AdamW'."),
+        (ours(AmnesiacHAT, seed=1), "seed=0 .here 1."),
+        (ours(AmnesiacHAT, sparsity_weight=0.1), "sparsity_weight"),
+        (ours(AmnesiacHAT, isolation="pools"), "Pools"),
+        (ours(AmnesiacHAT, compensation="none"), "CounterfactualPlugin.* missing here"),
+        (ours(AmnesiacHAT, net=ConvNet), "another model"),
+        (ours(HAT), "state of a .*AmnesiacHAT, not of a .*HAT"),
+        (ours(AmnesiacHAT, net=lambda: type(mlp())(64, hidden=(20,), features=16)), "has shape .24"),
+    ],
+    ids=["epochs", "optimizer", "seed", "sparsity", "pools", "plugins", "network", "strategy", "widths"],
+)
+def test_another_strategy_is_refused_by_name(other, told, tmp_path):
+    strategy = STRATEGIES["AmnesiacHAT"]()
+    go_on(strategy, 0, 1)
+    strategy.save(tmp_path / "state")
+    with pytest.raises(StateError, match=told):
+        load_state(other(), tmp_path / "state")
+
+
+def test_a_strategy_that_has_trained_already_is_refused(tmp_path):
+    strategy = STRATEGIES["AmnesiacHAT"]()
+    go_on(strategy, 0, 1)
+    strategy.save(tmp_path / "state")
+    with pytest.raises(StateError, match="not trained yet"):
+        load_state(strategy, tmp_path / "state")
+
+
+def test_what_can_t_be_saved_is_named(tmp_path):
+    strategy = stock(AGEM, patterns_per_exp=10, sample_size=10, epochs=1)
+    strategy.train(DIGITS.train_stream[0])
+    with pytest.raises(StateError, match=r"AGEMPlugin\.buffer_dliter is a generator"):
+        save_state(strategy, tmp_path / "state")
+    assert not (tmp_path / "state").exists()
+
+
+def test_replayed_samples_that_are_made_anew_at_every_call_are_refused(tmp_path):
+    samples = torch.utils.data.TensorDataset(torch.rand(40, 64), torch.arange(40) % 2)
+    strategy = stock(Replay, mem_size=10, epochs=1)
+    strategy.train(task_benchmark(samples, samples, [[0, 1]]).train_stream[0])
+    with pytest.raises(StateError, match="samples of LazyTask"):
+        save_state(strategy, tmp_path / "state")
+
+
+class Averaging(nn.Module):
+    """A criterion with a memory of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+        self.register_buffer("mean", torch.zeros(()))
+
+    def forward(self, logits, labels):
+        self.calls += 1
+        loss = nn.functional.cross_entropy(logits, labels)
+        self.mean.lerp_(loss.detach(), 0.1)
+        return loss
+
+
+def test_what_the_criterion_remembers_is_saved(tmp_path):
+    make = ours(AmnesiacHAT, criterion=lambda: Averaging(), evaluator=quiet)
+    strategy = make()
+    go_on(strategy, 0, 1)
+    strategy.save(tmp_path / "state")
+    loaded = make()
+    load_state(loaded, tmp_path / "state")
+    assert loaded._criterion.calls == strategy._criterion.calls > 0
+    assert torch.equal(loaded._criterion.mean, strategy._criterion.mean)
