@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from time import perf_counter
 from typing import Any, Literal, NoReturn
 
 import torch
@@ -36,8 +35,8 @@ class References:
     """Trains and keeps the reference model of every set of remaining tasks, and the full models.
 
     A reference is trained by a fresh strategy on the benchmark's experiences without their requests. As every draw
-    of a task derives from (seed, task), two runs that begin with the same tasks share those bits, so a path that
-    continues a trained one is continued, not begun again.
+    of a task derives from (seed, task), two runs that begin with the same tasks share those bits: what they share is
+    trained once.
 
     Pickled (with a strategy whose metrics hold it), it keeps its benchmark and its models, and leaves ``make_strategy``
     behind, as a function can't be loaded in another program: :meth:`attach` gives it again, once another model is
@@ -49,6 +48,8 @@ class References:
             package have one), at the same settings as the run that is measured.
         benchmark: the benchmark of that run; its requests are ignored.
         train_options: keyword arguments of every call of ``strategy.train``.
+        store: a :class:`~avalanche_amnesia.runs.RunStore`, where trainings are kept for other runs and processes, and
+            taken from; by default a temporary one, which goes with the process.
 
     Raises:
         ReferencesError: if ``make_strategy`` can't be called so, or returns no strategy; if two calls of it differ,
@@ -61,6 +62,7 @@ class References:
         benchmark: Any,
         *,
         train_options: Mapping[str, Any] | None = None,
+        store: Any = None,
     ) -> None:
         _check_maker(make_strategy)
         if not hasattr(benchmark, "streams"):
@@ -72,7 +74,8 @@ class References:
         self._experiences = {int(experience.task_label): experience for experience in stream}
         self._models: dict[tuple[Variant, tuple[int, ...]], nn.Module] = {}
         self._seconds: dict[tuple[Variant, tuple[int, ...]], float] = {}
-        self._paths: dict[Variant, tuple[tuple[int, ...], Any]] = {}
+        self._store = store
+        self._runs: dict[Variant, Any] = {}
         self._labels: dict[int, str] = {}
         with preserved_rng():
             first, second = _state_hashes(self._make("same").model), _state_hashes(self._make("same").model)
@@ -105,7 +108,7 @@ class References:
         self.make_strategy = make_strategy
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "make_strategy": None, "_paths": {}}
+        return {**self.__dict__, "make_strategy": None, "_runs": {}, "_store": None}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> References:
         return self
@@ -207,20 +210,23 @@ class References:
         return next(e for e in self.benchmark.test_stream if int(e.task_label) == task)
 
     def _train(self, path: tuple[int, ...], variant: Variant) -> None:
-        # Taken out while it trains: a strategy whose training was interrupted is not continued.
-        done, strategy = self._paths.pop(variant, ((), None))
-        if strategy is None or path[: len(done)] != done:
-            done, strategy = (), self._make(variant)
-        self._keep(variant, done, strategy)
-        for position in range(len(done), len(path)):
-            started = perf_counter()
-            strategy.train(self._experiences[path[position]], **self.train_options)
-            self._seconds[variant, path[: position + 1]] = perf_counter() - started
-            self._keep(variant, path[: position + 1], strategy)
-        self._paths[variant] = (path, strategy)
+        run = self._runs.pop(variant, None)  # taken out while it trains: an interrupted one is not continued
+        if run is None or not (run.stored or run.trained == path[: len(run.trained)]):
+            run = self._new_run(variant)
+        if run.trained != path[: len(run.trained)]:
+            run.restart()
+        for position in range(len(run.trained), len(path)):
+            run.train(self._experiences[path[position]], **self.train_options)
+            self._seconds[variant, path[: position + 1]] = run.seconds()
+        self._models[variant, path] = deepcopy(run.strategy.model).eval()
+        self._runs[variant] = run
 
-    def _keep(self, variant: Variant, path: tuple[int, ...], strategy: Any) -> None:
-        self._models.setdefault((variant, path), deepcopy(strategy.model).eval())
+    def _new_run(self, variant: Variant) -> Any:
+        if self._store is None:
+            from avalanche_amnesia.runs.store import RunStore  # above this room, which a run's own store is given to
+
+            self._store = RunStore()
+        return self._store.run(self._make(variant))
 
     def _make(self, variant: Variant, make_strategy: Callable[..., Any] | None = None) -> Any:
         make = make_strategy or self.make_strategy

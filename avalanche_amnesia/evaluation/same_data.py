@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 import torch
@@ -36,6 +37,28 @@ def difference_of_data(ours: Any, theirs: Any) -> str | None:
     if tensor_hash(_samples(ours, chosen)) != tensor_hash(_samples(theirs, chosen)):
         return "the samples of its training data differ"
     return None
+
+
+def data_fingerprint(experience: Any) -> str:
+    """Hash of an experience's training data, its requests, and the tasks of its stream.
+
+    Inputs count as an evaluation sees them: all of them where they lie in memory, else a few, evenly spread.
+
+    Args:
+        experience: any experience with a data set.
+    """
+    n = len(experience.dataset)
+    found = getattr(experience, "tensors_at", lambda where: None)(None)
+    inputs = _samples(experience, torch.linspace(0, n - 1, min(n, _SAMPLES)).long()) if found is None else found[0]
+    stream = getattr(experience, "origin_stream", None) or [experience]
+    told = [
+        labels_fingerprint(experience),
+        tensor_hash(inputs),
+        repr(tuple(getattr(experience, "requests", ()))),
+        repr(getattr(experience, "deadline", None)),
+        repr([(int(e.task_label), bool(getattr(e, "permanent", False)), len(e.dataset)) for e in stream]),
+    ]
+    return hashlib.sha256("\n".join(told).encode()).hexdigest()
 
 
 def _samples(experience: Any, chosen: torch.Tensor) -> torch.Tensor:

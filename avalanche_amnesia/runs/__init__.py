@@ -1,1 +1,5 @@
-"""Whole runs: the main job and the command line."""
+"""Runs: the main job, the store of states, and the command line."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

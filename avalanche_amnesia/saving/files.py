@@ -16,14 +16,16 @@ from torch import Tensor
 STATE = "state.json"
 FORMAT = "avalanche-amnesia state"
 VERSION = 1
-_BLOB = re.compile(r"[0-9a-f]{32}\.safetensors(\.part)?")
+BLOB = re.compile(r"[0-9a-f]{32}\.safetensors(\.part)?")
 
 
 class StateError(ValueError):
     """A state that can't be saved, or a file that is none, is damaged, or belongs to another strategy."""
 
 
-def write_state(path: Path, body: Mapping[str, Any], tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
+def write_state(
+    path: Path, body: Mapping[str, Any], tensors: Mapping[str, Mapping[str, Tensor]], blobs: Path | None = None
+) -> None:
     """Write a state as a whole or not at all: killed at any moment, the directory holds the old state or the new one.
 
     Tensors lie in files named after their content; those that are there already are not written again, and those that
@@ -33,6 +35,8 @@ def write_state(path: Path, body: Mapping[str, Any], tensors: Mapping[str, Mappi
         path: the directory; made if it does not exist.
         body: of plain values.
         tensors: name of a group → names → tensors.
+        blobs: directory for the tensors of many states, where files that no state names are left alone; by default
+            ``path``.
 
     Raises:
         StateError: if the directory holds anything else.
@@ -40,10 +44,10 @@ def write_state(path: Path, body: Mapping[str, Any], tensors: Mapping[str, Mappi
     """
     refuse_foreign(path)
     path.mkdir(parents=True, exist_ok=True)
-    files = {group: _write_blob(path, of_group) for group, of_group in tensors.items()}
+    files = {group: _write_blob(blobs or path, of_group) for group, of_group in tensors.items()}
     _replace(path / STATE, _sealed({"tensors": files, "body": body}))
     for file in path.iterdir():
-        if _BLOB.fullmatch(file.name) and file.name not in files.values():
+        if BLOB.fullmatch(file.name) and file.name not in files.values():
             file.unlink(missing_ok=True)
 
 
@@ -57,14 +61,28 @@ def refuse_foreign(path: Path) -> None:
         return
     if not path.is_dir():
         raise StateError(f"{path} is a file: a state is a directory, give the name of a new one")
-    others = [file.name for file in path.iterdir() if not _BLOB.fullmatch(file.name)]
+    others = [file.name for file in path.iterdir() if not BLOB.fullmatch(file.name)]
     others = [name for name in others if name not in (STATE, f"{STATE}.part")]
     if others:
         raise StateError(f"{path} holds {sorted(others)[:3]}, which are no part of a state: give a new directory")
 
 
-def read_state(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
+def read_state(path: Path, blobs: Path | None = None) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
     """Body and tensors of a state; runs no code from it.
+
+    Args:
+        path: its directory.
+        blobs: where the tensors lie; by default ``path``.
+
+    Raises:
+        StateError: if there is none, or it is damaged, truncated or of another format.
+    """
+    body, files = read_body(path)
+    return body, {group: _read_blob((blobs or path) / name) for group, name in files.items()}
+
+
+def read_body(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
+    """Body of a state, and the files of its groups of tensors.
 
     Raises:
         StateError: if there is none, or it is damaged, truncated or of another format.
@@ -74,14 +92,11 @@ def read_state(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]
         raise StateError(
             f"{path} holds no state ({STATE} is missing): give the directory that strategy.save(path) made"
         )
-    body = _unsealed(file)
-    tensors = {}
-    for group, name in body["tensors"].items():
-        if not _BLOB.fullmatch(name):
+    content = _unsealed(file)
+    for name in content["tensors"].values():
+        if not BLOB.fullmatch(name):
             raise StateError(f"{file} names {name!r}, which is no file of a state")
-        tensors[group] = _read_blob(path / name)
-    content: dict[str, Any] = body["body"]
-    return content, tensors
+    return content["body"], content["tensors"]
 
 
 def _write_blob(path: Path, tensors: Mapping[str, Tensor]) -> str:

@@ -12,6 +12,7 @@ import torch
 from avalanche.core import BasePlugin
 from avalanche.training.plugins import EvaluationPlugin
 from avalanche.training.storage_policy import ReservoirSamplingBuffer, _ParametricSingleBuffer
+from avalanche.training.templates.base_sgd import PeriodicEval
 from avalanche.training.utils import ParamData
 from torch import Tensor, nn
 
@@ -50,7 +51,19 @@ def save_state(strategy: Any, path: str | Path) -> Path:
         OSError: if it can't be written; a state that was there stays.
     """
     path = Path(path)
-    _refuse_in_training(strategy)
+    body, tensors = encoded_state(strategy)
+    write_state(path, body, tensors)
+    return path
+
+
+def encoded_state(strategy: Any) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
+    """State of a strategy between tasks: plain values, and groups of tensors by name, which are its own.
+
+    Raises:
+        RequestError: in the middle of a task.
+        StateError: if a plugin holds something that can't be saved.
+    """
+    _refuse_in_training(strategy, "save")
     encoder = Encoder(_known(strategy), apart=(Log,), adapters=[REPLAYED])
     body = {
         "strategy": name_of(type(strategy)),
@@ -63,24 +76,34 @@ def save_state(strategy: Any, path: str | Path) -> Path:
         "plugins": [[name_of(type(p)), encoder.encode(p, type(p).__name__)] for p in _plugins(strategy)],
         "metrics": [[name_of(type(m)), encoder.encode(m, type(m).__name__)] for m in _metrics(strategy)],
     }
-    write_state(path, body, encoder.tensors)
-    return path
+    return body, encoder.tensors
 
 
 def load_state(strategy: Any, path: str | Path) -> None:
     """Give a strategy the state that :func:`save_state` saved.
 
     Args:
-        strategy: built as the saved one was, with the same model, optimizer, plugins and settings, and not trained yet;
-            what a script gives (functions, loggers, an evaluator's references) is its own.
+        strategy: built as the saved one was, with the same model, optimizer, plugins and settings; what it has learned
+            since is lost, and what a script gives (functions, loggers, an evaluator's references) stays its own.
         path: the directory.
 
     Raises:
+        RequestError: in the middle of a task.
         StateError: if there is no state, it is damaged, of another format, or of another strategy. Nothing was changed
             where files are damaged or settings differ; else build the strategy anew.
     """
-    path = Path(path)
-    body, tensors = read_state(path)
+    give_state(strategy, *read_state(Path(path)), Path(path))
+
+
+def give_state(strategy: Any, body: Mapping[str, Any], tensors: Mapping[str, Mapping[str, Tensor]], path: Path) -> None:
+    """Give a strategy a state that was read; as :func:`load_state`.
+
+    Args:
+        strategy: as there.
+        body: of the state.
+        tensors: of the state.
+        path: for messages.
+    """
     _check_fits(strategy, body, path)
     model = strategy.model
     early = Decoder(tensors, {}, device=strategy.device)
@@ -110,16 +133,23 @@ def saved_tensors(path: str | Path) -> dict[str, Tensor]:
     return {name: decoder.decode(code, None, name) for name, code in body["model"]["state"].items()}
 
 
-def _refuse_in_training(strategy: Any) -> None:
+def _refuse_in_training(strategy: Any, doing: str) -> None:
     unlearning = unlearning_of(strategy)
     current = getattr(strategy.model, "current_task", None)
     if unlearning is not None and current is None:
         current = unlearning.current_task
     if current is not None or is_finishing(strategy):
         raise RequestError(
-            f"task {current} is in training, or its training was interrupted: save between tasks, or give it up first "
-            "(strategy.abort_training(), or UnlearningPlugin.abort(strategy) of a stock strategy)"
+            f"task {current} is in training, or its training was interrupted: {doing} between tasks, or give it up "
+            "first (strategy.abort_training(), or UnlearningPlugin.abort(strategy) of a stock strategy)"
         )
+
+
+def differing_parts(body: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a state in which two strategies differ that learn differently: without metrics and evaluations."""
+    host = {name: value for name, value in body["host"].items() if name not in _OF_EVALUATION}
+    plugins = [plugin for plugin in body["plugins"] if plugin[0] != name_of(PeriodicEval)]
+    return {**body, "host": host, "plugins": plugins, "metrics": []}
 
 
 def _check_fits(strategy: Any, body: Mapping[str, Any], path: Path) -> None:
@@ -128,8 +158,7 @@ def _check_fits(strategy: Any, body: Mapping[str, Any], path: Path) -> None:
         raise StateError(f"{path} is the state of a {saved}, not of a {here}")
     if body["device"] == "cpu" and strategy.device.type != "cpu":
         raise StateError(f"{path} was saved on the CPU: load it into a strategy with device='cpu'")
-    if is_finishing(strategy) or getattr(strategy, "clock", None) is None or strategy.clock.train_exp_counter:
-        raise StateError("a state is loaded into a strategy that has not trained yet: build it anew")
+    _refuse_in_training(strategy, "load")
     plugins = sorted(name for name, _ in body["plugins"])
     mine = sorted(name_of(type(plugin)) for plugin in _plugins(strategy))
     if plugins != mine:
@@ -262,18 +291,24 @@ def _own(criterion: Any) -> dict[str, Any]:
 
 def _encoded_model(model: nn.Module, encoder: Encoder) -> dict[str, Any]:
     state = {name: encoder.encode(value.detach(), name) for name, value in model.state_dict().items()}
-    kinds = {path: name_of(type(module)) for path, module in model.named_modules()}
+    kinds = dict(_kinds(model))
     return {"state": state, "kinds": kinds, "numbers": dict(module_numbers(model))}
 
 
+def _kinds(model: nn.Module) -> Iterator[tuple[str, str]]:
+    """Classes of the model and of the modules in its backbone, by path; tasks' own modules are made as they come."""
+    yield "", name_of(type(model))
+    for path, module in model.named_modules():
+        if path.split(".")[0] == "backbone":
+            yield path, name_of(type(module))
+
+
 def _load_model(model: nn.Module, code: Mapping[str, Any], decoder: Decoder, path: Path) -> None:
-    kinds = {name: name_of(type(module)) for name, module in model.named_modules()}
-    other = [name for name, kind in kinds.items() if code["kinds"].get(name) != kind]
+    kinds = dict(_kinds(model))
+    other = sorted(name for name in {*kinds, *code["kinds"]} if code["kinds"].get(name) != kinds.get(name))
     if other:
-        name = other[0]
-        raise StateError(
-            f"{path} holds another model: {name or 'it'} is a {code['kinds'].get(name)} there, and a {kinds[name]} here"
-        )
+        there, here = code["kinds"].get(other[0]), kinds.get(other[0])
+        raise StateError(f"{path} holds another model: {other[0] or 'it'} is a {there} there, and a {here} here")
     state: dict[str, Tensor] = {name: decoder.decode(value, None, name) for name, value in code["state"].items()}
     for name, value in model.named_parameters():
         if name in state and value.shape != state[name].shape:
