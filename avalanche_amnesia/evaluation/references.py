@@ -51,6 +51,9 @@ class References:
         store: a :class:`~avalanche_amnesia.runs.RunStore`, where trainings are kept for other runs and processes, and
             taken from; by default a temporary one, which goes with the process.
 
+    Attributes:
+        trainings: how many trainings of single tasks these references took so far, beside those that were there.
+
     Raises:
         ReferencesError: if ``make_strategy`` can't be called so, or returns no strategy; if two calls of it differ,
             or its strategy is not seeded by task; for a benchmark that is none.
@@ -75,6 +78,7 @@ class References:
         self._models: dict[tuple[Variant, tuple[int, ...]], nn.Module] = {}
         self._seconds: dict[tuple[Variant, tuple[int, ...]], float] = {}
         self._store = store
+        self.trainings = 0
         self._runs: dict[Variant, Any] = {}
         self._labels: dict[int, str] = {}
         with preserved_rng():
@@ -216,7 +220,9 @@ class References:
         if run.trained != path[: len(run.trained)]:
             run.restart()
         for position in range(len(run.trained), len(path)):
+            computed = run.computed
             run.train(self._experiences[path[position]], **self.train_options)
+            self.trainings += run.computed - computed
             self._seconds[variant, path[: position + 1]] = run.seconds()
         self._models[variant, path] = deepcopy(run.strategy.model).eval()
         self._runs[variant] = run

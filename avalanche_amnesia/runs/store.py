@@ -26,6 +26,7 @@ from avalanche_amnesia.object_walk import reachable
 from avalanche_amnesia.saving.files import BLOB, STATE, StateError, read_body, read_state, write_state
 from avalanche_amnesia.training.host.lookup import unlearning_of
 from avalanche_amnesia.training.host.saving import differing_parts, encoded_state, give_state
+from avalanche_amnesia.unit_graph.masked_backbone import MaskedBackbone
 
 
 @dataclass(frozen=True)
@@ -376,7 +377,9 @@ def _code_of_the_script(strategy: Any) -> list[str]:
     functions = [thing for thing in given if isinstance(thing, types.FunctionType)]
     for kind in {kind for part in parts for kind in type(part).__mro__}:
         functions += [member for member in vars(kind).values() if isinstance(member, types.FunctionType)]
-    return sorted({_hash_of_code(f) for f in functions if str(f.__module__).split(".")[0] not in _VERSIONED})
+    code = {_hash_of_code(f) for f in functions if str(f.__module__).split(".")[0] not in _VERSIONED}
+    traced = [part for part in strategy.model.modules() if isinstance(part, MaskedBackbone)]
+    return [*sorted(code), *(backbone.code(training) for backbone in traced for training in (False, True))]
 
 
 _VERSIONED = frozenset({"torch", "avalanche", "avalanche_amnesia", "builtins", "typing", "abc"})
