@@ -216,7 +216,7 @@ class References:
     def _train(self, path: tuple[int, ...], variant: Variant) -> None:
         run = self._runs.pop(variant, None)  # taken out while it trains: an interrupted one is not continued
         if run is None or not (run.stored or run.trained == path[: len(run.trained)]):
-            run = self._new_run(variant)
+            run = self.begin(variant)
         if run.trained != path[: len(run.trained)]:
             run.restart()
         for position in range(len(run.trained), len(path)):
@@ -227,7 +227,12 @@ class References:
         self._models[variant, path] = deepcopy(run.strategy.model).eval()
         self._runs[variant] = run
 
-    def _new_run(self, variant: Variant) -> Any:
+    def begin(self, variant: Variant = "same") -> Any:
+        """A run through the store (:class:`~avalanche_amnesia.runs.StoredRun`) of a strategy as references train it.
+
+        Args:
+            variant: as for :meth:`reference`.
+        """
         if self._store is None:
             from avalanche_amnesia.runs.store import RunStore  # above this room, which a run's own store is given to
 

@@ -1,3 +1,5 @@
+from .run_plan import RunPlan as RunPlan
+from .run_plan import plan_runs as plan_runs
 from .store import Node as Node
 from .store import RunStore as RunStore
 from .store import StoredRun as StoredRun

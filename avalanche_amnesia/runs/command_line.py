@@ -1,4 +1,7 @@
-"""The command line: ``amnesia demo``, ``audit``, ``unlearn``, ``verify`` (or ``python -m avalanche_amnesia demo``)."""
+"""The command line: ``amnesia demo``, ``audit``, ``unlearn``, ``verify``, ``plan``, ``prune``.
+
+The same as ``python -m avalanche_amnesia demo`` and so on.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from avalanche_amnesia.runs.state_commands import add_state_commands
+from avalanche_amnesia.runs.store_commands import add_store_commands
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -33,6 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     demo.set_defaults(run=_demo)
     _add_audit(commands)
     add_state_commands(commands)
+    add_store_commands(commands)
     options = parser.parse_args(arguments)
     os.environ.setdefault("WANDB_SILENT", "true")
     warnings.filterwarnings("ignore", category=UserWarning, module="avalanche")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import os
 import sys
 from pathlib import Path
 from typing import Any
+
+from avalanche_amnesia.runs.factories import named
 
 
 def add_state_commands(commands: Any) -> None:
@@ -40,7 +41,7 @@ def _unlearn(options: argparse.Namespace) -> int:
 
     out = options.state if options.out is None else options.out
     refuse_foreign(out)
-    strategy = _made_by(options.factory)
+    strategy = named(options.factory, "--factory")()
     load_state(strategy, options.state)
     unlearning = unlearning_of(strategy)
     if unlearning is None:
@@ -54,21 +55,6 @@ def _unlearn(options: argparse.Namespace) -> int:
     os.replace(part, options.record)
     sys.stdout.write(f"{record}\n\nstate: {out}\nrecord: {options.record}\n")
     return 0
-
-
-def _made_by(factory: str) -> Any:
-    """Strategy that a function builds, named ``module:function``; modules of the working directory are found."""
-    module, _, function = factory.partition(":")
-    if not module or not function:
-        raise ValueError(f"--factory must be MODULE:FUNCTION, got {factory!r}: for example train:make_strategy")
-    sys.path.insert(0, os.getcwd())
-    try:
-        make = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"--factory {factory}: {error}; run the command where {module}.py lies") from error
-    finally:
-        sys.path.remove(os.getcwd())
-    return make()
 
 
 def _verify(options: argparse.Namespace) -> int:

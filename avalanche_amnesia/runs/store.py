@@ -262,11 +262,7 @@ class StoredRun:
             experience: of the strategy's stream.
             options: of ``strategy.train``.
         """
-        task = int(experience.task_label)
-        if id(experience) not in self._data:
-            self._data[id(experience)] = (experience, data_fingerprint(experience))
-        step = {"train": task, "data": self._data[id(experience)][1], "options": _told(options)}
-        self._go(step, f"train {task}", (*self.trained, task), lambda strategy: strategy.train(experience, **options))
+        self._go(self._training(self.key, self.trained, experience, options))
 
     def unlearn(self, tasks: Iterable[int], **options: Any) -> UnlearningRecord:
         """Unlearn tasks.
@@ -284,7 +280,8 @@ class StoredRun:
             unlearning_of(strategy).unlearn(strategy, tasks, **options)
 
         told = f"unlearn {', '.join(map(str, tasks))}"
-        self._go({"unlearn": tasks, "options": _told(options)}, told, self.trained, unlearn)
+        key = _digest([self.key, {"unlearn": tasks, "options": _told(options)}])
+        self._go(_Step(key, self.key, told, self.trained, unlearn))
         record: UnlearningRecord = unlearning_of(self.strategy).records[-1]
         return record
 
@@ -292,8 +289,28 @@ class StoredRun:
         """Seconds that the last step took, when it was computed."""
         return self._seconds[self.key] if self.key in self._seconds else self._store.seconds(self.key)
 
-    def _go(self, content: Mapping[str, Any], told: str, trained: tuple[int, ...], do: Callable[[Any], None]) -> None:
-        step = _Step(_digest([self.key, content]), self.key, told, trained, do)
+    def keys_of(self, experiences: Iterable[Any], **options: Any) -> list[str]:
+        """Keys of the states that training some tasks from the beginning would lead to; computes nothing.
+
+        Args:
+            experiences: in order.
+            options: of ``strategy.train``.
+        """
+        keys: list[str] = []
+        for experience in experiences:
+            keys.append(self._training(keys[-1] if keys else self._root, (), experience, options).key)
+        return keys
+
+    def _training(self, parent: str, trained: tuple[int, ...], experience: Any, options: Mapping[str, Any]) -> _Step:
+        task = int(experience.task_label)
+        if id(experience) not in self._data:
+            self._data[id(experience)] = (experience, data_fingerprint(experience))
+        key = _digest([parent, {"train": task, "data": self._data[id(experience)][1], "options": _told(options)}])
+        return _Step(
+            key, parent, f"train {task}", (*trained, task), lambda strategy: strategy.train(experience, **options)
+        )
+
+    def _go(self, step: _Step) -> None:
         self._path.append(step)
         try:
             if not (self.stored and self._store.has(step.key)):

@@ -84,7 +84,7 @@ def test_a_record_is_signed_and_its_signature_checked(run_folder, capsys):
     ("words", "told"),
     [
         (["--tasks", "7"], "task 7"),
-        (["--factory", "train"], "MODULE:FUNCTION"),
+        (["--factory", "train"], "MODULE:NAME"),
         (["--factory", "train:missing"], "missing"),
         (["--factory", "absent:make"], "No module named"),
         (["--out", "."], "no part of a state"),
