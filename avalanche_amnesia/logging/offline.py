@@ -32,6 +32,7 @@ class OfflineRun:
     name: str = ""
     project: str = ""
     group: str = ""
+    job_type: str = ""
     config: dict[str, Any] = field(default_factory=dict)
     summary: dict[str, Any] = field(default_factory=dict)
     metrics: dict[str, str | None] = field(default_factory=dict)
@@ -152,6 +153,7 @@ def _apply(record: Any, run: OfflineRun) -> None:
     if kind == "run":
         run.id, run.name = record.run.run_id, record.run.display_name
         run.project, run.group = record.run.project, record.run.run_group
+        run.job_type = record.run.job_type
         _update(run.config, record.run.config)
         run.config.pop("_wandb", None)  # W&B's own notes
     elif kind == "config":

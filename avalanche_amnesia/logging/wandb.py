@@ -3,6 +3,7 @@
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -15,9 +16,13 @@ from avalanche_amnesia.logging.axes import AXES, EVENT, ITERATION, TASK, UNLEARN
 from avalanche_amnesia.logging.offline import is_finished
 from avalanche_amnesia.logging.run_mode import resolve_mode
 from avalanche_amnesia.logging.values import SUPPORTED, flattened, to_wandb
+from avalanche_amnesia.training.host.lookup import unlearning_of
+from avalanche_amnesia.training.host.provenance import provenance_of
 
 _DEFAULT_PROJECT = "avalanche-amnesia"
 _FLUSH_SECONDS = 30.0
+_OF_UNLEARNED_TASKS = ("JSD", "UnlearnedAccuracy")
+"""Metrics whose values of tasks that are gone are what they measure."""
 
 
 class WandBLogger(BaseLogger):
@@ -27,12 +32,18 @@ class WandBLogger(BaseLogger):
     overwritten. A copy of the logger (and so that of a copied strategy) is the logger itself. A pickled
     logger leaves its run behind; give the loaded one a run with `attach`.
 
+    The run says by itself what it is: its configuration is what a record's provenance says of the strategy (method,
+    seed, settings, versions), and without a name it is called by method and seed. Each unlearning's record is an
+    artefact of the run. In the run's summary stand the values as they are at its end: none of a task that was
+    unlearned, unless it is measured on (`JSD`, `UnlearnedAccuracy`); of every number the smallest and largest too.
+
     Args:
         run: a W&B run to log to, which stays the caller's to finish; None: make a run of our own.
         project: project of our own run.
-        name: its name; None: W&B invents one.
+        name: its name; None: method and seed of the strategy.
         group: its group, e.g. one experiment with several seeds.
-        config: its settings, e.g. the strategy's hyper-parameters.
+        job_type: its part in the group: "main", "reference", "full", "audit", or another word.
+        config: further settings of it, beside those of the strategy.
         dir: folder for its files (W&B makes `wandb/` there); made if missing.
         mode: "online", "offline", "disabled", or None: WANDB_MODE if set, else online where an API key is
             configured and offline elsewhere, never a prompt.
@@ -51,6 +62,7 @@ class WandBLogger(BaseLogger):
         project: str = _DEFAULT_PROJECT,
         name: str | None = None,
         group: str | None = None,
+        job_type: str | None = None,
         config: Mapping[str, Any] | None = None,
         dir: str | Path | None = None,
         mode: str | None = None,
@@ -61,6 +73,8 @@ class WandBLogger(BaseLogger):
             raise TypeError(f"tags={tags!r} is one string: pass a sequence of tags, e.g. tags=[{tags!r}]")
         self._run: Any = None
         self._run_id: str | None = None
+        self._to_be_named = run is None and name is None
+        self._described = False
         self._finished = False
         self._iteration = 0
         self._task = 0
@@ -75,6 +89,7 @@ class WandBLogger(BaseLogger):
                 "project": project != _DEFAULT_PROJECT,
                 "name": name is not None,
                 "group": group is not None,
+                "job_type": job_type is not None,
                 "config": config is not None,
                 "dir": dir is not None,
                 "mode": mode is not None,
@@ -98,6 +113,7 @@ class WandBLogger(BaseLogger):
                 project=project,
                 name=name,
                 group=group,
+                job_type=job_type or "main",
                 config=None if config is None else dict(config),
                 dir=None if dir is None else str(dir),
                 mode=run_mode,
@@ -211,11 +227,46 @@ class WandBLogger(BaseLogger):
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def _on_callback(self, callback: str, strategy: Any, metric_values: object = None, **kwargs: Any) -> None:
+        if callback == "before_training_exp":
+            self._describe(strategy)
         clock = getattr(strategy, "clock", None)
         self._count(callback, strategy, self._task if clock is None else clock.train_exp_counter)
         if clock is not None:
             self._iteration = clock.train_iterations
         self._write_pending(callback, has_clock=clock is not None)
+        if callback == "after_unlearning":
+            self._unlearned(strategy)
+
+    def _describe(self, strategy: Any) -> None:
+        """Give the run the strategy's settings and, where it has none, its name."""
+        if self._described or not hasattr(strategy, "optimizer"):  # some other host: nothing is known of it
+            return
+        self._described = True
+        origin = asdict(provenance_of(strategy, {}))
+        del origin["data"]  # by task, and not known yet
+        self.run.config.update({key: value for key, value in origin.items() if key not in self.run.config})
+        if self._to_be_named:
+            self.run.name = origin["method"] + ("" if origin["seed"] is None else f", seed {origin['seed']}")
+
+    def _unlearned(self, strategy: Any) -> None:
+        """Keep the record of an unlearning, and take the tasks that are gone out of the summary."""
+        import wandb
+
+        plugin = unlearning_of(strategy) if hasattr(strategy, "plugins") else None
+        if plugin is None or not plugin.records:
+            return
+        record = plugin.records[-1]
+        gone = tuple(f"/Task{task:03d}" for task in record.tasks)
+        for name in [name for name in self.run.summary.keys() if any(end in name for end in gone)]:  # noqa: SIM118
+            if not name.startswith(_OF_UNLEARNED_TASKS):
+                del self.run.summary[name]
+        number = len(plugin.records)
+        artefact = wandb.Artifact(
+            f"unlearning-{self._run_id}-{number}", type="unlearning-record", description=str(record)
+        )
+        with artefact.new_file("record.json") as file:
+            file.write(record.to_json())
+        self.run.log_artifact(artefact)
 
     def _count(self, callback: str, strategy: Any, tasks_before: int) -> None:
         """Keep `task` and `event` right at `callback`; Avalanche's own counter moves after its loggers."""
@@ -269,7 +320,7 @@ class WandBLogger(BaseLogger):
     def _log_rows(self, rows: list[dict[str, Any]], axes: Mapping[str, str]) -> None:
         for name, axis in axes.items():
             if name not in self._defined:
-                self.run.define_metric(name, step_metric=axis)
+                self.run.define_metric(name, step_metric=axis, summary="min,max,last")
                 self._defined.add(name)
         for row in rows:
             self.run.log(row)

@@ -143,7 +143,7 @@ def test_the_last_logged_accuracy_is_what_eval_returned(finished: Finished) -> N
     assert len(names) >= 3
     for name in names:
         assert finished.rows_with(name)[-1][name] == finished.results[-1][name]
-        assert finished.run.summary[name] == finished.results[-1][name]
+        assert finished.run.summary[name]["last"] == finished.results[-1][name]
 
 
 def test_every_value_that_avalanche_collected_is_in_a_row(finished: Finished) -> None:

@@ -1,0 +1,83 @@
+"""A run says what it is: settings, name, part in its group; its summary and its records are true at the end."""
+
+import json
+from pathlib import Path
+
+import pytest
+from avalanche.evaluation.metrics import accuracy_metrics
+from avalanche.training.plugins import EvaluationPlugin
+from support.strategies import DIGITS, amnesiac
+from support.wandb_recorder import run_folders
+from wandb.proto import wandb_internal_pb2
+
+from avalanche_amnesia.audit.record import UnlearningRecord
+from avalanche_amnesia.benchmarks import with_unlearning
+from avalanche_amnesia.evaluation import unlearned_accuracy_metrics
+from avalanche_amnesia.logging import WandBLogger, read_offline_run
+from avalanche_amnesia.logging.offline import _records
+
+BENCHMARK = with_unlearning(DIGITS, {1: [0]})
+
+
+def run_in(folder: Path, **options):
+    with WandBLogger(dir=folder, mode="offline", **options) as logger:
+        metrics = accuracy_metrics(experience=True), unlearned_accuracy_metrics(BENCHMARK)
+        strategy = amnesiac(train_epochs=1, seed=7, evaluator=EvaluationPlugin(*metrics, loggers=[logger]))
+        for experience in BENCHMARK.train_stream[:3]:
+            strategy.train(experience)
+            strategy.eval(BENCHMARK.test_stream)
+    return strategy
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("run")
+
+
+@pytest.fixture
+def run(folder):
+    if not run_folders(folder):
+        run_in(folder, group="two seeds", config={"note": "mine", "seed": "kept"})
+    return read_offline_run(run_folders(folder)[0])
+
+
+def test_its_name_and_settings_are_the_strategy_s(run):
+    assert run.name == "AmnesiacHAT, seed 7"
+    assert run.group == "two seeds"
+    assert run.config["method"] == "AmnesiacHAT"
+    assert run.config["options"]["Adam"]["lr"] == 0.01
+    assert run.config["options"]["AmnesiacHAT"]["train_mb_size"] == 40
+    assert run.config["versions"]["avalanche-lib"]
+    assert (run.config["note"], run.config["seed"]) == ("mine", "kept")
+
+
+def test_its_summary_holds_no_accuracy_of_a_task_that_was_unlearned(run):
+    name = "Top1_Acc_Exp/eval_phase/test_stream/Task{0:03d}/Exp{0:03d}"
+    assert name.format(0) not in run.summary
+    assert set(run.summary[name.format(1)]) == {"min", "max", "last"}
+    assert any(name.startswith("UnlearnedAccuracy") and "Task000" in name for name in run.summary)
+    assert name.format(0) in {key for row in run.rows for key in row}  # its history stays
+
+
+def test_each_record_is_an_artefact(run, folder):
+    kinds = []
+    file = next(run_folders(folder)[0].glob("*.wandb"))
+    for data in _records(file, file.read_bytes()):
+        record = wandb_internal_pb2.Record()
+        record.ParseFromString(data)
+        if record.WhichOneof("record_type") == "artifact":
+            kinds.append((record.artifact.type, record.artifact.description, record.artifact.manifest))
+    ((kind, told, manifest),) = kinds
+    assert kind == "unlearning-record"
+    assert told.startswith("Unlearned task 0 (after task 1)")
+    (entry,) = manifest.contents
+    assert entry.path == "record.json"
+    saved = json.loads(Path(entry.local_path).read_text())
+    assert UnlearningRecord.from_json(json.dumps(saved)).tasks == (0,)
+
+
+def test_a_name_and_a_job_type_that_are_given_stay(tmp_path):
+    run_in(tmp_path, name="mine", job_type="reference")
+    (found,) = run_folders(tmp_path)
+    assert read_offline_run(found).name == "mine"
+    assert read_offline_run(found).job_type == "reference"
