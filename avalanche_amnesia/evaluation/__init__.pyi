@@ -1,5 +1,11 @@
 from .accuracy_difference import AccuracyDifference as AccuracyDifference
 from .accuracy_difference import accuracy_difference_metrics as accuracy_difference_metrics
+from .accuracy_matrix import AccuracyMatrix as AccuracyMatrix
+from .accuracy_matrix import accuracy_matrix_metrics as accuracy_matrix_metrics
+from .accuracy_matrix import average_accuracy as average_accuracy
+from .accuracy_matrix import backward_transfer as backward_transfer
+from .accuracy_matrix import forgetting as forgetting
+from .accuracy_matrix import forward_transfer as forward_transfer
 from .capacity import Capacity as Capacity
 from .capacity import capacity_metrics as capacity_metrics
 from .capacity import network_capacity as network_capacity

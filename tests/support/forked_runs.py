@@ -18,7 +18,7 @@ from avalanche_amnesia.bits import state_hashes
 from avalanche_amnesia.runs import RunStore
 from support.strategies import DIGITS, amnesiac
 
-KILLS = 10
+KILLS = 6
 
 
 def forked(folder: Path) -> tuple[int, Any]:

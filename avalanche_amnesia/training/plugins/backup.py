@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -45,6 +45,44 @@ class Backup:
     parts: Mapping[str, Tensor]
 
 
+@dataclass(frozen=True)
+class _ShadowedTask:
+    """Shadows of the task in training.
+
+    Attributes:
+        recorder: of the trajectory, whose snapshot has the values before the task.
+        statistics: of the task's samples, for the shadows' norms.
+        shadows: earlier task → the shadow that learns as if it were not there.
+    """
+
+    recorder: TrajectoryPlugin
+    statistics: TaskStatistics
+    shadows: dict[int, Shadow] = field(default_factory=dict)
+
+    @property
+    def values_before(self) -> Mapping[str, Tensor]:
+        """Values before the task; none of a task whose training has not begun."""
+        snapshot = self.recorder.snapshot
+        return {} if snapshot is None else snapshot.values
+
+    def backups(self, unlearnable: Collection[int], use: Mapping[str, Tensor]) -> Iterator[tuple[int, Backup]]:
+        """Earlier tasks that may be unlearned, with what their shadows learned that differs from the task itself.
+
+        Args:
+            unlearnable: tasks that may be unlearned.
+            use: entries that the task uses, by name in the backbone.
+        """
+        for other, shadow in self.shadows.items():
+            if other in unlearnable and shadow.settle():
+                self.statistics.retake_for(shadow.parts, shadow.masked_features)
+                parts = {name: value.clone() for name, value in shadow.parts.state_dict().items()}
+                yield other, Backup(shadow.update(use), parts)
+
+    def without(self, gone: Collection[int]) -> _ShadowedTask:
+        """The same without the shadows of tasks that are gone."""
+        return replace(self, shadows={other: s for other, s in self.shadows.items() if other not in gone})
+
+
 class BackupPlugin(SupervisedPlugin):
     """Trains shadows beside a task: for each earlier task that may be unlearned one that learns without it.
 
@@ -82,9 +120,7 @@ class BackupPlugin(SupervisedPlugin):
         checks.one_of("order", order, ShadowOrder)
         self.start, self.order, self.joint = start, order, joint
         self.kept: dict[int, dict[int, Backup]] = {}
-        self._shadows: dict[int, Shadow] = {}
-        self._recorder: TrajectoryPlugin | None = None
-        self._statistics: TaskStatistics | None = None
+        self._now: _ShadowedTask | None = None
 
     # While a task trains --------------------------------------------------------------------------------------
 
@@ -98,7 +134,7 @@ class BackupPlugin(SupervisedPlugin):
         self.undo_training(strategy)
         model, masking, recorder = _surroundings(strategy)
         trajectory = recorder.trajectory
-        self._recorder, self._statistics = recorder, TaskStatistics(model, task, masking.masks.statistics_batches)
+        self._now = _ShadowedTask(recorder, TaskStatistics(model, task, masking.masks.statistics_batches))
         values = _backbone(dict(model.named_parameters()))
         seen = [other for other in unlearnable if masking.influences is None or other in masking.influences]
         for other in seen:  # a task that this one is isolated from takes nothing with it when it goes
@@ -114,7 +150,9 @@ class BackupPlugin(SupervisedPlugin):
             region = {name: inside for name, inside in region.items() if bool(inside.any()) or name in offset}
             if any(bool(inside.any()) for inside in region.values()):
                 start = self._start_values(trajectory, other, values)
-                self._shadows[other] = Shadow(model, task, region, start, offset, strategy.optimizer, joint=self.joint)
+                self._now.shadows[other] = Shadow(
+                    model, task, region, start, offset, strategy.optimizer, joint=self.joint
+                )
 
     def _start_values(self, trajectory: Trajectory, other: int, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if self.start == "before":
@@ -125,45 +163,39 @@ class BackupPlugin(SupervisedPlugin):
 
     def before_backward(self, strategy: Any, **kwargs: Any) -> None:
         """Run the shadows and add their loss; the random streams stay as the main network left them."""
-        if not self._shadows:
+        now = self._now
+        if now is None or not now.shadows:
             return
-        assert self._statistics is not None
-        task, x, y = self._statistics.task, strategy.mb_x, strategy.mb_y
-        self._statistics.see(x, strategy.mb_task_id)
+        task, x, y = now.statistics.task, strategy.mb_x, strategy.mb_y
+        now.statistics.see(x, strategy.mb_task_id)
         if single_task(strategy.mb_task_id) != task:  # replayed samples of other tasks train the main network alone
             rows = strategy.mb_task_id == task
             x, y = x[rows], y[rows]
             if len(x) < 2:
                 return
         with torch.random.fork_rng([x.device] if x.is_cuda else []):
-            losses = [strategy._criterion(shadow.logits(x), y) for shadow in self._shadows.values()]
+            losses = [strategy._criterion(shadow.logits(x), y) for shadow in now.shadows.values()]
         strategy.loss = strategy.loss + sum(losses) / len(losses)
 
     def after_update(self, strategy: Any, **kwargs: Any) -> None:
         """Step the shadows."""
-        for shadow in self._shadows.values():
+        for shadow in () if self._now is None else self._now.shadows.values():
             shadow.step()
 
     @torch.no_grad()
     def prepare(self, strategy: Any, task: int, unlearnable: Collection[int]) -> None:
         """Keep what the shadows learned of the task that has just been trained."""
-        use = entries_in_use(strategy.model, task)
         self.kept = {
             later: {other: backup for other, backup in of_task.items() if other in unlearnable}
             for later, of_task in self.kept.items()
         }
-        self.kept[task] = {}
-        for other, shadow in self._shadows.items():
-            if other in unlearnable and shadow.settle():
-                assert self._statistics is not None
-                self._statistics.retake_for(shadow.parts, shadow.masked_features)
-                parts = {name: value.clone() for name, value in shadow.parts.state_dict().items()}
-                self.kept[task][other] = Backup(shadow.update(use), parts)
+        use = entries_in_use(strategy.model, task)
+        self.kept[task] = {} if self._now is None else dict(self._now.backups(unlearnable, use))
         self.undo_training(strategy)
 
     def undo_training(self, strategy: Any) -> None:
         """Drop the shadows of the task in training."""
-        self._shadows, self._recorder, self._statistics = {}, None, None
+        self._now = None
 
     # As a compensation ----------------------------------------------------------------------------------------
 
@@ -194,7 +226,7 @@ class BackupPlugin(SupervisedPlugin):
     def compensate(self, model: nn.Module, gone: Collection[int], removal: Removal, change: Transaction) -> list[str]:
         """Put the shadows' norms in place, and drop whatever stands in for the tasks that go, or belongs to them."""
         assert isinstance(model, MaskedModel)
-        change.keep(self, "kept", "_shadows")
+        change.keep(self, "kept", "_now")
         lines = []
         for task, of_task in self.kept.items():
             lost = [other for other in of_task if other in gone]  # in training order
@@ -210,13 +242,11 @@ class BackupPlugin(SupervisedPlugin):
             for task, of_task in self.kept.items()
             if task not in gone
         }
-        self._shadows = {other: shadow for other, shadow in self._shadows.items() if other not in gone}
-        if self._shadows:
-            assert self._recorder is not None
-            assert self._recorder.snapshot is not None
-            values = _backbone(self._recorder.snapshot.values)
-            for other, shadow in self._shadows.items():
-                shadow.start_from(self._start_values(self._recorder.trajectory, other, values), change)
+        if self._now is not None:
+            self._now = self._now.without(gone)
+            values = _backbone(self._now.values_before)
+            for other, shadow in self._now.shadows.items():
+                shadow.start_from(self._start_values(self._now.recorder.trajectory, other, values), change)
         return lines
 
 

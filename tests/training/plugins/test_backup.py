@@ -222,7 +222,7 @@ def test_a_request_in_the_middle_of_a_task_drops_its_shadow_and_moves_the_others
         strategy.train(experience)
     plugin = backups(strategy)
     assert {task: set(of_task) for task, of_task in plugin.kept.items()} == {0: set(), 2: {0}}
-    assert plugin._shadows == {}
+    assert plugin._now is None
     strategy.train(benchmark.train_stream[3])
     assert unlearning_plugin(strategy).records[-1].plan.compensated == (2, 3)
     assert stray(strategy.model, initial) == []
@@ -295,9 +295,9 @@ def test_an_interrupted_training_leaves_no_shadow(monkeypatch):
         patch.setattr(Shadow, "step", lambda self: (_ for _ in ()).throw(MemoryError("injected")))
         with pytest.raises(MemoryError, match="injected"):
             strategy.train(PERMUTED.train_stream[1])
-    assert backups(strategy)._shadows
+    assert backups(strategy)._now.shadows
     strategy.abort_training()
-    assert backups(strategy)._shadows == {}
+    assert backups(strategy)._now is None
     other = learned(1)
     for s in (strategy, other):
         s.train(PERMUTED.train_stream[1])

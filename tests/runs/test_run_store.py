@@ -315,4 +315,4 @@ def test_killed_at_any_moment_it_goes_on_from_its_last_whole_state(processes):
     for end in processes["ends"]:
         assert (end["model"], end["after"]) == (whole["model"], whole["after"])
     assert min(end["computed"] for end in processes["ends"]) < 5
-    assert processes["kills"] == 10
+    assert processes["kills"] == 6

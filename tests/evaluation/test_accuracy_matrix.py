@@ -1,0 +1,68 @@
+"""Measures of an accuracy matrix against loops over it, and the metric against the host's own accuracies."""
+
+import numpy as np
+import pytest
+from avalanche.evaluation.metrics import accuracy_metrics, forgetting_metrics
+from avalanche.logging import BaseLogger
+from avalanche.training.plugins import EvaluationPlugin
+from support.strategies import DIGITS, amnesiac
+
+from avalanche_amnesia.benchmarks import with_unlearning
+from avalanche_amnesia.evaluation import (
+    accuracy_matrix_metrics,
+    average_accuracy,
+    backward_transfer,
+    forgetting,
+    forward_transfer,
+)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_without_requests_they_are_the_textbook_s(seed):
+    a = np.random.default_rng(seed).random((5, 5))
+    matrix = [{i: float(a[t, i]) for i in range(t + 1)} for t in range(5)]
+    alone = {i: float(a[0, i]) for i in range(5)}
+    assert average_accuracy(matrix) == pytest.approx(a[4].mean())
+    assert forgetting(matrix) == pytest.approx(np.mean([a[i:4, i].max() - a[4, i] for i in range(4)]))
+    assert backward_transfer(matrix) == pytest.approx(np.mean([a[4, i] - a[i, i] for i in range(4)]))
+    assert forward_transfer(matrix, alone) == pytest.approx(np.mean([a[i, i] - a[0, i] for i in range(5)]))
+
+
+def test_unlearned_tasks_do_not_count_and_one_learned_again_begins_anew():
+    matrix = [{0: 0.9}, {0: 0.8, 1: 0.7}, {1: 0.6}, {0: 0.5, 1: 0.6}, {0: 0.4, 1: 0.65}]
+    assert average_accuracy(matrix) == pytest.approx(0.525)
+    assert forgetting(matrix) == pytest.approx((0.1 + 0.05) / 2)
+    assert backward_transfer(matrix) == pytest.approx((-0.1 - 0.05) / 2)
+    assert forward_transfer(matrix, {0: 0.4}) == pytest.approx(0.1)
+
+
+def test_of_nothing_there_is_nothing():
+    for matrix in ([], [{}], [{0: 0.5}, {}]):
+        assert average_accuracy(matrix) is forgetting(matrix) is backward_transfer(matrix) is None
+        assert forward_transfer(matrix, {0: 1.0}) is None
+    assert forgetting([{0: 0.5}]) is None
+    assert forward_transfer([{0: 0.5}], {}) is None
+
+
+def test_the_metric_agrees_with_the_host_s():
+    benchmark = with_unlearning(DIGITS, {2: [0]})
+    (metric,) = metrics = accuracy_matrix_metrics()
+    evaluator = EvaluationPlugin(
+        metrics, accuracy_metrics(experience=True), forgetting_metrics(stream=True), loggers=[BaseLogger()]
+    )
+    strategy = amnesiac(train_epochs=1, evaluator=evaluator, reset_optimizer=True)
+    seen = []
+    for experience in benchmark.train_stream[:4]:
+        strategy.train(experience)
+        strategy.eval(benchmark.test_stream)
+        results = strategy.eval(benchmark.test_stream)  # looked at twice: one row
+        name = "Top1_Acc_Exp/eval_phase/test_stream/Task{0:03d}/Exp{0:03d}"
+        assert metric.rows[-1] == {task: results[name.format(task)] for task in metric.rows[-1]}
+        seen.append(metric.rows[-1])
+        mean = sum(metric.rows[-1].values()) / len(metric.rows[-1])
+        assert results["AverageAccuracy/eval_phase/test_stream"] == pytest.approx(mean)
+    assert [list(row) for row in metric.rows] == [[0], [0, 1], [1, 2], [1, 2, 3]]
+    lost = [max(seen[1][1], seen[2][1]) - seen[3][1], seen[2][2] - seen[3][2]]  # the request for task 0 changed both
+    assert results["Forgetting/eval_phase/test_stream"] == pytest.approx(np.mean(lost))
+    gained = [seen[3][1] - seen[1][1], seen[3][2] - seen[2][2]]
+    assert results["BackwardTransfer/eval_phase/test_stream"] == pytest.approx(np.mean(gained))
