@@ -57,7 +57,7 @@ class RunStore:
 
     The key of a state is a hash of the state before it and of the step: the strategy as it was built (method, settings,
     initial weights, seed), versions of the packages, the data of the task, and its requests. A state is written as a
-    whole or not at all, under a lock, so that several processes, on a shared file system too, compute none twice.
+    whole or not at all, under a lock of the file system (``fcntl``), so that several processes compute none twice.
 
     It holds models that know every task. To erase one, prune it (:meth:`prune`).
 

@@ -296,7 +296,10 @@ class Decoder:
             )
         result: Any = there if same_class else object_without_init(kind)
         self._made[code["object"]] = result
+        kept_back = getattr(kind, "not_saved", ())
         for attribute, value in code["attributes"].items():
+            if attribute.startswith("__") or attribute in kept_back:  # no encoder writes these
+                raise StateError(f"{path}.{attribute} is nothing that a state may set")
             old = getattr(there, attribute, None) if same_class else None
             object.__setattr__(result, attribute, self.decode(value, old, f"{path}.{attribute}"))
         if "items" in code:

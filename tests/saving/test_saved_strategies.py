@@ -19,6 +19,7 @@ from avalanche_amnesia.isolation import Pools
 from avalanche_amnesia.ledger import RequestError
 from avalanche_amnesia.models import MaskedModel, SubnetModel
 from avalanche_amnesia.saving import StateError
+from avalanche_amnesia.saving.files import read_state, write_state
 from avalanche_amnesia.training import HAT, WSN, AdaHAT, AmnesiacHAT, find_plugin, load_state, save_state
 from avalanche_amnesia.training.plugins import TrajectoryPlugin, UnlearningPlugin
 
@@ -234,6 +235,20 @@ def test_replayed_samples_that_are_made_anew_at_every_call_are_refused(tmp_path)
     strategy.train(task_benchmark(samples, samples, [[0, 1]]).train_stream[0])
     with pytest.raises(StateError, match="samples of LazyTask"):
         save_state(strategy, tmp_path / "state")
+
+
+@pytest.mark.parametrize("part", ["model", "plugins", "optimizer", "host"])
+def test_a_state_that_somebody_has_changed_and_sealed_again_is_refused(part, tmp_path):
+    make = STRATEGIES["AmnesiacHAT"]
+    strategy = make()
+    go_on(strategy, 0, 1)
+    strategy.save(tmp_path / "state")
+    body, tensors = read_state(tmp_path / "state")
+    changed = {"plugins": [[name, {"object": 1}] for name, _ in body["plugins"]], "host": {"seed": {"tensor": 1}}}
+    body[part] = changed.get(part, {})
+    write_state(tmp_path / "state", body, tensors)
+    with pytest.raises(StateError, match="holds what no state"):
+        load_state(make(), tmp_path / "state")
 
 
 class Averaging(nn.Module):

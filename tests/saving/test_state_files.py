@@ -205,6 +205,23 @@ def test_known_objects_are_referred_to():
     assert through([model], None, {"model": model})[0] is model
 
 
+class Guarded:
+    not_saved = frozenset({"where"})
+
+    def __init__(self):
+        self.where, self.x = "here", 1
+
+
+def test_what_is_not_saved_can_t_be_set_by_a_file_either():
+    there = Guarded()
+    assert through(Guarded(), there) is there
+    name = f"{Guarded.__module__}.{Guarded.__qualname__}"
+    for attribute in ("where", "__class__", "__dict__"):
+        with pytest.raises(StateError, match="may set"):
+            Decoder({}, {}).decode({"object": 0, "class": name, "attributes": {attribute: "there"}}, there, "value")
+    assert vars(there) == {"where": "here", "x": 1}
+
+
 def test_a_name_that_a_file_gives_is_never_called():
     for code in ({"object": 0, "class": "os.system", "attributes": {}}, {"given": "builtins.exec"}, {"eval": "1"}, {}):
         with pytest.raises(StateError):

@@ -105,6 +105,13 @@ def give_state(strategy: Any, body: Mapping[str, Any], tensors: Mapping[str, Map
         path: for messages.
     """
     _check_fits(strategy, body, path)
+    try:
+        _give(strategy, body, tensors, path)
+    except (KeyError, IndexError, TypeError, AttributeError) as error:  # whatever somebody else has put into it
+        raise StateError(f"{path} holds what no state of a {type(strategy).__name__} holds: {error!r}") from error
+
+
+def _give(strategy: Any, body: Mapping[str, Any], tensors: Mapping[str, Mapping[str, Tensor]], path: Path) -> None:
     model = strategy.model
     early = Decoder(tensors, {}, device=strategy.device)
     _load_model(model, body["model"], early, path)
