@@ -9,6 +9,7 @@ import pytest
 import torch
 
 pytest.register_assert_rewrite("support")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the programs that tests start: they share the cores
 
 
 @pytest.fixture(autouse=True)

@@ -2,8 +2,10 @@
 
 import json
 import os
+import random
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -288,31 +290,34 @@ def test_a_directory_of_somebody_else_is_left_alone(tmp_path):
 # Processes ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def processes(tmp_path_factory):
-    """What runs in processes of their own led to, see ``support/forked_runs.py``."""
-    done = subprocess.run(
-        [sys.executable, "-m", "support.forked_runs", str(tmp_path_factory.mktemp("runs"))],
+def started(folder: Path) -> subprocess.Popen:
+    """A run through a store in a process of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "support.stored_run", str(folder)],
         env=os.environ | {"PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent)])},
-        capture_output=True,
+        stdout=subprocess.PIPE,
         text=True,
-        check=False,
     )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_two_processes_compute_no_state_twice(processes):
-    one, other = processes["beside each other"]
-    assert one["model"] == other["model"]
-    assert one["after"] == other["after"]
+def answer(process: subprocess.Popen) -> dict:
+    """What it led to."""
+    out, _ = process.communicate(timeout=300)
+    assert process.returncode == 0
+    return json.loads(out.splitlines()[-1])
+
+
+@pytest.mark.slow
+def test_two_processes_compute_no_state_twice_and_a_killed_one_is_taken_up(tmp_path):
+    one, other = (answer(process) for process in [started(tmp_path / "both") for _ in range(2)])
+    assert (one["model"], one["after"]) == (other["model"], other["after"])
     assert one["computed"] + other["computed"] == 5
-
-
-def test_killed_at_any_moment_it_goes_on_from_its_last_whole_state(processes):
-    whole = processes["whole"]
-    assert whole["computed"] == 5
-    for end in processes["ends"]:
-        assert (end["model"], end["after"]) == (whole["model"], whole["after"])
-    assert min(end["computed"] for end in processes["ends"]) < 5
-    assert processes["kills"] == 6
+    chance = random.Random(0)
+    for _ in range(3):
+        process = started(tmp_path / "killed")
+        assert process.stdout.readline() == "begun\n"
+        time.sleep(chance.uniform(0, 0.4))
+        process.kill()
+        process.communicate()
+    last = answer(started(tmp_path / "killed"))
+    assert (last["model"], last["after"]) == (one["model"], one["after"])
