@@ -9,7 +9,7 @@ from typing import Any
 
 
 def named(name: str, option: str) -> Any:
-    """What ``module:name`` names; modules of the working directory are found.
+    """Look up what ``module:name`` names; modules of the working directory are found.
 
     Args:
         name: of a module, a colon, and of what lies in it.
