@@ -6,6 +6,7 @@ import base64
 import types
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from enum import Enum
 from math import isfinite
@@ -20,7 +21,7 @@ from avalanche_amnesia.saving.classes import name_of, saveable_class
 from avalanche_amnesia.saving.files import StateError
 
 GIVEN = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType, type)
-"""What a script gives and no state holds: it is taken from the object that the state is loaded into."""
+"""Things that a script gives and no state holds: they are taken from the object that the state is loaded into."""
 
 
 @dataclass(frozen=True)
@@ -229,10 +230,9 @@ class Decoder:
         return kind(pairs)
 
     def _container(self, kind: Any, items: Any, there: Any, path: str) -> Any:
-        old = (
-            list(there) if kind is tuple and type(there) is tuple and len(there) == len(items) else [None] * len(items)
-        )
-        values = [self.decode(item, old[i], f"{path}[…]") for i, item in enumerate(items)]
+        in_place = kind is tuple and type(there) is tuple and len(there) == len(items)
+        old = there if in_place else [None] * len(items)
+        values = [self.decode(item, before, f"{path}[…]") for item, before in zip(items, old, strict=True)]
         if type(there) is kind and kind in (set, deque):
             there.clear()
             there.update(values) if kind is set else there.extend(values)
@@ -311,12 +311,12 @@ class Decoder:
 
     def _module(self, code: Mapping[str, Any], there: Any, path: str) -> nn.Module:
         state = {name: self._kind_of_tensor(value, path) for name, value in code["state"].items()}
-        candidates = [there] if isinstance(there, nn.Module) else []
-        for module in (*candidates, *self._templates()):
-            if name_of(type(module)) != code["class"]:
+        for candidate in (there, *self._templates()):
+            if candidate is None or name_of(type(candidate)) != code["class"]:
                 continue
+            module: nn.Module = candidate if candidate is there else deepcopy(candidate)
             try:
-                module.load_state_dict(state)
+                module.load_state_dict(state)  # which alone can tell: a multi-head model takes up other tasks
                 load_module_numbers(module, code["numbers"], path)
             except (RuntimeError, StateError, KeyError):  # another one of the same class
                 continue
@@ -335,15 +335,21 @@ def attributes_of(value: Any) -> dict[str, Any] | None:
     attribute ``not_saved`` holds.
     """
     own = getattr(type(value), "__getstate__", None)
-    if own is not None and own is not getattr(object, "__getstate__", None):
-        state = value.__getstate__()
-        return state if isinstance(state, dict) else None
+    pickles = own is not None and own is not getattr(object, "__getstate__", None)
+    held = value.__getstate__() if pickles else _all_attributes(value)
+    if not isinstance(held, dict):
+        return None
+    skipped = getattr(type(value), "not_saved", ())
+    return {name: item for name, item in held.items() if name not in skipped}
+
+
+def _all_attributes(value: Any) -> dict[str, Any] | None:
+    """Attributes and slots of an object; None for one that has neither."""
     slots = [slot for kind in type(value).__mro__ for slot in _listed(vars(kind).get("__slots__", ()))]
     if not hasattr(value, "__dict__") and not slots:
         return None
     held = {slot: getattr(value, slot) for slot in slots if hasattr(value, slot) and slot != "__weakref__"}
-    skipped = getattr(type(value), "not_saved", ())
-    return {name: item for name, item in {**held, **getattr(value, "__dict__", {})}.items() if name not in skipped}
+    return held | getattr(value, "__dict__", {})
 
 
 def object_without_init(kind: Any) -> Any:
@@ -386,9 +392,8 @@ def _in_order(value: Any) -> list[Any]:
 def _given_name(value: Any) -> str:
     if isinstance(value, Enum):
         return f"{name_of(type(value))}.{value.name}"
-    return (
-        f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', getattr(value, '__name__', repr(value)))}"
-    )
+    name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None) or repr(value)
+    return f"{getattr(value, '__module__', '')}.{name}"
 
 
 _CONTAINERS: dict[type, str] = {tuple: "tuple", set: "set", frozenset: "frozenset", deque: "deque", torch.Size: "size"}

@@ -102,7 +102,7 @@ def read_body(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
 def _write_blob(path: Path, tensors: Mapping[str, Tensor]) -> str:
     content = save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()})
     name = _name(content)
-    if not (path / name).exists() or (path / name).stat().st_size != len(content):
+    if not (path / name).is_file() or (path / name).read_bytes() != content:  # a damaged one is written again
         _replace(path / name, content)
     return name
 

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from avalanche.training import AGEM, ER_ACE, EWC, GEM, LwF, Replay, SynapticIntelligence
+from avalanche.training import AGEM, ER_ACE, EWC, GEM, LwF, Naive, Replay, SynapticIntelligence
+from avalanche.training.plugins import SupervisedPlugin
 from support.strategies import DIGITS, OPTIMIZERS, ConvNet, mlp, quiet, stock
 from support.strategy_state import frozen
 from torch import nn
@@ -17,11 +18,11 @@ from avalanche_amnesia.benchmarks import task_benchmark
 from avalanche_amnesia.bits import state_hashes
 from avalanche_amnesia.isolation import Pools
 from avalanche_amnesia.ledger import RequestError
-from avalanche_amnesia.models import MaskedModel, SubnetModel
+from avalanche_amnesia.models import MaskedModel, MultiHeadModel, SubnetModel
 from avalanche_amnesia.saving import StateError
 from avalanche_amnesia.saving.files import read_state, write_state
 from avalanche_amnesia.training import HAT, WSN, AdaHAT, AmnesiacHAT, find_plugin, load_state, save_state
-from avalanche_amnesia.training.plugins import TrajectoryPlugin, UnlearningPlugin
+from avalanche_amnesia.training.plugins import SeedingPlugin, TrajectoryPlugin, UnlearningPlugin
 
 
 def ours(kind: Any, model: Any = MaskedModel, *, net=mlp, optimizer="adam", **options: Any) -> Callable[[], Any]:
@@ -235,6 +236,42 @@ def test_replayed_samples_that_are_made_anew_at_every_call_are_refused(tmp_path)
     strategy.train(task_benchmark(samples, samples, [[0, 1]]).train_stream[0])
     with pytest.raises(StateError, match="samples of LazyTask"):
         save_state(strategy, tmp_path / "state")
+
+
+def test_not_from_inside_a_training_of_a_stock_strategy_that_only_records(tmp_path):
+    class Saving(SupervisedPlugin):
+        def after_training_iteration(self, strategy, **kwargs):
+            save_state(strategy, tmp_path / "state")
+
+    model = MultiHeadModel(mlp())
+    strategy = Naive(
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        criterion=nn.CrossEntropyLoss(),
+        plugins=[SeedingPlugin(0), TrajectoryPlugin(), Saving()],
+        evaluator=quiet(),
+    )
+    with pytest.raises(RequestError, match="task 0 is in training"):
+        strategy.train(DIGITS.train_stream[0])
+    assert not (tmp_path / "state").exists()
+
+
+def test_an_optimizer_of_other_groups_is_refused_before_anything_changes(tmp_path):
+    def strategy_of(*groups):
+        torch.manual_seed(0)
+        model = MaskedModel(mlp())
+        parameters = list(model.parameters())
+        split = [{"params": parameters[:1]}, {"params": parameters[1:]}] if groups else parameters
+        return AmnesiacHAT(model=model, optimizer=torch.optim.Adam(split, lr=1e-2), **SHORT)
+
+    strategy = strategy_of()
+    go_on(strategy, 0, 1)
+    strategy.save(tmp_path / "state")
+    other = strategy_of("two")
+    before = state_hashes(other.model.state_dict())
+    with pytest.raises(StateError, match="1 parameter groups, and this one has 2"):
+        load_state(other, tmp_path / "state")
+    assert state_hashes(other.model.state_dict()) == before
 
 
 @pytest.mark.parametrize("part", ["model", "plugins", "optimizer", "host"])

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from avalanche_amnesia.saving import StateError, saveable
-from avalanche_amnesia.saving.encoding import Decoder, Encoder
+from avalanche_amnesia.saving.encoding import Decoder, Encoder, attributes_of
 from avalanche_amnesia.saving.files import read_state, write_state
 
 TENSORS = {"state": {"w": torch.arange(6.0), "b": torch.tensor([True, False])}, "log1": {"v": torch.ones(2, 2)}}
@@ -212,7 +212,13 @@ class Guarded:
         self.where, self.x = "here", 1
 
 
+class Pickled(Guarded):
+    def __getstate__(self):
+        return dict(self.__dict__)
+
+
 def test_what_is_not_saved_can_t_be_set_by_a_file_either():
+    assert attributes_of(Guarded()) == attributes_of(Pickled()) == {"x": 1}
     there = Guarded()
     assert through(Guarded(), there) is there
     name = f"{Guarded.__module__}.{Guarded.__qualname__}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping
-from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from avalanche_amnesia.saving.files import StateError, read_state, write_state
 from avalanche_amnesia.training.host.lookup import unlearning_of
 from avalanche_amnesia.training.host.rollback import is_finishing
 from avalanche_amnesia.training.host.saved_data import REPLAYED
+from avalanche_amnesia.training.task_in_training import TaskInTraining
 from avalanche_amnesia.trajectory.undo_log import Log
 
 for _of_the_host in (ParamData, ReservoirSamplingBuffer, _ParametricSingleBuffer):
@@ -104,8 +104,8 @@ def give_state(strategy: Any, body: Mapping[str, Any], tensors: Mapping[str, Map
         tensors: of the state.
         path: for messages.
     """
-    _check_fits(strategy, body, path)
     try:
+        _check_fits(strategy, body, path)
         _give(strategy, body, tensors, path)
     except (KeyError, IndexError, TypeError, AttributeError) as error:  # whatever somebody else has put into it
         raise StateError(f"{path} holds what no state of a {type(strategy).__name__} holds: {error!r}") from error
@@ -141,13 +141,13 @@ def saved_tensors(path: str | Path) -> dict[str, Tensor]:
 
 
 def _refuse_in_training(strategy: Any, doing: str) -> None:
-    unlearning = unlearning_of(strategy)
-    current = getattr(strategy.model, "current_task", None)
-    if unlearning is not None and current is None:
-        current = unlearning.current_task
-    if current is not None or is_finishing(strategy):
+    now = [getattr(plugin, "training", None) for plugin in strategy.plugins]
+    tasks: set[Any] = {training.task for training in now if isinstance(training, TaskInTraining)}
+    tasks |= {getattr(owner, "current_task", None) for owner in (strategy.model, unlearning_of(strategy))} - {None}
+    if tasks or is_finishing(strategy):
+        task = ", ".join(map(str, tasks))
         raise RequestError(
-            f"task {current} is in training, or its training was interrupted: {doing} between tasks, or give it up "
+            f"task {task} is in training, or its training was interrupted: {doing} between tasks, or give it up "
             "first (strategy.abort_training(), or UnlearningPlugin.abort(strategy) of a stock strategy)"
         )
 
@@ -166,6 +166,9 @@ def _check_fits(strategy: Any, body: Mapping[str, Any], path: Path) -> None:
     if body["device"] == "cpu" and strategy.device.type != "cpu":
         raise StateError(f"{path} was saved on the CPU: load it into a strategy with device='cpu'")
     _refuse_in_training(strategy, "load")
+    groups, own = len(body["optimizer"]["groups"]), len(strategy.optimizer.param_groups)
+    if groups != own:
+        raise StateError(f"{path}: the saved optimizer has {groups} parameter groups, and this one has {own}")
     plugins = sorted(name for name, _ in body["plugins"])
     mine = sorted(name_of(type(plugin)) for plugin in _plugins(strategy))
     if plugins != mine:
@@ -263,25 +266,16 @@ def _in_saved_order(strategy: Any, names: list[str]) -> list[Any]:
 
 _NOT_KEPT = frozenset(
     {
-        *(
-            "model",
-            "optimizer",
-            "plugins",
-            "evaluator",
-            "clock",
-            "device",
-            "experience",
-            "current_eval_stream",
-            "mbatch",
-        ),
-        *("adapted_dataset", "dataloader", "mb_output", "loss", "_criterion", "_eval_streams", "_listeners"),
-        *("rollback_point", "is_training", "_stop_training"),
+        *{"model", "optimizer", "plugins", "evaluator", "_criterion", "device", "clock"},  # saved by themselves
+        *{"experience", "current_eval_stream", "mbatch", "adapted_dataset", "dataloader", "mb_output", "loss"},
+        *{"_eval_streams", "_listeners", "rollback_point", "is_training", "_stop_training", "_trains"},
     }
 )
+"""Attributes of a strategy that its state has elsewhere, or that belong to one training or evaluation."""
 
 
 def _host_attributes(strategy: Any) -> dict[str, Any]:
-    """What the strategy itself keeps over its tasks."""
+    """Attributes that the strategy itself keeps over its tasks."""
     return {name: value for name, value in vars(strategy).items() if name not in _NOT_KEPT}
 
 
@@ -334,9 +328,9 @@ def _load_model(model: nn.Module, code: Mapping[str, Any], decoder: Decoder, pat
 
 def _templates(model: Any) -> Iterator[nn.Module]:
     """Modules like those that plugins and metrics keep copies of: the model, a head, what tasks have of their own."""
-    yield deepcopy(model)
+    yield model
     for task in model.tasks:
-        yield from (deepcopy(module) for module in model.task_modules(task))
+        yield from model.task_modules(task)
 
 
 # The optimizer -----------------------------------------------------------------------------------------------------
@@ -356,10 +350,6 @@ def _encoded_optimizer(strategy: Any, encoder: Encoder) -> dict[str, Any]:
 def _load_optimizer(strategy: Any, code: Mapping[str, Any], decoder: Decoder) -> None:
     parameters = dict(strategy.model.named_parameters())
     optimizer = strategy.optimizer
-    if len(code["groups"]) != len(optimizer.param_groups):
-        raise StateError(
-            f"the saved optimizer has {len(code['groups'])} parameter groups, this one {len(optimizer.param_groups)}"
-        )
     for group, (names, options) in zip(optimizer.param_groups, code["groups"], strict=True):
         group["params"] = [parameters[name] for name in names]
         group.update(decoder.decode(options, None, "optimizer"))
