@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import tempfile
 import types
 import warnings
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
@@ -22,7 +24,9 @@ from filelock import FileLock
 from avalanche_amnesia.audit.record import UnlearningRecord, package_versions
 from avalanche_amnesia.bits import tensor_hash
 from avalanche_amnesia.evaluation.same_data import data_fingerprint
+from avalanche_amnesia.ledger import RequestError
 from avalanche_amnesia.object_walk import reachable
+from avalanche_amnesia.runs.script_code import script_code
 from avalanche_amnesia.saving.files import BLOB, STATE, StateError, read_body, read_state, write_state
 from avalanche_amnesia.training.host.lookup import unlearning_of
 from avalanche_amnesia.training.host.saving import differing_parts, encoded_state, give_state
@@ -110,34 +114,37 @@ class RunStore:
         """Bytes that all files take."""
         return sum(file.stat().st_size for file in self.path.rglob("*") if file.is_file())
 
-    def prune(self, keep: int = 0, *, tasks: Collection[int] = (), spare: Collection[str] = ()) -> int:
-        """Delete states.
+    def prune(self, keep: int | None = None, *, tasks: Collection[int] = (), spare: Collection[str] = ()) -> int:
+        """Delete states, and the tensors that no other state names.
 
         Args:
-            keep: bytes that may stay, the states used last first.
-            tasks: every state goes on whose way one of these was trained, unlearned later or not; with ``keep=0`` the
-                others stay.
+            keep: bytes that may stay: the states that were not used for longest go; None: as many as there are.
+            tasks: every state goes on whose way one of these was trained, unlearned later or not.
             spare: keys of states that stay.
 
         Returns:
             Bytes that were freed.
+
+        Raises:
+            ValueError: if neither ``keep`` nor ``tasks`` says what may go.
         """
-        before = self.nbytes()
+        if keep is None and not tasks:
+            raise ValueError("say what may go: keep=0 for every state, keep=500_000_000 for the oldest, tasks=[2]")
         with self._lock("store"):
-            nodes = self.nodes()
-            gone = [node for node in nodes if set(node.trained) & set(tasks) and node.key not in spare]
-            stay = [node for node in nodes if node not in gone]
-            for node in gone:
-                self._delete(node)
-            self._sweep(stay)
-            while not tasks and stay and self.nbytes() > keep:
-                oldest = next((node for node in reversed(stay) if node.key not in spare), None)
-                if oldest is None:
+            before = self.nbytes()
+            stay = [node for node in self.nodes() if node.key in spare or not set(node.trained) & set(tasks)]
+            tensors = {node.key: set(read_body(self._folder(node.key))[1].values()) for node in stay}
+            size = {file.name: file.stat().st_size for file in (self.path / "blobs").iterdir()}
+            named_by = Counter(name for names in tensors.values() for name in names)
+            total = sum(size[name] for name in named_by) + sum(node.nbytes for node in stay)
+            for node in [node for node in reversed(stay) if node.key not in spare]:  # the oldest first
+                if keep is None or total <= keep:
                     break
-                stay.remove(oldest)
-                self._delete(oldest)
-                self._sweep(stay)
-        return before - self.nbytes()
+                stay.remove(node)
+                named_by -= Counter(tensors[node.key])
+                total -= node.nbytes + sum(size[name] for name in tensors[node.key] if name not in named_by)
+            self._delete_all_but({node.key for node in stay}, set(named_by))
+            return before - self.nbytes()
 
     # For a run ------------------------------------------------------------------------------------------------
 
@@ -173,19 +180,15 @@ class RunStore:
     def _folder(self, key: str) -> Path:
         return self.path / "nodes" / key
 
-    def _delete(self, node: Node) -> None:
-        folder = self._folder(node.key)
-        (folder / STATE).unlink(missing_ok=True)
-        for file in folder.iterdir():
-            file.unlink(missing_ok=True)
-        folder.rmdir()
-
-    def _sweep(self, stay: Iterable[Node]) -> None:
-        """Delete the tensors that no state names."""
-        named = {name for node in stay for name in read_body(self._folder(node.key))[1].values()}
+    def _delete_all_but(self, keys: Collection[str], blobs: Collection[str]) -> None:
+        """Delete states, and then tensors: killed in between, no state lacks any."""
+        for folder in (self.path / "nodes").iterdir():
+            if folder.name not in keys:
+                (folder / STATE).unlink(missing_ok=True)
+                shutil.rmtree(folder)
         for file in (self.path / "blobs").iterdir():
-            if BLOB.fullmatch(file.name) and file.name not in named:
-                file.unlink(missing_ok=True)
+            if BLOB.fullmatch(file.name) and file.name not in blobs:
+                file.unlink()
 
 
 _OURS = frozenset({"nodes", "blobs", "locks"})
@@ -252,7 +255,13 @@ class StoredRun:
         return self._strategy
 
     def restart(self) -> None:
-        """Go back to the strategy as it was built."""
+        """Go back to the strategy as it was built.
+
+        Raises:
+            StateError: if it has done a step and its states can't be saved: nothing leads back.
+        """
+        if self._path and not self.stored:
+            raise StateError("the states of this run can't be saved, so that it can't go back: build the strategy anew")
         self._path = []
 
     def train(self, experience: Any, **options: Any) -> None:
@@ -273,8 +282,16 @@ class StoredRun:
 
         Returns:
             The record; of a state that was there already, the one of its own unlearning.
+
+        Raises:
+            RequestError: if the strategy does not unlearn, or not these tasks now; the run stays where it is.
         """
         tasks = sorted(tasks)
+        if unlearning_of(self._strategy) is None:
+            raise RequestError(
+                f"{type(self._strategy).__name__} does not unlearn: give it plugins=[TrajectoryPlugin(), "
+                "UnlearningPlugin()], or use AmnesiacHAT or WSN"
+            )
 
         def unlearn(strategy: Any) -> None:
             unlearning_of(strategy).unlearn(strategy, tasks, **options)
@@ -382,34 +399,19 @@ def _root_key(strategy: Any, state: Any) -> str:
     body, tensors = state
     held = {group: {name: tensor_hash(value) for name, value in of.items()} for group, of in tensors.items()}
     return _digest(
-        [differing_parts(body), held, package_versions(), strategy.device.type, _code_of_the_script(strategy)]
+        [differing_parts(body), held, package_versions(), strategy.device.type, *_given_by_the_script(strategy)]
     )
 
 
-def _code_of_the_script(strategy: Any) -> list[str]:
-    """Hashes of the functions and classes that a script gave: networks, plugins, losses, callbacks."""
+def _given_by_the_script(strategy: Any) -> list[Any]:
+    """Code of networks, plugins, losses and callbacks that are no part of a package, and the networks' own graphs."""
     parts = [*strategy.model.modules(), *strategy.plugins, strategy._criterion, strategy.optimizer]
     skip = [strategy, strategy.model, strategy.optimizer, strategy.evaluator]
-    given = (thing for part in (*strategy.plugins, strategy._criterion) for _, thing in reachable(part, skip=skip))
-    functions = [thing for thing in given if isinstance(thing, types.FunctionType)]
-    for kind in {kind for part in parts for kind in type(part).__mro__}:
-        functions += [member for member in vars(kind).values() if isinstance(member, types.FunctionType)]
-    code = {_hash_of_code(f) for f in functions if str(f.__module__).split(".")[0] not in _VERSIONED}
+    held = (thing for part in (*strategy.plugins, strategy._criterion) for _, thing in reachable(part, skip=skip))
+    functions = [thing for thing in held if isinstance(thing, (types.FunctionType, types.MethodType))]
     traced = [part for part in strategy.model.modules() if isinstance(part, MaskedBackbone)]
-    return [*sorted(code), *(backbone.code(training) for backbone in traced for training in (False, True))]
-
-
-_VERSIONED = frozenset({"torch", "avalanche", "avalanche_amnesia", "builtins", "typing", "abc"})
-"""Packages whose versions the key has already."""
-
-
-def _hash_of_code(function: types.FunctionType) -> str:
-    return f"{function.__module__}.{function.__qualname__} {_digest(_told_code(function.__code__))}"
-
-
-def _told_code(code: types.CodeType) -> list[Any]:
-    constants = [_told_code(c) if isinstance(c, types.CodeType) else repr(c) for c in code.co_consts]
-    return [code.co_code.hex(), list(code.co_names), constants]
+    graphs = [backbone.code(training) for backbone in traced for training in (False, True)]
+    return [script_code([*functions, *{type(part) for part in parts}], skip), graphs]
 
 
 def _told(options: Mapping[str, Any]) -> dict[str, str]:

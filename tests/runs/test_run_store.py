@@ -1,13 +1,17 @@
 """Every state is computed once, whichever run asks for it, and is what it would have been without the store."""
 
+import argparse
+import functools
 import json
 import os
 import random
 import subprocess
 import sys
 import time
+import types
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from avalanche.training import AGEM
@@ -23,7 +27,7 @@ from avalanche_amnesia.ledger import RequestError
 from avalanche_amnesia.models import MLP, MaskedModel
 from avalanche_amnesia.runs import RunStore
 from avalanche_amnesia.saving import StateError
-from avalanche_amnesia.training import AmnesiacHAT, SeedingPlugin
+from avalanche_amnesia.training import HAT, AmnesiacHAT, SeedingPlugin
 
 TESTS = Path(__file__).parents[1]
 AFTER = (2, 4, 5, 7, 9, 10, 12, 14, 15, 17, 19, 20)
@@ -131,6 +135,70 @@ def test_any_changed_setting_changes_the_key(one, other, tmp_path):
     assert store.run(built(**one)).key != store.run(built(**other)).key
 
 
+def weighted(scale):
+    return lambda x, y: scale * nn.functional.cross_entropy(x, y)
+
+
+def defaulting(scale):
+    def loss(x, y, scale=scale):
+        return scale * nn.functional.cross_entropy(x, y)
+
+    return loss
+
+
+def module_with(**content):
+    """A script's module, as it would be imported, with a loss that uses another function, a constant and a table."""
+    module = types.ModuleType("a_script")
+    module.__dict__.update({"cross_entropy": nn.functional.cross_entropy, **content})
+    source = "def loss(x, y):\n    return SCALE * part(cross_entropy(x, y)) * TABLE['a'] * settings.rate\n"
+    exec(source, module.__dict__)
+    return module.loss
+
+
+class Gain(SeedingPlugin):
+    rate = 1.0
+
+
+class MoreGain(SeedingPlugin):
+    rate = 2.0
+
+
+MoreGain.__qualname__ = MoreGain.__name__ = "Gain"
+CONTENT = {"SCALE": 1.0, "part": lambda v: v, "TABLE": {"a": 1}, "settings": argparse.Namespace(rate=1)}
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (weighted(1.0), weighted(2.0)),
+        (weighted(torch.ones(())), weighted(torch.zeros(()))),
+        (weighted(np.ones(1)), weighted(np.zeros(1))),
+        (defaulting(1.0), defaulting(2.0)),
+        (functools.partial(weighted, 1.0)(), functools.partial(weighted, 3.0)()),
+        *(
+            (module_with(**CONTENT), module_with(**CONTENT | changed))
+            for changed in (
+                {"SCALE": 2.0},
+                {"part": lambda v: v * 2},
+                {"TABLE": {"a": 2}},
+                {"settings": argparse.Namespace(rate=2)},
+            )
+        ),
+    ],
+    ids=["closure", "tensor", "array", "default", "partial", "constant", "function", "table", "settings"],
+)
+def test_so_does_whatever_a_function_of_the_script_uses(one, other, tmp_path):
+    store = RunStore(tmp_path)
+    keys = [store.run(built(criterion=criterion)).key for criterion in (one, one, other)]
+    assert keys[0] == keys[1] != keys[2]
+
+
+def test_so_does_an_attribute_of_a_plugin_s_class(tmp_path):
+    store = RunStore(tmp_path)
+    keys = [store.run(built(plugins=[kind(3)])).key for kind in (Gain, Gain, MoreGain)]
+    assert keys[0] == keys[1] != keys[2]
+
+
 def test_what_only_evaluates_does_not(tmp_path):
     store = RunStore(tmp_path)
     assert store.run(built(eval_mb_size=3)).key == store.run(built(eval_mb_size=5)).key
@@ -233,7 +301,24 @@ def test_a_task_that_is_pruned_leaves_no_state_that_knows_it(tmp_path):
     assert not list((tmp_path / "blobs").iterdir())
 
 
-@pytest.mark.parametrize("damage", ["state", "tensors"])
+def test_what_may_go_has_to_be_said_and_both_bounds_hold(tmp_path):
+    store = RunStore(tmp_path)
+    through(store.run(make()), (0, 1, 2))
+    through(store.run(make()), (1, 3))
+    with pytest.raises(ValueError, match="say what may go"):
+        store.prune()
+    assert len(store.nodes()) == 5
+    store.prune(60_000, tasks=[2])
+    assert store.nodes()
+    assert not [node for node in store.nodes() if 2 in node.trained]
+    assert store.nbytes() <= 60_000
+    newest = store.nodes()[0].key
+    store.prune(0, spare=[newest])
+    assert [node.key for node in store.nodes()] == [newest]
+    assert model_of(through(store.run(make()), (1, 3)).strategy)
+
+
+@pytest.mark.parametrize("damage", ["state", "tensors", "a byte of the tensors"])
 def test_a_damaged_state_is_computed_again(damage, tmp_path):
     whole = through(RunStore(tmp_path).run(make()), (0, 1))
     if damage == "state":
@@ -241,7 +326,8 @@ def test_a_damaged_state_is_computed_again(damage, tmp_path):
         file.write_text(file.read_text()[:-10])
     else:
         for file in (tmp_path / "blobs").iterdir():
-            file.write_bytes(file.read_bytes()[:-1])
+            content = file.read_bytes()
+            file.write_bytes(content[:-1] if damage == "tensors" else content[:-1] + bytes([content[-1] ^ 1]))
     again = through(RunStore(tmp_path).run(make()), (0, 1))
     with pytest.warns(UserWarning, match="computed again"):
         assert model_of(again.strategy) == model_of(whole.strategy)
@@ -261,6 +347,18 @@ def test_a_step_that_fails_leaves_the_run_where_it_was(tmp_path):
     assert through(run, (2,)).trained == (0, 1, 2)
 
 
+def test_a_strategy_that_does_not_unlearn_says_so_before_anything(tmp_path):
+    def hat(**options):
+        torch.manual_seed(0)
+        model = MaskedModel(mlp())
+        return HAT(model=model, optimizer=Adam(model.parameters()), train_epochs=1, **options)
+
+    run = through(RunStore(tmp_path).run(hat()), (0,))
+    with pytest.raises(RequestError, match="HAT does not unlearn"):
+        run.unlearn([0])
+    assert run.trained == (0,)
+
+
 def test_what_can_t_be_saved_still_runs_and_says_so(tmp_path):
     strategy = stock(AGEM, patterns_per_exp=10, sample_size=10, epochs=1)
     with pytest.warns(UserWarning, match="not stored: AGEMPlugin"):
@@ -268,6 +366,8 @@ def test_what_can_t_be_saved_still_runs_and_says_so(tmp_path):
     for task in (0, 1):
         run.train(DIGITS.train_stream[task])
     assert run.computed == 2
+    with pytest.raises(StateError, match="can't go back"):
+        run.restart()
     assert not RunStore(tmp_path).nodes()
 
     def agem(**options):
