@@ -1,6 +1,6 @@
 """Unlearning requests as an attribute of ordinary experiences, checked when the benchmark is built."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
@@ -144,6 +144,22 @@ def without_requests(benchmark: CLScenario) -> CLScenario:
     declared, deadline = _permanent(benchmark), _deadline(benchmark, None)
     _rehearse(tasks, nothing, declared, TaskLedger(deadline))
     return _scheduled(benchmark, nothing, declared, deadline)
+
+
+def tasks_after_each(stream: Iterable[Any]) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Tasks that were trained, and those of them that remain, after each experience and its requests, in order.
+
+    Args:
+        stream: of experiences, with ``requests`` or without.
+    """
+    trained: list[int] = []
+    gone: set[int] = set()
+    for experience in stream:
+        task = int(experience.task_label)
+        trained.append(task)
+        gone.discard(task)
+        gone |= {task for request in getattr(experience, "requests", ()) for task in request.tasks}
+        yield tuple(trained), tuple(task for task in trained if task not in gone)
 
 
 def _scheduled(

@@ -40,6 +40,7 @@ class AccuracyDifference(PluginMetric):
         super().__init__()
         checks.instance("references", references, References, "References(make_strategy, benchmark)")
         self.references = references
+        references.expect("full")
         self._correct: dict[int, list[int]] = {}
 
     def before_training_exp(self, strategy: Any) -> None:

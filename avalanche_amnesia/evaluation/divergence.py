@@ -54,6 +54,7 @@ class JSDivergence(ProbingMetric):
         for floor in noise_floor:
             checks.one_of("noise_floor", floor, Floor)
         self.references, self.probe, self.noise_floor = references, probe, tuple(noise_floor)
+        references.expect("same", *noise_floor)
 
     def before_training_exp(self, strategy: Any) -> None:
         """Check that what is trained is what the references are trained on."""

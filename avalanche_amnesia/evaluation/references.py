@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, get_args
 
 import torch
 from avalanche.logging import BaseLogger
@@ -14,8 +15,9 @@ from avalanche.training.templates.base import BaseTemplate
 from torch import nn
 
 from avalanche_amnesia import checks
-from avalanche_amnesia.benchmarks.requests import without_requests
+from avalanche_amnesia.benchmarks.requests import tasks_after_each, without_requests
 from avalanche_amnesia.bits import tensor_hash
+from avalanche_amnesia.evaluation.reference_workers import ReferenceWorkers
 from avalanche_amnesia.evaluation.same_data import difference_of_data
 from avalanche_amnesia.seeding import derive_seed, preserved_rng
 from avalanche_amnesia.training.host.lookup import find_plugin
@@ -25,6 +27,7 @@ from avalanche_amnesia.training.plugins.seeding import SeedingPlugin
 from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin
 
 Variant = Literal["same", "order", "seed"]
+Expected = Literal["same", "order", "seed", "full"]
 
 
 class ReferencesError(ValueError):
@@ -50,6 +53,8 @@ class References:
         train_options: keyword arguments of every call of ``strategy.train``.
         store: a :class:`~avalanche_amnesia.runs.RunStore`, where trainings are kept for other runs and processes, and
             taken from; by default a temporary one, which goes with the process.
+        workers: processes that train, while the run goes on, what its metrics will ask for after the requests of the
+            benchmark; 0: the run waits for its references. They compute the same bits, on cores that are idle.
 
     Attributes:
         trainings: how many trainings of single tasks these references took so far, beside those that were there.
@@ -66,6 +71,7 @@ class References:
         *,
         train_options: Mapping[str, Any] | None = None,
         store: Any = None,
+        workers: int = 0,
     ) -> None:
         _check_maker(make_strategy)
         if not hasattr(benchmark, "streams"):
@@ -78,6 +84,9 @@ class References:
         self._models: dict[tuple[Variant, tuple[int, ...]], nn.Module] = {}
         self._seconds: dict[tuple[Variant, tuple[int, ...]], float] = {}
         self._store = store
+        self.workers = checks.whole_number("workers", workers, 0)
+        self._ahead: ReferenceWorkers | None = None
+        self._expected: set[Expected] = set()
         self.trainings = 0
         self._runs: dict[Variant, Any] = {}
         self._labels: dict[int, str] = {}
@@ -112,7 +121,7 @@ class References:
         self.make_strategy = make_strategy
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "make_strategy": None, "_runs": {}, "_store": None}
+        return {**self.__dict__, "make_strategy": None, "_runs": {}, "_store": None, "_ahead": None}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> References:
         return self
@@ -139,6 +148,8 @@ class References:
             here, there = (getattr(e, name, default) for e in (experience, own))
             if here != there:
                 self._refuse(f"task {task}: {name}={here!r} in the run, and {name}={there!r} there")
+        if self.workers and self._expected:
+            self._train_ahead()
 
     def check_labels(self, trained: Mapping[int, str]) -> None:
         """Check the tasks that a run has trained, of which the data may be gone by now, by their labels.
@@ -213,7 +224,50 @@ class References:
         """The benchmark's test experience of a task."""
         return next(e for e in self.benchmark.test_stream if int(e.task_label) == task)
 
+    def expect(self, *kinds: Expected) -> None:
+        """Announce what a metric will ask for after every evaluation, so that workers can train it before.
+
+        Args:
+            kinds: variants of :meth:`reference`, and ``full`` for :meth:`full`.
+        """
+        self._expected |= set(kinds)
+
+    def _train_ahead(self) -> None:
+        """Start the workers, once; tell of one that failed."""
+        if self._ahead is not None:
+            error = self._ahead.failure()
+            if error is not None:
+                warnings.warn(f"a worker that trains references failed, the run trains them: {error!r}", stacklevel=4)
+            return
+        with preserved_rng():
+            if self.make_strategy is None or not self.begin().stored:
+                self.workers = 0  # nothing that another process computes could be taken from there
+                return
+        arguments = {
+            "make_strategy": self.make_strategy,
+            "benchmark": self.benchmark,
+            "train_options": self.train_options,
+            "store": self._store,
+        }
+        self._ahead = ReferenceWorkers((References, arguments), self.workers)
+        paths: list[tuple[Variant, tuple[int, ...]]] = []
+        for trained, remaining in tasks_after_each(self.benchmark.train_stream):
+            if trained != remaining:
+                paths += [("same", trained)] if "full" in self._expected else []
+                paths += [(variant, remaining) for variant in get_args(Variant) if variant in self._expected]
+        self._ahead.train(dict.fromkeys(paths))
+
     def _train(self, path: tuple[int, ...], variant: Variant) -> None:
+        run = self.train_along(path, variant)
+        self._models[variant, path] = deepcopy(run.strategy.model).eval()
+
+    def train_along(self, path: tuple[int, ...], variant: Variant) -> Any:
+        """Train tasks one after another, as :meth:`reference` does; the run through the store that leads there.
+
+        Args:
+            path: the tasks.
+            variant: as there.
+        """
         run = self._runs.pop(variant, None)  # taken out while it trains: an interrupted one is not continued
         if run is None or not (run.stored or run.trained == path[: len(run.trained)]):
             run = self.begin(variant)
@@ -224,8 +278,8 @@ class References:
             run.train(self._experiences[path[position]], **self.train_options)
             self.trainings += run.computed - computed
             self._seconds[variant, path[: position + 1]] = run.seconds()
-        self._models[variant, path] = deepcopy(run.strategy.model).eval()
         self._runs[variant] = run
+        return run
 
     def begin(self, variant: Variant = "same") -> Any:
         """A run through the store (:class:`~avalanche_amnesia.runs.StoredRun`) of a strategy as references train it.

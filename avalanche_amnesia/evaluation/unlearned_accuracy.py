@@ -45,6 +45,8 @@ class UnlearnedAccuracy(ProbingMetric):
         if references is not None:
             checks.instance("references", references, References, "References(make_strategy, benchmark), or None")
         self.references = references
+        if references is not None:
+            references.expect("same")
         self.experiences = {int(e.task_label): e for e in benchmark.test_stream}
 
     def before_training_exp(self, strategy: Any) -> None:

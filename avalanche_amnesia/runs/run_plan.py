@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
@@ -11,7 +11,7 @@ from avalanche.logging import BaseLogger
 from avalanche.training.plugins import EvaluationPlugin
 
 from avalanche_amnesia.audit.wording import seconds_in_words
-from avalanche_amnesia.benchmarks.requests import without_requests
+from avalanche_amnesia.benchmarks.requests import tasks_after_each, without_requests
 from avalanche_amnesia.evaluation.references import References
 from avalanche_amnesia.runs.store import RunStore
 
@@ -70,10 +70,12 @@ def plan_runs(make_strategy: Callable[..., Any], benchmark: Any, store: RunStore
     of_task = {int(experience.task_label): experience for experience in alone}
     main = store.run(make_strategy(evaluator=EvaluationPlugin(loggers=[BaseLogger()])))
     reference = References(make_strategy, benchmark, store=store).begin()
+    after_each = [remaining for _, remaining in tasks_after_each(stream)]
+    after_requests = [remaining for e, remaining in zip(stream, after_each, strict=True) if e.requests]
     paths = {
         "main run": [main.keys_of(stream)],
         "full run": [reference.keys_of(alone)],
-        "references": [reference.keys_of([of_task[t] for t in remaining]) for remaining in remaining_after(stream)],
+        "references": [reference.keys_of([of_task[t] for t in remaining]) for remaining in after_requests],
     }
     counted: set[str] = set()
     runs = []
@@ -86,19 +88,3 @@ def plan_runs(make_strategy: Callable[..., Any], benchmark: Any, store: RunStore
     trained = [node.seconds for node in store.nodes() if node.step.startswith("train")]
     left = sum(group.to_compute for group in runs)
     return RunPlan(tuple(runs), left * fmean(trained) if trained else (None if left else 0.0))
-
-
-def remaining_after(stream: Sequence[Any]) -> Iterator[tuple[int, ...]]:
-    """Remaining tasks after each training with requests, in training order.
-
-    Args:
-        stream: of experiences with ``requests``.
-    """
-    trained: list[int] = []
-    gone: set[int] = set()
-    for experience in stream:
-        trained.append(int(experience.task_label))
-        requests = getattr(experience, "requests", ())
-        gone |= {task for request in requests for task in request.tasks}
-        if requests:
-            yield tuple(task for task in trained if task not in gone)

@@ -139,6 +139,8 @@ def _package_of(thing: Any) -> str | None:
     else:
         return None
     top = name.split(".")[0]
+    if top == "__main__":
+        return None  # whatever file it is: a worker's own is none of the script
     module = sys.modules.get(top)
     places = [getattr(module, "__file__", None) or "", *getattr(module, "__path__", ())]
     if top not in sys.stdlib_module_names and top != _OUR_OWN and not any(p.startswith(_INSTALLED) for p in places):

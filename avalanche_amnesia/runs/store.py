@@ -74,14 +74,20 @@ class RunStore:
     """
 
     def __init__(self, path: str | Path | None = None, *, keep: int | None = None) -> None:
-        self._temporary = tempfile.TemporaryDirectory(prefix="amnesia-runs-") if path is None else None
-        self.path = Path(self._temporary.name if path is None and self._temporary is not None else str(path))
+        self._temporary: tempfile.TemporaryDirectory[str] | None = None
+        if path is None:  # a worker that was just ended may still write
+            self._temporary = tempfile.TemporaryDirectory(prefix="amnesia-runs-", ignore_cleanup_errors=True)
+            path = self._temporary.name
+        self.path = Path(path)
         self.keep = keep
         foreign = [f.name for f in self.path.iterdir() if f.name not in _OURS] if self.path.is_dir() else []
         if foreign or self.path.is_file():
             raise StateError(f"{self.path} is no store of runs ({foreign[:3] or 'a file'}): give a new directory")
         for name in ("nodes", "blobs", "locks"):
             (self.path / name).mkdir(parents=True, exist_ok=True)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_temporary": None}  # another process opens the directory, and leaves it there
 
     @property
     def temporary(self) -> bool:

@@ -1,0 +1,156 @@
+"""Workers train references before they are asked for: the same bits, none twice, and nobody waits for a failed one."""
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+import textwrap
+
+import pytest
+from avalanche.training import AGEM
+from support.strategies import DIGITS, amnesiac, stock
+
+from avalanche_amnesia.benchmarks import with_unlearning
+from avalanche_amnesia.benchmarks.requests import tasks_after_each
+from avalanche_amnesia.bits import state_hashes
+from avalanche_amnesia.evaluation import References, accuracy_difference_metrics, jsd_metrics
+from avalanche_amnesia.runs import RunStore
+
+BENCHMARK = with_unlearning(DIGITS, {1: [0], 3: [1]})
+RUN = int(os.environ.setdefault("PROCESS_OF_THIS_TEST", str(os.getpid())))
+
+
+def make(**options):
+    return amnesiac(train_epochs=1, **options)
+
+
+def make_here_alone(**options):
+    if os.getpid() != RUN:
+        raise RuntimeError("no data on this machine")
+    return make(**options)
+
+
+def begun(references):
+    """References whose workers have done their part of the benchmark."""
+    jsd_metrics(references, noise_floor=["order"])
+    accuracy_difference_metrics(references)
+    references.check(BENCHMARK.train_stream[0])
+    for training in references._ahead._trainings:
+        training.exception(timeout=200)
+    return references
+
+
+def test_tasks_after_each():
+    assert list(tasks_after_each(BENCHMARK.train_stream)) == [
+        ((0,), (0,)),
+        ((0, 1), (1,)),
+        ((0, 1, 2), (1, 2)),
+        ((0, 1, 2, 3), (2, 3)),
+        ((0, 1, 2, 3, 4), (2, 3, 4)),
+    ]
+
+
+@pytest.mark.slow
+def test_what_metrics_ask_for_is_there_and_is_what_the_run_would_have_trained():
+    alone, references = References(make, BENCHMARK), begun(References(make, BENCHMARK, workers=1))
+    assert references._ahead.failure() is None
+    paths = [remaining for trained, remaining in tasks_after_each(BENCHMARK.train_stream) if trained != remaining]
+    asked = [(path, variant) for path in paths for variant in ("same", "order")]
+    asked += [(range(n), "same") for n in (2, 3, 4, 5)]
+    for path, variant in asked:
+        models = [each.reference(path, variant) for each in (alone, references)]
+        assert state_hashes(models[0].state_dict()) == state_hashes(models[1].state_dict())
+    assert (references.trainings, alone.trainings) == (0, 15)
+    assert len(references._store.nodes()) == 15
+    assert references.reference([4], "seed") is not None  # which no metric announced
+    assert references.trainings == 1
+
+
+@pytest.mark.slow
+def test_a_failed_worker_is_told_and_the_run_trains_by_itself():
+    references = begun(References(make_here_alone, BENCHMARK, workers=1))
+    with pytest.warns(UserWarning, match="no data on this machine"):
+        references.check(BENCHMARK.train_stream[1])
+    assert references.reference([1]) is not None
+    assert references.trainings == 1
+
+
+def test_where_states_can_t_be_saved_there_are_no_workers():
+    def agem(**options):
+        return stock(AGEM, patterns_per_exp=10, sample_size=10, epochs=1, **options)
+
+    references = References(agem, BENCHMARK, workers=1)
+    jsd_metrics(references)
+    with pytest.warns(UserWarning, match="not stored"):
+        references.check(BENCHMARK.train_stream[0])
+    assert references.workers == 0
+
+
+def test_a_pickled_store_is_the_same_directory_and_leaves_it_there(tmp_path):
+    store = RunStore()
+    run = store.run(make())
+    run.train(DIGITS.train_stream[0])
+    copy = pickle.loads(pickle.dumps(store))
+    assert [node.key for node in copy.nodes()] == [run.key]
+    del copy
+    assert store.has(run.key)
+
+
+def test_loaded_references_start_no_workers():
+    references = References(make, BENCHMARK, workers=1)
+    jsd_metrics(references)
+    loaded = pickle.loads(pickle.dumps(references))
+    loaded.check(BENCHMARK.train_stream[0])
+    assert loaded._ahead is None
+
+
+@pytest.mark.slow
+def test_a_script_without_a_guard_and_with_classes_of_its_own_shares_with_its_workers(tmp_path):
+    (tmp_path / "script.py").write_text(
+        textwrap.dedent(
+            """
+            import json, torch
+            from avalanche.evaluation.metrics import accuracy_metrics
+            from avalanche.logging import BaseLogger
+            from avalanche.training.plugins import EvaluationPlugin
+            from avalanche_amnesia import *
+
+            benchmark = with_unlearning(SplitDigits(n_train=200, n_test=100), {0: [0], 1: [1]})
+            scale = 2.0
+
+            class Net(torch.nn.Module):
+                features = 8
+
+                def __init__(self):
+                    super().__init__()
+                    self.inner = MLP(64, hidden=(8,), features=8)
+
+                def forward(self, x):
+                    return torch.relu(self.inner(x) * scale)
+
+            def loss(logits, labels):
+                return torch.nn.functional.cross_entropy(logits, labels) * scale
+
+            def make_strategy(**options):
+                torch.manual_seed(0)
+                model = MaskedModel(Net())
+                optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+                return AmnesiacHAT(model=model, optimizer=optimizer, criterion=loss, train_mb_size=50, **options)
+
+            references = References(make_strategy, benchmark, workers=1)
+            metrics = [*jsd_metrics(references), *accuracy_difference_metrics(references)]
+            references.check(benchmark.train_stream[0])
+            for training in references._ahead._trainings:
+                training.result(timeout=200)
+            strategy = make_strategy(evaluator=EvaluationPlugin(metrics, loggers=[BaseLogger()]))
+            for experience in benchmark.train_stream[:2]:
+                strategy.train(experience)
+                strategy.eval(benchmark.test_stream)
+            print(json.dumps([references.trainings, len(references._store.nodes())]))
+            """
+        )
+    )
+    done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == [0, 11]
