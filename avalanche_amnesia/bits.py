@@ -10,7 +10,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-_WORTH_A_THREAD = 2**16
+_WORTH_THREADS = 2**20
 """Bytes from which on hashing a tensor takes longer than handing it to a thread."""
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -42,22 +42,24 @@ def tensor_hash(tensor: Tensor) -> str:
 
 def state_hashes(state: Mapping[str, Tensor]) -> dict[str, str]:
     """:func:`tensor_hash` of every tensor, by name in order of the names; in two threads, as hashing needs no lock."""
-    large = [name for name, tensor in state.items() if tensor.nbytes > _WORTH_A_THREAD]
-    hashes = dict(zip(large, map_two_threads(lambda name: tensor_hash(state[name]), large), strict=True))
-    hashes |= {name: tensor_hash(tensor) for name, tensor in state.items() if tensor.nbytes <= _WORTH_A_THREAD}
-    return dict(sorted(hashes.items()))
+    names = sorted(state)
+    hashes = map_two_threads(lambda name: tensor_hash(state[name]), names, sum(t.nbytes for t in state.values()))
+    return dict(zip(names, hashes, strict=True))
 
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 
-def map_two_threads(work: Callable[[T], R], things: Iterable[T]) -> list[R]:
+def map_two_threads(work: Callable[[T], R], things: Iterable[T], nbytes: int) -> list[R]:
     """Map ``work`` over things in two threads, in order; for work that hardly needs the interpreter (hashing, numpy).
 
     Args:
         work: called in two threads; gradients are recorded there unless it says otherwise.
         things: given to it one by one.
+        nbytes: that it reads or writes in all; for few of them starting threads would take longer than the work.
     """
+    if nbytes < _WORTH_THREADS:
+        return list(map(work, things))
     with ThreadPoolExecutor(2) as pool:
         return list(pool.map(work, things))

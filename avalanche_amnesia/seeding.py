@@ -49,7 +49,10 @@ def set_rng_state(state: RngState) -> None:
 
 def seed_all(seed: int) -> None:
     """Seed the global random streams."""
-    torch.manual_seed(seed)
+    if torch.accelerator.is_available():
+        torch.manual_seed(seed)
+    else:  # the same stream; manual_seed would keep the caller's stack for devices that may come, at every call
+        torch.default_generator.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed % 2**32)  # noqa: NPY002
 

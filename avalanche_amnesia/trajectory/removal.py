@@ -115,7 +115,8 @@ def work_out(
         return replayed, stays, index
 
     # Whoever reads or is revised may enter tensors into logs, where their order counts.
-    found = map(without, names) if revisions or readers else map_two_threads(without, names)
+    size = 0 if revisions or readers else sum(current[name].nbytes for name in names)
+    found = map_two_threads(without, names, size)
     for name, (replayed, stays, index) in zip(names, found, strict=True):
         committed = base[name]
         if bool(stays.any()):

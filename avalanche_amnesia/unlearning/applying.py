@@ -141,10 +141,13 @@ def _move(removal: Removal, parameters: Mapping[str, Tensor], change: Transactio
     """Give parameters the values that they have without what goes."""
     moved = removal.moved
     # Every way back is noted before the first write, so that the writes can run in two threads.
-    held = map_two_threads(lambda name: take(parameters[name], moved[name]), moved)
+    size = sum(parameters[name].nbytes for name in moved)
+    held = map_two_threads(lambda name: take(parameters[name], moved[name]), moved, size)
     for name, old in zip(moved, held, strict=True):
         change.call(put, parameters[name], moved[name], old)
-    map_two_threads(lambda name: put(parameters[name], moved[name], take(removal.values[name], moved[name])), moved)
+    map_two_threads(
+        lambda name: put(parameters[name], moved[name], take(removal.values[name], moved[name])), moved, size
+    )
 
 
 def _replace(
