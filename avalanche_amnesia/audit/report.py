@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from avalanche_amnesia.audit.wording import as_html
+from avalanche_amnesia.audit.wording import as_html, wrapped
 
 
 @dataclass(frozen=True)
@@ -45,15 +45,11 @@ class AuditReport:
         return not self.findings
 
     def table(self) -> str:
-        """The findings as lines of text."""
-        lines = [f"{self.looked_at} tensors, data sets and logs looked at: " + self._summary()]
-        if self.findings:
-            rows = [("kind", "strength", "of", "where")]
-            rows += [(f.kind, f"{f.strength:.2f}", f.name, f.path) for f in self.findings]
-            widths = [max(len(row[column]) for row in rows) for column in range(3)]
-            lines += ["  ".join([*(c.ljust(w) for c, w in zip(row, widths, strict=False)), row[3]]) for row in rows]
+        """The findings as lines of text, of at most 60 columns."""
+        lines = [f"{self.looked_at} tensors, data sets and logs looked at: {self._summary()}"]
+        lines += [f"{f.kind} of {f.name}, strength {f.strength:.2f}, in {f.path}" for f in self.findings]
         lines += [f"not looked into: {path}" for path in self.unread]
-        return "\n".join(lines)
+        return "\n".join(part for line in lines for part in wrapped(line))
 
     def __str__(self) -> str:
         return self.table()

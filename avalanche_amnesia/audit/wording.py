@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from avalanche_amnesia.audit.record import UnlearningPlan, UnlearningRecord
 
-_WIDTH = 76
+_WIDTH = 60
 _INDENT = 15
 
 
 def plan_in_words(plan: UnlearningPlan) -> str:
-    """A plan in a few lines, of at most 76 columns."""
+    """A plan in a few lines, of at most 60 columns."""
     rows = [*_of_plan(plan), *_claim(plan, "will be")]
     return _written(f"Plan: unlearn {tasks_in_words(plan.tasks)} ({plan.event})", rows)
 
 
 def record_in_words(record: UnlearningRecord) -> str:
-    """A record in a few lines, of at most 76 columns."""
+    """A record in a few lines, of at most 60 columns."""
     rows = [*_of_plan(record.plan), ("remaining", _numbers(record.remaining) or "no task")]
     rows += [("cleaned", line) for line in record.purged]
     rows += [*_claim(record.plan, "is"), ("took", seconds_in_words(record.seconds))]
@@ -43,6 +43,11 @@ def seconds_in_words(seconds: float) -> str:
     if seconds < 1:
         return f"{1000 * seconds:.0f} ms"
     return f"{seconds:.1f} s" if seconds < 120 else f"{seconds / 60:.1f} min"
+
+
+def wrapped(text: str) -> list[str]:
+    """Lines of a text, of at most 60 columns; all but the first are indented, and a long path stays whole."""
+    return textwrap.wrap(text, _WIDTH, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
 
 
 def _of_plan(plan: UnlearningPlan) -> Iterator[tuple[str, str]]:

@@ -15,6 +15,7 @@ from support.small_runs import OPTIMIZERS, logits, make, masked_mlp, permuted, s
 from torch import nn
 
 from avalanche_amnesia.models import MLP, MaskedModel
+from avalanche_amnesia.seeding import seed_all
 from avalanche_amnesia.training import HAT, AdaHAT, AmnesiacHAT
 from avalanche_amnesia.training.plugins import DivergedError, HATPlugin, InMemoryLoaderPlugin, SeedingPlugin, TaskError
 from avalanche_amnesia.training.plugins.in_memory_loader import TensorBatches
@@ -71,6 +72,15 @@ def test_runs_that_part_share_their_prefix():
     a = logits(long, benchmark, [2])[2]
     short.train(benchmark.train_stream[2])
     assert torch.equal(a, logits(short, benchmark, [2])[2])
+
+
+def test_seeding_is_torchs_own():
+    seed_all(7)
+    drawn = torch.rand(5), random.random()
+    torch.set_rng_state(torch.Generator().manual_seed(7).get_state())
+    random.seed(7)
+    assert torch.equal(drawn[0], torch.rand(5))
+    assert drawn[1] == random.random()
 
 
 def test_the_callers_random_streams_are_left_alone():

@@ -55,7 +55,7 @@ def test_unlearned_audited_and_verified(run_folder, capsys):
     assert unlearn("--record", "r.json", "--out", "after") == 0
     told = capsys.readouterr().out
     assert "Unlearned task 1 (after 3 trainings)" in told
-    assert max(map(len, told.splitlines())) <= 76
+    assert max(map(len, told.splitlines())) <= 60
     assert UnlearningRecord.load("r.json").remaining == (0, 2)
     assert main(["audit", "state", "--record", "r.json"]) == 1
     assert main(["audit", "after", "--record", "r.json"]) == 0
