@@ -45,20 +45,18 @@ class Encoder:
     """Encodes values as JSON and collects their tensors.
 
     An object is its attributes, under the name of its class; one that lies at two places is encoded once. The numbers
-    are exact to the bit.
+    are exact to the bit. Tensors of an object whose class says so (``saved_apart = True``) are a group of their own: a
+    file that other states can share.
 
     Args:
         known: objects that whoever loads the state has already, by name: the model, its parameters, the optimizer.
-        apart: classes whose objects' tensors go into a group of their own: a file that other states can share.
         adapters: for objects of other libraries.
     """
 
-    def __init__(
-        self, known: Mapping[str, object], apart: tuple[type, ...] = (), adapters: Sequence[Adapter] = ()
-    ) -> None:
+    def __init__(self, known: Mapping[str, object], adapters: Sequence[Adapter] = ()) -> None:
         self.tensors: dict[str, dict[str, Tensor]] = {}
         self._known = {id(thing): name for name, thing in known.items()}
-        self._apart, self._adapters, self._group = apart, adapters, "state"
+        self._adapters, self._group = adapters, "state"
         self._seen: dict[int, int] = {}
         self._places: dict[int, tuple[str, str]] = {}
         self._alive: list[object] = []  # an id is a name only as long as its object lives
@@ -127,7 +125,7 @@ class Encoder:
         self._note(value)
         code: dict[str, Any] = {"object": self._seen[id(value)], "class": name_of(type(value))}
         around = self._group
-        if isinstance(value, self._apart):
+        if getattr(type(value), "saved_apart", False):
             self._group = f"{type(value).__name__.lower()}{self._seen[id(value)]}"
         try:
             if isinstance(value, nn.Module):

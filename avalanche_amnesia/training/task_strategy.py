@@ -32,7 +32,6 @@ from avalanche_amnesia.training.host.lookup import unlearning_of
 from avalanche_amnesia.training.host.remaining import remaining_experiences
 from avalanche_amnesia.training.host.rollback import abort_training
 from avalanche_amnesia.training.host.samples import fault_in_memory, fault_of_inputs, fault_of_labels, fault_of_shape
-from avalanche_amnesia.training.host.saving import load_state, save_state
 from avalanche_amnesia.training.optimizers import check_optimizer, place_new_parameters
 from avalanche_amnesia.training.plugins.in_memory_loader import InMemoryLoaderPlugin
 from avalanche_amnesia.training.plugins.seeding import SeedingPlugin
@@ -260,6 +259,8 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
             StateError: if a plugin holds something that can't be saved, or the directory something else.
             OSError: if it can't be written; a state that was there stays.
         """
+        from avalanche_amnesia.training.host.saving import save_state  # for those who save alone
+
         if not self._trains:
             self.abort_training()
         return save_state(self, path)
@@ -276,6 +277,8 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
             StateError: if there is no state, it is damaged, of another format, or of another strategy, model or
                 settings; the message says which.
         """
+        from avalanche_amnesia.training.host.saving import load_state
+
         strategy = cls(**arguments)
         load_state(strategy, path)
         return strategy

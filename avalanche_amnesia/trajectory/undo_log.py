@@ -46,6 +46,8 @@ class Log(dict[str, SparseEntries]):
         file: the file whose tensors these are, mapped; None for a log in memory, which any copy is, unpickled ones too.
     """
 
+    saved_apart = True
+
     def __init__(
         self,
         entries: Mapping[str, SparseEntries],

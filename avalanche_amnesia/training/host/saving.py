@@ -23,7 +23,6 @@ from avalanche_amnesia.training.host.lookup import unlearning_of
 from avalanche_amnesia.training.host.rollback import is_finishing
 from avalanche_amnesia.training.host.saved_data import REPLAYED
 from avalanche_amnesia.training.task_in_training import TaskInTraining
-from avalanche_amnesia.trajectory.undo_log import Log
 
 for _of_the_host in (ParamData, ReservoirSamplingBuffer, _ParametricSingleBuffer):
     saveable(_of_the_host)
@@ -64,7 +63,7 @@ def encoded_state(strategy: Any) -> tuple[dict[str, Any], dict[str, dict[str, Te
         StateError: if a plugin holds something that can't be saved.
     """
     _refuse_in_training(strategy, "save")
-    encoder = Encoder(_known(strategy), apart=(Log,), adapters=[REPLAYED])
+    encoder = Encoder(_known(strategy), adapters=[REPLAYED])
     body = {
         "strategy": name_of(type(strategy)),
         "settings": _settings_of(strategy),
