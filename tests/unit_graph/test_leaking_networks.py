@@ -1,6 +1,6 @@
 """No network lets what a task's mask leaves out reach its features: it is refused by name, or protected to the bit.
 
-Which networks must go in, and which may be refused, stands in leaking_networks.py (``accepts`` and ``either``).
+Which networks must go in, and which may be refused, stands in leaking_networks/ (``accepts`` and ``either``).
 """
 
 import copy
@@ -11,7 +11,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support import leaking_networks
-from support.leaking_networks import ACCEPTED, CONTROL_FLOW_ON_VALUES, NETWORKS, VARYING, Net, P, part
+from support.leaking_networks import ACCEPTED, NETWORKS, VARYING, Net, P, part
+from support.leaking_networks.control_flow import CONTROL_FLOW_ON_VALUES
 from torch import nn
 from torch.nn.utils import parametrizations
 
@@ -216,7 +217,7 @@ def weight_norm():
 
 
 def drop_path():
-    mixed = leaking_networks.subclass("DropPath", nn.Module, lambda s, x: x.cumsum(1) + 1)
+    mixed = leaking_networks.unexpected_forwards.subclass("DropPath", nn.Module, lambda s, x: x.cumsum(1) + 1)
     _, block, _ = mixed()
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 12), block, nn.Tanh(), nn.Linear(12, 8))
 
@@ -230,7 +231,7 @@ TRAINED = {
     "weight standardisation": on_digits(
         lambda s, x: s.c(torch.relu(s.k(torch.relu(s.a(x)))).amax((2, 3))),
         a=part(nn.Conv2d, 1, 8, 3),
-        k=part(leaking_networks.ConvForwardStandardises, 8, 12, 3),
+        k=part(leaking_networks.computed_weights.ConvForwardStandardises, 8, 12, 3),
     ),
     "sibling view written in place": on_digits(through_a_sibling),
     "LoRA by a patched forward": lora,
