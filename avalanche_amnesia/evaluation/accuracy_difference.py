@@ -50,6 +50,8 @@ class AccuracyDifference(PluginMetric):
 
     Attributes:
         accuracies: of the last evaluation: ``main``, ``full``, ``heads``, ``reference`` → remaining task → accuracy.
+        differences: of the last evaluation: ``main``, ``heads``, ``reference`` → remaining task → accuracy minus that
+            of the full model.
 
     Raises:
         TypeError: for references that are none.
@@ -69,6 +71,7 @@ class AccuracyDifference(PluginMetric):
         self.references, self.controls = references, tuple(controls)
         self.samples = checks.whole_number("samples", samples)
         self.accuracies: dict[str, dict[int, float]] = {}
+        self.differences: dict[str, dict[int, float]] = {}
         self._right: dict[str, dict[int, int]] = {}
         self._seen: dict[int, int] = {}
         self._heads: dict[int, nn.Linear | None] = {}
@@ -111,16 +114,19 @@ class AccuracyDifference(PluginMetric):
         self.accuracies = {
             who: {task: n / self._seen[task] for task, n in right.items()} for who, right in self._right.items()
         }
+        self.differences = {
+            who: {task: (n - self._right["full"][task]) / self._seen[task] for task, n in self._right[who].items()}
+            for who in _NAMES
+            if who in self._right
+        }
         values, x = [], strategy.clock.train_iterations
-        for who, name in _NAMES.items():
-            by_task = {task: a - self.accuracies["full"][task] for task, a in self.accuracies.get(who, {}).items()}
+        for who, by_task in self.differences.items():
             values += [
-                MetricValue(self, get_metric_name(name, strategy, add_task=task), value, x)
+                MetricValue(self, get_metric_name(_NAMES[who], strategy, add_task=task), value, x)
                 for task, value in by_task.items()
             ]
-            if by_task:
-                mean = sum(by_task.values()) / len(by_task)
-                values.append(MetricValue(self, get_metric_name(name, strategy, add_task=False), mean, x))
+            mean = sum(by_task.values()) / len(by_task)
+            values.append(MetricValue(self, get_metric_name(_NAMES[who], strategy, add_task=False), mean, x))
         return values or None
 
     def _fitted(self, full: nn.Module, task: int) -> nn.Linear | None:
@@ -141,7 +147,8 @@ class AccuracyDifference(PluginMetric):
 
     def reset(self, strategy: Any = None) -> None:
         """Forget the counts."""
-        self.accuracies, self._right, self._seen, self._heads = {}, {}, {}, {}
+        self.accuracies, self.differences = {}, {}
+        self._right, self._seen, self._heads = {}, {}, {}
 
     def __str__(self) -> str:
         return "AccuracyDifference"

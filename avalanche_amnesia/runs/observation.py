@@ -244,10 +244,6 @@ def _observation(
         names = {name for name in names if not name.endswith("_tasks")}  # those count what a mean covers
         return {name: results[f"{name}{phase}"] for name in sorted(names)} if ledger.unlearned else {}
 
-    def above_full(who: str) -> float | None:
-        accuracies = difference.accuracies.get(who, {})
-        return _mean([a - difference.accuracies["full"][t] for t, a in accuracies.items()])
-
     jsd = means("JSD_")
     masks = {t: model.binary_mask(t) for t in model.masks} if isinstance(model, TaskMaskedModel) else None
     return Observation(
@@ -267,8 +263,8 @@ def _observation(
         jsd=jsd,
         jsd_by_task={name: by_task(name) for name in jsd},
         distances=means("Euclidean_", "Cosine_", "CKA_"),
-        accuracy_difference=above_full("main"),
-        accuracy_difference_control=above_full("heads"),
+        accuracy_difference=_mean([*difference.differences.get("main", {}).values()]),
+        accuracy_difference_control=_mean([*difference.differences.get("heads", {}).values()]),
         full_accuracy=difference.accuracies.get("full", {}),
         reference_accuracy=difference.accuracies.get("reference", {}),
         average_forgetting=forgetting(matrix.rows) if ledger.remaining else None,
