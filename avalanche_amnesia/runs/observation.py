@@ -190,7 +190,10 @@ def observe(
     for experience in benchmark.train_stream:
         before.capacity = before.owners = None
         run.strategy.train(experience)
-        results = run.strategy.eval(remaining_experiences(run.strategy, benchmark.test_stream))
+        left = remaining_experiences(run.strategy, benchmark.test_stream)
+        results = run.strategy.eval(left) if left else {}
+        if not left:  # nothing was evaluated, and what the last evaluation found is not of now
+            difference.reset()
         _note_unlearnings(run, references, int(experience.task_label))
         run.observations.append(_observation(run, references, experience, results, matrix, difference, before))
         progress(f"{name}: task {experience.task_label}")

@@ -52,9 +52,7 @@ def test_the_smallest_p_is_that_of_differences_of_one_sign(n):
 
 
 def test_equal_differences_give_no_t_whatever_their_last_bits():
-    test = paired_test(
-        [0.8, 0.9, 0.3], [0.7, 0.8, 0.2]
-    )  # 0.10000000000000009, 0.09999999999999998, 0.09999999999999998
+    test = paired_test([0.8, 0.9, 0.3], [0.7, 0.8, 0.2])  # 0.1 each, but for the last bits
     assert test.mean_difference == pytest.approx(0.1)
     assert test.interval is test.t_p is test.effect is None
     assert test.wilcoxon_p == 0.25
