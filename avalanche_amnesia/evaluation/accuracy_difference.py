@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Any
+import warnings
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import torch
 from avalanche.evaluation import PluginMetric
 from avalanche.evaluation.metric_results import MetricValue
 from avalanche.evaluation.metric_utils import get_metric_name
 from avalanche.models import avalanche_forward
+from torch import Tensor, nn
 
 from avalanche_amnesia import checks
+from avalanche_amnesia.evaluation.compared import some_task_data
+from avalanche_amnesia.evaluation.features import task_features
 from avalanche_amnesia.evaluation.probes import unlearning_of
 from avalanche_amnesia.evaluation.references import References
 from avalanche_amnesia.models.modes import evaluating
+from avalanche_amnesia.unlearning.logistic import FitError, fit_head
+
+Control = Literal["heads", "reference"]
+
+_NAMES = {
+    "main": "AccuracyDifference",
+    "heads": "AccuracyDifference_control",
+    "reference": "AccuracyDifference_reference",
+}
 
 
 class AccuracyDifference(PluginMetric):
@@ -21,14 +35,27 @@ class AccuracyDifference(PluginMetric):
 
     ``R(t)`` are the remaining tasks, ``a_τ`` is the accuracy on task τ, ``a_τ^full`` that of the full model, which
     learned every task and unlearned none.
-    Positive: the freed capacity helped. Emitted after every evaluation between tasks, per remaining task among those
-    evaluated and as their mean, as ``AccuracyDifference``.
+    Positive: the freed capacity helped, or new heads did: an unlearning that fits heads anew (counterfactual heads)
+    gains what any fresh fit gains. The control ``heads`` tells the two apart: ``a_τ`` is then the full model's own
+    accuracy with the head of τ fitted anew to its final features of the training data, nothing unlearned. The control
+    ``reference`` is the retrained model in the place of the main one: what never having seen the tasks gains.
+    Emitted after every evaluation between tasks, per remaining task among those evaluated and as their mean, as
+    ``AccuracyDifference``, ``AccuracyDifference_control`` (heads) and ``AccuracyDifference_reference``.
 
     Args:
         references: of the run.
+        controls: which of ``heads`` (a head per remaining task is fitted at every evaluation) and ``reference`` (which
+            costs a reference of the remaining tasks, unless another metric has it).
+        samples: at most so many of a task's training samples are used to fit its head, evenly spread, at least 1.
+
+    Attributes:
+        accuracies: of the last evaluation: ``main``, ``full``, ``heads``, ``reference`` → remaining task → accuracy.
+        differences: of the last evaluation: ``main``, ``heads``, ``reference`` → remaining task → accuracy minus that
+            of the full model.
 
     Raises:
         TypeError: for references that are none.
+        ValueError: for a control that is not known, or fewer than one sample.
     """
 
     higher_is_better = True
@@ -36,12 +63,19 @@ class AccuracyDifference(PluginMetric):
     axis = "event"
     """Axis along which a logger draws it: it changes with tasks and unlearnings."""
 
-    def __init__(self, references: References) -> None:
+    def __init__(self, references: References, controls: Sequence[Control] = (), samples: int = 10_000) -> None:
         super().__init__()
         checks.instance("references", references, References, "References(make_strategy, benchmark)")
-        self.references = references
-        references.expect("full")
-        self._correct: dict[int, list[int]] = {}
+        for control in controls:
+            checks.one_of("controls", control, Control)
+        self.references, self.controls = references, tuple(controls)
+        references.expect("full", *(["same"] if "reference" in controls else []))
+        self.samples = checks.whole_number("samples", samples)
+        self.accuracies: dict[str, dict[int, float]] = {}
+        self.differences: dict[str, dict[int, float]] = {}
+        self._right: dict[str, dict[int, int]] = {}
+        self._seen: dict[int, int] = {}
+        self._heads: dict[int, nn.Linear | None] = {}
 
     def before_training_exp(self, strategy: Any) -> None:
         """Check that what is trained is what the references are trained on."""
@@ -50,46 +84,91 @@ class AccuracyDifference(PluginMetric):
     def before_eval(self, strategy: Any) -> None:
         """Begin to count."""
         self.references.check_labels(unlearning_of(strategy).history.data)
-        self._correct = {}
+        self.reset()
 
     def after_eval_iteration(self, strategy: Any) -> None:
-        """Count what the main and the full model get right of this mini-batch."""
+        """Count what the main model and those beside it get right of this mini-batch."""
         plugin = unlearning_of(strategy)
         task = int(strategy.experience.task_label)
         if plugin.current_task is not None or task not in plugin.ledger.remaining:
             return
         full = self.references.reference(plugin.trained).to(strategy.device)
-        with evaluating(full):
-            logits = avalanche_forward(full, strategy.mb_x, strategy.mb_task_id)
-        counts = self._correct.setdefault(task, [0, 0, 0])
-        for i, output in enumerate((strategy.mb_output, logits)):
-            counts[i] += int((torch.argmax(output, 1) == strategy.mb_y).sum())
-        counts[2] += len(strategy.mb_y)
+        outputs = {"main": strategy.mb_output, "full": _logits(full, strategy)}
+        if "reference" in self.controls:
+            reference = self.references.reference(plugin.ledger.remaining).to(strategy.device)
+            outputs["reference"] = _logits(reference, strategy)
+        if "heads" in self.controls:
+            if task not in self._heads:
+                self._heads[task] = self._fitted(full, task)
+            head = self._heads[task]
+            if head is not None:
+                with torch.no_grad():
+                    outputs["heads"] = head(task_features(full, strategy.mb_x, task).double()).to(strategy.device)
+        for who, output in outputs.items():
+            right = self._right.setdefault(who, {})
+            right[task] = right.get(task, 0) + int((torch.argmax(output, 1) == strategy.mb_y).sum())
+        self._seen[task] = self._seen.get(task, 0) + len(strategy.mb_y)
 
     def after_eval(self, strategy: Any) -> list[MetricValue] | None:
-        """The difference per task, and the mean."""
-        by_task = {task: (main - full) / n for task, (main, full, n) in self._correct.items()}
-        if not by_task:
+        """The differences per task, and the means."""
+        self._heads = {}  # fitted to features of tasks that may be unlearned next
+        self.accuracies = {
+            who: {task: n / self._seen[task] for task, n in right.items()} for who, right in self._right.items()
+        }
+        self.differences = {
+            who: {task: (n - self._right["full"][task]) / self._seen[task] for task, n in self._right[who].items()}
+            for who in _NAMES
+            if who in self._right
+        }
+        values, x = [], strategy.clock.train_iterations
+        for who, by_task in self.differences.items():
+            values += [
+                MetricValue(self, get_metric_name(_NAMES[who], strategy, add_task=task), value, x)
+                for task, value in by_task.items()
+            ]
+            mean = sum(by_task.values()) / len(by_task)
+            values.append(MetricValue(self, get_metric_name(_NAMES[who], strategy, add_task=False), mean, x))
+        return values or None
+
+    def _fitted(self, full: nn.Module, task: int) -> nn.Linear | None:
+        """A head of the task fitted anew to the full model's features; None where that can't be."""
+        x, y = some_task_data(self.references.train_experience(task), self.samples)
+        features = task_features(full, x, task).double()
+        try:
+            weight, bias = fit_head(features, y, int(y.max()) + 1)
+        except FitError as error:
+            warnings.warn(f"no control for the accuracy difference of task {task}: {error}", stacklevel=2)
             return None
-        x = strategy.clock.train_iterations
-        values = [
-            MetricValue(self, get_metric_name(self, strategy, add_task=task), value, x)
-            for task, value in by_task.items()
-        ]
-        mean = sum(by_task.values()) / len(by_task)
-        return [*values, MetricValue(self, get_metric_name(self, strategy, add_task=False), mean, x)]
+        head = nn.utils.skip_init(nn.Linear, weight.shape[1], weight.shape[0], dtype=weight.dtype)
+        head.load_state_dict({"weight": weight, "bias": bias})
+        return head
 
     def result(self, strategy: Any = None) -> None:
         """Values are emitted by the callbacks alone."""
 
     def reset(self, strategy: Any = None) -> None:
         """Forget the counts."""
-        self._correct = {}
+        self.accuracies, self.differences = {}, {}
+        self._right, self._seen, self._heads = {}, {}, {}
 
     def __str__(self) -> str:
         return "AccuracyDifference"
 
 
-def accuracy_difference_metrics(references: References) -> list[AccuracyDifference]:
-    """The accuracy difference of a run to its full models."""
-    return [AccuracyDifference(references)]
+def _logits(model: nn.Module, strategy: Any) -> Tensor:
+    with evaluating(model):
+        logits: Tensor = avalanche_forward(model, strategy.mb_x, strategy.mb_task_id)
+    return logits
+
+
+def accuracy_difference_metrics(
+    references: References, *, controls: Sequence[Control] = ("heads",)
+) -> list[AccuracyDifference]:
+    """The accuracy difference of a run to its full models, and its controls.
+
+    Args:
+        references: of the run.
+        controls: which of ``heads`` and ``reference``, see :class:`AccuracyDifference`; the second one costs a
+            reference.
+    """
+    return [AccuracyDifference(references, controls)]

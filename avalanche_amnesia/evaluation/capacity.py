@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-from avalanche.evaluation import PluginMetric
 from avalanche.evaluation.metric_results import MetricValue, TensorImage
-from torchvision.transforms.functional import pil_to_tensor
 
-from avalanche_amnesia.evaluation.heatmap import mask_heatmap
+from avalanche_amnesia.evaluation.event_metric import EventMetric
+from avalanche_amnesia.evaluation.heatmap import as_tensor_image, mask_heatmap
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.training.host.lookup import find_plugin
 from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin
@@ -35,31 +33,35 @@ def trajectory_bytes(strategy: Any) -> int | None:
     return None if recorder is None else recorder.trajectory.nbytes()
 
 
-class Capacity(PluginMetric):
+class Capacity(EventMetric):
     """Network capacity, units or weights in use, masks as pictures, bytes of trajectory, after tasks and unlearnings.
 
     Emits ``Capacity`` in [0, 1] (1: all free), ``MaskUse/<layer>`` (share of the layer's units, or of the tensor's
     weights, that remaining tasks use), ``TrajectoryBytes``, ``MaskBits`` (of a SubnetModel: bits per weight and task
     that the masks take, entropy-coded given the weights), and, unless ``images`` is False, ``Mask/<layer>`` (a row per
-    remaining task).
+    remaining task). Around an unlearning also ``CapacityBefore``, and ``CapacityReturned``, in [−1, 1]: capacity after
+    it minus capacity before.
     """
-
-    axis = "event"
-    """Axis along which a logger draws it: it changes with tasks and unlearnings."""
 
     def __init__(self, *, images: bool = True) -> None:
         super().__init__()
         self.images = images
+        self._before: float | None = None
 
-    def after_training_exp(self, strategy: Any) -> list[MetricValue]:
-        """Values once a task is trained."""
-        return self._values(strategy)
+    def before_unlearning(self, strategy: Any) -> list[MetricValue]:
+        """Capacity with the tasks that are about to go."""
+        self._before = network_capacity(strategy)
+        return self.emit(strategy, {"CapacityBefore": self._before})
 
     def after_unlearning(self, strategy: Any) -> list[MetricValue]:
-        """Values once tasks are unlearned."""
-        return self._values(strategy)
+        """Values once tasks are unlearned, and the capacity that came back."""
+        named = self.named(strategy)
+        if self._before is not None:
+            named["CapacityReturned"] = named["Capacity"] - self._before
+        return self.emit(strategy, named)
 
-    def _values(self, strategy: Any) -> list[MetricValue]:
+    def named(self, strategy: Any) -> dict[str, Any]:
+        """Name → value, as the strategy stands."""
         named: dict[str, Any] = {"Capacity": network_capacity(strategy), "TrajectoryBytes": trajectory_bytes(strategy)}
         model = strategy.model
         if isinstance(model, TaskMaskedModel):
@@ -68,22 +70,14 @@ class Capacity(PluginMetric):
             named["MaskBits"] = model.mask_bits()
             if self.images and model.masks:
                 named |= {f"Mask/{layer}": _picture(model, layer) for layer in model.graph.layers}
-        x = strategy.clock.train_iterations
-        return [MetricValue(self, name, value, x) for name, value in named.items() if value is not None]
-
-    def result(self, strategy: Any = None) -> None:
-        """Values are emitted by the callbacks alone."""
-
-    def reset(self, strategy: Any = None) -> None:
-        """Do nothing: no values are accumulated."""
+        return named
 
     def __str__(self) -> str:
         return "Capacity"
 
 
 def _picture(model: TaskMaskedModel, layer: str) -> TensorImage:
-    picture = mask_heatmap({task: mask[layer].float() for task, mask in model.masks.items()})
-    return TensorImage(pil_to_tensor(picture).to(torch.float32) / 255)  # text loggers skip it, dashboards show it
+    return as_tensor_image(mask_heatmap({task: mask[layer].float() for task, mask in model.masks.items()}))
 
 
 def capacity_metrics(*, images: bool = True) -> list[Capacity]:

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, get_args
+from typing import get_args
 
-from avalanche.evaluation.metric_results import MetricValue
 from torch import Tensor, nn
 
-from avalanche_amnesia import checks
-from avalanche_amnesia.benchmarks.data import task_data
-from avalanche_amnesia.evaluation.features import features_of, mean_features
+from avalanche_amnesia.evaluation.feature_distance import FeatureDistance, Floor
+from avalanche_amnesia.evaluation.features import features_of
 from avalanche_amnesia.evaluation.functional import js_divergence
-from avalanche_amnesia.evaluation.probes import Probe, ProbingMetric, unlearning_of
+from avalanche_amnesia.evaluation.probes import Probe, ProbeKind
 from avalanche_amnesia.evaluation.references import References
-from avalanche_amnesia.models.task_masked import TaskMaskedModel
-
-ProbeKind = Literal["own", "remaining"]
-Floor = Literal["order", "seed"]
 
 
-class JSDivergence(ProbingMetric):
+class JSDivergence(FeatureDistance):
     """``JSD_t``: mean Jensen–Shannon divergence, in bits, between main and reference features of unlearned tasks.
 
     ``JSD_t = 1/|U(t)| Σ_{τ∈U(t)} 1/|D^τ| Σ_{x∈D^τ} JS( softmax f(x) ‖ softmax f_ref(x) )``: ``U(t)`` are the tasks
@@ -44,64 +38,12 @@ class JSDivergence(ProbingMetric):
         ValueError: for a probe or a floor that is not known.
     """
 
-    higher_is_better = False
-    lower_bound, upper_bound = 0.0, 1.0
+    name, upper_bound = "JSD", 1.0
 
-    def __init__(self, references: References, probe: ProbeKind = "own", noise_floor: Sequence[Floor] = ()) -> None:
-        super().__init__()
-        checks.instance("references", references, References, "References(make_strategy, benchmark)")
-        checks.one_of("probe", probe, ProbeKind)
-        for floor in noise_floor:
-            checks.one_of("noise_floor", floor, Floor)
-        self.references, self.probe, self.noise_floor = references, probe, tuple(noise_floor)
-        references.expect("same", *noise_floor)
-
-    def before_training_exp(self, strategy: Any) -> None:
-        """Check that what is trained is what the references are trained on."""
-        self.references.check(strategy.experience)
-
-    def values(self, strategy: Any, unlearned: Sequence[int], remaining: Sequence[int]) -> list[MetricValue]:
-        """JSD against the reference of the remaining tasks, then its floors."""
-        self.references.check_labels(unlearning_of(strategy).history.data)
-        reference = self.references.reference(remaining)
-        by_task = self._by_task(strategy.model, reference, strategy.model, unlearned, remaining)
-        results = [*self.emit(strategy, str(self), by_task), self.emit_coverage(strategy, by_task)]
-        for floor in self.noise_floor:
-            other = self.references.reference(remaining, floor)
-            by_task = self._by_task(other, reference, strategy.model, unlearned, remaining)
-            results += self.emit(strategy, f"{self}_floor_{floor}", by_task)
-        return results
-
-    def _by_task(
-        self,
-        model: nn.Module,
-        reference: nn.Module,
-        main: nn.Module,
-        unlearned: Sequence[int],
-        remaining: Sequence[int],
-    ) -> dict[int, float]:
-        result = {}
-        for task in unlearned:
-            x, _ = task_data(self.references.test_experience(task))
-            features = [self._features(m, main, x, task, remaining) for m in (model, reference)]
-            if features[0] is not None and features[1] is not None:
-                result[task] = float(js_divergence(features[0], features[1]).mean())
-        return result
-
-    def _features(
-        self, model: nn.Module, main: nn.Module, x: Tensor, task: int, remaining: Sequence[int]
-    ) -> Tensor | None:
-        """Features through the probe; None where there is no mask to look through."""
-        if not isinstance(main, TaskMaskedModel):
-            return features_of(model, x, task=task)
-        probe = self.probes.get(task)
-        if self.probe == "own":
-            return None if probe is None or probe.mask is None else features_of(model, x, probe.mask, parts=probe.parts)
-        assert isinstance(model, TaskMaskedModel)
-        return mean_features(model, x, remaining) if remaining else None
-
-    def __str__(self) -> str:
-        return f"JSD_{self.probe}"
+    @staticmethod
+    def distance(features_a: Tensor, features_b: Tensor) -> float:
+        """Mean over samples, ``(n, features)`` twice."""
+        return float(js_divergence(features_a, features_b).mean())
 
 
 def jsd_metrics(

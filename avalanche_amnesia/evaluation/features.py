@@ -73,6 +73,25 @@ def _batch_features(
     return caught[0]
 
 
+def task_features(model: nn.Module, x: Tensor, task: int, batch_size: int = 512) -> Tensor:
+    """Backbone features of inputs as a task that the model has sees them.
+
+    Args:
+        model: as for :func:`features_of`.
+        x: ``(n, …)``.
+        task: with a head in the model.
+        batch_size: samples at a time.
+
+    Returns:
+        ``(n, features)`` on the CPU.
+    """
+    if not isinstance(model, MultiHeadModel):
+        return features_of(model, x, batch_size=batch_size, task=task)
+    device = next(model.parameters()).device
+    with evaluating(model):
+        return torch.cat([model.features(part.to(device), task).cpu() for part in x.split(batch_size)])
+
+
 def mean_features(model: TaskMaskedModel, x: Tensor, tasks: Sequence[int]) -> Tensor:
     """Mean of the features as several tasks see them, ``(n, features)``: the probe ``remaining``."""
     seen = [features_of(model, x, model.binary_mask(task), parts=model.task_parts(task)) for task in tasks]

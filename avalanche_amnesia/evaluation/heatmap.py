@@ -4,8 +4,10 @@ from collections.abc import Mapping
 
 import matplotlib
 import torch
+from avalanche.evaluation.metric_results import TensorImage
 from PIL import Image
 from torch import Tensor
+from torchvision.transforms.functional import pil_to_tensor
 
 MAX_WIDTH = 1024
 """Pixels; wider layers show the mean of neighbouring units in one column."""
@@ -36,6 +38,11 @@ def mask_heatmap(masks: Mapping[int, Tensor]) -> Image.Image:
     pixels = matplotlib.colormaps["viridis"](rows.numpy(), bytes=True)[..., :3]
     picture = Image.fromarray(pixels.copy())
     return picture.resize((units * width, tasks * height), Image.Resampling.NEAREST)
+
+
+def as_tensor_image(picture: Image.Image) -> TensorImage:
+    """A picture as a metric's value: text loggers skip it, dashboards show it."""
+    return TensorImage(pil_to_tensor(picture).to(torch.float32) / 255)
 
 
 def _rows(masks: Mapping[int, Tensor]) -> Tensor:

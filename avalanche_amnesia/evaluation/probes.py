@@ -10,18 +10,23 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
+import torch
 from avalanche.evaluation import PluginMetric
 from avalanche.evaluation.metric_results import MetricValue
 from avalanche.evaluation.metric_utils import get_metric_name
 from torch import Tensor, nn
 
+from avalanche_amnesia.evaluation.features import features_of, mean_features
 from avalanche_amnesia.models.multi_head import MultiHeadModel
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.saving.classes import saveable
 from avalanche_amnesia.training.host.lookup import find_plugin
 from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
+
+ProbeKind = Literal["own", "remaining"]
+"""Masks through which an unlearned task's data is seen: that of the task, or those of the remaining tasks."""
 
 
 @saveable
@@ -72,6 +77,47 @@ class ProbingMetric(PluginMetric, ABC):
     @abstractmethod
     def values(self, strategy: Any, unlearned: Sequence[int], remaining: Sequence[int]) -> list[MetricValue]:
         """Values to emit."""
+
+    def probed_features(
+        self, model: nn.Module, main: nn.Module, x: Tensor, task: int, remaining: Sequence[int], kind: ProbeKind
+    ) -> Tensor | None:
+        """Features of an unlearned task's inputs; None where there is no mask to look through.
+
+        Args:
+            model: the main model, or one to compare it with.
+            main: the main model, which says whether there are masks at all.
+            x: ``(n, …)``.
+            task: an unlearned one.
+            remaining: tasks that both models have.
+            kind: ``own``: through the mask that the task had; ``remaining``: mean over the masks of the remaining
+                tasks. Models without masks use their plain backbone for both.
+
+        Returns:
+            ``(n, features)`` on the CPU.
+        """
+        if not isinstance(main, TaskMaskedModel):
+            return features_of(model, x, task=task)
+        probe = self.probes.get(task)
+        if kind == "own":
+            return None if probe is None or probe.mask is None else features_of(model, x, probe.mask, parts=probe.parts)
+        assert isinstance(model, TaskMaskedModel)
+        return mean_features(model, x, remaining) if remaining else None
+
+    def probed_logits(self, model: nn.Module, x: Tensor, task: int) -> Tensor | None:
+        """Logits ``(n, classes)`` of the head that an unlearned task had, on its inputs; None where none was kept.
+
+        Args:
+            model: the main model, or one to compare it with.
+            x: ``(n, …)``.
+            task: an unlearned one.
+        """
+        probe = self.probes.get(task)
+        if probe is None or probe.head is None:
+            return None
+        features = features_of(model, x, probe.mask, parts=probe.parts, task=task)
+        with torch.no_grad():
+            logits: Tensor = probe.head.cpu()(features)
+        return logits
 
     def emit_coverage(self, strategy: Any, by_task: dict[int, float]) -> MetricValue:
         """Emit how many unlearned tasks the metric's mean covers: those without a kept probe are left out."""

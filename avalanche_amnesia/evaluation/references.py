@@ -220,6 +220,10 @@ class References:
         path = checks.integers("remaining_tasks", remaining_tasks, "tasks")
         return sum(self._seconds["same", path[: n + 1]] for n in range(len(path)))
 
+    def train_experience(self, task: int) -> Any:
+        """The benchmark's training experience of a task, without requests."""
+        return self._experiences[task]
+
     def test_experience(self, task: int) -> Any:
         """The benchmark's test experience of a task."""
         return next(e for e in self.benchmark.test_stream if int(e.task_label) == task)

@@ -27,7 +27,8 @@ from torch.optim import Adam
 
 from avalanche_amnesia.benchmarks import PermutedDigits, with_unlearning
 from avalanche_amnesia.evaluation import (
-    References, accuracy_difference_metrics, capacity_metrics, jsd_metrics, unlearned_accuracy_metrics,
+    References, accuracy_difference_metrics, accuracy_matrix_metrics, capacity_metrics, cost_metrics, distance_metrics,
+    jsd_metrics, mask_overlap_metrics, membership_metrics, owners_metrics, relapse_metrics, unlearned_accuracy_metrics,
 )
 from avalanche_amnesia.logging import WandBLogger
 from avalanche_amnesia.models import MLP, MaskedModel
@@ -45,7 +46,9 @@ references = References(make_strategy, benchmark)
 strategy = make_strategy(evaluator=EvaluationPlugin(
     accuracy_metrics(experience=True, stream=True), capacity_metrics(), jsd_metrics(references, noise_floor=()),
     accuracy_difference_metrics(references), unlearned_accuracy_metrics(benchmark, references),
-    loggers=[InteractiveLogger(), WandBLogger(mode="disabled")]))
+    accuracy_matrix_metrics(), cost_metrics(references), distance_metrics(references, noise_floor=()),
+    mask_overlap_metrics(), membership_metrics(benchmark, references), owners_metrics(),
+    relapse_metrics(benchmark, references), loggers=[InteractiveLogger(), WandBLogger(mode="disabled")]))
 for experience in benchmark.train_stream[:2]:
     strategy.train(experience)
     strategy.eval(benchmark.test_stream)

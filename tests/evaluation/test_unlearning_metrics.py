@@ -23,11 +23,17 @@ from avalanche_amnesia.evaluation import (
     ReferencesError,
     accuracy_difference_metrics,
     capacity_metrics,
+    cost_metrics,
+    distance_metrics,
     features_of,
     js_divergence,
     jsd,
     jsd_metrics,
+    mask_overlap_metrics,
+    membership_metrics,
     network_capacity,
+    owners_metrics,
+    relapse_metrics,
     take_probe,
     trajectory_bytes,
     unlearned_accuracy_metrics,
@@ -286,6 +292,12 @@ def test_measuring_never_changes_a_training(evaluations):
             *jsd_metrics(refs),
             *accuracy_difference_metrics(refs),
             *unlearned_accuracy_metrics(BENCHMARK),
+            *relapse_metrics(BENCHMARK, refs),
+            *membership_metrics(BENCHMARK, refs),
+            *distance_metrics(refs),
+            *cost_metrics(refs),
+            *mask_overlap_metrics(),
+            *owners_metrics(),
             *capacity_metrics(),
         ),
         eval_every=1 if evaluations > 1 else -1,
@@ -377,7 +389,7 @@ def test_stock_strategies_are_measured_through_their_plain_backbone(maker):
 
 
 def test_a_task_learned_again_and_another_order_have_a_full_model_too(references):
-    strategy = make(evaluator=silent(*accuracy_difference_metrics(references)))
+    strategy = make(evaluator=silent(*accuracy_difference_metrics(references, controls=())))
     stream = PLAIN.train_stream
     for task in (2, 0, 3, 1):
         strategy.train(stream[task])
@@ -407,6 +419,10 @@ def test_the_text_loggers_of_the_host_run_along(references, tmp_path, capsys):
         *jsd_metrics(references),
         *accuracy_difference_metrics(references),
         *unlearned_accuracy_metrics(BENCHMARK),
+        *relapse_metrics(BENCHMARK),
+        *cost_metrics(references),
+        *mask_overlap_metrics(),
+        *owners_metrics(),
         *capacity_metrics(),
         loggers=[InteractiveLogger(), TextLogger(text), CSVLogger(log_folder=str(tmp_path))],
     )
@@ -416,7 +432,9 @@ def test_the_text_loggers_of_the_host_run_along(references, tmp_path, capsys):
         strategy.eval(TEST)
     for output in (text.getvalue(), capsys.readouterr().out):
         assert "JSD_own/eval_phase/test_stream/Task000" in output
-        assert "Capacity" in output
+        assert "CapacityReturned" in output
+        assert "Owners/" in output
+        assert "Relapse/eval_phase/test_stream/Task000" in output
     assert (tmp_path / "eval_results.csv").read_text().count("\n") > 1
 
 

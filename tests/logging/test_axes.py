@@ -8,7 +8,17 @@ import pytest
 from avalanche.evaluation.metric_results import MetricValue
 from support.wandb_recorder import Recorder
 
-from avalanche_amnesia.evaluation import AccuracyDifference, Capacity, JSDivergence, UnlearnedAccuracy
+from avalanche_amnesia.evaluation import (
+    AccuracyDifference,
+    Capacity,
+    JSDivergence,
+    MaskOverlap,
+    MembershipInference,
+    Owners,
+    Relapse,
+    UnlearnedAccuracy,
+    UnlearningCost,
+)
 from avalanche_amnesia.logging.axes import EVENT, axis_of
 
 
@@ -52,7 +62,20 @@ def test_an_axis_that_there_is_none_of_is_refused() -> None:
         axis_of("Mystery", None, OwnAxis("epoch"))
 
 
-@pytest.mark.parametrize("kind", [JSDivergence, AccuracyDifference, UnlearnedAccuracy, Capacity])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        AccuracyDifference,
+        Capacity,
+        JSDivergence,
+        MaskOverlap,
+        MembershipInference,
+        Owners,
+        Relapse,
+        UnlearnedAccuracy,
+        UnlearningCost,
+    ],
+)
 def test_the_metrics_of_unlearning_go_over_events(kind: type) -> None:
     assert kind.axis == EVENT
 

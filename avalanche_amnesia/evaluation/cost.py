@@ -1,0 +1,96 @@
+"""Cost of an unlearning: seconds, against those of training again without the tasks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from avalanche.evaluation import PluginMetric
+from avalanche.evaluation.metric_results import MetricValue
+from avalanche.evaluation.metric_utils import get_metric_name
+
+from avalanche_amnesia import checks
+from avalanche_amnesia.evaluation.probes import unlearning_of
+from avalanche_amnesia.evaluation.references import References
+
+
+def times_faster(unlearn: float | None, retrain: float | None) -> float | None:
+    """Seconds to retrain per second to unlearn, above 0; above 1 unlearning is the faster way.
+
+    Args:
+        unlearn: seconds, at least 0; None: not measured.
+        retrain: seconds, at least 0; None: not measured.
+
+    Returns:
+        None where one of them was not measured, or is 0: no ratio says anything then (nothing remained to retrain).
+
+    Raises:
+        ValueError: for negative seconds, or NaN.
+    """
+    for name, seconds in (("unlearn", unlearn), ("retrain", retrain)):
+        if seconds is not None:
+            checks.above(name, seconds, 0, inclusive=True)
+    return retrain / unlearn if unlearn and retrain else None
+
+
+class UnlearningCost(PluginMetric):
+    """Seconds that the last unlearning took, against those of training its reference from the beginning.
+
+    Emitted at the first evaluation after an unlearning as ``SecondsToUnlearn``, ``SecondsToRetrain`` and
+    ``TimesFaster`` (above 0, higher is better; left out where nothing remains to retrain). Wall-clock times: they vary
+    from run to run, and with what else the machine does.
+
+    Args:
+        references: of the run.
+
+    Raises:
+        TypeError: for references that are none.
+    """
+
+    axis = "event"
+    """Axis along which a logger draws it: it changes with tasks and unlearnings."""
+
+    def __init__(self, references: References) -> None:
+        super().__init__()
+        checks.instance("references", references, References, "References(make_strategy, benchmark)")
+        self.references = references
+        references.expect("same")
+        self._emitted = 0
+
+    def before_training_exp(self, strategy: Any) -> None:
+        """Check that what is trained is what the references are trained on."""
+        self.references.check(strategy.experience)
+
+    def after_eval(self, strategy: Any) -> list[MetricValue] | None:
+        """The seconds; None in the middle of a task, and unless something was unlearned since the last time."""
+        plugin = unlearning_of(strategy)
+        if plugin.current_task is not None or len(plugin.records) <= self._emitted:
+            return None
+        self.references.check_labels(plugin.history.data)
+        self._emitted = len(plugin.records)
+        record = plugin.records[-1]
+        retrain = self.references.seconds(record.remaining)
+        values = {
+            "SecondsToUnlearn": record.seconds,
+            "SecondsToRetrain": retrain,
+            "TimesFaster": times_faster(record.seconds, retrain),
+        }
+        x = strategy.clock.train_iterations
+        return [
+            MetricValue(self, get_metric_name(name, strategy, add_task=False), value, x)
+            for name, value in values.items()
+            if value is not None
+        ]
+
+    def result(self, strategy: Any = None) -> None:
+        """Values are emitted by the callbacks alone."""
+
+    def reset(self, strategy: Any = None) -> None:
+        """Do nothing: no values are accumulated."""
+
+    def __str__(self) -> str:
+        return "UnlearningCost"
+
+
+def cost_metrics(references: References) -> list[UnlearningCost]:
+    """Seconds to unlearn against seconds to retrain."""
+    return [UnlearningCost(references)]

@@ -1,0 +1,170 @@
+"""Distances between two models' features of unlearned tasks' data: the main model, and one that never saw the tasks."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any, Literal, get_args
+
+from avalanche.evaluation.metric_results import MetricValue
+from torch import Tensor, nn
+
+from avalanche_amnesia import checks
+from avalanche_amnesia.benchmarks.data import task_data
+from avalanche_amnesia.evaluation.functional import cka_distance, cosine_distance, euclidean_distance
+from avalanche_amnesia.evaluation.probes import ProbeKind, ProbingMetric, unlearning_of
+from avalanche_amnesia.evaluation.references import References
+
+Floor = Literal["order", "seed"]
+DistanceName = Literal["euclidean", "cosine", "cka"]
+
+
+class FeatureDistance(ProbingMetric):
+    """Distance between main and reference features of unlearned tasks' test data: base of one class per distance.
+
+    Lower is better; a value below its noise floor says no more than one at it. Emitted after every evaluation between
+    tasks, per unlearned task and as their mean, as ``<name>_<probe>`` and ``<name>_<probe>_floor_<floor>``.
+    ``<name>_<probe>_tasks`` says how many tasks these means cover: ``own`` leaves out those of which no mask was kept
+    (``keep_probes=False``).
+
+    Args:
+        references: of the run.
+        probe: ``own``: through the mask that the task had; ``remaining``: mean features over the masks of the
+            remaining tasks. Models without masks use their plain backbone for both.
+        noise_floor: what the same number is between two references: trained with another data ``order``, or from
+            another ``seed``.
+
+    Raises:
+        TypeError: for references that are none.
+        ValueError: for a probe or a floor that is not known.
+    """
+
+    higher_is_better = False
+    lower_bound: float = 0.0
+    upper_bound: float
+    name: str
+    """Name of the distance, with which the names of its values begin."""
+
+    def __init__(self, references: References, probe: ProbeKind = "own", noise_floor: Sequence[Floor] = ()) -> None:
+        super().__init__()
+        checks.instance("references", references, References, "References(make_strategy, benchmark)")
+        checks.one_of("probe", probe, ProbeKind)
+        for floor in noise_floor:
+            checks.one_of("noise_floor", floor, Floor)
+        self.references, self.probe, self.noise_floor = references, probe, tuple(noise_floor)
+        references.expect("same", *noise_floor)
+
+    @staticmethod
+    @abstractmethod
+    def distance(features_a: Tensor, features_b: Tensor) -> float:
+        """Distance over a whole test set, ``(n, features)`` twice."""
+
+    def before_training_exp(self, strategy: Any) -> None:
+        """Check that what is trained is what the references are trained on."""
+        self.references.check(strategy.experience)
+
+    def values(self, strategy: Any, unlearned: Sequence[int], remaining: Sequence[int]) -> list[MetricValue]:
+        """Distance to the reference of the remaining tasks, then its floors."""
+        self.references.check_labels(unlearning_of(strategy).history.data)
+        reference = self.references.reference(remaining)
+        by_task = self._by_task(strategy.model, reference, strategy.model, unlearned, remaining)
+        results = [*self.emit(strategy, str(self), by_task), self.emit_coverage(strategy, by_task)]
+        for floor in self.noise_floor:
+            other = self.references.reference(remaining, floor)
+            by_task = self._by_task(other, reference, strategy.model, unlearned, remaining)
+            results += self.emit(strategy, f"{self}_floor_{floor}", by_task)
+        return results
+
+    def _by_task(
+        self,
+        model: nn.Module,
+        reference: nn.Module,
+        main: nn.Module,
+        unlearned: Sequence[int],
+        remaining: Sequence[int],
+    ) -> dict[int, float]:
+        result = {}
+        for task in unlearned:
+            x, _ = task_data(self.references.test_experience(task))
+            ours, theirs = (self.probed_features(m, main, x, task, remaining, self.probe) for m in (model, reference))
+            if ours is not None and theirs is not None:
+                result[task] = self.distance(ours, theirs)
+        return result
+
+    def __str__(self) -> str:
+        return f"{self.name}_{self.probe}"
+
+
+class EuclideanDistance(FeatureDistance):
+    """Mean Euclidean distance ``‖f(x) − f_ref(x)‖`` between main and reference features of unlearned tasks.
+
+    At least 0, without an upper bound: it grows with the scale of the features. Emitted as ``Euclidean_<probe>``, see
+    :class:`FeatureDistance`.
+    """
+
+    name, upper_bound = "Euclidean", float("inf")
+
+    @staticmethod
+    def distance(features_a: Tensor, features_b: Tensor) -> float:
+        """Mean over samples, ``(n, features)`` twice."""
+        return float(euclidean_distance(features_a, features_b).mean())
+
+
+class CosineDistance(FeatureDistance):
+    """Mean ``1 − cos(f(x), f_ref(x))`` between main and reference features of unlearned tasks, in [0, 2].
+
+    It sees no scale. Emitted as ``Cosine_<probe>``, see :class:`FeatureDistance`.
+    """
+
+    name, upper_bound = "Cosine", 2.0
+
+    @staticmethod
+    def distance(features_a: Tensor, features_b: Tensor) -> float:
+        """Mean over samples, ``(n, features)`` twice."""
+        return float(cosine_distance(features_a, features_b).mean())
+
+
+class CKADistance(FeatureDistance):
+    """``1 − linear CKA`` of main and reference features of unlearned tasks, in [0, 1].
+
+    It sees no rotation, scale or shift (Kornblith et al., Similarity of neural network representations revisited,
+    ICML 2019). Emitted as ``CKA_<probe>``, see :class:`FeatureDistance`.
+    """
+
+    name, upper_bound = "CKA", 1.0
+
+    @staticmethod
+    def distance(features_a: Tensor, features_b: Tensor) -> float:
+        """Over a whole test set, ``(n, features)`` twice."""
+        return float(cka_distance(features_a, features_b))
+
+
+_DISTANCES: dict[DistanceName, type[FeatureDistance]] = {
+    "euclidean": EuclideanDistance,
+    "cosine": CosineDistance,
+    "cka": CKADistance,
+}
+
+
+def distance_metrics(
+    references: References,
+    *,
+    distances: Sequence[DistanceName] = get_args(DistanceName),
+    probes: Sequence[ProbeKind] = ("own",),
+    noise_floor: Sequence[Floor] = ("order",),
+) -> list[FeatureDistance]:
+    """Distances beside the JSD, on the same features; one metric per distance and probe.
+
+    Args:
+        references: of the run.
+        distances: which of ``euclidean``, ``cosine`` and ``cka``.
+        probes: which of ``own`` and ``remaining``.
+        noise_floor: which of ``order`` and ``seed`` to show beside each; every one costs another reference.
+
+    Raises:
+        TypeError: for references that are none.
+        ValueError: for a name that is not known.
+    """
+    for distance in distances:
+        checks.one_of("distances", distance, DistanceName)
+    return [_DISTANCES[distance](references, probe, noise_floor) for distance in distances for probe in probes]

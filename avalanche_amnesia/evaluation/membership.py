@@ -1,0 +1,101 @@
+"""Membership inference on unlearned tasks: whether losses still tell training samples from others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from avalanche_amnesia import checks
+from avalanche_amnesia.benchmarks.data import task_data
+from avalanche_amnesia.evaluation.compared import ComparedMetric, by_task_label, some_task_data
+from avalanche_amnesia.evaluation.references import References
+
+
+def membership_auc(member_losses: Tensor, other_losses: Tensor) -> float:
+    """Area under the ROC curve of the attack that takes samples of small loss for members.
+
+    ``AUC = P(ℓ_member < ℓ_other) + ½ P(ℓ_member = ℓ_other)`` (loss threshold: Yeom et al., Privacy risk in machine
+    learning, CSF 2018); equal to scikit-learn's ``roc_auc_score`` of the negative losses.
+
+    Args:
+        member_losses: of training samples, ``(n,)``, n ≥ 1; infinity is allowed.
+        other_losses: of samples that were not trained on, ``(m,)``, m ≥ 1.
+
+    Returns:
+        In [0, 1]: 0.5 where losses tell nothing, 1 where every member's loss is smaller.
+
+    Raises:
+        ValueError: for losses of another shape, none, or NaN.
+    """
+    for name, losses in (("member_losses", member_losses), ("other_losses", other_losses)):
+        if losses.dim() != 1 or len(losses) == 0 or bool(losses.isnan().any()):
+            raise ValueError(f"{name} must be (n,), n ≥ 1, without NaN, got {losses}")
+    others = other_losses.double().sort().values
+    members = member_losses.double()
+    smaller, up_to = (torch.searchsorted(others, members, right=right) for right in (False, True))
+    return 1 - float((smaller + up_to).sum()) / (2 * len(members) * len(others))
+
+
+class MembershipInference(ComparedMetric):
+    """AUC with which the losses of an unlearned task's training and test samples are told apart.
+
+    In [0, 1], 0.5 where they are not. Losses are cross-entropies through the head and mask that the task had, which
+    the evaluation kept. Near the same number of the reference (``Membership_reference``), which never saw the task, is
+    good: the two sets may differ by themselves, and a kept head knows its training samples a little. Emitted after
+    every evaluation between tasks, per unlearned task and as their mean, as ``Membership``; ``Membership_tasks`` says
+    how many tasks these means cover: those of which nothing was kept (``keep_probes=False``) are left out, and those
+    whose logits are not finite.
+
+    Args:
+        benchmark: of the run; its streams hold the unlearned tasks' data.
+        references: of the run; None: no comparison.
+        samples: at most so many training samples are used, evenly spread, at least 1.
+
+    Raises:
+        TypeError: for a benchmark or references that are none.
+        ValueError: for fewer than one sample.
+
+    Reference: Yeom et al., Privacy risk in machine learning: analyzing the connection to overfitting, CSF 2018.
+    """
+
+    higher_is_better = False
+    lower_bound, upper_bound = 0.0, 1.0
+    helper = "membership_metrics"
+
+    def __init__(self, benchmark: Any, references: References | None = None, samples: int = 10_000) -> None:
+        super().__init__(benchmark, references)
+        self.train_experiences = by_task_label(benchmark.train_stream)
+        self.samples = checks.whole_number("samples", samples)
+
+    def number(self, model: nn.Module, main: nn.Module, task: int, remaining: Sequence[int]) -> float | None:
+        """AUC of the task's train against its test losses; None where it has no head."""
+        losses = []
+        for x, y in (
+            some_task_data(self.train_experiences[task], self.samples),
+            task_data(self.test_experiences[task]),
+        ):
+            logits = self.probed_logits(model, x, task)
+            if logits is None or not bool(logits.isfinite().all()):
+                return None
+            losses.append(F.cross_entropy(logits.double(), y, reduction="none"))
+        return membership_auc(*losses)
+
+    def __str__(self) -> str:
+        return "Membership"
+
+
+def membership_metrics(
+    benchmark: Any, references: References | None = None, *, samples: int = 10_000
+) -> list[MembershipInference]:
+    """Membership inference on the unlearned tasks of a benchmark, by a threshold on the loss.
+
+    Args:
+        benchmark: of the run.
+        references: beside it, the same number of the retrained reference; None: not measured.
+        samples: at most so many training samples of each task.
+    """
+    return [MembershipInference(benchmark, references, samples)]

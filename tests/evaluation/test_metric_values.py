@@ -1,0 +1,386 @@
+"""Values that the metrics emit, against computation by hand: units masked (AmnesiacHAT), weights (WSN), none (EWC)."""
+
+from copy import deepcopy
+from itertools import combinations
+
+import numpy as np
+import pytest
+import torch
+from avalanche.core import SupervisedPlugin
+from avalanche.logging import BaseLogger
+from avalanche.training import EWC
+from avalanche.training.plugins import EvaluationPlugin
+from sklearn.metrics import jaccard_score, roc_auc_score
+from torch import nn
+from torch.optim import SGD, Adam
+
+from avalanche_amnesia.benchmarks import SplitDigits, task_benchmark, with_unlearning
+from avalanche_amnesia.evaluation import (
+    References,
+    accuracy_difference_metrics,
+    capacity_metrics,
+    cka_distance,
+    cosine_distance,
+    cost_metrics,
+    distance_metrics,
+    euclidean_distance,
+    linear_probe_accuracy,
+    mask_overlap_metrics,
+    membership_metrics,
+    network_capacity,
+    owners_by_layer,
+    owners_metrics,
+    relapse_metrics,
+    unlearned_accuracy_metrics,
+)
+from avalanche_amnesia.models import MLP, MaskedModel, MultiHeadModel, SubnetModel
+from avalanche_amnesia.training import WSN, AmnesiacHAT
+from avalanche_amnesia.training.host import find_plugin
+from avalanche_amnesia.training.plugins import SeedingPlugin, TrajectoryPlugin, UnlearningPlugin
+from avalanche_amnesia.unlearning.logistic import fit_head
+
+PLAIN = SplitDigits(n_train=400, n_test=200)
+BENCHMARK = with_unlearning(PLAIN, {1: [0], 3: [2]})
+TRAIN, TEST = BENCHMARK.train_stream, BENCHMARK.test_stream
+END = "/eval_phase/test_stream"
+OPTIONS = {"train_mb_size": 40, "train_epochs": 4, "eval_mb_size": 64}
+
+
+def make_hat(**options):
+    torch.manual_seed(0)
+    model = MaskedModel(MLP(64, hidden=(24,), features=12))
+    return AmnesiacHAT(model=model, optimizer=Adam(model.parameters(), lr=1e-2), **{**OPTIONS, **options})
+
+
+def make_wsn(**options):
+    torch.manual_seed(0)
+    model = SubnetModel(MLP(64, hidden=(24,), features=12), density=0.3)
+    return WSN(model=model, optimizer=Adam(model.parameters(), lr=1e-2), **{**OPTIONS, **options})
+
+
+def make_ewc(plugins=(), **options):
+    torch.manual_seed(0)
+    model = MultiHeadModel(MLP(64, hidden=(24,), features=12))
+    return EWC(
+        model=model,
+        optimizer=SGD(model.parameters(), lr=0.1),
+        criterion=nn.CrossEntropyLoss(),
+        ewc_lambda=1.0,
+        plugins=[SeedingPlugin(0), TrajectoryPlugin(), UnlearningPlugin(), *plugins],
+        **{**OPTIONS, **options},
+    )
+
+
+MAKERS = {"hat": make_hat, "wsn": make_wsn, "ewc": make_ewc}
+
+
+def silent(*metrics):
+    return EvaluationPlugin(*metrics, loggers=[BaseLogger()])
+
+
+def all_metrics(references, benchmark=BENCHMARK):
+    return [
+        *unlearned_accuracy_metrics(benchmark, references),
+        *relapse_metrics(benchmark, references),
+        *membership_metrics(benchmark, references),
+        *distance_metrics(references),
+        *accuracy_difference_metrics(references, controls=("heads", "reference")),
+        *capacity_metrics(),
+        *mask_overlap_metrics(),
+        *owners_metrics(),
+        *cost_metrics(references),
+    ]
+
+
+class Witness(SupervisedPlugin):
+    """Keeps what goes, independently of the metrics: mask and head, and the capacity before."""
+
+    def __init__(self):
+        super().__init__()
+        self.kept, self.capacities, self.free = {}, [], []
+
+    def before_unlearning(self, strategy, **kwargs):
+        model = strategy.model
+        for task in find_plugin(strategy, UnlearningPlugin).current.tasks:
+            mask = model.binary_mask(task) if hasattr(model, "binary_mask") else None
+            self.kept[task] = mask, deepcopy(model.head(task))
+        self.capacities.append(network_capacity(strategy))
+
+
+@pytest.fixture(scope="module", params=MAKERS)
+def finished(request):
+    torch.set_num_threads(1)
+    references, witness = References(MAKERS[request.param], BENCHMARK), Witness()
+    strategy = MAKERS[request.param](
+        evaluator=silent(*all_metrics(references)),
+        plugins=[witness],
+        **({} if request.param == "ewc" else {"allow_unknown": True}),
+    )
+    if request.param == "ewc":
+        find_plugin(strategy, UnlearningPlugin).allow_unknown = True
+    for experience in TRAIN:
+        strategy.train(experience)
+        results = strategy.eval(TEST)
+    assert find_plugin(strategy, UnlearningPlugin).ledger.unlearned == (0, 2)
+    return request.param, strategy, references, witness, results
+
+
+@torch.no_grad()
+def features(model, x, mask):
+    model.eval()
+    return model.backbone(x) if mask is None else model.masked_features(x, mask)
+
+
+def values(results, name, tasks):
+    """A metric's value per task; their mean must be the value without a task."""
+    by_task = {task: results[f"{name}{END}/Task{task:03d}"] for task in tasks}
+    assert results[f"{name}{END}"] == pytest.approx(np.mean([*by_task.values()]))
+    return by_task
+
+
+REMAINING = (1, 3, 4)
+
+
+def test_distances(finished):
+    _, strategy, references, witness, results = finished
+    reference, other = references.reference(REMAINING), references.reference(REMAINING, "order")
+    for name, distance in (
+        ("Euclidean", euclidean_distance),
+        ("Cosine", cosine_distance),
+        ("CKA", cka_distance),
+    ):
+        for suffix, model in (("", strategy.model), ("_floor_order", other)):
+            for task, got in values(results, f"{name}_own{suffix}", (0, 2)).items():
+                x, mask = TEST[task].tensors[0], witness.kept[task][0]
+                expected = distance(features(model, x, mask), features(reference, x, mask)).mean()
+                assert got == pytest.approx(float(expected), abs=1e-6)
+                assert got > 0
+        assert results[f"{name}_own_tasks{END}"] == 2
+
+
+def test_relapse_and_membership(finished):
+    _, strategy, references, witness, results = finished
+    for suffix, model in (("", strategy.model), ("_reference", references.reference(REMAINING))):
+        relapse, membership = (values(results, f"{name}{suffix}", (0, 2)) for name in ("Relapse", "Membership"))
+        for task in (0, 2):
+            mask, head = witness.kept[task]
+            (x, y), (test_x, test_y) = PLAIN.train_stream[task].tensors, TEST[task].tensors
+            train, test = features(model, x, mask), features(model, test_x, mask)
+            assert relapse[task] == pytest.approx(linear_probe_accuracy(train, y, test, test_y))
+            with torch.no_grad():
+                of_members, of_others = (
+                    -head(seen).double().log_softmax(1)[range(len(labels)), labels].numpy()
+                    for seen, labels in ((train, y), (test, test_y))
+                )
+            auc = roc_auc_score([1] * len(y) + [0] * len(test_y), -np.concatenate([of_members, of_others]))
+            assert membership[task] == pytest.approx(auc, abs=1e-6)
+    assert results[f"Relapse_tasks{END}"] == results[f"Membership_tasks{END}"] == 2
+
+
+def test_accuracy_differences(finished):
+    _, _, references, _, results = finished
+    full, reference = references.full(5), references.reference(REMAINING)
+    controls = values(results, "AccuracyDifference_control", REMAINING)
+    gained = values(results, "AccuracyDifference_reference", REMAINING)
+    for task in REMAINING:
+        (x, y), (test_x, test_y) = PLAIN.train_stream[task].tensors, TEST[task].tensors
+        with torch.no_grad():
+            weight, bias = fit_head(full.features(x, task).double(), y, 2)
+            refitted = (full.features(test_x, task).double() @ weight.T + bias).argmax(1)
+            right = [(m(test_x, task).argmax(1) == test_y).double().mean().item() for m in (full, reference)]
+        assert controls[task] == pytest.approx((refitted == test_y).double().mean().item() - right[0], abs=1e-12)
+        assert gained[task] == pytest.approx(right[1] - right[0], abs=1e-12)
+
+
+def test_the_metric_keeps_the_accuracies_of_all_four(finished):
+    _, strategy, _, _, results = finished
+    metric = next(m for m in strategy.evaluator.metrics if str(m) == "AccuracyDifference")
+    assert set(metric.accuracies) == {"main", "full", "heads", "reference"}
+    for who, name in (("main", ""), ("heads", "_control"), ("reference", "_reference")):
+        for task, got in values(results, f"AccuracyDifference{name}", REMAINING).items():
+            assert got == metric.differences[who][task]
+            assert got == pytest.approx(metric.accuracies[who][task] - metric.accuracies["full"][task])
+
+
+def test_capacity_before_and_returned(finished):
+    kind, strategy, _, witness, _ = finished
+    history = strategy.evaluator.get_all_metrics()
+    if kind == "ewc":
+        assert not any(name.startswith(("Capacity", "Owners", "MaskOverlap")) for name in history)
+        return
+    before, returned, after = (history[name][1] for name in ("CapacityBefore", "CapacityReturned", "Capacity"))
+    assert before == witness.capacities
+    assert len(returned) == 2
+    assert after[-2] == pytest.approx(before[-1] + returned[-1])  # task 2 goes after task 3; then comes task 4
+    assert all(0 < gain < 1 for gain in returned)
+
+
+def test_overlap_and_owners(finished):
+    kind, strategy, _, _, _ = finished
+    model, history = strategy.model, strategy.evaluator.get_all_metrics()
+    if kind == "ewc":
+        assert owners_by_layer(model) is None
+        return
+    masks = {task: model.binary_mask(task) for task in REMAINING}
+    expected = np.mean([jaccard_score(a, b) for a, b in combinations(masks.values(), 2)])
+    assert history["MaskOverlap"][1][-1] == pytest.approx(expected)
+    assert (
+        len(history["MaskOverlap"][1]) == len(history["MaskOverlap/tasks"][1]) == 5 + 2 - 2
+    )  # not with one task alone
+    assert history["MaskOverlap/tasks"][1][-1].image.shape == (3, 48, 48)
+    for layer in model.graph.layers:
+        use = torch.stack([model.by_layer(mask)[layer].long() for mask in masks.values()])
+        count, got = use.sum(0), owners_by_layer(model)[layer]
+        expected = {"free": (count == 0), "shared": (count > 1)}
+        expected |= {str(task): (row == 1) & (count == 1) for task, row in zip(REMAINING, use, strict=True)}
+        assert got == {owner: pytest.approx(float(where.float().mean())) for owner, where in expected.items()}
+        names = {"free": "free", "shared": "shared"} | {str(task): f"Task{task:03d}" for task in REMAINING}
+        for owner, name in names.items():
+            assert history[f"Owners/{layer}/{name}"][1][-1] == got[owner]
+
+
+def test_what_a_task_of_wsn_owns_alone_is_what_its_unlearning_frees():
+    strategy = make_wsn()
+    for experience in PLAIN.train_stream[:3]:
+        strategy.train(experience)
+    before = owners_by_layer(strategy.model)
+    alone = sum(before[n]["1"] * t.size for n, t in strategy.model.graph.layers.items())
+    strategy.unlearn([1])
+    after = owners_by_layer(strategy.model)
+    for layer, shares in before.items():
+        assert after[layer]["free"] == pytest.approx(shares["free"] + shares["1"])
+    freed = sum((after[n]["free"] - before[n]["free"]) * t.size for n, t in strategy.model.graph.layers.items())
+    assert alone > 0
+    assert freed == pytest.approx(alone)
+
+
+def test_cost_is_told_once_per_unlearning(finished):
+    _, strategy, references, _, _ = finished
+    records, history = find_plugin(strategy, UnlearningPlugin).records, strategy.evaluator.get_all_metrics()
+    unlearn, retrain, faster = (
+        history[name + END][1] for name in ("SecondsToUnlearn", "SecondsToRetrain", "TimesFaster")
+    )
+    assert unlearn == [record.seconds for record in records]
+    assert retrain == [references.seconds((1,)), references.seconds((1, 3))]
+    assert faster == [pytest.approx(b / a) for a, b in zip(unlearn, retrain, strict=True)]
+
+
+def test_where_every_task_went_all_is_free():
+    benchmark = with_unlearning(PLAIN, {1: [0, 1]})
+    strategy = make_hat(evaluator=silent(*all_metrics(References(make_hat, benchmark), benchmark)))
+    for experience in benchmark.train_stream[:2]:
+        strategy.train(experience)
+        assert (strategy.eval(TEST) == {}) == (experience.task_label == 1)  # nothing is left to evaluate
+    layers = strategy.model.graph.layers
+    assert owners_by_layer(strategy.model) == {layer: {"free": 1.0, "shared": 0.0} for layer in layers}
+    history = strategy.evaluator.get_all_metrics()
+    assert history["Capacity"][1][-1] == 1
+    assert history["CapacityReturned"][1] == [1 - history["CapacityBefore"][1][0]]
+
+
+def test_before_an_unlearning_there_is_nothing_to_say_of_one():
+    references = References(make_ewc, BENCHMARK)
+    strategy = make_ewc(evaluator=silent(*all_metrics(references)))
+    strategy.train(PLAIN.train_stream[0])
+    names = {name.split("/")[0] for name in strategy.eval(TEST[:1])}
+    expected = {"AccuracyDifference", "AccuracyDifference_control", "AccuracyDifference_reference", "TrajectoryBytes"}
+    assert {name for name in names if not name.startswith(("Top1", "Loss"))} == expected
+
+
+@pytest.mark.parametrize("kind", ["hat", "ewc"])
+def test_without_kept_probes_only_what_needs_none_is_measured(kind):
+    references = References(MAKERS[kind], BENCHMARK)
+    strategy = MAKERS[kind](evaluator=silent(*all_metrics(references)))
+    for experience in PLAIN.train_stream[:2]:
+        strategy.train(experience)
+    find_plugin(strategy, UnlearningPlugin).unlearn(strategy, [0])
+    results = strategy.eval(TEST[1:2])
+    plain = int(kind == "ewc")  # a backbone without masks is seen without a probe
+    assert results[f"Relapse_tasks{END}"] == results[f"CKA_own_tasks{END}"] == plain
+    assert (f"Relapse{END}" in results) == (f"CKA_own{END}" in results) == bool(plain)
+    assert results[f"Membership_tasks{END}"] == 0
+    assert f"Membership{END}" not in results
+    assert f"Membership_reference{END}" not in results
+
+
+def test_remaining_masks_show_a_task_of_which_nothing_was_kept():
+    (metric,) = relapse_metrics(BENCHMARK, probe="remaining")
+    strategy = make_hat(evaluator=silent(metric))
+    for experience in PLAIN.train_stream[:2]:
+        strategy.train(experience)
+    strategy.unlearn([0])
+    got = strategy.eval(TEST[1:2])[f"Relapse{END}"]
+    (x, y), (test_x, test_y) = PLAIN.train_stream[0].tensors, TEST[0].tensors
+    mask = strategy.model.binary_mask(1)
+    expected = linear_probe_accuracy(
+        features(strategy.model, x, mask), y, features(strategy.model, test_x, mask), test_y
+    )
+    assert got == pytest.approx(expected)
+    assert not any("_reference" in name for name in strategy.evaluator.get_last_metrics())
+
+
+def test_a_task_of_one_class_and_one_of_one_sample():
+    torch.manual_seed(1)
+    x, y = torch.rand(41, 1, 8, 8), torch.tensor([0] * 20 + [1, 2] * 10 + [3])
+    benchmark = with_unlearning(task_benchmark((x, y), (x, y), task_classes=[[0], [3], [1, 2]]), {2: [0, 1]})
+    references = References(make_hat, benchmark)
+    strategy = make_hat(evaluator=silent(*all_metrics(references, benchmark)))
+    for experience in benchmark.train_stream:
+        strategy.train(experience)
+        results = strategy.eval(benchmark.test_stream)
+    assert values(results, "Relapse", (0, 1)) == {0: 1.0, 1: 1.0}
+    assert values(results, "Membership", (0, 1)) == {0: 0.5, 1: 0.5}  # test samples are the training samples
+    assert values(results, "CKA_own", (0, 1))[1] in (0.0, 1.0)  # one sample: constant features
+
+
+@pytest.mark.parametrize("samples", [1, 7, 10_000])
+def test_few_samples_are_evenly_spread(samples):
+    strategy = make_ewc(evaluator=silent(*membership_metrics(BENCHMARK, samples=samples)))
+    for experience in TRAIN[:2]:
+        strategy.train(experience)
+    probe = strategy.evaluator.metrics[0].probes[0]
+    results = strategy.eval(TEST[1:2])
+    (x, y), (test_x, test_y) = PLAIN.train_stream[0].tensors, TEST[0].tensors
+    if samples < len(y):
+        chosen = [round(i * (len(y) - 1) / max(1, samples - 1) - 0.499999) for i in range(samples)]
+        x, y = x[chosen], y[chosen]
+    with torch.no_grad():
+        losses = [
+            nn.functional.cross_entropy(probe.head(features(strategy.model, a, None)), b, reduction="none")
+            for a, b in ((x, y), (test_x, test_y))
+        ]
+    auc = roc_auc_score([1] * len(y) + [0] * len(test_y), -torch.cat(losses).numpy())
+    assert results[f"Membership{END}"] == pytest.approx(auc, abs=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore:.*not finite.*:UserWarning")
+def test_a_network_that_diverged_is_left_out_with_a_warning():
+    metrics = [*relapse_metrics(BENCHMARK), *membership_metrics(BENCHMARK)]
+    strategy = make_ewc(evaluator=silent(*metrics))
+    for experience in TRAIN[:2]:
+        strategy.train(experience)
+    with torch.no_grad():
+        next(strategy.model.backbone.parameters()).fill_(float("nan"))
+    with pytest.warns(UserWarning, match="features of task 0 are not finite"):
+        results = strategy.eval(TEST[1:2])
+    assert results[f"Relapse_tasks{END}"] == results[f"Membership_tasks{END}"] == 0
+
+
+def test_what_cannot_be_measured_with_is_refused_at_once():
+    references = References(make_ewc, BENCHMARK)
+    for helper in (relapse_metrics, membership_metrics):
+        with pytest.raises(TypeError, match=rf"the first argument is the benchmark: {helper.__name__}\(benchmark"):
+            helper(references)
+        with pytest.raises(TypeError, match="references must be an object of References, got 3"):
+            helper(BENCHMARK, 3)
+        with pytest.raises(ValueError, match="samples must be an int of at least 1, got 0"):
+            helper(BENCHMARK, samples=0)
+    for helper in (distance_metrics, cost_metrics):
+        with pytest.raises(TypeError, match="references must be an object of References"):
+            helper(BENCHMARK)
+    with pytest.raises(ValueError, match="distances must be one of 'euclidean', 'cosine', 'cka', got 'jsd'"):
+        distance_metrics(references, distances=["jsd"])
+    with pytest.raises(ValueError, match="probe must be one of 'own', 'remaining', got 'all'"):
+        relapse_metrics(BENCHMARK, probe="all")
+    with pytest.raises(ValueError, match="controls must be one of 'heads', 'reference', got 'full'"):
+        accuracy_difference_metrics(references, controls=["full"])
