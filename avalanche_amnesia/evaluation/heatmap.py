@@ -1,9 +1,13 @@
 """Masks of one layer as a picture: which units each task uses and which are shared."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import matplotlib
+import numpy as np
 import torch
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 from PIL import Image
 from torch import Tensor
 
@@ -13,6 +17,8 @@ CELL = 16
 """Largest side of a cell in pixels."""
 MIN_CELL_HEIGHT = 4
 """Smallest height of a row in pixels, however many tasks there are."""
+MAX_LAYERS = 24
+"""Layers that a figure of masks shows; of deeper networks those evenly spread over the depth."""
 
 
 def mask_heatmap(masks: Mapping[int, Tensor]) -> Image.Image:
@@ -26,11 +32,8 @@ def mask_heatmap(masks: Mapping[int, Tensor]) -> Image.Image:
     """
     if not masks:
         raise ValueError("masks is empty: pass the mask of at least one task as {task label: tensor of shape (units,)}")
-    rows = _rows(masks)
+    rows = _narrowed(_rows(masks))
     tasks, units = rows.shape
-    if units > MAX_WIDTH:
-        rows = torch.nn.functional.adaptive_avg_pool1d(rows[None], MAX_WIDTH)[0]
-        units = MAX_WIDTH
     width = min(CELL, MAX_WIDTH // units)
     height = max(MIN_CELL_HEIGHT, min(CELL, MAX_WIDTH // tasks))
     pixels = matplotlib.colormaps["viridis"](rows.numpy(), bytes=True)[..., :3]
@@ -55,3 +58,83 @@ def _rows(masks: Mapping[int, Tensor]) -> Tensor:
             )
         rows.append(row)
     return torch.stack(rows)
+
+
+def _narrowed(rows: Tensor) -> Tensor:
+    """Rows of at most `MAX_WIDTH` columns; of wider ones the mean of neighbouring columns."""
+    if rows.shape[1] <= MAX_WIDTH:
+        return rows
+    return torch.nn.functional.adaptive_avg_pool1d(rows[None], MAX_WIDTH)[0]
+
+
+@dataclass(frozen=True)
+class LayerMasks:
+    """One layer's masks as a figure shows them: small, whatever the width of the layer.
+
+    Attributes:
+        layer: its name.
+        rows: a row per task, at most 1,024 columns; uint8, 255 where all units of the column are used.
+        units: entries of a mask.
+        used: per task, the share of them that it uses.
+        shared: share of them that several tasks use.
+    """
+
+    layer: str
+    rows: np.ndarray
+    units: int
+    used: tuple[float, ...]
+    shared: float
+
+
+def layer_masks(masks: Mapping[int, Mapping[str, Tensor | Sequence[bool]]]) -> list[LayerMasks]:
+    """Masks layer by layer, made ready to be drawn; of more than 24 layers those evenly spread over the depth.
+
+    Args:
+        masks: task label -> layer -> mask of shape (units,).
+    """
+    made = []
+    for layer in _shown(list(next(iter(masks.values()), {}))):
+        rows = _rows({task: torch.as_tensor(of_task[layer]) for task, of_task in masks.items()})
+        pixels = (_narrowed(rows) * 255).round().to(torch.uint8).numpy()
+        shared = float((rows > 0).sum(0).gt(1).float().mean())
+        made.append(LayerMasks(layer, pixels, rows.shape[1], tuple(rows.mean(1).tolist()), shared))
+    return made
+
+
+def _shown(layers: Sequence[str]) -> Sequence[str]:
+    if len(layers) <= MAX_LAYERS:
+        return layers
+    return [layers[i] for i in np.linspace(0, len(layers) - 1, MAX_LAYERS).round().astype(int)]
+
+
+def masks_figure(masks: Mapping[int, Mapping[str, Tensor | Sequence[bool]]]) -> Figure:
+    """Units (or weights) of every layer, along x, that each remaining task, a row, uses; a panel per layer.
+
+    Args:
+        masks: task label -> layer -> mask of shape (units,). Layers wider than 1,024 units show the mean of neighbours;
+            of more than 24 layers those are shown that are evenly spread over the depth.
+    """
+    return layers_figure(list(masks), layer_masks(masks))
+
+
+def layers_figure(tasks: Sequence[int], layers: Sequence[LayerMasks]) -> Figure:
+    """The figure of :func:`masks_figure`, from what :func:`layer_masks` made ready."""
+    height = 0.8 + max(len(layers), 1) * (0.62 + 0.16 * max(len(tasks), 1))
+    figure = Figure(figsize=(8, height), layout="constrained")
+    if not layers:
+        figure.text(0.5, 0.5, "no task remains: no mask", ha="center", va="center")
+        return figure
+    axes = np.atleast_1d(figure.subplots(len(layers), 1))
+    for ax, masks in zip(axes, layers, strict=True):
+        span = (-0.5, masks.units - 0.5, len(tasks) - 0.5, -0.5)
+        ax.imshow(masks.rows, aspect="auto", interpolation="nearest", cmap="Blues", vmin=0, vmax=255, extent=span)
+        title = f"{masks.layer}: {masks.units} entries, {masks.shared:.0%} shared by several tasks"
+        ax.set_title(title, fontsize=8, loc="left")
+        names = [f"task {task}: {used:.0%}" for task, used in zip(tasks, masks.used, strict=True)]
+        ax.set_yticks(range(len(tasks)), names, fontsize=7)
+        ax.tick_params(axis="x", labelsize=7)
+    axes[-1].set_xlabel("unit (or weight) of the layer", fontsize=8)
+    colours = {"used": matplotlib.colormaps["Blues"](1.0), "not used": "white"}
+    handles = [Patch(facecolor=colour, edgecolor="grey", label=name) for name, colour in colours.items()]
+    figure.legend(handles=handles, loc="outside upper right", ncols=2, fontsize=7, frameon=False)
+    return figure
