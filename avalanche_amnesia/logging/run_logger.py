@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
@@ -131,6 +131,29 @@ class RunLogger(BaseLogger, ABC):
         """
         self.log_metrics([MetricValue(None, name, value, x_plot)])
         self._write_pending()
+
+    def log_values(self, values: Mapping[str, Any], axis: str = EVENT) -> None:
+        """Write values that no metric emits, as a row at the run's position.
+
+        Args:
+            values: name → value.
+            axis: along which they are drawn: "iteration", "task" or "event".
+
+        Raises:
+            RuntimeError: the run is finished or missing.
+            ValueError: for an axis that there is none of.
+        """
+        at = self._position
+        self.log_metrics([MetricValue(_Drawn(axis), name, value, at.iteration) for name, value in values.items()])
+        self._write_pending()
+
+    def use_record(self, record: UnlearningRecord) -> None:
+        """Say that this run is about a record that another run kept, see :func:`log_audit`.
+
+        Raises:
+            RuntimeError: the run is finished or missing.
+        """
+        self._open().use(record)
 
     def finish(self, exit_code: int = 0) -> None:
         """End the run, passed in or our own, and return when all of it is stored; again does nothing.
@@ -282,6 +305,13 @@ for _event in (
     *("before_eval_iteration", "before_eval_forward", "after_eval_forward", "after_eval_iteration"),
 ):
     setattr(RunLogger, _event, getattr(SupervisedPlugin, _event))
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    """Origin of values that no metric emits."""
+
+    axis: str
 
 
 def _ledger_keeper(strategy: Any) -> Any:

@@ -43,7 +43,8 @@ class WandBWriter(RunWriter):
 
     def define(self, metric: str, axis: str) -> None:
         """Have smallest, largest and last value in the summary, too."""
-        self.run.define_metric(metric, step_metric=axis, summary="min,max,last")
+        name = metric.replace(".", r"\.")  # to W&B a bare dot separates the parts of a path
+        self.run.define_metric(name, step_metric=axis, summary="min,max,last")
 
     def log(self, row: Mapping[str, Payload]) -> None:
         """Write a row; W&B's own step is only its number."""
