@@ -114,10 +114,15 @@ class RunLogger(BaseLogger, ABC):
     def log_metrics(self, metric_values: list[MetricValue]) -> None:
         """Take values that are written with the callback that Avalanche sends right after them.
 
+        Values for a run that is finished are left out with a warning: an unlearning must not fail for a dashboard.
+
         Raises:
-            RuntimeError: there are values and the run is finished or missing.
+            RuntimeError: there are values and the run is missing.
         """
         if not metric_values and not self._pending:
+            return
+        if self._finished:
+            self._warn_finished()
             return
         self._open()  # no value is taken that can't be written
         self._write_pending()  # values handed over by hand, or in an iteration: no callback followed
@@ -129,6 +134,7 @@ class RunLogger(BaseLogger, ABC):
         Raises:
             RuntimeError: the run is finished or missing.
         """
+        self._open()
         self.log_metrics([MetricValue(None, name, value, x_plot)])
         self._write_pending()
 
@@ -143,6 +149,7 @@ class RunLogger(BaseLogger, ABC):
             RuntimeError: the run is finished or missing.
             ValueError: for an axis that there is none of.
         """
+        self._open()
         at = self._position
         self.log_metrics([MetricValue(_Drawn(axis), name, value, at.iteration) for name, value in values.items()])
         self._write_pending()
@@ -192,6 +199,8 @@ class RunLogger(BaseLogger, ABC):
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def _on_callback(self, callback: str, strategy: Any, metric_values: object = None, **kwargs: Any) -> None:
+        if self._finished:
+            return
         events = self._position.event
         self._position.hear(callback, strategy)
         self._describe(strategy)
@@ -285,6 +294,11 @@ class RunLogger(BaseLogger, ABC):
                 self._defined.add(name)
         for row in rows:
             writer.log(row)
+
+    def _warn_finished(self) -> None:
+        if "" not in self._warned:
+            self._warned.add("")
+            warnings.warn(self._missing(), stacklevel=3)
 
     def _warn_unsupported(self, name: str, value: Any) -> None:
         if name in self._warned:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import wandb
+from avalanche.evaluation.metric_results import MetricValue
 from support.wandb_recorder import Recorder, run_folders
 
 from avalanche_amnesia.logging import WandBLogger, read_offline_run
@@ -108,6 +109,10 @@ def test_finish_again_does_nothing_and_later_values_are_refused(recorder: Record
     with pytest.raises(RuntimeError, match=f"{recorder.logger.run_id} of this logger is finished"):
         recorder.log("x", 2)
     recorder.logger.log_metrics([])  # what Avalanche sends at every callback
+    with pytest.warns(UserWarning, match=f"{recorder.logger.run_id} of this logger is finished"):
+        recorder.logger.log_metrics([MetricValue(None, "x", 3, 0)])
+    recorder.logger.log_metrics([MetricValue(None, "x", 3, 0)])  # once
+    recorder.logger.after_eval(object(), [])
     assert [row["x"] for row in recorder.read().rows] == [1]
 
 
