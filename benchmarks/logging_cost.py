@@ -1,6 +1,6 @@
 """Cost of logging: seconds of 50 short runs and of 10,000 logged steps, to W&B offline and to JSON lines.
 
-python -m benchmarks.logging_cost --runs 50 --steps 10000
+python -m benchmarks.logging_cost --runs 50 --steps 10000 [--pictures]
 """
 
 import argparse
@@ -22,6 +22,8 @@ from avalanche_amnesia.evaluation import capacity_metrics
 from avalanche_amnesia.logging import JSONLogger, WandBLogger
 from avalanche_amnesia.models import MLP, MaskedModel
 from avalanche_amnesia.training import AmnesiacHAT
+
+KINDS = ("none", "JSON lines", "W&B offline")
 
 
 def logger_of(kind, folder):
@@ -65,17 +67,17 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=50)
     parser.add_argument("--steps", type=int, default=10_000)
+    parser.add_argument("--pictures", action="store_true", help="of masks and capacity, in the short runs")
     options = parser.parse_args()
     torch.set_num_threads(1)
     stream = SplitDigits(n_train=400, n_test=200)
     with tempfile.TemporaryDirectory() as made:
         out = Path(made)
         run(stream, BaseLogger(), (), 1, 64)  # what a first call costs is no run's
-        for images in (False, True):
-            for kind in ("none", "JSON lines", "W&B offline"):
-                took = short_runs(stream, kind, options.runs, out / f"{kind} {images}", images)
-                print(f"{options.runs} short runs, {kind}, pictures {images}: {took:.1f} s", flush=True)
-        for kind in ("none", "JSON lines", "W&B offline"):
+        for kind in KINDS:
+            took = short_runs(stream, kind, options.runs, out / kind, options.pictures)
+            print(f"{options.runs} short runs, {kind}, pictures {options.pictures}: {took:.1f} s", flush=True)
+        for kind in KINDS:
             for minibatch in (False, True):
                 took = long_run(stream, kind, options.steps, out / f"long {kind} {minibatch}", minibatch)
                 print(f"{options.steps} steps, {kind}, loss of each step {minibatch}: {took * 1e3:.2f} ms", flush=True)

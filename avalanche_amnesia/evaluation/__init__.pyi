@@ -21,6 +21,8 @@ from .functional import euclidean_distance as euclidean_distance
 from .functional import js_divergence as js_divergence
 from .functional import mask_overlap as mask_overlap
 from .heatmap import mask_heatmap as mask_heatmap
+from .mask_regulariser import MaskRegulariser as MaskRegulariser
+from .mask_regulariser import mask_regulariser_metrics as mask_regulariser_metrics
 from .probes import Probe as Probe
 from .probes import ProbingMetric as ProbingMetric
 from .probes import take_probe as take_probe

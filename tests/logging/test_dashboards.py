@@ -21,6 +21,7 @@ from avalanche_amnesia.evaluation import (
     accuracy_matrix_metrics,
     capacity_metrics,
     jsd_metrics,
+    mask_regulariser_metrics,
 )
 from avalanche_amnesia.logging import WandBLogger, read_offline_run
 
@@ -40,6 +41,7 @@ class Shown:
                 loss_metrics(minibatch=True, epoch=True),
                 capacity_metrics(),
                 accuracy_matrix_metrics(),
+                mask_regulariser_metrics(),
                 jsd_metrics(references, noise_floor=()),
                 accuracy_difference_metrics(references),
                 loggers=[InteractiveLogger(), self.board, logger],
@@ -131,6 +133,14 @@ def test_the_accuracy_matrix_is_a_table(shown: Shown) -> None:
         {"task 2", "task 3"},
         {"task 0", "task 2", "task 3"},
     ]
+
+
+def test_the_loss_s_regulariser_lies_beside_it(shown: Shown) -> None:
+    name = "MaskRegulariser_Epoch/train_phase/train_stream/Task003"
+    (row,) = shown.rows_with(name)
+    masks = shown.strategy.plugins  # a fresh network: all units are free, and R is the mean of the gate
+    assert shown.run.metrics[name] == "iteration"
+    assert 0 < row[name] <= next(plugin.masks.sparsity_weight for plugin in masks if hasattr(plugin, "masks"))
 
 
 def test_training_loss_lies_over_iterations(shown: Shown) -> None:
