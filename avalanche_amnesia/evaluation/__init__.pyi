@@ -33,7 +33,9 @@ from .functional import cosine_distance as cosine_distance
 from .functional import euclidean_distance as euclidean_distance
 from .functional import js_divergence as js_divergence
 from .functional import mask_overlap as mask_overlap
-from .heatmap import mask_heatmap as mask_heatmap
+from .heatmap import masks_figure as masks_figure
+from .mask_regulariser import MaskRegulariser as MaskRegulariser
+from .mask_regulariser import mask_regulariser_metrics as mask_regulariser_metrics
 from .membership import MembershipInference as MembershipInference
 from .membership import membership_auc as membership_auc
 from .membership import membership_metrics as membership_metrics

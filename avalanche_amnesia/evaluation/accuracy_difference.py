@@ -69,7 +69,9 @@ class AccuracyDifference(PluginMetric):
         for control in controls:
             checks.one_of("controls", control, Control)
         self.references, self.controls = references, tuple(controls)
-        references.expect("full", *(["same"] if "reference" in controls else []))
+        references.expect("full")
+        if "reference" in controls:
+            references.expect("same")
         self.samples = checks.whole_number("samples", samples)
         self.accuracies: dict[str, dict[int, float]] = {}
         self.differences: dict[str, dict[int, float]] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from statistics import fmean
@@ -9,6 +10,11 @@ from typing import Any
 
 from avalanche.evaluation import PluginMetric
 from avalanche.evaluation.metric_results import MetricValue
+from matplotlib.figure import Figure
+
+from avalanche_amnesia.evaluation.figures import Picture, Table, matrix_figure
+from avalanche_amnesia.training.host.lookup import unlearning_of
+from avalanche_amnesia.training.host.rollback import is_finishing
 
 Row = Mapping[int, float]
 """Task → its accuracy in [0, 1] at one evaluation; tasks that were unlearned are left out."""
@@ -83,10 +89,15 @@ class AccuracyMatrix(PluginMetric):
     """Accuracy of every remaining task after every training and unlearning, and what follows from it.
 
     Emits ``AverageAccuracy``, ``Forgetting`` and ``BackwardTransfer`` after each evaluation of a test stream; the last
-    two from the second evaluation on. Of several evaluations between two trainings or unlearnings the last one counts.
+    two from the second evaluation on; and ``Figure/AccuracyMatrix``, a picture with its table: a row per evaluation, a
+    column per task. Of several evaluations between two trainings or unlearnings the last one counts; those in the
+    middle of a task, interrupted ones included until they are given up, and those of training data don't.
+
+    Earlier rows are history: they keep the accuracy that a task had before it was unlearned. Later rows have none.
 
     Attributes:
         rows: one per evaluation, see :data:`Row`.
+        names: of the rows: the task just trained, or the tasks just unlearned.
     """
 
     axis = "event"
@@ -95,7 +106,8 @@ class AccuracyMatrix(PluginMetric):
     def __init__(self) -> None:
         super().__init__()
         self.rows: list[dict[int, float]] = []
-        self._stands_at: list[tuple[int, ...]] = []
+        self.names: list[str] = []
+        self._stands_at: list[tuple[int, int]] = []
         self._trains = False
         self._right: defaultdict[int, int] = defaultdict(int)
         self._seen: defaultdict[int, int] = defaultdict(int)
@@ -115,6 +127,9 @@ class AccuracyMatrix(PluginMetric):
 
     def after_eval_iteration(self, strategy: Any) -> None:
         """Count right answers of a mini-batch, by task."""
+        stream = getattr(strategy.experience, "origin_stream", None)
+        if getattr(stream, "name", None) == "train":
+            return
         right = strategy.mb_output.argmax(1) == strategy.mb_y
         for task in strategy.mb_task_id.unique().tolist():
             of_task = strategy.mb_task_id == task
@@ -123,22 +138,36 @@ class AccuracyMatrix(PluginMetric):
 
     def after_eval(self, strategy: Any) -> list[MetricValue] | None:
         """End the row; None where nothing was evaluated, or in the middle of a training."""
-        if not self._seen or self._trains:
+        if not self._seen or self._in_the_middle(strategy):
             return None
-        at = (strategy.clock.train_exp_counter, len(getattr(strategy.model, "tasks", ())))
+        at = _moment(strategy)
         if self._stands_at and self._stands_at[-1] == at:
-            self.rows.pop()
-            self._stands_at.pop()
+            for of_rows in (self.rows, self.names, self._stands_at):
+                of_rows.pop()
         self.rows.append({task: self._right[task] / seen for task, seen in sorted(self._seen.items())})
+        self.names.append(_name(strategy, before=self._stands_at[-1] if self._stands_at else (0, 0)))
         self._stands_at.append(at)
-        values = {
-            "AverageAccuracy": average_accuracy(self.rows),
-            "Forgetting": forgetting(self.rows),
-            "BackwardTransfer": backward_transfer(self.rows),
+        values: dict[str, Any] = {
+            "AverageAccuracy/eval_phase/test_stream": average_accuracy(self.rows),
+            "Forgetting/eval_phase/test_stream": forgetting(self.rows),
+            "BackwardTransfer/eval_phase/test_stream": backward_transfer(self.rows),
+            "Figure/AccuracyMatrix": Picture(_matrix_figure, self.table(), table=self.table()),
         }
         x = strategy.clock.train_iterations
-        named = {f"{name}/eval_phase/test_stream": value for name, value in values.items()}
-        return [MetricValue(self, name, value, x) for name, value in named.items() if value is not None]
+        return [MetricValue(self, name, value, x) for name, value in values.items() if value is not None]
+
+    def table(self) -> Table:
+        """The matrix: a row per evaluation, named by what went before it, a column per task."""
+        tasks = sorted({task for row in self.rows for task in row})
+        rows = [(name, *(row.get(t) for t in tasks)) for name, row in zip(self.names, self.rows, strict=True)]
+        return Table(("after", *(f"task {task}" for task in tasks)), tuple(rows))
+
+    def _in_the_middle(self, strategy: Any) -> bool:
+        """Tell whether a task is in training; a strategy that can give an interrupted one up says so itself."""
+        holder = unlearning_of(strategy) or strategy.model
+        if hasattr(holder, "current_task"):
+            return holder.current_task is not None or is_finishing(strategy)
+        return self._trains
 
     def result(self, strategy: Any = None) -> list[dict[int, float]]:
         """The rows."""
@@ -146,10 +175,43 @@ class AccuracyMatrix(PluginMetric):
 
     def reset(self, strategy: Any = None) -> None:
         """Forget all rows."""
-        self.rows, self._stands_at = [], []
+        self.rows, self.names, self._stands_at = [], [], []
 
     def __str__(self) -> str:
         return "AccuracyMatrix"
+
+
+def _moment(strategy: Any) -> tuple[int, int]:
+    """Trainings and unlearnings finished so far."""
+    plugin = unlearning_of(strategy)
+    if plugin is not None:
+        return plugin.ledger.n_trained, len(plugin.records)
+    masks = getattr(strategy.model, "masks", None)
+    return (strategy.clock.train_exp_counter if masks is None else len(masks)), 0
+
+
+def _name(strategy: Any, before: tuple[int, int]) -> str:
+    """What was trained and unlearned since a moment."""
+    trainings, unlearnings = _moment(strategy)
+    plugin = unlearning_of(strategy)
+    if plugin is None:
+        return f"training {trainings}"
+    last = plugin.trained[-1:] if trainings > before[0] else ()
+    gone = [task for record in plugin.records[before[1] : unlearnings] for task in record.tasks]
+    parts = [f"task {task}" for task in last] + ([f"unlearned {', '.join(map(str, gone))}"] if gone else [])
+    return ", ".join(parts)
+
+
+def _matrix_figure(table: Table) -> Figure:
+    return matrix_figure(
+        [[math.nan if value is None else value for value in row[1:]] for row in table.rows],
+        rows=[row[0] for row in table.rows],
+        columns=[name.removeprefix("task ") for name in table.columns[1:]],
+        title="test accuracy; empty: not trained yet, or unlearned",
+        row_label="after",
+        column_label="tested on task",
+        value_label="accuracy",
+    )
 
 
 def accuracy_matrix_metrics() -> list[AccuracyMatrix]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from avalanche.evaluation.metric_results import MetricValue, TensorImage
+from avalanche.evaluation.metric_results import MetricValue
 
 from avalanche_amnesia.evaluation.event_metric import EventMetric
-from avalanche_amnesia.evaluation.heatmap import as_tensor_image, mask_heatmap
+from avalanche_amnesia.evaluation.figures import Picture, capacity_figure
+from avalanche_amnesia.evaluation.heatmap import layer_masks, layers_figure
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
-from avalanche_amnesia.training.host.lookup import find_plugin
+from avalanche_amnesia.training.host.lookup import find_plugin, unlearning_of
 from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 
@@ -34,19 +35,26 @@ def trajectory_bytes(strategy: Any) -> int | None:
 
 
 class Capacity(EventMetric):
-    """Network capacity, units or weights in use, masks as pictures, bytes of trajectory, after tasks and unlearnings.
+    """Network capacity, units or weights in use, masks as pictures, bytes of trajectory, at every event.
 
-    Emits ``Capacity`` in [0, 1] (1: all free), ``MaskUse/<layer>`` (share of the layer's units, or of the tensor's
-    weights, that remaining tasks use), ``TrajectoryBytes``, ``MaskBits`` (of a SubnetModel: bits per weight and task
-    that the masks take, entropy-coded given the weights), and, unless ``images`` is False, ``Mask/<layer>`` (a row per
-    remaining task). Around an unlearning also ``CapacityBefore``, and ``CapacityReturned``, in [−1, 1]: capacity after
-    it minus capacity before.
+    Emits, after trainings and unlearnings, ``Capacity`` in [0, 1] (1: all free), ``MaskUse/<layer>`` (share of the
+    layer's units, or of the tensor's weights, that remaining tasks use), ``TrajectoryBytes``, ``MaskBits`` (of a
+    SubnetModel: bits per weight and task that the masks take, entropy-coded given the weights), and, unless ``images``
+    is False, the pictures ``Figure/Masks`` (a panel per layer, a row per remaining task) and ``Figure/Capacity`` (all
+    events so far), which are drawn only for loggers that show them. Around an unlearning also ``CapacityBefore``, and
+    ``CapacityReturned``, in [−1, 1]: capacity after it minus capacity before.
     """
 
     def __init__(self, *, images: bool = True) -> None:
         super().__init__()
         self.images = images
         self._before: float | None = None
+        self._events: list[tuple[str, float, int, tuple[int, ...]]] = []
+
+    def after_training_exp(self, strategy: Any) -> list[MetricValue]:
+        """Values once a task is trained."""
+        self._note(strategy, f"task {strategy.experience.task_label}", ())
+        return super().after_training_exp(strategy)
 
     def before_unlearning(self, strategy: Any) -> list[MetricValue]:
         """Capacity with the tasks that are about to go."""
@@ -55,10 +63,17 @@ class Capacity(EventMetric):
 
     def after_unlearning(self, strategy: Any) -> list[MetricValue]:
         """Values once tasks are unlearned, and the capacity that came back."""
+        plan = getattr(unlearning_of(strategy), "current", None)
+        self._note(strategy, "unlearning", () if plan is None else plan.tasks)
         named = self.named(strategy)
         if self._before is not None:
             named["CapacityReturned"] = named["Capacity"] - self._before
         return self.emit(strategy, named)
+
+    def _note(self, strategy: Any, event: str, unlearned: tuple[int, ...]) -> None:
+        capacity = network_capacity(strategy)
+        if capacity is not None:
+            self._events.append((event, capacity, trajectory_bytes(strategy) or 0, unlearned))
 
     def named(self, strategy: Any) -> dict[str, Any]:
         """Name → value, as the strategy stands."""
@@ -68,18 +83,20 @@ class Capacity(EventMetric):
             for layer, used in model.by_layer(model.cumulative_mask()).items():
                 named[f"MaskUse/{layer}"] = float(used.float().mean())
             named["MaskBits"] = model.mask_bits()
-            if self.images and model.masks:
-                named |= {f"Mask/{layer}": _picture(model, layer) for layer in model.graph.layers}
+            if self.images and self._events:
+                names, history, sizes, gone = zip(*self._events, strict=True)
+                named["Figure/Masks"] = Picture(layers_figure, list(model.masks), layer_masks(model.masks))
+                named["Figure/Capacity"] = Picture(capacity_figure, history, sizes, gone, names)
         return named
+
+    def reset(self, strategy: Any = None) -> None:
+        """Forget the events so far."""
+        self._events = []
 
     def __str__(self) -> str:
         return "Capacity"
 
 
-def _picture(model: TaskMaskedModel, layer: str) -> TensorImage:
-    return as_tensor_image(mask_heatmap({task: mask[layer].float() for task, mask in model.masks.items()}))
-
-
 def capacity_metrics(*, images: bool = True) -> list[Capacity]:
-    """Capacity, mask use, mask pictures (unless ``images=False``) and bytes of trajectory."""
+    """Capacity, mask use, pictures of masks and capacity (unless ``images=False``) and bytes of trajectory."""
     return [Capacity(images=images)]

@@ -1,48 +1,19 @@
-"""Masks of one layer as a picture: which units each task uses and which are shared."""
+"""Masks as a figure: which units each task uses and which are shared."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import matplotlib
+import numpy as np
 import torch
-from avalanche.evaluation.metric_results import TensorImage
-from PIL import Image
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 from torch import Tensor
-from torchvision.transforms.functional import pil_to_tensor
 
 MAX_WIDTH = 1024
 """Pixels; wider layers show the mean of neighbouring units in one column."""
-CELL = 16
-"""Largest side of a cell in pixels."""
-MIN_CELL_HEIGHT = 4
-"""Smallest height of a row in pixels, however many tasks there are."""
-
-
-def mask_heatmap(masks: Mapping[int, Tensor]) -> Image.Image:
-    """One layer's masks as RGB: a row per task in the mapping's order, a column per unit; 1 is bright.
-
-    Args:
-        masks: task label -> mask of shape (units,), binary or soft, every value in [0, 1].
-
-    Raises:
-        ValueError: no mask, masks of different or wrong shapes, or values outside [0, 1].
-    """
-    if not masks:
-        raise ValueError("masks is empty: pass the mask of at least one task as {task label: tensor of shape (units,)}")
-    rows = _rows(masks)
-    tasks, units = rows.shape
-    if units > MAX_WIDTH:
-        rows = torch.nn.functional.adaptive_avg_pool1d(rows[None], MAX_WIDTH)[0]
-        units = MAX_WIDTH
-    width = min(CELL, MAX_WIDTH // units)
-    height = max(MIN_CELL_HEIGHT, min(CELL, MAX_WIDTH // tasks))
-    pixels = matplotlib.colormaps["viridis"](rows.numpy(), bytes=True)[..., :3]
-    picture = Image.fromarray(pixels.copy())
-    return picture.resize((units * width, tasks * height), Image.Resampling.NEAREST)
-
-
-def as_tensor_image(picture: Image.Image) -> TensorImage:
-    """A picture as a metric's value: text loggers skip it, dashboards show it."""
-    return TensorImage(pil_to_tensor(picture).to(torch.float32) / 255)
+MAX_LAYERS = 24
+"""Layers that a figure of masks shows; of deeper networks those evenly spread over the depth."""
 
 
 def _rows(masks: Mapping[int, Tensor]) -> Tensor:
@@ -62,3 +33,83 @@ def _rows(masks: Mapping[int, Tensor]) -> Tensor:
             )
         rows.append(row)
     return torch.stack(rows)
+
+
+def _narrowed(rows: Tensor) -> Tensor:
+    """Rows of at most `MAX_WIDTH` columns; of wider ones the mean of neighbouring columns."""
+    if rows.shape[1] <= MAX_WIDTH:
+        return rows
+    return torch.nn.functional.adaptive_avg_pool1d(rows[None], MAX_WIDTH)[0]
+
+
+@dataclass(frozen=True)
+class LayerMasks:
+    """One layer's masks as a figure shows them: small, whatever the width of the layer.
+
+    Attributes:
+        layer: its name.
+        rows: a row per task, at most 1,024 columns; uint8, 255 where all units of the column are used.
+        units: entries of a mask.
+        used: per task, the share of them that it uses.
+        shared: share of them that several tasks use.
+    """
+
+    layer: str
+    rows: np.ndarray
+    units: int
+    used: tuple[float, ...]
+    shared: float
+
+
+def layer_masks(masks: Mapping[int, Mapping[str, Tensor | Sequence[bool]]]) -> list[LayerMasks]:
+    """Masks layer by layer, made ready to be drawn; of more than 24 layers those evenly spread over the depth.
+
+    Args:
+        masks: task label -> layer -> mask of shape (units,).
+    """
+    made = []
+    for layer in _shown(list(next(iter(masks.values()), {}))):
+        rows = _rows({task: torch.as_tensor(of_task[layer]) for task, of_task in masks.items()})
+        pixels = (_narrowed(rows) * 255).round().to(torch.uint8).numpy()
+        shared = float((rows > 0).sum(0).gt(1).float().mean())
+        made.append(LayerMasks(layer, pixels, rows.shape[1], tuple(rows.mean(1).tolist()), shared))
+    return made
+
+
+def _shown(layers: Sequence[str]) -> Sequence[str]:
+    if len(layers) <= MAX_LAYERS:
+        return layers
+    return [layers[i] for i in np.linspace(0, len(layers) - 1, MAX_LAYERS).round().astype(int)]
+
+
+def masks_figure(masks: Mapping[int, Mapping[str, Tensor | Sequence[bool]]]) -> Figure:
+    """Units (or weights) of every layer, along x, that each remaining task, a row, uses; a panel per layer.
+
+    Args:
+        masks: task label -> layer -> mask of shape (units,). Layers wider than 1,024 units show the mean of neighbours;
+            of more than 24 layers those are shown that are evenly spread over the depth.
+    """
+    return layers_figure(list(masks), layer_masks(masks))
+
+
+def layers_figure(tasks: Sequence[int], layers: Sequence[LayerMasks]) -> Figure:
+    """The figure of :func:`masks_figure`, from what :func:`layer_masks` made ready."""
+    height = 0.8 + max(len(layers), 1) * (0.62 + 0.16 * max(len(tasks), 1))
+    figure = Figure(figsize=(8, height), layout="constrained")
+    if not layers:
+        figure.text(0.5, 0.5, "no task remains: no mask", ha="center", va="center")
+        return figure
+    axes = np.atleast_1d(figure.subplots(len(layers), 1))
+    for ax, masks in zip(axes, layers, strict=True):
+        span = (-0.5, masks.units - 0.5, len(tasks) - 0.5, -0.5)
+        ax.imshow(masks.rows, aspect="auto", interpolation="nearest", cmap="Blues", vmin=0, vmax=255, extent=span)
+        title = f"{masks.layer}: {masks.units} entries, {masks.shared:.0%} shared by several tasks"
+        ax.set_title(title, fontsize=8, loc="left")
+        names = [f"task {task}: {used:.0%}" for task, used in zip(tasks, masks.used, strict=True)]
+        ax.set_yticks(range(len(tasks)), names, fontsize=7)
+        ax.tick_params(axis="x", labelsize=7)
+    axes[-1].set_xlabel("unit (or weight) of the layer", fontsize=8)
+    colours = {"used": matplotlib.colormaps["Blues"](1.0), "not used": "white"}
+    handles = [Patch(facecolor=colour, edgecolor="grey", label=name) for name, colour in colours.items()]
+    figure.legend(handles=handles, loc="outside upper right", ncols=2, fontsize=7, frameon=False)
+    return figure

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from avalanche_amnesia.evaluation.event_metric import EventMetric
+from avalanche_amnesia.evaluation.figures import Picture, overlap_figure
 from avalanche_amnesia.evaluation.functional import mask_overlap
-from avalanche_amnesia.evaluation.heatmap import as_tensor_image, mask_heatmap
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 
 
@@ -48,8 +48,7 @@ class MaskOverlap(EventMetric):
 
     In [0, 1]; neither direction is better: tasks that overlap share what they learned, and what unlearning one of them
     takes from the other. Emitted as ``MaskOverlap`` from the second remaining task on, and, unless ``images`` is
-    False, as the picture ``MaskOverlap/tasks``, a row and a column per task, 1 is bright. Models without masks emit
-    nothing.
+    False, as the picture ``Figure/Overlap``, a row and a column per task. Models without masks emit nothing.
     """
 
     lower_bound, upper_bound = 0.0, 1.0
@@ -66,7 +65,8 @@ class MaskOverlap(EventMetric):
         matrix = overlap_matrix({task: model.binary_mask(task) for task in model.masks})
         named: dict[str, Any] = {str(self): mean_overlap(matrix)}
         if self.images:
-            named[f"{self}/tasks"] = as_tensor_image(mask_heatmap(dict(zip(model.masks, matrix, strict=True))))
+            rows = [dict(zip(model.masks, row, strict=True)) for row in matrix.tolist()]
+            named["Figure/Overlap"] = Picture(overlap_figure, dict(zip(model.masks, rows, strict=True)))
         return named
 
     def __str__(self) -> str:

@@ -1,14 +1,21 @@
-"""X axes of metrics: iterations, tasks or events."""
+"""X axes of metrics (iterations, tasks or events), and the position of a run on them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from avalanche_amnesia.training.host.lookup import unlearning_of
 
 ITERATION = "iteration"
 """Training iterations so far (the strategy's clock)."""
 TASK = "task"
-"""Tasks trained so far."""
+"""Label of the task trained last; -1 before the first one."""
 EVENT = "event"
-"""Task ends and unlearning events so far: the axis on which an unlearning has a before and an after."""
+"""Task ends and unlearnings so far: the axis that only grows, on which an unlearning has a before and an after."""
 
 AXES = (ITERATION, TASK, EVENT)
 
+NO_TASK = -1
 UNLEARNING_CALLBACKS = ("before_unlearning", "after_unlearning")
 
 
@@ -38,3 +45,83 @@ def axis_of(name: str, callback: str | None, origin: object = None) -> str:
     if "train_phase" in name or callback is None:
         return ITERATION
     return TASK if "_eval" in callback else ITERATION
+
+
+class Position:
+    """Position of a run on the axes, kept by listening to a strategy's callbacks.
+
+    `task` is the label of the task trained last: by a request in the middle of a task still the one before it. An
+    experience without a label of its own (none, several, or one that its whole stream shares) goes by its number in the
+    stream, else by the number of trainings before it. A position that first hears of a strategy which was trained
+    before (loaded, resumed) goes on from there.
+
+    Attributes:
+        iteration, task, event: see the names of the axes.
+        in_training: whether a task is in training.
+    """
+
+    def __init__(self) -> None:
+        self.iteration = 0
+        self.task = NO_TASK
+        self.event = 0
+        self.in_training = False
+        self._started = False
+        self._trainings = 0
+        self._coming = NO_TASK
+        self._ended = False
+        self._epochs_over = False
+
+    def hear(self, callback: str, strategy: Any) -> None:
+        """Move on at a callback; Avalanche's own counter of trainings moves after its loggers are called."""
+        clock = getattr(strategy, "clock", None)
+        if clock is not None:
+            self.iteration = clock.train_iterations
+        if not self._started or callback in ("before_training_exp", "before_eval", "before_unlearning"):
+            self._follow(strategy)
+        if callback == "before_training_exp":
+            self._ended, self._epochs_over, self.in_training = False, False, True
+            self._coming = _label_of(getattr(strategy, "experience", None), self._trainings)
+        elif callback == "before_training_epoch":
+            # A stopped training announces an epoch that never comes.
+            self._epochs_over = self._epochs_over and getattr(strategy, "_stop_training", False)
+        elif callback == "after_training_epoch":
+            self._epochs_over = True
+        # A plugin that stands before the loggers and unlearns when a task ends is heard before that end.
+        ends = callback == "after_training_exp" or (callback in UNLEARNING_CALLBACKS and self._epochs_over)
+        if ends and not self._ended:
+            self._ended, self._epochs_over, self.in_training = True, False, False
+            self.task = self._trainings if self._coming == NO_TASK else self._coming
+            self._trainings += 1
+            self.event += 1
+        if callback == "after_unlearning":
+            self.event += 1
+
+    def _follow(self, strategy: Any) -> None:
+        """Take over what the strategy knows of its trainings: it may have been loaded, or have given a task up."""
+        plugin = unlearning_of(strategy) if hasattr(strategy, "plugins") else None
+        clock = getattr(strategy, "clock", None)
+        past = 0 if plugin is None else len(plugin.records)
+        if plugin is not None:
+            self._trainings = plugin.ledger.n_trained
+            if plugin.current_task is None:  # a task that is given up has not ended
+                self.in_training = self._epochs_over = False
+            self.task = plugin.trained[-1] if plugin.trained else NO_TASK
+        elif clock is not None and not self.in_training:
+            self._trainings = max(clock.train_exp_counter, self._trainings if self._started else 0)
+            if not self._started:
+                self.task = clock.train_exp_counter - 1
+        if not self._started:
+            self._started = True
+            self.event = self._trainings + past
+
+
+def _label_of(experience: Any, number: int) -> int:
+    """Label of an experience's task, see :class:`Position`."""
+    labels = getattr(experience, "task_labels", None)
+    stream: Any = getattr(experience, "origin_stream", None)
+    in_stream = int(getattr(experience, "current_experience", number))
+    if labels is None or len(labels) != 1:
+        return in_stream
+    if hasattr(stream, "__len__") and len(stream) > 1 and len({tuple(other.task_labels) for other in stream}) == 1:
+        return in_stream
+    return int(labels[0])

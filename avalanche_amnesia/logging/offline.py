@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from avalanche_amnesia.audit.record import UnlearningRecord
+
 _HEADER = struct.Struct("<4sHB")
 _CHUNK = struct.Struct("<IHB")
 _BLOCK = 32 * 1024
@@ -26,7 +28,7 @@ class OfflineRunError(ValueError):
 
 @dataclass
 class OfflineRun:
-    """Contents of an offline run's log."""
+    """Contents of an offline run's log, or of a run of JSON lines."""
 
     id: str = ""
     name: str = ""
@@ -38,7 +40,11 @@ class OfflineRun:
     metrics: dict[str, str | None] = field(default_factory=dict)
     """Metric name -> the metric it is drawn over, of every `define_metric`; None where it has no axis."""
     rows: list[dict[str, Any]] = field(default_factory=list)
-    """One dict per logged row; images, tables and histograms are dicts with a `_type`."""
+    """One dict per logged row; images, tables and histograms are dicts with a `_type`; of JSON lines, objects."""
+    records: list[UnlearningRecord] = field(default_factory=list)
+    """Of its unlearnings (runs of JSON lines; W&B keeps them as artefacts)."""
+    inputs: list[UnlearningRecord] = field(default_factory=list)
+    """Records of other runs that it is about."""
     complete: bool = False
     """True: the run was finished; False for a run that is still going or was killed."""
 
@@ -167,7 +173,7 @@ def _apply(record: Any, run: OfflineRun) -> None:
             _put(row, _keys(item), _decoded(item))
         run.rows.append(row)
     elif kind == "metric":
-        name = record.metric.name or record.metric.glob_name
+        name = (record.metric.name or record.metric.glob_name).replace(r"\.", ".")
         run.metrics[name] = record.metric.step_metric or run.metrics.get(name)
     elif kind == "exit":
         run.complete = True

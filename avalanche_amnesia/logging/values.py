@@ -1,8 +1,8 @@
-"""Conversion of metric values for W&B."""
+"""Conversion of metric values to what a logger writes: numbers, texts, images, histograms, tables."""
 
 import io
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from avalanche.evaluation.metric_results import AlternativeValues, TensorImage
@@ -10,45 +10,59 @@ from matplotlib.figure import Figure
 from PIL import Image
 from torch import Tensor
 
+from avalanche_amnesia.evaluation.figures import Picture, Table
+
+
+class Histogram(NamedTuple):
+    """Counts of entries between edges, of which there is one more."""
+
+    counts: np.ndarray
+    edges: np.ndarray
+
+
+Payload = float | str | Image.Image | Histogram | Table
+
 SUPPORTED = (
     "numbers (Python, numpy, 0-dim tensors), strings, PIL images, matplotlib figures, "
     "uint8 arrays HxW or HxWx3, float tensors CxHxW in [0, 1] with 1 or 3 channels, "
     "other real tensors and arrays with a finite entry (as histograms), "
-    "AlternativeValues of these, and dicts of these"
+    "tables, AlternativeValues of these, and dicts of these"
 )
 
 
 def flattened(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """`value` under `name`, dicts taken apart as `name/key`."""
+    """`value` under `name`, dicts taken apart as `name/key`; the table behind a picture as `name/table`."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
             yield from flattened(f"{name}/{key}", inner)
     else:
         yield name, value
+        if isinstance(value, Picture) and value.table is not None:
+            yield f"{name}/table", value.table
 
 
-def to_wandb(value: Any) -> Any:
-    """A float, str, `wandb.Image` or `wandb.Histogram`; None where W&B has no place for `value`."""
+def payload_of(value: Any) -> Payload | None:
+    """What a logger writes of a value; None where there is no place for it."""
     if isinstance(value, AlternativeValues):
-        converted = (to_wandb(alternative) for alternative in value.alternatives)
+        converted = (payload_of(alternative) for alternative in value.alternatives)
         return next((v for v in converted if v is not None), None)
-    if isinstance(value, str):
+    if isinstance(value, str | Table):
         return value
     if isinstance(value, bool | int | float | np.bool_ | np.integer | np.floating):
         return float(value)
     if isinstance(value, Figure):
-        return _image(_rendered(value))
+        return _rendered(value)
     if isinstance(value, Image.Image):
-        return _image(value)
+        return value
     if isinstance(value, TensorImage):
         pixels = _pixels(_as_array(value.image))
-        return None if pixels is None else _image(Image.fromarray(pixels))
+        return None if pixels is None else Image.fromarray(pixels)
     if isinstance(value, Tensor | np.ndarray):
-        return _array_to_wandb(_as_array(value), maybe_channels_first=isinstance(value, Tensor))
+        return _payload_of_array(_as_array(value), maybe_channels_first=isinstance(value, Tensor))
     return None
 
 
-def _array_to_wandb(array: np.ndarray, maybe_channels_first: bool) -> Any:
+def _payload_of_array(array: np.ndarray, maybe_channels_first: bool) -> Payload | None:
     if array.dtype.kind not in "biuf":
         return None
     if array.shape in ((), (1,)):  # (1,) is the shape of Avalanche's losses
@@ -58,7 +72,7 @@ def _array_to_wandb(array: np.ndarray, maybe_channels_first: bool) -> Any:
     if array.size and (is_bytes or is_chw):
         pixels = _pixels(array)
         if pixels is not None:
-            return _image(Image.fromarray(pixels))
+            return Image.fromarray(pixels)
     return _histogram(array)
 
 
@@ -94,15 +108,7 @@ def _rendered(figure: Figure) -> Image.Image:
     return Image.open(buffer)
 
 
-def _image(image: Image.Image) -> Any:
-    import wandb
-
-    return wandb.Image(image)
-
-
-def _histogram(array: np.ndarray) -> Any:
-    import wandb
-
+def _histogram(array: np.ndarray) -> Histogram | None:
     entries = array.astype(np.float64).ravel()
     entries = entries[np.isfinite(entries)]  # numpy refuses to bin the others
-    return wandb.Histogram(np_histogram=np.histogram(entries, bins=64)) if entries.size else None
+    return Histogram(*np.histogram(entries, bins=64)) if entries.size else None

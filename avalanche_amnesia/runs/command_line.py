@@ -1,4 +1,4 @@
-"""The command line: ``amnesia demo``, ``audit``, ``unlearn``, ``verify``, ``plan``, ``prune``.
+"""The command line: ``amnesia demo``, ``audit``, ``unlearn``, ``verify``, ``plan``, ``prune``, ``sync``.
 
 The same as ``python -m avalanche_amnesia demo`` and so on.
 """
@@ -15,6 +15,7 @@ from typing import Any
 
 from avalanche_amnesia.runs.state_commands import add_state_commands
 from avalanche_amnesia.runs.store_commands import add_store_commands
+from avalanche_amnesia.runs.sync_command import add_sync_command
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -25,7 +26,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Returns:
         The exit status: 0; 2 for input that can't be used; of an audit 1 for residue, and 3 where none was found but
-        some files can't be looked into; of a verification 1 where a state is not as the record says.
+        some files can't be looked into; of a verification 1 where a state is not as the record says; of a sync 1 where
+        a run could not be sent.
     """
     parser = argparse.ArgumentParser(prog="amnesia", description="Continual learning that can forget on request.")
     commands = parser.add_subparsers(dest="command", required=True)
@@ -38,6 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _add_audit(commands)
     add_state_commands(commands)
     add_store_commands(commands)
+    add_sync_command(commands)
     options = parser.parse_args(arguments)
     os.environ.setdefault("WANDB_SILENT", "true")
     warnings.filterwarnings("ignore", category=UserWarning, module="avalanche")

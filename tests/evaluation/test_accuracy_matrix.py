@@ -2,6 +2,8 @@
 
 import numpy as np
 import pytest
+import torch
+from avalanche.core import SupervisedPlugin
 from avalanche.evaluation.metrics import accuracy_metrics, forgetting_metrics
 from avalanche.logging import BaseLogger
 from avalanche.training.plugins import EvaluationPlugin
@@ -66,3 +68,66 @@ def test_the_metric_agrees_with_the_host_s():
     assert results["Forgetting/eval_phase/test_stream"] == pytest.approx(np.mean(lost))
     gained = [seen[3][1] - seen[1][1], seen[3][2] - seen[2][2]]
     assert results["BackwardTransfer/eval_phase/test_stream"] == pytest.approx(np.mean(gained))
+
+
+class Interrupted(Exception):
+    pass
+
+
+class Interrupter(SupervisedPlugin):
+    armed = False
+
+    def after_training_epoch(self, strategy, **kwargs):
+        if self.armed:
+            self.armed = False
+            raise Interrupted
+
+
+def test_a_training_that_was_interrupted_is_over_when_it_is_given_up():
+    (metric,) = metrics = accuracy_matrix_metrics()
+    interrupter = Interrupter()
+    strategy = amnesiac(
+        train_epochs=1, evaluator=EvaluationPlugin(metrics, loggers=[BaseLogger()]), plugins=[interrupter]
+    )
+    for experience in DIGITS.train_stream[:2]:
+        strategy.train(experience)
+    strategy.eval(DIGITS.test_stream)
+    interrupter.armed = True
+    with pytest.raises(Interrupted):
+        strategy.train(DIGITS.train_stream[2])
+    strategy.eval(DIGITS.test_stream)
+    assert len(metric.rows) == 1  # the model is in the middle of a task
+    strategy.abort_training()
+    strategy.unlearn([0])
+    strategy.eval(DIGITS.test_stream)
+    assert [list(row) for row in metric.rows] == [[0, 1], [1]]
+    assert metric.names == ["task 1", "unlearned 0"]
+    strategy.train(DIGITS.train_stream[3])
+    strategy.eval(DIGITS.test_stream)
+    assert list(metric.rows[-1]) == [1, 3]
+
+
+@pytest.mark.parametrize("eval_every", [0, 1])
+def test_evaluations_of_a_training_make_no_row_twice(eval_every):
+    (metric,) = metrics = accuracy_matrix_metrics()
+    strategy = amnesiac(evaluator=EvaluationPlugin(metrics, loggers=[BaseLogger()]), eval_every=eval_every)
+    for experience in DIGITS.train_stream[:2]:
+        strategy.train(experience)  # evaluates the training data
+        assert len(metric.rows) == experience.task_label
+        strategy.eval(DIGITS.test_stream)
+    assert [list(row) for row in metric.rows] == [[0], [0, 1]]
+
+
+def test_the_table_has_a_row_per_evaluation_and_leaves_out_what_is_gone():
+    benchmark = with_unlearning(DIGITS, {1: [0]})
+    (metric,) = metrics = accuracy_matrix_metrics()
+    strategy = amnesiac(train_epochs=1, evaluator=EvaluationPlugin(metrics, loggers=[BaseLogger()]))
+    for experience in benchmark.train_stream[:2]:
+        strategy.train(experience)
+        results = strategy.eval(benchmark.test_stream)
+    table = metric.table()
+    assert table.columns == ("after", "task 0", "task 1")
+    assert table.rows == (("task 0", metric.rows[0][0], None), ("task 1, unlearned 0", None, metric.rows[1][1]))
+    picture = results["Figure/AccuracyMatrix"]
+    assert picture.table == table
+    assert (picture.image.dtype, picture.image.shape[0]) == (torch.uint8, 3)

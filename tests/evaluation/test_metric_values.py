@@ -224,10 +224,9 @@ def test_overlap_and_owners(finished):
     masks = {task: model.binary_mask(task) for task in REMAINING}
     expected = np.mean([jaccard_score(a, b) for a, b in combinations(masks.values(), 2)])
     assert history["MaskOverlap"][1][-1] == pytest.approx(expected)
-    assert (
-        len(history["MaskOverlap"][1]) == len(history["MaskOverlap/tasks"][1]) == 5 + 2 - 2
-    )  # not with one task alone
-    assert history["MaskOverlap/tasks"][1][-1].image.shape == (3, 48, 48)
+    pictures = history["Figure/Overlap"][1]
+    assert len(history["MaskOverlap"][1]) == len(pictures) == 5 + 2 - 2  # not with one task alone
+    assert pictures[-1].image.shape[0] == 3
     for layer in model.graph.layers:
         use = torch.stack([model.by_layer(mask)[layer].long() for mask in masks.values()])
         count, got = use.sum(0), owners_by_layer(model)[layer]

@@ -5,9 +5,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from avalanche.core import SupervisedPlugin
 from avalanche.evaluation.metric_results import MetricValue
+from avalanche.training.plugins import EvaluationPlugin
+from support.strategies import DIGITS, amnesiac
 from support.wandb_recorder import Recorder
 
+from avalanche_amnesia.benchmarks import with_unlearning
 from avalanche_amnesia.evaluation import (
     AccuracyDifference,
     Capacity,
@@ -18,6 +22,7 @@ from avalanche_amnesia.evaluation import (
     Relapse,
     UnlearnedAccuracy,
     UnlearningCost,
+    capacity_metrics,
 )
 from avalanche_amnesia.logging.axes import EVENT, axis_of
 
@@ -85,6 +90,7 @@ class FakeStrategy:
 
     def __init__(self, logger: Any) -> None:
         self.logger = logger
+        self.experience: Any = None
         self.clock = SimpleNamespace(train_iterations=0, train_exp_counter=0)
         self._stop_training = False
 
@@ -95,6 +101,11 @@ class FakeStrategy:
         ]
         self.logger.log_metrics(values)
         getattr(self.logger, callback)(self, values)
+
+    def train_label(self, *labels: int, **of_experience: Any) -> None:
+        self.experience = SimpleNamespace(task_labels=list(labels), **of_experience)
+        self.train_task()
+        self.experience = None
 
     def train_task(self, unlearn_before_end: bool = False, stop_early: bool = False) -> None:
         self.emit("before_training_exp")
@@ -123,7 +134,7 @@ def written(recorder: Recorder) -> list[tuple[str, int, int, int]]:
         (name, row["iteration"], row["task"], row["event"])
         for row in recorder.read().rows
         for name in row
-        if name not in ("iteration", "task", "event") and not name.startswith("_")
+        if name not in ("iteration", "task", "event", "Events") and not name.startswith("_")
     ]
 
 
@@ -135,20 +146,20 @@ def test_a_task_counts_in_the_values_of_its_end(recorder: Recorder) -> None:
     strategy.unlearn()
     strategy.train_task()
     assert written(recorder) == [
-        ("eval_phase/acc", 0, 0, 0),
-        ("train_phase/mb", 0, 0, 0),
-        ("train_phase/epoch", 1, 0, 0),
-        ("train_phase/mb", 1, 0, 0),
-        ("train_phase/epoch", 2, 0, 0),
-        ("train_phase/exp", 2, 1, 1),
-        ("eval_phase/acc", 2, 1, 1),
-        ("residue", 2, 1, 1),
-        ("residue", 2, 1, 2),
-        ("train_phase/mb", 2, 1, 2),
-        ("train_phase/epoch", 3, 1, 2),
-        ("train_phase/mb", 3, 1, 2),
-        ("train_phase/epoch", 4, 1, 2),
-        ("train_phase/exp", 4, 2, 3),
+        ("eval_phase/acc", 0, -1, 0),
+        ("train_phase/mb", 0, -1, 0),
+        ("train_phase/epoch", 1, -1, 0),
+        ("train_phase/mb", 1, -1, 0),
+        ("train_phase/epoch", 2, -1, 0),
+        ("train_phase/exp", 2, 0, 1),
+        ("eval_phase/acc", 2, 0, 1),
+        ("residue", 2, 0, 1),
+        ("residue", 2, 0, 2),
+        ("train_phase/mb", 2, 0, 2),
+        ("train_phase/epoch", 3, 0, 2),
+        ("train_phase/mb", 3, 0, 2),
+        ("train_phase/epoch", 4, 0, 2),
+        ("train_phase/exp", 4, 1, 3),
     ]
 
 
@@ -161,10 +172,10 @@ def test_unlearning_by_a_plugin_at_the_end_of_a_task_comes_after_that_task(
     strategy.train_task()
     ends = [entry for entry in written(recorder) if entry[0] in ("residue", "train_phase/exp")]
     assert [(name, task, event) for name, _, task, event in ends] == [
-        ("residue", 1, 1),
-        ("residue", 1, 2),
-        ("train_phase/exp", 1, 2),
-        ("train_phase/exp", 2, 3),
+        ("residue", 0, 1),
+        ("residue", 0, 2),
+        ("train_phase/exp", 0, 2),
+        ("train_phase/exp", 1, 3),
     ]
 
 
@@ -175,17 +186,55 @@ def test_unlearning_in_the_middle_of_a_task_comes_before_its_end(recorder: Recor
     strategy.emit("before_training_epoch")
     strategy.unlearn()
     strategy.emit("after_training_exp", "train_phase/exp")
-    assert [entry[2:] for entry in written(recorder)] == [(0, 0), (0, 1), (1, 2)]
+    assert [entry[2:] for entry in written(recorder)] == [(-1, 0), (-1, 1), (0, 2)]
 
 
-def test_a_resumed_strategy_goes_on_counting_tasks(recorder: Recorder) -> None:
+def test_a_resumed_strategy_goes_on_counting(recorder: Recorder) -> None:
     strategy = FakeStrategy(recorder.logger)
     strategy.clock.train_exp_counter = 3
     strategy.emit("after_eval", "eval_phase/acc")
     strategy.train_task()
     strategy.emit("after_eval", "eval_phase/acc")
-    tasks = [task for name, _, task, _ in written(recorder) if name == "eval_phase/acc"]
-    assert tasks == [3, 4]
+    places = [(task, event) for name, _, task, event in written(recorder) if name == "eval_phase/acc"]
+    assert places == [(2, 3), (3, 4)]
+
+
+def test_the_axis_of_tasks_carries_labels_also_of_one_learned_again(recorder: Recorder) -> None:
+    strategy = FakeStrategy(recorder.logger)
+    for label in (3, 0, 2, 0):
+        strategy.train_label(label)
+        strategy.unlearn()
+        strategy.emit("after_eval", "eval_phase/acc")
+    places = [(task, event) for name, _, task, event in written(recorder) if name == "eval_phase/acc"]
+    assert places == [(3, 2), (0, 4), (2, 6), (0, 8)]
+
+
+def test_an_experience_without_a_label_of_its_own_goes_by_its_number(recorder: Recorder) -> None:
+    strategy = FakeStrategy(recorder.logger)
+    stream = [SimpleNamespace(task_labels=[0]) for _ in range(3)]  # a stream without task labels: all are 0
+    strategy.train_label(0, origin_stream=stream, current_experience=2)
+    strategy.train_label(4, 5, current_experience=1)
+    strategy.train_label(7)
+    strategy.train_task()
+    assert [task for name, _, task, _ in written(recorder) if name == "train_phase/exp"] == [2, 1, 7, 3]
+
+
+def test_a_task_that_was_given_up_has_not_ended(recorder: Recorder) -> None:
+    benchmark = with_unlearning(DIGITS, {})
+    strategy = amnesiac(evaluator=EvaluationPlugin(capacity_metrics(images=False), loggers=[recorder.logger]))
+    strategy.train(benchmark.train_stream[3])
+
+    class Stop(SupervisedPlugin):
+        def after_training_epoch(self, strategy: Any, **kwargs: Any) -> None:
+            raise KeyboardInterrupt
+
+    strategy.plugins.append(Stop())
+    with pytest.raises(KeyboardInterrupt):
+        strategy.train(benchmark.train_stream[1])
+    strategy.plugins.pop()
+    strategy.abort_training()
+    strategy.unlearn([3])
+    assert [entry[2:] for entry in written(recorder) if entry[0] == "Capacity"] == [(3, 1), (3, 2)]
 
 
 def test_metrics_are_drawn_over_their_axis(recorder: Recorder) -> None:
@@ -203,6 +252,7 @@ def test_metrics_are_drawn_over_their_axis(recorder: Recorder) -> None:
         "Acc/eval_phase/test_stream": "task",
         "JSD_Exp/eval_phase/test_stream": "event",
         "residue": "event",
+        "Events": "event",
     }
 
 
@@ -227,7 +277,7 @@ def test_values_without_a_strategy_lie_at_their_own_iteration(recorder: Recorder
     FakeStrategy(recorder.logger).train_task()
     recorder.log("x", 1.0, iteration=17)
     recorder.logger.log_metrics([MetricValue(None, "y", 1.0, 18), MetricValue(None, "y", 2.0, 19)])
-    assert written(recorder)[-3:] == [("x", 17, 1, 1), ("y", 18, 1, 1), ("y", 19, 1, 1)]
+    assert written(recorder)[-3:] == [("x", 17, 0, 1), ("y", 18, 0, 1), ("y", 19, 0, 1)]
 
 
 def test_a_strategy_without_a_clock(recorder: Recorder) -> None:
@@ -235,7 +285,7 @@ def test_a_strategy_without_a_clock(recorder: Recorder) -> None:
         for callback in ("before_training_exp", "after_training_exp"):
             recorder.logger.log_metrics([MetricValue(None, callback, 1.0, 6)])
             getattr(recorder.logger, callback)(SimpleNamespace(), [])
-    assert [entry[1:] for entry in written(recorder)] == [(6, 0, 0), (6, 1, 1), (6, 1, 1), (6, 2, 2)]
+    assert [entry[1:] for entry in written(recorder)] == [(6, -1, 0), (6, 0, 1), (6, 0, 1), (6, 1, 2)]
 
 
 def test_an_axis_is_no_metric(recorder: Recorder) -> None:

@@ -1,0 +1,83 @@
+"""Table of a run's events: a row per task end and unlearning, with what was measured behind it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from statistics import fmean
+from typing import Any
+
+from avalanche_amnesia.audit.record import UnlearningRecord
+from avalanche_amnesia.evaluation.figures import Table
+from avalanche_amnesia.logging.axes import EVENT
+
+_OWN = ("event", "what", "task", "unlearned", "remaining", "affected", "claim", "accuracy")
+_ACCURACY = re.compile(r"Top1_Acc_Exp/eval_phase/(?!train_)\w+/Task(\d+)(/Exp\d+)?")
+_OF_STREAM = re.compile(r"([^/]+)(/eval_phase/(?!train_)\w+)?")
+
+
+class EventTable:
+    """Rows of events, each with the values that its run logs before the next event.
+
+    Columns: event, what (``trained`` or ``unlearned``), task (trained last), unlearned, remaining, affected, claim,
+    accuracy (mean over the remaining tasks, of Avalanche's accuracy per experience), and every number of a metric over
+    ``event`` that is not of a single task or layer: ``JSD_own``, ``AccuracyDifference``, ``Capacity`` … Of several
+    values of one event the last one counts. A row tells of the tasks that remained then; rows are never changed later.
+
+    Attributes:
+        changed: whether there is anything that :meth:`table` has not given yet.
+    """
+
+    def __init__(self) -> None:
+        self._rows: list[dict[str, Any]] = []
+        self._accuracies: dict[int, float] = {}
+        self._remaining: frozenset[int] | None = None
+        self.changed = False
+
+    def trained(self, event: int, task: int, remaining: Sequence[int] | None) -> None:
+        """Begin the row of a task's end; `remaining`: None where nobody keeps a ledger."""
+        self._begin({"event": event, "what": "trained", "task": task, "remaining": _listed(remaining)}, remaining)
+
+    def unlearned(self, event: int, task: int, record: UnlearningRecord | None) -> None:
+        """Begin the row of an unlearning; `record`: None where another plugin than ours unlearns."""
+        row: dict[str, Any] = {"event": event, "what": "unlearned", "task": task}
+        if record is not None:
+            row |= {"unlearned": _listed(record.tasks), "remaining": _listed(record.remaining)}
+            row |= {"affected": _listed(record.affected), "claim": record.claim}
+        self._begin(row, None if record is None else record.remaining)
+
+    def take(self, name: str, value: float, axis: str) -> None:
+        """Enter a logged number, if it tells of the last event.
+
+        Args:
+            name: of the value.
+            value: it.
+            axis: along which it is drawn.
+        """
+        if not self._rows:
+            return
+        row = self._rows[-1]
+        if found := _ACCURACY.fullmatch(name):
+            self._accuracies[int(found[1])] = value
+            of = [a for task, a in self._accuracies.items() if self._remaining is None or task in self._remaining]
+            if of:
+                row["accuracy"], self.changed = fmean(of), True
+        elif axis == EVENT and (found := _OF_STREAM.fullmatch(name)):
+            row[found[1]], self.changed = value, True
+
+    def table(self) -> Table:
+        """All rows so far."""
+        self.changed = False
+        measured = dict.fromkeys(column for row in self._rows for column in row if column not in _OWN)
+        columns = (*_OWN, *measured)
+        return Table(columns, tuple(tuple(row.get(column) for column in columns) for row in self._rows))
+
+    def _begin(self, row: dict[str, Any], remaining: Iterable[int] | None) -> None:
+        self._rows.append(row)
+        self._accuracies = {}
+        self._remaining = None if remaining is None else frozenset(remaining)
+        self.changed = True
+
+
+def _listed(tasks: Sequence[int] | None) -> str | None:
+    return None if tasks is None else ", ".join(map(str, tasks))

@@ -1,0 +1,343 @@
+"""What W&B's logger and the one of JSON lines share: they differ in where they write alone."""
+
+from __future__ import annotations
+
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
+from types import TracebackType
+from typing import Any, Self
+
+from avalanche.core import SupervisedPlugin
+from avalanche.evaluation.metric_results import MetricValue
+from avalanche.logging import BaseLogger
+
+from avalanche_amnesia.audit.record import UnlearningRecord
+from avalanche_amnesia.logging.axes import AXES, EVENT, ITERATION, TASK, Position, axis_of
+from avalanche_amnesia.logging.event_table import EventTable
+from avalanche_amnesia.logging.values import SUPPORTED, Payload, flattened, payload_of
+from avalanche_amnesia.training.host.lookup import unlearning_of
+from avalanche_amnesia.training.host.provenance import provenance_of
+
+DEFAULT_PROJECT = "avalanche-amnesia"
+EVENTS = "Events"
+"""Name of the table of events."""
+_OF_UNLEARNED_TASKS = ("JSD", "UnlearnedAccuracy")
+"""Metrics whose values of tasks that are gone are what they measure."""
+
+
+class RunWriter(ABC):
+    """Place where a run is written."""
+
+    @abstractmethod
+    def describe(self, settings: Mapping[str, Any], name: str | None) -> None:
+        """Add settings, beside those that are given already, and a name; None: it has one."""
+
+    @abstractmethod
+    def define(self, metric: str, axis: str) -> None:
+        """Say over which axis a metric is drawn, before its first value."""
+
+    @abstractmethod
+    def log(self, row: Mapping[str, Payload]) -> None:
+        """Write a row: values by name, those of the axes among them."""
+
+    @abstractmethod
+    def note(self, texts: Mapping[str, str]) -> None:
+        """Write texts, of which the last one of a name counts."""
+
+    @abstractmethod
+    def keep(self, record: UnlearningRecord) -> None:
+        """Keep the record of an unlearning."""
+
+    @abstractmethod
+    def use(self, record: UnlearningRecord) -> None:
+        """Say that this run is about a record that another run kept."""
+
+    @abstractmethod
+    def forget(self, tasks: tuple[int, ...]) -> None:
+        """Take the values of tasks that are gone out of the summary, see :func:`tells_of`."""
+
+    @abstractmethod
+    def finish(self, exit_code: int) -> None:
+        """End the run, and return when all of it is stored."""
+
+
+def tells_of(name: str, tasks: tuple[int, ...]) -> bool:
+    """Tell whether a value is about one of some tasks that are gone, and not of a metric that measures just that."""
+    return any(f"/Task{task:03d}" in name for task in tasks) and not name.startswith(_OF_UNLEARNED_TASKS)
+
+
+class RunLogger(BaseLogger, ABC):
+    """Logs every metric over `iteration`, `task` or `event` (see `axes.py`), and the table ``Events``.
+
+    All three axes are values of every row, so nothing is overwritten. A copy of the logger (and so that of a copied
+    strategy) is the logger itself. The run says by itself what it is: its configuration is what a record's provenance
+    says of the strategy (method, seed, settings, versions), and without a name it is called by method and seed.
+
+    In the run's summary stand the values as they are at its end: none of a task that was unlearned, unless it is
+    measured on (`JSD`, `UnlearnedAccuracy`). Rows, and rows of tables, are history: what was logged of a task before it
+    was unlearned stays in them.
+
+    Args:
+        writer: where the run is written.
+        named: whether the run has a name.
+    """
+
+    def __init__(self, writer: RunWriter, *, named: bool) -> None:
+        super().__init__()
+        self._writer: RunWriter | None = writer
+        self._named = named
+        self._described = False
+        self._finished = False
+        self._position = Position()
+        self._events = EventTable()
+        self._pending: list[MetricValue] = []
+        self._defined: set[str] = set()
+        self._warned: set[str] = set()
+
+    @abstractmethod
+    def _missing(self) -> str:
+        """Say, for an error, why there is no run to write to, and what to do."""
+
+    def _open(self) -> RunWriter:
+        if self._writer is None or self._finished:
+            raise RuntimeError(self._missing())
+        return self._writer
+
+    def _continue_in(self, writer: RunWriter) -> None:
+        """Write to another run from now on, counting on; it is described anew, and has a name."""
+        self._writer, self._finished, self._described, self._named = writer, False, False, True
+        self._defined.clear()
+
+    def log_metrics(self, metric_values: list[MetricValue]) -> None:
+        """Take values that are written with the callback that Avalanche sends right after them.
+
+        Values for a run that is finished are left out with a warning: an unlearning must not fail for a dashboard.
+
+        Raises:
+            RuntimeError: there are values and the run is missing.
+        """
+        if not metric_values and not self._pending:
+            return
+        if self._finished:
+            self._warn_finished()
+            return
+        self._open()  # no value is taken that can't be written
+        self._write_pending()  # values handed over by hand, or in an iteration: no callback followed
+        self._pending = list(metric_values)
+
+    def log_single_metric(self, name: str, value: Any, x_plot: int) -> None:
+        """Write one value at once; `x_plot` is its iteration.
+
+        Raises:
+            RuntimeError: the run is finished or missing.
+        """
+        self._open()
+        self.log_metrics([MetricValue(None, name, value, x_plot)])
+        self._write_pending()
+
+    def log_values(self, values: Mapping[str, Any], axis: str = EVENT) -> None:
+        """Write values that no metric emits, as a row at the run's position.
+
+        Args:
+            values: name → value.
+            axis: along which they are drawn: "iteration", "task" or "event".
+
+        Raises:
+            RuntimeError: the run is finished or missing.
+            ValueError: for an axis that there is none of.
+        """
+        self._open()
+        at = self._position
+        self.log_metrics([MetricValue(_Drawn(axis), name, value, at.iteration) for name, value in values.items()])
+        self._write_pending()
+
+    def use_record(self, record: UnlearningRecord) -> None:
+        """Say that this run is about a record that another run kept, see :func:`log_audit`.
+
+        Raises:
+            RuntimeError: the run is finished or missing.
+        """
+        self._open().use(record)
+
+    def finish(self, exit_code: int = 0) -> None:
+        """End the run, passed in or our own, and return when all of it is stored; again does nothing.
+
+        Args:
+            exit_code: 0 for success; anything else marks the run as failed.
+        """
+        if self._finished or self._writer is None:
+            return
+        self._write_pending()
+        self._write_events()
+        self._finished = True
+        self._writer.finish(exit_code)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.finish(exit_code=0 if kind is None else 1)
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self  # a run can't be copied, and a copied strategy has one dashboard
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_writer": None, "_pending": []}
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        # Avalanche forwards any before_* and after_* event, those of plugins included: hear them all.
+        if name.startswith(("before_", "after_")):
+            return partial(self._on_callback, name)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def _on_callback(self, callback: str, strategy: Any, metric_values: object = None, **kwargs: Any) -> None:
+        if self._finished:
+            return
+        events = self._position.event
+        self._position.hear(callback, strategy)
+        self._describe(strategy)
+        if self._position.event > events:
+            self._begin_event(callback, strategy)
+        self._write_pending(callback, has_clock=hasattr(strategy, "clock"))
+        if callback == "after_unlearning":
+            self._unlearned(strategy)
+        elif callback == "after_eval":
+            self._write_events()
+
+    def _describe(self, strategy: Any) -> None:
+        """Give the run the strategy's settings and, where it has none, its name."""
+        if self._described or not hasattr(strategy, "optimizer"):  # some other host: nothing is known of it
+            return
+        writer = self._open()
+        self._described = True
+        origin = asdict(provenance_of(strategy, {}))
+        del origin["data"]  # by task, and not known yet
+        name = origin["method"] + ("" if origin["seed"] is None else f", seed {origin['seed']}")
+        writer.describe(origin, None if self._named else name)
+
+    def _begin_event(self, callback: str, strategy: Any) -> None:
+        """Begin the row of an event; a task's end is heard before the ledger is told of it."""
+        at, plugin = self._position, _ledger_keeper(strategy)
+        if callback == "after_unlearning":
+            self._events.unlearned(at.event, at.task, plugin.records[-1] if plugin and plugin.records else None)
+            return
+        remaining = None
+        if plugin is not None:
+            remaining = tuple(dict.fromkeys((*plugin.ledger.remaining, at.task)))
+        self._events.trained(at.event, at.task, remaining)
+
+    def _unlearned(self, strategy: Any) -> None:
+        """Keep the record of an unlearning, and take the tasks that are gone out of the summary."""
+        plugin = _ledger_keeper(strategy)
+        if plugin is not None and plugin.records:
+            writer, record = self._open(), plugin.records[-1]
+            writer.forget(record.tasks)
+            writer.keep(record)
+
+    def _write_events(self) -> None:
+        if self._events.changed and not self._position.in_training:
+            at = self._position
+            self._log_rows(
+                [{EVENTS: self._events.table(), ITERATION: at.iteration, TASK: at.task, EVENT: at.event}],
+                {EVENTS: EVENT},
+            )
+
+    def _write_pending(self, callback: str | None = None, *, has_clock: bool = False) -> None:
+        """Write the values taken, in as few rows as keep two values of one name apart."""
+        values, self._pending = self._pending, []
+        rows: list[dict[str, Payload]] = []
+        texts: dict[str, str] = {}
+        axes: dict[str, str] = {}
+        for metric in values:
+            if not has_clock:
+                self._position.iteration = metric.x_plot
+            for name, value in flattened(metric.name, metric.value):
+                _refuse_axis_name(name)
+                payload = payload_of(value)
+                if payload is None:
+                    self._warn_unsupported(name, value)
+                elif isinstance(payload, str):
+                    texts[name] = payload
+                else:
+                    axis = axes[name] = axis_of(name, callback, metric.origin)
+                    self._place(rows, name, payload)
+                    if isinstance(payload, float) and not self._position.in_training:
+                        self._events.take(name, payload, axis)
+        if texts:
+            self._open().note(texts)
+        self._log_rows(rows, axes)
+
+    def _place(self, rows: list[dict[str, Payload]], name: str, payload: Payload) -> None:
+        """Put a value into the first row of its iteration that has none of its name."""
+        at = self._position
+        for row in rows:
+            if row[ITERATION] == at.iteration and name not in row:
+                row[name] = payload
+                return
+        rows.append({name: payload, ITERATION: at.iteration, TASK: at.task, EVENT: at.event})
+
+    def _log_rows(self, rows: list[dict[str, Payload]], axes: Mapping[str, str]) -> None:
+        if not rows:
+            return
+        writer = self._open()
+        for name, axis in axes.items():
+            if name not in self._defined:
+                writer.define(name, axis)
+                self._defined.add(name)
+        for row in rows:
+            writer.log(row)
+
+    def _warn_finished(self) -> None:
+        if "" not in self._warned:
+            self._warned.add("")
+            warnings.warn(self._missing(), stacklevel=3)
+
+    def _warn_unsupported(self, name: str, value: Any) -> None:
+        if name in self._warned:
+            return
+        self._warned.add(name)
+        kind = f"{type(value).__module__}.{type(value).__qualname__}"
+        warnings.warn(
+            f"metric {name!r} is a {kind} that no dashboard can show and is left out. Supported: {SUPPORTED}",
+            stacklevel=2,
+        )
+
+
+# Nothing happens at these but values, which are written when the next ones come: a strategy that asks who listens does
+# not call the loggers at each of the eight events of an iteration.
+for _event in (
+    *("before_training_iteration", "before_forward", "after_forward", "before_backward", "after_backward"),
+    *("before_update", "after_update", "after_training_iteration"),
+    *("before_eval_iteration", "before_eval_forward", "after_eval_forward", "after_eval_iteration"),
+):
+    setattr(RunLogger, _event, getattr(SupervisedPlugin, _event))
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    """Origin of values that no metric emits."""
+
+    axis: str
+
+
+def _ledger_keeper(strategy: Any) -> Any:
+    return unlearning_of(strategy) if hasattr(strategy, "plugins") else None
+
+
+def refuse_one_string(tags: object) -> None:
+    """Raise `TypeError` where tags are one string, which would be a tag per letter."""
+    if isinstance(tags, str):
+        raise TypeError(f"tags={tags!r} is one string: pass a sequence of tags, e.g. tags=[{tags!r}]")
+
+
+def _refuse_axis_name(name: str) -> None:
+    if name in AXES:
+        raise ValueError(f"{name!r} is an axis of the logger, as {AXES} are: log it under another name")

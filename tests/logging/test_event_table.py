@@ -1,0 +1,54 @@
+"""Table of events: which values belong to which event."""
+
+from avalanche_amnesia.logging.event_table import EventTable
+
+
+def by_column(table: EventTable) -> list[dict]:
+    made = table.table()
+    return [dict(zip(made.columns, row, strict=True)) for row in made.rows]
+
+
+def test_values_before_the_first_event_belong_to_none():
+    table = EventTable()
+    table.take("Capacity", 1.0, "event")
+    assert not table.changed
+    assert table.table().rows == ()
+
+
+def test_values_belong_to_the_event_before_them_and_the_last_one_counts():
+    table = EventTable()
+    table.trained(1, 3, (3,))
+    table.take("Capacity", 0.9, "event")
+    table.take("Capacity", 0.8, "event")
+    table.trained(2, 0, (3, 0))
+    table.take("JSD_own/eval_phase/test_stream", 0.1, "event")
+    first, second = by_column(table)
+    assert (first["Capacity"], first["JSD_own"]) == (0.8, None)
+    assert (second["Capacity"], second["JSD_own"]) == (None, 0.1)
+
+
+def test_accuracy_is_the_mean_over_tasks_that_remain_whoever_is_evaluated():
+    table = EventTable()
+    table.unlearned(1, 2, None)
+    table.trained(2, 2, (0, 2))
+    name = "Top1_Acc_Exp/eval_phase/test_stream/Task{0:03d}/Exp{0:03d}"
+    for task, accuracy in ((0, 0.8), (1, 0.1), (2, 0.6), (0, 0.9)):
+        table.take(name.format(task), accuracy, "task")
+    table.take("Top1_Acc_Exp/eval_phase/train_stream/Task002/Exp002", 1.0, "task")
+    assert [row["accuracy"] for row in by_column(table)] == [None, 0.75]
+
+
+def test_what_is_of_one_task_or_layer_or_no_event_has_no_column():
+    table = EventTable()
+    table.trained(1, 0, None)
+    for name, axis in {
+        "JSD_own/eval_phase/test_stream/Task000": "event",
+        "MaskUse/layers.1": "event",
+        "Loss": "iteration",
+    }.items():
+        table.take(name, 0.5, axis)
+    assert by_column(table) == [
+        dict.fromkeys(("unlearned", "remaining", "affected", "claim", "accuracy"))
+        | {"event": 1, "what": "trained", "task": 0}
+    ]
+    assert not table.changed
