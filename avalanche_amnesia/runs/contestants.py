@@ -50,7 +50,7 @@ def contestants(budget: Budget) -> dict[str, Maker]:
     """
     return {
         "AmnesiacHAT": _amnesiac_hat(budget),
-        "AmnesiacHAT, pools": _amnesiac_hat(budget, isolation=Pools()),
+        "AmnesiacHAT pools": _amnesiac_hat(budget, isolation=Pools()),
         "EWC": _stock(budget, EWC, ewc_lambda=1e4),
         "LwF": _stock(budget, LwF, alpha=1.0, temperature=2.0),
     }

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from avalanche_amnesia.logging.report.reading import Entry, Event, Spread, mean_of
+from avalanche_amnesia.logging.report.reading import Entry, Event, Spread, mean_of, of_task
 from avalanche_amnesia.logging.report.wording import bits, listed, over_seeds, percent, points, seconds, share, tasks
 
 SAME = 0.05
@@ -72,10 +72,10 @@ def jsd_reading(value: float, floors: Sequence[float]) -> tuple[Finding, str]:
     if not floors:
         return "open", "no floor was measured, so that it says nothing"
     if value <= min(floors):
-        return "clear", "at or below its floor: can't be told from retraining"
+        return "clear", "at or below its floor, can't be told from retraining (but small residues are invisible to it)"
     if value <= max(floors):
-        return "open", "between its floors: decides nothing"
-    return "trace", "above its floors: further away than retraining ever came"
+        return "open", "between its floors, which decides nothing"
+    return "trace", "above its floors, further away than another retraining"
 
 
 def _forgotten(entry: Entry) -> str:
@@ -100,46 +100,48 @@ def _verdict(entry: Entry, evidence: Sequence[Evidence]) -> tuple[str, str, str]
     clear = [item.check for item in evidence if item.finding == "clear"]
     start = "Not proven (its records claim only an approximation). "
     if traces:
-        return "trace", "approximate: traces found", f"{start}Traces are found by {listed(traces)}."
+        return "trace", "approximate: traces found", f"{start}Traces are found: {listed(traces)}."
     if clear:
-        words = f"{start}No trace is found by {listed(clear)}; a stronger attack may find more."
+        words = f"{start}No trace is found ({listed(clear)}); a stronger attack may find more."
         return "clear", "approximate: no trace found", words
     return "open", "approximate: undecided", f"{start}No check that was made decides it."
 
 
 def _evidence(entry: Entry) -> Iterator[Evidence]:
-    head = entry.spread(mean_of("unlearned_accuracy"))
-    reference = entry.spread(lambda event: event.get("reference_unlearned_accuracy"))
     chance = entry.spread(mean_of("chance", among="unlearned_accuracy"))
+    by_chance = f", chance {percent(chance.mean)}" if chance else ""
     yield from _against(
-        "the old head",
-        head,
-        reference,
-        "The tasks' old classifier still reads {here}; put on the retrained model {there}"
-        + (f"; chance is {percent(chance.mean)}" if chance else ""),
+        entry,
+        "old classifier",
+        entry.spread(lambda event: event.get("reference_unlearned_accuracy")),
+        ("unlearned_accuracy", "reference_unlearned"),
+        f"{{here}} of the test samples, on the retrained model {{there}}{by_chance}",
+        percent,
     )
     yield from _against(
+        entry,
         "relapse",
-        entry.spread(mean_of("relapse")),
         entry.spread(mean_of("relapse_reference")),
-        "A new linear classifier on the features reaches {here}; on the retrained model's {there}",
+        ("relapse", "relapse_reference"),
+        "a new linear classifier reaches {here}, on the retrained model {there}",
+        percent,
     )
     yield from _against(
+        entry,
         "membership",
-        entry.spread(mean_of("membership")),
         entry.spread(mean_of("membership_reference")),
-        "Guessing which samples were trained on succeeds with AUC {here}; on the retrained model {there}; "
-        "0.5 is guessing",
-        share_=True,
+        ("membership", "membership_reference"),
+        "guessing which samples were trained on has AUC {here}, on the retrained model {there} (0.5 is chance)",
+        share,
     )
     distance = entry.spread(jsd_of(entry, ""))
     if distance is not None:
         floors = {name: entry.spread(jsd_of(entry, f"_floor_{name}")) for name in ("order", "seed")}
         finding, words = jsd_reading(distance.mean, [floor.mean for floor in floors.values() if floor])
-        told = {"order": "another data order makes", "seed": "another seed"}
-        beside = ", ".join(f"{told[name]} {over_seeds(floor, bits)}" for name, floor in floors.items() if floor)
-        where = f" ({beside})" if beside else ""
-        yield Evidence(finding, "JSD", f"JSD of the features is {over_seeds(distance, bits)} bit{where}: {words}.")
+        told = {"order": "data order", "seed": "seed"}
+        beside = [f"{over_seeds(floor, bits)} by {told[name]}" for name, floor in floors.items() if floor]
+        where = f"; its floors {listed(beside)}" if beside else ""
+        yield Evidence(finding, "JSD", f"{over_seeds(distance, bits)} bit{where}: {words}.")
 
 
 def jsd_name(entry: Entry) -> str | None:
@@ -157,19 +159,32 @@ def jsd_of(entry: Entry, suffix: str) -> Callable[[Event], float | None]:
 
 
 def _against(
-    check: str, here: Spread | None, there: Spread | None, words: str, *, share_: bool = False
+    entry: Entry,
+    check: str,
+    there: Spread | None,
+    keys: tuple[str, str],
+    words: str,
+    unit: Callable[[float], str],
 ) -> Iterator[Evidence]:
-    """A reading of the model against the same on the retrained one."""
+    """A reading of the model against the same on the retrained one, by the mean over the unlearned tasks.
+
+    A single task that is read far better than there leaves it undecided.
+    """
+    here = entry.spread(mean_of(keys[0]))
     if here is None:
         return
-    unit = share if share_ else percent
     told = words.format(here=over_seeds(here, unit), there="not measured" if there is None else over_seeds(there, unit))
     if there is None:
         yield Evidence("open", check, f"{told}.")
-    elif here.mean > there.mean + SAME:
-        yield Evidence("trace", check, f"{told}: more than without the tasks.")
+        return
+    both = {task: [entry.spread(of_task(key, task)) for key in keys] for task in entry.unlearned}
+    far = [task for task, (a, b) in both.items() if a is not None and b is not None and a.mean > b.mean + 2 * SAME]
+    if here.mean > there.mean + SAME:
+        yield Evidence("trace", check, f"{told}.")
+    elif far:
+        yield Evidence("open", check, f"{told}; but far more on {tasks(far)}.")
     else:
-        yield Evidence("clear", check, f"{told}: no more than without the tasks.")
+        yield Evidence("clear", check, f"{told}.")
 
 
 def _cost(entry: Entry) -> Iterator[str]:

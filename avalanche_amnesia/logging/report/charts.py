@@ -15,7 +15,7 @@ from avalanche_amnesia.logging.report.wording import over_seeds
 
 WIDTH = 360
 """Units of every chart; about the pixels of a phone, so that text keeps its size there."""
-_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 12, 12, 40
+_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 12, 20, 40
 
 
 @dataclass(frozen=True)
@@ -77,6 +77,7 @@ class LineChart(Chart):
     y_ticks: Sequence[Tick] = ()
     lines: Sequence[Line] = ()
     requests: Sequence[Tick] = ()
+    limit: str = ""
     left: float = _LEFT
     right: float = WIDTH - _RIGHT
     top: float = _TOP
@@ -176,6 +177,7 @@ def line_chart(
     axis_words: Callable[[float], str],
     y_range: tuple[float, float] | None = None,
     requests: Sequence[int] = (),
+    limit: Sequence[tuple[float, float]] = (),
 ) -> LineChart:
     """Lines over the stream, with a band from the lowest to the highest seed.
 
@@ -189,8 +191,9 @@ def line_chart(
         axis_words: for a number on the axis.
         y_range: of the vertical axis; by default from 0 (or below) to the largest number.
         requests: places of requests.
+        limit: (place, number) up to which nothing can be detected.
     """
-    height, bottom = 196.0, 196.0 - _BOTTOM
+    height, bottom = 204.0, 204.0 - _BOTTOM
     reach = [end for each in series for _, value in each.points for end in (value.low, value.high)]
     ticks = _ticks(*(y_range or (min(0.0, *reach, 0.0), max(0.0, *reach, 0.0))))
     step = (WIDTH - _RIGHT - _LEFT - 24) / max(len(after) - 1, 1)
@@ -224,13 +227,14 @@ def line_chart(
         title,
         f"{y_label}, {x_label} {', '.join(map(str, after))}. {' '.join(told)}",
         height,
-        [(each.role, each.name) for each in series],
+        [(each.role, each.name) for each in series] + [("limit", "up to the limit of detection")] * bool(limit),
         x_label=x_label,
         y_label=y_label,
         x_ticks=[Tick(x(n), str(task)) for n, task in enumerate(after)],
         y_ticks=[Tick(y(value), axis_words(value)) for value in ticks],
         lines=lines,
         requests=[Tick(x(place), "request") for place in requests],
+        limit=_area([(x(place), y(value)) for place, value in limit], bottom) if limit else "",
         bottom=bottom,
     )
 
@@ -390,7 +394,7 @@ def owner_bars(
         roles: owner → role that colours its part.
     """
     texts, bars, y = [], [], 6.0
-    left, right = 52.0, WIDTH - 8.0
+    left, right = 52.0, WIDTH - 18.0
     told = []
     for layer, moments in layers.items():
         texts.append(Mark(0, y + 12, layer))
@@ -400,7 +404,8 @@ def owner_bars(
             x = left
             for owner, share_ in owners.items():
                 width = share_ * (right - left)
-                text = owner if width > 7.5 * len(owner) + 4 else ""
+                fitting = [name for name in (owner, owner.removeprefix("task ")) if width > 6.5 * len(name) + 8]
+                text = fitting[0] if fitting else ""
                 tip = f"{layer}, {moment}, {owner}: {words(share_)}"
                 bars.append(Bar(round(x, 1), y, round(width, 1), roles[owner], text, tip))
                 x += width
@@ -462,6 +467,13 @@ def timeline(title: str, after: Sequence[int], gone: Mapping[int, int]) -> Bars:
         right=right,
         bottom=bottom,
     )
+
+
+def _area(line: Sequence[tuple[float, float]], bottom: float) -> str:
+    """Path around what lies below a line; a single place gets some width."""
+    if len(line) == 1:
+        line = [(line[0][0] - 8, line[0][1]), (line[0][0] + 8, line[0][1])]
+    return f"M{line[0][0]},{bottom} L{' L'.join(f'{x},{y}' for x, y in line)} L{line[-1][0]},{bottom} Z"
 
 
 def shade(value: float) -> tuple[str, str]:

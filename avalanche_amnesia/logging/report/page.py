@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from functools import cache
 
@@ -11,7 +10,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from avalanche_amnesia.logging.report.answers import Answer, answer
 from avalanche_amnesia.logging.report.reading import Entry, Results, entries, grouped
 from avalanche_amnesia.logging.report.sections import not_measured, sections, summary_table
-from avalanche_amnesia.logging.report.wording import listed, tasks
+from avalanche_amnesia.logging.report.wording import listed, points, tasks
 
 
 def report_page(results: Sequence[Results]) -> str:
@@ -38,7 +37,7 @@ def report_page(results: Sequence[Results]) -> str:
         .get_template("page.html.jinja")
         .render(
             about=_about(groups),
-            opening=_opening(answers),
+            opening=_opening(found, answers),
             answers=answers,
             summary=summary_table(found),
             sections=shown,
@@ -58,18 +57,27 @@ def _about(groups: Sequence[Sequence[Results]]) -> str:
     return ", ".join(parts)
 
 
-def _opening(answers: Sequence[Answer]) -> str:
-    """The verdicts on all strategies, in one sentence."""
+def _opening(found: Sequence[Entry], answers: Sequence[Answer]) -> list[tuple[str, str]]:
+    """The verdicts on all strategies, a line each, with what it cost the others."""
     told = {
-        "exact": "provably forgot",
-        "clear": "forgot as far as any check here can tell, without proof",
-        "trace": "left traces of what it was to forget",
-        "open": "can't be judged by what was measured",
-        "nothing": "had nothing to forget",
+        "exact": "Provably forgotten, bit for bit",
+        "clear": "No trace found, but no proof",
+        "trace": "Traces found",
+        "open": "Undecided by what was measured",
+        "nothing": "Nothing to forget",
     }
-    counts = Counter(each.verdict for each in answers)
-    names = {verdict: listed([each.name for each in answers if each.verdict == verdict]) for verdict in counts}
-    return "; ".join(f"{names[verdict]} {words}" for verdict, words in told.items() if counts[verdict]) + "."
+    asked = list(dict.fromkeys(each.forgotten for each in answers))
+    lines: dict[str, list[str]] = {}
+    for entry, each in zip(found, answers, strict=True):
+        difference = entry.spread(lambda event: event.get("accuracy_difference"))
+        cost = (
+            ""
+            if difference is None or not entry.unlearned
+            else f" (other tasks: {points(difference.mean)} of accuracy)"
+        )
+        lines.setdefault(each.verdict, []).append(f"{each.name}{cost}")
+    opening = [("Asked to forget", asked[0])] if len(asked) == 1 else []
+    return opening + [(words, listed(lines[verdict])) for verdict, words in told.items() if verdict in lines]
 
 
 def _records(entry: Entry) -> list[tuple[str, list[tuple[str, list[str]]]]]:

@@ -127,6 +127,7 @@ _MEASURED = {
     "distances": "other distances",
     "cost": "seconds",
 }
+_PROBES = {"JSD_own": ", own masks", "JSD_remaining": ", masks of remaining tasks"}
 _PER_SEED = "one row per seed; numbers in full when copied"
 
 
@@ -229,40 +230,38 @@ def _old_head(entries: Sequence[Entry]) -> Section:
         "retrained": "retrained model, which never saw the task",
         "chance": "chance",
     }
-    rows = []
+    charts = []
     for entry in entries:
-        for task in entry.unlearned:
-            marks = _marks(
-                here=entry.spread(of_task("unlearned_accuracy", task)),
-                retrained=entry.spread(of_task("reference_unlearned", task)),
-                chance=entry.spread(of_task("chance", task)),
+        rows = [
+            (
+                f"task {task}",
+                _marks(
+                    here=entry.spread(of_task("unlearned_accuracy", task)),
+                    retrained=entry.spread(of_task("reference_unlearned", task)),
+                    chance=entry.spread(of_task("chance", task)),
+                ),
             )
-            if "here" in marks:
-                rows.append((f"{entry.name}, task {task}", marks))
-        if len(entry.unlearned) > 1:
-            marks = _marks(
-                here=entry.spread(mean_of("unlearned_accuracy")),
-                retrained=entry.spread(_value("reference_unlearned_accuracy")),
-                chance=entry.spread(mean_of("chance", among="unlearned_accuracy")),
-            )
-            if "here" in marks:
-                rows.append((f"{entry.name}, mean", marks))
-    return Section(
-        "old-head",
-        [
-            dot_chart(
-                "Old heads on unlearned tasks",
-                rows,
-                names,
-                x_label="accuracy on the unlearned task",
-                words=percent,
-                axis_words=lambda value: f"{value:.0%}",
-                x_range=(0.0, 1.0),
-            )
+            for task in entry.unlearned
         ]
-        if rows
-        else [],
-    )
+        mean_marks = _marks(
+            here=entry.spread(mean_of("unlearned_accuracy")),
+            retrained=entry.spread(_value("reference_unlearned_accuracy")),
+            chance=entry.spread(mean_of("chance", among="unlearned_accuracy")),
+        )
+        rows = [(words, marks) for words, marks in [*rows, ("mean", mean_marks)] if "here" in marks]
+        if rows:
+            charts.append(
+                dot_chart(
+                    f"{entry.name}: old heads",
+                    rows,
+                    names,
+                    x_label="accuracy on the unlearned task",
+                    words=percent,
+                    axis_words=lambda value: f"{value:.0%}",
+                    x_range=(0.0, 1.0),
+                )
+            )
+    return Section("old-head", charts)
 
 
 def _jsd(entries: Sequence[Entry]) -> Section:
@@ -278,14 +277,15 @@ def _jsd(entries: Sequence[Entry]) -> Section:
         if series and series[0].role == "here":
             charts.append(
                 line_chart(
-                    f"{entry.name}: {name}",
+                    f"{entry.name}: JSD{_PROBES.get(name or '', '')}",
                     series,
                     x_label="after task",
                     y_label="JSD (bit)",
                     after=entry.after,
                     words=bits,
-                    axis_words=lambda value: f"{value:g}",
+                    axis_words=bits,
                     requests=_requests(entry),
+                    limit=_limit(series),
                 )
             )
         for run in entry.runs:
@@ -373,7 +373,7 @@ def _probed(
                     f"{entry.name}: {probe}",
                     series,
                     x_label="after task",
-                    y_label=f"{unit}, mean of unlearned tasks",
+                    y_label=f"mean {unit}",
                     after=entry.after,
                     words=words,
                     axis_words=axis_words,
@@ -401,6 +401,8 @@ def _probed(
 
 def _difference(entries: Sequence[Entry]) -> Section:
     charts, rows = [], []
+    keys = ("accuracy_difference", "accuracy_difference_control")
+    reach = [event.get(key) or 0.0 for entry in entries for run in entry.runs for event in run.events for key in keys]
     for entry in entries:
         series = _series(
             entry,
@@ -417,6 +419,7 @@ def _difference(entries: Sequence[Entry]) -> Section:
                     after=entry.after,
                     words=points,
                     axis_words=lambda value: f"{100 * value:+.3g}" if value else "0",
+                    y_range=(min(reach), max(reach)),
                     requests=_requests(entry),
                 )
             )
@@ -479,10 +482,10 @@ def _capacity(entries: Sequence[Entry]) -> Section:
     for entry in entries:
         saw: list[tuple[float, Spread]] = []
         for place, after in enumerate(entry.after):
-            before = entry.spread(_value("capacity_before"), after)
+            before = entry.spread(_value("capacity_before"), after) if place in _requests(entry) else None
             now = entry.spread(_value("capacity"), after)
             if before is not None:
-                saw.append((place - 0.12 if place else place, before))
+                saw.append((place - 0.12, before))
             if now is not None:
                 saw.append((place + 0.12 if before is not None and place < len(entry.after) - 1 else place, now))
         if saw:
@@ -545,9 +548,9 @@ def _owners(entries: Sequence[Entry]) -> Section:
                     ]
             named = {owner for moments in layers.values() for of in moments.values() for owner in of}
             tasks_ = sorted((owner for owner in named if owner.startswith("task")), key=lambda owner: int(owner[5:]))
-            roles = {owner: f"task{n % 6}" for n, owner in enumerate(tasks_)}
+            roles = {owner: f"task{int(owner[5:]) % 6}" for owner in tasks_}
             roles |= {owner: owner for owner in ("shared", "free") if owner in named}
-            title = f"{entry.name}: owners around the request after task {event['task']}"
+            title = f"{entry.name}: owners, request after {event['task']}"
             charts.append(owner_bars(title, layers, percent, roles))
     return Section(
         "owners",
@@ -573,7 +576,7 @@ def _overlap(entries: Sequence[Entry]) -> Section:
         }
         charts.append(
             matrix(
-                f"{entry.name}: overlap after task {event['task']} (%)",
+                f"{entry.name}: overlap (%)",
                 labels,
                 labels,
                 values,
@@ -699,6 +702,16 @@ def _series(entry: Entry, *wanted: tuple[str, str, Callable[[Event], float | Non
     return found
 
 
+def _limit(series: Sequence[Series]) -> list[tuple[float, float]]:
+    """The higher floor of a JSD wherever one was measured."""
+    floors: dict[float, float] = {}
+    for each in series:
+        if each.role in ("order", "seed"):
+            for place, value in each.points:
+                floors[place] = max(value.mean, floors.get(place, 0.0))
+    return sorted(floors.items())
+
+
 def _requests(entry: Entry) -> list[int]:
     return [place for place, event in enumerate(entry.first.events) if event.get("unlearned_now")]
 
@@ -707,7 +720,7 @@ def _named(owners: dict[str, float]) -> dict[str, float]:
     """Shares of a layer under the owners' names: tasks in order, then shared and free."""
     of_tasks = sorted((int(owner), value) for owner, value in owners.items() if owner.isdigit())
     named = {f"task {task}": value for task, value in of_tasks}
-    return named | {owner: owners[owner] for owner in ("shared", "free") if owner in owners}
+    return named | {owner: owners[owner] for owner in ("shared", "free") if owners.get(owner)}
 
 
 def _told(value: object) -> str:

@@ -9,17 +9,19 @@ from avalanche_amnesia.audit.wording import seconds_in_words
 from avalanche_amnesia.logging.report.reading import Spread
 
 MISSING = "–"
+_SPACE = "\u00a0"  # a number and its unit stay on one line
 
 
 def percent(value: float) -> str:
     """A share: ``61.1 %``."""
-    return f"{100 * value:.1f} %"
+    return f"{100 * value:.1f}{_SPACE}%"
 
 
 def points(value: float) -> str:
     """A difference of shares: ``+0.7 points``."""
     rounded = round(100 * value, 1)
-    return f"{rounded:+.1f} points" if rounded else "0.0 points"
+    sign = "−" if rounded < 0 else "+"
+    return f"{sign}{abs(rounded):.1f}{_SPACE}points" if rounded else f"0.0{_SPACE}points"
 
 
 def bits(value: float) -> str:
@@ -34,16 +36,19 @@ def share(value: float) -> str:
 
 def seconds(value: float) -> str:
     """A time with a unit that fits."""
-    return seconds_in_words(value)
+    return seconds_in_words(value).replace(" ", _SPACE)
 
 
 def over_seeds(value: Spread | None, words: Callable[[float], str]) -> str:
-    """A number over seeds: the mean, and behind it the range; a dash for None."""
+    """A number over seeds: the mean, and behind it the range if there is one; a dash for None."""
     if value is None:
         return MISSING
-    if value.n == 1:
-        return words(value.mean)
-    return f"{words(value.mean)} ({words(value.low)} to {words(value.high)})"
+    mean, low, high = words(value.mean), words(value.low), words(value.high)
+    if low == high:
+        return mean
+    if low.partition(_SPACE)[2] == high.partition(_SPACE)[2]:
+        low = low.partition(_SPACE)[0]  # the unit once
+    return f"{mean} ({low} to {high})"
 
 
 def listed(items: Collection[Any]) -> str:
