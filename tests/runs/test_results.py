@@ -85,13 +85,13 @@ def test_tables_of_names_and_of_tasks_are_flat(tmp_path):
     assert [tuple(row.values())[3:] for row in rows(tmp_path)] == [
         ("2", "jsd_by_task/JSD_own", "0.5"),
         ("10", "jsd_by_task/JSD_own", "0.25"),
-        ("2", "owners/layers.0", "0.25"),
-        ("", "owners/layers.0/free", "0.5"),
-        ("", "owners/layers.0/shared", "0.25"),
         ("2", "overlap/2", "1.0"),
         ("10", "overlap/2", "0.5"),
         ("2", "overlap/10", "0.75"),
         ("10", "overlap/10", "1.0"),
+        ("2", "owners/layers.0", "0.25"),
+        ("", "owners/layers.0/free", "0.5"),
+        ("", "owners/layers.0/shared", "0.25"),
     ]
     assert {row["seed"] for row in rows(tmp_path)} == {""}
 
