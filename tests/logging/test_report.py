@@ -76,7 +76,7 @@ def test_the_accuracies_are_those_of_the_results(results, page):
         for event in events(results, name):
             for task, value in event["accuracy"].items():
                 reference, full = event["reference_accuracy"][task], event["full_accuracy"][task]
-                expected[name, event["task"], task] = [value, reference, full, event["chance"][task]]
+                expected[name, event["task"], task] = [value, reference, full, None]
             for task, value in event["unlearned_accuracy"].items():
                 reference = event["reference_unlearned"][task]
                 expected[name, event["task"], task] = [value, reference, None, event["chance"][task]]
@@ -113,6 +113,17 @@ def test_numbers_of_events_are_those_of_the_results(results, page, table, column
     found = {(row["strategy"], int(row["after task"])): as_number(row[column]) for row in page.rows(table)}
     assert found == {(name, after): events(results, name)[after][key] for name, after in found}
     assert len(found) >= 10
+
+
+def test_distances_stand_beside_their_floors(results, page):
+    for row in page.rows("distances-table-1"):
+        found = events(results, row["strategy"])[int(row["after task"])]["distances"]
+        floors = [found[f"{row['distance']}_floor_{floor}"] for floor in ("order", "seed")]
+        assert [as_number(row[name]) for name in ("value", "floor: order", "floor: seed")] == [
+            found[row["distance"]],
+            *floors,
+        ]
+    assert {row["distance"] for row in page.rows("distances-table-1")} == {"CKA_own", "Cosine_own", "Euclidean_own"}
 
 
 @pytest.mark.parametrize(("section", "unit"), [("relapse", "accuracy"), ("membership", "AUC")])

@@ -195,7 +195,7 @@ def _cost(entry: Entry) -> Iterator[str]:
     difference = entry.spread(lambda event: event.get("accuracy_difference"))
     if difference is not None:
         control = entry.spread(lambda event: event.get("accuracy_difference_control"))
-        beside = "" if control is None else f" (control: {over_seeds(control, points)})"
+        beside = "" if control is None else f" (control, heads fitted anew alone: {over_seeds(control, points)})"
         yield f"Against a model that never unlearned: {over_seeds(difference, points)}{beside}."
     retrained = entry.spread(mean_of("reference_accuracy", among="accuracy"))
     if retrained is not None:

@@ -417,7 +417,7 @@ def owner_bars(
         " ".join(told),
         y + 34,
         [(role, owner) for owner, role in roles.items()],
-        x_label="share of the layer's units",
+        x_label="share of the layer",
         x_ticks=[Tick(round(left + part * (right - left), 1), f"{part:.0%}") for part in (0, 0.5, 1)],
         texts=texts,
         bars=bars,

@@ -407,7 +407,7 @@ def _difference(entries: Sequence[Entry]) -> Section:
         series = _series(
             entry,
             ("here", "against the model that never unlearned", _value("accuracy_difference")),
-            ("never", "control", _value("accuracy_difference_control")),
+            ("never", "control: heads fitted anew alone", _value("accuracy_difference_control")),
         )
         if series and series[0].role == "here":
             charts.append(
@@ -580,8 +580,8 @@ def _overlap(entries: Sequence[Entry]) -> Section:
                 labels,
                 labels,
                 values,
-                x_label="is used by task too",
-                y_label="of task",
+                x_label="with task",
+                y_label="task",
                 words=lambda value: f"{100 * value:.0f}",
             )
         )
@@ -592,19 +592,17 @@ def _overlap(entries: Sequence[Entry]) -> Section:
 
 
 def _distances(entries: Sequence[Entry]) -> Section:
-    rows = [
-        [text(entry.name), text(run.seed), text(event["task"]), text(name), number(value, bits)]
-        for entry in entries
-        for run in entry.runs
-        for event in run.events
-        for name, value in sorted((event.get("distances") or {}).items())
-    ]
-    columns = ("strategy", "seed", "after task", "distance", "value")
-    return Section(
-        "distances",
-        [],
-        [Table(f"Distances ({_PER_SEED})", columns, rows)] if rows else [],
-    )
+    rows = []
+    for entry in entries:
+        for run in entry.runs:
+            for event in run.events:
+                found = event.get("distances") or {}
+                for name in sorted(key for key in found if "_floor" not in key):
+                    floors = (found.get(f"{name}_floor_{floor}") for floor in ("order", "seed"))
+                    named_by = (entry.name, run.seed, event["task"], name)
+                    rows.append([*map(text, named_by), *(number(value, bits) for value in (found[name], *floors))])
+    columns = ("strategy", "seed", "after task", "distance", "value", "floor: order", "floor: seed")
+    return Section("distances", [], [Table(f"Distances ({_PER_SEED})", columns, rows)] if rows else [])
 
 
 def _cost(entries: Sequence[Entry]) -> Section:
