@@ -201,6 +201,11 @@ def line_chart(
     def x(place: float) -> float:
         return round(_LEFT + 12 + step * place, 1)
 
+    named: list[int] = []  # requests with room for the word
+    for place in requests:
+        if not named or x(place) - x(named[-1]) > 60:
+            named.append(place)
+
     def y(value: float) -> float:
         return round(bottom - (value - ticks[0]) / (ticks[-1] - ticks[0]) * (bottom - _TOP), 1)
 
@@ -233,7 +238,7 @@ def line_chart(
         x_ticks=[Tick(x(n), str(task)) for n, task in enumerate(after)],
         y_ticks=[Tick(y(value), axis_words(value)) for value in ticks],
         lines=lines,
-        requests=[Tick(x(place), "request") for place in requests],
+        requests=[Tick(x(place), "request" if place in named else "") for place in requests],
         limit=_area([(x(place), y(value)) for place, value in limit], bottom) if limit else "",
         bottom=bottom,
     )

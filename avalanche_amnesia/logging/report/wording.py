@@ -26,7 +26,7 @@ def points(value: float) -> str:
 
 def bits(value: float) -> str:
     """A divergence: ``0.011``."""
-    return "0" if value == 0 else f"{value:.2g}" if value >= 1e-4 else f"{value:.1e}".replace("e-0", "e-")
+    return "0" if value == 0 else f"{value:.2g}" if value >= 1e-3 else f"{value:.1e}".replace("e-0", "e-")
 
 
 def share(value: float) -> str:
