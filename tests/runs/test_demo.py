@@ -124,7 +124,8 @@ def test_an_interrupted_demo_ends_in_one_line_and_writes_no_result(tmp_path, cap
 
     monkeypatch.setattr("avalanche_amnesia.runs.demo.observe", interrupted)
     assert main(["demo", "--out", str(tmp_path / "out")]) == 130
-    assert capsys.readouterr().err == "amnesia: interrupted, no result was written; the same command starts again\n"
+    told = capsys.readouterr().err.splitlines()  # W&B may have said something before
+    assert told[-1] == "amnesia: interrupted, no result was written; the same command starts again"
     assert {file.name for file in (tmp_path / "out").iterdir()} <= {"wandb"}
 
 
