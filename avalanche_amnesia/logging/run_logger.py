@@ -24,8 +24,6 @@ from avalanche_amnesia.training.host.provenance import provenance_of
 DEFAULT_PROJECT = "avalanche-amnesia"
 EVENTS = "Events"
 """Name of the table of events."""
-_OF_UNLEARNED_TASKS = ("JSD", "UnlearnedAccuracy")
-"""Metrics whose values of tasks that are gone are what they measure."""
 
 
 class RunWriter(ABC):
@@ -65,8 +63,8 @@ class RunWriter(ABC):
 
 
 def tells_of(name: str, tasks: tuple[int, ...]) -> bool:
-    """Tell whether a value is about one of some tasks that are gone, and not of a metric that measures just that."""
-    return any(f"/Task{task:03d}" in name for task in tasks) and not name.startswith(_OF_UNLEARNED_TASKS)
+    """Tell whether a value is about one of some tasks; what is measured on one that is gone comes after it went."""
+    return any(f"/Task{task:03d}" in name for task in tasks)
 
 
 class RunLogger(BaseLogger, ABC):
@@ -76,9 +74,8 @@ class RunLogger(BaseLogger, ABC):
     strategy) is the logger itself. The run says by itself what it is: its configuration is what a record's provenance
     says of the strategy (method, seed, settings, versions), and without a name it is called by method and seed.
 
-    In the run's summary stand the values as they are at its end: none of a task that was unlearned, unless it is
-    measured on (`JSD`, `UnlearnedAccuracy`). Rows, and rows of tables, are history: what was logged of a task before it
-    was unlearned stays in them.
+    In the run's summary stand the values as they are at its end: none of a task from before it was unlearned. Rows, and
+    rows of tables, are history: what was logged of a task before it was unlearned stays in them.
 
     Args:
         writer: where the run is written.

@@ -1,3 +1,4 @@
+from .results import write_results as write_results
 from .run_plan import RunPlan as RunPlan
 from .run_plan import plan_runs as plan_runs
 from .store import Node as Node

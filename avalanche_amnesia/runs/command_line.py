@@ -1,4 +1,4 @@
-"""The command line: ``amnesia demo``, ``audit``, ``unlearn``, ``verify``, ``plan``, ``prune``, ``sync``.
+"""The command line: ``amnesia demo``, ``report``, ``audit``, ``unlearn``, ``verify``, ``plan``, ``prune``, ``sync``.
 
 The same as ``python -m avalanche_amnesia demo`` and so on.
 """
@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from avalanche_amnesia.runs.report_command import add_report_command
 from avalanche_amnesia.runs.state_commands import add_state_commands
 from avalanche_amnesia.runs.store_commands import add_store_commands
 from avalanche_amnesia.runs.sync_command import add_sync_command
@@ -25,18 +26,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: the words behind the program's name; those it was called with by default.
 
     Returns:
-        The exit status: 0; 2 for input that can't be used; of an audit 1 for residue, and 3 where none was found but
-        some files can't be looked into; of a verification 1 where a state is not as the record says; of a sync 1 where
-        a run could not be sent.
+        The exit status: 0; 130 when interrupted by Ctrl-C; 2 for input that can't be used; of an audit 1 for residue,
+        and 3 where none was found but some files can't be looked into; of a verification 1 where a state is not as the
+        record says; of a sync 1 where a run could not be sent.
     """
     parser = argparse.ArgumentParser(prog="amnesia", description="Continual learning that can forget on request.")
     commands = parser.add_subparsers(dest="command", required=True)
-    demo = commands.add_parser("demo", help="the main job: digits, requests, three strategies, figures and a table")
+    demo = commands.add_parser("demo", help="the main job: digits, requests, four strategies, and a report")
     demo.add_argument("--out", type=Path, default=Path("runs/demo"), help="folder for the results (%(default)s)")
     demo.add_argument("--data-root", default=None, help="run on MNIST below this folder instead of the embedded digits")
     demo.add_argument("--seed", type=int, default=0)
     demo.add_argument("--epochs", type=int, default=None, help="per task (20 on digits, 2 on MNIST)")
+    demo.add_argument("--store", type=Path, default=None, help="keep references here; started again, it goes on")
     demo.set_defaults(run=_demo)
+    add_report_command(commands)
     _add_audit(commands)
     add_state_commands(commands)
     add_store_commands(commands)
@@ -50,12 +53,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (OSError, ValueError) as error:
         sys.stderr.write(f"amnesia: {error}\n")
         return 2
+    except KeyboardInterrupt:
+        kept = getattr(options, "store", None) if options.command == "demo" else None
+        goes_on = "starts again" if kept is None else f"goes on with the references in {kept}"
+        sys.stderr.write(f"amnesia: interrupted, no result was written; the same command {goes_on}\n")
+        return 130
 
 
 def _demo(options: argparse.Namespace) -> int:
     from avalanche_amnesia.runs.demo import run_demo  # the host takes seconds to import: not for --help
 
-    run_demo(options.out, data_root=options.data_root, seed=options.seed, epochs=options.epochs)
+    run_demo(options.out, data_root=options.data_root, seed=options.seed, epochs=options.epochs, store=options.store)
     return 0
 
 

@@ -156,6 +156,7 @@ def observe(
     noise_floor: Sequence[Any] = ("order", "seed"),
     loggers: Sequence[BaseLogger] = (),
     progress: Callable[[str], None] = lambda step: None,
+    store: Any = None,
 ) -> Run:
     """Run a benchmark with requests through a strategy, with every metric and every reference.
 
@@ -166,8 +167,9 @@ def observe(
         noise_floor: which floors to measure.
         loggers: Avalanche loggers of the main run.
         progress: called with a few words whenever a step is finished; once per task.
+        store: a :class:`RunStore` for the references; by default a temporary one.
     """
-    references = References(make_strategy, benchmark)
+    references = References(make_strategy, benchmark, store=store)
     (matrix,), before = accuracy_matrix_metrics(), _Before()
     (difference,) = accuracy_difference_metrics(references, controls=("heads", "reference"))
     evaluator = EvaluationPlugin(

@@ -1,4 +1,4 @@
-"""Tables for the terminal, narrow enough for 80 columns."""
+"""Tables for the terminal, narrow enough for 60 columns."""
 
 from __future__ import annotations
 
@@ -21,15 +21,14 @@ def number(value: float | None, digits: int = 3, signed: bool = False) -> str:
 
 def small(value: float | None) -> str:
     """A number that may be tiny, such as a divergence."""
-    return "–" if value is None else "0" if value == 0 else f"{value:.1e}"
+    return "–" if value is None else "0" if value == 0 else f"{value:.1e}".replace("e-0", "e-")
 
 
 def events_table(run: Run) -> Table:
-    """One line per task: what remained, what was forgotten, what it cost."""
-    columns = ("task", "gone", "acc.", "head", "JSD own", "floor", "AD", "cap.", "KiB", "unl.ms", "retr.s", "claim")
-    table = _table(f"{run.name}: after every task and its requests", columns)
+    """One line per task: what remained, what was forgotten, what it cost the others."""
+    columns = ("task", "gone", "acc.", "head", "JSD", "floor", "AD", "cap.", "claim")
+    table = _table(f"{run.name}: after every task", columns)
     for seen in run.observations:
-        timings = [timing for timing in run.timings if timing.after_task == seen.task]
         table.add_row(
             str(seen.task),
             ",".join(map(str, seen.unlearned_now)) or "–",
@@ -39,36 +38,44 @@ def events_table(run: Run) -> Table:
             small(seen.jsd.get("JSD_own_floor_order")),
             number(seen.accuracy_difference, signed=True),
             number(seen.capacity),
-            _kibibytes(seen.trajectory_bytes),
-            number(1000 * sum(timing.unlearn for timing in timings) if timings else None, 1),
-            number(timings[-1].retrain if timings else None, 2),
             _SHORT.get(seen.claim or "", "–"),
         )
     return table
 
 
-def final_table(runs: Sequence[Run]) -> Table:
-    """One line per strategy at the end of the stream: how well it remembers and forgets."""
-    columns = ("strategy", "acc.", "head", "ref.", "JSD own", "JSD rem", "floor o", "floor s", "AD", "cap.")
-    table = _table("At the end of the stream", columns)
+def forgotten_table(runs: Sequence[Run]) -> Table:
+    """One line per strategy at the end of the stream: how well it forgets."""
+    table = _table("At the end: unlearned tasks", ("strategy", "head", "ref.", "JSD", "rem", "order", "seed"))
+    for run in runs:
+        seen = run.observations[-1]
+        table.add_row(
+            run.name,
+            number(seen.mean_unlearned_accuracy),
+            number(seen.reference_unlearned_accuracy),
+            *(small(seen.jsd.get(name)) for name in ("JSD_own", "JSD_remaining")),
+            *(small(seen.jsd.get(f"JSD_own_floor_{floor}")) for floor in ("order", "seed")),
+        )
+    return table
+
+
+def remaining_table(runs: Sequence[Run]) -> Table:
+    """One line per strategy at the end of the stream: how well it remembers, and what it may claim."""
+    table = _table("At the end: remaining tasks", ("strategy", "acc.", "AD", "cap.", "claim"))
     for run in runs:
         seen = run.observations[-1]
         table.add_row(
             run.name,
             number(seen.mean_accuracy),
-            number(seen.mean_unlearned_accuracy),
-            number(seen.reference_unlearned_accuracy),
-            *(small(seen.jsd.get(name)) for name in ("JSD_own", "JSD_remaining")),
-            *(small(seen.jsd.get(f"JSD_own_floor_{floor}")) for floor in ("order", "seed")),
             number(seen.accuracy_difference, signed=True),
             number(seen.capacity),
+            _SHORT.get(seen.claim or "", "–"),
         )
     return table
 
 
 def cost_table(runs: Sequence[Run]) -> Table:
-    """One line per strategy: bytes of trajectory, and seconds to unlearn against seconds to retrain."""
-    columns = ("strategy", "trajectory KiB", "s to unlearn", "s to retrain", "times faster")
+    """One line per strategy: KiB of trajectory, and seconds to unlearn against seconds to retrain."""
+    columns = ("strategy", "KiB", "s to unlearn", "s to retrain", "faster")
     table = _table("What it costs (means over the requests)", columns)
     for run in runs:
         unlearn = [timing.unlearn for timing in run.timings]
@@ -79,7 +86,7 @@ def cost_table(runs: Sequence[Run]) -> Table:
             _kibibytes(run.observations[-1].trajectory_bytes),
             number(_mean(unlearn), 4),
             number(_mean(retrain), 2),
-            number(faster, 0),
+            "–" if faster is None else f"{faster:.0f}×",
         )
     return table
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +11,8 @@ from typing import Any
 
 from safetensors.torch import load, save
 from torch import Tensor
+
+from avalanche_amnesia.saving.replacing import replace_file
 
 STATE = "state.json"
 FORMAT = "avalanche-amnesia state"
@@ -45,7 +46,7 @@ def write_state(
     refuse_foreign(path)
     path.mkdir(parents=True, exist_ok=True)
     files = {group: _write_blob(blobs or path, of_group) for group, of_group in tensors.items()}
-    _replace(path / STATE, _sealed({"tensors": files, "body": body}))
+    replace_file(path / STATE, _sealed({"tensors": files, "body": body}))
     for file in path.iterdir():
         if BLOB.fullmatch(file.name) and file.name not in files.values():
             file.unlink(missing_ok=True)
@@ -103,7 +104,7 @@ def _write_blob(path: Path, tensors: Mapping[str, Tensor]) -> str:
     content = save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()})
     name = _name(content)
     if not (path / name).is_file() or (path / name).read_bytes() != content:  # a damaged one is written again
-        _replace(path / name, content)
+        replace_file(path / name, content)
     return name
 
 
@@ -119,15 +120,6 @@ def _read_blob(file: Path) -> dict[str, Tensor]:
 
 def _name(content: bytes) -> str:
     return f"{hashlib.sha256(content).hexdigest()[:32]}.safetensors"
-
-
-def _replace(file: Path, content: bytes) -> None:
-    part = file.with_name(f"{file.name}.part")
-    with part.open("wb") as opened:
-        opened.write(content)
-        opened.flush()
-        os.fsync(opened.fileno())
-    os.replace(part, file)
 
 
 def _sealed(content: Mapping[str, Any]) -> bytes:

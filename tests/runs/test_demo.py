@@ -8,7 +8,9 @@ from PIL import Image
 from rich.console import Console
 
 from avalanche_amnesia.logging import read_offline_run
+from avalanche_amnesia.runs import RunStore
 from avalanche_amnesia.runs.command_line import main
+from avalanche_amnesia.runs.contestants import contestants
 from avalanche_amnesia.runs.demo import REQUESTS, run_demo
 
 
@@ -16,7 +18,7 @@ from avalanche_amnesia.runs.demo import REQUESTS, run_demo
 def demo(tmp_path_factory):
     out = tmp_path_factory.mktemp("demo")
     printed = io.StringIO()
-    runs = run_demo(out, epochs=2, console=Console(file=printed, width=80))
+    runs = run_demo(out, epochs=2, console=Console(file=printed, width=60))
     return out, runs, printed.getvalue()
 
 
@@ -30,7 +32,7 @@ def test_results_made_again_with_the_same_seed_are_the_same_bytes(demo, tmp_path
 def test_results_hold_every_number_of_every_event(demo):
     out, runs, _ = demo
     strategies = json.loads((out / "results.json").read_text())["strategies"]
-    assert list(strategies) == ["AmnesiacHAT", "EWC", "LwF"] == [run.name for run in runs]
+    assert list(strategies) == ["AmnesiacHAT", "AmnesiacHAT pools", "EWC", "LwF"] == [run.name for run in runs]
     for name, results in strategies.items():
         events = results["events"]
         assert [event["unlearned_now"] for event in events] == [REQUESTS.get(t, []) for t in range(5)]
@@ -44,8 +46,8 @@ def test_results_hold_every_number_of_every_event(demo):
             f"JSD_{probe}{floor}" for probe in ("own", "remaining") for floor in ("", "_floor_order", "_floor_seed")
         }
         assert set(last["jsd"]) == expected
-        assert (last["capacity"] is not None) == (name == "AmnesiacHAT")
-        assert [record["plan"]["tasks"] for record in results["unlearnings"]] == [[0], [1], [4]]
+        assert (last["capacity"] is not None) == name.startswith("AmnesiacHAT")
+        assert [record["plan"]["tasks"] for record in results["unlearnings"]] == [[0], [1, 4]]
         assert all(
             change["before"] != change["after"] for record in results["unlearnings"] for change in record["changes"]
         )
@@ -63,11 +65,35 @@ def test_seconds_are_kept_apart_from_results(demo):
     assert "seconds" not in (out / "results.json").read_text()
     timings = json.loads((out / "timings.json").read_text())
     for run in runs:
-        after_two, after_four, after_all = timings[run.name]
-        assert [timing["after_task"] for timing in timings[run.name]] == [1, 3, 4]
+        after_two, after_all = timings[run.name]
+        assert [timing["after_task"] for timing in timings[run.name]] == [1, 4]
         assert all(timing["unlearn"] > 0 for timing in timings[run.name])
-        # The last task is unlearned as soon as it is learned: what remains, and so its reference, is the one before.
-        assert 0 < after_two["retrain"] != after_four["retrain"] == after_all["retrain"]
+        assert 0 < after_two["retrain"] != after_all["retrain"] > 0
+
+
+def test_pools_are_exact_and_nothing_tells_them_from_the_retrained_model(demo):
+    _, runs, _ = demo
+    pools = next(run for run in runs if run.name == "AmnesiacHAT pools")
+    assert [record["plan"]["claim"] for record in pools.records] == ["exact", "exact"]
+    for seen in pools.observations[1:]:
+        assert seen.jsd["JSD_own"] == 0
+        assert seen.jsd["JSD_remaining"] == 0
+        assert seen.mean_unlearned_accuracy == pytest.approx(seen.reference_unlearned_accuracy)
+
+
+def test_the_last_request_returns_more_capacity_than_the_task_before_it_took(demo):
+    _, runs, _ = demo
+    for run in runs[:2]:
+        *_, before, after = (seen.capacity for seen in run.observations)
+        assert after > before
+
+
+def test_the_report_has_every_strategy_and_the_numbers_of_the_results(demo):
+    out, runs, _ = demo
+    page = (out / "report.html").read_text()
+    assert all(f"<h3>{run.name}</h3>" in page for run in runs)
+    assert f'data-value="{runs[2].observations[-1].jsd["JSD_own"]!r}"' in page
+    assert "exact: provably forgotten" in page
 
 
 def test_figures_and_offline_runs_lie_in_the_folder(demo):
@@ -75,7 +101,7 @@ def test_figures_and_offline_runs_lie_in_the_folder(demo):
     for figure in ("accuracy_matrix.png", "masks.png", "capacity.png"):
         assert min(Image.open(out / figure).size) > 200
     offline = [read_offline_run(path) for path in (out / "wandb").glob("offline-run-*")]
-    assert sorted(run.name for run in offline) == ["AmnesiacHAT", "EWC", "LwF"]
+    assert sorted(run.name for run in offline) == ["AmnesiacHAT", "AmnesiacHAT pools", "EWC", "LwF"]
     assert {run.group for run in offline} == {"demo"}
     amnesiac = next(run for run in offline if run.name == "AmnesiacHAT")
     logged = [row["JSD_own/eval_phase/test_stream"] for row in amnesiac.rows if "JSD_own/eval_phase/test_stream" in row]
@@ -83,11 +109,48 @@ def test_figures_and_offline_runs_lie_in_the_folder(demo):
     assert amnesiac.metrics["JSD_own/eval_phase/test_stream"] == "event"
 
 
-def test_tables_fit_an_ordinary_terminal(demo):
-    _, _, printed = demo
+def test_tables_fit_sixty_columns(demo):
+    out, _, printed = demo
     assert "…" not in printed
-    assert "At the end of the stream" in printed
-    assert "results.json" in printed
+    lines = [line for line in printed.splitlines() if str(out) not in line]
+    assert max(map(len, lines)) <= 60
+    assert "At the end: unlearned tasks" in printed
+    assert f"Open {out / 'report.html'}" in printed
+
+
+def test_an_interrupted_demo_ends_in_one_line_and_writes_no_result(tmp_path, capsys, monkeypatch):
+    def interrupted(*args, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("avalanche_amnesia.runs.demo.observe", interrupted)
+    assert main(["demo", "--out", str(tmp_path / "out")]) == 130
+    told = capsys.readouterr().err.splitlines()  # W&B may have said something before
+    assert told[-1] == "amnesia: interrupted, no result was written; the same command starts again"
+    assert {file.name for file in (tmp_path / "out").iterdir()} <= {"wandb"}
+
+
+@pytest.mark.slow
+def test_a_demo_with_a_store_goes_on_where_it_was_interrupted(tmp_path, capsys, monkeypatch):
+    import avalanche_amnesia.runs.demo as module
+
+    runs, observe = [], module.observe
+
+    def interrupted(name, *args, **options):
+        if len(runs) == 1:
+            raise KeyboardInterrupt
+        runs.append(observe(name, *args, **options))
+        return runs[-1]
+
+    command = ["demo", "--epochs", "1", "--out", str(tmp_path / "out"), "--store", str(tmp_path / "store")]
+    monkeypatch.setattr(module, "observe", interrupted)
+    assert main(command) == 130
+    assert f"goes on with the references in {tmp_path / 'store'}" in capsys.readouterr().err
+    states = len(RunStore(tmp_path / "store").nodes())
+    assert states > 0
+    monkeypatch.setattr(module, "contestants", lambda budget: {"AmnesiacHAT": contestants(budget)["AmnesiacHAT"]})
+    monkeypatch.setattr(module, "observe", observe)
+    assert main(command) == 0
+    assert len(RunStore(tmp_path / "store").nodes()) == states  # nothing was trained for references that was there
 
 
 def test_missing_data_is_an_error_in_words_and_leaves_nothing(tmp_path, capsys):

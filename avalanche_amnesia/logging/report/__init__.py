@@ -1,0 +1,5 @@
+"""Report: results of runs as one page, for people who never saw the project."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
