@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import loky
 import torch
 from matplotlib.figure import Figure
 from rich.console import Console
@@ -98,6 +99,7 @@ def run_demo(
                     loggers=[logger],
                     progress=lambda step: progress.update(bar, advance=1),
                     store=kept,
+                    workers=loky.cpu_count() - 1,
                 )
             runs.append(run)
     for run in runs:

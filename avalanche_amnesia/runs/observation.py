@@ -157,6 +157,7 @@ def observe(
     loggers: Sequence[BaseLogger] = (),
     progress: Callable[[str], None] = lambda step: None,
     store: Any = None,
+    workers: int = 0,
 ) -> Run:
     """Run a benchmark with requests through a strategy, with every metric and every reference.
 
@@ -168,8 +169,9 @@ def observe(
         loggers: Avalanche loggers of the main run.
         progress: called with a few words whenever a step is finished; once per task.
         store: a :class:`RunStore` for the references; by default a temporary one.
+        workers: processes that train references while the run goes on, as for :class:`References`.
     """
-    references = References(make_strategy, benchmark, store=store)
+    references = References(make_strategy, benchmark, store=store, workers=workers)
     (matrix,), before = accuracy_matrix_metrics(), _Before()
     (difference,) = accuracy_difference_metrics(references, controls=("heads", "reference"))
     evaluator = EvaluationPlugin(
