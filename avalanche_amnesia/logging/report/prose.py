@@ -25,7 +25,8 @@ A row per moment, a column per task, dark where the task is read well. Framed ce
 through the classifier they had: near the retrained model's reading (retr.) and chance is good.""",
     "old-head": """\
 An unlearned task's own classifier, kept by the evaluation alone, reads its test data at the end of the stream. What
-it reads beyond the retrained model is a trace of the task. Differences of up to 5 points count as none.""",
+it reads beyond the retrained model is a trace of the task, where tasks and seeds agree. Means that differ by up to 5
+points count as the same.""",
     "jsd": """\
 JSD, the Jensen–Shannon divergence, compares the features of the forgotten tasks' data in this model and in the
 retrained one: 0 bit is equal, 1 bit is the most there can be. Two retrained models differ too: that is the floor,
