@@ -1,3 +1,6 @@
+from .observation import Observation as Observation
+from .observation import Run as Run
+from .observation import observe as observe
 from .results import write_results as write_results
 from .run_plan import RunPlan as RunPlan
 from .run_plan import plan_runs as plan_runs

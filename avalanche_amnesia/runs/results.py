@@ -21,7 +21,7 @@ COLUMNS = ("strategy", "seed", "event", "task", "metric", "value")
 """Columns of ``results.csv``."""
 
 
-def write_results(folder: Path, runs: Sequence[Run], settings: Mapping[str, Any]) -> None:
+def write_results(folder: str | Path, runs: Sequence[Run], settings: Mapping[str, Any]) -> None:
     """Write ``results.json``, ``results.csv`` and ``timings.json``, each as a whole or not at all.
 
     The first two hold no seconds: the same runs give the same bytes. ``results.csv`` has a row per number, with the
@@ -50,6 +50,7 @@ def write_results(folder: Path, runs: Sequence[Run], settings: Mapping[str, Any]
     }
     results = _as_json({"settings": settings, "versions": versions, "strategies": strategies})
     timings = _as_json({run.name: [vars(timing) for timing in run.timings] for run in runs})
+    folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     replace_file(folder / "results.json", results)
     replace_file(folder / "timings.json", timings)
