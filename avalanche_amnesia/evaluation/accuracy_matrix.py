@@ -191,7 +191,7 @@ def _moment(strategy: Any) -> tuple[int, int]:
 
 
 def _name(strategy: Any, before: tuple[int, int]) -> str:
-    """What was trained and unlearned since a moment."""
+    """Name of a row: the trainings and unlearnings since a moment."""
     trainings, unlearnings = _moment(strategy)
     plugin = unlearning_of(strategy)
     if plugin is None:

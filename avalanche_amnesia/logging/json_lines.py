@@ -24,6 +24,7 @@ from avalanche_amnesia.logging.axes import AXES
 from avalanche_amnesia.logging.offline import OfflineRun
 from avalanche_amnesia.logging.run_logger import DEFAULT_PROJECT, RunLogger, RunWriter, refuse_one_string, tells_of
 from avalanche_amnesia.logging.values import Histogram, Payload
+from avalanche_amnesia.saving.replacing import replace_file
 
 RUN_FILE = "run.jsonl"
 _FORMAT = "avalanche-amnesia run"
@@ -198,9 +199,7 @@ def start_run(folder: Path, **about: Any) -> None:
     head = {"kind": "run", "format": _FORMAT, "version": _VERSION, "id": uuid.uuid4().hex[:12], **about}
     line = json.dumps(head) + "\n"
     folder.mkdir(parents=True, exist_ok=True)
-    part = folder / f"{RUN_FILE}.part"
-    part.write_text(line, encoding="utf-8")
-    part.rename(folder / RUN_FILE)
+    replace_file(folder / RUN_FILE, line.encode())
 
 
 def read_json_run(folder: str | Path) -> OfflineRun:

@@ -1,4 +1,4 @@
-"""What W&B's logger and the one of JSON lines share: they differ in where they write alone."""
+"""Base of W&B's logger and of the one of JSON lines, which differ only in where they write."""
 
 from __future__ import annotations
 

@@ -16,6 +16,7 @@ from typing import Any, Literal
 from avalanche_amnesia.logging.json_lines import RUN_FILE, lines_of, replay
 from avalanche_amnesia.logging.run_mode import Mode, resolve_mode
 from avalanche_amnesia.logging.wandb import WandBWriter
+from avalanche_amnesia.saving.replacing import replace_file
 
 SENT = "sent.json"
 """File in a run's folder that says what of it was sent where."""
@@ -97,9 +98,7 @@ def _send(folder: Path, project: str | None, mode: Mode) -> Outcome:
         rows = _write(folder, head, target)
     except Exception as error:  # W&B raises what it likes; the other runs must not suffer
         return Outcome(folder, "failed", f"failed, {type(error).__name__}: {error}")
-    part = folder / f"{SENT}.part"
-    part.write_text(json.dumps(target) + "\n")
-    part.replace(folder / SENT)
+    replace_file(folder / SENT, (json.dumps(target) + "\n").encode())
     where = "sent to" if mode == "online" else "written as an offline run of"
     return Outcome(folder, "sent", f"{rows} rows {where} project {target['project']}, run {head['id']}")
 

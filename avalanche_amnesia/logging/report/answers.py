@@ -61,14 +61,14 @@ def answer(entry: Entry) -> Answer:
 
 
 def claim(entry: Entry) -> str:
-    """What all records of a strategy claim together: ``exact`` only if each does; ``–`` without records."""
+    """Claim of all records of a strategy together: ``exact`` only if each does; ``–`` without records."""
     claims = {record["plan"]["claim"] for run in entry.runs for record in run.records if record.get("plan")}
     claims |= {event["claim"] for run in entry.runs for event in run.events if event.get("claim")}
     return "exact" if claims == {"exact"} else "approximate" if claims else "–"
 
 
 def jsd_reading(value: float, floors: Sequence[float]) -> tuple[Finding, str]:
-    """What a JSD says beside its floors.
+    """Read a JSD beside its floors: finding and words.
 
     Args:
         value: the JSD.
@@ -160,7 +160,7 @@ def jsd_name(entry: Entry) -> str | None:
 
 
 def jsd_of(entry: Entry, suffix: str) -> Callable[[Event], float | None]:
-    """What reads a strategy's JSD, or with a suffix one of its floors, from an event."""
+    """Getter of a strategy's JSD, or with a suffix of one of its floors, from an event."""
     name = f"{jsd_name(entry)}{suffix}"
     return lambda event: (event.get("jsd") or {}).get(name)
 

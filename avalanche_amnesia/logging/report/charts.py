@@ -57,7 +57,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Chart:
-    """What every chart has: title, description for screen readers, size, legend."""
+    """Parts of every chart: title, description for screen readers, size, legend."""
 
     title: str
     description: str

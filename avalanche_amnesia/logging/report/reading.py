@@ -108,12 +108,12 @@ def spread(values: Iterable[float | None]) -> Spread | None:
 
 
 def of_task(key: str, task: int) -> Callable[[Event], float | None]:
-    """What reads a task's number from an event's table of tasks."""
+    """Getter of a task's number from an event's table of tasks."""
     return lambda event: (event.get(key) or {}).get(str(task))
 
 
 def mean_of(key: str, among: str | None = None) -> Callable[[Event], float | None]:
-    """What reads the mean of an event's table of tasks.
+    """Getter of the mean of an event's table of tasks.
 
     Args:
         key: of the table.
@@ -197,7 +197,7 @@ def flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _labels(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What sets each of several settings apart, in words; nothing where there is one."""
+    """Words that set each of several settings apart; nothing where there is one."""
     flats = [flat(_seedless(each)) for each in settings]
     keys = dict.fromkeys(key for each in flats for key in each)
     apart = [key for key in keys if len({json.dumps(each.get(key), sort_keys=True) for each in flats}) > 1]

@@ -42,7 +42,7 @@ class Section:
 
     @property
     def lead(self) -> list[str]:
-        """How to read it, a paragraph each."""
+        """Reading instructions, a paragraph each."""
         return LEADS[self.key].split("\n\n") if LEADS[self.key] else []
 
 

@@ -307,8 +307,8 @@ class UnlearningPlugin(SupervisedPlugin):
         if foreign:
             raise RequestError(
                 f"the trajectory holds updates of tasks {sorted(foreign)}, which another strategy trained: give every "
-                "strategy and reference a TrajectoryPlugin(path=...) of its own; to go on with that run load the "
-                "strategy itself, as torch.save(strategy, file) keeps it"
+                "strategy and reference a TrajectoryPlugin(path=...) of its own; to go on with that run give it the "
+                "state that strategy.save(path) kept, by load_state(strategy, path)"
             )
 
     def _obey(self, strategy: Any, request: Any, task: int) -> None:
