@@ -2,7 +2,7 @@
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-PYTEST_FLAGS ?= -n 2 -q
+PYTEST_FLAGS ?= -n 2 --dist worksteal -q
 
 .PHONY: setup demo test lint format bench clean
 setup: $(READY)

@@ -1,9 +1,11 @@
 """Streams over scikit-learn's 1,797 handwritten digits of 8×8 pixels: real data, no download."""
 
 from collections.abc import Sequence
+from functools import cache
 
 import torch
 from avalanche.benchmarks import CLScenario
+from torch import Tensor
 
 from avalanche_amnesia.benchmarks.families import Images, permuted, rotated, split
 from avalanche_amnesia.benchmarks.subsets import stratified
@@ -80,12 +82,18 @@ def RotatedDigits(
     return rotated(_digits(seed).subset(n_train, n_test, seed), n_tasks, angles)
 
 
-def _digits(seed: int) -> Images:
+@cache
+def _all_digits() -> tuple[Tensor, Tensor]:
+    """Read the digits, which scikit-learn keeps as text, once; copied by whoever takes some."""
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
     x = torch.tensor(bunch.images, dtype=torch.float32).unsqueeze(1).div(16)
-    y = torch.tensor(bunch.target, dtype=torch.int64)
+    return x, torch.tensor(bunch.target, dtype=torch.int64)
+
+
+def _digits(seed: int) -> Images:
+    x, y = _all_digits()
     in_test = torch.zeros(len(y), dtype=torch.bool)
     in_test[stratified(y, N_TEST, seed, "test split")] = True
     return Images((x[~in_test], y[~in_test]), (x[in_test], y[in_test]))
