@@ -5,17 +5,27 @@ from typing import Any
 
 import pytest
 import torch
+from avalanche.logging import BaseLogger
 from avalanche.training import AGEM, ER_ACE, EWC, GEM, LwF, Naive, Replay, SynapticIntelligence
-from avalanche.training.plugins import SupervisedPlugin
-from support.strategies import DIGITS, OPTIMIZERS, ConvNet, mlp, quiet, stock
+from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
+from support.strategies import DIGITS, OPTIMIZERS, ConvNet, amnesiac, mlp, quiet, stock
 from support.strategy_state import frozen
 from torch import nn
 
 from avalanche_amnesia.audit import audit
 from avalanche_amnesia.baselines import PALL, CLPUDERpp, Independent
 from avalanche_amnesia.baselines.networks import NetworkPerTask, SideNetworks
-from avalanche_amnesia.benchmarks import task_benchmark
+from avalanche_amnesia.benchmarks import task_benchmark, with_unlearning
 from avalanche_amnesia.bits import state_hashes
+from avalanche_amnesia.evaluation import (
+    References,
+    accuracy_difference_metrics,
+    cost_metrics,
+    jsd_metrics,
+    membership_metrics,
+    relapse_metrics,
+    unlearned_accuracy_metrics,
+)
 from avalanche_amnesia.isolation import Pools
 from avalanche_amnesia.ledger import RequestError
 from avalanche_amnesia.models import MaskedModel, MultiHeadModel, SubnetModel
@@ -125,6 +135,36 @@ def test_by_method_and_class_method(tmp_path):
     assert outcome(loaded) == outcome(strategy)
     accuracies = [s.eval(DIGITS.test_stream[:2]) for s in (strategy, loaded)]
     assert accuracies[0] == accuracies[1]
+
+
+def test_metrics_leave_benchmark_and_references_to_the_script(tmp_path):
+    benchmark = with_unlearning(DIGITS, {1: [0]})
+
+    references = References(lambda **options: amnesiac(**SHORT, **options), benchmark)
+
+    def measured():
+        compared = (unlearned_accuracy_metrics, relapse_metrics, membership_metrics)
+        metrics = [metric for helper in compared for metric in helper(benchmark, references)]
+        metrics += [*jsd_metrics(references), *accuracy_difference_metrics(references), *cost_metrics(references)]
+        return amnesiac(**SHORT, evaluator=EvaluationPlugin(metrics, loggers=[BaseLogger()]))
+
+    strategy = measured()
+    for experience in benchmark.train_stream[:3]:
+        strategy.train(experience)
+        results = strategy.eval(benchmark.test_stream)
+    strategy.save(tmp_path / "state")
+    body, tensors = read_state(tmp_path / "state")
+    held = {name for _, code in body["metrics"] for name in code["attributes"]}
+    assert not held & {"references", "test_experiences", "train_experiences", "_heads"}
+    sample = DIGITS.train_stream[0].dataset[0][0].flatten()
+    flat = [t.flatten().float() for group in tensors.values() for t in group.values() if t.numel() % 64 == 0]
+    assert not any((t.reshape(-1, 64) == sample).all(1).any() for t in flat)
+    loaded = measured()
+    load_state(loaded, tmp_path / "state")
+    again = loaded.eval(benchmark.test_stream)
+    compared = [name for name in results if name.split("/")[0] in ("JSD_own", "Relapse", "AccuracyDifference")]
+    assert compared
+    assert {name: again[name] for name in compared} == {name: results[name] for name in compared}
 
 
 def test_the_same_state_is_the_same_files(tmp_path):
