@@ -1,6 +1,5 @@
 """What every test needs: one thread, streams that start alike, and the real data where there is some."""
 
-import gc
 import os
 import random
 from pathlib import Path
@@ -10,20 +9,9 @@ import pytest
 import torch
 
 pytest.register_assert_rewrite("support")
-gc.set_threshold(10_000, 10, 10)
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the programs that tests start: they share the cores
 if not torch.accelerator.is_available():  # manual_seed keeps pytest's deep stack at every call, which takes 5 ms
     torch.manual_seed = torch.default_generator.manual_seed
-
-
-def pytest_collection_finish() -> None:
-    """Leave what is loaded by now out of garbage collections, which took 8 % of the time with those while loading."""
-    gc.freeze()
-
-
-def pytest_unconfigure() -> None:
-    """Let it be collected at the end."""
-    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)
