@@ -62,8 +62,6 @@ class AccuracyDifference(PluginMetric):
     lower_bound, upper_bound = -1.0, 1.0
     axis = "event"
     """Axis along which a logger draws it: it changes with tasks and unlearnings."""
-    not_saved = frozenset({"references", "_heads"})
-    """Attributes that no saved state holds: a script gives references."""
 
     def __init__(self, references: References, controls: Sequence[Control] = (), samples: int = 10_000) -> None:
         super().__init__()

@@ -33,8 +33,6 @@ class ComparedMetric(ProbingMetric):
 
     helper: str
     """Name of the helper that makes the metric, for messages."""
-    not_saved = frozenset({"references", "test_experiences", "train_experiences"})
-    """Attributes that no saved state holds: a script gives benchmark and references."""
 
     def __init__(self, benchmark: Any, references: References | None = None) -> None:
         super().__init__()

@@ -48,8 +48,6 @@ class UnlearningCost(PluginMetric):
 
     axis = "event"
     """Axis along which a logger draws it: it changes with tasks and unlearnings."""
-    not_saved = frozenset({"references"})
-    """Attributes that no saved state holds: a script gives references."""
 
     def __init__(self, references: References) -> None:
         super().__init__()

@@ -44,8 +44,6 @@ class FeatureDistance(ProbingMetric):
     upper_bound: float
     name: str
     """Name of the distance, with which the names of its values begin."""
-    not_saved = frozenset({"references"})
-    """Attributes that no saved state holds: a script gives references."""
 
     def __init__(self, references: References, probe: ProbeKind = "own", noise_floor: Sequence[Floor] = ()) -> None:
         super().__init__()

@@ -64,6 +64,8 @@ class References:
             or its strategy is not seeded by task; for a benchmark that is none.
     """
 
+    given_by_the_script = True  # no state of a strategy holds them
+
     def __init__(
         self,
         make_strategy: Callable[..., Any],

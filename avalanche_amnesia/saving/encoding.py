@@ -51,12 +51,16 @@ class Encoder:
     Args:
         known: objects that whoever loads the state has already, by name: the model, its parameters, the optimizer.
         adapters: for objects of other libraries.
+        given: other libraries' classes of which a script gives the objects; those of this package say so themselves
+            (``given_by_the_script = True``). As functions, they are named and not held.
     """
 
-    def __init__(self, known: Mapping[str, object], adapters: Sequence[Adapter] = ()) -> None:
+    def __init__(
+        self, known: Mapping[str, object], adapters: Sequence[Adapter] = (), given: tuple[type, ...] = ()
+    ) -> None:
         self.tensors: dict[str, dict[str, Tensor]] = {}
         self._known = {id(thing): name for name, thing in known.items()}
-        self._adapters, self._group = adapters, "state"
+        self._adapters, self._given, self._group = adapters, (*GIVEN, Enum, *given), "state"
         self._seen: dict[int, int] = {}
         self._places: dict[int, tuple[str, str]] = {}
         self._alive: list[object] = []  # an id is a name only as long as its object lives
@@ -102,7 +106,7 @@ class Encoder:
             return {"path": str(value)}
         if isinstance(value, torch.Generator):
             return {"generator": [str(value.device), self._tensor(value.get_state(), path)]}
-        if isinstance(value, (GIVEN, Enum)) or value is ...:
+        if isinstance(value, self._given) or getattr(type(value), "given_by_the_script", False) or value is ...:
             return {"given": _given_name(value)}
         return None
 
@@ -390,8 +394,8 @@ def _in_order(value: Any) -> list[Any]:
 def _given_name(value: Any) -> str:
     if isinstance(value, Enum):
         return f"{name_of(type(value))}.{value.name}"
-    name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None) or repr(value)
-    return f"{getattr(value, '__module__', '')}.{name}"
+    name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None)
+    return name_of(type(value)) if name is None else f"{getattr(value, '__module__', '')}.{name}"
 
 
 _CONTAINERS: dict[type, str] = {tuple: "tuple", set: "set", frozenset: "frozenset", deque: "deque", torch.Size: "size"}

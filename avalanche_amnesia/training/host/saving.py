@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from avalanche.benchmarks import CLExperience, CLScenario, CLStream
 from avalanche.core import BasePlugin
 from avalanche.training.plugins import EvaluationPlugin
 from avalanche.training.storage_policy import ReservoirSamplingBuffer, _ParametricSingleBuffer
@@ -27,6 +28,8 @@ from avalanche_amnesia.training.task_in_training import TaskInTraining
 for _of_the_host in (ParamData, ReservoirSamplingBuffer, _ParametricSingleBuffer):
     saveable(_of_the_host)
 
+_OF_BENCHMARKS = (CLScenario, CLStream, CLExperience)
+"""Classes of what holds every task's samples: metrics and plugins that keep some are given it by their script."""
 _PLAIN = (bool, int, float, str, type(None))
 _OF_EVALUATION = frozenset({"eval_mb_size", "eval_every", "peval_mode"})
 
@@ -63,7 +66,7 @@ def encoded_state(strategy: Any) -> tuple[dict[str, Any], dict[str, dict[str, Te
         StateError: if a plugin holds something that can't be saved.
     """
     _refuse_in_training(strategy, "save")
-    encoder = Encoder(_known(strategy), adapters=[REPLAYED])
+    encoder = Encoder(_known(strategy), [REPLAYED], given=_OF_BENCHMARKS)
     body = {
         "strategy": name_of(type(strategy)),
         "settings": _settings_of(strategy),
