@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import signal
 import tempfile
-import weakref
+import threading
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,9 @@ _loaded: tuple[str, Any] = ("", None)
 class ReferenceWorkers:
     """Worker processes on the cores that a run leaves idle; what they train lies in the references' store.
 
-    All references of a process share the workers, which end when nothing was asked of them for a minute. Where one
-    fails, the run trains what is missing itself, and meets the error there.
+    All references of a process share the workers, which end with the program, or when nothing was asked of them for a
+    minute; what they have not begun when the references go is left. Where a worker fails, the run trains what is
+    missing itself, and meets the error there.
 
     Args:
         references: :class:`References` and its arguments: made anew in every worker.
@@ -34,7 +36,6 @@ class ReferenceWorkers:
         self._file.write_bytes(cloudpickle.dumps(references))  # once: a benchmark may be large
         self._n = n
         self._trainings: list[Any] = []
-        weakref.finalize(self, _end, self._trainings)
 
     def train(self, paths: Iterable[tuple[Any, tuple[int, ...]]]) -> None:
         """Train references, in this order.
@@ -45,18 +46,22 @@ class ReferenceWorkers:
         executor = get_reusable_executor(self._n, timeout=60, initializer=_begin)
         settings = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled(), torch.get_default_dtype()
         self._trainings += [executor.submit(_train, str(self._file), settings, *path) for path in paths]
+        _end_with_the_program(executor)
 
     def failure(self) -> BaseException | None:
         """The first error that a worker met."""
-        ended = [training for training in self._trainings if training.done() and not training.cancelled()]
+        ended = [training for training in self._trainings if training.done()]
         return next((error for training in ended if (error := training.exception()) is not None), None)
 
 
-def _end(trainings: list[Any]) -> None:
-    """Give up what has not begun, and at the end of the program what has."""
-    begun = [training for training in trainings if not (training.done() or training.cancel())]
-    if begun:  # its result is nobody's; the store holds whole states only
-        get_reusable_executor().shutdown(wait=False, kill_workers=True)
+@functools.cache
+def _end_with_the_program(executor: Any) -> None:
+    """Kill workers at the end of the program: the store holds whole states only, and nobody waits for these.
+
+    Called behind the first submission: threading's hooks run last in, first out, and loky's own, which waits for
+    what is still training, must come later.
+    """
+    threading._register_atexit(functools.partial(executor.shutdown, wait=False, kill_workers=True))  # type: ignore
 
 
 def _begin() -> None:
@@ -67,6 +72,8 @@ def _begin() -> None:
 def _train(file: str, settings: tuple[int, bool, torch.dtype], variant: Any, path: tuple[int, ...]) -> None:
     """Train one reference, computing as the process does that asks for it."""
     global _loaded
+    if not Path(file).exists():  # the references went, and the folder with them
+        return
     threads, deterministic, dtype = settings
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(deterministic)

@@ -154,3 +154,37 @@ def test_a_script_without_a_guard_and_with_classes_of_its_own_shares_with_its_wo
     done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1]) == [0, 11]
+
+
+@pytest.mark.slow
+def test_nobody_waits_for_what_is_still_training_when_the_program_ends(tmp_path):
+    (tmp_path / "script.py").write_text(
+        textwrap.dedent(
+            """
+            import json, time, torch
+            from avalanche_amnesia import *
+            from avalanche_amnesia.runs import RunStore
+
+            benchmark = with_unlearning(SplitDigits(n_train=200, n_test=100), {1: [0], 3: [1]})
+
+            def make_strategy(**options):
+                torch.manual_seed(0)
+                model = MaskedModel(MLP(64, hidden=(8,), features=8))
+                optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+                return AmnesiacHAT(model=model, optimizer=optimizer, train_epochs=20, **options)
+
+            store = RunStore("store")
+            kept = References(make_strategy, benchmark, store=store, workers=1)
+            gone = References(make_strategy, benchmark, workers=1)
+            for references in (kept, gone):
+                jsd_metrics(references, noise_floor=["order"])
+                references.check(benchmark.train_stream[0])
+            del references, gone
+            while not store.nodes():
+                time.sleep(0.05)
+            """
+        )
+    )
+    done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert 1 <= len(RunStore(tmp_path / "store").nodes()) < 10
