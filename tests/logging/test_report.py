@@ -7,8 +7,9 @@ import pytest
 from support.report_results import FOLDER, MEASURED_LATER, another_seed, content, events, results_with
 
 from avalanche_amnesia.logging.report import Results, read_results, report_page
-from avalanche_amnesia.logging.report.answers import answer, jsd_reading
+from avalanche_amnesia.logging.report.answers import answer
 from avalanche_amnesia.logging.report.charts.matrix import luminance, shade
+from avalanche_amnesia.logging.report.evidence import jsd_reading
 from avalanche_amnesia.logging.report.reading import Spread, entries, grouped
 from avalanche_amnesia.logging.report.wording import bits, listed, over_seeds, percent, points
 

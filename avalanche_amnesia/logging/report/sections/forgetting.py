@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from avalanche_amnesia.logging.report.answers import jsd_name, jsd_of, jsd_reading
 from avalanche_amnesia.logging.report.charts.dots import dot_chart
 from avalanche_amnesia.logging.report.charts.lines import LineChart
 from avalanche_amnesia.logging.report.charts.parts import Axis
+from avalanche_amnesia.logging.report.evidence import jsd_name, jsd_of, jsd_reading
 from avalanche_amnesia.logging.report.reading import Entry, Event, mean_of, of_task, value_of
 from avalanche_amnesia.logging.report.sections.section import (
     Row,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from avalanche_amnesia.logging.report.answers import claim, jsd_of
+from avalanche_amnesia.logging.report.answers import claim
 from avalanche_amnesia.logging.report.charts.matrix import Matrix, Shown, matrix
 from avalanche_amnesia.logging.report.charts.timeline import timeline
+from avalanche_amnesia.logging.report.evidence import jsd_of
 from avalanche_amnesia.logging.report.reading import Entry, Event, mean_of, of_task, spread, value_of
 from avalanche_amnesia.logging.report.sections.section import Row, Section, table_of_events
 from avalanche_amnesia.logging.report.tables import Table, TableCell, mean, number, table, text
