@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from avalanche_amnesia.logging.report.charts.lines import LineChart, Series, line_chart
 from avalanche_amnesia.logging.report.charts.parts import Axis, Chart
@@ -25,8 +25,8 @@ class Section:
     """
 
     key: str
-    charts: Sequence[Chart] = field(default_factory=list)
-    tables: Sequence[Table] = field(default_factory=list)
+    charts: Sequence[Chart] = ()
+    tables: Sequence[Table] = ()
 
     @property
     def title(self) -> str:
