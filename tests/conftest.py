@@ -1,4 +1,4 @@
-"""What every test needs: one thread, streams that start alike, and the real data where there is some."""
+"""Surroundings of every test: one thread, streams that start alike, and the real data where there is some."""
 
 import os
 import random

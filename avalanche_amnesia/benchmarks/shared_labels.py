@@ -4,7 +4,7 @@ from typing import Any
 
 
 def label_of_several(task: int, n: int) -> str:
-    """Why one of several experiences with one task label can't be trained, and the way out.
+    """Refusal of one of several experiences with one task label, and the way out.
 
     Args:
         task: the label.
@@ -19,7 +19,7 @@ def label_of_several(task: int, n: int) -> str:
 
 
 def why_trained(experience: Any) -> str:
-    """Why an experience can't be trained whose task label is that of a task which remains, and the way out.
+    """Refusal of an experience whose task label is that of a task which remains, and the way out.
 
     Args:
         experience: with one task label.

@@ -53,8 +53,7 @@ class Capacity(EventMetric):
 
     def after_training_exp(self, strategy: Any) -> list[MetricValue]:
         """Values once a task is trained."""
-        self._note(strategy, f"task {strategy.experience.task_label}", ())
-        return super().after_training_exp(strategy)
+        return self.emit(strategy, self._noted(strategy, f"task {strategy.experience.task_label}", ()))
 
     def before_unlearning(self, strategy: Any) -> list[MetricValue]:
         """Capacity with the tasks that are about to go."""
@@ -64,29 +63,31 @@ class Capacity(EventMetric):
     def after_unlearning(self, strategy: Any) -> list[MetricValue]:
         """Values once tasks are unlearned, and the capacity that came back."""
         plan = getattr(unlearning_of(strategy), "current", None)
-        self._note(strategy, "unlearning", () if plan is None else plan.tasks)
-        named = self.named(strategy)
+        named = self._noted(strategy, "unlearning", () if plan is None else plan.tasks)
         if self._before is not None:
             named["CapacityReturned"] = named["Capacity"] - self._before
         return self.emit(strategy, named)
 
-    def _note(self, strategy: Any, event: str, unlearned: tuple[int, ...]) -> None:
-        capacity = network_capacity(strategy)
-        if capacity is not None:
-            self._events.append((event, capacity, trajectory_bytes(strategy) or 0, unlearned))
-
     def named(self, strategy: Any) -> dict[str, Any]:
-        """Name → value, as the strategy stands."""
+        """Name → value, as the strategy stands; without pictures."""
         named: dict[str, Any] = {"Capacity": network_capacity(strategy), "TrajectoryBytes": trajectory_bytes(strategy)}
         model = strategy.model
         if isinstance(model, TaskMaskedModel):
             for layer, used in model.by_layer(model.cumulative_mask()).items():
                 named[f"MaskUse/{layer}"] = float(used.float().mean())
             named["MaskBits"] = model.mask_bits()
-            if self.images and self._events:
-                names, history, sizes, gone = zip(*self._events, strict=True)
-                named["Figure/Masks"] = Picture(layers_figure, list(model.masks), layer_masks(model.masks))
-                named["Figure/Capacity"] = Picture(capacity_figure, history, sizes, gone, names)
+        return named
+
+    def _noted(self, strategy: Any, event: str, unlearned: tuple[int, ...]) -> dict[str, Any]:
+        """Values and pictures at an event, which is one more in the picture of the capacity."""
+        named = self.named(strategy)
+        if named["Capacity"] is not None:
+            self._events.append((event, named["Capacity"], named["TrajectoryBytes"] or 0, unlearned))
+        model = strategy.model
+        if self.images and self._events and isinstance(model, TaskMaskedModel):
+            names, history, sizes, gone = zip(*self._events, strict=True)
+            named["Figure/Masks"] = Picture(layers_figure, list(model.masks), layer_masks(model.masks))
+            named["Figure/Capacity"] = Picture(capacity_figure, history, sizes, gone, names)
         return named
 
     def reset(self, strategy: Any = None) -> None:

@@ -21,21 +21,8 @@ class JSDivergence(FeatureDistance):
     unlearned so far, ``D^τ`` is the test data of task τ, ``f`` and ``f_ref`` are the features of the main model and of
     the reference, which learned the remaining tasks alone.
 
-    In [0, 1], lower is better; a value below its noise floor says no more than one at it. Emitted after
-    every evaluation between tasks, per unlearned task and as their mean, as ``JSD_<probe>`` and
-    ``JSD_<probe>_floor_<floor>``. ``JSD_<probe>_tasks`` says how many tasks these means cover: ``own`` leaves out
-    those of which no mask was kept (``keep_probes=False``).
-
-    Args:
-        references: of the run.
-        probe: ``own``: through the mask that the task had; ``remaining``: mean features over the masks of the
-            remaining tasks. Models without masks use their plain backbone for both.
-        noise_floor: what the same number is between two references: trained with another data ``order``, or from
-            another ``seed``.
-
-    Raises:
-        TypeError: for references that are none.
-        ValueError: for a probe or a floor that is not known.
+    In [0, 1]. Emitted as ``JSD_<probe>``; arguments, floors and what ``JSD_<probe>_tasks`` counts are those of
+    :class:`FeatureDistance`.
     """
 
     name, upper_bound = "JSD", 1.0

@@ -131,7 +131,8 @@ class References:
     def check(self, experience: Any) -> None:
         """Check that an experience is one of this benchmark's train stream: same data, permanence and deadline.
 
-        Labels are compared, and a few samples as an evaluation sees them.
+        Labels are compared, and a few samples as an evaluation sees them. The first time that all is well it starts
+        the workers, if any are wanted and a metric announced what it will ask for; later it warns of one that failed.
 
         Args:
             experience: that the measured run trains.

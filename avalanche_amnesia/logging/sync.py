@@ -24,7 +24,7 @@ SENT = "sent.json"
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one run.
+    """Result of sending one run.
 
     Attributes:
         run: its folder.

@@ -42,7 +42,7 @@ def flattened(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def payload_of(value: Any) -> Payload | None:
-    """What a logger writes of a value; None where there is no place for it."""
+    """Form in which a logger writes a value; None where there is no place for it."""
     if isinstance(value, AlternativeValues):
         converted = (payload_of(alternative) for alternative in value.alternatives)
         return next((v for v in converted if v is not None), None)

@@ -59,7 +59,7 @@ class Trajectory:
     """
 
     not_saved = frozenset({"_directory"})
-    """Where logs lie is the loading strategy's own affair, whatever wrote the state."""
+    """Attributes of the loading strategy's own, whatever wrote the state: the place where logs lie."""
 
     def __init__(self, *, path: str | Path | None = None, **options: Any) -> None:
         self.fidelity = Fidelity(**options)

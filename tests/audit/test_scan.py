@@ -25,7 +25,7 @@ STREAM = PermutedDigits(5, n_train=120, n_test=40)
 
 
 class Stash(SupervisedPlugin):
-    """Where residue is planted."""
+    """A plugin in which residue is planted."""
 
     def __init__(self):
         super().__init__()

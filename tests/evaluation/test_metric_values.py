@@ -7,14 +7,12 @@ import numpy as np
 import pytest
 import torch
 from avalanche.core import SupervisedPlugin
-from avalanche.logging import BaseLogger
-from avalanche.training import EWC
-from avalanche.training.plugins import EvaluationPlugin
 from sklearn.metrics import jaccard_score, roc_auc_score
+from support.measured_runs import MAKERS, make_ewc, make_hat, make_wsn, silent
+from support.strategies import DIGITS
 from torch import nn
-from torch.optim import SGD, Adam
 
-from avalanche_amnesia.benchmarks import SplitDigits, task_benchmark, with_unlearning
+from avalanche_amnesia.benchmarks import task_benchmark, with_unlearning
 from avalanche_amnesia.evaluation import (
     References,
     accuracy_difference_metrics,
@@ -33,49 +31,13 @@ from avalanche_amnesia.evaluation import (
     relapse_metrics,
     unlearned_accuracy_metrics,
 )
-from avalanche_amnesia.models import MLP, MaskedModel, MultiHeadModel, SubnetModel
-from avalanche_amnesia.training import WSN, AmnesiacHAT
 from avalanche_amnesia.training.host import find_plugin
-from avalanche_amnesia.training.plugins import SeedingPlugin, TrajectoryPlugin, UnlearningPlugin
+from avalanche_amnesia.training.plugins import UnlearningPlugin
 from avalanche_amnesia.unlearning.logistic import fit_head
 
-PLAIN = SplitDigits(n_train=400, n_test=200)
-BENCHMARK = with_unlearning(PLAIN, {1: [0], 3: [2]})
+BENCHMARK = with_unlearning(DIGITS, {1: [0], 3: [2]})
 TRAIN, TEST = BENCHMARK.train_stream, BENCHMARK.test_stream
 END = "/eval_phase/test_stream"
-OPTIONS = {"train_mb_size": 40, "train_epochs": 4, "eval_mb_size": 64}
-
-
-def make_hat(**options):
-    torch.manual_seed(0)
-    model = MaskedModel(MLP(64, hidden=(24,), features=12))
-    return AmnesiacHAT(model=model, optimizer=Adam(model.parameters(), lr=1e-2), **{**OPTIONS, **options})
-
-
-def make_wsn(**options):
-    torch.manual_seed(0)
-    model = SubnetModel(MLP(64, hidden=(24,), features=12), density=0.3)
-    return WSN(model=model, optimizer=Adam(model.parameters(), lr=1e-2), **{**OPTIONS, **options})
-
-
-def make_ewc(plugins=(), **options):
-    torch.manual_seed(0)
-    model = MultiHeadModel(MLP(64, hidden=(24,), features=12))
-    return EWC(
-        model=model,
-        optimizer=SGD(model.parameters(), lr=0.1),
-        criterion=nn.CrossEntropyLoss(),
-        ewc_lambda=1.0,
-        plugins=[SeedingPlugin(0), TrajectoryPlugin(), UnlearningPlugin(), *plugins],
-        **{**OPTIONS, **options},
-    )
-
-
-MAKERS = {"hat": make_hat, "wsn": make_wsn, "ewc": make_ewc}
-
-
-def silent(*metrics):
-    return EvaluationPlugin(*metrics, loggers=[BaseLogger()])
 
 
 def all_metrics(references, benchmark=BENCHMARK):
@@ -164,7 +126,7 @@ def test_relapse_and_membership(finished):
         relapse, membership = (values(results, f"{name}{suffix}", (0, 2)) for name in ("Relapse", "Membership"))
         for task in (0, 2):
             mask, head = witness.kept[task]
-            (x, y), (test_x, test_y) = PLAIN.train_stream[task].tensors, TEST[task].tensors
+            (x, y), (test_x, test_y) = DIGITS.train_stream[task].tensors, TEST[task].tensors
             train, test = features(model, x, mask), features(model, test_x, mask)
             assert relapse[task] == pytest.approx(linear_probe_accuracy(train, y, test, test_y))
             with torch.no_grad():
@@ -183,7 +145,7 @@ def test_accuracy_differences(finished):
     controls = values(results, "AccuracyDifference_control", REMAINING)
     gained = values(results, "AccuracyDifference_reference", REMAINING)
     for task in REMAINING:
-        (x, y), (test_x, test_y) = PLAIN.train_stream[task].tensors, TEST[task].tensors
+        (x, y), (test_x, test_y) = DIGITS.train_stream[task].tensors, TEST[task].tensors
         with torch.no_grad():
             weight, bias = fit_head(full.features(x, task).double(), y, 2)
             refitted = (full.features(test_x, task).double() @ weight.T + bias).argmax(1)
@@ -240,7 +202,7 @@ def test_overlap_and_owners(finished):
 
 def test_what_a_task_of_wsn_owns_alone_is_what_its_unlearning_frees():
     strategy = make_wsn()
-    for experience in PLAIN.train_stream[:3]:
+    for experience in DIGITS.train_stream[:3]:
         strategy.train(experience)
     before = owners_by_layer(strategy.model)
     alone = sum(before[n]["1"] * t.size for n, t in strategy.model.graph.layers.items())
@@ -265,7 +227,7 @@ def test_cost_is_told_once_per_unlearning(finished):
 
 
 def test_where_every_task_went_all_is_free():
-    benchmark = with_unlearning(PLAIN, {1: [0, 1]})
+    benchmark = with_unlearning(DIGITS, {1: [0, 1]})
     strategy = make_hat(evaluator=silent(*all_metrics(References(make_hat, benchmark), benchmark)))
     for experience in benchmark.train_stream[:2]:
         strategy.train(experience)
@@ -280,7 +242,7 @@ def test_where_every_task_went_all_is_free():
 def test_before_an_unlearning_there_is_nothing_to_say_of_one():
     references = References(make_ewc, BENCHMARK)
     strategy = make_ewc(evaluator=silent(*all_metrics(references)))
-    strategy.train(PLAIN.train_stream[0])
+    strategy.train(DIGITS.train_stream[0])
     names = {name.split("/")[0] for name in strategy.eval(TEST[:1])}
     expected = {"AccuracyDifference", "AccuracyDifference_control", "AccuracyDifference_reference", "TrajectoryBytes"}
     assert {name for name in names if not name.startswith(("Top1", "Loss"))} == expected
@@ -290,7 +252,7 @@ def test_before_an_unlearning_there_is_nothing_to_say_of_one():
 def test_without_kept_probes_only_what_needs_none_is_measured(kind):
     references = References(MAKERS[kind], BENCHMARK)
     strategy = MAKERS[kind](evaluator=silent(*all_metrics(references)))
-    for experience in PLAIN.train_stream[:2]:
+    for experience in DIGITS.train_stream[:2]:
         strategy.train(experience)
     find_plugin(strategy, UnlearningPlugin).unlearn(strategy, [0])
     results = strategy.eval(TEST[1:2])
@@ -305,11 +267,11 @@ def test_without_kept_probes_only_what_needs_none_is_measured(kind):
 def test_remaining_masks_show_a_task_of_which_nothing_was_kept():
     (metric,) = relapse_metrics(BENCHMARK, probe="remaining")
     strategy = make_hat(evaluator=silent(metric))
-    for experience in PLAIN.train_stream[:2]:
+    for experience in DIGITS.train_stream[:2]:
         strategy.train(experience)
     strategy.unlearn([0])
     got = strategy.eval(TEST[1:2])[f"Relapse{END}"]
-    (x, y), (test_x, test_y) = PLAIN.train_stream[0].tensors, TEST[0].tensors
+    (x, y), (test_x, test_y) = DIGITS.train_stream[0].tensors, TEST[0].tensors
     mask = strategy.model.binary_mask(1)
     expected = linear_probe_accuracy(
         features(strategy.model, x, mask), y, features(strategy.model, test_x, mask), test_y
@@ -339,7 +301,7 @@ def test_few_samples_are_evenly_spread(samples):
         strategy.train(experience)
     probe = strategy.evaluator.metrics[0].probes[0]
     results = strategy.eval(TEST[1:2])
-    (x, y), (test_x, test_y) = PLAIN.train_stream[0].tensors, TEST[0].tensors
+    (x, y), (test_x, test_y) = DIGITS.train_stream[0].tensors, TEST[0].tensors
     if samples < len(y):
         chosen = [round(i * (len(y) - 1) / max(1, samples - 1) - 0.499999) for i in range(samples)]
         x, y = x[chosen], y[chosen]

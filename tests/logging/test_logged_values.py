@@ -1,4 +1,4 @@
-"""What each kind of value is in the written run."""
+"""Every kind of value as it stands in the written run."""
 
 import math
 import warnings

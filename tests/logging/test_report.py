@@ -7,8 +7,9 @@ import pytest
 from support.report_results import FOLDER, MEASURED_LATER, another_seed, content, events, results_with
 
 from avalanche_amnesia.logging.report import Results, read_results, report_page
-from avalanche_amnesia.logging.report.answers import answer, jsd_reading
-from avalanche_amnesia.logging.report.charts import _luminance, shade
+from avalanche_amnesia.logging.report.answers import answer
+from avalanche_amnesia.logging.report.charts.matrix import luminance, shade
+from avalanche_amnesia.logging.report.evidence import jsd_reading
 from avalanche_amnesia.logging.report.reading import Spread, entries, grouped
 from avalanche_amnesia.logging.report.wording import bits, listed, over_seeds, percent, points
 
@@ -367,7 +368,7 @@ def test_words_of_numbers():
 def test_text_on_every_shade_can_be_read():
     for step in range(101):
         fill, ink = shade(step / 100)
-        light, dark = (_luminance([int(c[n : n + 2], 16) for n in (1, 3, 5)]) for c in (fill, ink))
+        light, dark = (luminance([int(c[n : n + 2], 16) for n in (1, 3, 5)]) for c in (fill, ink))
         assert (max(light, dark) + 0.05) / (min(light, dark) + 0.05) >= 4.5
 
 

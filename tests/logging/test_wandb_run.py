@@ -1,4 +1,4 @@
-"""Where the run comes from, what is in it besides metrics, and how it ends."""
+"""The W&B run: its origin, its content besides metrics, and its end."""
 
 import copy
 import pickle

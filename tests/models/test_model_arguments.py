@@ -1,4 +1,4 @@
-"""What can't be a backbone, and names that can't be declared, are told in words; the user's module stays as it was."""
+"""Modules that can't be a backbone, and undeclarable names, are refused in words; the user's module stays as it was."""
 
 import numpy as np
 import pytest

@@ -138,7 +138,7 @@ def made(kind, path, stream):
 
 
 def state_after(strategy, experience):
-    """What is left of a strategy after one more task; the host draws from the global streams."""
+    """State of a strategy after one more task; the host draws from the global streams."""
     torch.manual_seed(1)
     random.seed(1)
     strategy.train(experience)

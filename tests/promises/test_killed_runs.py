@@ -38,7 +38,7 @@ def result_of(process, folder):
 
 @pytest.fixture(scope="module")
 def undisturbed(begin, tmp_path_factory):
-    """What a run ends with that is not killed, and how many seconds it takes."""
+    """Result of a run that is not killed, and the seconds that it takes."""
     folder = tmp_path_factory.mktemp("undisturbed")
     result_of(begin(folder), folder)  # the first one imports
     folder = tmp_path_factory.mktemp("undisturbed")

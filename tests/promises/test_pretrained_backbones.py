@@ -46,7 +46,7 @@ def saved(tmp_path_factory):
 
 
 def pretrained(saved) -> nn.Module:
-    """What ``resnet18(weights=…)`` does, without the download."""
+    """A network like that of ``resnet18(weights=…)``, without the download."""
     torch.manual_seed(0)
     model = resnet18()
     model.load_state_dict(torch.load(saved, weights_only=True))

@@ -11,6 +11,7 @@ from avalanche.evaluation.metrics import accuracy_metrics, forgetting_metrics, l
 from avalanche.logging import BaseLogger
 from avalanche.training import Naive
 from avalanche.training.plugins import EvaluationPlugin
+from support.interruptions import Interrupted
 from support.small_runs import OPTIMIZERS, logits, make, masked_mlp, permuted, same_state, split, state, train_all
 from torch import nn
 
@@ -234,10 +235,6 @@ def test_divergence_is_undone(kind):
     assert same_state(state(strategy.model), state(expected.model))
 
 
-class Stop(BaseException):
-    """What Ctrl-C raises is no Exception either; this one does not end the test run where a test goes wrong."""
-
-
 class Interrupt(SupervisedPlugin):
     def __init__(self, event: str, at: int) -> None:
         super().__init__()
@@ -247,7 +244,7 @@ class Interrupt(SupervisedPlugin):
     def _count(self, strategy, **kwargs):
         self.left -= strategy.clock.train_exp_counter  # 0 in the first task, 1 in the second
         if self.left == 0:
-            raise Stop
+            raise Interrupted
 
 
 @pytest.mark.parametrize(
@@ -272,7 +269,7 @@ def test_an_interrupted_task_can_be_trained_again(kind, event, at, abort):
     strategy = make(kind, plugins=[Interrupt(event, at)], **options)
     strategy.train(benchmark.train_stream[0])
     reached["state"] = state(strategy.model)
-    with pytest.raises(Stop):
+    with pytest.raises(Interrupted):
         strategy.train(benchmark.train_stream[1])
     if event == "after_training_exp" and kind is HAT:  # nothing but the mask makes a task here, and that is finished
         assert strategy.model.tasks == (0, 1)
@@ -292,7 +289,7 @@ def test_another_task_can_be_trained_after_an_interruption():
     benchmark = permuted()
     strategy = make(plugins=[Interrupt("after_update", 5)])
     strategy.train(benchmark.train_stream[0])
-    with pytest.raises(Stop):
+    with pytest.raises(Interrupted):
         strategy.train(benchmark.train_stream[1])
     strategy.train(benchmark.train_stream[2])
     expected = make()

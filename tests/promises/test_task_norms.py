@@ -142,7 +142,7 @@ def test_outside_its_mask_a_task_s_norms_are_the_backbone_s_again(kind):
 
 
 class CountRuns:
-    """How often the norms of each task were run in training mode of the model, by task in training."""
+    """Count of the runs of each task's norms in training mode of the model, by task in training."""
 
     def __init__(self) -> None:
         self.runs = {}

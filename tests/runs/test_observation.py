@@ -5,56 +5,19 @@ from dataclasses import fields
 
 import pytest
 import torch
-from avalanche.training import EWC
-from torch import nn
-from torch.optim import SGD, Adam
+from support.measured_runs import MAKERS
+from support.strategies import DIGITS
 
-from avalanche_amnesia.benchmarks import SplitDigits, with_unlearning
+from avalanche_amnesia.benchmarks import with_unlearning
 from avalanche_amnesia.evaluation import References, forgetting, js_divergence, network_capacity
-from avalanche_amnesia.models import MLP, MaskedModel, MultiHeadModel, SubnetModel
 from avalanche_amnesia.runs.observation import Observation, observe
-from avalanche_amnesia.training import WSN, AmnesiacHAT
-from avalanche_amnesia.training.plugins import SeedingPlugin, TrajectoryPlugin, UnlearningPlugin
-
-PLAIN = SplitDigits(n_train=400, n_test=200)
-OPTIONS = {"train_mb_size": 40, "train_epochs": 4, "eval_mb_size": 64}
-
-
-def make_hat(**options):
-    torch.manual_seed(0)
-    model = MaskedModel(MLP(64, hidden=(24,), features=12))
-    return AmnesiacHAT(model=model, optimizer=Adam(model.parameters(), lr=1e-2), **OPTIONS, **options)
-
-
-def make_wsn(**options):
-    torch.manual_seed(0)
-    model = SubnetModel(MLP(64, hidden=(24,), features=12), density=0.3)
-    return WSN(model=model, optimizer=Adam(model.parameters(), lr=1e-2), **OPTIONS, **options)
-
-
-def make_ewc(**options):
-    torch.manual_seed(0)
-    model = MultiHeadModel(MLP(64, hidden=(24,), features=12))
-    plugins = [SeedingPlugin(0), TrajectoryPlugin(), UnlearningPlugin()]
-    return EWC(
-        model=model,
-        optimizer=SGD(model.parameters(), lr=0.1),
-        criterion=nn.CrossEntropyLoss(),
-        ewc_lambda=1.0,
-        plugins=plugins,
-        **OPTIONS,
-        **options,
-    )
-
-
-MAKERS = {"hat": make_hat, "wsn": make_wsn, "ewc": make_ewc}
 
 
 @pytest.fixture(scope="module", params=MAKERS)
 def run(request):
     torch.set_num_threads(1)
     maker = MAKERS[request.param]
-    benchmark = with_unlearning(PLAIN, {1: [0], 3: [2, 1]})
+    benchmark = with_unlearning(DIGITS, {1: [0], 3: [2, 1]})
     return request.param, observe(request.param, maker, benchmark, noise_floor=("order",)), References(maker, benchmark)
 
 
@@ -99,7 +62,7 @@ def test_accuracies_are_those_of_the_models(run):
     last = observed.observations[-1]
     full, reference = references.full(5), references.reference([3, 4])
     for task in (3, 4):
-        x, y = PLAIN.test_stream[task].tensors
+        x, y = DIGITS.test_stream[task].tensors
         for model, of_model in (
             (observed.strategy.model.eval(), last.accuracy),
             (full, last.full_accuracy),
@@ -107,7 +70,7 @@ def test_accuracies_are_those_of_the_models(run):
         ):
             assert of_model[task] == pytest.approx((model(x, task).argmax(1) == y).double().mean().item())
     if kind == "ewc":
-        x, _ = PLAIN.test_stream[2].tensors
+        x, _ = DIGITS.test_stream[2].tensors
         expected = js_divergence(observed.strategy.model.backbone(x), reference.backbone(x)).mean().item()
         assert last.jsd_by_task["JSD_own"][2] == pytest.approx(expected)
 
@@ -150,7 +113,7 @@ def test_an_observation_is_plain_json(run):
 
 @pytest.mark.parametrize("kind", MAKERS)
 def test_where_nothing_remains_nothing_is_measured(kind):
-    benchmark = with_unlearning(PLAIN, {t: [t] for t in range(5)})
+    benchmark = with_unlearning(DIGITS, {t: [t] for t in range(5)})
     for seen in observe(kind, MAKERS[kind], benchmark, noise_floor=()).observations:
         assert seen.unlearned_now == (seen.task,)
         for name in ("accuracy", "full_accuracy", "reference_accuracy", "relapse", "jsd", "distances", "membership"):

@@ -401,7 +401,7 @@ def started(folder: Path) -> subprocess.Popen:
 
 
 def answer(process: subprocess.Popen) -> dict:
-    """What it led to."""
+    """Results that a process printed at its end."""
     out, _ = process.communicate(timeout=300)
     assert process.returncode == 0
     return json.loads(out.splitlines()[-1])

@@ -1,4 +1,4 @@
-"""What a store would still have to compute, and what is deleted from it, from the command line."""
+"""A store from the command line: trainings that it would still have to compute, and states deleted from it."""
 
 import sys
 

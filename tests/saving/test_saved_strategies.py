@@ -36,7 +36,7 @@ from avalanche_amnesia.training.plugins import SeedingPlugin, TrajectoryPlugin, 
 
 
 def ours(kind: Any, model: Any = MaskedModel, *, net=mlp, optimizer="adam", **options: Any) -> Callable[[], Any]:
-    """What makes a strategy of this package, anew at each call."""
+    """Maker of a strategy of this package, anew at each call."""
 
     def make() -> Any:
         torch.manual_seed(0)

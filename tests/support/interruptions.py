@@ -23,7 +23,7 @@ PACKAGE = os.path.dirname(avalanche_amnesia.__file__) + os.sep
 
 
 class Interrupted(BaseException):
-    """What Ctrl-C raises is no Exception either; this one does not end the test run where a test goes wrong."""
+    """No Exception, like what Ctrl-C raises, but one that does not end the test run where a test goes wrong."""
 
 
 # Errors at lines ---------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ class TaskResidue:
     values: list[np.ndarray]
 
     def found_in(self, tensors: Sequence[Tensor]) -> bool:
-        """Whether a tensor is the mask, or holds more than chance's share of the values."""
+        """Tell whether a tensor is the mask, or holds more than chance's share of the values."""
         if self.mask is not None:
             packed = pack_bits(self.mask)
             for tensor in tensors:

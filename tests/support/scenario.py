@@ -80,7 +80,7 @@ class Scenario(SupervisedPlugin):
         return {name: parameter.detach().clone() for name, parameter in self.model.named_parameters()}
 
     def values(self) -> dict[str, Tensor]:
-        """What all tasks share, in the last state between tasks."""
+        """Values that all tasks share, in the last state between tasks."""
         snapshot = find_plugin(self.strategy, TrajectoryPlugin).snapshot
         values = self.parameter_values() if snapshot is None else snapshot.values
         return {name: values[name].clone() for name in self.parameter_values() if name.startswith("backbone.")}

@@ -1,4 +1,4 @@
-"""What a masked backbone must hold to, whatever it is made of: checked by moving everything that a mask leaves out."""
+"""Oracle of a masked backbone, whatever it is made of: everything that a mask leaves out is moved."""
 
 import copy
 

@@ -65,7 +65,7 @@ def host(name: str, *, plugins: tuple[SupervisedPlugin, ...] = (), epochs: int =
 
 
 def keeper(strategy: Any, name: str) -> Any:
-    """Who keeps the state: the strategy itself, or the last plugin that is not the host's own."""
+    """Keeper of the state: the strategy itself, or the last plugin that is not the host's own."""
     if name in ("der", "er-ace"):
         return strategy
     kinds = {"ewc online": "EWC", "si": "SynapticIntelligence", "lwf": "LwF", "packnet": "PackNet"}

@@ -82,7 +82,7 @@ def test_statistics_that_cannot_be_cut_are_taken_by_the_masked_model(monkeypatch
 
 
 class LooksAtValues(torch.nn.Module):
-    """Can't run as shapes and types alone."""
+    """A forward that can't run as shapes and types alone."""
 
     def forward(self, x):
         return x * float(x.abs().max() >= 0)

@@ -1,4 +1,4 @@
-"""What a strategy can't use is told where it is given, in words, and before anything changed."""
+"""Arguments that a strategy can't use are refused where they are given, in words, and before anything changed."""
 
 import numpy as np
 import pytest

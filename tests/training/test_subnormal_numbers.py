@@ -74,7 +74,7 @@ def test_none_in_another_precision(dtype, optimizer):
 
 
 def test_without_the_threshold_gradients_are_subnormal(monkeypatch):
-    """What the tests above look for would be there."""
+    """The numbers that the tests above look for would be there."""
     monkeypatch.setattr(gate, "SHUT", 0.0)
     assert watched(HAT, SGD)["gradients"] > 500
 
@@ -191,7 +191,7 @@ class EveryStep(SupervisedPlugin):
 
 
 def test_subnormal_weights_of_an_earlier_task_keep_their_bits_at_every_step():
-    """What a task left frozen is put back behind the clearing, whatever it is."""
+    """Frozen values of a task are put back behind the clearing, whatever they are."""
     torch.manual_seed(0)
     model, every_step = MaskedModel(MLP(64, hidden=(48,), features=40)), EveryStep()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, weight_decay=1e-2)

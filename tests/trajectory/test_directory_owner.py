@@ -1,4 +1,4 @@
-"""Whose a directory of logs is: a strategy that was saved takes its own back, and nobody else does."""
+"""Owner of a directory of logs: a strategy that was saved takes its own back, and nobody else does."""
 
 import copy
 import json

@@ -100,7 +100,7 @@ def test_what_is_behind_the_padding_s_mask_does_not_matter():
 
 
 def small_bert(**options) -> torch.nn.Module:
-    """What learns the sentences in seconds; without dropout."""
+    """A BERT that learns the sentences in seconds; without dropout."""
     still = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     return bert(vocab_size=64, hidden_size=32, intermediate_size=64, **still, **options)
 

@@ -54,7 +54,7 @@ def masked(factory, shape, **options):
 
 
 def names_a_part(message, backbone):
-    """Whether a message has, in quotes, the name of a part of a network, or says which operation or whose forward."""
+    """Tell whether a message names a part of a network, in quotes, the type of one, or an operation."""
     parts = (*backbone.named_modules(), *backbone.named_parameters(), *backbone.named_buffers())
     quoted = set(re.findall(r"'([\w.]+)'", message))
     kinds = {type(module).__name__ for module in backbone.modules()}
@@ -96,7 +96,7 @@ def outside(model, mask):
 
 @torch.no_grad()
 def leaks_of(model, x):
-    """How many entries were moved, and what reached the features: names of moves, and modes."""
+    """Number of entries that were moved, and the moves that reached the features, with their modes."""
     parts, found, n_moved = model.fresh_parts(), [], 0
     generator = torch.Generator().manual_seed(5)
     for number, mask in enumerate(masks(model)):
@@ -149,7 +149,7 @@ def assert_open_mask_changes_nothing(name, model):
 
 
 def assert_forwards_leave_nothing(model, x):
-    """What another task's forward keeps, nobody else reads: neither in the backbone nor in a task's own modules."""
+    """Nobody else reads what a task's forward keeps: neither in the backbone nor in a task's own modules."""
     parts, (mask, *_) = model.fresh_parts(), masks(model)
     before = [features(model, x, mask, parts, training) for training in (False, True)]
     other = x.flip(0) if x.dtype == torch.long else 2 - 3 * x

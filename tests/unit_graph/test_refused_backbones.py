@@ -1,4 +1,4 @@
-"""What can't be masked safely is refused, with a message that names it, the reason, and a way out."""
+"""Backbones that can't be masked safely are refused, with a message that names them, the reason, and a way out."""
 
 import pytest
 import torch

@@ -21,7 +21,7 @@ class Net(nn.Module):
 
 @pytest.fixture
 def exports(monkeypatch):
-    """How many exports there were."""
+    """Exports that were made, a list that grows."""
     monkeypatch.setattr(tracing, "_known", type(tracing._known)(2))
     calls = []
     real = tracing.export

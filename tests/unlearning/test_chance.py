@@ -1,4 +1,4 @@
-"""What chance makes alike is no residue, however few the entries; what holds an update is found all the same."""
+"""Values that chance makes alike are no residue, however few; those that hold an update are found all the same."""
 
 import pytest
 import torch

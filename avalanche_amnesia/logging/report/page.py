@@ -8,8 +8,9 @@ from functools import cache
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from avalanche_amnesia.logging.report.answers import Answer, answer
-from avalanche_amnesia.logging.report.reading import Entry, Results, entries, grouped
-from avalanche_amnesia.logging.report.sections import not_measured, sections, summary_table
+from avalanche_amnesia.logging.report.contents import not_measured, sections
+from avalanche_amnesia.logging.report.reading import Entry, Results, entries, grouped, value_of
+from avalanche_amnesia.logging.report.sections.stream import summary_table
 from avalanche_amnesia.logging.report.wording import listed, points, tasks
 
 
@@ -69,7 +70,7 @@ def _opening(found: Sequence[Entry], answers: Sequence[Answer]) -> list[tuple[st
     asked = list(dict.fromkeys(each.forgotten for each in answers))
     lines: dict[str, list[str]] = {}
     for entry, each in zip(found, answers, strict=True):
-        difference = entry.spread(lambda event: event.get("accuracy_difference"))
+        difference = entry.spread(value_of("accuracy_difference"))
         cost = (
             ""
             if difference is None or not entry.unlearned

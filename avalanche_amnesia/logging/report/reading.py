@@ -87,6 +87,16 @@ class Entry:
         """All tasks unlearned by the end of the stream."""
         return list(self.first.last.get("unlearned", ()))
 
+    @property
+    def requests(self) -> list[Event]:
+        """Events with a request."""
+        return [event for event in self.first.events if event.get("unlearned_now")]
+
+    @property
+    def timings(self) -> list[Mapping[str, Any]]:
+        """Seconds of each unlearning of all seeds."""
+        return [timing for run in self.runs for timing in run.timings]
+
     def spread(self, get: Callable[[Event], float | None], after: int | None = None) -> Spread | None:
         """A number over all seeds.
 
@@ -105,6 +115,11 @@ def spread(values: Iterable[float | None]) -> Spread | None:
     """Mean, lowest and highest of the numbers that there are; None for none."""
     there = [value for value in values if value is not None]
     return Spread(sum(there) / len(there), min(there), max(there), len(there)) if there else None
+
+
+def value_of(key: str) -> Callable[[Event], float | None]:
+    """Getter of an event's number."""
+    return lambda event: event.get(key)
 
 
 def of_task(key: str, task: int) -> Callable[[Event], float | None]:

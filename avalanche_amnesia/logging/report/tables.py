@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,11 @@ class Table:
     caption: str
     columns: Sequence[str]
     rows: Sequence[Sequence[TableCell]]
+
+
+def table(caption: str, rows: Sequence[Mapping[str, TableCell]]) -> Table:
+    """A table of at least one row, column → cell."""
+    return Table(caption, list(rows[0]), [list(row.values()) for row in rows])
 
 
 def number(value: float | None, words: Callable[[float], str]) -> TableCell:

@@ -60,7 +60,7 @@ class LinearOfTheLargest(nn.Linear):
 
 
 class LinearByProperty(nn.Linear):
-    """What everyone reads as its weight is computed from another parameter."""
+    """A layer whose weight, as everyone reads it, is computed from another parameter."""
 
     def __init__(self, *sizes):
         super().__init__(*sizes)

@@ -1,4 +1,4 @@
-"""What a forward keeps, and norms written by hand."""
+"""Networks whose forward keeps something, and norms written by hand."""
 
 import torch
 import torch.ao.nn.qat

@@ -1,4 +1,4 @@
-"""When requests fire, what they may ask for, and what the middle of a task does to them."""
+"""Requests of a stream: their moments, what they may ask for, and what the middle of a task does to them."""
 
 import pytest
 import torch

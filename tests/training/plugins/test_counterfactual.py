@@ -147,7 +147,7 @@ def test_requests_of_a_stream_are_compensated_also_in_the_middle_of_a_task():
 
 
 def test_an_unlearning_runs_nothing_through_the_network(monkeypatch):
-    """What makes it cheaper than a retraining, whatever a clock says of so small a network."""
+    """This makes it cheaper than a retraining, whatever a clock says of so small a network."""
     strategy = learned()
 
     def runs(*args, **kwargs):

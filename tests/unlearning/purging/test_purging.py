@@ -34,7 +34,7 @@ class Marks(SupervisedPlugin):
 
 
 def marked(strategy, name):
-    """Where the keeper of the state holds a value that only the mark explains."""
+    """Paths at which the keeper of the state holds a value that only the mark explains."""
     n = first_weights(strategy).numel()
     root = {k: v for k, v in vars(keeper(strategy, name)).items() if k not in ("plugins", "optimizer", "model")}
     return [

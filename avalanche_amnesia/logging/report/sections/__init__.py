@@ -1,0 +1,1 @@
+"""Sections of the page: which numbers each shows, as charts and as a table; a file per question."""

@@ -1,0 +1,131 @@
+"""Sections on what is left of the unlearned tasks, beside a model that never saw them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from avalanche_amnesia.logging.report.charts.dots import dot_chart
+from avalanche_amnesia.logging.report.charts.lines import LineChart
+from avalanche_amnesia.logging.report.charts.parts import Axis
+from avalanche_amnesia.logging.report.evidence import jsd_name, jsd_of, jsd_reading
+from avalanche_amnesia.logging.report.reading import Entry, Event, mean_of, of_task, value_of
+from avalanche_amnesia.logging.report.sections.section import (
+    Row,
+    Section,
+    lines,
+    measured,
+    series_of,
+    table_of_events,
+)
+from avalanche_amnesia.logging.report.tables import number, text
+from avalanche_amnesia.logging.report.wording import MISSING, bits, percent, share
+
+
+def old_head(entries: Sequence[Entry]) -> Section:
+    """Accuracy through the unlearned tasks' old heads, at the end of the stream."""
+    names = {"here": "this model", "retrained": "retrained model, which never saw the task", "chance": "chance"}
+    axis = Axis("accuracy on the unlearned task", percent, "{:.0%}".format, (0.0, 1.0))
+    charts = []
+    for entry in entries:
+        rows = {
+            f"task {task}": measured(
+                here=entry.spread(of_task("unlearned_accuracy", task)),
+                retrained=entry.spread(of_task("reference_unlearned", task)),
+                chance=entry.spread(of_task("chance", task)),
+            )
+            for task in entry.unlearned
+        }
+        rows["mean"] = measured(
+            here=entry.spread(mean_of("unlearned_accuracy")),
+            retrained=entry.spread(value_of("reference_unlearned_accuracy")),
+            chance=entry.spread(mean_of("chance", among="unlearned_accuracy")),
+        )
+        read = [(words, marks) for words, marks in rows.items() if "here" in marks]
+        if read:
+            charts.append(dot_chart(f"{entry.name}: old heads", read, names, axis))
+    return Section("old-head", charts)
+
+
+def jsd(entries: Sequence[Entry]) -> Section:
+    """JSD to the retrained model, beside its floors."""
+    probes = {"JSD_own": ", own masks", "JSD_remaining": ", masks of remaining tasks"}
+    charts: list[LineChart] = []
+    for entry in entries:
+        series = series_of(
+            entry,
+            ("here", "JSD to the retrained model", jsd_of(entry, "")),
+            ("order", "floor: another data order", jsd_of(entry, "_floor_order")),
+            ("seed", "floor: another seed", jsd_of(entry, "_floor_seed")),
+        )
+        title = f"JSD{probes.get(jsd_name(entry) or '', '')}"
+        charts += lines(entry, title, series, Axis("JSD (bit)", bits, bits))
+    return Section("jsd", charts, table_of_events("JSD", entries, _jsd_rows))
+
+
+def relapse(entries: Sequence[Entry]) -> Section:
+    """Accuracy of new linear classifiers on unlearned tasks."""
+    return _probed(entries, "relapse", "linear probe", Axis("accuracy", percent, "{:.0%}".format, (0.0, 1.0)))
+
+
+def membership(entries: Sequence[Entry]) -> Section:
+    """Membership inference on unlearned tasks."""
+    return _probed(entries, "membership", "membership", Axis("AUC", share, "{:g}".format, (0.0, 1.0)))
+
+
+def distances(entries: Sequence[Entry]) -> Section:
+    """Other distances than JSD, beside their floors."""
+    return Section("distances", tables=table_of_events("Distances", entries, _distance_rows))
+
+
+def _probed(entries: Sequence[Entry], key: str, probe: str, axis: Axis) -> Section:
+    """A reading of unlearned tasks on this model and on the retrained one, over the stream."""
+
+    def rows(event: Event) -> Iterator[Row]:
+        for task, value in (event.get(key) or {}).items():
+            yield {
+                "unlearned task": text(int(task)),
+                axis.label: number(value, axis.words),
+                f"{axis.label}, retrained model": number(of_task(f"{key}_reference", int(task))(event), axis.words),
+            }
+
+    charts: list[LineChart] = []
+    for entry in entries:
+        series = series_of(
+            entry,
+            ("here", "this model", mean_of(key)),
+            ("retrained", "retrained model", mean_of(f"{key}_reference")),
+        )
+        charts += lines(entry, probe, series, replace(axis, label=f"mean {axis.label}"))
+    return Section(key, charts, table_of_events(probe.capitalize(), entries, rows))
+
+
+def _jsd_rows(event: Event) -> Iterator[Row]:
+    for probe, value, floors in _beside_floors(event.get("jsd") or {}):
+        by_task = (event.get("jsd_by_task") or {}).get(probe) or {}
+        told = "; ".join(f"task {task}: {bits(value)}" for task, value in sorted(by_task.items()) if value is not None)
+        there = [floor for floor in floors.values() if floor is not None]
+        yield {
+            "probe": text(probe),
+            "JSD (bit)": number(value, bits),
+            **{name: number(floor, bits) for name, floor in floors.items()},
+            "reading": text(MISSING if value is None else jsd_reading(value, there)[1]),
+            "by task": text(told or MISSING),
+        }
+
+
+def _distance_rows(event: Event) -> Iterator[Row]:
+    for name, value, floors in _beside_floors(event.get("distances") or {}):
+        yield {
+            "distance": text(name),
+            "value": number(value, bits),
+            **{floor: number(found, bits) for floor, found in floors.items()},
+        }
+
+
+def _beside_floors(
+    found: Mapping[str, float | None],
+) -> Iterator[tuple[str, float | None, dict[str, float | None]]]:
+    """(name, value, floors) of every distance; floors that were not measured are None."""
+    for name in sorted(key for key in found if "_floor" not in key):
+        yield name, found[name], {f"floor: {kind}": found.get(f"{name}_floor_{kind}") for kind in ("order", "seed")}

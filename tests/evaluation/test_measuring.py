@@ -1,0 +1,140 @@
+"""Measuring: it never changes a training, comes between tasks alone, keeps no probe unasked, and logs as text."""
+
+import io
+
+import pytest
+import torch
+from avalanche.evaluation.metrics import accuracy_metrics
+from avalanche.logging import CSVLogger, InteractiveLogger, TextLogger
+from avalanche.training import Naive
+from avalanche.training.plugins import EvaluationPlugin
+from support.measured_runs import BENCHMARK, PERMUTED, TEST, hashes, make, silent
+from torch.optim import SGD
+
+from avalanche_amnesia.benchmarks import UnlearningRequest, with_unlearning
+from avalanche_amnesia.evaluation import (
+    References,
+    accuracy_difference_metrics,
+    capacity_metrics,
+    cost_metrics,
+    distance_metrics,
+    jsd_metrics,
+    mask_overlap_metrics,
+    membership_metrics,
+    owners_metrics,
+    relapse_metrics,
+    unlearned_accuracy_metrics,
+)
+from avalanche_amnesia.models import MLP, MultiHeadModel
+
+
+@pytest.mark.parametrize("evaluations", [1, 3])
+def test_measuring_never_changes_a_training(evaluations):
+    refs = References(make, BENCHMARK)
+    measured = make(
+        evaluator=silent(
+            *jsd_metrics(refs),
+            *accuracy_difference_metrics(refs),
+            *unlearned_accuracy_metrics(BENCHMARK),
+            *relapse_metrics(BENCHMARK, refs),
+            *membership_metrics(BENCHMARK, refs),
+            *distance_metrics(refs),
+            *cost_metrics(refs),
+            *mask_overlap_metrics(),
+            *owners_metrics(),
+            *capacity_metrics(),
+        ),
+        eval_every=1 if evaluations > 1 else -1,
+    )
+    plain = make()
+    stream = with_unlearning(
+        PERMUTED, [UnlearningRequest((0,), 1, "iteration", 2), UnlearningRequest((1,), 2)]
+    ).train_stream
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    for experience in stream:
+        measured.train(experience, eval_streams=[TEST] if evaluations > 1 else None)
+        for _ in range(evaluations):
+            measured.eval(TEST)
+        plain.train(experience)
+    assert hashes(measured.model) == hashes(plain.model)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_probes_are_dropped_unless_they_are_allowed(references):
+    metrics = [*jsd_metrics(references, noise_floor=()), *unlearned_accuracy_metrics(BENCHMARK)]
+    strategy = make(evaluator=silent(*metrics))
+    for experience in PERMUTED.train_stream[:3]:
+        strategy.train(experience)
+    strategy.unlearn([2])
+    names = strategy.eval(TEST)
+    assert all(metric.probes == {} for metric in metrics)
+    assert any("JSD_remaining/" in name for name in names)
+    of_probes = {name: value for name, value in names.items() if "JSD_own" in name or "UnlearnedAccuracy" in name}
+    covered = [f"{metric}_tasks/eval_phase/test_stream" for metric in ("JSD_own", "UnlearnedAccuracy")]
+    assert of_probes == dict.fromkeys(covered, 0)
+    assert names["JSD_remaining_tasks/eval_phase/test_stream"] == 1
+    strategy.unlearn([1], keep_probes=True)
+    assert all(set(metric.probes) == {1} for metric in metrics)
+    names = strategy.eval(TEST)
+    assert "JSD_own/eval_phase/test_stream/Task001" in names
+    assert "JSD_own/eval_phase/test_stream/Task002" not in names
+    assert [names[name] for name in covered] == [1, 1]
+    assert names["JSD_remaining_tasks/eval_phase/test_stream"] == 2
+    assert names["JSD_own/eval_phase/test_stream"] == names["JSD_own/eval_phase/test_stream/Task001"]
+    strategy.train(BENCHMARK.train_stream[2])
+    silent_one = make(evaluator=silent(*unlearned_accuracy_metrics(BENCHMARK)), keep_probes=False)
+    for experience in BENCHMARK.train_stream[:2]:
+        silent_one.train(experience)
+    assert silent_one.evaluator.metrics[0].probes == {}
+
+
+def test_nothing_is_emitted_in_the_middle_of_a_task_or_before_an_unlearning(references):
+    strategy = make(evaluator=silent(*jsd_metrics(references), *accuracy_difference_metrics(references)), eval_every=1)
+    stream = with_unlearning(PERMUTED, {2: [0]}).train_stream
+    strategy.train(stream[0])
+    assert not [name for name in strategy.eval(TEST) if "JSD" in name]
+    n = len(strategy.evaluator.get_all_metrics().get("AccuracyDifference/eval_phase/test_stream", ([], []))[1])
+    strategy.train(stream[1], eval_streams=[TEST])
+    history = strategy.evaluator.get_all_metrics()
+    assert len(history["AccuracyDifference/eval_phase/test_stream"][1]) <= n + 1  # the one behind the task
+    assert not [name for name in history if "JSD" in name]
+
+
+def test_the_text_loggers_of_the_host_run_along(references, tmp_path, capsys):
+    text = io.StringIO()
+    evaluator = EvaluationPlugin(
+        *accuracy_metrics(experience=True, stream=True),
+        *jsd_metrics(references),
+        *accuracy_difference_metrics(references),
+        *unlearned_accuracy_metrics(BENCHMARK),
+        *relapse_metrics(BENCHMARK),
+        *cost_metrics(references),
+        *mask_overlap_metrics(),
+        *owners_metrics(),
+        *capacity_metrics(),
+        loggers=[InteractiveLogger(), TextLogger(text), CSVLogger(log_folder=str(tmp_path))],
+    )
+    strategy = make(evaluator=evaluator, train_epochs=1)
+    for experience in with_unlearning(PERMUTED, {1: [0]}).train_stream[:2]:
+        strategy.train(experience)
+        strategy.eval(TEST)
+    for output in (text.getvalue(), capsys.readouterr().out):
+        assert "JSD_own/eval_phase/test_stream/Task000" in output
+        assert "CapacityReturned" in output
+        assert "Owners/" in output
+        assert "Relapse/eval_phase/test_stream/Task000" in output
+    assert (tmp_path / "eval_results.csv").read_text().count("\n") > 1
+
+
+def test_metrics_without_an_unlearning_plugin_say_what_is_missing(references):
+    model = MultiHeadModel(MLP(64, hidden=(8,), features=4))
+    strategy = Naive(
+        model=model,
+        optimizer=SGD(model.parameters(), lr=0.1),
+        train_mb_size=40,
+        evaluator=silent(*jsd_metrics(references)),
+    )
+    strategy.train(BENCHMARK.train_stream[0])
+    with pytest.raises(TypeError, match=r"need an UnlearningPlugin, which Naive does not have"):
+        strategy.eval([TEST[0]])

@@ -1,0 +1,108 @@
+"""References: bits of training from scratch, whatever was shared or interrupted, and what is refused."""
+
+import pytest
+import torch
+from avalanche.core import SupervisedPlugin
+from avalanche.training import EWC, Naive
+from support.measured_runs import BENCHMARK, PERMUTED, hashes, make, stock_maker
+from torch.optim import SGD
+
+from avalanche_amnesia.evaluation import (
+    References,
+    ReferencesError,
+)
+from avalanche_amnesia.models import MLP, MaskedModel, MultiHeadModel
+from avalanche_amnesia.training import AmnesiacHAT
+from avalanche_amnesia.training.plugins import SeedingPlugin
+
+
+def test_a_maker_that_does_not_seed_itself_is_refused():
+    def unseeded(**options):
+        model = MaskedModel(MLP(64, hidden=(8,), features=4))
+        return AmnesiacHAT(model=model, optimizer=SGD(model.parameters(), lr=0.1), **options)
+
+    with pytest.raises(ReferencesError, match=r"different initial values of \['backbone.*torch.manual_seed"):
+        References(unseeded, BENCHMARK)
+
+    def undetermined(**options):
+        torch.manual_seed(0)
+        model = MultiHeadModel(MLP(64, hidden=(8,), features=4))
+        return Naive(model=model, optimizer=SGD(model.parameters(), lr=0.1), **options)
+
+    with pytest.raises(ReferencesError, match=r"running random stream.*SeedingPlugin"):
+        References(undetermined, BENCHMARK)
+
+
+def test_wrong_lists_of_tasks_are_refused(references):
+    for tasks in ([0, 0], [9], [1, -1]):
+        with pytest.raises(ReferencesError, match=r"distinct tasks of the benchmark: \[0, 1, 2, 3\]"):
+            references.reference(tasks)
+    for n in (-1, 5):
+        with pytest.raises(ReferencesError, match=r"0\.\.4, got"):
+            references.full(n)
+    with pytest.raises(ValueError, match="variant"):
+        references.reference([0], "other")
+
+
+@pytest.mark.parametrize(
+    "maker", [make, stock_maker(Naive), stock_maker(EWC, ewc_lambda=1.0)], ids=["hat", "naive", "ewc"]
+)
+def test_a_shared_prefix_gives_the_bits_of_training_from_scratch(maker):
+    shared = References(maker, BENCHMARK)
+    state = torch.get_rng_state()
+    for path in ([], [1], [1, 3], [1, 3, 0], [1, 2], [1, 2, 3], [1, 3]):
+        alone = References(maker, BENCHMARK).reference(path)
+        assert hashes(shared.reference(path)) == hashes(alone), path
+        assert shared.reference(path) is shared.reference(path)
+        assert not alone.training
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_the_reference_is_the_run_that_never_had_the_request(references):
+    plain = make()
+    stream = PERMUTED.train_stream
+    for task in (1, 3):
+        plain.train(stream[task])
+    assert hashes(references.reference([1, 3])) == hashes(plain.model)
+
+
+def test_variants_differ_in_what_they_say(references):
+    same, order, seed = (references.reference([1], variant) for variant in ("same", "order", "seed"))
+    initial = [hashes(references.reference([], variant)) for variant in ("same", "order", "seed")]
+    assert initial[0] == initial[1] != initial[2]
+    assert len({str(hashes(m)) for m in (same, order, seed)}) == 3
+    again = References(make, BENCHMARK)
+    assert hashes(again.reference([1], "order")) == hashes(order)
+    assert hashes(again.reference([1], "seed")) == hashes(seed)
+
+
+@pytest.mark.parametrize("kind", [Naive, None], ids=["naive", "hat"])
+def test_an_interrupted_reference_is_not_continued(kind):
+    box = {"breaks": False}
+
+    class Breaks(SupervisedPlugin):
+        def after_update(self, strategy, **kwargs):
+            if box["breaks"] and strategy.experience.task_label == 2:
+                raise KeyboardInterrupt
+
+    def maker(**options):
+        torch.manual_seed(0)
+        if kind is None:
+            return make(plugins=[Breaks()], **options)
+        model = MultiHeadModel(MLP(64, hidden=(8,), features=4))
+        return Naive(
+            model=model,
+            optimizer=SGD(model.parameters(), lr=0.1),
+            train_mb_size=40,
+            plugins=[SeedingPlugin(0), Breaks()],
+            **options,
+        )
+
+    references = References(maker, BENCHMARK)
+    expected = hashes(References(maker, BENCHMARK).reference([0, 1, 2]))
+    references.reference([0])
+    box["breaks"] = True
+    with pytest.raises(KeyboardInterrupt):
+        references.reference([0, 1, 2])
+    box["breaks"] = False
+    assert hashes(references.reference([0, 1, 2])) == expected
