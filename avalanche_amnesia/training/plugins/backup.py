@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import torch
 from avalanche.core import SupervisedPlugin
-from torch import Tensor, nn
+from torch import Tensor
 
 from avalanche_amnesia import checks
 from avalanche_amnesia.models.masked import MaskedModel
@@ -203,7 +203,7 @@ class BackupPlugin(SupervisedPlugin):
         """Tell whether the task was learned in the place of one of these."""
         return not self.kept.get(task, {}).keys().isdisjoint(gone)
 
-    def revise(self, model: nn.Module, trajectory: Trajectory, gone: Collection[int]) -> Revisions:
+    def revise(self, model: MaskedModel, trajectory: Trajectory, gone: Collection[int]) -> Revisions:
         """Updates that the shadows learned, in the place of the tasks' own; every entry is one task's."""
         affected = [task for task in trajectory.tasks if task in self.kept and task not in gone]
         taken: dict[str, Tensor] = {}
@@ -223,9 +223,8 @@ class BackupPlugin(SupervisedPlugin):
         return result
 
     @torch.no_grad()
-    def compensate(self, model: nn.Module, gone: Collection[int], removal: Removal, change: Transaction) -> list[str]:
+    def compensate(self, model: MaskedModel, gone: Collection[int], removal: Removal, change: Transaction) -> list[str]:
         """Put the shadows' norms in place, and drop whatever stands in for the tasks that go, or belongs to them."""
-        assert isinstance(model, MaskedModel)
         change.keep(self, "kept", "_now")
         lines = []
         for task, of_task in self.kept.items():

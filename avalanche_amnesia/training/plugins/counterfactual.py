@@ -205,9 +205,10 @@ class CounterfactualPlugin(SupervisedPlugin):
         return lost in self.heads.get(task, {})
 
     @torch.no_grad()
-    def compensate(self, model: nn.Module, gone: Collection[int], removal: Removal, change: Transaction) -> list[str]:
+    def compensate(
+        self, model: TaskMaskedModel, gone: Collection[int], removal: Removal, change: Transaction
+    ) -> list[str]:
         """Swap in the heads for the model without these tasks, and keep only those for it without more of them."""
-        assert isinstance(model, TaskMaskedModel)
         change.keep(self, "heads", "sources")
         lost = frozenset(gone)
         swapped = []

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import torch
 from avalanche.core import SupervisedPlugin
-from torch import Tensor, nn
+from torch import Tensor
 
 from avalanche_amnesia import checks
 from avalanche_amnesia.models.masked import MaskedModel
@@ -96,9 +96,8 @@ class ScaledUpdatesPlugin(SupervisedPlugin):
         """False: revising is all that it does."""
         return False
 
-    def revise(self, model: nn.Module, trajectory: Trajectory, gone: Collection[int]) -> Revisions:
+    def revise(self, model: MaskedModel, trajectory: Trajectory, gone: Collection[int]) -> Revisions:
         """Scale, where a task that goes was the first to use an entry, the first remaining task's update of it."""
-        assert isinstance(model, MaskedModel)
         result: dict[int, dict[str, Revision]] = {}
         orphaned: dict[str, Tensor] = {}
         occupied: dict[str, Tensor] = {}
@@ -124,7 +123,7 @@ class ScaledUpdatesPlugin(SupervisedPlugin):
             return self._alpha
         return 1 / rates.restricted(where.reshape(-1)).values.double()
 
-    def compensate(self, model: nn.Module, gone: Collection[int], removal: Removal, change: Transaction) -> list[str]:
+    def compensate(self, model: MaskedModel, gone: Collection[int], removal: Removal, change: Transaction) -> list[str]:
         """Drop the rates of the tasks that go."""
         change.set(self, rates={task: rates for task, rates in self.rates.items() if task not in gone})
         return []
