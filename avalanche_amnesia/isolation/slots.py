@@ -194,8 +194,8 @@ def _try_out(model: MaskedModel, tables: SlotTables) -> None:
             before = [twin.masked_features(x, mask, twin.fresh_parts()) for mask in masks]
             rounded = _in_the_last_bit(twin, lambda: twin.masked_features(x, masks[0], twin.fresh_parts()), draw)
             own = twin.fresh_parts()
-            for name, parameter in twin.backbone.named_parameters():
-                parameter.copy_(tables.moved(f"backbone.{name}", parameter, source))
+            for name, parameter in twin.backbone.named_parameters(prefix="backbone"):
+                parameter.copy_(tables.moved(name, parameter, source))
             move_own(own, tables, source)
             after = [twin.masked_features(x, gathered(mask, (tables.units,), source), own) for mask in masks]
     except RuntimeError as error:

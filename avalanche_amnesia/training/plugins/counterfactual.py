@@ -250,7 +250,7 @@ def _possible_removals(sources: Collection[int], order: Collection[int], limit: 
 @contextmanager
 def _without(model: TaskMaskedModel, trajectory: Trajectory, gone: Collection[int]) -> Iterator[None]:
     """The backbone as if some tasks had been unlearned; afterwards as it was, bit for bit."""
-    parameters = {n: p for n, p in model.named_parameters() if n.startswith("backbone.")}
+    parameters = dict(model.backbone.named_parameters(prefix="backbone"))
     # Worked out and not applied: the logs stay as they are, and nothing but the backbone's values has to go back.
     removal = trajectory.remove(tuple(gone), {name: p.detach() for name, p in parameters.items()})
     before = {name: parameters[name].detach().clone() for name in removal.values}

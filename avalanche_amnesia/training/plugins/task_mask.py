@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from avalanche_amnesia.benchmarks.shared_labels import why_trained
+from avalanche_amnesia.models.multi_head import inside_backbone
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.training.divergence import what_diverged
 from avalanche_amnesia.training.host.lookup import is_last_to_finish
@@ -200,11 +201,7 @@ class TaskMaskPlugin(SupervisedPlugin):
             self.space,
             use,
             parameters={n: p for n, p in model.backbone.named_parameters() if n in use.covered},
-            before={
-                name.removeprefix("backbone."): value
-                for name, value in self.in_training.before.values.items()
-                if name.startswith("backbone.")
-            },
+            before=inside_backbone(self.in_training.before.values),
             layer_of=model.graph.layer_of,
         )
 

@@ -182,7 +182,7 @@ class SubnetPlugin(TaskMaskPlugin):
     def _state(self, model: SubnetModel) -> dict[str, Tensor]:
         """Everything that the task in training learns: the tensors themselves."""
         now: SubnetTask = self.in_training
-        weights = {f"backbone.{name}": p.detach() for name, p in model.backbone.named_parameters()}
+        weights = {name: p.detach() for name, p in model.backbone.named_parameters(prefix="backbone")}
         own = {
             f"{index}.{name}": value.detach()
             for index, module in enumerate(model.task_modules(now.task))
