@@ -38,9 +38,9 @@ def apply(unlearning: Unlearning, announce: Announce, *, fingerprint: bool = Fal
         fingerprint: let the record keep that by which an audit recognises what goes.
     """
     host, plan, removal = unlearning.host, unlearning.plan, unlearning.removal
-    before = unlearning.hashes
+    model, before = host.model, unlearning.hashes
     evidence = unlearning.evidence().fingerprint() if fingerprint else None
-    parameters = dict(host.model.named_parameters())
+    parameters = dict(model.named_parameters())
     with Transaction() as change:
         announce("before_unlearning", None, change)
         # With the tasks that go still in them: adapters tell by it which stored states knew them.
@@ -50,12 +50,12 @@ def apply(unlearning: Unlearning, announce: Announce, *, fingerprint: bool = Fal
         _move(removal, parameters, change)
         _replace(host.before, removal.before, unlearning.own, change)
         for task in plan.tasks:
-            remove_task_modules(host.model, task, change)
+            remove_task_modules(model, task, change)
         change.call(host.trajectory.restore, logs)
         host.trajectory.apply(removal)
         # Compensations and repairs build on a model and a trajectory without the tasks.
         for compensation in host.compensations:
-            purged += compensation.compensate(host.model, plan.tasks, removal, change)
+            purged += compensation.compensate(model, plan.tasks, removal, change)
         repaired = _repair(unlearning, purged, change)
         _hold_own(host, change)
         # Units move last: all that was worked out before names entries by their places until then.
@@ -68,7 +68,7 @@ def apply(unlearning: Unlearning, announce: Announce, *, fingerprint: bool = Fal
             counters=host.counters,
             own_parameters=unlearning.own,
             removal=removal,
-            model=host.model,
+            model=model,
             in_training=host.in_training,
         )
         for plugin in host.plugins:
@@ -76,7 +76,7 @@ def apply(unlearning: Unlearning, announce: Announce, *, fingerprint: bool = Fal
             if adapter is not None:
                 purged.append(adapter.purge(plugin, context, change))
         _forget(unlearning, change)
-        after = state_hashes(host.model.state_dict())
+        after = state_hashes(model.state_dict())
         unlearning.claims.unlearned(host, plan.tasks, after, change)
         record = UnlearningRecord(
             plan=plan,

@@ -1,8 +1,7 @@
-"""Circumstances of a training: what it depends on beside seed, task and what it could see, as comparable values."""
+"""Settings and memories of a strategy as comparable values: circumstances of a training, which claims compare."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from avalanche.training.plugins import EvaluationPlugin
@@ -10,7 +9,6 @@ from avalanche.training.plugins.clock import Clock
 from avalanche.training.templates.base_sgd import PeriodicEval
 
 from avalanche_amnesia.object_walk import memory_of
-from avalanche_amnesia.saving.classes import saveable
 from avalanche_amnesia.unlearning.purging.learned_state import cleaned_anyway
 
 OF_THE_HOST = (EvaluationPlugin, PeriodicEval, Clock)
@@ -18,23 +16,6 @@ OF_THE_HOST = (EvaluationPlugin, PeriodicEval, Clock)
 
 Memory = tuple[tuple[str, str], ...]
 """Paths to numbers and tensors that an object holds, with their values or hashes."""
-
-
-@saveable
-@dataclass(frozen=True)
-class Circumstances:
-    """All that a training depends on beside seed, task and what it could see.
-
-    Attributes:
-        settings: of the optimizer, the length of the training, and the plugins; as comparable values.
-        criterion: numbers and tensors that the criterion held.
-        faults: reasons why the training can't be repeated from (seed, task).
-    """
-
-    settings: tuple[object, ...]
-    criterion: Memory
-    faults: tuple[str, ...]
-
 
 _OF_EVERY_OPTIMIZER = frozenset({"state", "param_groups", "defaults"})
 

@@ -23,11 +23,11 @@ from torch import nn
 from avalanche_amnesia.bits import state_hashes
 from avalanche_amnesia.ledger import RequestError, TaskLedger
 from avalanche_amnesia.models.multi_head import MultiHeadModel
+from avalanche_amnesia.saving.classes import saveable
 from avalanche_amnesia.trajectory.removal import Removal
 from avalanche_amnesia.transaction import Transaction
 from avalanche_amnesia.unlearning.circumstances import (
     OF_THE_HOST,
-    Circumstances,
     Memory,
     criterion_memory,
     optimizer_memory,
@@ -41,6 +41,22 @@ from avalanche_amnesia.unlearning.inert import is_inert
 
 class TamperedError(RequestError):
     """The model's tensors were changed by something else than trainings and unlearnings; nothing was unlearned."""
+
+
+@saveable
+@dataclass(frozen=True)
+class Circumstances:
+    """All that a training depends on beside seed, task and what it could see.
+
+    Attributes:
+        settings: of the optimizer, the length of the training, and the plugins; as comparable values.
+        criterion: numbers and tensors that the criterion held.
+        faults: reasons why the training can't be repeated from (seed, task).
+    """
+
+    settings: tuple[object, ...]
+    criterion: Memory
+    faults: tuple[str, ...]
 
 
 @dataclass
