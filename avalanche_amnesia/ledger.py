@@ -129,15 +129,16 @@ class TaskLedger:
             given = tuple(tasks)
         except TypeError:
             raise RequestError(f"declaring permanent: {tasks!r} is no list of tasks; give one, e.g. [0, 2]") from None
-        labels = [checks.integer(task) for task in given]
-        for task, label in zip(given, labels, strict=True):
-            if label not in self._entries:
+        declared = []
+        for task in given:
+            label = checks.integer(task)
+            if label is None or label not in self._entries:
                 raise RequestError(
                     f"declaring permanent: task {task!r} does not remain; remaining are {_listed(self.remaining)}"
                 )
-        for label in labels:
-            assert label is not None
-            self._entries[label].declared = True
+            declared.append(self._entries[label])
+        for entry in declared:
+            entry.declared = True
 
     def check(
         self,

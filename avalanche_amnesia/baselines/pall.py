@@ -79,9 +79,8 @@ class PALLPlugin(SubnetPlugin):
         """Tell whether there are samples to fine-tune the task with."""
         return self.repair_steps > 0 and task in self.memory.samples
 
-    def compensate(self, model: nn.Module, gone: Collection[int], removal: Removal, change: Transaction) -> list[str]:
+    def compensate(self, model: SubnetModel, gone: Collection[int], removal: Removal, change: Transaction) -> list[str]:
         """Fine-tune the reset weights that remaining tasks read, on their samples; nothing else moves by a bit."""
-        assert isinstance(model, SubnetModel)
         lines = [f"memory: {self.memory.forget(gone, change)} samples of tasks {sorted(gone)} dropped"]
         shared, readers = self._shared(model, removal.written())
         if not readers or not self.repair_steps:

@@ -1,13 +1,14 @@
 """The data of one task as a torch data set: a view of shared tensors, or of a lazy data set."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from avalanche_amnesia.benchmarks.transforms import BatchTransform
+BatchTransform = Callable[[Tensor], Tensor]
+"""A function of whole batches: float32 ``(n, …)`` in, or int64 for tokens, the same shape out; no draws."""
 
 
 class TensorTask(Dataset[tuple[Tensor, int]]):

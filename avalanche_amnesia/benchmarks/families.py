@@ -8,9 +8,10 @@ from avalanche.benchmarks import CLScenario
 from torch import Tensor
 
 from avalanche_amnesia import checks
+from avalanche_amnesia.benchmarks.data import BatchTransform
 from avalanche_amnesia.benchmarks.subsets import stratified
 from avalanche_amnesia.benchmarks.tasks import task_benchmark
-from avalanche_amnesia.benchmarks.transforms import BatchTransform, Chain, PermutePixels, Rotate
+from avalanche_amnesia.benchmarks.transforms import Chain, PermutePixels, Rotate
 from avalanche_amnesia.seeding import derive_seed
 
 

@@ -1,11 +1,10 @@
 """Deterministic transforms of whole batches: float32 (n, ...) in, or int64 for tokens, the same shape out."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
 
-BatchTransform = Callable[[Tensor], Tensor]
+from avalanche_amnesia.benchmarks.data import BatchTransform
 
 
 @dataclass(frozen=True)

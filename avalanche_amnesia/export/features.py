@@ -52,8 +52,7 @@ def feature_subnet(model: MaskedModel, task: int) -> FeatureSubnet | None:
     Returns:
         None where running statistics lie in a module that is not cut, or that runs twice.
     """
-    parts = model.task_parts(task)
-    assert parts is not None
+    parts = model.parts_of(task)
     keeping = {name.replace("/", "."): part for name, part in parts.named_modules() if _keeps_statistics(part)}
     calls = [node.args[1] for node in model.backbone.program().graph.nodes if node.target is call_owned]
     if any(calls.count(name) != 1 or not isinstance(norm, TaskBatchNorm) for name, norm in keeping.items()):

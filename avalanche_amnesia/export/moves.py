@@ -145,7 +145,6 @@ def joined(walk: Shrinking, node: fx.Node, tensors: Sequence[Any], dim: int = 0)
     if len(axes) != 1 or len(fills) != 1:
         return NotImplemented
     axis, fill = axes.pop(), None if walk.values[node].masked is Masked.DIRTY else fills.pop()
-    assert axis is not None
     if axis == along:
         starts = torch.tensor([0, *(part.shape[axis] for part in tensors)]).cumsum(0).tolist()
         held = [part.kept(axis) if isinstance(part, Live) else torch.arange(part.shape[axis]) for part in tensors]
@@ -163,9 +162,15 @@ def padded(
     walk: Shrinking, node: fx.Node, x: Any, pad: Sequence[int], mode: str | float = "constant", value: Any = None
 ) -> Any:
     """Padding with zeros around other axes; around the cut axis the zeros are left out as well."""
-    if not isinstance(x, Live) or x.axis is None or x.fill != 0 or mode not in ("constant", 0) or value:
+    if (
+        not isinstance(x, Live)
+        or x.axis is None
+        or x.index is None
+        or x.fill != 0
+        or mode not in ("constant", 0)
+        or value
+    ):
         return NotImplemented
-    assert x.index is not None
     pad, place = list(pad), 2 * (len(x.shape) - 1 - x.axis)
     before, behind = pad[place : place + 2] if place < len(pad) else (0, 0)
     if before < 0 or behind < 0:

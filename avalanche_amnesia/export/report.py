@@ -55,10 +55,10 @@ class SubnetReport:
         )
         for name, masked, subnet, share in rows:
             table.add_row(name, f"{masked:,}", f"{subnet:,}", f"{share:.1%}")
-        console = Console(file=io.StringIO(), width=120)
+        text = io.StringIO()
+        console = Console(file=text, width=120)
         console.print(table)
-        assert isinstance(console.file, io.StringIO)
-        return console.file.getvalue()
+        return text.getvalue()
 
 
 def subnet_report(model: TaskMaskedModel, task: int) -> SubnetReport:
@@ -75,8 +75,7 @@ def subnet_report(model: TaskMaskedModel, task: int) -> SubnetReport:
     """
     model = masked_model(model, task)
     subnet = extract(model, task)
-    backbone, head, parts = model.backbone, model.head(task), model.task_parts(task)
-    assert parts is not None
+    backbone, head, parts = model.backbone, model.head(task), model.parts_of(task)
     shared = model.graph.owned  # what the task has a copy of
     masked = {id(p): p for name, p in backbone.named_parameters() if name not in shared}
     masked |= {id(p): p for p in (*parts.parameters(), *head.parameters())}

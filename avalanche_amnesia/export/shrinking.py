@@ -63,9 +63,7 @@ class Shrinking:
     features: Live
 
     def __init__(self, model: MaskedModel, task: int, *, fold: bool = True) -> None:
-        own = model.task_parts(task)
-        assert own is not None
-        self.backbone, self.own, self.fold = model.backbone, own, fold
+        self.backbone, self.own, self.fold = model.backbone, model.parts_of(task), fold
         self.program = model.backbone.program()
         self.values = self.program.values
         self.dtype = model.backbone.get_parameter(self.program.parameter).dtype if self.program.parameter else None

@@ -125,8 +125,8 @@ class Relocation:
         self.places = tuple(slot for slot in range(layout.slots) if slot not in reserved)
         self._initial = {
             name: parameter.detach().clone()
-            for name, parameter in model.named_parameters()
-            if name.startswith("backbone.") and self.tables.axes(name)
+            for name, parameter in model.backbone.named_parameters(prefix="backbone")
+            if self.tables.axes(name)
         }
         self.held: dict[int, HeldSlot] = {}
         self._order: tuple[int, ...] = ()
@@ -418,9 +418,9 @@ class Relocation:
         device = model.cumulative_mask().device
         result = {n: torch.zeros_like(value, dtype=torch.bool, device=device) for n, value in self._initial.items()}
         for mask in self._masks(model, source).values():
-            for name, reads in model.graph.reads(model.by_layer(mask)):
-                if f"backbone.{name}" in result:
-                    result[f"backbone.{name}"] |= reads
+            for name, reads in model.entries_under(mask):
+                if name in result:
+                    result[name] |= reads
         return result
 
 

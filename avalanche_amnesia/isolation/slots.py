@@ -12,7 +12,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from avalanche_amnesia.models.masked import MaskedModel
 from avalanche_amnesia.models.modes import evaluating
@@ -194,8 +194,8 @@ def _try_out(model: MaskedModel, tables: SlotTables) -> None:
             before = [twin.masked_features(x, mask, twin.fresh_parts()) for mask in masks]
             rounded = _in_the_last_bit(twin, lambda: twin.masked_features(x, masks[0], twin.fresh_parts()), draw)
             own = twin.fresh_parts()
-            for name, parameter in twin.backbone.named_parameters():
-                parameter.copy_(tables.moved(f"backbone.{name}", parameter, source))
+            for name, parameter in twin.backbone.named_parameters(prefix="backbone"):
+                parameter.copy_(tables.moved(name, parameter, source))
             move_own(own, tables, source)
             after = [twin.masked_features(x, gathered(mask, (tables.units,), source), own) for mask in masks]
     except RuntimeError as error:
@@ -222,13 +222,12 @@ def _in_the_last_bit(model: MaskedModel, run: Callable[[], Tensor], draw: torch.
     return result
 
 
-def move_own(own: nn.Module, tables: SlotTables, source: Sequence[int]) -> None:
+def move_own(own: OwnModules, tables: SlotTables, source: Sequence[int]) -> None:
     """Let every slot ``s`` of what a task has of its own take the values of ``source[s]``."""
     for name, value in own_tensors(own).items():
         value.copy_(tables.moved(f"own.0.{name}", value, source))
 
 
-def own_tensors(own: nn.Module) -> Mapping[str, Tensor]:
+def own_tensors(own: OwnModules) -> Mapping[str, Tensor]:
     """Parameters and buffers of what a task has of its own, by name."""
-    assert isinstance(own, OwnModules)
     return {name: value.detach() for name, value in (*own.named_parameters(), *own.named_buffers())}

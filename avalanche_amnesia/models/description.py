@@ -61,10 +61,10 @@ class Description:
             f"{self.parameters:,} parameters: {shares}; traced on inputs of shape {self.input_shape}; "
             + ("tried out in both modes" if self.tried else "not tried out (trial=False)")
         )
-        console = Console(file=io.StringIO(), width=120)
+        text = io.StringIO()
+        console = Console(file=text, width=120)
         console.print(table, last, sep="\n")
-        assert isinstance(console.file, io.StringIO)
-        return console.file.getvalue()
+        return text.getvalue()
 
     __repr__ = __str__
 

@@ -205,9 +205,8 @@ class MaskedModel(TaskMaskedModel):
         super().adaptation(experience)
         if self.training:
             labels = {int(task) for task in experience.task_labels} - set(self._binary.tasks)
-            for name, own in self.own.items():
-                assert isinstance(own, OwnModules)
-                own.learn(int(name) in labels, True)
+            for task, own in self._own_modules.items():
+                own.learn(task in labels, True)
 
     def add_head(self, task: int, n_classes: int) -> None:
         """Add a freshly drawn head ``features → n_classes`` for a task, and its own norms."""
@@ -218,19 +217,24 @@ class MaskedModel(TaskMaskedModel):
         """A copy of everything, besides a head, that tasks have of their own, with the backbone's values."""
         return OwnModules.copied(self.backbone.owned, self.backbone)
 
-    def _parts_of(self, task: int) -> nn.Module:
+    @property
+    def _own_modules(self) -> dict[int, OwnModules]:
+        """Task → what it has of its own besides its head."""
+        return {int(task): own for task, own in self.own.items() if isinstance(own, OwnModules)}
+
+    def parts_of(self, task: int) -> OwnModules:
+        """What a task has of its own besides its head; fresh, where it has nothing yet."""
         parts = self.task_parts(task)
-        return self.fresh_parts().train(self.training) if parts is None else parts
+        return parts if isinstance(parts, OwnModules) else self.fresh_parts().train(self.training)
 
     @torch.no_grad()
-    def settle_parts(self, parts: nn.Module, task: int) -> None:
+    def settle_parts(self, parts: OwnModules, task: int) -> None:
         """End the learning of a task's norms; outside its mask they return to their initial values.
 
         Args:
-            parts: what the task has of its own (:meth:`task_parts`), or a copy of it.
+            parts: what the task has of its own (:meth:`parts_of`), or a copy of it.
             task: its label; its mask is binary by now.
         """
-        assert isinstance(parts, OwnModules)
         use = self.graph.sets.use(self._binary.get(task).float())
         parts.settle(self.fresh_parts(), self.backbone.owned, use)
 
@@ -273,7 +277,7 @@ class MaskedModel(TaskMaskedModel):
         self._binary.put(task, gate.open_units())
         self._embeddings.put(task, embedding.detach())
         if str(task) in self.own:
-            self.settle_parts(self.own[str(task)], task)
+            self.settle_parts(self.parts_of(task), task)
         self._end_training()
 
     def drop_current_task(self) -> None:
@@ -361,8 +365,8 @@ class MaskedModel(TaskMaskedModel):
 
     def _features(self, x: Tensor, task: int) -> Tensor:
         if task == self.current_task and self.training:
-            return self.backbone(x, self._parts_of(task), self.gate_leaves)
-        return self.masked_features(x, self._binary_gate(task), self._parts_of(task))
+            return self.backbone(x, self.parts_of(task), self.gate_leaves)
+        return self.masked_features(x, self._binary_gate(task), self.parts_of(task))
 
     def masked_features(self, x: Tensor, mask: Tensor, parts: nn.Module | None = None) -> Tensor:
         """Features ``(batch, features)`` through any mask.
@@ -384,7 +388,6 @@ class MaskedModel(TaskMaskedModel):
         super()._match_tasks(state)
         self._binary.match(state, "_binary.", self._device)
         self._embeddings.match(state, "_embeddings.", self._device)
-        for name, own in self.own.items():
-            assert isinstance(own, OwnModules)
-            own.learn(int(name) not in self._binary.tasks, self.training)
+        for task, own in self._own_modules.items():
+            own.learn(task not in self._binary.tasks, self.training)
         self._end_training()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from avalanche.models import MultiTaskModule
@@ -15,6 +15,8 @@ from avalanche_amnesia.unit_graph.findings import ModelError
 
 # Logits of classes that a sample's task does not have, where a batch mixes tasks with different numbers of classes.
 NO_CLASS = -1000.0
+_BACKBONE = "backbone."
+Value = TypeVar("Value")
 
 
 class UnknownTaskError(KeyError):
@@ -209,6 +211,15 @@ class MultiHeadModel(MultiTaskModule):
                 continue
             with torch.random.fork_rng(devices=[]):  # the draw is overwritten: nobody's stream should pay for it
                 self.add_head(task, shape[0])
+
+
+def inside_backbone(values: Mapping[str, Value]) -> dict[str, Value]:
+    """Values of the backbone's parameters, by their names inside it; those of other parameters are left out.
+
+    Args:
+        values: by the parameters' names in the model.
+    """
+    return {name.removeprefix(_BACKBONE): v for name, v in values.items() if name.startswith(_BACKBONE)}
 
 
 def _n_classes(experience: Any) -> int:

@@ -63,13 +63,17 @@ class TaskMaskedModel(MultiHeadModel, ABC):
         Args:
             task: with a mask; without one, as stock strategies train, it uses every entry.
 
-        Yields:
+        Returns:
             Full parameter name, bool tensor that broadcasts over the parameter.
         """
         try:
             mask = self.binary_mask(task)
         except UnknownTaskError:
             mask = torch.ones_like(self.cumulative_mask())
+        return self.entries_under(mask)
+
+    def entries_under(self, mask: Tensor) -> Iterator[tuple[str, Tensor]]:
+        """As :meth:`entries_of`, of any mask ``(n,)``."""
         for name, covered in self.graph.reads(self.by_layer(mask)):
             yield f"backbone.{name}", covered
 

@@ -7,13 +7,13 @@ from collections.abc import Iterable
 from torch import Tensor
 
 from avalanche_amnesia.models.masked import MaskedModel
+from avalanche_amnesia.models.multi_head import inside_backbone
 
 
 def entries_in_use(model: MaskedModel, task: int) -> dict[str, Tensor]:
     """Parameter name in the backbone → bool tensor of its shape: what the task's mask covers; all without a mask."""
     parameters = dict(model.named_parameters())
-    used = ((name, covered.expand(parameters[name].shape)) for name, covered in model.entries_of(task))
-    return {name.removeprefix("backbone."): covered for name, covered in used}
+    return inside_backbone({name: covered.expand(parameters[name].shape) for name, covered in model.entries_of(task)})
 
 
 def first_used(model: MaskedModel, task: int, earlier: Iterable[int]) -> dict[str, Tensor]:

@@ -57,22 +57,20 @@ class Shadow:
         self._originals = [self._main[name] for name in self._values]
         self._outside = [(~self.region[name]).to(values.dtype) for name, values in self._values.items()]
         self._start = {name: start[name][inside] for name, inside in self.region.items()}
-        parts = model.task_parts(task)
-        assert parts is not None
-        self.parts = copy.deepcopy(parts).train()
+        self.parts = copy.deepcopy(model.parts_of(task)).train()
         learned = [*self._values.values(), *self.parts.parameters()]
         self._learned, self._step = learned, BareStep(sibling_optimizer(optimizer, learned))
 
     def logits(self, x: Tensor) -> Tensor:
         """Logits ``(batch, classes)`` of the task in training, through its open gate, in training mode."""
         head, weights = self.model.head(self.task), self._joint_weights() if self.joint else self._weights()
-        assert isinstance(head, nn.Linear)
         features = functional_call(self.model.backbone, weights, (x, self.parts, self._gate()))
         if self.model.shared_head is not None:  # its columns have owners like every other entry
             return F.linear(features, weights[f"{SHARED_HEAD}.weight"])
         if self.joint:
-            return head(features)
-        return F.linear(features, head.weight.detach(), head.bias.detach())
+            logits: Tensor = head(features)
+            return logits
+        return F.linear(features, head.get_parameter("weight").detach(), head.get_parameter("bias").detach())
 
     def _gate(self) -> Mapping[str, Tensor]:
         leaves = self.model.gate_leaves

@@ -48,9 +48,7 @@ class MaskedBackbone(nn.Module):
         owner: nn.Module = self
         *path, last = classifier.split(".")
         for part in path:
-            inner = owner._modules[part]
-            assert inner is not None
-            twin = _shallow(inner)
+            twin = _shallow(owner.get_submodule(part))
             owner._modules[part] = twin
             owner = twin
         owner._modules[last] = nn.Identity()

@@ -50,9 +50,7 @@ class TaskNorm(nn.Module):
         self.bias = None if bias is None else nn.Parameter(bias.detach().clone())
         self.eps = eps
 
-    def _folded(self, mask: Tensor | None, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
-        if mask is None:
-            return self.weight, self.bias
+    def _folded(self, mask: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         mask = mask.to(dtype if self.weight is None else self.weight.dtype)  # a float32 mask would widen the result
         weight = mask if self.weight is None else self.weight * mask
         # A shift of +0, even where the norm has none: the product with the weight alone would keep a value's sign.
@@ -114,8 +112,11 @@ class TaskBatchNorm(TaskNorm):
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """Normalise ``(batch, channels, …)``; ``mask`` ``(channels,)``, or ``(1,)`` where one unit masks them all."""
-        mask = None if mask is None else mask.expand(x.shape[1]).contiguous()
-        weight, bias = self._folded(mask, x.dtype if self.running_mean is None else self.running_mean.dtype)
+        weight: Tensor | None = self.weight
+        bias: Tensor | None = self.bias
+        if mask is not None:
+            dtype = x.dtype if self.running_mean is None else self.running_mean.dtype
+            weight, bias = self._folded(mask.expand(x.shape[1]).contiguous(), dtype)
         own = (self.training and not self.fixed) or self.running_mean is None
         if self.instance:
             return F.instance_norm(
@@ -147,15 +148,13 @@ class TaskLayerNorm(TaskNorm):
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """Normalise ``(…, *shape)``; ``mask`` broadcasts over ``shape``."""
-        weight, bias = self._folded(mask, x.dtype)
         if mask is None:
             if self.centred:
-                return F.layer_norm(x, self.shape, weight, bias, self.eps)
-            return F.rms_norm(x, self.shape, weight, self.eps)
+                return F.layer_norm(x, self.shape, self.weight, self.bias, self.eps)
+            return F.rms_norm(x, self.shape, self.weight, self.eps)
+        weight, bias = self._folded(mask, x.dtype)
         dims = tuple(range(-len(self.shape), 0))
         normal = _normalised(x, mask.expand(self.shape), dims, self.eps, self.centred)
-        assert weight is not None
-        assert bias is not None
         return torch.addcmul(bias, normal, weight)
 
 
@@ -175,15 +174,13 @@ class TaskGroupNorm(TaskNorm):
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """Normalise ``(batch, channels, …)``; ``mask`` ``(channels,)``, or ``(1,)`` where one unit masks them all."""
-        mask = None if mask is None else mask.expand(x.shape[1]).contiguous()
-        weight, bias = self._folded(mask, x.dtype)
         if mask is None:
-            return F.group_norm(x, self.groups, weight, bias, self.eps)
+            return F.group_norm(x, self.groups, self.weight, self.bias, self.eps)
+        mask = mask.expand(x.shape[1]).contiguous()
+        weight, bias = self._folded(mask, x.dtype)
         grouped = x.reshape(len(x), self.groups, x.shape[1] // self.groups, -1)
         of_group = mask.reshape(self.groups, -1, 1).expand(grouped.shape[1:])
         normal = _normalised(grouped, of_group, (-2, -1), self.eps, centred=True).reshape(x.shape)
-        assert weight is not None
-        assert bias is not None
         per_channel = (len(weight), *(1,) * (x.dim() - 2))
         return normal * weight.reshape(per_channel) + bias.reshape(per_channel)
 

@@ -63,10 +63,9 @@ def trace(backbone: nn.Module, input_shape: tuple[int, ...] | None = None, **opt
         ValueError: for a norm or a name that is not known.
     """
     found, findings = examine(backbone, input_shape, **options)
-    if findings:
+    if found is None:
         more = f" (and {len(findings) - 1} more: validate(model) lists them)" if len(findings) > 1 else ""
         raise ModelError(f"{findings[0]}{more}")
-    assert found is not None
     return found
 
 

@@ -56,13 +56,14 @@ def fix(backbone: nn.Module, input_shape: tuple[int, ...] | None = None, **optio
     expected = _features(model, inputs)
     tried: set[str] = set()
     while True:
-        found = [f for f in validate(model, input_shape, **options) if f.change is not None and str(f) not in tried]
-        if not found:
+        findings = [(str(finding), finding.change) for finding in validate(model, input_shape, **options)]
+        changes = [(text, change) for text, change in findings if change is not None and text not in tried]
+        if not changes:
             return model
-        tried.add(str(found[0]))
+        text, change = changes[0]
+        tried.add(text)
         fixed = copy.deepcopy(model)
-        assert found[0].change is not None
-        found[0].change(fixed)
+        change(fixed)
         if torch.allclose(_features(fixed, inputs), expected, rtol=1e-4, atol=1e-5, equal_nan=True):
             model = fixed
 

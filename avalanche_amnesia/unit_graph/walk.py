@@ -339,8 +339,7 @@ class Walk:
             raise Unsupported(
                 "the backbone's result has another first dimension than its input", "keep the batch there"
             )
-        assert isinstance(node.args[0], fx.Node)
-        if self.follows_batch(node.args[0], 1):
+        if self.follows_batch(node.all_input_nodes[0], 1):
             raise Unsupported("the number of features depends on the size of the batch", "keep samples apart")
         self._check_axes(node)
         self.zero_inputs(node)

@@ -17,67 +17,67 @@ from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.trajectory.entries import put, take
 from avalanche_amnesia.trajectory.removal import Removal
 from avalanche_amnesia.transaction import Transaction
-from avalanche_amnesia.unlearning.optimizer_state import purge_optimizers
-from avalanche_amnesia.unlearning.planning import Preparation
+from avalanche_amnesia.unlearning.host import Host
+from avalanche_amnesia.unlearning.optimizer_state import purge_optimizer
+from avalanche_amnesia.unlearning.planning import Unlearning
 from avalanche_amnesia.unlearning.purging.registry import PurgeContext, adapter_of
 from avalanche_amnesia.unlearning.repair import carry_out
-from avalanche_amnesia.unlearning.subject import Subject
 from avalanche_amnesia.unlearning.task_modules import own_parameters, remove_task_modules
 
 Announce = Callable[[str, UnlearningRecord | None, Transaction], None]
 
 
 @torch.no_grad()
-def apply(subject: Subject, preparation: Preparation, announce: Announce) -> UnlearningRecord:
-    """Carry a preparation out as a whole; any exception leaves everything as it was.
+def apply(unlearning: Unlearning, announce: Announce, *, fingerprint: bool = False) -> UnlearningRecord:
+    """Carry an unlearning out as a whole; any exception leaves everything as it was.
 
     Args:
-        subject: what was prepared.
-        preparation: what :func:`prepare` returned, just now.
+        unlearning: what :func:`prepare` returned, just now.
         announce: called with ``before_unlearning`` and ``after_unlearning``, inside the all-or-nothing part, with the
             record once there is one, and what receives the way back of anything that it changes.
+        fingerprint: let the record keep that by which an audit recognises what goes.
     """
-    plan, removal = preparation.plan, preparation.removal
-    parameters = dict(subject.model.named_parameters())
+    host, plan, removal = unlearning.host, unlearning.plan, unlearning.removal
+    model, before = host.model, unlearning.hashes
+    evidence = unlearning.evidence().fingerprint() if fingerprint else None
+    parameters = dict(model.named_parameters())
     with Transaction() as change:
         announce("before_unlearning", None, change)
-        before = preparation.hashes
-        # With the tasks that go still in it: adapters tell by it which stored states knew them.
-        order = subject.ledger.remaining
+        # With the tasks that go still in them: adapters tell by it which stored states knew them.
+        order, logs = host.ledger.remaining, host.trajectory.logs
         # First: it finds the tasks' own parameters, and the entries that change, in the model as it still is.
-        purged = purge_optimizers(subject, preparation, change)
+        purged = [purge_optimizer(unlearning, change)]
         _move(removal, parameters, change)
-        _replace(subject.before, removal.before, preparation.own, change)
+        _replace(host.before, removal.before, unlearning.own, change)
         for task in plan.tasks:
-            remove_task_modules(subject.model, task, change)
-        change.call(subject.trajectory.restore, subject.trajectory.logs)
-        subject.trajectory.apply(removal)
+            remove_task_modules(model, task, change)
+        change.call(host.trajectory.restore, logs)
+        host.trajectory.apply(removal)
         # Compensations and repairs build on a model and a trajectory without the tasks.
-        for compensation in subject.compensations:
-            purged += compensation.compensate(subject.model, plan.tasks, removal, change)
-        repaired = _repair(subject, preparation, purged, change)
-        _hold_own(subject, change)
+        for compensation in host.compensations:
+            purged += compensation.compensate(model, plan.tasks, removal, change)
+        repaired = _repair(unlearning, purged, change)
+        _hold_own(host, change)
         # Units move last: all that was worked out before names entries by their places until then.
-        if subject.rearrange is not None:
-            subject.rearrange(change)
+        if host.masking is not None:
+            host.masking.rearrange(host.strategy, change)
         context = PurgeContext(
             tasks=plan.tasks,
             order=order,
-            writers=tuple(preparation.logs),
-            counters=subject.counters,
-            own_parameters=preparation.own,
+            writers=tuple(logs),
+            counters=host.counters,
+            own_parameters=unlearning.own,
             removal=removal,
-            model=subject.model,
-            in_training=subject.in_training,
+            model=model,
+            in_training=host.in_training,
         )
-        for plugin in subject.plugins:
+        for plugin in host.plugins:
             adapter = adapter_of(plugin)
             if adapter is not None:
                 purged.append(adapter.purge(plugin, context, change))
-        change.call(subject.ledger.load_state_dict, subject.ledger.state_dict())
-        subject.ledger.forget(plan.tasks, plan.event)
-        after = state_hashes(subject.model.state_dict())
-        subject.claims.unlearned(preparation.tainted, after, subject.in_training, change)
+        _forget(unlearning, change)
+        after = state_hashes(model.state_dict())
+        unlearning.claims.unlearned(host, plan.tasks, after, change)
         record = UnlearningRecord(
             plan=plan,
             changes=tuple(
@@ -87,23 +87,18 @@ def apply(subject: Subject, preparation: Preparation, announce: Announce) -> Unl
             ),
             unchanged={name: digest for name, digest in after.items() if before.get(name) == digest},
             purged=tuple(purged),
-            remaining=subject.ledger.remaining,
-            n_trained=subject.ledger.n_trained,
-            iteration=subject.iteration,
-            seconds=time.perf_counter() - preparation.started,
-            time=_now(),
-            provenance=subject.provenance,
-            fingerprint=preparation.fingerprint,
+            fingerprint=evidence,
             repair=repaired,
+            **_stamp(unlearning),
         )
         announce("after_unlearning", record, change)
         # Old log files are deleted last, when all else has succeeded; a failure here can still be taken back.
-        subject.trajectory.settle()
+        host.trajectory.settle()
         change.commit()
     return record
 
 
-def ledger_only(subject: Subject, preparation: Preparation, announce: Announce) -> UnlearningRecord:
+def ledger_only(unlearning: Unlearning, announce: Announce) -> UnlearningRecord:
     """Enter the request into the ledger and announce it, and leave everything as it is: a control."""
     nothing: dict[str, Any] = {
         "entries": {},
@@ -115,26 +110,40 @@ def ledger_only(subject: Subject, preparation: Preparation, announce: Announce) 
         "trajectory_bytes": 0,
     }
     reasons = ("obey=False: requests are only entered into the ledger",)
-    plan = replace(preparation.plan, claim="approximate", reasons=reasons, **nothing)
+    plan = replace(unlearning.plan, claim="approximate", reasons=reasons, **nothing)
     with Transaction() as change:
         announce("before_unlearning", None, change)
-        change.call(subject.ledger.load_state_dict, subject.ledger.state_dict())
-        subject.ledger.forget(plan.tasks, plan.event)
+        _forget(unlearning, change)
         record = UnlearningRecord(
             plan=plan,
             changes=(),
+            unchanged=unlearning.hashes,
             purged=("nothing: requests are only entered into the ledger",),
-            remaining=subject.ledger.remaining,
-            n_trained=subject.ledger.n_trained,
-            iteration=subject.iteration,
-            seconds=time.perf_counter() - preparation.started,
-            unchanged=preparation.hashes,
-            time=_now(),
-            provenance=subject.provenance,
+            **_stamp(unlearning),
         )
         announce("after_unlearning", record, change)
         change.commit()
     return record
+
+
+def _forget(unlearning: Unlearning, change: Transaction) -> None:
+    """Enter the request into the ledger."""
+    ledger, plan = unlearning.host.ledger, unlearning.plan
+    change.call(ledger.load_state_dict, ledger.state_dict())
+    ledger.forget(plan.tasks, plan.event)
+
+
+def _stamp(unlearning: Unlearning) -> dict[str, Any]:
+    """When a record was made, how long that took, and of what model, as its arguments."""
+    host = unlearning.host
+    return {
+        "remaining": host.ledger.remaining,
+        "n_trained": host.ledger.n_trained,
+        "iteration": host.strategy.clock.train_iterations,
+        "seconds": time.perf_counter() - unlearning.started,
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "provenance": host.provenance,
+    }
 
 
 def _move(removal: Removal, parameters: Mapping[str, Tensor], change: Transaction) -> None:
@@ -162,24 +171,23 @@ def _replace(
         del store[name]
 
 
-def _repair(subject: Subject, preparation: Preparation, purged: list[str], change: Transaction) -> RepairSummary | None:
+def _repair(unlearning: Unlearning, purged: list[str], change: Transaction) -> RepairSummary | None:
     """Drop the repair's samples of the tasks that go, and let it train the affected ones."""
-    repair, model, tasks = subject.repair, subject.model, preparation.plan.repaired
-    if repair is None:
+    host, plan, model = unlearning.host, unlearning.plan, unlearning.host.model
+    if host.repair is None:
         return None
-    purged.append(repair.forget(preparation.plan.tasks, change))
-    if not tasks:
+    purged.append(host.repair.forget(plan.tasks, change))
+    if not plan.repaired or not isinstance(model, TaskMaskedModel):
         return None
-    assert isinstance(model, TaskMaskedModel)
     return carry_out(
-        repair,
+        host.repair,
         model,
-        subject.optimizers[0],
-        subject.trajectory,
-        tasks=tasks,
-        compensated=preparation.plan.compensated,
-        changed=_where(preparation.removal, dict(model.named_parameters())),
-        before=subject.before,
+        host.optimizer,
+        host.trajectory,
+        tasks=plan.repaired,
+        compensated=plan.compensated,
+        changed=_where(unlearning.removal, dict(model.named_parameters())),
+        before=host.before,
         change=change,
     )
 
@@ -199,19 +207,15 @@ def _where(removal: Removal, parameters: Mapping[str, Tensor]) -> dict[str, Tens
     return result
 
 
-def _hold_own(subject: Subject, change: Transaction) -> None:
+def _hold_own(host: Host, change: Transaction) -> None:
     """Enter what the remaining tasks have of their own, as it is now, into the values before a task in training.
 
     That task puts others' own back to these values: else what a compensation or a repair wrote there would be lost.
     """
-    model, before = subject.model, subject.before
+    model, before = host.model, host.before
     if before is None or not isinstance(model, TaskMaskedModel):
         return
     tasks = [task for task in model.tasks if task != model.current_task]
     own = frozenset().union(*(own_parameters(model, task) for task in tasks))
     change.call(before.update, {name: before[name] for name in own})
     before.update({name: p.detach().clone() for name, p in model.named_parameters() if name in own})
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any, Protocol, runtime_checkable
 
-from torch import nn
-
 from avalanche_amnesia.trajectory.removal import Removal
 from avalanche_amnesia.trajectory.revision import Revisions
 from avalanche_amnesia.trajectory.store import Trajectory
@@ -37,11 +35,11 @@ class Compensation(Protocol):
             gone: the tasks that go, together.
         """
 
-    def compensate(self, model: nn.Module, gone: Collection[int], removal: Removal, change: Transaction) -> list[str]:
+    def compensate(self, model: Any, gone: Collection[int], removal: Removal, change: Transaction) -> list[str]:
         """Compensate every task that :meth:`covers` says can be, and drop whatever is kept of the tasks that go.
 
         Args:
-            model: from which their updates have been taken out.
+            model: the strategy's, from which their updates have been taken out.
             gone: the tasks that go, together.
             removal: what was taken out; the trajectory has it behind it.
             change: receives every change, and its way back before it.
@@ -64,11 +62,11 @@ class RevisingCompensation(Compensation, Protocol):
             unlearnable: earlier tasks that may be requested now.
         """
 
-    def revise(self, model: nn.Module, trajectory: Trajectory, gone: Collection[int]) -> Revisions:
+    def revise(self, model: Any, trajectory: Trajectory, gone: Collection[int]) -> Revisions:
         """Revisions of the updates of remaining tasks; changes nothing.
 
         Args:
-            model: as it is, with the tasks that go.
+            model: the strategy's, as it is, with the tasks that go.
             trajectory: as it is.
             gone: the tasks that go, together.
         """

@@ -1,4 +1,4 @@
-"""Cleaning optimizers of the tasks that go: their moments, gradients and parameter lists."""
+"""Cleaning the optimizer of the tasks that go: its moments, gradients and parameter lists."""
 
 from __future__ import annotations
 
@@ -10,41 +10,39 @@ from torch import Tensor
 
 from avalanche_amnesia.bits import same_bits
 from avalanche_amnesia.transaction import Transaction
-from avalanche_amnesia.unlearning.planning import Preparation
-from avalanche_amnesia.unlearning.subject import Subject
+from avalanche_amnesia.unlearning.planning import Unlearning
 
 
-def purge_optimizers(subject: Subject, preparation: Preparation, change: Transaction) -> list[str]:
+def purge_optimizer(unlearning: Unlearning, change: Transaction) -> str:
     """Drop gradients, the parameters that go, and all optimizer state: moments mix every task that they saw.
 
     Only those of a task in training that saw none of the tasks stay, as far as they belong to entries that stay.
     """
-    own, removal = preparation.own, preparation.removal
-    keeps = subject.in_training_without(preparation.plan.tasks)
+    host, own, removal = unlearning.host, unlearning.own, unlearning.removal
+    model, optimizer = host.model, host.optimizer
+    keeps = host.before is not None and not unlearning.claims.influences & set(unlearning.plan.tasks)
     changed = {
         id(p): ~same_bits(removal.values[name], p.detach())
-        for name, p in subject.model.named_parameters()
+        for name, p in model.named_parameters()
         if keeps and name in removal.values
     }
-    for parameter in subject.model.parameters():
+    for parameter in model.parameters():
         change.set(parameter, grad=None)
-    gone = {id(p) for name, p in subject.model.named_parameters() if name in own}
-    for optimizer in subject.optimizers:
-        kept = {p: entry for p, entry in optimizer.state.items() if id(p) not in gone} if keeps else {}
-        change.set(optimizer, state=defaultdict(dict))
-        optimizer.state.update({p: _zeroed(entry, changed.get(id(p))) for p, entry in kept.items()})
-        for group in optimizer.param_groups:
-            change.call(group.__setitem__, "params", group["params"])
-            group["params"] = [p for p in group["params"] if id(p) not in gone]
-    if subject.optimized is not None:
-        change.call(subject.optimized.update, {name: subject.optimized[name] for name in own & set(subject.optimized)})
+    gone = {id(p) for name, p in model.named_parameters() if name in own}
+    kept = {p: entry for p, entry in optimizer.state.items() if id(p) not in gone} if keeps else {}
+    change.set(optimizer, state=defaultdict(dict))
+    optimizer.state.update({p: _zeroed(entry, changed.get(id(p))) for p, entry in kept.items()})
+    for group in optimizer.param_groups:
+        change.call(group.__setitem__, "params", group["params"])
+        group["params"] = [p for p in group["params"] if id(p) not in gone]
+    optimized = getattr(host.strategy, "optimized_param_id", None)  # the host's own table of them, by name
+    if optimized is not None:
+        change.call(optimized.update, {name: optimized[name] for name in own & set(optimized)})
         for name in own:
-            subject.optimized.pop(name, None)
-    if not subject.optimizers:
-        return []
+            optimized.pop(name, None)
     if keeps:
-        return ["optimizer: the state of the entries that change was zeroed; the tasks' own parameters were dropped"]
-    return ["optimizer: its state was dropped, with the tasks' own parameters"]
+        return "optimizer: the state of the entries that change was zeroed; the tasks' own parameters were dropped"
+    return "optimizer: its state was dropped, with the tasks' own parameters"
 
 
 def _zeroed(state: Mapping[str, Any], changed: Tensor | None) -> dict[str, Any]:

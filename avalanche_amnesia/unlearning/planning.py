@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from avalanche_amnesia.audit.fingerprint import Fingerprint
+from avalanche_amnesia.audit.evidence import Evidence
 from avalanche_amnesia.audit.record import SharedEntries, UnlearningPlan
 from avalanche_amnesia.bits import state_hashes
 from avalanche_amnesia.models.multi_head import MultiHeadModel
@@ -19,61 +19,69 @@ from avalanche_amnesia.trajectory.entries import put
 from avalanche_amnesia.trajectory.removal import Readers, Removal
 from avalanche_amnesia.trajectory.replay import Updates
 from avalanche_amnesia.trajectory.revision import combined
-from avalanche_amnesia.trajectory.undo_log import Log
-from avalanche_amnesia.unlearning.claims import TamperedError
+from avalanche_amnesia.unlearning.claims import Claims, TamperedError
 from avalanche_amnesia.unlearning.compensation import RevisingCompensation
+from avalanche_amnesia.unlearning.host import Host, refuse_unknown_state, unknown_state
 from avalanche_amnesia.unlearning.purging.registry import adapter_of
 from avalanche_amnesia.unlearning.repair import repairable
-from avalanche_amnesia.unlearning.subject import Subject, UnknownState, unknown_state
 from avalanche_amnesia.unlearning.task_modules import own_parameters
 
 
 @dataclass(frozen=True)
-class Preparation:
-    """A checked request, worked out: the plan to show and the change to make.
+class Unlearning:
+    """An unlearning that was checked and worked out, and changed nothing yet: on its way to its record.
 
     Attributes:
-        plan: to show.
+        host: what it looks at and changes.
+        claims: what trainings could see, and under which circumstances.
+        plan: to show, and for the record.
         removal: of the shared tensors.
-        tainted: remaining tasks that will have been trained beside a task that is gone.
-        started: when the work began.
         own: names of the parameters that go with the tasks.
-        logs: of the trajectory, as they are before.
         hashes: of the model's tensors, as they are before.
-        unknown: state that was learned, and that nobody knows how to clean.
-        fingerprint: by which an audit recognises what goes.
+        started: when the work began.
     """
 
+    host: Host
+    claims: Claims
     plan: UnlearningPlan
     removal: Removal
-    tainted: frozenset[int]
+    own: frozenset[str]
+    hashes: Mapping[str, str]
     started: float
-    own: frozenset[str] = field(default_factory=frozenset)
-    logs: Mapping[int, Log] = field(default_factory=dict)
-    hashes: Mapping[str, str] = field(default_factory=dict)
-    unknown: UnknownState = ()
-    fingerprint: Fingerprint | None = None
+
+    def evidence(self, samples: Tensor | None = None) -> Evidence:
+        """Copies of what is about to be removed, by which an audit recognises it.
+
+        Args:
+            samples: inputs of the tasks; None: they are not looked for.
+        """
+        removed = [name for name in self.plan.removed if name not in self.plan.uninformative_masks]
+        return Evidence.of(self.host.model, self.removal, removed, samples, self.host.opened_whole)
 
 
-def prepare(subject: Subject, tasks: Iterable[int], event: str, *, strict: bool = False) -> Preparation:
+def prepare(
+    host: Host, claims: Claims, tasks: Iterable[int], event: str, *, strict: bool = False, allow_unknown: bool = True
+) -> Unlearning:
     """Check a request and work out what it would do; changes nothing.
 
     Args:
-        subject: what it would change.
+        host: what it would change.
+        claims: what trainings could see.
         tasks: that are to go.
         event: when it was asked for.
         strict: raise where something else than trainings and unlearnings here wrote into the model.
+        allow_unknown: leave what keeps learned state and has no adapter as it is; else raise.
 
     Raises:
         RequestError: if the ledger does not allow it.
         TamperedError: where ``strict`` says so.
+        UnknownStateError: unless ``allow_unknown``.
     """
     started = time.perf_counter()
-    tasks = subject.ledger.check(tasks, event, subject.known, subject.unrecorded)
-    model, trajectory = subject.model, subject.trajectory
+    tasks = host.ledger.check(tasks, event, host.known, host.unrecorded)
+    model, trajectory = host.model, host.trajectory
     hashes = state_hashes(model.state_dict())
-    # In the middle of a training its own steps change the model too: then only what was found as it began counts.
-    tampered = subject.claims.tampered(hashes) if subject.before is None else subject.claims.changed
+    tampered = claims.tampered(hashes, in_training=host.before is not None)
     if strict and tampered:
         raise TamperedError(
             f"{event}: tensors {sorted(tampered)} were changed by something else than trainings and unlearnings here; "
@@ -82,28 +90,20 @@ def prepare(subject: Subject, tasks: Iterable[int], event: str, *, strict: bool 
     parameters = dict(model.named_parameters())
     own = frozenset().union(*(own_parameters(model, task) for task in tasks))
     shared = {name: p.detach() for name, p in parameters.items() if name not in own}
-    remaining = [task for task in subject.ledger.remaining if task not in tasks]
+    remaining = [task for task in host.ledger.remaining if task not in tasks]
     readers = _readers(model, remaining)
     # Revised before the removal is worked out: later updates are then replayed, and logged, behind the revised ones.
-    revising = (c for c in subject.compensations if isinstance(c, RevisingCompensation))
+    revising = (c for c in host.compensations if isinstance(c, RevisingCompensation))
     revisions = combined(c.revise(model, trajectory, tasks) for c in revising)
-    removal = trajectory.remove(tasks, shared, subject.before, readers, revisions)
-    tainted = subject.claims.tainted_without(tasks, subject.ledger)
-    reasons = subject.claims.reasons(
-        tasks,
-        subject.strategy,
-        subject.ledger,
-        removal,
-        in_training=subject.in_training,
-        unrecorded=subject.unrecorded,
-        shared_state=subject.shared_state,
-        tampered=tampered,
-    )
+    removal = trajectory.remove(tasks, shared, host.before, readers, revisions)
+    reasons = claims.reasons(host, tasks, removal, tampered)
     affected = _affected(model, remaining, removal, shared)
     covered = tuple(
-        task for task in affected if task in revisions or any(c.covers(task, tasks) for c in subject.compensations)
+        task for task in affected if task in revisions or any(c.covers(task, tasks) for c in host.compensations)
     )
-    unknown = unknown_state(subject)
+    unknown = unknown_state(host)
+    if not allow_unknown:
+        refuse_unknown_state(unknown)
     plan = UnlearningPlan(
         tasks=tuple(tasks),
         event=event,
@@ -115,26 +115,26 @@ def prepare(subject: Subject, tasks: Iterable[int], event: str, *, strict: bool 
         claim="approximate" if reasons else "exact",
         reasons=reasons,
         trajectory_bytes=sum(trajectory.nbytes(task) for task in tasks),
-        purges=tuple(type(plugin).__name__ for plugin in subject.plugins if adapter_of(plugin)),
+        purges=tuple(type(plugin).__name__ for plugin in host.plugins if adapter_of(plugin)),
         unpurged=tuple(type(plugin).__name__ for plugin, _ in unknown),
-        repaired=repairable(subject.repair, model, affected, tainted),
-        moved=() if subject.moved_without is None else subject.moved_without(tasks),
-        uninformative_masks=_uninformative_masks(model, tasks, subject.opened_whole),
-        shared_state=tuple(sorted(subject.shared_state)),
+        repaired=repairable(host.repair, model, affected, claims.tainted_without(tasks, host.ledger)),
+        moved=() if host.masking is None else host.masking.moved_without(host.strategy, tasks),
+        uninformative_masks=_uninformative_masks(model, tasks, host.opened_whole),
+        shared_state=tuple(sorted(host.shared_state)),
     )
-    return Preparation(plan, removal, tainted, started, own, trajectory.logs, hashes, unknown)
+    return Unlearning(host, claims, plan, removal, own, hashes, started)
 
 
-def own_modules_only(preparation: Preparation) -> Preparation:
+def own_modules_only(unlearning: Unlearning) -> Unlearning:
     """The control: what the tasks have of their own goes, every entry that tasks share stays as it is."""
-    removal, gone = preparation.removal, set(preparation.plan.tasks)
-    logs = {task: log for task, log in preparation.logs.items() if task not in gone}
+    gone = set(unlearning.plan.tasks)
+    logs = {task: log for task, log in unlearning.host.trajectory.logs.items() if task not in gone}
     # Empty all through: nothing goes out of the weights, and so nothing out of old states that plugins keep (anchors).
-    untouched = Removal(removal.tasks, {}, {}, logs, {}, {task: Updates() for task in gone}, {})
+    untouched = Removal(unlearning.plan.tasks, {}, {}, logs, {}, {task: Updates() for task in gone}, {})
     nothing: dict[str, Any] = {"entries": {}, "affected": (), "compensated": (), "repaired": (), "shared": {}}
     reasons = ("obey='head': every entry that tasks share stays as it is",)
-    plan = replace(preparation.plan, claim="approximate", reasons=reasons, **nothing)
-    return replace(preparation, plan=plan, removal=untouched)
+    plan = replace(unlearning.plan, claim="approximate", reasons=reasons, **nothing)
+    return replace(unlearning, plan=plan, removal=untouched)
 
 
 def _uninformative_masks(

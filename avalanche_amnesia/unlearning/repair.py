@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from avalanche_amnesia.audit.record import RepairSummary
 from avalanche_amnesia.bits import same_bits
+from avalanche_amnesia.models.multi_head import inside_backbone
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.trajectory.replay import moved_along
 from avalanche_amnesia.trajectory.store import Trajectory
@@ -86,10 +87,10 @@ def free_entries(model: TaskMaskedModel, tasks: Sequence[int], changed: Mapping[
     if any(task not in model.masks for task in others):
         return {}  # a task without a mask reads every entry
     held = model.graph.parameter_use(*(model.masks[task] for task in others)) if others else {}
-    free = {}
+    free, changed = {}, inside_backbone(changed)
     for name, use in model.graph.parameter_use(*(model.masks[task] for task in tasks)).items():
-        if f"backbone.{name}" in changed:
-            entries = changed[f"backbone.{name}"] & (use > 0)
+        if name in changed:
+            entries = changed[name] & (use > 0)
             entries = entries & ~(held[name] > 0) if held else entries
             if bool(entries.any()):
                 free[name] = entries
@@ -122,7 +123,8 @@ def carry_out(
         change: receives every change, and its way back before it.
     """
     own = frozenset().union(*(own_parameters(model, task) for task in tasks))
-    parameters = {n: p for n, p in model.named_parameters() if n.startswith("backbone.") or n in own}
+    parameters = dict(model.backbone.named_parameters(prefix="backbone"))
+    parameters |= {name: p for name, p in model.named_parameters() if name in own}
     now = {name: p.detach().clone() for name, p in parameters.items()}
     committed = {name: value if before is None or name in own else before[name] for name, value in now.items()}
     statistics = set(model.buffer_names(tasks))

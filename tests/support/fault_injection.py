@@ -19,7 +19,7 @@ UNLEARNING_STEPS = [
     (TaskLedger, "forget"),
     (TaskLedger, "check"),
     (applying, "remove_task_modules"),
-    (applying, "purge_optimizers"),
+    (applying, "purge_optimizer"),
     (applying, "state_hashes"),
     (applying, "_replace"),
     (applying, "UnlearningRecord"),

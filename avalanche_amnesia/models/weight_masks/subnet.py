@@ -187,12 +187,15 @@ class SubnetModel(TaskMaskedModel):
             self.set_trainable(task, True)
             self.norms[str(task)].train(self.training)
 
-    def start_task(self, task: int, scores: Tensor) -> None:
+    def start_task(self, task: int, scores: Tensor) -> nn.Parameter:
         """Begin to learn a task's mask.
 
         Args:
             task: its label; it must have no mask yet.
             scores: initial values, ``(n_weights,)``.
+
+        Returns:
+            The scores, to be stepped by an optimizer of their own.
         """
         if task in self.masked_tasks or self.current_task is not None:
             raise ValueError(f"task {task} can't start: masks {self.masked_tasks}, in training {self.current_task}")
@@ -201,6 +204,7 @@ class SubnetModel(TaskMaskedModel):
         weights = {name: self._weight(name) for name in self.graph.layers}
         self._open = OpenSubnet(self.scores, weights, self.choose, self.straight_through)
         self.generation += 1
+        return self.scores
 
     @property
     def _in_training(self) -> tuple[int, nn.Parameter, OpenSubnet]:
@@ -347,9 +351,7 @@ class SubnetModel(TaskMaskedModel):
 
     def _weight(self, name: str) -> nn.Parameter:
         module, attribute = self._sites[name][0]
-        weight = module._parameters[attribute]
-        assert weight is not None
-        return weight
+        return module.get_parameter(attribute)
 
     def _weights_of(self, task: int) -> Mapping[str, Tensor]:
         """Weights that run in the place of the backbone's."""

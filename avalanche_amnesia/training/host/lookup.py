@@ -28,12 +28,3 @@ def refuse_second(strategy: Any, kind: type[Any]) -> None:
             "plugins=, and none where the strategy brings its own, as AmnesiacHAT does; its options are the strategy's "
             "(trajectory=TrajectoryPlugin(...), deadline=...)"
         )
-
-
-def is_last_to_finish(plugin: Any, strategy: Any) -> bool:
-    """Tell whether a task is finished once this plugin has done its part.
-
-    Attributes ``finishing_step`` tell the order: a task's mask is kept, its update recorded, the task entered in
-    the ledger.
-    """
-    return plugin.finishing_step == max(getattr(other, "finishing_step", 0) for other in strategy.plugins)

@@ -151,6 +151,15 @@ def is_finishing(strategy: Any) -> bool:
     return getattr(strategy, "rollback_point", None) is not None
 
 
+def is_last_to_finish(plugin: Any, strategy: Any) -> bool:
+    """Tell whether a task is finished once this plugin has done its part.
+
+    Attributes ``finishing_step`` tell the order: a task's mask is kept, its update recorded, the task entered in
+    the ledger.
+    """
+    return plugin.finishing_step == max(getattr(other, "finishing_step", 0) for other in strategy.plugins)
+
+
 def finish(strategy: Any) -> None:
     """Make the task a finished one: from here on there is no way back but to unlearn it."""
     strategy.rollback_point = None

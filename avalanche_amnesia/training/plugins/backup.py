@@ -8,11 +8,11 @@ from typing import Any, Literal
 
 import torch
 from avalanche.core import SupervisedPlugin
-from torch import Tensor, nn
+from torch import Tensor
 
 from avalanche_amnesia import checks
 from avalanche_amnesia.models.masked import MaskedModel
-from avalanche_amnesia.models.multi_head import single_task
+from avalanche_amnesia.models.multi_head import inside_backbone, single_task
 from avalanche_amnesia.saving.classes import saveable
 from avalanche_amnesia.training.first_use import entries_in_use, first_used
 from avalanche_amnesia.training.host.lookup import find_plugin
@@ -135,16 +135,17 @@ class BackupPlugin(SupervisedPlugin):
         model, masking, recorder = _surroundings(strategy)
         trajectory = recorder.trajectory
         self._now = _ShadowedTask(recorder, TaskStatistics(model, task, masking.masks.statistics_batches))
-        values = _backbone(dict(model.named_parameters()))
+        values = {name: p.detach() for name, p in model.backbone.named_parameters(prefix="backbone")}
+        inside_values = inside_backbone(values)
         seen = [other for other in unlearnable if masking.influences is None or other in masking.influences]
         for other in seen:  # a task that this one is isolated from takes nothing with it when it goes
             earlier = trajectory.tasks[: trajectory.tasks.index(other)]
             region = first_used(model, other, earlier)
-            written = trajectory.remove([other], values).updates[other]
+            written = inside_backbone(trajectory.remove([other], values).updates[other])
             offset = {
-                name: torch.where(inside, 0.0, written[f"backbone.{name}"].to(values[f"backbone.{name}"]))
+                name: torch.where(inside, 0.0, written[name].to(inside_values[name]))
                 for name, inside in region.items()
-                if f"backbone.{name}" in written
+                if name in written
             }
             offset = {name: outside for name, outside in offset.items() if bool((outside != 0).any())}
             region = {name: inside for name, inside in region.items() if bool(inside.any()) or name in offset}
@@ -159,7 +160,7 @@ class BackupPlugin(SupervisedPlugin):
             result = trajectory.values_before(other, values)
         else:
             result = {**values, **trajectory.remove([other], values).values}
-        return {name.removeprefix("backbone."): value for name, value in result.items()}
+        return inside_backbone(result)
 
     def before_backward(self, strategy: Any, **kwargs: Any) -> None:
         """Run the shadows and add their loss; the random streams stay as the main network left them."""
@@ -203,7 +204,7 @@ class BackupPlugin(SupervisedPlugin):
         """Tell whether the task was learned in the place of one of these."""
         return not self.kept.get(task, {}).keys().isdisjoint(gone)
 
-    def revise(self, model: nn.Module, trajectory: Trajectory, gone: Collection[int]) -> Revisions:
+    def revise(self, model: MaskedModel, trajectory: Trajectory, gone: Collection[int]) -> Revisions:
         """Updates that the shadows learned, in the place of the tasks' own; every entry is one task's."""
         affected = [task for task in trajectory.tasks if task in self.kept and task not in gone]
         taken: dict[str, Tensor] = {}
@@ -223,9 +224,8 @@ class BackupPlugin(SupervisedPlugin):
         return result
 
     @torch.no_grad()
-    def compensate(self, model: nn.Module, gone: Collection[int], removal: Removal, change: Transaction) -> list[str]:
+    def compensate(self, model: MaskedModel, gone: Collection[int], removal: Removal, change: Transaction) -> list[str]:
         """Put the shadows' norms in place, and drop whatever stands in for the tasks that go, or belongs to them."""
-        assert isinstance(model, MaskedModel)
         change.keep(self, "kept", "_now")
         lines = []
         for task, of_task in self.kept.items():
@@ -244,7 +244,7 @@ class BackupPlugin(SupervisedPlugin):
         }
         if self._now is not None:
             self._now = self._now.without(gone)
-            values = _backbone(self._now.values_before)
+            values = {n: v for n, v in self._now.values_before.items() if n.startswith("backbone.")}
             for other, shadow in self._now.shadows.items():
                 shadow.start_from(self._start_values(self._now.recorder.trajectory, other, values), change)
         return lines
@@ -262,10 +262,6 @@ def _surroundings(strategy: Any) -> tuple[MaskedModel, HATPlugin, TrajectoryPlug
             "BackupPlugin() needs HATPlugin() and TrajectoryPlugin() in front of it: AmnesiacHAT(compensation='backup')"
         )
     return strategy.model, masking, recorder
-
-
-def _backbone(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: value.detach() for name, value in values.items() if name.startswith("backbone.")}
 
 
 def _reads(model: MaskedModel, task: int, removal: Removal) -> bool:

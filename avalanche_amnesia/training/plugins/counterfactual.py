@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from avalanche.core import SupervisedPlugin
-from torch import Tensor, nn
+from torch import Tensor
 
 from avalanche_amnesia import checks
 from avalanche_amnesia.benchmarks.data import task_data
@@ -158,17 +158,14 @@ class CounterfactualPlugin(SupervisedPlugin):
         self, model: TaskMaskedModel, task: int, gone: Collection[int], features: Tensor, y: Tensor
     ) -> FittedHead | None:
         """Head fitted to the model as it is now; None where there is nothing to fit."""
-        head = model.head(task)
-        assert isinstance(head, nn.Linear)
-        return FittedHead(*fit_head(features, y, head.out_features))
+        return FittedHead(*fit_head(features, y, len(model.head(task).get_parameter("weight"))))
 
     def _places(self, model: TaskMaskedModel, task: int, fitted: FittedHead) -> Iterator[tuple[Tensor, Tensor]]:
         """The model's tensors that a fitted head replaces, and their values."""
         head = model.head(task)
-        assert isinstance(head, nn.Linear)
-        yield head.weight.data, fitted.weight
-        assert fitted.bias is not None
-        yield head.bias.data, fitted.bias
+        yield head.get_parameter("weight").data, fitted.weight
+        if fitted.bias is not None:
+            yield head.get_parameter("bias").data, fitted.bias
 
     def _swap(self, model: TaskMaskedModel, task: int, fitted: FittedHead, change: Transaction) -> None:
         """Put a fitted head in the place of the task's."""
@@ -205,9 +202,10 @@ class CounterfactualPlugin(SupervisedPlugin):
         return lost in self.heads.get(task, {})
 
     @torch.no_grad()
-    def compensate(self, model: nn.Module, gone: Collection[int], removal: Removal, change: Transaction) -> list[str]:
+    def compensate(
+        self, model: TaskMaskedModel, gone: Collection[int], removal: Removal, change: Transaction
+    ) -> list[str]:
         """Swap in the heads for the model without these tasks, and keep only those for it without more of them."""
-        assert isinstance(model, TaskMaskedModel)
         change.keep(self, "heads", "sources")
         lost = frozenset(gone)
         swapped = []
@@ -249,7 +247,7 @@ def _possible_removals(sources: Collection[int], order: Collection[int], limit: 
 @contextmanager
 def _without(model: TaskMaskedModel, trajectory: Trajectory, gone: Collection[int]) -> Iterator[None]:
     """The backbone as if some tasks had been unlearned; afterwards as it was, bit for bit."""
-    parameters = {n: p for n, p in model.named_parameters() if n.startswith("backbone.")}
+    parameters = dict(model.backbone.named_parameters(prefix="backbone"))
     # Worked out and not applied: the logs stay as they are, and nothing but the backbone's values has to go back.
     removal = trajectory.remove(tuple(gone), {name: p.detach() for name, p in parameters.items()})
     before = {name: parameters[name].detach().clone() for name in removal.values}

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import Any, Literal
 
 import torch
 from avalanche.core import SupervisedPlugin
-from torch import Tensor, nn
+from torch import Tensor
 
 from avalanche_amnesia import checks
 from avalanche_amnesia.models.masked import MaskedModel
+from avalanche_amnesia.models.multi_head import inside_backbone
 from avalanche_amnesia.training.first_use import entries_in_use
 from avalanche_amnesia.training.host.lookup import find_plugin
 from avalanche_amnesia.training.plugins.hat import HATPlugin
@@ -77,12 +78,8 @@ class ScaledUpdatesPlugin(SupervisedPlugin):
     def prepare(self, strategy: Any, task: int, unlearnable: Collection[int]) -> None:
         """Keep the rates of the entries that the task moved."""
         _, recorder = _surroundings(strategy)
-        moved = recorder.trajectory.moved(task)
-        kept = {
-            name: rates.restricted(moved[f"backbone.{name}"].reshape(-1))
-            for name, rates in self._damped.items()
-            if f"backbone.{name}" in moved
-        }
+        moved = inside_backbone(recorder.trajectory.moved(task))
+        kept = {n: rates.restricted(moved[n].reshape(-1)) for n, rates in self._damped.items() if n in moved}
         self.rates[task] = {name: rates for name, rates in kept.items() if len(rates.low)}
         self._damped = {}
 
@@ -96,9 +93,8 @@ class ScaledUpdatesPlugin(SupervisedPlugin):
         """False: revising is all that it does."""
         return False
 
-    def revise(self, model: nn.Module, trajectory: Trajectory, gone: Collection[int]) -> Revisions:
+    def revise(self, model: MaskedModel, trajectory: Trajectory, gone: Collection[int]) -> Revisions:
         """Scale, where a task that goes was the first to use an entry, the first remaining task's update of it."""
-        assert isinstance(model, MaskedModel)
         result: dict[int, dict[str, Revision]] = {}
         orphaned: dict[str, Tensor] = {}
         occupied: dict[str, Tensor] = {}
@@ -110,13 +106,13 @@ class ScaledUpdatesPlugin(SupervisedPlugin):
                     orphaned[name] = first | orphaned.get(name, first)
                 continue
             occupied = {name: used.cpu() | occupied.get(name, used.cpu()) for name, used in use.items()}
-            moved = trajectory.moved(task)
             for name, rates in self.rates.get(task, {}).items():
                 where = rates.where & orphaned.get(name, torch.zeros_like(rates.where))
                 factor = self._factors(rates, where)
                 if bool(where.any()):
                     result.setdefault(task, {})[f"backbone.{name}"] = Revision(where, factor=factor)
-            orphaned = _without(orphaned, moved)
+            moved = inside_backbone(trajectory.moved(task))
+            orphaned = {name: where & ~moved[name] if name in moved else where for name, where in orphaned.items()}
         return result
 
     def _factors(self, rates: SparseValues, where: Tensor) -> Tensor | float:
@@ -124,7 +120,7 @@ class ScaledUpdatesPlugin(SupervisedPlugin):
             return self._alpha
         return 1 / rates.restricted(where.reshape(-1)).values.double()
 
-    def compensate(self, model: nn.Module, gone: Collection[int], removal: Removal, change: Transaction) -> list[str]:
+    def compensate(self, model: MaskedModel, gone: Collection[int], removal: Removal, change: Transaction) -> list[str]:
         """Drop the rates of the tasks that go."""
         change.set(self, rates={task: rates for task, rates in self.rates.items() if task not in gone})
         return []
@@ -139,10 +135,3 @@ def _surroundings(strategy: Any) -> tuple[HATPlugin, TrajectoryPlugin]:
         )
     masking.model_of(strategy)
     return masking, recorder
-
-
-def _without(orphaned: Mapping[str, Tensor], moved: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {
-        name: where & ~moved[f"backbone.{name}"] if f"backbone.{name}" in moved else where
-        for name, where in orphaned.items()
-    }

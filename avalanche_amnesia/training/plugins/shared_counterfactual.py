@@ -136,6 +136,4 @@ _WEIGHT = f"backbone.{_NAME}"
 
 
 def _weight(model: TaskMaskedModel) -> Tensor:
-    assert isinstance(model, MaskedModel)
-    assert model.shared_head is not None
-    return model.shared_head.weight
+    return model.backbone.get_parameter(_NAME)

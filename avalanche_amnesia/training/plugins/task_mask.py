@@ -13,10 +13,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from avalanche_amnesia.benchmarks.shared_labels import why_trained
+from avalanche_amnesia.models.multi_head import inside_backbone
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.training.divergence import what_diverged
-from avalanche_amnesia.training.host.lookup import is_last_to_finish
-from avalanche_amnesia.training.host.rollback import abort_training, begin_finishing, finish, go_back
+from avalanche_amnesia.training.host.rollback import abort_training, begin_finishing, finish, go_back, is_last_to_finish
 from avalanche_amnesia.training.host.samples import fault_of_task
 from avalanche_amnesia.training.task_in_training import TaskInTraining, TaskSnapshot
 from avalanche_amnesia.training.update_rules import Adjuster, AdjustmentRule, AdjustSpace, TaskUse
@@ -200,11 +200,7 @@ class TaskMaskPlugin(SupervisedPlugin):
             self.space,
             use,
             parameters={n: p for n, p in model.backbone.named_parameters() if n in use.covered},
-            before={
-                name.removeprefix("backbone."): value
-                for name, value in self.in_training.before.values.items()
-                if name.startswith("backbone.")
-            },
+            before=inside_backbone(self.in_training.before.values),
             layer_of=model.graph.layer_of,
         )
 

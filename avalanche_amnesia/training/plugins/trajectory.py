@@ -10,8 +10,8 @@ from avalanche.core import SupervisedPlugin
 
 from avalanche_amnesia.benchmarks.shared_labels import why_trained
 from avalanche_amnesia.ledger import RequestError
-from avalanche_amnesia.training.host.lookup import find_plugin, is_last_to_finish, refuse_second
-from avalanche_amnesia.training.host.rollback import abort_training, begin_finishing, finish, go_back
+from avalanche_amnesia.training.host.lookup import find_plugin, refuse_second
+from avalanche_amnesia.training.host.rollback import abort_training, begin_finishing, finish, go_back, is_last_to_finish
 from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin, single_task
 from avalanche_amnesia.training.task_in_training import StepActivity, TaskInTraining, TaskSnapshot
 from avalanche_amnesia.trajectory.store import Trajectory

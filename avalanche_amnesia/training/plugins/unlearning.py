@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import nullcontext
-from dataclasses import replace
 from typing import Any, Literal
 
 import torch
 from avalanche.core import SupervisedPlugin
+from avalanche.training.plugins import EvaluationPlugin
 from avalanche.training.plugins.clock import Clock
 from avalanche.training.templates.base_sgd import PeriodicEval
 from avalanche.training.utils import trigger_plugins
-from torch import Tensor
 
 from avalanche_amnesia import checks
 from avalanche_amnesia.audit.evidence import Evidence
@@ -22,20 +21,25 @@ from avalanche_amnesia.ledger import RequestError, TaskLedger
 from avalanche_amnesia.training.host.evaluation import drop_last_values, preserved_minibatch
 from avalanche_amnesia.training.host.history import TaskHistory
 from avalanche_amnesia.training.host.lookup import find_plugin, refuse_second
+from avalanche_amnesia.training.host.provenance import provenance_of
 from avalanche_amnesia.training.host.rollback import abort_training, finish, go_back, is_finishing
 from avalanche_amnesia.training.host.stream_requests import StreamRequests, check_iteration, check_iterations, due
-from avalanche_amnesia.training.host.subject import subject_of
+from avalanche_amnesia.training.plugins.in_memory_loader import InMemoryLoaderPlugin
+from avalanche_amnesia.training.plugins.repair import RepairPlugin
+from avalanche_amnesia.training.plugins.seeding import SeedingPlugin
 from avalanche_amnesia.training.plugins.task_mask import TaskError, TaskMaskPlugin, single_task
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 from avalanche_amnesia.transaction import Transaction
 from avalanche_amnesia.unlearning.applying import apply, ledger_only
 from avalanche_amnesia.unlearning.claims import Claims
 from avalanche_amnesia.unlearning.compensation import Compensation, RevisingCompensation
-from avalanche_amnesia.unlearning.planning import Preparation, own_modules_only, prepare
+from avalanche_amnesia.unlearning.host import Host, refuse_unknown_state, unknown_state
+from avalanche_amnesia.unlearning.planning import Unlearning, own_modules_only, prepare
 from avalanche_amnesia.unlearning.purging.registry import adapter_of
-from avalanche_amnesia.unlearning.subject import Subject, refuse_unknown_state, unknown_state
 
 Obedience = Literal[True, False, "head"]
+_OURS = (SeedingPlugin, InMemoryLoaderPlugin, TaskMaskPlugin, TrajectoryPlugin, RepairPlugin, Compensation)
+"""Plugins that are cleaned elsewhere, or hold nothing of a task."""
 
 
 class UnlearningPlugin(SupervisedPlugin):
@@ -109,7 +113,7 @@ class UnlearningPlugin(SupervisedPlugin):
         Raises:
             RequestError: if they can't be requested now.
         """
-        return self._prepare(self._subject(strategy), tasks, self._between_tasks(strategy)).plan
+        return self._prepare(strategy, tasks, self._between_tasks(strategy)).plan
 
     def unlearn(
         self,
@@ -151,10 +155,9 @@ class UnlearningPlugin(SupervisedPlugin):
         Raises:
             RequestError: if the tasks can't be requested now.
         """
-        subject = self._subject(strategy)
-        preparation = prepare(subject, tasks, self._between_tasks(strategy))
+        unlearning = prepare(self._host(strategy), self.claims, tasks, self._between_tasks(strategy))
         samples = [task_data(experience)[0] for experience in experiences]
-        return _evidence(subject, preparation, torch.cat(samples) if samples else None)
+        return unlearning.evidence(torch.cat(samples) if samples else None)
 
     def mark_permanent(self, tasks: Iterable[int]) -> None:
         """Declare remaining tasks permanent: never to be requested again.
@@ -220,7 +223,7 @@ class UnlearningPlugin(SupervisedPlugin):
         if self.ledger.n_trained == 0 and self._given_deadline is None:
             self.ledger = TaskLedger(getattr(experience, "deadline", None))
         if getattr(experience, "requests", ()) and self.obey and not self.allow_unknown:
-            refuse_unknown_state(unknown_state(self._subject(strategy)))
+            refuse_unknown_state(unknown_state(self._host(strategy)))
         self._requests.rehearse(experience, self.ledger)
         self.current_task, self._forgotten_in_task = None, set()
         for request in self._requests.still_due(experience, "before", self.ledger.unlearned):
@@ -331,27 +334,6 @@ class UnlearningPlugin(SupervisedPlugin):
             raise RequestError(
                 f"{event}: tasks {list(self.current.tasks)} are just being unlearned; ask again after that"
             )
-        masking = find_plugin(strategy, TaskMaskPlugin)
-        with nullcontext() if masking is None else masking.at_rest(strategy):
-            return self._unlearn_at_rest(strategy, tasks, event, keep_probes, allow_unknown, fingerprint, strict)
-
-    def _unlearn_at_rest(
-        self,
-        strategy: Any,
-        tasks: Iterable[int],
-        event: str,
-        keep_probes: bool,
-        allow_unknown: bool | None,
-        fingerprint: bool | None,
-        strict: bool,
-    ) -> UnlearningRecord:
-        subject = self._subject(strategy)
-        preparation = self._prepare(subject, tasks, event, strict)
-        if self.obey and not (self.allow_unknown if allow_unknown is None else allow_unknown):
-            refuse_unknown_state(preparation.unknown)
-        if self.obey and (self.fingerprint if fingerprint is None else fingerprint):
-            preparation = replace(preparation, fingerprint=_evidence(subject, preparation).fingerprint())
-        self.current, self.keeps_probes = preparation.plan, keep_probes
 
         def announce(name: str, record: UnlearningRecord | None, change: Transaction) -> None:
             if record is not None:
@@ -361,10 +343,18 @@ class UnlearningPlugin(SupervisedPlugin):
                 self._drop_moments_before(strategy, change)
             trigger_plugins(strategy, name)
 
-        try:
-            return (apply if self.obey else ledger_only)(subject, preparation, announce)
-        finally:
-            self.current = None
+        masking = find_plugin(strategy, TaskMaskPlugin)
+        with nullcontext() if masking is None else masking.at_rest(strategy):
+            may_stay = not self.obey or (self.allow_unknown if allow_unknown is None else allow_unknown)
+            unlearning = self._prepare(strategy, tasks, event, strict=strict, allow_unknown=may_stay)
+            self.current, self.keeps_probes = unlearning.plan, keep_probes
+            try:
+                if not self.obey:
+                    return ledger_only(unlearning, announce)
+                kept = self.fingerprint if fingerprint is None else fingerprint
+                return apply(unlearning, announce, fingerprint=kept)
+            finally:
+                self.current = None
 
     def _drop_moments_before(self, strategy: Any, change: Transaction) -> None:
         """Drop moments that mix a forgotten task's gradients: a task that is given up must not bring them back."""
@@ -372,21 +362,31 @@ class UnlearningPlugin(SupervisedPlugin):
         if snapshot is not None:
             change.set(snapshot, moments={})
 
-    def _prepare(self, subject: Subject, tasks: Iterable[int], event: str, strict: bool = False) -> Preparation:
-        preparation = prepare(subject, tasks, event, strict=strict)
-        return own_modules_only(preparation) if self.obey == "head" else preparation
+    def _prepare(self, strategy: Any, tasks: Iterable[int], event: str, **options: bool) -> Unlearning:
+        unlearning = prepare(self._host(strategy), self.claims, tasks, event, **options)
+        return own_modules_only(unlearning) if self.obey == "head" else unlearning
 
-    def _subject(self, strategy: Any) -> Subject:
-        return subject_of(
-            strategy,
-            self,
-            self._trajectory(strategy),
+    def _host(self, strategy: Any) -> Host:
+        """The strategy as an unlearning sees it: what is ours in it, and what is the host's."""
+        recorder = self._trajectory(strategy)
+        ours = [p for p in strategy.plugins if p is self or isinstance(p, (EvaluationPlugin, *_OURS))]
+        learned = [strategy._criterion] if self.claims.criterion_learned(strategy) else []
+        compensations = [p for p in strategy.plugins if isinstance(p, Compensation)]
+        return Host(
+            strategy=strategy,
             ledger=self.ledger,
-            history=self.history,
-            claims=self.claims,
-            known=frozenset(self._requests.known) or None,
+            trajectory=recorder.trajectory,
+            before=None if recorder.snapshot is None else recorder.snapshot.values,
             in_training=self.current_task,
-            compensated=self.obey is True,
+            plugins=[*(p for p in strategy.plugins if p not in ours), strategy, *learned],
+            others=[*ours, strategy.evaluator],
+            masking=find_plugin(strategy, TaskMaskPlugin),
+            compensations=compensations if self.obey is True else [],
+            repair=find_plugin(strategy, RepairPlugin),
+            counters=self.history.counters,
+            provenance=provenance_of(strategy, self.history.data),
+            known=frozenset(self._requests.known) or None,
+            shared_state=recorder.shared_state,
         )
 
     def _trajectory(self, strategy: Any) -> TrajectoryPlugin:
@@ -402,9 +402,3 @@ class UnlearningPlugin(SupervisedPlugin):
                 "plugins=[TrajectoryPlugin(), UnlearningPlugin()]"
             )
         return plugin
-
-
-def _evidence(subject: Subject, preparation: Preparation, samples: Tensor | None = None) -> Evidence:
-    plan = preparation.plan
-    removed = [name for name in plan.removed if name not in plan.uninformative_masks]
-    return Evidence.of(subject.model, preparation.removal, removed, samples, subject.opened_whole)

@@ -28,6 +28,7 @@ class SubnetTask(TaskInTraining):
     """A task in training that learns scores.
 
     Attributes:
+        scores: of its mask, ``(n_weights,)``.
         step_scores: steps them.
         first_rate: the strategy's learning rate when the task began; None where it has none.
         others: tasks with a mask for which the adjuster was made.
@@ -35,6 +36,7 @@ class SubnetTask(TaskInTraining):
         best: score on it and state of the best epoch so far; None before the first.
     """
 
+    scores: nn.Parameter
     step_scores: BareStep
     first_rate: float | None
     others: tuple[int, ...]
@@ -118,7 +120,7 @@ class SubnetPlugin(TaskMaskPlugin):
         if self.keep == "best" and not kwargs.get("num_workers", 0):
             now.holdout.replace_loader(strategy, shuffle, drop_last)
         self.take_snapshot(strategy)
-        model.start_task(task, self._initial_scores(model, task))
+        now.scores = model.start_task(task, self._initial_scores(model, task))
         now.best = None
         self._prepare(strategy)
 
@@ -126,10 +128,9 @@ class SubnetPlugin(TaskMaskPlugin):
         """Make what depends on the other tasks; again when one of them goes in the middle of this task."""
         now: SubnetTask = self.in_training
         model = self.model_of(strategy)
-        assert model.scores is not None
         now.others = model.masked_tasks
         now.adjuster = self.make_adjuster(model, self.task_use(model))
-        now.step_scores = BareStep(self._make_score_optimizer(model.scores))
+        now.step_scores = BareStep(self._make_score_optimizer(now.scores))
 
     def _make_score_optimizer(self, scores: nn.Parameter) -> Optimizer:
         if self.score_optimizer is not None:
@@ -180,16 +181,14 @@ class SubnetPlugin(TaskMaskPlugin):
 
     def _state(self, model: SubnetModel) -> dict[str, Tensor]:
         """Everything that the task in training learns: the tensors themselves."""
-        task = model.current_task
-        assert task is not None
-        assert model.scores is not None
-        weights = {f"backbone.{name}": p.detach() for name, p in model.backbone.named_parameters()}
+        now: SubnetTask = self.in_training
+        weights = {name: p.detach() for name, p in model.backbone.named_parameters(prefix="backbone")}
         own = {
             f"{index}.{name}": value.detach()
-            for index, module in enumerate(model.task_modules(task))
+            for index, module in enumerate(model.task_modules(now.task))
             for name, value in module.state_dict(keep_vars=True).items()
         }
-        return {"scores": model.scores.detach(), **weights, **own}
+        return {"scores": now.scores.detach(), **weights, **own}
 
     @torch.no_grad()
     def keep_mask(self, strategy: Any) -> None:
@@ -221,9 +220,8 @@ class SubnetPlugin(TaskMaskPlugin):
         model = self.model_of(strategy)
         if model.masked_tasks == now.others:
             return
-        assert model.scores is not None
         if self.scores == "keep":
-            model.scores.data.copy_(self._initial_scores(model, now.task))
+            now.scores.data.copy_(self._initial_scores(model, now.task))
         now.best = None
         self._prepare(strategy)
 
