@@ -6,13 +6,23 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+PENALTY = 10.0
+"""Of 1, 10 and 100 the best in sum on validation images of three streams: a weak one overfits few samples (20 permuted
+tasks of 2,000 images: accuracy .868, .881, .889), a strong one underfits many classes (Omniglot: .704, .696, .677)."""
+
 
 class FitError(ArithmeticError):
     """No head can be fitted: the features are not finite, or so large that they overflow when multiplied."""
 
 
 def fit_head(
-    features: Tensor, labels: Tensor, n_classes: int, *, penalty: float = 1.0, iterations: int = 15
+    features: Tensor,
+    labels: Tensor,
+    n_classes: int,
+    *,
+    penalty: float = PENALTY,
+    iterations: int = 15,
+    has_bias: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """Multinomial logistic regression: ``min mean cross-entropy + penalty / 2n · ‖V‖²``, V over whitened features.
 
@@ -24,16 +34,18 @@ def fit_head(
         n_classes: classes of the head; one that has no sample gets a small probability.
         penalty: above 0, as with scikit-learn's ``1/C``.
         iterations: of L-BFGS, at least 1.
+        has_bias: whether the head has one.
 
     Returns:
-        Weight ``(n_classes, features)`` and bias ``(n_classes,)`` of the linear head, on the features' device.
+        Weight ``(n_classes, features)`` and bias ``(n_classes,)`` of the linear head, on the features' device; the bias
+        is 0 where it has none.
 
     Raises:
         FitError: for features that are not finite, or overflow when multiplied.
     """
     n = len(features)
     with torch.no_grad():
-        mean = features.mean(0)
+        mean = features.mean(0) * has_bias  # without a bias nothing could undo the centring
         x = features - mean
         covariance = x.T @ x / n
         one = torch.eye(len(covariance)).to(covariance)
@@ -49,7 +61,10 @@ def fit_head(
     weight = white.new_zeros(n_classes, len(white), requires_grad=True)
     bias = white.new_zeros(n_classes, 1, requires_grad=True)
     optimizer = torch.optim.LBFGS(
-        [weight, bias], max_iter=iterations, history_size=iterations, line_search_fn="strong_wolfe"
+        [weight, bias] if has_bias else [weight],
+        max_iter=iterations,
+        history_size=iterations,
+        line_search_fn="strong_wolfe",
     )
 
     @torch.no_grad()

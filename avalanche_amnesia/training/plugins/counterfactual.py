@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
@@ -14,38 +14,16 @@ from avalanche.core import SupervisedPlugin
 from torch import Tensor
 
 from avalanche_amnesia import checks
-from avalanche_amnesia.benchmarks.data import task_data
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
-from avalanche_amnesia.saving.classes import saveable
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.training.counterfactual_features import CounterfactualFeatures
+from avalanche_amnesia.training.head_fit import MOST_SAMPLES, FittedHead, fitted_head, training_samples
 from avalanche_amnesia.training.host.lookup import find_plugin
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 from avalanche_amnesia.trajectory.removal import Removal
 from avalanche_amnesia.trajectory.store import Trajectory
 from avalanche_amnesia.transaction import Transaction
-from avalanche_amnesia.unlearning.logistic import FitError, fit_head
-
-_MOST_BYTES = 2**31
-"""Of samples in memory: 20,000 large photographs would be twelve gigabytes."""
-
-
-@saveable
-@dataclass(frozen=True)
-class FittedHead:
-    """Head and statistics of a task for a model without some others.
-
-    Attributes:
-        weight: ``(classes, features)``, or those columns of it that are the task's own.
-        bias: ``(classes,)``; None where it stays.
-        columns: bool ``(features,)``, which columns ``weight`` holds; None: all.
-        statistics: of the task's norms in that model, by name in its parts; empty without running statistics.
-    """
-
-    weight: Tensor
-    bias: Tensor | None = None
-    columns: Tensor | None = None
-    statistics: Mapping[str, Tensor] = field(default_factory=dict)
+from avalanche_amnesia.unlearning.logistic import FitError
 
 
 class CounterfactualPlugin(SupervisedPlugin):
@@ -81,7 +59,7 @@ class CounterfactualPlugin(SupervisedPlugin):
 
     follows_units = True
 
-    def __init__(self, *, max_sets: int = 31, samples: int = 20_000, seed: int = 0) -> None:
+    def __init__(self, *, max_sets: int = 31, samples: int = MOST_SAMPLES, seed: int = 0) -> None:
         super().__init__()
         self.max_sets, self.samples = checks.whole_number("max_sets", max_sets), checks.whole_number("samples", samples)
         self.seed = checks.whole_number("seed", seed, None)
@@ -119,18 +97,14 @@ class CounterfactualPlugin(SupervisedPlugin):
             removals = [frozenset(), *removals]  # whatever is requested next, the repair goes with it
         if not removals:
             return
-        generator = torch.Generator().manual_seed(derive_seed(self.seed, "counterfactual", task))
-        size = len(strategy.experience.dataset)
-        index = torch.randperm(size, generator=generator)[: self.samples]
-        of_one = task_data(strategy.experience, index[:1])[0].nbytes
-        x, y = task_data(strategy.experience, index[: max(1, _MOST_BYTES // of_one)].sort().values)
+        x, y = training_samples(strategy, self.samples, derive_seed(self.seed, "counterfactual", task))
         features_now = CounterfactualFeatures(model, task, x, strategy.train_mb_size)
         unfitted: dict[frozenset[int], str] = {}
         for gone in removals:
             with self._as_if_unlearned(model, trajectory, gone):
                 features, statistics = features_now()
                 try:
-                    head = self._fit(model, task, gone, features, y.to(features.device))
+                    head = fitted_head(model, task, features, y.to(features.device), gone)
                 except FitError as error:  # costs this head, and not the task that was trained
                     unfitted[gone], head = str(error), None
             if head is not None:
@@ -154,22 +128,9 @@ class CounterfactualPlugin(SupervisedPlugin):
         """Tensor name → bool tensor of the entries that go with a task."""
         return trajectory.moved(task)
 
-    def _fit(
-        self, model: TaskMaskedModel, task: int, gone: Collection[int], features: Tensor, y: Tensor
-    ) -> FittedHead | None:
-        """Head fitted to the model as it is now; None where there is nothing to fit."""
-        return FittedHead(*fit_head(features, y, len(model.head(task).get_parameter("weight"))))
-
-    def _places(self, model: TaskMaskedModel, task: int, fitted: FittedHead) -> Iterator[tuple[Tensor, Tensor]]:
-        """The model's tensors that a fitted head replaces, and their values."""
-        head = model.head(task)
-        yield head.get_parameter("weight").data, fitted.weight
-        if fitted.bias is not None:
-            yield head.get_parameter("bias").data, fitted.bias
-
     def _swap(self, model: TaskMaskedModel, task: int, fitted: FittedHead, change: Transaction) -> None:
         """Put a fitted head in the place of the task's."""
-        for tensor, value in (*self._places(model, task, fitted), *_statistics(model, task, fitted)):
+        for tensor, value in fitted.places(model, task):
             change.write(tensor, value)
 
     def _drop_impossible(self, unlearnable: Iterable[int]) -> None:
@@ -258,11 +219,3 @@ def _without(model: TaskMaskedModel, trajectory: Trajectory, gone: Collection[in
     finally:
         for name, value in before.items():
             parameters[name].data.copy_(value)
-
-
-def _statistics(model: TaskMaskedModel, task: int, fitted: FittedHead) -> Iterator[tuple[Tensor, Tensor]]:
-    """The running statistics that come with a fitted head, and their values."""
-    parts = model.task_parts(task)
-    buffers = {} if parts is None else dict(parts.named_buffers())
-    for name, value in fitted.statistics.items():
-        yield buffers[name], value

@@ -10,13 +10,13 @@ from torch import Tensor
 
 from avalanche_amnesia.models.masked import MaskedModel
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
+from avalanche_amnesia.training.head_fit import FittedHead
 from avalanche_amnesia.training.host.lookup import find_plugin
-from avalanche_amnesia.training.plugins.counterfactual import CounterfactualPlugin, FittedHead
+from avalanche_amnesia.training.plugins.counterfactual import CounterfactualPlugin
 from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 from avalanche_amnesia.trajectory.store import Trajectory
 from avalanche_amnesia.transaction import Transaction
-from avalanche_amnesia.unlearning.logistic import fit_correction
 
 
 class SharedHeadCounterfactualPlugin(CounterfactualPlugin):
@@ -85,23 +85,9 @@ class SharedHeadCounterfactualPlugin(CounterfactualPlugin):
             for task, heads in self.heads.items():
                 lost = self.sources[task] & frozenset(gone)
                 if task not in gone and lost in heads and self._owns(task, heads[lost], gone):
-                    for tensor, value in self._places(model, task, heads[lost]):
+                    for tensor, value in heads[lost].places(model, task):
                         change.write(tensor, value)
             yield
-
-    def _fit(
-        self, model: TaskMaskedModel, task: int, gone: Collection[int], features: Tensor, y: Tensor
-    ) -> FittedHead | None:
-        weight = _weight(model)
-        use = {t: model.graph.parameter_use(mask)[_NAME][0] > 0 for t, mask in model.masks.items()}
-        columns = use[task].clone()
-        for other, used in use.items():
-            if other != task and other not in gone:
-                columns &= ~used
-        if not bool(columns.any()):
-            return None
-        correction = fit_correction(features[:, columns], y, features @ weight.T)
-        return FittedHead(weight[:, columns] + correction, columns=columns)
 
     def _swap(self, model: TaskMaskedModel, task: int, fitted: FittedHead, change: Transaction) -> None:
         weight = _weight(model)
@@ -123,12 +109,6 @@ class SharedHeadCounterfactualPlugin(CounterfactualPlugin):
         change.call(self._store.restore, self._store.logs)
         self._store.apply(removal)
         return removal.values.get(_WEIGHT, parameters[_WEIGHT]).clone()
-
-    def _places(self, model: TaskMaskedModel, task: int, fitted: FittedHead) -> Iterator[tuple[Tensor, Tensor]]:
-        weight = _weight(model).data
-        value = weight.clone()
-        value[:, fitted.columns] = fitted.weight
-        yield weight, value
 
 
 _NAME = "_shared_head.weight"

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from avalanche_amnesia.benchmarks.shared_labels import why_trained
 from avalanche_amnesia.models.multi_head import inside_backbone
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
+from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.training.divergence import what_diverged
 from avalanche_amnesia.training.host.rollback import abort_training, begin_finishing, finish, go_back, is_last_to_finish
 from avalanche_amnesia.training.host.samples import fault_of_task
@@ -42,6 +43,8 @@ class TaskMaskPlugin(SupervisedPlugin):
         rule: how far what the remaining tasks use may still move.
         space: where that is enforced, ``update`` or ``gradient``.
         seed: every draw derives from it and the task.
+        fit_head: whether a task's head is fitted anew when the task ends, by logistic regression on the features of
+            its training samples through its final mask: under a gate that closes, heads are trained too little.
 
     Attributes:
         training: the task in training; None between tasks.
@@ -68,8 +71,9 @@ class TaskMaskPlugin(SupervisedPlugin):
         named = {name for of_class in parameters for name, p in of_class.items() if p.kind is p.KEYWORD_ONLY}
         return tuple(sorted(named - {"seed"}))
 
-    def __init__(self, rule: AdjustmentRule, space: AdjustSpace, seed: int) -> None:
+    def __init__(self, rule: AdjustmentRule, space: AdjustSpace, seed: int, *, fit_head: bool = False) -> None:
         super().__init__()
+        self.fit_head = fit_head
         self.rule, self.space, self.seed = rule, space, seed
         self.training: TaskInTraining | None = None
         self.influences: frozenset[int] | None = None
@@ -142,8 +146,22 @@ class TaskMaskPlugin(SupervisedPlugin):
         self._finish(strategy)
 
     def keep_mask(self, strategy: Any) -> None:
-        """Commit what the mask of the task in training owns, and let the model keep the mask (its ``finish_task``)."""
+        """Commit what the mask of the task in training owns, and let the model keep the mask (its ``finish_task``).
+
+        Then :meth:`settle_head`.
+        """
         raise NotImplementedError
+
+    def settle_head(self, strategy: Any) -> None:
+        """Fit the task's head, where it is to be; behind ``finish_task``, while the units lie as they were trained.
+
+        At the places that other tasks leave them the sums of the fit would have another order, and other bits.
+        """
+        if self.fit_head:
+            from avalanche_amnesia.training.head_fit import fit_trained_head  # not sooner: HAT alone fits none
+
+            task: int = self.in_training.task
+            fit_trained_head(strategy, task, derive_seed(self.seed, "head", task))
 
     # Where masks move units ----------------------------------------------------------------------------------
 

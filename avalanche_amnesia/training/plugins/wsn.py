@@ -64,6 +64,8 @@ class SubnetPlugin(TaskMaskPlugin):
             one and the same step.
         validation_share: share in (0, 1) of each task's training data that ``best`` holds out; 0.1 by default. Not
             allowed with ``last``.
+        fit_head: whether a task's head is fitted anew when the task ends, by logistic regression on the features of
+            its training samples through its final mask.
         seed: every draw derives from it and the task.
 
     Raises:
@@ -84,6 +86,7 @@ class SubnetPlugin(TaskMaskPlugin):
         score_optimizer: Callable[[list[nn.Parameter]], Optimizer] | None = None,
         keep: KeepRule = "last",
         validation_share: float | None = None,
+        fit_head: bool = False,
         seed: int = 0,
     ) -> None:
         checks.one_of("scores", scores, ScoresRule)
@@ -101,7 +104,7 @@ class SubnetPlugin(TaskMaskPlugin):
         share = 0.1 if validation_share is None else validation_share
         if not 0 < share < 1:
             raise ValueError(f"validation_share must lie in (0, 1), got {share}")
-        super().__init__(AdjustmentRule(), "update", checks.whole_number("seed", seed, None))
+        super().__init__(AdjustmentRule(), "update", checks.whole_number("seed", seed, None), fit_head=fit_head)
         self.scores, self.score_lr, self.score_optimizer = scores, score_lr, score_optimizer
         self.keep, self.validation_share = keep, share
 
@@ -201,6 +204,7 @@ class SubnetPlugin(TaskMaskPlugin):
                 value.copy_(now.best[1][name])
         self.commit(strategy)
         model.finish_task(keep_scores=self.scores == "keep")
+        self.settle_head(strategy)
         self._drop_unneeded_scores(strategy, model)
 
     def _drop_unneeded_scores(self, strategy: Any, model: SubnetModel) -> None:

@@ -1,0 +1,137 @@
+"""Head of a task fitted to the features of its training samples."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from avalanche_amnesia.benchmarks.data import task_data
+from avalanche_amnesia.models.masked import SHARED_HEAD, MaskedModel
+from avalanche_amnesia.models.modes import evaluating
+from avalanche_amnesia.models.task_masked import TaskMaskedModel
+from avalanche_amnesia.saving.classes import saveable
+from avalanche_amnesia.unlearning.logistic import FitError, fit_correction, fit_head
+
+MOST_SAMPLES = 20_000
+_BATCH = 512
+_MOST_BYTES = 2**31
+"""Of samples in memory: 20,000 large photographs would be twelve gigabytes."""
+
+
+@saveable
+@dataclass(frozen=True)
+class FittedHead:
+    """Head and statistics of a task, fitted to the model as it is, or as it would be without some other tasks.
+
+    Attributes:
+        weight: ``(classes, features)``, or those columns of it that are the task's own.
+        bias: ``(classes,)``; None where it stays.
+        columns: bool ``(features,)``, which columns ``weight`` holds; None: all.
+        statistics: of the task's norms in that model, by name in its parts; empty without running statistics.
+    """
+
+    weight: Tensor
+    bias: Tensor | None = None
+    columns: Tensor | None = None
+    statistics: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def places(self, model: TaskMaskedModel, task: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """The model's tensors that it replaces, and their values."""
+        head = model.head(task)
+        weight = head.get_parameter("weight").data
+        if self.columns is None:
+            yield weight, self.weight
+        else:
+            value = weight.clone()
+            value[:, self.columns] = self.weight
+            yield weight, value
+        if self.bias is not None:
+            yield head.get_parameter("bias").data, self.bias
+        parts = model.task_parts(task)
+        buffers = {} if parts is None else dict(parts.named_buffers())
+        for name, value in self.statistics.items():
+            yield buffers[name], value
+
+
+def training_samples(strategy: Any, most: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Samples ``(n, …)`` of the task that a strategy has just trained, and their labels ``(n,)``.
+
+    Args:
+        strategy: behind the last epoch of a training.
+        most: at most so many; fewer where these would take more than 2 GiB of memory.
+        seed: of the draw.
+    """
+    experience = strategy.experience
+    index = torch.randperm(len(experience.dataset), generator=torch.Generator().manual_seed(seed))[:most]
+    of_one = task_data(experience, index[:1])[0].nbytes
+    return task_data(experience, index[: max(1, _MOST_BYTES // of_one)].sort().values)
+
+
+def fitted_head(
+    model: TaskMaskedModel, task: int, features: Tensor, labels: Tensor, gone: Collection[int] = ()
+) -> FittedHead | None:
+    """Head of a task for these features; of a head that all tasks share, the columns that no other task reads.
+
+    Args:
+        model: its masks say which columns are the task's.
+        task: with a kept mask.
+        features: ``(n, features)``.
+        labels: ``(n,)``.
+        gone: tasks whose masks don't count.
+
+    Returns:
+        None where the task has no column of its own.
+
+    Raises:
+        FitError: for features that are not finite, or overflow when multiplied.
+    """
+    shared = model.shared_head if isinstance(model, MaskedModel) else None
+    if shared is None:
+        held = dict(model.head(task).named_parameters())
+        weight, bias = fit_head(features, labels, len(held["weight"]), has_bias="bias" in held)
+        return FittedHead(weight, bias if "bias" in held else None)
+    columns = _own_columns(model, task, gone)
+    if not bool(columns.any()):
+        return None
+    before = shared.weight.detach()
+    correction = fit_correction(features[:, columns], labels, features @ before.T)
+    return FittedHead(before[:, columns] + correction, columns=columns)
+
+
+def _own_columns(model: MaskedModel, task: int, gone: Collection[int]) -> Tensor:
+    """Columns of a shared head that a task alone reads, bool ``(features,)``; tasks that are gone don't count."""
+    name = f"{SHARED_HEAD}.weight"
+    use = {other: model.graph.parameter_use(mask)[name][0] > 0 for other, mask in model.masks.items()}
+    columns = use[task].clone()
+    for other, used in use.items():
+        if other != task and other not in gone:
+            columns &= ~used
+    return columns
+
+
+@torch.no_grad()
+def fit_trained_head(strategy: Any, task: int, seed: int) -> None:
+    """Fit the head of a task whose mask has just been kept, in the place of the one that was trained under its gate.
+
+    Args:
+        strategy: behind the last epoch of the task's training.
+        task: its label.
+        seed: of the draw of samples.
+    """
+    model: TaskMaskedModel = strategy.model
+    x, labels = training_samples(strategy, MOST_SAMPLES, seed)
+    with evaluating(model):
+        features = torch.cat([model.features(part.to(strategy.device), task) for part in x.split(_BATCH)])
+    try:
+        head = fitted_head(model, task, features, labels.to(features.device))
+    except FitError as error:
+        warnings.warn(f"task {task} keeps the head that it was trained with: {error}", stacklevel=2)
+        return
+    if head is not None:
+        for tensor, value in head.places(model, task):
+            tensor.copy_(value)

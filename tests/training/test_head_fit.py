@@ -1,0 +1,98 @@
+"""Heads fitted to the features that a task ends with."""
+
+import pytest
+import torch
+from sklearn.linear_model import LogisticRegression
+from support.fault_injection import raiser
+from support.strategies import DIGITS, amnesiac
+from support.strategy_state import bits
+from torch.nn import functional as F
+
+from avalanche_amnesia.benchmarks import PermutedDigits
+from avalanche_amnesia.benchmarks.data import task_data
+from avalanche_amnesia.models import MLP, MaskedModel, SubnetModel
+from avalanche_amnesia.training import HAT, WSN, AdaHAT, AmnesiacHAT, head_fit
+from avalanche_amnesia.training.host import find_plugin
+from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin
+from avalanche_amnesia.unlearning.logistic import PENALTY, FitError
+
+PERMUTED = PermutedDigits(2, n_train=600, n_test=300)
+KINDS = [(HAT, MaskedModel), (AdaHAT, MaskedModel), (WSN, SubnetModel), (AmnesiacHAT, MaskedModel)]
+
+
+def learned(kind, wrap, n_tasks=2, **options):
+    torch.manual_seed(0)
+    model = wrap(MLP(64, hidden=(32,), features=16))
+    strategy = kind(model=model, optimizer=torch.optim.Adam(model.parameters(), lr=3e-3), train_epochs=3, **options)
+    for experience in PERMUTED.train_stream[:n_tasks]:
+        strategy.train(experience)
+    strategy.model.eval()
+    return strategy
+
+
+@torch.no_grad()
+def loss(model, experience):
+    x, y = task_data(experience)
+    return float(F.cross_entropy(model(x, experience.task_label), y))
+
+
+@pytest.mark.parametrize(("kind", "wrap"), KINDS)
+def test_the_head_alone_differs_and_is_better_where_a_gate_closed(kind, wrap):
+    trained, fitted = (learned(kind, wrap, fit_head=fit_head).model for fit_head in (False, True))
+    heads = {name for name, _ in fitted.named_parameters() if name.startswith("heads.")}
+    before, after = bits(trained), bits(fitted)
+    assert {name for name in after if before[name] != after[name]} == heads
+    for experience in PERMUTED.test_stream if kind in (HAT, AdaHAT) else []:
+        assert loss(fitted, experience) < loss(trained, experience)
+
+
+def test_it_is_the_logistic_regression_of_scikit_learn():
+    model = learned(AmnesiacHAT, MaskedModel, n_tasks=1).model
+    x, y = task_data(PERMUTED.train_stream[0])
+    features, probabilities = model.features(x, 0).detach(), model(x, 0).softmax(1).detach()
+    white = (features - features.mean(0)).double()
+    covariance = white.T @ white / len(x)
+    floor = (1e-4 * covariance.diagonal().mean() + 1e-9) * torch.eye(len(covariance))
+    white = torch.linalg.solve_triangular(torch.linalg.cholesky(covariance + floor), white.T, upper=False).T
+    theirs = LogisticRegression(C=1 / PENALTY, tol=1e-8, max_iter=2000).fit(white, y).predict_proba(white)
+    assert torch.allclose(probabilities.double(), torch.from_numpy(theirs), atol=0.02)
+
+
+def test_published_methods_train_their_heads_alone():
+    assert [find_plugin(learned(*kind, n_tasks=0), TaskMaskPlugin).fit_head for kind in KINDS] == [
+        False,
+        False,
+        False,
+        True,
+    ]
+
+
+def test_of_a_shared_head_only_columns_that_no_other_task_reads_are_fitted():
+    torch.manual_seed(0)
+    model = MaskedModel(MLP(64, hidden=(32,), features=32), shared_head=10)
+    strategy = AmnesiacHAT(model=model, optimizer=torch.optim.Adam(model.parameters(), lr=3e-3), train_epochs=3)
+    x, _ = task_data(PERMUTED.train_stream[0])
+    strategy.train(PERMUTED.train_stream[0])
+    first = model.eval()(x, 0)
+    strategy.train(PERMUTED.train_stream[1])
+    assert torch.equal(model.eval()(x, 0), first)
+
+
+def test_what_can_not_be_fitted_stays_as_it_was_trained(monkeypatch):
+    trained = learned(HAT, MaskedModel)
+    monkeypatch.setattr(head_fit, "fitted_head", raiser(FitError))
+    with pytest.warns(UserWarning, match="task 1 keeps the head that it was trained with"):
+        kept = learned(HAT, MaskedModel, fit_head=True)
+    assert bits(kept.model) == bits(trained.model)
+
+
+def test_unlearning_takes_a_fitted_head_and_the_others_keep_theirs():
+    strategy = amnesiac(compensation="none")
+    for experience in DIGITS.train_stream[:2]:
+        strategy.train(experience)
+    head = {name: value.clone() for name, value in strategy.model.named_parameters() if name.startswith("heads.0.")}
+    assert head
+    assert strategy.unlearn([1]).claim == "exact"
+    now = dict(strategy.model.named_parameters())
+    assert all(torch.equal(now[name], value) for name, value in head.items())
+    assert not any(name.startswith("heads.1.") for name in now)
