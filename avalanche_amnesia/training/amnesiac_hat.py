@@ -41,11 +41,10 @@ class AmnesiacHAT(HardAttentionStrategy):
     Args:
         model: a :class:`MaskedModel`.
         optimizer: any torch optimizer over ``model.parameters()``.
-        masks: settings of learning a mask. By default ``HardAttention(sparsity_weight=0.5, s_max=100,
-            embedding_lr=0.02)``, without a sparsity weight where ``isolation`` gives tasks units of their own. These
-            were chosen on six streams of five tasks (``experiments/results/mask_settings.md``); the published values
-            are those of :class:`HardAttention`. Where tasks are many or epochs are, a larger λ leaves more to later
-            tasks.
+        masks: settings of learning a mask. By default ``HardAttention(budget="even", s_max=100,
+            embedding_lr=0.02)``: a task takes its share of what is free, so that masks fit two tasks or two hundred,
+            and what an unlearning gives back goes to the tasks to come. The published ones are
+            ``HardAttention()``, without a budget.
         adjustment: an :class:`~avalanche_amnesia.training.update_rules.AdjustmentRule`, such as
             ``AdaHATRule(alpha=1e-2)``, or its name, ``hat``, ``adahat``, ``random`` or ``constant``. Under ``hat``
             (default) parameters in use are frozen, so that an unlearning never touches tasks learned before the one
@@ -67,6 +66,9 @@ class AmnesiacHAT(HardAttentionStrategy):
         isolation: ``none``, ``pools`` or :class:`~avalanche_amnesia.isolation.Pools` with options of its own: units
             for each task alone, which makes unlearning exact to the bit.
         seed: every draw derives from it and the task.
+        fit_head: whether a task's head is fitted anew when the task ends, by logistic regression on the features of
+            its training samples through its final mask, as the heads of ``counterfactual`` are: the model, the one
+            that never unlearned, and the retrained one then differ in what was learned and not in how well heads fit.
         options: single settings of ``masks``; those of :class:`HATPlugin` or :class:`AdaHATPlugin` (``locked``,
             ``space``, ``alpha`` …); those of :class:`HardAttentionStrategy` (``train_mb_size``, ``plugins`` …).
 
@@ -90,6 +92,7 @@ class AmnesiacHAT(HardAttentionStrategy):
         trajectory: TrajectoryPlugin | None = None,
         allow_unknown: bool = False,
         isolation: Isolation | IsolationChoice = "none",
+        fit_head: bool = True,
         seed: int = 0,
         **options: Any,
     ) -> None:
@@ -99,13 +102,12 @@ class AmnesiacHAT(HardAttentionStrategy):
         if not isinstance(repair, RepairPlugin):
             checks.one_of("repair", repair, RepairChoice)
         if masks is None:
-            weight = 0.5 if isinstance(isolation, str) and isolation == "none" else None
-            masks = HardAttention(sparsity_weight=weight, s_max=100.0, embedding_lr=0.02)
+            masks = HardAttention(budget="even", s_max=100.0, embedding_lr=0.02)
         kind = AdaHATPlugin if adjustment == "adahat" else HATPlugin
         of_masking, rest = split_options(options, kind, AmnesiacHAT)
         if adjustment != "adahat":
             of_masking["adjustment"] = adjustment
-        masking = kind(masks=masks, isolation=isolation, seed=seed, **of_masking)
+        masking = kind(masks=masks, isolation=isolation, fit_head=fit_head, seed=seed, **of_masking)
         shared = getattr(model, "shared_head", None) is not None and deletion == "updates"
         if shared and repair != "none":
             raise ValueError("a shared head can't be repaired: its columns serve every task; leave repair= out")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from torch import nn
 from torch.optim import Optimizer
@@ -16,14 +17,26 @@ from avalanche_amnesia.training.hat_formulas import Annealing, EmbeddingInit, Sp
 class HardAttention:
     """Settings of learning a mask: ``masks=HardAttention(…)``, or any one of them by its name beside ``masks``.
 
+    With a ``budget`` all of a layer's units begin open, and the gate closes over the first part of the task
+    (``warm_up``). Then the task keeps the units of the largest embeddings: of those that are free as many as its budget
+    (rounded down, and at least one where one is free), of those that other tasks use no more than a share of them
+    (``reuse``). For the rest of the task the mask is fixed.
+
     Args:
-        sparsity_weight: ``λ >= 0`` of the sparsity regulariser; None: 0.75, and 0 for a task with units of its own.
+        budget: share of each layer's free units that a task takes, in (0, 1]; ``even``: 2/(n + 1), where this and n - 1
+            further tasks of the stream are still to come (1/4 without a stream); None: as many as the gate leaves open
+            under the regulariser, as published. A task with units of its own takes all of them.
+        reuse: share of the units in use that a task may read too, in [0, 1]; with a budget. The more it reads, the more
+            it gains from earlier tasks and loses when one of them is unlearned, and the fewer units that gives back.
+        warm_up: share of the task's mini-batches over which the gate closes, in [0, 1]; with a budget.
+        sparsity_weight: ``λ >= 0`` of the sparsity regulariser; None: 0.75, and 0 for a task with units of its own or a
+            budget.
         sparsity: ``original``, ``cross`` or ``quota``.
         s_max: largest scale of the gate, > 1.
-        annealing: ``linear`` or ``cosine``, over the mini-batches of each epoch.
+        annealing: ``linear`` or ``cosine``, over the mini-batches of each epoch, or of the warm-up.
         embedding_init: ``normal``, ``uniform``, ``positive``, ``negative``, ``last``, ``ones`` or ``sparse`` (a unit
-            begins open with probability 1/T, for the T tasks of the stream); None: ``normal``, and ``positive`` for
-            a task with units of its own.
+            begins open with probability 1/T, for the T tasks of the stream); None: ``normal``, ``positive`` for a task
+            with units of its own, and ``ones`` with a budget.
         embedding_lr: learning rate of the mask embeddings; they are stepped by an optimizer of their own, of the
             strategy's optimizer's class and settings, without weight decay.
         embedding_optimizer: makes that optimizer from ``[embedding]``, where the strategy's class can't be reused.
@@ -41,6 +54,9 @@ class HardAttention:
     Reference: Serrà et al., ICML 2018; ``cosine``, ``ones``, ``sparse`` and ``quota``: Duan, HAT-CL, 2023.
     """
 
+    budget: float | Literal["even"] | None = None
+    reuse: float = 0.5
+    warm_up: float = 0.5
     sparsity_weight: float | None = None
     sparsity: SparsityMode = "original"
     s_max: float = 400.0
@@ -60,6 +76,12 @@ class HardAttention:
             checks.one_of("embedding_init", self.embedding_init, EmbeddingInit)
         if self.sparsity_weight is not None:
             checks.above("sparsity_weight", self.sparsity_weight, 0, inclusive=True)
+        share = 1.0 if self.budget in ("even", None) else self.budget
+        if isinstance(share, str) or not 0 < share <= 1:
+            raise ValueError(f"budget must be 'even', a share in (0, 1], or None, got {self.budget!r}")
+        for name in ("reuse", "warm_up"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} must lie in [0, 1], got {getattr(self, name)!r}")
         checks.above("s_max", self.s_max, 1)
         for name in ("embedding_lr", "compensation_clamp", "embedding_clamp"):
             checks.above(name, getattr(self, name), 0)
@@ -76,3 +98,16 @@ class HardAttention:
         object.__setattr__(self, "min_units", checks.whole_number("min_units", self.min_units))
         whole = checks.whole_number("statistics_batches", self.statistics_batches, 0)
         object.__setattr__(self, "statistics_batches", whole)
+
+    def shares(self, to_come: int | None, alone: bool) -> tuple[float, float]:
+        """Shares of each layer's free units, and of those in use, that a task takes under its budget.
+
+        Args:
+            to_come: tasks of the stream that are not trained yet, this one among them; None: not known.
+            alone: whether the task has units of its own.
+        """
+        if alone or self.budget is None:
+            return 1.0, 1.0
+        if self.budget == "even":
+            return (0.25 if to_come is None else 2 / (to_come + 1)), self.reuse
+        return self.budget, self.reuse

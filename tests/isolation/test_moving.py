@@ -156,8 +156,9 @@ def test_a_run_without_records_is_the_same_reference():
     torch.manual_seed(0)
     model = MaskedModel(NETS["norms"]())
     optimizer = OPTIMIZERS["adam"](model.parameters())
-    learned_alike = {"s_max": 100.0, "embedding_lr": 0.02, "isolation": Pools(slots=3, moving=True)}
-    plain = HAT(model=model, optimizer=optimizer, train_mb_size=40, train_epochs=2, **learned_alike)
+    learned_alike = {"budget": "even", "s_max": 100.0, "embedding_lr": 0.02, "fit_head": True}
+    moving = Pools(slots=3, moving=True)
+    plain = HAT(model=model, optimizer=optimizer, train_mb_size=40, train_epochs=2, **learned_alike, isolation=moving)
     for task in (1, 2):
         plain.train(DIGITS.train_stream[task])
     assert bits(plain.model) == bits(strategy.model)

@@ -231,7 +231,7 @@ def test_too_many_slots_for_a_layer_are_refused_before_anything_changes():
 
 def test_a_pool_that_a_permanent_task_filled_is_refused():
     benchmark = with_unlearning(permuted(3), {}, permanent=[0])
-    options = {"isolation": Pools(slots=2), "embedding_init": "ones", "sparsity_weight": 0.0}
+    options = {"isolation": Pools(slots=2), "embedding_init": "ones", "sparsity_weight": 0.0, "budget": None}
     strategy = pooled(AmnesiacHAT, model=masked_mlp(), **options)
     train_all(strategy, benchmark, 2)
     with pytest.raises(CapacityError, match=r"task 2 finds fewer than 1 free units .* tasks \[0\] keep for good"):

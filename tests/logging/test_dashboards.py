@@ -48,7 +48,8 @@ class Shown:
                 accuracy_difference_metrics(references),
                 loggers=[InteractiveLogger(), self.board, logger],
             )
-            self.strategy = amnesiac(train_epochs=1, evaluator=self.evaluator)
+            masks = {"budget": None, "sparsity_weight": 0.5}  # so that there is a regulariser to show
+            self.strategy = amnesiac(train_epochs=1, evaluator=self.evaluator, **masks)
             for task in (3, 0, 2):
                 self.strategy.train(DIGITS.train_stream[task])
                 self.strategy.eval(DIGITS.test_stream)

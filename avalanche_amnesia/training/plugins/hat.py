@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import fields, replace
 from typing import Any, Literal
@@ -50,6 +51,9 @@ class HATTask(TaskInTraining):
         scale: of the gate at this mini-batch.
         gate: of all units at this mini-batch, ``(n_units,)``.
         lowest, highest: bounds of the embedding in this epoch, ``(n_units,)``.
+        to_come: tasks of the stream that are not trained yet, this one among them; None: not known.
+        warm_up: mini-batches over which the gate closes; None without a budget.
+        fixed: whether the mask stays as it is for the rest of the task.
     """
 
     allocation: UnitAllocation | None
@@ -62,6 +66,9 @@ class HATTask(TaskInTraining):
     gate: Tensor
     lowest: Tensor
     highest: Tensor
+    to_come: int | None
+    warm_up: int | None = None
+    fixed: bool = False
 
     @property
     def alone(self) -> bool:
@@ -89,6 +96,8 @@ class HATPlugin(TaskMaskPlugin):
             task brings the overwritten values back.
         isolation: units of their own for tasks, which makes unlearning exact to the bit:
             :class:`~avalanche_amnesia.isolation.Pools`, or ``pools`` for its defaults. ``none``: tasks share freely.
+        fit_head: whether a task's head is fitted anew when the task ends, by logistic regression on the features of
+            its training samples through its final mask.
         seed: every draw derives from it and the task.
         settings: single settings of ``masks``, by name: ``s_max=100``.
 
@@ -120,11 +129,13 @@ class HATPlugin(TaskMaskPlugin):
         space: AdjustSpace = "update",
         locked: Iterable[int] | None = None,
         isolation: Isolation | IsolationChoice = "none",
+        fit_head: bool = False,
         seed: int = 0,
         **settings: Any,
     ) -> None:
         checks.one_of("space", space, AdjustSpace)
-        super().__init__(self._make_rule(adjustment, alpha), space, checks.whole_number("seed", seed, None))
+        rule = self._make_rule(adjustment, alpha)
+        super().__init__(rule, space, checks.whole_number("seed", seed, None), fit_head=fit_head)
         self.masks = with_settings(HardAttention() if masks is None else masks, settings)
         self.locked = None if locked is None else _task_labels("locked", locked)
         self.isolation = isolation_of(isolation)
@@ -174,12 +185,15 @@ class HATPlugin(TaskMaskPlugin):
         """Start the task's mask; everything that is constant within the task is computed here."""
         now: HATTask = self.in_training
         model, task = self.model_of(strategy), single_task(strategy.experience)
-        self.n_tasks = len(getattr(strategy.experience, "origin_stream", None) or [task])
+        stream = getattr(strategy.experience, "origin_stream", None)
+        self.n_tasks = len(stream or [task])
+        now.to_come = None if stream is None else max(1, self.n_tasks - strategy.experience.current_experience)
         now.allocation = self._allocate(strategy, model, task)
         self.take_snapshot(strategy)
         last = model.task_embedding(tuple(model.masks)[-1]) if model.masks else None
         generator = torch.Generator().manual_seed(derive_seed(self.seed, "embedding", task))
-        kind = self.masks.embedding_init or ("positive" if now.alone else "normal")
+        budgeted = self.masks.budget is not None
+        kind = self.masks.embedding_init or ("ones" if budgeted else "positive" if now.alone else "normal")
         embedding = initial_embedding(kind, model.n_units, generator, last, n_tasks=self.n_tasks)
         now.embedding = model.start_task(task, embedding, None if now.allocation is None else now.allocation.allowed)
         now.statistics = TaskStatistics(model, task, self.masks.statistics_batches)
@@ -232,7 +246,9 @@ class HATPlugin(TaskMaskPlugin):
         sizes = [layer.units for layer in model.graph.layers.values()]
         allocation = now.allocation
         use = self.task_use(model) if allocation is None else TaskUse.within(model, allocation)
-        weight = (0.0 if now.alone else 0.75) if self.masks.sparsity_weight is None else self.masks.sparsity_weight
+        weight = self.masks.sparsity_weight
+        if weight is None:
+            weight = 0.0 if now.alone or self.masks.budget is not None else 0.75
         now.regulariser = SparsityRegulariser(weight, self.masks.sparsity, use.in_use, sizes, self.n_tasks)
         now.adjuster = self.make_adjuster(model, use)
 
@@ -249,22 +265,40 @@ class HATPlugin(TaskMaskPlugin):
     def before_training_epoch(self, strategy: Any, **kwargs: Any) -> None:
         """Choose, per layer, the units that stay open in this epoch whatever the regulariser says."""
         now: HATTask = self.in_training
+        if self.masks.budget is not None:
+            now.warm_up = round(self.masks.warm_up * strategy.train_epochs * len(strategy.dataloader))
+        if now.fixed:
+            return
         embedding = now.embedding
-        allocation = now.allocation
-        allowed = torch.ones_like(embedding, dtype=torch.bool) if allocation is None else allocation.allowed
-        rank = embedding.masked_fill(~allowed, -torch.inf)
+        allowed = self._allowed(now)
         now.highest = torch.full_like(embedding, self.masks.embedding_clamp)
         now.lowest = -now.highest
-        start = 0
-        for layer in self.model_of(strategy).graph.layers.values():
-            part = slice(start, start + layer.units)
-            strongest = rank[part].topk(min(self.masks.min_units, int(allowed[part].sum()))).indices
-            now.lowest[start + strongest] = min(
-                6 / self.masks.s_max, self.masks.embedding_clamp
-            )  # σ(6) at full scale: open
-            start += layer.units
+        strongest = _strongest(self.model_of(strategy), embedding, allowed, lambda n: self.masks.min_units)
+        now.lowest[strongest] = min(6 / self.masks.s_max, self.masks.embedding_clamp)  # σ(6) at full scale: open
         now.highest[~allowed] = -self.masks.embedding_clamp
         embedding.clamp_(now.lowest, now.highest)
+
+    def _allowed(self, now: HATTask) -> Tensor:
+        allocation = now.allocation
+        return torch.ones_like(now.embedding, dtype=torch.bool) if allocation is None else allocation.allowed
+
+    @torch.no_grad()
+    def _fix_mask(self, model: MaskedModel) -> None:
+        """Keep the budget's new units, and those in use that are open; from here on the mask stays as it is."""
+        now: HATTask = self.in_training
+        allowed = self._allowed(now)
+        use = self.task_use(model) if now.allocation is None else TaskUse.within(model, now.allocation)
+        share, reuse = self.masks.shares(now.to_come, now.alone)
+        embedding = now.embedding.detach().clone()
+        read = _strongest(model, embedding, allowed & use.in_use, lambda n: _whole(reuse * n)) & (embedding > 0)
+        new = _strongest(model, embedding, allowed & ~use.in_use, lambda n: max(1, _whole(share * n)))
+        rank = embedding.masked_fill(read | new, torch.inf)  # what is open already counts first
+        is_open = read | new | _strongest(model, rank, allowed, lambda n: self.masks.min_units)
+        # Far enough from 0 for a gate of 0 or 1, and still of the task's own values: an audit could not tell tasks
+        # apart by two constants.
+        size = embedding.abs() + 40 / self.masks.s_max
+        now.embedding.copy_(torch.where(is_open, size, -size))
+        now.fixed = True
 
     def written_at_end(self, strategy: Any) -> Iterable[Tensor]:
         """As the base class's: every task's units go to their places again."""
@@ -275,9 +309,12 @@ class HATPlugin(TaskMaskPlugin):
         """Binarise the mask, return every entry outside it to its bits before the task (commit), settle the norms."""
         now: HATTask = self.in_training
         model = self.model_of(strategy)
+        if now.warm_up is not None and not now.fixed:  # the training ended early, or the warm-up fills the task
+            self._fix_mask(model)
         self.commit(strategy)
         now.statistics.retake()
         model.finish_task()
+        self.settle_head(strategy)
         if now.allocation is not None:
             self._note_opened(model, now.task, now.allocation)
         self.allocator.end(strategy, model, now.before.values)
@@ -294,7 +331,12 @@ class HATPlugin(TaskMaskPlugin):
         model = self.model_of(strategy)
         now.embedding.grad = None  # not sooner: others (SI) read every gradient behind the step
         batch, batches = strategy.clock.train_epoch_iterations, len(strategy.dataloader)
-        now.scale = mask_scale(batch, batches, self.masks.s_max, self.masks.annealing)
+        if now.warm_up is not None:
+            batch, batches = strategy.clock.train_exp_iterations, now.warm_up
+            if batch >= batches and not now.fixed:
+                self._fix_mask(model)
+        fixed = now.fixed
+        now.scale = self.masks.s_max if fixed else mask_scale(batch, batches, self.masks.s_max, self.masks.annealing)
         now.gate = model.open_gate(now.scale)
         if model.generation != now.generation:
             self._prepare(model)
@@ -311,11 +353,13 @@ class HATPlugin(TaskMaskPlugin):
         """Form the embedding's gradient and compensate it; hold back what other tasks use."""
         now: HATTask = self.in_training
         embedding, gate = now.embedding, now.gate
+        sparsity = now.regulariser.layer_sparsity(gate).tolist() if now.adjuster.needs_sparsity else []
+        now.adjuster.before_step(sparsity)
+        if now.fixed:
+            return
         of_gate = self.model_of(strategy).gate_gradient().add_(now.regulariser.gradient(gate))
         embedding.grad = embedding_gradient(of_gate, gate, now.scale)
         compensate_(embedding.grad, embedding, now.scale, self.masks.s_max, self.masks.compensation_clamp)
-        sparsity = now.regulariser.layer_sparsity(gate).tolist() if now.adjuster.needs_sparsity else []
-        now.adjuster.before_step(sparsity)
 
     @torch.no_grad()
     def after_update(self, strategy: Any, **kwargs: Any) -> None:
@@ -324,8 +368,32 @@ class HATPlugin(TaskMaskPlugin):
         model = self.model_of(strategy)
         clear_faint(strategy.optimizer, strategy.clock.train_exp_iterations)
         self.hold_back(model)
-        now.step_embedding()
-        now.embedding.clamp_(now.lowest, now.highest)
+        if not now.fixed:
+            now.step_embedding()
+            now.embedding.clamp_(now.lowest, now.highest)
+
+
+def _strongest(model: MaskedModel, embedding: Tensor, among: Tensor, how_many: Callable[[int], int]) -> Tensor:
+    """Units of the largest embeddings in each layer, bool ``(n_units,)``.
+
+    Args:
+        model: names the layers.
+        embedding: ``(n_units,)``.
+        among: units that count, bool ``(n_units,)``.
+        how_many: of a layer, by the number of its units that count.
+    """
+    strongest, start = torch.zeros_like(among), 0
+    for layer in model.graph.layers.values():
+        part = slice(start, start + layer.units)
+        n = int(among[part].sum())
+        rank = embedding[part].masked_fill(~among[part], -torch.inf)
+        strongest[start + rank.topk(min(how_many(n), n)).indices] = True
+        start += layer.units
+    return strongest
+
+
+def _whole(units: float) -> int:
+    return math.floor(units + 1e-9)  # 0.29 · 100 is 28.999… in floating point
 
 
 def with_settings(masks: HardAttention, settings: dict[str, Any]) -> HardAttention:
