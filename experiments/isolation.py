@@ -19,12 +19,12 @@ from avalanche_amnesia.benchmarks import PermutedDigits, PermutedMNIST, with_unl
 from avalanche_amnesia.evaluation import accuracy
 from avalanche_amnesia.isolation import Pools
 from avalanche_amnesia.models import MLP, MaskedModel
-from avalanche_amnesia.training import AmnesiacHAT
+from avalanche_amnesia.training import AmnesiacHAT, HardAttention
 
 LEARNED, REQUESTED, NEW = range(10), (1, 4, 7), (11, 14, 17)
 PERMANENT = (0, 2, 3, 5, 8)
 CONTENDERS = {
-    "sharing": ({"sparsity_weight": 0.75}, ()),
+    "sharing": ({}, ()),
     "pools": ({"isolation": Pools(slots=10, moving=True)}, ()),
     "pools by label": ({"isolation": Pools(slots=10)}, ()),
     "pools, half permanent": ({"isolation": Pools(slots=10, moving=True)}, PERMANENT),
@@ -65,8 +65,8 @@ def run(contender, options, seed):
         optimizer=Adam(model.parameters(), lr=options.lr, fused=True),
         train_mb_size=options.batch,
         train_epochs=options.epochs,
-        s_max=400.0,  # masks as HAT was published with: sharing is at its best with them where epochs are many
-        embedding_lr=0.05,
+        masks=HardAttention(),  # as HAT was published with: sharing is at its best with them where epochs are many
+        fit_head=False,
         seed=seed,
         **settings,
     )

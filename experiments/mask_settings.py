@@ -1,4 +1,4 @@
-"""Strength of the sparsity and hardness of the gate: AmnesiacHAT's settings, on several streams.
+"""Strength of the sparsity and hardness of the gate: AmnesiacHAT's settings before the budget, on several streams.
 
     python experiments/mask_settings.py --root DATA
     python experiments/mask_settings.py --root DATA --streams "permuted MNIST, full" --sparsity-weight 0.3  # adds
@@ -60,7 +60,15 @@ def run(stream, settings, seed, root):
     torch.manual_seed(seed)
     in_features = task_data(benchmark.train_stream[0])[0][0].numel()
     model = MaskedModel(MLP(in_features, hidden=(256, 100), features=64))
-    strategy = AmnesiacHAT(model=model, optimizer=Adam(model.parameters(), lr=1e-3), seed=seed, **training, **settings)
+    strategy = AmnesiacHAT(
+        model=model,
+        optimizer=Adam(model.parameters(), lr=1e-3),
+        budget=None,
+        fit_head=False,
+        seed=seed,
+        **training,
+        **settings,
+    )
     for experience in benchmark.train_stream:
         strategy.train(experience)
     remaining = [0, 2, 3, 4]

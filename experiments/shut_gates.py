@@ -24,7 +24,7 @@ from avalanche_amnesia.benchmarks.transforms import Scale, Standardise
 from avalanche_amnesia.evaluation.functional import accuracy
 from avalanche_amnesia.models import MLP, MaskedModel, gate
 from avalanche_amnesia.models.modes import evaluating
-from avalanche_amnesia.training import HAT, AmnesiacHAT
+from avalanche_amnesia.training import HAT, AmnesiacHAT, HardAttention
 
 SHUT = [0.0, 1e-15, 1e-12, 1e-8, 1e-6]
 STREAMS = {
@@ -54,7 +54,9 @@ def run(stream, method, shut, seed, root):
     benchmark, (kind, optimizer) = make_benchmark(stream, seed, root), METHODS[method]
     torch.manual_seed(seed)
     model = MaskedModel(MLP(784, hidden=(256, 100), features=64))
-    strategy = kind(model=model, optimizer=optimizer(model.parameters()), train_mb_size=64, train_epochs=10, seed=seed)
+    fixed = {} if kind is HAT else {"masks": HardAttention(sparsity_weight=0.5, s_max=100.0, embedding_lr=0.02)}
+    fixed |= {"fit_head": False, "train_mb_size": 64, "train_epochs": 10}
+    strategy = kind(model=model, optimizer=optimizer(model.parameters()), seed=seed, **fixed)
     for experience in benchmark.train_stream:
         strategy.train(experience)
     found = []

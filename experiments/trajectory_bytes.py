@@ -30,7 +30,7 @@ from torch.optim import Adam
 from avalanche_amnesia.benchmarks import PermutedDigits, PermutedMNIST
 from avalanche_amnesia.evaluation import accuracy, features_of, js_divergence
 from avalanche_amnesia.models import MLP, MaskedModel
-from avalanche_amnesia.training import AmnesiacHAT
+from avalanche_amnesia.training import AmnesiacHAT, HardAttention
 from avalanche_amnesia.training.plugins import TrajectoryPlugin
 from avalanche_amnesia.trajectory import Trajectory
 
@@ -105,9 +105,8 @@ def run(benchmark: Any, adjustment: Any, epochs: int, setting: dict[str, Any]) -
         optimizer=Adam(model.parameters(), lr=1e-3),
         adjustment=adjustment,
         trajectory=plugin,
-        sparsity_weight=0.75,
-        s_max=400.0,
-        embedding_lr=0.05,
+        masks=HardAttention(),
+        fit_head=False,
         train_mb_size=128,
         train_epochs=epochs,
         evaluator=EvaluationPlugin(loggers=[BaseLogger()]),
