@@ -60,15 +60,9 @@ def run(stream, settings, seed, root):
     torch.manual_seed(seed)
     in_features = task_data(benchmark.train_stream[0])[0][0].numel()
     model = MaskedModel(MLP(in_features, hidden=(256, 100), features=64))
-    strategy = AmnesiacHAT(
-        model=model,
-        optimizer=Adam(model.parameters(), lr=1e-3),
-        budget=None,
-        fit_head=False,
-        seed=seed,
-        **training,
-        **settings,
-    )
+    fixed = {"budget": None, "fit_head": False, "seed": seed}
+    optimizer = Adam(model.parameters(), lr=1e-3)
+    strategy = AmnesiacHAT(model=model, optimizer=optimizer, **fixed, **training, **settings)
     for experience in benchmark.train_stream:
         strategy.train(experience)
     remaining = [0, 2, 3, 4]
