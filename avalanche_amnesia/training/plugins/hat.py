@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import fields, replace
 from typing import Any, Literal
@@ -27,6 +26,7 @@ from avalanche_amnesia.training.hat_formulas import (
     mask_scale,
 )
 from avalanche_amnesia.training.host.rollback import abort_training, go_back
+from avalanche_amnesia.training.mask_budget import strongest_units, units_within
 from avalanche_amnesia.training.norm_statistics import TaskStatistics
 from avalanche_amnesia.training.optimizers import BareStep, check_sibling, clear_faint, sibling_optimizer
 from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin, single_task
@@ -273,7 +273,7 @@ class HATPlugin(TaskMaskPlugin):
         allowed = self._allowed(now)
         now.highest = torch.full_like(embedding, self.masks.embedding_clamp)
         now.lowest = -now.highest
-        strongest = _strongest(self.model_of(strategy), embedding, allowed, lambda n: self.masks.min_units)
+        strongest = strongest_units(self.model_of(strategy), embedding, allowed, lambda n: self.masks.min_units)
         now.lowest[strongest] = min(6 / self.masks.s_max, self.masks.embedding_clamp)  # σ(6) at full scale: open
         now.highest[~allowed] = -self.masks.embedding_clamp
         embedding.clamp_(now.lowest, now.highest)
@@ -288,12 +288,9 @@ class HATPlugin(TaskMaskPlugin):
         now: HATTask = self.in_training
         allowed = self._allowed(now)
         use = self.task_use(model) if now.allocation is None else TaskUse.within(model, now.allocation)
-        share, reuse = self.masks.shares(now.to_come, now.alone)
-        embedding = now.embedding.detach().clone()
-        read = _strongest(model, embedding, allowed & use.in_use, lambda n: _whole(reuse * n)) & (embedding > 0)
-        new = _strongest(model, embedding, allowed & ~use.in_use, lambda n: max(1, _whole(share * n)))
-        rank = embedding.masked_fill(read | new, torch.inf)  # what is open already counts first
-        is_open = read | new | _strongest(model, rank, allowed, lambda n: self.masks.min_units)
+        embedding = now.embedding.detach()
+        shares = self.masks.shares(now.to_come, now.alone)
+        is_open = units_within(model, embedding, allowed, use.in_use, *shares, min_units=self.masks.min_units)
         # Far enough from 0 for a gate of 0 or 1, and still of the task's own values: an audit could not tell tasks
         # apart by two constants.
         size = embedding.abs() + 40 / self.masks.s_max
@@ -371,29 +368,6 @@ class HATPlugin(TaskMaskPlugin):
         if not now.fixed:
             now.step_embedding()
             now.embedding.clamp_(now.lowest, now.highest)
-
-
-def _strongest(model: MaskedModel, embedding: Tensor, among: Tensor, how_many: Callable[[int], int]) -> Tensor:
-    """Units of the largest embeddings in each layer, bool ``(n_units,)``.
-
-    Args:
-        model: names the layers.
-        embedding: ``(n_units,)``.
-        among: units that count, bool ``(n_units,)``.
-        how_many: of a layer, by the number of its units that count.
-    """
-    strongest, start = torch.zeros_like(among), 0
-    for layer in model.graph.layers.values():
-        part = slice(start, start + layer.units)
-        n = int(among[part].sum())
-        rank = embedding[part].masked_fill(~among[part], -torch.inf)
-        strongest[start + rank.topk(min(how_many(n), n)).indices] = True
-        start += layer.units
-    return strongest
-
-
-def _whole(units: float) -> int:
-    return math.floor(units + 1e-9)  # 0.29 · 100 is 28.999… in floating point
 
 
 def with_settings(masks: HardAttention, settings: dict[str, Any]) -> HardAttention:
