@@ -125,8 +125,11 @@ def fit_trained_head(strategy: Any, task: int, seed: int) -> None:
     """
     model: TaskMaskedModel = strategy.model
     x, labels = training_samples(strategy, MOST_SAMPLES, seed)
+    like = next(p for p in model.parameters() if p.is_floating_point())
+    x = x.to(like.dtype) if x.is_floating_point() else x
     with evaluating(model):
         features = torch.cat([model.features(part.to(strategy.device), task) for part in x.split(_BATCH)])
+    features = features.to(torch.promote_types(features.dtype, torch.float32))  # no half can be whitened
     try:
         head = fitted_head(model, task, features, labels.to(features.device))
     except FitError as error:
