@@ -25,7 +25,7 @@ class HardAttention:
     Args:
         budget: share of each layer's free units that a task takes, in (0, 1]; ``even``: 2/(n + 1), where this and n - 1
             further tasks of the stream are still to come (1/4 without a stream); None: as many as the gate leaves open
-            under the regulariser, as published. A task with units of its own takes all of them.
+            under the regulariser, as published; so does a task with units of its own.
         reuse: share of the units in use that a task may read too, in [0, 1]; with a budget. The more it reads, the more
             it gains from earlier tasks and loses when one of them is unlearned, and the fewer units that gives back.
         warm_up: share of the task's mini-batches over which the gate closes, in [0, 1]; with a budget.
@@ -34,9 +34,9 @@ class HardAttention:
         sparsity: ``original``, ``cross`` or ``quota``.
         s_max: largest scale of the gate, > 1.
         annealing: ``linear`` or ``cosine``, over the mini-batches of each epoch, or of the warm-up.
-        embedding_init: ``normal``, ``uniform``, ``positive``, ``negative``, ``last``, ``ones`` or ``sparse`` (a unit
-            begins open with probability 1/T, for the T tasks of the stream); None: ``normal``, ``positive`` for a task
-            with units of its own, and ``ones`` with a budget.
+        embedding_init: ``normal``, ``uniform``, ``positive``, ``negative``, ``last``, ``ones``, ``open`` or ``sparse``
+            (a unit begins open with probability 1/T, for the T tasks of the stream); None: ``normal``, ``positive``
+            for a task with units of its own, and ``open`` with a budget.
         embedding_lr: learning rate of the mask embeddings; they are stepped by an optimizer of their own, of the
             strategy's optimizer's class and settings, without weight decay.
         embedding_optimizer: makes that optimizer from ``[embedding]``, where the strategy's class can't be reused.
@@ -99,15 +99,12 @@ class HardAttention:
         whole = checks.whole_number("statistics_batches", self.statistics_batches, 0)
         object.__setattr__(self, "statistics_batches", whole)
 
-    def shares(self, to_come: int | None, alone: bool) -> tuple[float, float]:
-        """Shares of each layer's free units, and of those in use, that a task takes under its budget.
+    def share(self, to_come: int | None) -> float:
+        """Share of each layer's free units that a task takes under its budget.
 
         Args:
             to_come: tasks of the stream that are not trained yet, this one among them; None: not known.
-            alone: whether the task has units of its own.
         """
-        if alone or self.budget is None:
-            return 1.0, 1.0
         if self.budget == "even":
-            return (0.25 if to_come is None else 2 / (to_come + 1)), self.reuse
-        return self.budget, self.reuse
+            return 0.25 if to_come is None else 2 / (to_come + 1)
+        return 1.0 if self.budget is None else self.budget

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 Annealing = Literal["linear", "cosine"]
-EmbeddingInit = Literal["normal", "uniform", "positive", "negative", "last", "ones", "sparse"]
+EmbeddingInit = Literal["normal", "uniform", "positive", "negative", "last", "ones", "open", "sparse"]
 SparsityMode = Literal["original", "cross", "quota"]
 
 
@@ -68,9 +68,10 @@ def initial_embedding(
 
     Args:
         kind: ``normal`` N(0, 1) (HAT), ``uniform`` U(-1, 1), ``positive`` U(0, 1), ``negative`` U(-1, 0), ``ones``
-            (HAT-CL), ``last``: the last remaining task's final embedding (``normal`` for the first task), ``sparse``:
-            |N(0, 1)|, above 0 (open) with probability 1/T and below otherwise, independently by unit, so that a
-            task opens its share of a layer on average (``normal`` for T = 2, all open for T = 1).
+            (HAT-CL), ``open`` U(1, 1.01): all open, and in an order where nothing else tells two apart, ``last``: the
+            last remaining task's final embedding (``normal`` for the first task), ``sparse``: |N(0, 1)|, above 0
+            (open) with probability 1/T and below otherwise, independently by unit, so that a task opens its share of
+            a layer on average (``normal`` for T = 2, all open for T = 1).
         n_units: entries.
         generator: seeded from (seed, task).
         last: that embedding, for ``last``.
@@ -88,7 +89,7 @@ def initial_embedding(
         size = torch.randn(n_units, generator=generator).abs()
         is_open = torch.rand(n_units, generator=generator, dtype=torch.float64) < 1 / n_tasks
         return torch.where(is_open, size, -size)
-    low, high = {"uniform": (-1.0, 1.0), "positive": (0.0, 1.0), "negative": (-1.0, 0.0)}[kind]
+    low, high = {"uniform": (-1.0, 1.0), "positive": (0.0, 1.0), "negative": (-1.0, 0.0), "open": (1.0, 1.01)}[kind]
     return torch.rand(n_units, generator=generator) * (high - low) + low
 
 

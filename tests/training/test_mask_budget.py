@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from support.strategies import DIGITS, amnesiac
+from support.strategy_state import bits
 from torch.optim import SGD, Adam
 
 from avalanche_amnesia.benchmarks import PermutedDigits
@@ -108,19 +109,17 @@ def test_the_mask_is_fixed_behind_the_warm_up(warm_up):
     assert [int(units.sum()) for units in strategy.model.by_layer(mask).values()] == [12, 9, 6]
 
 
-def test_a_task_with_a_pool_of_its_own_takes_all_of_it():
-    strategy = amnesiac(isolation="pools", train_epochs=1)
-    strategy.train(DIGITS.train_stream[0])
-    plugin = find_plugin(strategy, HATPlugin)
-    assert plugin.opened_whole[0] == frozenset(strategy.model.graph.layers)
+def test_a_task_with_a_pool_of_its_own_learns_its_mask_within_it():
+    budgeted, published = (amnesiac(isolation="pools", train_epochs=1, **options) for options in ({}, {"budget": None}))
+    for strategy in (budgeted, published):
+        strategy.train(DIGITS.train_stream[0])
+    assert bits(budgeted.model) == bits(published.model)
 
 
 def test_shares():
     even = HardAttention(budget="even")
-    assert [even.shares(n, alone=False)[0] for n in (1, 2, 5, 19)] == [1, 2 / 3, 1 / 3, 0.1]
-    assert even.shares(None, alone=False) == (0.25, 0.5)
-    assert even.shares(5, alone=True) == (1, 1)
-    assert HardAttention(budget=0.1, reuse=0.2).shares(5, alone=False) == (0.1, 0.2)
+    assert [even.share(n) for n in (1, 2, 5, 19, None)] == [1, 2 / 3, 1 / 3, 0.1, 0.25]
+    assert HardAttention(budget=0.1).share(5) == 0.1
 
 
 @pytest.mark.parametrize(

@@ -192,8 +192,9 @@ class HATPlugin(TaskMaskPlugin):
         self.take_snapshot(strategy)
         last = model.task_embedding(tuple(model.masks)[-1]) if model.masks else None
         generator = torch.Generator().manual_seed(derive_seed(self.seed, "embedding", task))
-        budgeted = self.masks.budget is not None
-        kind = self.masks.embedding_init or ("ones" if budgeted else "positive" if now.alone else "normal")
+        kind = self.masks.embedding_init or (
+            "positive" if now.alone else "open" if self.masks.budget is not None else "normal"
+        )
         embedding = initial_embedding(kind, model.n_units, generator, last, n_tasks=self.n_tasks)
         now.embedding = model.start_task(task, embedding, None if now.allocation is None else now.allocation.allowed)
         now.statistics = TaskStatistics(model, task, self.masks.statistics_batches)
@@ -265,7 +266,7 @@ class HATPlugin(TaskMaskPlugin):
     def before_training_epoch(self, strategy: Any, **kwargs: Any) -> None:
         """Choose, per layer, the units that stay open in this epoch whatever the regulariser says."""
         now: HATTask = self.in_training
-        if self.masks.budget is not None:
+        if self.masks.budget is not None and not now.alone:  # a pool is a budget by itself
             now.warm_up = round(self.masks.warm_up * strategy.train_epochs * len(strategy.dataloader))
         if now.fixed:
             return
@@ -289,8 +290,8 @@ class HATPlugin(TaskMaskPlugin):
         allowed = self._allowed(now)
         use = self.task_use(model) if now.allocation is None else TaskUse.within(model, now.allocation)
         embedding = now.embedding.detach()
-        shares = self.masks.shares(now.to_come, now.alone)
-        is_open = units_within(model, embedding, allowed, use.in_use, *shares, min_units=self.masks.min_units)
+        new, reused = self.masks.share(now.to_come), self.masks.reuse
+        is_open = units_within(model, embedding, allowed, use.in_use, new, reused, min_units=self.masks.min_units)
         # Far enough from 0 for a gate of 0 or 1, and still of the task's own values: an audit could not tell tasks
         # apart by two constants.
         size = embedding.abs() + 40 / self.masks.s_max
