@@ -43,8 +43,8 @@ class AmnesiacHAT(HardAttentionStrategy):
         optimizer: any torch optimizer over ``model.parameters()``.
         masks: settings of learning a mask. By default ``HardAttention(budget="even", s_max=100,
             embedding_lr=0.02)``: a task takes its share of what is free, so that masks fit two tasks or two hundred,
-            and what an unlearning gives back goes to the tasks to come. The published ones are
-            ``HardAttention()``, without a budget.
+            and what an unlearning gives back goes to the tasks to come. Under a head that all tasks share, a
+            regulariser of ``sparsity_weight=0.5`` in place of the budget. The published ones are ``HardAttention()``.
         adjustment: an :class:`~avalanche_amnesia.training.update_rules.AdjustmentRule`, such as
             ``AdaHATRule(alpha=1e-2)``, or its name, ``hat``, ``adahat``, ``random`` or ``constant``. Under ``hat``
             (default) parameters in use are frozen, so that an unlearning never touches tasks learned before the one
@@ -101,14 +101,18 @@ class AmnesiacHAT(HardAttentionStrategy):
             checks.one_of("adjustment", adjustment, AmnesiacAdjustment)
         if not isinstance(repair, RepairPlugin):
             checks.one_of("repair", repair, RepairChoice)
+        one_head = getattr(model, "shared_head", None) is not None
         if masks is None:
-            masks = HardAttention(budget="even", s_max=100.0, embedding_lr=0.02)
+            # Under one head a task must be free to close units in use: their columns are other tasks', and frozen.
+            weight = 0.5 if one_head and isolation == "none" else None
+            budget: Literal["even"] | None = None if one_head else "even"
+            masks = HardAttention(budget=budget, sparsity_weight=weight, s_max=100.0, embedding_lr=0.02)
         kind = AdaHATPlugin if adjustment == "adahat" else HATPlugin
         of_masking, rest = split_options(options, kind, AmnesiacHAT)
         if adjustment != "adahat":
             of_masking["adjustment"] = adjustment
         masking = kind(masks=masks, isolation=isolation, fit_head=fit_head, seed=seed, **of_masking)
-        shared = getattr(model, "shared_head", None) is not None and deletion == "updates"
+        shared = one_head and deletion == "updates"
         if shared and repair != "none":
             raise ValueError("a shared head can't be repaired: its columns serve every task; leave repair= out")
         super().__init__(
