@@ -31,7 +31,7 @@ METHODS = {
     "AmnesiacHAT, λ .5": (AmnesiacHAT, MaskedModel, {"masks": PRICE}),
     "AmnesiacHAT, λ .5, trained heads": (AmnesiacHAT, MaskedModel, {"masks": PRICE, "fit_head": False}),
     "AmnesiacHAT, pools": (AmnesiacHAT, MaskedModel, {"isolation": "pools"}),
-    "HAT, published": (HAT, MaskedModel, {}),
+    "HAT, published masks": (HAT, MaskedModel, {}),
     "Independent": (Independent, NetworkPerTask, {}),
 }
 COLUMNS = {

@@ -219,11 +219,11 @@ class MaskedModel(TaskMaskedModel):
 
     @property
     def _own_modules(self) -> dict[int, OwnModules]:
-        """Task → what it has of its own besides its head."""
+        """Task → its own modules besides its head."""
         return {int(task): own for task, own in self.own.items() if isinstance(own, OwnModules)}
 
     def parts_of(self, task: int) -> OwnModules:
-        """What a task has of its own besides its head; fresh, where it has nothing yet."""
+        """Modules of a task besides its head; fresh ones, where it has none yet."""
         parts = self.task_parts(task)
         return parts if isinstance(parts, OwnModules) else self.fresh_parts().train(self.training)
 
