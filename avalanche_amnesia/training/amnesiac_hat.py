@@ -43,8 +43,9 @@ class AmnesiacHAT(HardAttentionStrategy):
         optimizer: any torch optimizer over ``model.parameters()``.
         masks: settings of learning a mask. By default ``HardAttention(budget="even", s_max=100,
             embedding_lr=0.02)``: a task takes its share of what is free, so that masks fit two tasks or two hundred,
-            and what an unlearning gives back goes to the tasks to come. Under a head that all tasks share, a
-            regulariser of ``sparsity_weight=0.5`` in place of the budget. The published ones are ``HardAttention()``.
+            and what an unlearning gives back goes to the tasks to come. Under a head that all tasks share,
+            and where ``sparsity_weight`` or ``sparsity`` is named beside, a regulariser of ``sparsity_weight=0.5`` or
+            the one named in place of the budget. The published ones are ``HardAttention()``.
         adjustment: an :class:`~avalanche_amnesia.training.update_rules.AdjustmentRule`, such as
             ``AdaHATRule(alpha=1e-2)``, or its name, ``hat``, ``adahat``, ``random`` or ``constant``. Under ``hat``
             (default) parameters in use are frozen, so that an unlearning never touches tasks learned before the one
@@ -104,8 +105,9 @@ class AmnesiacHAT(HardAttentionStrategy):
         one_head = getattr(model, "shared_head", None) is not None
         if masks is None:
             # Under one head a task must be free to close units in use: their columns are other tasks', and frozen.
-            weight = 0.5 if one_head and isolation == "none" else None
-            budget: Literal["even"] | None = None if one_head else "even"
+            priced = one_head or not options.keys().isdisjoint({"sparsity_weight", "sparsity"})
+            weight = 0.5 if priced and isolation == "none" else None
+            budget: Literal["even"] | None = None if priced else "even"
             masks = HardAttention(budget=budget, sparsity_weight=weight, s_max=100.0, embedding_lr=0.02)
         kind = AdaHATPlugin if adjustment == "adahat" else HATPlugin
         of_masking, rest = split_options(options, kind, AmnesiacHAT)

@@ -116,6 +116,20 @@ def test_a_task_with_a_pool_of_its_own_learns_its_mask_within_it():
     assert bits(budgeted.model) == bits(published.model)
 
 
+@pytest.mark.parametrize(
+    ("options", "budget", "weight"),
+    [
+        ({}, "even", None),
+        ({"sparsity_weight": 0.3}, None, 0.3),
+        ({"sparsity": "cross"}, None, 0.5),
+        ({"sparsity_weight": 0.3, "budget": 0.2}, 0.2, 0.3),
+    ],
+)
+def test_a_price_that_is_named_stands_in_the_place_of_the_default_budget(options, budget, weight):
+    masks = find_plugin(made(**options), HATPlugin).masks
+    assert (masks.budget, masks.sparsity_weight) == (budget, weight)
+
+
 def test_shares():
     even = HardAttention(budget="even")
     assert [even.share(n) for n in (1, 2, 5, 19, None)] == [1, 2 / 3, 1 / 3, 0.1, 0.25]
