@@ -12,6 +12,9 @@ from torch.optim import Optimizer
 from avalanche_amnesia import checks
 from avalanche_amnesia.training.hat_formulas import Annealing, EmbeddingInit, SparsityMode
 
+_HALF = 0.5
+"""Of the units in use, and of a task's mini-batches: chosen on validation images, ``experiments/mask_budget.py``."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class HardAttention:
@@ -26,9 +29,10 @@ class HardAttention:
         budget: share of each layer's free units that a task takes, in (0, 1]; ``even``: 2/(n + 1), where this and n - 1
             further tasks of the stream are still to come (1/4 without a stream); None: as many as the gate leaves open
             under the regulariser, as published; so does a task with units of its own.
-        reuse: share of the units in use that a task may read too, in [0, 1]; with a budget. The more it reads, the more
-            it gains from earlier tasks and loses when one of them is unlearned, and the fewer units that gives back.
-        warm_up: share of the task's mini-batches over which the gate closes, in [0, 1]; with a budget.
+        reuse: share of the units in use that a task may read too, in [0, 1]; with a budget alone, None: 0.5. The more
+            it reads, the more it gains from earlier tasks and loses when one of them is unlearned, and the fewer units
+            that gives back.
+        warm_up: share of the task's mini-batches over which the gate closes, in [0, 1]; with a budget alone, None: 0.5.
         sparsity_weight: ``λ >= 0`` of the sparsity regulariser; None: 0.75, and 0 for a task with units of its own or a
             budget.
         sparsity: ``original``, ``cross`` or ``quota``.
@@ -55,8 +59,8 @@ class HardAttention:
     """
 
     budget: float | Literal["even"] | None = None
-    reuse: float = 0.5
-    warm_up: float = 0.5
+    reuse: float | None = None
+    warm_up: float | None = None
     sparsity_weight: float | None = None
     sparsity: SparsityMode = "original"
     s_max: float = 400.0
@@ -79,9 +83,11 @@ class HardAttention:
         share = 1.0 if self.budget in ("even", None) else self.budget
         if isinstance(share, str) or not 0 < share <= 1:
             raise ValueError(f"budget must be 'even', a share in (0, 1], or None, got {self.budget!r}")
-        for name in ("reuse", "warm_up"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} must lie in [0, 1], got {getattr(self, name)!r}")
+        for name, given in (("reuse", self.reuse), ("warm_up", self.warm_up)):
+            if given is not None and not 0 <= given <= 1:
+                raise ValueError(f"{name} must lie in [0, 1], got {given!r}")
+            if given is not None and self.budget is None:
+                raise ValueError(f"{name}={given} has no meaning without a budget: budget='even', or a share")
         checks.above("s_max", self.s_max, 1)
         for name in ("embedding_lr", "compensation_clamp", "embedding_clamp"):
             checks.above(name, getattr(self, name), 0)
@@ -99,12 +105,17 @@ class HardAttention:
         whole = checks.whole_number("statistics_batches", self.statistics_batches, 0)
         object.__setattr__(self, "statistics_batches", whole)
 
-    def share(self, to_come: int | None) -> float:
-        """Share of each layer's free units that a task takes under its budget.
+    def shares(self, to_come: int | None) -> tuple[float, float]:
+        """Shares of each layer's free units, and of those in use, that a task takes under its budget.
 
         Args:
             to_come: tasks of the stream that are not trained yet, this one among them; None: not known.
         """
+        reused = _HALF if self.reuse is None else self.reuse
         if self.budget == "even":
-            return 0.25 if to_come is None else 2 / (to_come + 1)
-        return 1.0 if self.budget is None else self.budget
+            return (0.25 if to_come is None else 2 / (to_come + 1)), reused
+        return (1.0 if self.budget is None else self.budget), reused
+
+    def warm_up_batches(self, n_batches: int) -> int:
+        """Mini-batches of the warm-up, of all those of a task."""
+        return round((_HALF if self.warm_up is None else self.warm_up) * n_batches)

@@ -132,8 +132,9 @@ def test_a_price_that_is_named_stands_in_the_place_of_the_default_budget(options
 
 def test_shares():
     even = HardAttention(budget="even")
-    assert [even.share(n) for n in (1, 2, 5, 19, None)] == [1, 2 / 3, 1 / 3, 0.1, 0.25]
-    assert HardAttention(budget=0.1).share(5) == 0.1
+    assert [even.shares(n)[0] for n in (1, 2, 5, 19, None)] == [1, 2 / 3, 1 / 3, 0.1, 0.25]
+    assert HardAttention(budget=0.1, reuse=0.2).shares(5) == (0.1, 0.2)
+    assert even.shares(5)[1] == 0.5
 
 
 @pytest.mark.parametrize(
@@ -142,4 +143,10 @@ def test_shares():
 )
 def test_values_that_are_not_allowed(setting, value):
     with pytest.raises(ValueError, match=f"{setting} must"):
-        HardAttention(**{setting: value})
+        HardAttention(**{"budget": 0.5, setting: value})
+
+
+@pytest.mark.parametrize("setting", ["reuse", "warm_up"])
+def test_settings_of_a_budget_are_refused_without_one(setting):
+    with pytest.raises(ValueError, match=f"{setting}=0.3 has no meaning without a budget"):
+        made(HAT, **{setting: 0.3})

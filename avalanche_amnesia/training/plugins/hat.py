@@ -267,7 +267,7 @@ class HATPlugin(TaskMaskPlugin):
         """Choose, per layer, the units that stay open in this epoch whatever the regulariser says."""
         now: HATTask = self.in_training
         if self.masks.budget is not None and not now.alone:  # a pool is a budget by itself
-            now.warm_up = round(self.masks.warm_up * strategy.train_epochs * len(strategy.dataloader))
+            now.warm_up = self.masks.warm_up_batches(strategy.train_epochs * len(strategy.dataloader))
         if now.fixed:
             return
         embedding = now.embedding
@@ -290,7 +290,7 @@ class HATPlugin(TaskMaskPlugin):
         allowed = self._allowed(now)
         use = self.task_use(model) if now.allocation is None else TaskUse.within(model, now.allocation)
         embedding = now.embedding.detach()
-        new, reused = self.masks.share(now.to_come), self.masks.reuse
+        new, reused = self.masks.shares(now.to_come)
         is_open = units_within(model, embedding, allowed, use.in_use, new, reused, min_units=self.masks.min_units)
         # Far enough from 0 for a gate of 0 or 1, and still of the task's own values: an audit could not tell tasks
         # apart by two constants.
