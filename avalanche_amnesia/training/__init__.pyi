@@ -6,6 +6,7 @@ from .host.lookup import find_plugin as find_plugin
 from .host.remaining import remaining_experiences as remaining_experiences
 from .host.saving import load_state as load_state
 from .host.saving import save_state as save_state
+from .mask_warnings import MaskWarning as MaskWarning
 from .plugins import PAPER_ALPHA as PAPER_ALPHA
 from .plugins import AdaHATPlugin as AdaHATPlugin
 from .plugins import BackupPlugin as BackupPlugin

@@ -10,17 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from avalanche_amnesia.benchmarks.data import task_data
 from avalanche_amnesia.models.masked import SHARED_HEAD, MaskedModel
 from avalanche_amnesia.models.modes import evaluating
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.saving.classes import saveable
+from avalanche_amnesia.training.task_samples import training_samples
 from avalanche_amnesia.unlearning.logistic import FitError, fit_correction, fit_head
 
 MOST_SAMPLES = 20_000
 _BATCH = 512
-_MOST_BYTES = 2**31
-"""Of samples in memory: 20,000 large photographs would be twelve gigabytes."""
 
 
 @saveable
@@ -56,20 +54,6 @@ class FittedHead:
         buffers = {} if parts is None else dict(parts.named_buffers())
         for name, value in self.statistics.items():
             yield buffers[name], value
-
-
-def training_samples(strategy: Any, most: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Samples ``(n, …)`` of the task that a strategy has just trained, and their labels ``(n,)``.
-
-    Args:
-        strategy: behind the last epoch of a training.
-        most: at most so many; fewer where these would take more than 2 GiB of memory.
-        seed: of the draw.
-    """
-    experience = strategy.experience
-    index = torch.randperm(len(experience.dataset), generator=torch.Generator().manual_seed(seed))[:most]
-    of_one = task_data(experience, index[:1])[0].nbytes
-    return task_data(experience, index[: max(1, _MOST_BYTES // of_one)].sort().values)
 
 
 def fitted_head(

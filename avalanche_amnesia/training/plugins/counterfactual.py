@@ -17,9 +17,10 @@ from avalanche_amnesia import checks
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.training.counterfactual_features import CounterfactualFeatures
-from avalanche_amnesia.training.head_fit import MOST_SAMPLES, FittedHead, fitted_head, training_samples
+from avalanche_amnesia.training.head_fit import MOST_SAMPLES, FittedHead, fitted_head
 from avalanche_amnesia.training.host.lookup import find_plugin
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
+from avalanche_amnesia.training.task_samples import training_samples
 from avalanche_amnesia.trajectory.removal import Removal
 from avalanche_amnesia.trajectory.store import Trajectory
 from avalanche_amnesia.transaction import Transaction

@@ -16,6 +16,7 @@ from avalanche_amnesia.models.allocation import Isolation, UnitAllocation, UnitA
 from avalanche_amnesia.models.masked import MaskedModel
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.seeding import derive_seed
+from avalanche_amnesia.training.epoch_losses import EpochLosses
 from avalanche_amnesia.training.hard_attention import HardAttention
 from avalanche_amnesia.training.hat_formulas import (
     EmbeddingInit,
@@ -27,6 +28,7 @@ from avalanche_amnesia.training.hat_formulas import (
 )
 from avalanche_amnesia.training.host.rollback import abort_training, go_back
 from avalanche_amnesia.training.mask_budget import strongest_units, units_within
+from avalanche_amnesia.training.mask_warnings import closed_layers, full_layers, whole_layers
 from avalanche_amnesia.training.norm_statistics import TaskStatistics
 from avalanche_amnesia.training.optimizers import BareStep, check_sibling, clear_faint, sibling_optimizer
 from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin, single_task
@@ -51,6 +53,7 @@ class HATTask(TaskInTraining):
         scale: of the gate at this mini-batch.
         gate: of all units at this mini-batch, ``(n_units,)``.
         lowest, highest: bounds of the embedding in this epoch, ``(n_units,)``.
+        losses: of its mini-batches.
         to_come: tasks of the stream that are not trained yet, this one among them; None: not known.
         warm_up: mini-batches over which the gate closes; None without a budget.
         fixed: whether the mask stays as it is for the rest of the task.
@@ -66,6 +69,7 @@ class HATTask(TaskInTraining):
     gate: Tensor
     lowest: Tensor
     highest: Tensor
+    losses: EpochLosses
     to_come: int | None
     warm_up: int | None = None
     fixed: bool = False
@@ -197,6 +201,7 @@ class HATPlugin(TaskMaskPlugin):
         )
         embedding = initial_embedding(kind, model.n_units, generator, last, n_tasks=self.n_tasks)
         now.embedding = model.start_task(task, embedding, None if now.allocation is None else now.allocation.allowed)
+        now.losses = EpochLosses()
         now.statistics = TaskStatistics(model, task, self.masks.statistics_batches)
         now.step_embedding = BareStep(self._make_embedding_optimizer(strategy.optimizer, now.embedding))
         self._prepare(model)
@@ -274,7 +279,12 @@ class HATPlugin(TaskMaskPlugin):
         allowed = self._allowed(now)
         now.highest = torch.full_like(embedding, self.masks.embedding_clamp)
         now.lowest = -now.highest
-        strongest = strongest_units(self.model_of(strategy), embedding, allowed, lambda n: self.masks.min_units)
+        fewest = self.masks.min_units
+        # The regulariser would close the layers of a hard task, for good, before there is anything to lose.
+        half = now.losses.end_epoch() and now.regulariser.weight > 0
+        strongest = strongest_units(
+            self.model_of(strategy), embedding, allowed, lambda n: max(n // 2, fewest) if half else fewest
+        )
         now.lowest[strongest] = min(6 / self.masks.s_max, self.masks.embedding_clamp)  # σ(6) at full scale: open
         now.highest[~allowed] = -self.masks.embedding_clamp
         embedding.clamp_(now.lowest, now.highest)
@@ -313,9 +323,26 @@ class HATPlugin(TaskMaskPlugin):
         now.statistics.retake()
         model.finish_task()
         self.settle_head(strategy)
+        self._look_at_mask(strategy)
         if now.allocation is not None:
             self._note_opened(model, now.task, now.allocation)
         self.allocator.end(strategy, model, now.before.values)
+
+    def _look_at_mask(self, strategy: Any) -> None:
+        """Note what of the new mask is probably not what was wanted."""
+        now: HATTask = self.in_training
+        model, task = self.model_of(strategy), now.task
+        mask = model.by_layer(model.binary_mask(task))
+        self.notice("closed", closed_layers(task, mask, model.by_layer(self._allowed(now)), self.masks.min_units))
+        if now.alone:
+            return
+        if now.regulariser.weight > 0:
+            self.notice("whole", whole_layers(task, mask, strategy.clock.train_exp_iterations))
+        left = 0 if now.to_come is None else now.to_come - 1
+        if left and now.allocation is None:
+            share = None if now.warm_up is None else self.masks.shares(left)[0]
+            free = model.by_layer(~self.task_use(model).in_use)
+            self.notice("full", full_layers(task, free, len(model.masks), left, share))
 
     def _note_opened(self, model: MaskedModel, task: int, allocation: UnitAllocation) -> None:
         closed = model.by_layer(allocation.allowed & ~model.binary_mask(task))
@@ -344,6 +371,7 @@ class HATPlugin(TaskMaskPlugin):
         """Add ``λ·R`` to the loss's value; its gradient is added behind the backward pass, where it is a constant."""
         now: HATTask = self.in_training
         now.statistics.see(strategy.mb_x, strategy.mb_task_id)
+        now.losses.add(strategy.loss.detach())
         strategy.loss.detach().add_(now.regulariser(now.gate))
 
     @torch.no_grad()

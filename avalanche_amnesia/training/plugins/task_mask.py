@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
@@ -19,6 +20,7 @@ from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.training.divergence import what_diverged
 from avalanche_amnesia.training.host.rollback import abort_training, begin_finishing, finish, go_back, is_last_to_finish
 from avalanche_amnesia.training.host.samples import fault_of_task
+from avalanche_amnesia.training.mask_warnings import MaskWarning, near_chance
 from avalanche_amnesia.training.task_in_training import TaskInTraining, TaskSnapshot
 from avalanche_amnesia.training.update_rules import Adjuster, AdjustmentRule, AdjustSpace, TaskUse
 from avalanche_amnesia.transaction import Transaction
@@ -78,6 +80,8 @@ class TaskMaskPlugin(SupervisedPlugin):
         self.training: TaskInTraining | None = None
         self.influences: frozenset[int] | None = None
         self.opened_whole: dict[int, frozenset[str]] = {}
+        self._notices: list[str] = []
+        self._noticed: set[str] = set()
 
     @property
     def snapshot(self) -> TaskSnapshot | None:
@@ -112,6 +116,7 @@ class TaskMaskPlugin(SupervisedPlugin):
     def before_train_dataset_adaptation(self, strategy: Any, **kwargs: Any) -> None:
         """Check the experience, and undo a training that was interrupted, before anything else happens."""
         model, task = self.model_of(strategy), single_task(strategy.experience)
+        self._warn()
         self.undo_training(strategy)
         if task in model.masks:
             raise TaskError(f"{why_trained(strategy.experience)}; tasks with a mask: {list(model.masks)}")
@@ -145,6 +150,26 @@ class TaskMaskPlugin(SupervisedPlugin):
         self.keep_mask(strategy)
         self._finish(strategy)
 
+    def after_training(self, strategy: Any, **kwargs: Any) -> None:
+        """Warn of what was noticed."""
+        self._warn()
+
+    def _warn(self) -> None:
+        notices, self._notices = self._notices, []
+        for text in notices:
+            warnings.warn(text, MaskWarning, stacklevel=2)
+
+    def notice(self, about: str, text: str | None) -> None:
+        """Warn behind the training, once each in a run: where warnings are errors, no task is lost half finished.
+
+        Args:
+            about: names the warning.
+            text: None where there is nothing to warn of.
+        """
+        if text is not None and about not in self._noticed:
+            self._noticed.add(about)
+            self._notices.append(text)
+
     def keep_mask(self, strategy: Any) -> None:
         """Commit what the mask of the task in training owns, and let the model keep the mask (its ``finish_task``).
 
@@ -153,15 +178,17 @@ class TaskMaskPlugin(SupervisedPlugin):
         raise NotImplementedError
 
     def settle_head(self, strategy: Any) -> None:
-        """Fit the task's head, where it is to be; behind ``finish_task``, while the units lie as they were trained.
+        """Fit the task's head, where it is to be, and look whether the task was learned.
 
-        At the places that other tasks leave them the sums of the fit would have another order, and other bits.
+        Behind ``finish_task``, while the units lie as they were trained: at the places that other tasks leave them the
+        sums of the fit would have another order, and other bits.
         """
+        task: int = self.in_training.task
         if self.fit_head:
             from avalanche_amnesia.training.head_fit import fit_trained_head  # not sooner: HAT alone fits none
 
-            task: int = self.in_training.task
             fit_trained_head(strategy, task, derive_seed(self.seed, "head", task))
+        self.notice("chance", near_chance(strategy.model, strategy, task, derive_seed(self.seed, "accuracy", task)))
 
     # Where masks move units ----------------------------------------------------------------------------------
 

@@ -99,7 +99,7 @@ def test_beside_counterfactual_heads_it_keeps_what_they_gained():
     assert torch.equal(stored.x, older.x)
     with torch.no_grad():
         distances = [(both.model(s.x, 2) - s.logits).square().mean() for s in (stored, older)]
-    assert distances[0] < distances[1] / 10
+    assert distances[0] < distances[1] / 4
 
 
 def test_sequentially_each_task_holds_what_the_former_read(monkeypatch):

@@ -1,0 +1,39 @@
+"""Half of a layer held open as long as a task has not begun to learn."""
+
+import pytest
+import torch
+from torch.optim import Adam
+
+from avalanche_amnesia.benchmarks import SplitDigits
+from avalanche_amnesia.models import MLP, MaskedModel
+from avalanche_amnesia.training import HAT
+from avalanche_amnesia.training.epoch_losses import EpochLosses
+
+
+@pytest.mark.parametrize(("losses", "stuck"), [([2.0, 1.9, 1.9], True), ([2.0, 1.5, 1.0], False), ([0.0, 0.0], False)])
+def test_an_epoch_is_compared_with_the_first_mini_batch(losses, stuck):
+    seen = EpochLosses()
+    assert not seen.end_epoch()
+    for loss in losses:
+        seen.add(torch.tensor(loss))
+    assert seen.end_epoch() == stuck
+    seen.add(torch.tensor(losses[0] * 0.5))  # the next epoch is looked at by itself
+    assert not seen.end_epoch()
+
+
+def open_share(lr, **options):
+    torch.manual_seed(1)
+    model = MaskedModel(MLP(64, hidden=(64, 40), features=24))
+    settings = {"train_mb_size": 32, "train_epochs": 12, "seed": 1, "sparsity_weight": 20.0, "embedding_lr": 0.3}
+    strategy = HAT(model=model, optimizer=Adam(model.parameters(), lr=lr), **settings | options)
+    strategy.train(SplitDigits(n_tasks=5, n_train=600, seed=1).train_stream[0])
+    return [float(units.float().mean()) for units in model.masks[0].values()]
+
+
+def test_a_regulariser_closes_at_most_half_of_a_layer_before_the_task_is_learned():
+    assert open_share(1e-7) == [0.5, 0.5, 0.5]
+    assert min(open_share(3e-3)) < 0.2  # learned: what is left is the regulariser's and the task's affair
+
+
+def test_without_a_regulariser_nothing_is_held():
+    assert open_share(1e-7, sparsity_weight=0.0, embedding_init="negative") != [0.5, 0.5, 0.5]

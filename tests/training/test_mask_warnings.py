@@ -1,0 +1,86 @@
+"""Warnings about masks and what they leave for tasks to come."""
+
+import warnings
+
+import pytest
+import torch
+from torch.optim import Adam
+
+from avalanche_amnesia.benchmarks import SplitDigits
+from avalanche_amnesia.models import MLP, MaskedModel, SubnetModel
+from avalanche_amnesia.training import HAT, WSN, AmnesiacHAT, MaskWarning
+
+WIDTHS = {"layers.0": 64, "layers.1": 40, "layers.2": 24}
+
+
+def run(kind=HAT, *, tasks=3, lr=3e-3, wrap=MaskedModel, **options):
+    """Labels and texts of the warnings of a run, and its strategy."""
+    stream = SplitDigits(n_tasks=5, n_train=600, seed=3).train_stream[:tasks]
+    torch.manual_seed(3)
+    model = wrap(MLP(64, hidden=(64, 40), features=24))
+    settings = {"train_mb_size": 32, "train_epochs": 8, "seed": 3} | options
+    strategy = kind(model=model, optimizer=Adam(model.parameters(), lr=lr), **settings)
+    told = []
+    for experience in stream:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            strategy.train(experience)
+        told += [(experience.task_label, str(w.message)) for w in caught if w.category is MaskWarning]
+    return told, strategy
+
+
+@pytest.mark.parametrize("options", [{}, {"isolation": "pools"}, {"adjustment": "adahat"}])
+def test_defaults_that_learn_warn_of_nothing(options):
+    assert run(AmnesiacHAT, tasks=5, **options)[0] == []
+
+
+@pytest.mark.parametrize(("kind", "wrap"), [(HAT, MaskedModel), (AmnesiacHAT, MaskedModel), (WSN, SubnetModel)])
+def test_a_task_that_learned_nothing_is_told_of_once(kind, wrap):
+    options = {HAT: {}, AmnesiacHAT: {"fit_head": False}, WSN: {"score_lr": 1e-7}}[kind]
+    told, _ = run(kind, wrap=wrap, lr=1e-7, train_epochs=2, **options)
+    told = [(task, text) for task, text in told if "hardly learned" in text]
+    assert [task for task, _ in told] == [0]
+    assert told[0][1].startswith("task 0 ends with an accuracy of 0.")
+
+
+def test_layers_at_their_fewest_units_are_named_with_the_mend():
+    told, strategy = run(sparsity_weight=80.0, embedding_lr=0.5, min_units=2, tasks=1, train_epochs=20)
+    least = {name: int(units.sum()) for name, units in strategy.model.masks[0].items()}
+    closed = {name: n for name, n in least.items() if n <= 2}
+    assert closed
+    text = next(text for _, text in told if "has closed layers" in text)
+    assert str(closed) in text
+    assert "min_units=2" in text
+    assert "budget='even'" in text
+
+
+def test_hat_cl_s_start_in_a_short_run_leaves_every_unit_open_and_says_so():
+    told, strategy = run(embedding_init="ones", annealing="cosine", train_epochs=1, tasks=2)
+    assert all(bool(units.all()) for units in strategy.model.masks[0].values())
+    batches = strategy.clock.train_exp_iterations
+    assert [task for task, text in told if f"opens every unit after {batches} mini-batches" in text] == [0]
+    full = [text for _, text in told if "more tasks are to come" in text]
+    assert len(full) == 1
+    assert all(f"'{name}': 0 of {width}" in full[0] for name, width in WIDTHS.items())
+
+
+def test_an_even_share_below_one_unit_is_told_before_it_happens():
+    told, _ = run(AmnesiacHAT, budget=1.0, tasks=2)
+    (text,) = [text for _, text in told if "more tasks are to come" in text]
+    assert text.startswith("after task 0 ")
+    assert "unlearning, give more" in text
+
+
+def test_where_warnings_are_errors_the_task_is_finished_all_the_same():
+    stream = SplitDigits(n_tasks=5, n_train=600, seed=3).train_stream
+    model = MaskedModel(MLP(64, hidden=(64, 40), features=24))
+    strategy = AmnesiacHAT(model=model, optimizer=Adam(model.parameters(), lr=1e-7), fit_head=False, train_epochs=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", MaskWarning)
+        with pytest.raises(MaskWarning, match="hardly learned"):
+            strategy.train(stream[0])
+        assert model.tasks == (0,)
+        strategy.train(stream[1])  # once each
+    assert model.tasks == (0, 1)
+    strategy.unlearn([0])
+    assert model.tasks == (1,)
