@@ -141,6 +141,19 @@ class UnitGraph:
             for name, factors in self.factors.items()
         }
 
+    def entries_of_units(self, units: Tensor) -> dict[str, Tensor]:
+        """The entries of some units themselves, whatever feeds these: the rows of their weights, and their biases.
+
+        Args:
+            units: over all units, bool ``(n_units,)``.
+
+        Returns:
+            Parameter name (inside the backbone) → bool tensor that broadcasts over the parameter.
+        """
+        of_sets = self.sets.use(units.float())
+        of_sets[ALWAYS] = 0
+        return {name: of_sets[factors[0].to(of_sets.device)] > 0 for name, factors in self.factors.items()}
+
     def sources(self, layer: str) -> Tensor | None:
         """Set numbers that feed a layer, one per input; None where it has no weight of two factors (a bias alone)."""
         factors = next((f for name, f in self.factors.items() if name.startswith(layer) and len(f) > 1), None)
