@@ -271,6 +271,11 @@ class Adjuster:
         """Parameter → bool tensor of the entries that are held back as a whole; empty unless all shares are 0 or 1."""
         return dict(zip(self.names, (held == 1 for held in self._held), strict=True)) if self.frozen else {}
 
+    def rate(self) -> float:
+        """Mean, over all parameters, of the share that this step's updates keep: 1 nothing is held back; 0 all is."""
+        n_entries = sum(covered.numel() for covered in self.use.covered.values())
+        return 1 - sum(float(held.double().sum()) for held in self._held) / n_entries
+
     def before_step(self, sparsity: list[float]) -> None:
         """Prepare, after the backward pass, for a step; ``sparsity`` is ``κ`` per layer (empty: not read)."""
         if not self.names:
