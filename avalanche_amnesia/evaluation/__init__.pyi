@@ -7,6 +7,7 @@ from .accuracy_matrix import backward_transfer as backward_transfer
 from .accuracy_matrix import forgetting as forgetting
 from .accuracy_matrix import forward_transfer as forward_transfer
 from .capacity import Capacity as Capacity
+from .capacity import StepCapacity as StepCapacity
 from .capacity import capacity_metrics as capacity_metrics
 from .capacity import network_capacity as network_capacity
 from .capacity import trajectory_bytes as trajectory_bytes

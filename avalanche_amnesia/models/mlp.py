@@ -1,16 +1,20 @@
 """A plain multilayer perceptron as a feature extractor."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from avalanche_amnesia import checks
 
+HiddenNorm = Literal["none", "batch", "layer"]
+_NORMS = {"batch": nn.BatchNorm1d, "layer": nn.LayerNorm}
+
 
 class MLP(nn.Module):
-    """Fully connected ReLU layers from a flattened input to non-negative features.
+    """Fully connected layers from a flattened input to features: each linear, norm, activation, dropout.
 
     Args:
         in_features: entries of one flattened input.
@@ -18,9 +22,17 @@ class MLP(nn.Module):
         features: units of the last layer, the width of what the heads read.
         dropout: probability behind every layer, or a pair (of the input, behind every layer) as in the HAT paper's
             (0.2, 0.5). In ``[0, 1)``.
+        activation: a class of modules, or a function that makes one, called once per layer without arguments:
+            ``nn.Tanh``, ``lambda: nn.LeakyReLU(0.2)``. Under a masked model a closed unit's value is 0 behind it,
+            whatever the activation makes of 0. A weight of its own (``nn.PReLU``) serves the units of its whole layer:
+            the first task freezes it in a ``MaskedModel``, and a ``SubnetModel`` refuses it.
+        bias: whether the linear layers have biases.
+        norm: behind every linear layer: ``none``, ``batch`` (BatchNorm1d) or ``layer`` (LayerNorm). A masked model
+            gives each task norms of its own, over the units in its mask.
 
     Raises:
-        ValueError: for a width below 1 or a probability outside ``[0, 1)``.
+        ValueError: for a width below 1, a probability outside ``[0, 1)`` or a norm that is not known.
+        TypeError: for an activation that makes no module, a module that was made already too.
     """
 
     def __init__(
@@ -30,6 +42,9 @@ class MLP(nn.Module):
         hidden: Sequence[int] | int = (256, 100),
         features: int = 64,
         dropout: float | tuple[float, float] = 0.0,
+        activation: Callable[[], nn.Module] = nn.ReLU,
+        bias: bool = True,
+        norm: HiddenNorm = "none",
     ) -> None:
         super().__init__()
         given = hidden if isinstance(hidden, Iterable) else [hidden]
@@ -41,14 +56,27 @@ class MLP(nn.Module):
         of_input, of_layers = dropout if isinstance(dropout, (tuple, list)) else (0.0, dropout)
         if not (0 <= of_input < 1 and 0 <= of_layers < 1):
             raise ValueError(f"dropout must lie in [0, 1), got {dropout}")
+        checks.one_of("norm", norm, HiddenNorm)
         self.in_features, self.features = widths[0], widths[-1]
         self.input_dropout = nn.Dropout(of_input)
-        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(widths))
+        self.layers = nn.ModuleList(nn.Linear(a, b, bias=bias) for a, b in pairwise(widths))
+        self.norms = nn.ModuleList(nn.Identity() if norm == "none" else _NORMS[norm](width) for width in widths[1:])
+        self.activations = nn.ModuleList(_made(activation) for _ in self.layers)
         self.dropout = nn.Dropout(of_layers)
 
     def forward(self, x: Tensor) -> Tensor:
         """Features of a batch: ``(batch, …)`` → ``(batch, features)``."""
         x = self.input_dropout(torch.flatten(x, 1))
-        for layer in self.layers:
-            x = self.dropout(torch.relu(layer(x)))
+        for layer, norm, activation in zip(self.layers, self.norms, self.activations, strict=True):
+            x = self.dropout(activation(norm(layer(x))))
         return x
+
+
+def _made(activation: Callable[[], nn.Module]) -> nn.Module:
+    module = None if isinstance(activation, nn.Module) or not callable(activation) else activation()
+    if not isinstance(module, nn.Module):
+        raise TypeError(
+            f"activation must be a class of modules, or a function that makes one, got {activation!r}: nn.Tanh, "
+            "lambda: nn.LeakyReLU(0.2)"
+        )
+    return module

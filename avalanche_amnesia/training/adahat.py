@@ -21,8 +21,9 @@ class AdaHAT(HardAttentionStrategy):
         model: a :class:`MaskedModel`.
         optimizer: any torch optimizer over ``model.parameters()``.
         seed: every draw derives from it and the task.
-        options: those of :class:`AdaHATPlugin` (``alpha``, ``epsilon``, ``no_sum``, ``no_reg``, and HAT's without
-            ``adjustment``) and of :class:`HardAttentionStrategy` (``train_mb_size``, ``train_epochs`` …).
+        options: those of :class:`AdaHATPlugin` (``alpha``, ``epsilon``, ``no_sum``, ``flat_sum``, ``no_reg``,
+            ``between``, and HAT's without ``adjustment``) and of :class:`HardAttentionStrategy` (``train_mb_size``,
+            ``train_epochs`` …).
 
     Raises:
         TypeError: for an unknown option.

@@ -141,7 +141,7 @@ def _compensations(chosen: CompensationChoice | Compensation, seed: int, shared_
         return []
     if chosen == "counterfactual":
         return [SharedHeadCounterfactualPlugin(seed=seed) if shared_head else CounterfactualPlugin(seed=seed)]
-    return [BackupPlugin() if chosen == "backup" else ScaledUpdatesPlugin(chosen)]
+    return [BackupPlugin(seed=seed) if chosen == "backup" else ScaledUpdatesPlugin(chosen)]
 
 
 def _repair_plugin(repair: RepairChoice | RepairPlugin, seed: int) -> list[RepairPlugin]:

@@ -131,15 +131,17 @@ class Shadow:
         mask = self.model.by_layer(self.model.binary_mask(self.task).float())
         return functional_call(self.model.backbone, self._weights(), (x, self.parts, mask))
 
-    def update(self, use: Mapping[str, Tensor]) -> dict[str, SparseValues]:
-        """Learned updates: parameter name → those of the entries that the task uses.
+    def learned(self, use: Mapping[str, Tensor], *, updates: bool) -> dict[str, SparseValues]:
+        """Learned values: parameter name → those of the entries that are used.
 
         Args:
             use: parameter name → bool tensor of its shape.
+            updates: whether they are given minus the values at the start.
         """
         result = {}
         for name, inside in self.region.items():
             learned = torch.zeros_like(self._values[name].data)
-            learned[inside] = self._values[name].data[inside] - self._start[name]
+            start = self._start[name] if updates else 0.0
+            learned[inside] = self._values[name].data[inside] - start
             result[name] = SparseValues.of(learned, inside & use[name])
         return result

@@ -8,17 +8,21 @@ minus AdaHAT's adjustment rate). :class:`Adjuster` applies it around the optimiz
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from functools import cached_property
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
+from avalanche_amnesia import checks
 from avalanche_amnesia.models.allocation import UnitAllocation
 from avalanche_amnesia.models.masked import MaskedModel
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.seeding import derive_seed
+from avalanche_amnesia.unit_graph.graph import Between, UnitGraph
 
 AdjustSpace = Literal["update", "gradient"]
+Importance = Literal["sum", "flat", "number"]
 
 
 class TaskUse:
@@ -46,7 +50,23 @@ class TaskUse:
         cumulative = [model.by_layer(self.in_use)]
         self.covered = _dense(model.graph.parameter_use(*cumulative), parameters)
         self.importance = _dense(model.graph.parameter_use(*(masks or cumulative)), parameters)
+        self._graph, self._masks = model.graph, (cumulative, masks or cumulative)
         self.fixed: Mapping[str, Tensor] = {name: self.covered[name] for name in model.frozen_in_use}
+
+    def covered_by(self, between: Between) -> Mapping[str, Tensor]:
+        """:attr:`covered`; for ``max`` 1.0 where ``max`` of the cumulative masks is 1."""
+        return self.covered if between == "min" else self._by_max[0]
+
+    def importance_by(self, between: Between) -> Mapping[str, Tensor]:
+        """:attr:`importance`; for ``max`` the ``max`` of the summative masks."""
+        return self.importance if between == "min" else self._by_max[1]
+
+    @cached_property
+    def _by_max(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        if not isinstance(self._graph, UnitGraph):
+            raise ValueError("between='max' is of masks over units: a weight that is masked itself lies between none")
+        reach = [self._graph.parameter_use(*masks, between="max") for masks in self._masks]
+        return _dense(reach[0], self.covered), _dense(reach[1], self.covered)
 
     @classmethod
     def within(cls, model: MaskedModel, allocation: UnitAllocation) -> TaskUse:
@@ -66,15 +86,29 @@ class TaskUse:
         return use
 
 
-def _dense(uses: Mapping[str, Tensor], parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+def _dense(uses: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: use.to(parameters[name].dtype).expand_as(parameters[name]).contiguous() for name, use in uses.items()}
 
 
 class AdjustmentRule:
-    """HAT's rule (``hat``): the cumulative mask ``min(a_i, a_j)`` is held back, so what is in use is frozen."""
+    """HAT's rule (``hat``): the cumulative mask ``min(a_i, a_j)`` is held back, so what is in use is frozen.
 
-    constant = True  # the same shares for every step of a task; a rule that varies holds nothing that is not in use
+    Args:
+        between: how the masks of the units at both ends of a weight make one: ``min``, as published (it is in use if
+            both ends are), or ``max`` (if either is; the network's input counts as no end). ``max`` holds back a
+            superset, here and in every rule: what tasks own stays as safe, and later tasks find less that is free.
+
+    Raises:
+        ValueError: for a value that is not allowed.
+    """
+
+    constant = True  # the same shares for every step of a task
     reads_sparsity = False
+    between: Between = "min"
+
+    def __init__(self, *, between: Between = "min") -> None:
+        checks.one_of("between", between, Between)
+        self.between = between
 
     def start(self, seed: int, task: int) -> None:
         """Prepare for the steps of a task."""
@@ -87,7 +121,7 @@ class AdjustmentRule:
             name: parameter name inside the backbone.
             sparsity: ``κ`` of the parameter's layer at this step.
         """
-        return use.covered[name]
+        return use.covered_by(self.between)[name]
 
     def capacity(self, use: TaskUse) -> float:
         """Network capacity: the mean adjustment rate over all parameters that a next task would meet, ``κ = 0``."""
@@ -100,7 +134,11 @@ class AdjustmentRule:
 
 
 class RandomRule(AdjustmentRule):
-    """``random``: a fresh U(0, 1) rate per step and parameter in use (AdaHAT's baseline)."""
+    """``random``: a fresh U(0, 1) rate per step and parameter in use (AdaHAT's baseline).
+
+    Args:
+        between: as of :class:`AdjustmentRule`.
+    """
 
     constant = False
 
@@ -108,11 +146,11 @@ class RandomRule(AdjustmentRule):
         self.generator = torch.Generator().manual_seed(derive_seed(seed, "adjustment", task))
 
     def held(self, use: TaskUse, name: str, sparsity: float) -> Tensor:
-        covered = use.covered[name]
+        covered = use.covered_by(self.between)[name]
         return covered * torch.rand(covered.shape, generator=self.generator).to(covered.device)
 
     def expected_held(self, use: TaskUse, name: str) -> Tensor:
-        return use.covered[name] / 2
+        return use.covered_by(self.between)[name] / 2
 
 
 class ConstantRule(AdjustmentRule):
@@ -120,15 +158,17 @@ class ConstantRule(AdjustmentRule):
 
     Args:
         alpha: in ``[0, 1]``.
+        between: as of :class:`AdjustmentRule`.
     """
 
-    def __init__(self, alpha: float = 1.0) -> None:
+    def __init__(self, alpha: float = 1.0, *, between: Between = "min") -> None:
+        super().__init__(between=between)
         if not 0 <= alpha <= 1:
             raise ValueError(f"alpha of the constant adjustment must lie in [0, 1], got {alpha}")
         self.alpha = alpha
 
     def held(self, use: TaskUse, name: str, sparsity: float) -> Tensor:
-        return use.covered[name] * (1 - self.alpha)
+        return use.covered_by(self.between)[name] * (1 - self.alpha)
 
 
 class AdaHATRule(AdjustmentRule):
@@ -137,24 +177,47 @@ class AdaHATRule(AdjustmentRule):
     Args:
         alpha: intensity ``α > 0``.
         epsilon: ``ε > 0``.
-        importance: False for the ablation ``no_sum``: the number of earlier tasks in place of the importance, on
-            parameters in use.
+        importance: ``sum``: the number of earlier tasks that use the parameter; ``number``, the published ablation
+            ``no_sum``: the number of the task in training, from 1, for all parameters, free ones and the first task's
+            too; ``flat``, our ablation ``flat_sum``: the number of earlier tasks, on parameters in use alone. Tasks
+            that were unlearned do not count.
         sparsity: False for the ablation ``no_reg``: ``κ = 0``.
+        between: as of :class:`AdjustmentRule`.
+
+    Raises:
+        ValueError: for a value that is not allowed; for ``between="max"`` with ``number``, which reads no masks.
     """
 
     def __init__(
-        self, alpha: float = 1e-2, epsilon: float = 0.1, *, importance: bool = True, sparsity: bool = True
+        self,
+        alpha: float = 1e-2,
+        epsilon: float = 0.1,
+        *,
+        importance: Importance = "sum",
+        sparsity: bool = True,
+        between: Between = "min",
     ) -> None:
+        super().__init__(between=between)
         if alpha <= 0 or epsilon <= 0:
             raise ValueError(f"alpha and epsilon must be positive, got alpha={alpha}, epsilon={epsilon}")
-        self.alpha, self.epsilon, self.by_importance, self.by_sparsity = alpha, epsilon, importance, sparsity
+        checks.one_of("importance", importance, Importance)
+        if importance == "number" and between == "max":
+            raise ValueError("between='max' has no meaning where every parameter has the task's number for importance")
+        self.alpha, self.epsilon, self.importance, self.sparsity = alpha, epsilon, importance, sparsity
         self.constant, self.reads_sparsity = not sparsity, sparsity
 
     def held(self, use: TaskUse, name: str, sparsity: float) -> Tensor:
-        rate = self.alpha / (self.epsilon + (sparsity if self.by_sparsity else 0.0))
-        importance = use.importance[name] if self.by_importance else use.covered[name] * use.n_tasks
+        rate = self.alpha / (self.epsilon + (sparsity if self.sparsity else 0.0))
+        importance = self._importance(use, name)
         total = importance + rate
         return torch.div(importance, total, out=total)
+
+    def _importance(self, use: TaskUse, name: str) -> Tensor:
+        if self.importance == "number":
+            return torch.full_like(use.covered[name], use.n_tasks + 1)
+        if self.importance == "flat":
+            return use.covered_by(self.between)[name] * use.n_tasks
+        return use.importance_by(self.between)[name]
 
 
 class Adjuster:
@@ -192,9 +255,8 @@ class Adjuster:
 
     def _may_hold(self, name: str) -> bool:
         """Tell whether an entry of a parameter may be held back: one in use, a fixed one or whatever the rule holds."""
-        parts = [self.use.covered[name], *([self.use.fixed[name]] if name in self.use.fixed else [])]
-        if self.rule.constant:
-            parts.append(self.rule.held(self.use, name, 0.0))
+        parts = [self.use.covered[name], self.rule.expected_held(self.use, name)]
+        parts += [self.use.fixed[name]] if name in self.use.fixed else []
         return any(bool((part > 0).any()) for part in parts)
 
     def _shares(self, sparsity: list[float]) -> list[Tensor]:
@@ -208,6 +270,11 @@ class Adjuster:
     def frozen_entries(self) -> dict[str, Tensor]:
         """Parameter → bool tensor of the entries that are held back as a whole; empty unless all shares are 0 or 1."""
         return dict(zip(self.names, (held == 1 for held in self._held), strict=True)) if self.frozen else {}
+
+    def rate(self) -> float:
+        """Mean, over all parameters, of the share that this step's updates keep: 1 nothing is held back; 0 all is."""
+        n_entries = sum(covered.numel() for covered in self.use.covered.values())
+        return 1 - sum(float(held.double().sum()) for held in self._held) / n_entries
 
     def before_step(self, sparsity: list[float]) -> None:
         """Prepare, after the backward pass, for a step; ``sparsity`` is ``κ`` per layer (empty: not read)."""

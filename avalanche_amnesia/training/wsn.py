@@ -31,7 +31,7 @@ class WSN(HardAttentionStrategy):
             lossless, in memory.
         allow_unknown: unlearn although a plugin keeps learned state that no adapter can clean; the record says so.
         seed: every draw derives from it and the task.
-        options: those of :class:`SubnetPlugin` (``scores``, ``score_lr``, ``keep`` …) and of
+        options: those of :class:`SubnetPlugin` (``scores``, ``score_init``, ``score_lr``, ``keep`` …) and of
             :class:`HardAttentionStrategy` (``train_mb_size``, ``train_epochs``, ``plugins``, ``evaluator`` …).
 
     Raises:

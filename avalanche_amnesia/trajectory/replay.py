@@ -148,7 +148,7 @@ def _revised(value: Tensor, revision: Revision, index: Tensor, update: Tensor) -
     target = revision.index
     own = torch.zeros(value.numel(), dtype=torch.float64).index_copy(0, index, update)
     start = value[target]
-    return target, start, (start.double() + revision.update(own[target])).to(value.dtype)
+    return target, start, revision.written(start.double(), own[target]).to(value.dtype)
 
 
 def _hand_over(

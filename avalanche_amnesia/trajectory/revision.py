@@ -11,7 +11,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Revision:
-    """Replacement of a remaining task's update at some entries of a tensor: ``factor · own + added``.
+    """Replacement of a remaining task's update at some entries of a tensor: ``base · before + factor · own + added``.
 
     The task is recorded as having made the revised update: whatever is unlearned later, the task itself included, is
     taken out as if it had been so from the start.
@@ -21,21 +21,24 @@ class Revision:
         factor: float64 ``(k,)``, or one number for all.
         added: float64 ``(k,)``, or one number for all.
         alone: whether what other remaining tasks wrote there, between those that go and this one, is dropped.
+        base: float64 ``(k,)``, or one number for all: the share of the value before the task on which the update lies;
+            0 where ``added`` is the value itself.
     """
 
     where: Tensor
     factor: Tensor | float = 1.0
     added: Tensor | float = 0.0
     alone: bool = False
+    base: Tensor | float = 1.0
 
     @property
     def index(self) -> Tensor:
         """Flat positions of the entries, ``(k,)``."""
         return self.where.reshape(-1).nonzero()[:, 0]
 
-    def update(self, own: Tensor) -> Tensor:
-        """The revised update ``(k,)``, from the task's own at the same entries, float64 ``(k,)``."""
-        return own * self.factor + self.added
+    def written(self, before: Tensor, own: Tensor) -> Tensor:
+        """Values after the revised task ``(k,)``, from those before it and its own update there, float64 ``(k,)``."""
+        return before * self.base + (own * self.factor + self.added)
 
 
 Revisions = Mapping[int, Mapping[str, Revision]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
+from typing import Literal
 
 import numpy as np
 import torch
@@ -12,6 +13,8 @@ from torch import Tensor
 
 from avalanche_amnesia.unit_graph.inputs import Inputs
 from avalanche_amnesia.unit_graph.units import ALWAYS, UnitSets, compact
+
+Between = Literal["min", "max"]
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,7 @@ class UnitGraph:
     def __deepcopy__(self, memo: object) -> UnitGraph:
         return self  # nothing in it ever changes, and a copy of all sets would be the larger part of a model's copy
 
-    def parameter_use(self, *masks: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def parameter_use(self, *masks: Mapping[str, Tensor], between: Between = "min") -> dict[str, Tensor]:
         """Use of every masked parameter: ``min`` of its unit's and its source's use.
 
         Of weight ``ij`` in layer ``l``: ``min(a_{l,i}, a_{l−1,j})``; of bias ``i``: ``a_{l,i}``. With HAT's cumulative
@@ -78,13 +81,19 @@ class UnitGraph:
         Args:
             masks: one mapping per task, layer name → mask of shape ``(units,)``, bool or float. Uses of several tasks
                 add up (AdaHAT's summative mask); one mapping gives the parameters that one mask covers.
+            between: ``min``, or ``max``: ``max(a_{l,i}, a_{l−1,j})``, where what no mask covers (the network's input)
+                counts as no source. It is never below ``min``.
 
         Returns:
             Parameter name (inside the backbone) → float32 tensor that broadcasts over the parameter.
         """
         vectors = [torch.cat([mask[name].float() for name in self.layers]) for mask in masks]
         of_sets = self.sets.use(torch.stack(vectors)).sum(0)
-        return {name: self.entry_use(factors, of_sets) for name, factors in self.factors.items()}
+        least = {name: self.entry_use(factors, of_sets) for name, factors in self.factors.items()}
+        if between == "min":
+            return least
+        of_sets[ALWAYS] = 0
+        return {name: reduce(torch.maximum, self._uses(f, of_sets), least[name]) for name, f in self.factors.items()}
 
     def reads(self, mask: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
         """Entries that one mask covers, by parameter: where :meth:`parameter_use` is positive.
@@ -110,11 +119,11 @@ class UnitGraph:
     @staticmethod
     def entry_use(factors: tuple[Tensor, ...], of_sets: Tensor) -> Tensor:
         """``min`` over the factors, from the use of every set."""
-        uses = [of_sets[factor.to(of_sets.device)] for factor in factors]
-        result = uses[0]
-        for use in uses[1:]:
-            result = torch.minimum(result, use)
-        return result
+        return reduce(torch.minimum, UnitGraph._uses(factors, of_sets))
+
+    @staticmethod
+    def _uses(factors: tuple[Tensor, ...], of_sets: Tensor) -> list[Tensor]:
+        return [of_sets[factor.to(of_sets.device)] for factor in factors]
 
     def entries_within(self, units: Tensor) -> dict[str, Tensor]:
         """The entries that nobody can read without one of these units: one of their factors lies within them.
@@ -131,6 +140,19 @@ class UnitGraph:
             name: torch.stack(torch.broadcast_tensors(*(within[f.to(within.device)] for f in factors))).amax(0) > 0
             for name, factors in self.factors.items()
         }
+
+    def entries_of_units(self, units: Tensor) -> dict[str, Tensor]:
+        """The entries of some units themselves, whatever feeds these: the rows of their weights, and their biases.
+
+        Args:
+            units: over all units, bool ``(n_units,)``.
+
+        Returns:
+            Parameter name (inside the backbone) → bool tensor that broadcasts over the parameter.
+        """
+        of_sets = self.sets.use(units.float())
+        of_sets[ALWAYS] = 0
+        return {name: of_sets[factors[0].to(of_sets.device)] > 0 for name, factors in self.factors.items()}
 
     def sources(self, layer: str) -> Tensor | None:
         """Set numbers that feed a layer, one per input; None where it has no weight of two factors (a bias alone)."""

@@ -60,7 +60,7 @@ def test_an_axis_that_there_is_none_of_is_refused() -> None:
 def test_the_metrics_of_unlearning_go_over_events() -> None:
     public = [getattr(evaluation, name) for name in evaluation.__all__]
     metrics = [thing for thing in public if isinstance(thing, type) and issubclass(thing, PluginMetric)]
-    assert [kind for kind in metrics if kind.axis != EVENT] == [evaluation.MaskRegulariser]
+    assert [kind for kind in metrics if kind.axis != EVENT] == [evaluation.MaskRegulariser, evaluation.StepCapacity]
     assert len(metrics) > 9
 
 

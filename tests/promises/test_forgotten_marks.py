@@ -58,7 +58,8 @@ class PrescribedUpdates(TrajectoryPlugin):
 def trained(mark: float, events, *, net=mlp, adjustment="hat", shared=False, compensation="none", repair="none"):
     torch.manual_seed(0)
     recorder = PrescribedUpdates(mark, adjustment)
-    compensation = BackupPlugin(start="delete") if compensation == "delete" else compensation
+    forms = {"delete": {"start": "delete"}, "published": {"scope": "unit", "start": "fresh"}}
+    compensation = BackupPlugin(**forms[compensation]) if compensation in forms else compensation
     options = {
         "adjustment": adjustment,
         "compensation": compensation,
@@ -101,13 +102,15 @@ def held(strategy) -> dict[object, Tensor]:
     for task, of_task in shadows.kept.items() if shadows else ():
         for other, backup in of_task.items():
             found |= {("shadow", task, other, name): entries.values for name, entries in backup.updates.items()}
+    for task, of_task in shadows.placed.items() if shadows else ():
+        found |= {("placed", task, name): entries.values for name, entries in of_task.items()}
     for task, samples in repair.memory.samples.items() if repair else ():
         found[("sample", task)] = samples.x
         found[("logits", task)] = samples.logits
     return found
 
 
-def written_by_shadow(self: Shadow, use: dict[str, Tensor]) -> dict[str, SparseValues]:
+def written_by_shadow(self: Shadow, use: dict[str, Tensor], *, updates: bool) -> dict[str, SparseValues]:
     return {
         name: SparseValues.of(torch.full(inside.shape, 2.0**-7 * (1 + self.task)), inside & use[name])
         for name, inside in self.region.items()
@@ -119,7 +122,7 @@ def written_by_shadow(self: Shadow, use: dict[str, Tensor]) -> dict[str, SparseV
 @pytest.mark.parametrize(
     ("compensation", "repair", "shared"),
     [
-        *((compensation, "none", False) for compensation in ("rate", "delete")),
+        *((compensation, "none", False) for compensation in ("rate", "delete", "published")),
         *(("backup", "none", shared) for shared in (False, True)),
         *(("none", repair, False) for repair in ("joint", "sequential_adahat")),
         *((compensation, "joint", False) for compensation in ("counterfactual", "backup", "rate")),
@@ -127,7 +130,7 @@ def written_by_shadow(self: Shadow, use: dict[str, Tensor]) -> dict[str, SparseV
     ],
 )
 def test_nothing_tells_what_a_forgotten_task_had_left(monkeypatch, compensation, repair, shared, adjustment, events):
-    monkeypatch.setattr(Shadow, "update", written_by_shadow)
+    monkeypatch.setattr(Shadow, "learned", written_by_shadow)
     options = {"compensation": compensation, "repair": repair, "shared": shared, "adjustment": adjustment}
     one, other = (held(trained(mark, REQUESTS[events], **options)) for mark in (3 * 2.0**-9, -5 * 2.0**-7))
     assert one.keys() == other.keys()

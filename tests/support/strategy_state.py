@@ -84,7 +84,8 @@ def frozen(value: Any) -> Any:
 def owned(model: MaskedModel) -> dict[str, Tensor]:
     """Backbone parameter → entries that some remaining task's mask owns."""
     use = model.graph.parameter_use(model.by_layer(model.cumulative_mask()))
-    return {name: (use[name] > 0).expand_as(p) for name, p in model.backbone.named_parameters()}
+    free = torch.zeros(())  # the norms from which tasks copy theirs are nobody's
+    return {name: (use.get(name, free) > 0).expand_as(p) for name, p in model.backbone.named_parameters()}
 
 
 def stray(model: MaskedModel, initial: dict[str, Tensor]) -> list[str]:

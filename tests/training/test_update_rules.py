@@ -2,8 +2,9 @@
 
 import pytest
 import torch
-from support.small_runs import logits, make, masked_mlp, permuted, same_state, state, train_all
+from support.small_runs import assert_retained, logits, make, masked_mlp, permuted, same_state, state, train_all
 
+from avalanche_amnesia.evaluation import network_capacity
 from avalanche_amnesia.models import MaskedModel
 from avalanche_amnesia.training import HAT, AdaHAT
 from avalanche_amnesia.training.update_rules import (
@@ -26,8 +27,8 @@ def model_with_masks(n_tasks: int = 3, seed: int = 0) -> MaskedModel:
     return model
 
 
-def naive_held(model, name, rule) -> torch.Tensor:
-    """Element by element, from the masks alone."""
+def naive_held(model, name, rule, between=min) -> torch.Tensor:
+    """Element by element, from the masks alone; with ``between=max`` the network's input is no end."""
     layers = list(model.graph.layers)
     layer, kind = name.rsplit(".", 1)
     index, masks = layers.index(layer), list(model.masks.values())
@@ -36,29 +37,112 @@ def naive_held(model, name, rule) -> torch.Tensor:
     counts = {n: sum(m[n].double() for m in masks).tolist() for n in layers}
     for i in range(parameter.shape[0]):
         for j in range(parameter.shape[1] if kind == "weight" else 1):
-            of_unit = counts[layer][i]
-            of_source = len(masks) if index == 0 or kind == "bias" else counts[layers[index - 1]][j]
-            result[(i, j) if kind == "weight" else (i,)] = rule(min(of_unit, of_source), len(masks))
+            ends = [counts[layer][i]]
+            if kind == "weight" and index > 0:
+                ends.append(counts[layers[index - 1]][j])
+            result[(i, j) if kind == "weight" else (i,)] = rule(between(ends), len(masks))
     return result
 
 
-@pytest.mark.parametrize("no_sum", [False, True])
+ABLATIONS = {"sum": lambda m, n: m, "flat": lambda m, n: n if m else 0, "number": lambda m, n: n + 1}
+
+
+@pytest.mark.parametrize("importance", ABLATIONS)
 @pytest.mark.parametrize("no_reg", [False, True])
-def test_adahat_rate_against_an_element_loop(no_sum, no_reg):
-    model, alpha, epsilon, kappa = model_with_masks(), 0.05, 0.1, 0.37
-    rule = AdaHATRule(alpha, epsilon, importance=not no_sum, sparsity=not no_reg)
+@pytest.mark.parametrize("n_tasks", [0, 1, 3])
+def test_adahat_rate_against_an_element_loop(importance, no_reg, n_tasks):
+    if n_tasks == 0:
+        model = masked_mlp()
+        model.add_head(0, 2)
+    else:
+        model = model_with_masks(n_tasks)
+    alpha, epsilon, kappa = 0.05, 0.1, 0.37
+    rule = AdaHATRule(alpha, epsilon, importance=importance, sparsity=not no_reg)
     rate = alpha / (epsilon + (0 if no_reg else kappa))
 
-    def expected(importance, n_tasks):
-        if no_sum:
-            importance = n_tasks if importance else 0
-        return 1 - rate / (importance + rate)
+    def expected(used_by, n_tasks):
+        return 1 - rate / (ABLATIONS[importance](used_by, n_tasks) + rate)
 
-    use = TaskUse(model)
-    for name, _ in model.backbone.named_parameters():
+    use, shapes = TaskUse(model), {name: p.shape for name, p in model.backbone.named_parameters()}
+    for name, shape in shapes.items():
         held = rule.held(use, name, kappa)
-        assert torch.allclose(held.double(), naive_held(model, name, expected), atol=1e-6), name
-        assert bool((held[use.covered[name] == 0] == 0).all())
+        wanted = naive_held(model, name, expected) if n_tasks else torch.full(shape, expected(0, 0)).double()
+        assert torch.allclose(held.double(), wanted, atol=1e-6), name
+        free = held[use.covered[name] == 0]
+        assert bool((free > 0).all() if importance == "number" else (free == 0).all())
+
+
+def test_no_sum_is_the_published_ablation_and_flat_sum_ours():
+    """The published one damps every parameter of every task, the first one too, by r/(t + r)."""
+    benchmark = permuted()
+    plain = train_all(make(HAT), benchmark, 1)
+    flat, no_sum = (train_all(make(AdaHAT, alpha=1e-30, **{name: True}), benchmark) for name in ("flat_sum", "no_sum"))
+    assert same_state(state(train_all(make(AdaHAT, flat_sum=True), benchmark, 1).model), state(plain.model))
+    initial = dict(masked_mlp().backbone.named_parameters())
+    for name, value in no_sum.model.backbone.named_parameters():
+        assert torch.equal(value, initial[name])
+    assert any(not torch.equal(p, initial[name]) for name, p in flat.model.backbone.named_parameters())
+    strategy = make(AdaHAT, no_sum=True, alpha=0.05)
+    train_all(strategy, benchmark, 2)
+    rate = 0.05 / 0.1
+    assert network_capacity(strategy) == pytest.approx(rate / (3 + rate), abs=1e-6)
+
+
+def test_ablations_that_contradict_each_other_are_refused():
+    with pytest.raises(ValueError, match="no_sum and flat_sum both replace the importance"):
+        make(AdaHAT, no_sum=True, flat_sum=True)
+    with pytest.raises(ValueError, match="between='max' has no meaning"):
+        make(AdaHAT, no_sum=True, between="max")
+    with pytest.raises(ValueError, match="importance must be one of 'sum', 'flat', 'number', got True"):
+        AdaHATRule(importance=True)
+    with pytest.raises(ValueError, match="between must be one of 'min', 'max', got 'mean'"):
+        AdjustmentRule(between="mean")
+
+
+@pytest.mark.parametrize("number", ["hat", "constant", "random", "adahat", "flat"])
+def test_max_holds_back_what_either_end_of_a_weight_is_in_use(number):
+    model, rate, kappa = model_with_masks(), 0.05 / (0.1 + 0.37), 0.37
+    rule, expected = {
+        "hat": (AdjustmentRule(between="max"), lambda m, n: float(m > 0)),
+        "constant": (ConstantRule(0.3, between="max"), lambda m, n: 0.7 * (m > 0)),
+        "random": (RandomRule(between="max"), lambda m, n: float(m > 0)),
+        "adahat": (AdaHATRule(0.05, between="max"), lambda m, n: m / (m + rate)),
+        "flat": (AdaHATRule(0.05, importance="flat", between="max"), lambda m, n: (m > 0) * n / (n + rate)),
+    }[number]
+    use, more = TaskUse(model), 0
+    rule.start(0, 1)
+    for name, p in model.backbone.named_parameters():
+        held, wanted = rule.held(use, name, kappa).double(), naive_held(model, name, expected, max)
+        if number == "random":
+            assert bool(((held >= 0) & (held <= wanted)).all())
+            assert torch.equal(held > 0, wanted > 0)
+        else:
+            assert torch.allclose(held, wanted, atol=1e-6), name
+        assert held.shape == p.shape
+        assert bool((held[use.covered[name] > 0] > 0).all())
+        more += int((held[use.covered[name] == 0] > 0).sum())
+    assert more > 0
+
+
+@pytest.mark.parametrize("rule", [AdjustmentRule(between="max"), AdaHATRule(1e-30, between="max")])
+def test_max_protects_tasks_to_the_bit_and_what_neither_end_uses_still_learns(rule):
+    assert_retained(make(HAT, adjustment=rule, optimizer="adam decay"), permuted(4))
+
+
+def test_max_leaves_entries_alone_that_min_would_let_move():
+    benchmark = permuted()
+    strategy = train_all(make(HAT, adjustment=AdjustmentRule(between="max")), benchmark, 1)
+    before = {name: p.detach().clone() for name, p in strategy.model.backbone.named_parameters()}
+    either = {n: naive_held(strategy.model, n, lambda m, _: float(m > 0), max) > 0 for n in before}
+    both = {n: naive_held(strategy.model, n, lambda m, _: float(m > 0)) > 0 for n in before}
+    strategy.train(benchmark.train_stream[1])
+    moved = {name: p.detach() != before[name] for name, p in strategy.model.backbone.named_parameters()}
+    assert not any(bool((moved[name] & either[name]).any()) for name in moved)
+    plain = train_all(make(HAT), benchmark, 2)
+    assert any(
+        bool(((p.detach() != before[n]) & either[n] & ~both[n]).any())
+        for n, p in plain.model.backbone.named_parameters()
+    )
 
 
 def test_hat_constant_and_random_rates():
@@ -201,7 +285,9 @@ def test_adahat_with_a_tiny_alpha_is_hat_and_alpha_matters():
     assert not torch.equal(logits(large, benchmark, range(3))[0], expected[0])
 
 
-@pytest.mark.parametrize("options", [{"no_sum": True}, {"no_reg": True}, {"space": "gradient"}, {"alpha": 10.0}])
+@pytest.mark.parametrize(
+    "options", [{"flat_sum": True}, {"no_reg": True}, {"space": "gradient"}, {"alpha": 10.0}, {"between": "max"}]
+)
 def test_the_first_task_meets_no_adjustment(options):
     benchmark = permuted()
     a, b = train_all(make(AdaHAT, **options), benchmark, 1), train_all(make(HAT), benchmark, 1)

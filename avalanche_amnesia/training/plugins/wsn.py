@@ -21,6 +21,7 @@ from avalanche_amnesia.training.task_in_training import TaskInTraining
 from avalanche_amnesia.training.update_rules import AdjustmentRule
 
 ScoresRule = Literal["keep", "redraw"]
+ScoreInit = Literal["fan_in", "normal", "positive"]
 KeepRule = Literal["last", "best"]
 
 
@@ -54,6 +55,9 @@ class SubnetPlugin(TaskMaskPlugin):
     Args:
         scores: ``keep``: a task's scores start where the last remaining task's ended, as in the paper (the masks of
             successive tasks resemble each other and compress well); ``redraw``: every task draws its own.
+        score_init: what scores are drawn from: ``fan_in`` U(−1/√n, 1/√n) for the ``n`` inputs of a layer's unit, as
+            Linear and Conv draw weights; ``normal`` N(0, 1); ``positive`` U(0, 1). Only the ranking within a tensor
+            counts, so that wider draws mean nothing but smaller steps: give ``score_lr`` in proportion.
         score_lr: learning rate of the scores, above 0. An Adam of their own steps them, new for every task, whatever
             the strategy's optimizer: what counts is their ranking, and plain SGD at a rate that suits the weights
             leaves it nearly as it was, so that later tasks get no weights to train. The rate follows a schedule of the
@@ -82,6 +86,7 @@ class SubnetPlugin(TaskMaskPlugin):
         self,
         *,
         scores: ScoresRule = "keep",
+        score_init: ScoreInit = "fan_in",
         score_lr: float = 1e-3,
         score_optimizer: Callable[[list[nn.Parameter]], Optimizer] | None = None,
         keep: KeepRule = "last",
@@ -90,6 +95,7 @@ class SubnetPlugin(TaskMaskPlugin):
         seed: int = 0,
     ) -> None:
         checks.one_of("scores", scores, ScoresRule)
+        checks.one_of("score_init", score_init, ScoreInit)
         checks.one_of("keep", keep, KeepRule)
         checks.above("score_lr", score_lr, 0)
         if keep == "last" and validation_share is not None:
@@ -105,7 +111,8 @@ class SubnetPlugin(TaskMaskPlugin):
         if not 0 < share < 1:
             raise ValueError(f"validation_share must lie in (0, 1), got {share}")
         super().__init__(AdjustmentRule(), "update", checks.whole_number("seed", seed, None), fit_head=fit_head)
-        self.scores, self.score_lr, self.score_optimizer = scores, score_lr, score_optimizer
+        self.scores, self.score_init = scores, score_init
+        self.score_lr, self.score_optimizer = score_lr, score_optimizer
         self.keep, self.validation_share = keep, share
 
     # Around a task --------------------------------------------------------------------------------------------
@@ -143,11 +150,15 @@ class SubnetPlugin(TaskMaskPlugin):
         return torch.optim.Adam([scores], lr=self.score_lr, fused=scores.device.type in ("cpu", "cuda"))
 
     def _initial_scores(self, model: SubnetModel, task: int) -> Tensor:
-        """``(n_weights,)``: the last remaining task's, or U(−1/√fan_in, 1/√fan_in) as Linear and Conv draw weights."""
+        """``(n_weights,)``: the last remaining task's, or drawn as ``score_init`` says."""
         last = model.last_scores() if self.scores == "keep" else None
         if last is not None:
             return last
-        return self._draw(model, *(("scores",) if self.scores == "keep" else ("scores", task)))
+        purpose = ("scores",) if self.scores == "keep" else ("scores", task)
+        if self.score_init == "fan_in":
+            return self._draw(model, *purpose)
+        generator = torch.Generator().manual_seed(derive_seed(self.seed, *purpose))
+        return (torch.randn if self.score_init == "normal" else torch.rand)(model.n_weights, generator=generator)
 
     def _draw(self, model: SubnetModel, *purpose: int | str) -> Tensor:
         """``(n_weights,)``: U(−1/√fan_in, 1/√fan_in), from the seed and the purpose."""
