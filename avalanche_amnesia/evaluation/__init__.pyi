@@ -31,6 +31,7 @@ from .functional import accuracy as accuracy
 from .functional import cka_distance as cka_distance
 from .functional import cosine_distance as cosine_distance
 from .functional import euclidean_distance as euclidean_distance
+from .functional import floor_ratio as floor_ratio
 from .functional import js_divergence as js_divergence
 from .functional import mask_overlap as mask_overlap
 from .heatmap import masks_figure as masks_figure
@@ -55,7 +56,12 @@ from .probes import ProbingMetric as ProbingMetric
 from .probes import take_probe as take_probe
 from .references import References as References
 from .references import ReferencesError as ReferencesError
+from .relapse import FewShot as FewShot
+from .relapse import FreshHead as FreshHead
 from .relapse import Relapse as Relapse
+from .relapse import few_shot_accuracy as few_shot_accuracy
+from .relapse import few_shot_metrics as few_shot_metrics
+from .relapse import few_shots as few_shots
 from .relapse import linear_probe_accuracy as linear_probe_accuracy
 from .relapse import relapse_metrics as relapse_metrics
 from .unlearned_accuracy import UnlearnedAccuracy as UnlearnedAccuracy

@@ -1,4 +1,4 @@
-"""Distances between two models' features, accuracy of logits, overlap of masks: pure functions of tensors."""
+"""Distances between two models' features and their floors, accuracy of logits, overlap of masks: pure functions."""
 
 from __future__ import annotations
 
@@ -69,6 +69,28 @@ def cka_distance(features_a: Tensor, features_b: Tensor) -> Tensor:
     if own == 0:
         return torch.tensor(0.0 if torch.equal(a, b) else 1.0, dtype=torch.float64)
     return 1 - (b.T @ a).norm() ** 2 / own
+
+
+def floor_ratio(distance: float, floor: float) -> float | None:
+    """Distance in units of its noise floor: 1 is as far as two models that never saw the task lie apart.
+
+    Args:
+        distance: between the model and the retrained one, at least 0.
+        floor: the same distance between two retrained models, at least 0.
+
+    Returns:
+        ``distance / floor``, at least 0; None where the floor is 0 (two retrained models with the same bits, as where
+        no task remains): a distance can't be measured by it, be it 0 or not.
+
+    Raises:
+        ValueError: for a negative distance or floor.
+
+    >>> floor_ratio(0.036, 0.02), floor_ratio(0.0, 0.02), floor_ratio(0.0, 0.0)
+    (1.7999999999999998, 0.0, None)
+    """
+    if distance < 0 or floor < 0:
+        raise ValueError(f"a distance and its floor are at least 0, got {distance} and {floor}")
+    return None if floor == 0 else distance / floor
 
 
 def accuracy(logits: Tensor, labels: Tensor) -> float:
