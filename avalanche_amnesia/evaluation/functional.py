@@ -47,28 +47,27 @@ def euclidean_distance(features_a: Tensor, features_b: Tensor) -> Tensor:
 def cosine_distance(features_a: Tensor, features_b: Tensor) -> Tensor:
     """``1 − cos`` per sample: ``(n, features)`` twice → ``(n,)`` in float64, in [0, 2], lower is closer.
 
-    Two zero vectors are at distance 0, a zero vector and another at 1.
+    Two equal vectors are at distance 0 to the last bit, zero vectors too; a zero vector and another at 1.
     """
     _check_pair(features_a, features_b)
     a, b = features_a.double(), features_b.double()
     similarity = torch.nn.functional.cosine_similarity(a, b, dim=1)
-    both_zero = (a == 0).all(1) & (b == 0).all(1)
-    return torch.where(both_zero, 0.0, 1 - similarity)
+    return torch.where((a == b).all(1), 0.0, (1 - similarity).clamp(0, 2))
 
 
 def cka_distance(features_a: Tensor, features_b: Tensor) -> Tensor:
     """``1 − linear CKA`` over a whole set: ``(n, features)`` twice → ``()`` in float64, in [0, 1], lower is closer.
 
     ``CKA = ‖B̄ᵀĀ‖² / (‖ĀᵀĀ‖ ‖B̄ᵀB̄‖)`` of centred features. Meaningless on small batches (unrelated features look
-    alike): give the whole test set. Two sets of constant features are at distance 0.
+    alike): give the whole test set. Two equal sets are at distance 0 to the last bit, and two of constant features.
     """
     _check_pair(features_a, features_b)
     a = features_a.double() - features_a.double().mean(0)
     b = features_b.double() - features_b.double().mean(0)
     own = (a.T @ a).norm() * (b.T @ b).norm()
-    if own == 0:
+    if torch.equal(a, b) or own == 0:
         return torch.tensor(0.0 if torch.equal(a, b) else 1.0, dtype=torch.float64)
-    return 1 - (b.T @ a).norm() ** 2 / own
+    return (1 - (b.T @ a).norm() ** 2 / own).clamp(0, 1)
 
 
 def floor_ratio(distance: float, floor: float) -> float | None:

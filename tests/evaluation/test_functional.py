@@ -93,6 +93,13 @@ def test_shapes_that_do_not_fit_are_refused(function, shapes):
         function(torch.zeros(shapes[0]), torch.zeros(shapes[1]))
 
 
+@pytest.mark.parametrize("function", [js_divergence, euclidean_distance, cosine_distance, cka_distance])
+def test_equal_features_are_at_distance_0_to_the_last_bit_and_almost_equal_ones_not_below(function):
+    x = torch.randn(500, 7, generator=torch.Generator().manual_seed(0))
+    assert not function(x, x.clone()).any()
+    assert (function(x, x * 3 if function is cka_distance else x * (1 + 1e-7)) >= 0).all()
+
+
 def test_a_distance_is_counted_in_floors_where_there_is_one():
     assert floor_ratio(0.3, 0.2) == pytest.approx(1.5)
     assert floor_ratio(0.0, 0.2) == 0

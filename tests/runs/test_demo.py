@@ -43,7 +43,9 @@ def test_results_hold_every_number_of_every_event(demo):
         assert 0 <= last["reference_unlearned_accuracy"] <= 1
         assert events[0]["reference_unlearned_accuracy"] is None
         expected = {
-            f"JSD_{probe}{floor}" for probe in ("own", "remaining") for floor in ("", "_floor_order", "_floor_seed")
+            f"JSD_{probe}{suffix}"
+            for probe in ("own", "remaining", "none")
+            for suffix in ("", "_floor_order", "_floor_seed", "_ratio_order")
         }
         assert set(last["jsd"]) == expected
         assert (last["capacity"] is not None) == name.startswith("AmnesiacHAT")

@@ -6,6 +6,7 @@ TITLES = {
     "old-head": "Can the old classifier still read what was forgotten?",
     "jsd": "How far is it from a model that never saw the tasks?",
     "relapse": "Does what was forgotten come back?",
+    "few_shot": "How much of it do a few samples bring back?",
     "membership": "Can one guess which samples were trained on?",
     "difference": "What did it cost the other tasks?",
     "transfer": "What else was forgotten, unasked?",
@@ -39,6 +40,9 @@ have two scales: compare a strategy with its floors, not with another strategy."
     "relapse": """\
 A new linear classifier is trained on the model's features of the forgotten tasks' data, after every later task.
 Features are useful in general, so that the retrained model's are read as well: what counts is the difference.""",
+    "few_shot": """\
+The same with a few samples of every class, the same for this model and for the retrained one. Many samples make up
+for features that never saw a task; a few do not.""",
     "membership": """\
 Membership inference by the loss of the old head: the area under the curve (AUC) is 0.5 for guessing. Where it is
 near 0.5 for models that did learn the task, this attack is no evidence of forgetting.""",
