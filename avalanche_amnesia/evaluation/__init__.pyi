@@ -17,6 +17,11 @@ from .cost import times_faster as times_faster
 from .divergence import JSDivergence as JSDivergence
 from .divergence import jsd as jsd
 from .divergence import jsd_metrics as jsd_metrics
+from .dose_response import detection_limit as detection_limit
+from .dose_response import dose_response as dose_response
+from .dose_response import put_back as put_back
+from .dose_response import rank_sum_p as rank_sum_p
+from .dose_response import update_of as update_of
 from .epsilon import epsilon_lower_bound as epsilon_lower_bound
 from .epsilon import largest_epsilon as largest_epsilon
 from .event_metric import EventMetric as EventMetric

@@ -26,7 +26,7 @@ def small(value: float | None) -> str:
 
 def events_table(run: Run) -> Table:
     """One line per task: what remained, what was forgotten, what it cost the others."""
-    columns = ("task", "gone", "acc.", "JSD", "order", "ratio", "head", "AD", "ctrl", "cap.")
+    columns = ("task", "gone", "acc.", "JSD", "order", "ratio", "head", "AD", "ctrl")
     table = _table(f"{run.name}: after every task", columns)
     for seen in run.observations:
         table.add_row(
@@ -37,7 +37,6 @@ def events_table(run: Run) -> Table:
             number(seen.mean_unlearned_accuracy),
             number(seen.accuracy_difference, signed=True),
             number(seen.accuracy_difference_control, signed=True),
-            number(seen.capacity, 2),
         )
     return table
 
