@@ -112,7 +112,7 @@ def table(by_stream, settings):
         f"{TASKS} tasks of {settings['n_train']} training images, {settings['epochs']} epochs each, and",
         f"{settings['n_test']} test images; AmnesiacHAT by default, MLP 784-256-100-64, Adam 1e-3, batch 64. Task",
         f"{FORGOTTEN} is unlearned after the last one, and a share of its update put back into the backbone. Mean over",
-        "seeds. *clean*: another retrained model, trained in another data order. *limit*: the smallest share that is told",
+        "seeds. *clean*: another retrained model, trained in another data order. *limit*: the smallest share told",
         "from 0, as is every larger one (exact one-sided rank-sum test over the seeds, p ≤ .05 for each share). *from",
         "clean*: the same against the clean models.",
         "",
