@@ -5,6 +5,7 @@
 
 Four tasks of permuted or rotated MNIST are learned by AmnesiacHAT as it is by default, the second one is unlearned, and
 a share of its update is added to the backbone again. Every reading is relative to a model retrained without the task.
+``permuted_trained_heads`` is permuted MNIST without the fit of heads at a task's end (``fit_head=False``).
 Writes ``OUTPUT_<stream>_seed<n>.json``, and from all of these ``OUTPUT.md`` and ``OUTPUT.png``.
 """
 
@@ -37,7 +38,11 @@ from avalanche_amnesia.evaluation import (
 from avalanche_amnesia.models import MLP, MaskedModel
 from avalanche_amnesia.training import AmnesiacHAT
 
-STREAMS = {"permuted": PermutedMNIST, "rotated": RotatedMNIST}
+STREAMS = {
+    "permuted": (PermutedMNIST, {}),
+    "rotated": (RotatedMNIST, {}),
+    "permuted_trained_heads": (PermutedMNIST, {"fit_head": False}),
+}
 TASKS, FORGOTTEN, SHOTS = 4, 1, 5
 SHARES = (0.0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0)
 MEASURES = {
@@ -51,14 +56,15 @@ MEASURES = {
 
 def run(options, name, seed):
     """Readings of one run: measure → share → reading; and those of another retrained model, which is clean."""
-    benchmark = STREAMS[name](TASKS, seed=seed, n_train=options.n_train, n_test=options.n_test, root=options.root)
+    stream, method = STREAMS[name]
+    benchmark = stream(TASKS, seed=seed, n_train=options.n_train, n_test=options.n_test, root=options.root)
 
     def make(**kwargs):
         torch.manual_seed(seed)
         model = MaskedModel(MLP(784, hidden=(256, 100), features=64))
         optimizer = Adam(model.parameters(), lr=1e-3)
         training = {"train_mb_size": 64, "train_epochs": options.epochs}
-        return AmnesiacHAT(model=model, optimizer=optimizer, seed=seed, **training, **kwargs)
+        return AmnesiacHAT(model=model, optimizer=optimizer, seed=seed, **training, **method, **kwargs)
 
     references = References(make, benchmark)
     remaining = [task for task in range(TASKS) if task != FORGOTTEN]
@@ -101,6 +107,11 @@ def by_share(runs, measure):
     return {share: [run["readings"][measure][str(share)] for run in runs] for share in SHARES}
 
 
+def in_title(name):
+    stream, _, heads = name.partition("_")
+    return f"{stream.capitalize()} MNIST" + (f", {heads.replace('_', ' ')}" if heads else "")
+
+
 def in_words(measure, value):
     return f"{value:.2f}" if measure.startswith("JSD") else f"{100 * value:+.1f}"
 
@@ -126,7 +137,7 @@ def table(by_stream, settings):
             {measure: mean(run[key][measure] for run in runs) for measure in runs[0][key]}
             for key in ("order floors", "accuracy on the retrained model")
         )
-        lines += ["", f"## {name.capitalize()} MNIST, seeds {', '.join(map(str, by_seed))}", ""]
+        lines += ["", f"## {in_title(name)}, seeds {', '.join(map(str, by_seed))}", ""]
         in_bits = ", ".join(f"{measure} {value:.4f} bit" for measure, value in floors.items())
         in_per_cent = ", ".join(f"{measure} {100 * value:.1f} %" for measure, value in retrained.items())
         lines += [f"Order floors: {in_bits}. On the retrained model: {in_per_cent}.", ""]
@@ -144,7 +155,7 @@ def table(by_stream, settings):
 
 def figure(by_stream):
     """A column per stream, JSDs above and accuracies below: a line per seed, the mean, the limit of detection."""
-    picture = Figure(figsize=(9, 6), layout="constrained")
+    picture = Figure(figsize=(4.4 * len(by_stream), 6), layout="constrained")
     panels = picture.subplots(2, len(by_stream), sharex=True, sharey="row", squeeze=False)
     colours = dict(zip(MEASURES, ("tab:blue", "tab:cyan", "tab:red", "tab:orange", "tab:green"), strict=True))
     for column, (name, by_seed) in enumerate(by_stream.items()):
@@ -163,7 +174,7 @@ def figure(by_stream):
             ax.grid(alpha=0.3)
             ax.legend(fontsize=8, loc="upper left")
         panels[0][column].set_yscale("log")
-        panels[0][column].set_title(f"{name} MNIST, {len(by_seed)} seeds", fontsize=10)
+        panels[0][column].set_title(f"{in_title(name)}, {len(by_seed)} seeds", fontsize=10)
         panels[1][column].set_xlabel("share of the forgotten update that is put back")
     panels[0][0].set_ylabel("JSD / its order floor")
     panels[1][0].set_ylabel("accuracy minus the retrained\nmodel's (points)")
