@@ -24,7 +24,7 @@ from torch.optim import Adam
 
 from avalanche_amnesia.benchmarks import PermutedMNIST, with_unlearning
 from avalanche_amnesia.benchmarks.data import task_data
-from avalanche_amnesia.evaluation import References, features_of, jsd, take_probe, trajectory_bytes
+from avalanche_amnesia.evaluation import References, features_of, floor_ratio, jsd, take_probe, trajectory_bytes
 from avalanche_amnesia.evaluation.functional import accuracy
 from avalanche_amnesia.models import MLP, MaskedModel
 from avalanche_amnesia.models.modes import evaluating
@@ -70,8 +70,8 @@ ROWS = HAT_ROWS | {f"adahat-{name}": HAT_ROWS[name] | {"adjustment": "adahat"} f
 COLUMNS = {
     "accuracy": "mean of the remaining tasks, in per cent",
     "AD": "after each of the three requests: that accuracy minus that of the model that never forgot, in points",
-    "JSD": "from the retrained model, on the forgotten tasks' data through the masks they had, in bits (floors: "
-    "between retrained models of another data order, of another seed)",
+    "JSD": "from the retrained model, on the forgotten tasks' data through the masks they had, in bits; how many times "
+    "its order floor that is (floors: between retrained models of another data order, of another seed)",
     "old head": "accuracy on the forgotten tasks through the head and mask they had, in per cent",
     "few-shot": f"accuracy there of a linear probe fitted to {SHOTS} samples per class",
     "membership": "AUC of telling their training images from test images by the old head's loss",
@@ -221,7 +221,7 @@ def cells(name, rows):
     return [
         f"{100 * average('accuracy'):.2f} ± {spread:.2f} ({100 * average('accuracy_retrained'):.2f})",
         " / ".join(f"{value:+.2f}" for value in by_request),
-        f"{average('jsd'):.3f} ({average('jsd_order'):.3f}, {average('jsd_seed'):.3f})",
+        jsd_beside_floors(*(average(measure) for measure in ("jsd", "jsd_order", "jsd_seed"))),
         per_cent("old_head"),
         per_cent("few_shot"),
         f"{average('membership'):.3f} ({average('membership_retrained'):.3f})",
@@ -229,6 +229,12 @@ def cells(name, rows):
         f"{average('trajectory') / 1024:.0f}",
         "–" if "obey" in ROWS[name] else claim,
     ]
+
+
+def jsd_beside_floors(value, order, seed):
+    ratio = floor_ratio(value, order)
+    times = "" if ratio is None else f", {ratio:.1f} ×"
+    return f"{value:.3f}{times} ({order:.3f}, {seed:.3f})"
 
 
 def table(by_row, settings, seeds):
@@ -257,9 +263,9 @@ def figure(by_row):
     measured = [
         ("accuracy of remaining tasks\nminus never forgot (points)", lambda row: 100 * row["difference"][-1], None),
         (
-            "JSD from the retrained model (bits)\nblack: another seed's",
+            "JSD from the retrained model (bits)\nblack: another order's",
             lambda row: row["jsd"],
-            lambda row: row["jsd_seed"],
+            lambda row: row["jsd_order"],
         ),
         (
             "old head on forgotten tasks (%)\nblack: on the retrained model",

@@ -72,11 +72,23 @@ STOCK = {
 CONTROLS = {"": True, "+nothing": False, "+head": "head"}
 MEASURES = {
     "accuracy": "mean test accuracy of the remaining tasks",
-    "unlearned": "accuracy on unlearned tasks through the head and mask they had",
     "jsd_own": "bits to the retrained reference, own mask",
     "jsd_floor": "the same between two references (data order)",
+    "jsd_ratio": "jsd_own / jsd_floor",
+    "unlearned": "accuracy on unlearned tasks through the head and mask they had",
+    "reference": "what the same heads read from the retrained reference",
     "ad": "accuracy difference to the model that never unlearned",
+    "control": "what that model gains with its heads fitted anew, and nothing unlearned",
     "capacity": "network capacity",
+}
+METRICS = {
+    "jsd_own": "JSD_own",
+    "jsd_floor": "JSD_own_floor_order",
+    "jsd_ratio": "JSD_own_ratio_order",
+    "unlearned": "UnlearnedAccuracy",
+    "reference": "UnlearnedAccuracy_reference",
+    "ad": "AccuracyDifference",
+    "control": "AccuracyDifference_control",
 }
 
 
@@ -125,8 +137,8 @@ def run(method, options, seed):
     with WandBLogger(name=name, group=method, dir=str(options.out), config=vars(options) | {"seed": seed}) as logger:
         evaluator = EvaluationPlugin(
             accuracy_metrics(experience=True),
-            unlearned_accuracy_metrics(benchmark),
-            jsd_metrics(references),
+            jsd_metrics(references, probes=["own"]),
+            unlearned_accuracy_metrics(benchmark, references),
             accuracy_difference_metrics(references),
             capacity_metrics(),
             loggers=[logger],
@@ -142,10 +154,7 @@ def run(method, options, seed):
     ]
     measured = {
         "accuracy": statistics.mean(accuracies) if accuracies else None,
-        "unlearned": results.get("UnlearnedAccuracy/eval_phase/test_stream"),
-        "jsd_own": results.get("JSD_own/eval_phase/test_stream"),
-        "jsd_floor": results.get("JSD_own_floor_order/eval_phase/test_stream"),
-        "ad": results.get("AccuracyDifference/eval_phase/test_stream"),
+        **{measure: results.get(f"{metric}/eval_phase/test_stream") for measure, metric in METRICS.items()},
         "capacity": results.get("Capacity"),
     }
     print(f"{name}: " + ", ".join(f"{k} {v:.4f}" for k, v in measured.items() if v is not None), flush=True)
@@ -204,9 +213,9 @@ def main():
         writer.writeheader()
         writer.writerows(rows)
     print(f"\n{options.benchmark}, requests {options.requests}, {len(options.seeds)} seeds, mean ± standard deviation")
-    print(f"{'method':21}" + "".join(f"{measure:>20}" for measure in MEASURES))
+    print(f"{'method':21}" + "".join(f"{measure:>18}" for measure in MEASURES))
     for method in options.methods:
-        print(f"{method:21}" + "".join(f"{summary(rows, method, measure):>20}" for measure in MEASURES))
+        print(f"{method:21}" + "".join(f"{summary(rows, method, measure):>18}" for measure in MEASURES))
     for measure, meaning in MEASURES.items():
         print(f"  {measure}: {meaning}")
     print(f"\nper seed: {options.out / 'per_seed.csv'}; W&B runs: {options.out / 'wandb'} (a group per method)")

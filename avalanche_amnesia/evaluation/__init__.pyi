@@ -18,6 +18,11 @@ from .cost import times_faster as times_faster
 from .divergence import JSDivergence as JSDivergence
 from .divergence import jsd as jsd
 from .divergence import jsd_metrics as jsd_metrics
+from .dose_response import detection_limit as detection_limit
+from .dose_response import dose_response as dose_response
+from .dose_response import put_back as put_back
+from .dose_response import rank_sum_p as rank_sum_p
+from .dose_response import update_of as update_of
 from .epsilon import epsilon_lower_bound as epsilon_lower_bound
 from .epsilon import largest_epsilon as largest_epsilon
 from .event_metric import EventMetric as EventMetric
@@ -32,6 +37,7 @@ from .functional import accuracy as accuracy
 from .functional import cka_distance as cka_distance
 from .functional import cosine_distance as cosine_distance
 from .functional import euclidean_distance as euclidean_distance
+from .functional import floor_ratio as floor_ratio
 from .functional import js_divergence as js_divergence
 from .functional import mask_overlap as mask_overlap
 from .heatmap import masks_figure as masks_figure
@@ -56,7 +62,12 @@ from .probes import ProbingMetric as ProbingMetric
 from .probes import take_probe as take_probe
 from .references import References as References
 from .references import ReferencesError as ReferencesError
+from .relapse import FewShot as FewShot
+from .relapse import FreshHead as FreshHead
 from .relapse import Relapse as Relapse
+from .relapse import few_shot_accuracy as few_shot_accuracy
+from .relapse import few_shot_metrics as few_shot_metrics
+from .relapse import few_shots as few_shots
 from .relapse import linear_probe_accuracy as linear_probe_accuracy
 from .relapse import relapse_metrics as relapse_metrics
 from .unlearned_accuracy import UnlearnedAccuracy as UnlearnedAccuracy

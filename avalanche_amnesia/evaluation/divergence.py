@@ -1,4 +1,4 @@
-"""JSD between two models' features of unlearned tasks' data: the main model, and one that never saw the tasks."""
+"""JSD between two models' features of tasks' data: the main model, and one that never saw the unlearned tasks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import get_args
 
 from torch import Tensor, nn
 
-from avalanche_amnesia.evaluation.feature_distance import FeatureDistance, Floor
+from avalanche_amnesia.evaluation.feature_distance import FeatureDistance, Floor, Scope
 from avalanche_amnesia.evaluation.features import features_of
 from avalanche_amnesia.evaluation.functional import js_divergence
 from avalanche_amnesia.evaluation.probes import Probe, ProbeKind
@@ -19,10 +19,11 @@ class JSDivergence(FeatureDistance):
 
     ``JSD_t = 1/|U(t)| Σ_{τ∈U(t)} 1/|D^τ| Σ_{x∈D^τ} JS( softmax f(x) ‖ softmax f_ref(x) )``: ``U(t)`` are the tasks
     unlearned so far, ``D^τ`` is the test data of task τ, ``f`` and ``f_ref`` are the features of the main model and of
-    the reference, which learned the remaining tasks alone.
+    the reference, which learned the remaining tasks alone. In place of ``U(t)``, ``scope`` takes other tasks.
 
-    In [0, 1]. Emitted as ``JSD_<probe>``; arguments, floors and what ``JSD_<probe>_tasks`` counts are those of
-    :class:`FeatureDistance`.
+    In [0, 1]. Emitted as ``JSD_<probe>``; arguments, floors, ``JSD_<probe>_ratio_order`` and what
+    ``JSD_<probe>_tasks`` counts are those of :class:`FeatureDistance`. Read the old head
+    (:class:`~avalanche_amnesia.evaluation.UnlearnedAccuracy`) beside it: small residues are invisible to a JSD.
     """
 
     name, upper_bound = "JSD", 1.0
@@ -38,15 +39,17 @@ def jsd_metrics(
     *,
     probes: Sequence[ProbeKind] = get_args(ProbeKind),
     noise_floor: Sequence[Floor] = ("order",),
+    scope: Scope = "unlearned",
 ) -> list[JSDivergence]:
     """The JSD metrics of a run, one per probe.
 
     Args:
         references: of the run.
-        probes: which of ``own`` and ``remaining``.
+        probes: which of ``own``, ``remaining`` and ``none``.
         noise_floor: which of ``order`` and ``seed`` to show beside each; every one costs another reference.
+        scope: ``unlearned``, ``remaining`` or ``all``, see :class:`FeatureDistance`.
     """
-    return [JSDivergence(references, probe, noise_floor) for probe in probes]
+    return [JSDivergence(references, probe, noise_floor, scope) for probe in probes]
 
 
 def jsd(model: nn.Module, reference: nn.Module, x: Tensor, probe: Probe | None = None) -> float:

@@ -1,4 +1,4 @@
-"""Distances between two models' features of unlearned tasks' data: the main model, and one that never saw the tasks."""
+"""Distances between two models' features of tasks' data: the main model, and one that never saw the unlearned tasks."""
 
 from __future__ import annotations
 
@@ -11,32 +11,40 @@ from torch import Tensor, nn
 
 from avalanche_amnesia import checks
 from avalanche_amnesia.benchmarks.data import task_data
-from avalanche_amnesia.evaluation.functional import cka_distance, cosine_distance, euclidean_distance
+from avalanche_amnesia.evaluation.functional import cka_distance, cosine_distance, euclidean_distance, floor_ratio
 from avalanche_amnesia.evaluation.probes import ProbeKind, ProbingMetric, unlearning_of
 from avalanche_amnesia.evaluation.references import References
 
 Floor = Literal["order", "seed"]
+Scope = Literal["unlearned", "remaining", "all"]
+"""Tasks whose data is compared: the unlearned ones, the remaining ones, or all that were seen."""
 DistanceName = Literal["euclidean", "cosine", "cka"]
 
 
 class FeatureDistance(ProbingMetric):
-    """Distance between main and reference features of unlearned tasks' test data: base of one class per distance.
+    """Distance between main and reference features of tasks' test data: base of one class per distance.
 
     Lower is better; a value below its noise floor says no more than one at it. Emitted after every evaluation between
-    tasks, per unlearned task and as their mean, as ``<name>_<probe>`` and ``<name>_<probe>_floor_<floor>``.
-    ``<name>_<probe>_tasks`` says how many tasks these means cover: ``own`` leaves out those of which no mask was kept
-    (``keep_probes=False``).
+    tasks, from the first unlearning on, per task and as their mean, as ``<name>_<probe>`` and
+    ``<name>_<probe>_floor_<floor>``. ``<name>_<probe>_ratio_order`` is the distance in units of its order floor
+    (:func:`~avalanche_amnesia.evaluation.floor_ratio`: not emitted where that is 0), over all tasks that of the two
+    means. ``<name>_<probe>_tasks`` says how many tasks these means cover: ``own`` leaves out those of which no mask was
+    kept (``keep_probes=False``). With another scope than the unlearned tasks, ``_on_<scope>`` follows the probe in all
+    names.
 
     Args:
         references: of the run.
         probe: ``own``: through the mask that the task had; ``remaining``: mean features over the masks of the
-            remaining tasks. Models without masks use their plain backbone for both.
+            remaining tasks; ``none``: the plain backbone, all units open, whatever the task. Models without masks use
+            their plain backbone for all three.
         noise_floor: what the same number is between two references: trained with another data ``order``, or from
             another ``seed``.
+        scope: tasks whose data is compared: ``unlearned``, ``remaining``, or ``all`` of both. ``own`` sees a remaining
+            task through the mask that it has in the main model.
 
     Raises:
         TypeError: for references that are none.
-        ValueError: for a probe or a floor that is not known.
+        ValueError: for a probe, a floor or a scope that is not known.
     """
 
     higher_is_better = False
@@ -45,13 +53,20 @@ class FeatureDistance(ProbingMetric):
     name: str
     """Name of the distance, with which the names of its values begin."""
 
-    def __init__(self, references: References, probe: ProbeKind = "own", noise_floor: Sequence[Floor] = ()) -> None:
+    def __init__(
+        self,
+        references: References,
+        probe: ProbeKind = "own",
+        noise_floor: Sequence[Floor] = (),
+        scope: Scope = "unlearned",
+    ) -> None:
         super().__init__()
         checks.instance("references", references, References, "References(make_strategy, benchmark)")
         checks.one_of("probe", probe, ProbeKind)
         for floor in noise_floor:
             checks.one_of("noise_floor", floor, Floor)
-        self.references, self.probe, self.noise_floor = references, probe, tuple(noise_floor)
+        checks.one_of("scope", scope, Scope)
+        self.references, self.probe, self.noise_floor, self.scope = references, probe, tuple(noise_floor), scope
         references.expect("same", *noise_floor)
 
     @staticmethod
@@ -64,27 +79,37 @@ class FeatureDistance(ProbingMetric):
         self.references.check(strategy.experience)
 
     def values(self, strategy: Any, unlearned: Sequence[int], remaining: Sequence[int]) -> list[MetricValue]:
-        """Distance to the reference of the remaining tasks, then its floors."""
+        """Distance to the reference of the remaining tasks, then its floors, and how often the order floor goes in."""
         self.references.check_labels(unlearning_of(strategy).history.data)
+        tasks = {"unlearned": unlearned, "remaining": remaining, "all": (*unlearned, *remaining)}[self.scope]
         reference = self.references.reference(remaining)
-        by_task = self._by_task(strategy.model, reference, strategy.model, unlearned, remaining)
+        by_task = self._by_task(strategy.model, reference, strategy.model, tasks, remaining)
         results = [*self.emit(strategy, str(self), by_task), self.emit_coverage(strategy, by_task)]
         for floor in self.noise_floor:
             other = self.references.reference(remaining, floor)
-            by_task = self._by_task(other, reference, strategy.model, unlearned, remaining)
-            results += self.emit(strategy, f"{self}_floor_{floor}", by_task)
+            floors = self._by_task(other, reference, strategy.model, tasks, remaining)
+            results += self.emit(strategy, f"{self}_floor_{floor}", floors)
+            if floor == "order":  # another seed's floor is wider, and would flatter
+                results += self._emit_ratio(strategy, by_task, floors)
         return results
+
+    def _emit_ratio(self, strategy: Any, by_task: dict[int, float], floors: dict[int, float]) -> list[MetricValue]:
+        ratios = {task: floor_ratio(distance, floors[task]) for task, distance in by_task.items()}
+        there = {task: ratio for task, ratio in ratios.items() if ratio is not None}
+        # Of the means: a single floor near 0 would rule the mean of the ratios.
+        mean = floor_ratio(sum(by_task.values()), sum(floors.values()))
+        return self.emit(strategy, f"{self}_ratio_order", there, mean)
 
     def _by_task(
         self,
         model: nn.Module,
         reference: nn.Module,
         main: nn.Module,
-        unlearned: Sequence[int],
+        tasks: Sequence[int],
         remaining: Sequence[int],
     ) -> dict[int, float]:
         result = {}
-        for task in unlearned:
+        for task in tasks:
             x, _ = task_data(self.references.test_experience(task))
             ours, theirs = (self.probed_features(m, main, x, task, remaining, self.probe) for m in (model, reference))
             if ours is not None and theirs is not None:
@@ -92,7 +117,7 @@ class FeatureDistance(ProbingMetric):
         return result
 
     def __str__(self) -> str:
-        return f"{self.name}_{self.probe}"
+        return f"{self.name}_{self.probe}" + ("" if self.scope == "unlearned" else f"_on_{self.scope}")
 
 
 class EuclideanDistance(FeatureDistance):
@@ -152,14 +177,16 @@ def distance_metrics(
     distances: Sequence[DistanceName] = get_args(DistanceName),
     probes: Sequence[ProbeKind] = ("own",),
     noise_floor: Sequence[Floor] = ("order",),
+    scope: Scope = "unlearned",
 ) -> list[FeatureDistance]:
     """Distances beside the JSD, on the same features; one metric per distance and probe.
 
     Args:
         references: of the run.
         distances: which of ``euclidean``, ``cosine`` and ``cka``.
-        probes: which of ``own`` and ``remaining``.
+        probes: which of ``own``, ``remaining`` and ``none``.
         noise_floor: which of ``order`` and ``seed`` to show beside each; every one costs another reference.
+        scope: ``unlearned``, ``remaining`` or ``all``, see :class:`FeatureDistance`.
 
     Raises:
         TypeError: for references that are none.
@@ -167,4 +194,4 @@ def distance_metrics(
     """
     for distance in distances:
         checks.one_of("distances", distance, DistanceName)
-    return [_DISTANCES[distance](references, probe, noise_floor) for distance in distances for probe in probes]
+    return [_DISTANCES[distance](references, probe, noise_floor, scope) for distance in distances for probe in probes]

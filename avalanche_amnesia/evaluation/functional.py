@@ -1,4 +1,4 @@
-"""Distances between two models' features, accuracy of logits, overlap of masks: pure functions of tensors."""
+"""Distances between two models' features and their floors, accuracy of logits, overlap of masks: pure functions."""
 
 from __future__ import annotations
 
@@ -47,28 +47,49 @@ def euclidean_distance(features_a: Tensor, features_b: Tensor) -> Tensor:
 def cosine_distance(features_a: Tensor, features_b: Tensor) -> Tensor:
     """``1 − cos`` per sample: ``(n, features)`` twice → ``(n,)`` in float64, in [0, 2], lower is closer.
 
-    Two zero vectors are at distance 0, a zero vector and another at 1.
+    Two equal vectors are at distance 0 to the last bit, zero vectors too; a zero vector and another at 1.
     """
     _check_pair(features_a, features_b)
     a, b = features_a.double(), features_b.double()
     similarity = torch.nn.functional.cosine_similarity(a, b, dim=1)
-    both_zero = (a == 0).all(1) & (b == 0).all(1)
-    return torch.where(both_zero, 0.0, 1 - similarity)
+    return torch.where((a == b).all(1), 0.0, (1 - similarity).clamp(0, 2))
 
 
 def cka_distance(features_a: Tensor, features_b: Tensor) -> Tensor:
     """``1 − linear CKA`` over a whole set: ``(n, features)`` twice → ``()`` in float64, in [0, 1], lower is closer.
 
     ``CKA = ‖B̄ᵀĀ‖² / (‖ĀᵀĀ‖ ‖B̄ᵀB̄‖)`` of centred features. Meaningless on small batches (unrelated features look
-    alike): give the whole test set. Two sets of constant features are at distance 0.
+    alike): give the whole test set. Two equal sets are at distance 0 to the last bit, and two of constant features.
     """
     _check_pair(features_a, features_b)
     a = features_a.double() - features_a.double().mean(0)
     b = features_b.double() - features_b.double().mean(0)
     own = (a.T @ a).norm() * (b.T @ b).norm()
-    if own == 0:
+    if torch.equal(a, b) or own == 0:
         return torch.tensor(0.0 if torch.equal(a, b) else 1.0, dtype=torch.float64)
-    return 1 - (b.T @ a).norm() ** 2 / own
+    return (1 - (b.T @ a).norm() ** 2 / own).clamp(0, 1)
+
+
+def floor_ratio(distance: float, floor: float) -> float | None:
+    """Distance in units of its noise floor: 1 is as far as two models that never saw the task lie apart.
+
+    Args:
+        distance: between the model and the retrained one, at least 0.
+        floor: the same distance between two retrained models, at least 0.
+
+    Returns:
+        ``distance / floor``, at least 0; None where the floor is 0 (two retrained models with the same bits, as where
+        no task remains): a distance can't be measured by it, be it 0 or not.
+
+    Raises:
+        ValueError: for a negative distance or floor.
+
+    >>> floor_ratio(0.036, 0.02), floor_ratio(0.0, 0.02), floor_ratio(0.0, 0.0)
+    (1.7999999999999998, 0.0, None)
+    """
+    if distance < 0 or floor < 0:
+        raise ValueError(f"a distance and its floor are at least 0, got {distance} and {floor}")
+    return None if floor == 0 else distance / floor
 
 
 def accuracy(logits: Tensor, labels: Tensor) -> float:

@@ -25,8 +25,8 @@ from avalanche_amnesia.saving.classes import saveable
 from avalanche_amnesia.training.host.lookup import find_plugin
 from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
 
-ProbeKind = Literal["own", "remaining"]
-"""Masks through which an unlearned task's data is seen: that of the task, or those of the remaining tasks."""
+ProbeKind = Literal["own", "remaining", "none"]
+"""Masks through which a task's data is seen: that of the task, those of the remaining tasks, or none at all."""
 
 
 @saveable
@@ -81,24 +81,25 @@ class ProbingMetric(PluginMetric, ABC):
     def probed_features(
         self, model: nn.Module, main: nn.Module, x: Tensor, task: int, remaining: Sequence[int], kind: ProbeKind
     ) -> Tensor | None:
-        """Features of an unlearned task's inputs; None where there is no mask to look through.
+        """Features of a task's inputs; None where there is no mask to look through.
 
         Args:
             model: the main model, or one to compare it with.
             main: the main model, which says whether there are masks at all.
             x: ``(n, …)``.
-            task: an unlearned one.
+            task: an unlearned one, or a remaining one.
             remaining: tasks that both models have.
-            kind: ``own``: through the mask that the task had; ``remaining``: mean over the masks of the remaining
-                tasks. Models without masks use their plain backbone for both.
+            kind: ``own``: through the mask that the task had, or has, in the main model; ``remaining``: mean over the
+                masks of the remaining tasks; ``none``: all units, or weights, open, and normalisation as it was
+                before any task. Models without masks use their plain backbone for all three.
 
         Returns:
             ``(n, features)`` on the CPU.
         """
-        if not isinstance(main, TaskMaskedModel):
+        if kind == "none" or not isinstance(main, TaskMaskedModel):
             return features_of(model, x, task=task)
-        probe = self.probes.get(task)
         if kind == "own":
+            probe = take_probe(main, task) if task in remaining else self.probes.get(task)
             return None if probe is None or probe.mask is None else features_of(model, x, probe.mask, parts=probe.parts)
         assert isinstance(model, TaskMaskedModel)
         return mean_features(model, x, remaining) if remaining else None
@@ -124,15 +125,22 @@ class ProbingMetric(PluginMetric, ABC):
         name = get_metric_name(f"{self}_tasks", strategy, add_task=False)
         return MetricValue(self, name, len(by_task), strategy.clock.train_iterations)
 
-    def emit(self, strategy: Any, name: str, by_task: dict[int, float]) -> list[MetricValue]:
-        """One value per task and their mean."""
+    def emit(self, strategy: Any, name: str, by_task: dict[int, float], mean: float | None = None) -> list[MetricValue]:
+        """One value per task and their mean.
+
+        Args:
+            strategy: that is evaluated.
+            name: of the values.
+            by_task: task → value.
+            mean: in the place of the mean of the tasks' values.
+        """
         x = strategy.clock.train_iterations
         results = [
             MetricValue(self, get_metric_name(name, strategy, add_task=task), value, x)
             for task, value in by_task.items()
         ]
         if by_task:
-            mean = sum(by_task.values()) / len(by_task)
+            mean = sum(by_task.values()) / len(by_task) if mean is None else mean
             results.append(MetricValue(self, get_metric_name(name, strategy, add_task=False), mean, x))
         return results
 

@@ -1,11 +1,13 @@
-"""Relapse: what a fresh linear probe reads of an unlearned task from the features that are left, or came back."""
+"""Relapse: what heads fitted anew, to many samples or a few, read of an unlearned task from the features left."""
 
 from __future__ import annotations
 
 import warnings
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from avalanche_amnesia import checks
@@ -14,7 +16,8 @@ from avalanche_amnesia.evaluation.compared import ComparedMetric, by_task_label,
 from avalanche_amnesia.evaluation.functional import accuracy
 from avalanche_amnesia.evaluation.probes import ProbeKind
 from avalanche_amnesia.evaluation.references import References
-from avalanche_amnesia.unlearning.logistic import fit_head
+from avalanche_amnesia.seeding import derive_seed
+from avalanche_amnesia.unlearning.logistic import fit_correction, fit_head
 
 
 def linear_probe_accuracy(
@@ -40,6 +43,49 @@ def linear_probe_accuracy(
         ValueError: for features and labels that do not fit each other, none, or features that are not finite.
     """
     checks.above("penalty", penalty, 0)
+    n_classes = _check_samples(train_features, train_labels, test_features, test_labels)
+    weight, bias = fit_head(train_features.double(), train_labels, n_classes, penalty=penalty)
+    return accuracy(test_features.double() @ weight.T + bias, test_labels)
+
+
+def few_shot_accuracy(
+    train_features: Tensor, train_labels: Tensor, test_features: Tensor, test_labels: Tensor, *, penalty: float = 1e-2
+) -> float:
+    """Test accuracy of a multinomial logistic regression fitted to fewer samples than there are features.
+
+    Whitening, as :func:`linear_probe_accuracy` does it, would blow up the directions in which so few samples hardly
+    vary (on the digits' 64 pixels: .34 at five samples per class, against .83 here). So the features are centred and
+    divided by one number, their root mean square, and the penalty is on the weights themselves. Nothing is drawn.
+
+    Args:
+        train_features: ``(n, features)``, n ≥ 1.
+        train_labels: ``(n,)``, int64 from 0 on.
+        test_features: ``(m, features)``, m ≥ 1.
+        test_labels: ``(m,)``.
+        penalty: above 0: ``mean cross-entropy + penalty / 2 · ‖W‖²``, bias included.
+
+    Returns:
+        In [0, 1].
+
+    Raises:
+        ValueError: for features and labels that do not fit each other, none, or features that are not finite.
+    """
+    checks.above("penalty", penalty, 0)
+    n_classes = _check_samples(train_features, train_labels, test_features, test_labels)
+    mean = train_features.double().mean(0)
+    scale = (train_features.double() - mean).square().mean().sqrt()
+    scale = torch.where(scale == 0, 1.0, scale)  # equal features tell nothing, and need no scale
+
+    def scaled(features: Tensor) -> Tensor:
+        return torch.nn.functional.pad((features.double() - mean) / scale, (0, 1), value=1.0)  # 1: for the bias
+
+    train = scaled(train_features)
+    weight = fit_correction(train, train_labels, train.new_zeros(len(train), n_classes), penalty=penalty)
+    return accuracy(scaled(test_features) @ weight.T, test_labels)
+
+
+def _check_samples(train_features: Tensor, train_labels: Tensor, test_features: Tensor, test_labels: Tensor) -> int:
+    """Check features and labels of both parts, and count their classes."""
     for name, features, labels in (
         ("train", train_features, train_labels),
         ("test", test_features, test_labels),
@@ -51,62 +97,153 @@ def linear_probe_accuracy(
             )
         if not bool(features.isfinite().all()):
             raise ValueError(f"{name}_features must be finite: no probe can be fitted to others")
-    n_classes = 1 + int(max(train_labels.max(), test_labels.max()))
-    weight, bias = fit_head(train_features.double(), train_labels, n_classes, penalty=penalty)
-    return accuracy(test_features.double() @ weight.T + bias, test_labels)
+    return 1 + int(max(train_labels.max(), test_labels.max()))
 
 
-class Relapse(ComparedMetric):
-    """Test accuracy of a linear probe on unlearned tasks' features, fitted anew at every evaluation.
+class FreshHead(ComparedMetric):
+    """Test accuracy of a head on unlearned tasks' features, fitted at every evaluation: base of one class per attacker.
 
-    In [0, 1]. What an attacker with the task's training data reads from the model's features, where
-    :class:`UnlearnedAccuracy` has the old head alone. Near the same number of the reference
-    (``Relapse_reference``), which never saw the task, is good; chance is not to be expected, as random features
-    separate easy tasks too. A rise after later tasks, with no such rise in the reference, is a relapse. Emitted after
-    every evaluation between tasks, per unlearned task and as their mean, as ``Relapse``; ``Relapse_tasks`` says how
-    many tasks these means cover: ``own`` leaves out those of which no mask was kept (``keep_probes=False``), and
-    features that are not finite are left out with a warning.
+    In [0, 1]. What an attacker with labelled samples of the task reads from the model's features, where
+    :class:`~avalanche_amnesia.evaluation.UnlearnedAccuracy` has the old head alone. Near the same number of the
+    reference (``<name>_reference``), which never saw the task, is good; chance is not to be expected, as random
+    features separate easy tasks too. A rise after later tasks, with no such rise in the reference, is a relapse.
+    Emitted after every evaluation between tasks, per unlearned task and as their mean. ``<name>_tasks`` says how many
+    tasks these means cover: ``own`` leaves out those of which no mask was kept (``keep_probes=False``), and features
+    that are not finite are left out with a warning.
 
     Args:
         benchmark: of the run; its streams hold the unlearned tasks' data.
         references: of the run; None: no comparison.
         probe: ``own``: through the mask that the task had; ``remaining``: mean features over the masks of the
-            remaining tasks. Models without masks use their plain backbone for both.
-        samples: at most so many training samples are used, evenly spread, at least 1.
+            remaining tasks; ``none``: all units open. Models without masks use their plain backbone for all three.
 
     Raises:
         TypeError: for a benchmark or references that are none.
-        ValueError: for a probe that is not known, or fewer than one sample.
+        ValueError: for a probe that is not known.
     """
 
     higher_is_better = False
     lower_bound, upper_bound = 0.0, 1.0
-    helper = "relapse_metrics"
 
-    def __init__(
-        self, benchmark: Any, references: References | None = None, probe: ProbeKind = "own", samples: int = 10_000
-    ) -> None:
+    def __init__(self, benchmark: Any, references: References | None = None, probe: ProbeKind = "own") -> None:
         super().__init__(benchmark, references)
         self.train_experiences = by_task_label(benchmark.train_stream)
         checks.one_of("probe", probe, ProbeKind)
-        self.probe, self.samples = probe, checks.whole_number("samples", samples)
+        self.probe = probe
+
+    @abstractmethod
+    def samples_of(self, task: int) -> tuple[Tensor, Tensor]:
+        """Inputs ``(n, …)`` and labels ``(n,)`` that the attacker has of a task."""
+
+    @staticmethod
+    @abstractmethod
+    def reading(train_features: Tensor, train_labels: Tensor, test_features: Tensor, test_labels: Tensor) -> float:
+        """Test accuracy of the attacker's head: features ``(n, features)`` and labels ``(n,)``, twice."""
 
     def number(self, model: nn.Module, main: nn.Module, task: int, remaining: Sequence[int]) -> float | None:
         """Accuracy of a fresh probe; None where there is no mask to look through."""
-        (x, y), (test_x, test_y) = (
-            some_task_data(self.train_experiences[task], self.samples),
-            task_data(self.test_experiences[task]),
-        )
+        (x, y), (test_x, test_y) = self.samples_of(task), task_data(self.test_experiences[task])
         train, test = (self.probed_features(model, main, each, task, remaining, self.probe) for each in (x, test_x))
         if train is None or test is None:
             return None
         if not bool(train.isfinite().all() and test.isfinite().all()):
-            warnings.warn(f"features of task {task} are not finite, no linear probe can be fitted", stacklevel=2)
+            warnings.warn(f"features of task {task} are not finite, no head can be fitted", stacklevel=2)
             return None
-        return linear_probe_accuracy(train, y, test, test_y)
+        return self.reading(train, y, test, test_y)
+
+
+class Relapse(FreshHead):
+    """Relapse: test accuracy of a linear probe that is fitted to an unlearned task's training data.
+
+    Emitted as ``Relapse``; how to read it: :class:`FreshHead`.
+
+    Args:
+        benchmark, references, probe: as for :class:`FreshHead`.
+        samples: at most so many training samples are used, evenly spread, at least 1.
+
+    Raises:
+        ValueError: also for fewer than one sample.
+    """
+
+    helper = "relapse_metrics"
+    reading = staticmethod(linear_probe_accuracy)
+
+    def __init__(
+        self, benchmark: Any, references: References | None = None, probe: ProbeKind = "own", samples: int = 10_000
+    ) -> None:
+        super().__init__(benchmark, references, probe)
+        self.samples = checks.whole_number("samples", samples)
+
+    def samples_of(self, task: int) -> tuple[Tensor, Tensor]:
+        """At most ``samples`` of the task's training data."""
+        return some_task_data(self.train_experiences[task], self.samples)
 
     def __str__(self) -> str:
         return "Relapse"
+
+
+class FewShot(FreshHead):
+    """Few-shot relearning: test accuracy of a head that is fitted to a few samples per class of an unlearned task.
+
+    Features that still know a task need few samples to read it; many samples make up for features that never saw it,
+    which hides the difference from :class:`Relapse`. The samples are drawn from the training data by (seed, task): the
+    same for the model, its reference, and every evaluation. Emitted as ``FewShot``; how to read it:
+    :class:`FreshHead`.
+
+    Args:
+        benchmark, references, probe: as for :class:`FreshHead`.
+        shots: samples per class, at least 1; of a class that has fewer all are taken.
+        seed: of the draw.
+
+    Raises:
+        ValueError: also for fewer than one shot, or a seed that is no integer.
+    """
+
+    helper = "few_shot_metrics"
+    reading = staticmethod(few_shot_accuracy)
+
+    def __init__(
+        self,
+        benchmark: Any,
+        references: References | None = None,
+        probe: ProbeKind = "own",
+        shots: int = 5,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(benchmark, references, probe)
+        self.shots, self.seed = checks.whole_number("shots", shots), checks.whole_number("seed", seed, None)
+
+    def samples_of(self, task: int) -> tuple[Tensor, Tensor]:
+        """The task's shots."""
+        experience = self.train_experiences[task]
+        labels = torch.tensor([int(label) for label in experience.dataset.targets])
+        return task_data(experience, few_shots(labels, self.shots, derive_seed(self.seed, "shots", task)))
+
+    def __str__(self) -> str:
+        return "FewShot"
+
+
+def few_shots(labels: Tensor, shots: int, seed: int) -> Tensor:
+    """Positions of a few samples of every class, drawn by the seed.
+
+    Args:
+        labels: ``(N,)``, int64.
+        shots: per class, at least 1; of a class that has fewer all are taken.
+        seed: of the draw, which depends on nothing else.
+
+    Returns:
+        int64 ``(n,)``, ascending.
+
+    Raises:
+        ValueError: for fewer than one shot, or a seed that is no integer.
+    """
+    checks.whole_number("shots", shots)
+    chosen = []
+    for label in labels.unique().tolist():
+        where = (labels == label).nonzero()[:, 0]
+        generator = torch.Generator().manual_seed(derive_seed(seed, label))
+        chosen.append(where[torch.randperm(len(where), generator=generator)[:shots]])
+    return torch.cat(chosen).sort().values
 
 
 def relapse_metrics(
@@ -117,7 +254,28 @@ def relapse_metrics(
     Args:
         benchmark: of the run.
         references: beside it, what the same probes read from the retrained reference; None: not measured.
-        probe: ``own`` or ``remaining``, see :class:`Relapse`.
+        probe: ``own``, ``remaining`` or ``none``, see :class:`FreshHead`.
         samples: at most so many training samples of each task.
     """
     return [Relapse(benchmark, references, probe, samples)]
+
+
+def few_shot_metrics(
+    benchmark: Any,
+    references: References | None = None,
+    *,
+    probe: ProbeKind = "own",
+    shots: int = 5,
+    seed: int = 0,
+) -> list[FewShot]:
+    """Accuracy of heads fitted to a few samples of each unlearned task of a benchmark.
+
+    Args:
+        benchmark: of the run.
+        references: beside it, what heads fitted to the same samples read from the retrained reference; None: not
+            measured.
+        probe: ``own``, ``remaining`` or ``none``, see :class:`FreshHead`.
+        shots: samples per class.
+        seed: of their draw.
+    """
+    return [FewShot(benchmark, references, probe, shots, seed)]

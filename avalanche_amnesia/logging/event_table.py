@@ -12,6 +12,14 @@ from avalanche_amnesia.evaluation.figures import Table
 from avalanche_amnesia.logging.axes import EVENT
 
 _OWN = ("event", "what", "task", "unlearned", "remaining", "affected", "claim", "accuracy")
+_FORGOTTEN = (
+    "JSD_own",
+    "JSD_own_floor_order",
+    "JSD_own_ratio_order",
+    "UnlearnedAccuracy",
+    "UnlearnedAccuracy_reference",
+    "JSD_own_floor_seed",
+)
 _ACCURACY = re.compile(r"Top1_Acc_Exp/eval_phase/(?!train_)\w+/Task(\d+)(/Exp\d+)?")
 _OF_STREAM = re.compile(r"([^/]+)(/eval_phase/(?!train_)\w+)?")
 
@@ -21,8 +29,9 @@ class EventTable:
 
     Columns: event, what (``trained`` or ``unlearned``), task (trained last), unlearned, remaining, affected, claim,
     accuracy (mean over the remaining tasks, of Avalanche's accuracy per experience), and every number of a metric over
-    ``event`` that is not of a single task or layer: ``JSD_own``, ``AccuracyDifference``, ``Capacity`` … Of several
-    values of one event the last one counts. A row tells of the tasks that remained then; rows are never changed later.
+    ``event`` that is not of a single task or layer: first ``JSD_own`` with its order floor, their ratio and the old
+    head, then ``AccuracyDifference``, ``Capacity`` … Of several values of one event the last one counts. A row tells
+    of the tasks that remained then; rows are never changed later.
 
     Attributes:
         changed: whether there is anything that :meth:`table` has not given yet.
@@ -69,7 +78,7 @@ class EventTable:
         """All rows so far."""
         self.changed = False
         measured = dict.fromkeys(column for row in self._rows for column in row if column not in _OWN)
-        columns = (*_OWN, *measured)
+        columns = (*_OWN, *dict.fromkeys((*(column for column in _FORGOTTEN if column in measured), *measured)))
         return Table(columns, tuple(tuple(row.get(column) for column in columns) for row in self._rows))
 
     def _begin(self, row: dict[str, Any], remaining: Iterable[int] | None) -> None:

@@ -117,17 +117,20 @@ def run_demo(
 
 _LEGEND = """\
 acc.   mean test accuracy of the remaining tasks
+JSD    bits between the features of the unlearned tasks' data
+       here and in a model that never saw them, through their
+       own mask; blind to small residues: see head
+order  the same between two models that never saw them, one
+       trained in another data order; ratio: JSD / order
+seed   the same, one trained from another seed
 head   accuracy on the unlearned tasks through the head and
        mask they had: chance is 0.5; better than that, and
        than ref., is a trace of them
 ref.   what the same heads read from a model that never saw
        the tasks
-JSD    bits between the features of the unlearned tasks' data
-       here and in a model that never saw them, through their
-       own mask; rem: through those of the remaining tasks
-floor  the same between two models that never saw them: one
-       trained in another data order, or from another seed
 AD     accuracy minus that of a model that never unlearned
+ctrl   what that model gains with its heads fitted anew: only
+       what AD has beyond it is due to unlearning
 cap.   network capacity, 1 is all free
 KiB    trajectory kept, by which tasks can be taken out
 claim  exact: equal to the retrained model, bit for bit;

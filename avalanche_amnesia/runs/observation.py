@@ -27,7 +27,7 @@ from avalanche_amnesia.evaluation.overlap import mask_overlap_metrics, overlap_m
 from avalanche_amnesia.evaluation.ownership import owners_by_layer, owners_metrics
 from avalanche_amnesia.evaluation.probes import unlearning_of
 from avalanche_amnesia.evaluation.references import References
-from avalanche_amnesia.evaluation.relapse import relapse_metrics
+from avalanche_amnesia.evaluation.relapse import few_shot_metrics, relapse_metrics
 from avalanche_amnesia.evaluation.unlearned_accuracy import unlearned_accuracy_metrics
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.training.host.remaining import remaining_experiences
@@ -52,12 +52,14 @@ class Observation:
         chance: unlearned task → 1 / number of its classes.
         relapse: unlearned task → test accuracy of a linear probe fitted to the model's features.
         relapse_reference: unlearned task → the same of the retrained reference.
+        few_shot: unlearned task → test accuracy of a head fitted to a few samples of it.
+        few_shot_reference: unlearned task → the same of the retrained reference.
         membership: unlearned task → AUC with which losses tell its training samples from test samples.
         membership_reference: unlearned task → the same of the retrained reference.
-        jsd: name of a JSD (``JSD_own``, ``JSD_own_floor_order`` …) → mean over the unlearned tasks, in bits.
+        jsd: name of a JSD (``JSD_own``, ``JSD_own_floor_order`` …) → mean over the unlearned tasks, in bits; of a
+            ratio to a floor (``JSD_own_ratio_order``) → ratio of the two means.
         jsd_by_task: the same name → unlearned task → its value.
-        distances: name of another distance (``Euclidean_own``, ``CKA_own_floor_seed`` …) → mean over the unlearned
-            tasks.
+        distances: name of another distance (``Euclidean_own``, ``CKA_own_floor_seed`` …) → likewise.
         accuracy_difference: mean over remaining tasks, against the model that never unlearned.
         accuracy_difference_control: what heads fitted anew to that model gain alone, the mean likewise.
         full_accuracy: remaining task → accuracy of the model that never unlearned.
@@ -85,6 +87,8 @@ class Observation:
     chance: dict[int, float]
     relapse: dict[int, float]
     relapse_reference: dict[int, float]
+    few_shot: dict[int, float]
+    few_shot_reference: dict[int, float]
     membership: dict[int, float]
     membership_reference: dict[int, float]
     jsd: dict[str, float]
@@ -179,6 +183,7 @@ def observe(
         matrix,
         unlearned_accuracy_metrics(benchmark, references),
         relapse_metrics(benchmark, references),
+        few_shot_metrics(benchmark, references),
         membership_metrics(benchmark, references),
         jsd_metrics(references, noise_floor=noise_floor),
         distance_metrics(references, noise_floor=noise_floor),
@@ -265,6 +270,8 @@ def _observation(
         chance={t: 1 / len(references.train_experience(t).classes_in_this_experience) for t in ledger.unlearned},
         relapse=by_task("Relapse"),
         relapse_reference=by_task("Relapse_reference"),
+        few_shot=by_task("FewShot"),
+        few_shot_reference=by_task("FewShot_reference"),
         membership=by_task("Membership"),
         membership_reference=by_task("Membership_reference"),
         jsd=jsd,

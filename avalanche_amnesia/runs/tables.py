@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich import box
 from rich.table import Table
 
-from avalanche_amnesia.runs.observation import Run
+from avalanche_amnesia.runs.observation import Observation, Run
 
 _SHORT = {"exact": "exact", "approximate": "appr."}
 
@@ -26,47 +26,52 @@ def small(value: float | None) -> str:
 
 def events_table(run: Run) -> Table:
     """One line per task: what remained, what was forgotten, what it cost the others."""
-    columns = ("task", "gone", "acc.", "head", "JSD", "floor", "AD", "cap.", "claim")
+    columns = ("task", "gone", "acc.", "JSD", "order", "ratio", "head", "AD", "ctrl")
     table = _table(f"{run.name}: after every task", columns)
     for seen in run.observations:
         table.add_row(
             str(seen.task),
             ",".join(map(str, seen.unlearned_now)) or "–",
             number(seen.mean_accuracy),
+            *_jsd_beside_order(seen),
             number(seen.mean_unlearned_accuracy),
-            small(seen.jsd.get("JSD_own")),
-            small(seen.jsd.get("JSD_own_floor_order")),
             number(seen.accuracy_difference, signed=True),
-            number(seen.capacity),
-            _SHORT.get(seen.claim or "", "–"),
+            number(seen.accuracy_difference_control, signed=True),
         )
     return table
 
 
 def forgotten_table(runs: Sequence[Run]) -> Table:
     """One line per strategy at the end of the stream: how well it forgets."""
-    table = _table("At the end: unlearned tasks", ("strategy", "head", "ref.", "JSD", "rem", "order", "seed"))
+    table = _table("At the end: unlearned tasks", ("strategy", "JSD", "order", "ratio", "seed", "head", "ref."))
     for run in runs:
         seen = run.observations[-1]
         table.add_row(
             run.name,
+            *_jsd_beside_order(seen),
+            small(seen.jsd.get("JSD_own_floor_seed")),
             number(seen.mean_unlearned_accuracy),
             number(seen.reference_unlearned_accuracy),
-            *(small(seen.jsd.get(name)) for name in ("JSD_own", "JSD_remaining")),
-            *(small(seen.jsd.get(f"JSD_own_floor_{floor}")) for floor in ("order", "seed")),
         )
     return table
 
 
+def _jsd_beside_order(seen: Observation) -> tuple[str, str, str]:
+    """JSD, its order floor, and their ratio."""
+    own, order, ratio = (seen.jsd.get(f"JSD_own{suffix}") for suffix in ("", "_floor_order", "_ratio_order"))
+    return small(own), small(order), number(ratio, 1 if ratio is None or ratio < 100 else 0)
+
+
 def remaining_table(runs: Sequence[Run]) -> Table:
     """One line per strategy at the end of the stream: how well it remembers, and what it may claim."""
-    table = _table("At the end: remaining tasks", ("strategy", "acc.", "AD", "cap.", "claim"))
+    table = _table("At the end: remaining tasks", ("strategy", "acc.", "AD", "ctrl", "cap.", "claim"))
     for run in runs:
         seen = run.observations[-1]
         table.add_row(
             run.name,
             number(seen.mean_accuracy),
             number(seen.accuracy_difference, signed=True),
+            number(seen.accuracy_difference_control, signed=True),
             number(seen.capacity),
             _SHORT.get(seen.claim or "", "–"),
         )

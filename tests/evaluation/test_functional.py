@@ -13,6 +13,7 @@ from avalanche_amnesia.evaluation import (
     cka_distance,
     cosine_distance,
     euclidean_distance,
+    floor_ratio,
     js_divergence,
     mask_overlap,
 )
@@ -90,6 +91,23 @@ def test_cka_equals_hsic_and_does_not_see_rotation_scale_and_shift():
 def test_shapes_that_do_not_fit_are_refused(function, shapes):
     with pytest.raises(ValueError, match=r"one shape \(n, features\), got"):
         function(torch.zeros(shapes[0]), torch.zeros(shapes[1]))
+
+
+@pytest.mark.parametrize("function", [js_divergence, euclidean_distance, cosine_distance, cka_distance])
+def test_equal_features_are_at_distance_0_to_the_last_bit_and_almost_equal_ones_not_below(function):
+    x = torch.randn(500, 7, generator=torch.Generator().manual_seed(0))
+    assert not function(x, x.clone()).any()
+    assert (function(x, x * 3 if function is cka_distance else x * (1 + 1e-7)) >= 0).all()
+
+
+def test_a_distance_is_counted_in_floors_where_there_is_one():
+    assert floor_ratio(0.3, 0.2) == pytest.approx(1.5)
+    assert floor_ratio(0.0, 0.2) == 0
+    assert floor_ratio(0.0, 0.0) is None
+    assert floor_ratio(0.3, 0.0) is None
+    for pair in ((-0.1, 0.2), (0.1, -0.2)):
+        with pytest.raises(ValueError, match="are at least 0, got"):
+            floor_ratio(*pair)
 
 
 def test_accuracy_and_overlap():

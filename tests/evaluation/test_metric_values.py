@@ -1,5 +1,6 @@
 """Values that the metrics emit, against computation by hand: units masked (AmnesiacHAT), weights (WSN), none (EWC)."""
 
+import inspect
 from copy import deepcopy
 from itertools import combinations
 
@@ -22,6 +23,9 @@ from avalanche_amnesia.evaluation import (
     cost_metrics,
     distance_metrics,
     euclidean_distance,
+    few_shot_accuracy,
+    few_shot_metrics,
+    few_shots,
     linear_probe_accuracy,
     mask_overlap_metrics,
     membership_metrics,
@@ -31,6 +35,7 @@ from avalanche_amnesia.evaluation import (
     relapse_metrics,
     unlearned_accuracy_metrics,
 )
+from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.training.host import find_plugin
 from avalanche_amnesia.training.plugins import UnlearningPlugin
 from avalanche_amnesia.unlearning.logistic import fit_head
@@ -44,6 +49,7 @@ def all_metrics(references, benchmark=BENCHMARK):
     return [
         *unlearned_accuracy_metrics(benchmark, references),
         *relapse_metrics(benchmark, references),
+        *few_shot_metrics(benchmark, references, shots=4, seed=7),
         *membership_metrics(benchmark, references),
         *distance_metrics(references),
         *accuracy_difference_metrics(references, controls=("heads", "reference")),
@@ -118,6 +124,8 @@ def test_distances(finished):
                 assert got == pytest.approx(float(expected), abs=1e-6)
                 assert got > 0
         assert results[f"{name}_own_tasks{END}"] == 2
+        ratio = results[f"{name}_own{END}"] / results[f"{name}_own_floor_order{END}"]
+        assert results[f"{name}_own_ratio_order{END}"] == pytest.approx(ratio)
 
 
 def test_relapse_and_membership(finished):
@@ -137,6 +145,19 @@ def test_relapse_and_membership(finished):
             auc = roc_auc_score([1] * len(y) + [0] * len(test_y), -np.concatenate([of_members, of_others]))
             assert membership[task] == pytest.approx(auc, abs=1e-6)
     assert results[f"Relapse_tasks{END}"] == results[f"Membership_tasks{END}"] == 2
+
+
+def test_few_shots_are_the_same_samples_for_the_model_and_for_the_reference(finished):
+    _, strategy, references, witness, results = finished
+    for suffix, model in (("", strategy.model), ("_reference", references.reference(REMAINING))):
+        for task, got in values(results, f"FewShot{suffix}", (0, 2)).items():
+            mask = witness.kept[task][0]
+            (x, y), (test_x, test_y) = DIGITS.train_stream[task].tensors, TEST[task].tensors
+            shots = few_shots(y, 4, derive_seed(7, "shots", task))
+            assert y[shots].bincount().tolist() == [4, 4]
+            train, test = features(model, x[shots], mask), features(model, test_x, mask)
+            assert got == pytest.approx(few_shot_accuracy(train, y[shots], test, test_y))
+    assert results[f"FewShot_tasks{END}"] == 2
 
 
 def test_accuracy_differences(finished):
@@ -329,19 +350,24 @@ def test_a_network_that_diverged_is_left_out_with_a_warning():
 
 def test_what_cannot_be_measured_with_is_refused_at_once():
     references = References(make_ewc, BENCHMARK)
-    for helper in (relapse_metrics, membership_metrics):
+    for helper in (relapse_metrics, few_shot_metrics, membership_metrics):
         with pytest.raises(TypeError, match=rf"the first argument is the benchmark: {helper.__name__}\(benchmark"):
             helper(references)
         with pytest.raises(TypeError, match="references must be an object of References, got 3"):
             helper(BENCHMARK, 3)
-        with pytest.raises(ValueError, match="samples must be an int of at least 1, got 0"):
-            helper(BENCHMARK, samples=0)
+        (number,) = {"samples", "shots"} & set(inspect.signature(helper).parameters)
+        with pytest.raises(ValueError, match=f"{number} must be an int of at least 1, got 0"):
+            helper(BENCHMARK, **{number: 0})
     for helper in (distance_metrics, cost_metrics):
         with pytest.raises(TypeError, match="references must be an object of References"):
             helper(BENCHMARK)
     with pytest.raises(ValueError, match="distances must be one of 'euclidean', 'cosine', 'cka', got 'jsd'"):
         distance_metrics(references, distances=["jsd"])
-    with pytest.raises(ValueError, match="probe must be one of 'own', 'remaining', got 'all'"):
+    with pytest.raises(ValueError, match="probe must be one of 'own', 'remaining', 'none', got 'all'"):
         relapse_metrics(BENCHMARK, probe="all")
+    with pytest.raises(ValueError, match="scope must be one of 'unlearned', 'remaining', 'all', got 'none'"):
+        distance_metrics(references, scope="none")
+    with pytest.raises(ValueError, match=r"seed must be an int, got 0\.5"):
+        few_shot_metrics(BENCHMARK, seed=0.5)
     with pytest.raises(ValueError, match="controls must be one of 'heads', 'reference', got 'full'"):
         accuracy_difference_metrics(references, controls=["full"])

@@ -13,6 +13,8 @@ from sklearn.metrics import jaccard_score, roc_auc_score
 
 from avalanche_amnesia.benchmarks import SplitDigits
 from avalanche_amnesia.evaluation import (
+    few_shot_accuracy,
+    few_shots,
     linear_probe_accuracy,
     mean_overlap,
     membership_auc,
@@ -80,6 +82,48 @@ def test_a_linear_probe_reads_digits_and_no_shuffled_labels():
     assert linear_probe_accuracy(1e-6 * x, y, 1e-6 * test_x, test_y) == pytest.approx(ours, abs=0.01)  # no scale
     shuffled = y[torch.randperm(len(y), generator=torch.Generator().manual_seed(0))]
     assert linear_probe_accuracy(x, shuffled, test_x, test_y) < 0.25
+
+
+def test_shots_are_so_many_per_class_and_the_seed_s_alone():
+    labels = torch.tensor([2, 0, 2, 2, 0, 2, 5, 2])
+    drawn = few_shots(labels, 2, 3)
+    assert labels[drawn].bincount().tolist() == [2, 0, 2, 0, 0, 1]
+    assert drawn.tolist() == sorted(set(drawn.tolist()))
+    torch.manual_seed(1)
+    assert torch.equal(few_shots(labels, 2, 3), drawn)
+    assert len({tuple(few_shots(labels, 2, seed).tolist()) for seed in range(20)}) > 3
+    assert few_shots(labels, 9, 0).tolist() == list(range(8))
+    with pytest.raises(ValueError, match="shots must be an int of at least 1, got 0"):
+        few_shots(labels, 0, 0)
+
+
+def test_few_shots_read_features_that_know_the_classes():
+    x, y, test_x, test_y = digits()
+    read = [few_shot_accuracy(x[few], y[few], test_x, test_y) for few in (few_shots(y, n, 0) for n in (1, 5, 50))]
+    assert 0.5 < read[0] < read[1] < read[2]
+    five = few_shots(y, 5, 0)
+    assert read[1] > 0.75 > linear_probe_accuracy(x[five], y[five], test_x, test_y)  # whitened, fewer than pixels
+    assert few_shot_accuracy(1e-6 * x[five], y[five], 1e-6 * test_x, test_y) == pytest.approx(read[1], abs=0.01)
+
+
+@pytest.mark.parametrize("penalty", [1e-2, 1.0])
+def test_a_head_of_few_shots_is_scikit_learn_s(penalty):
+    x, y, test_x, test_y = digits()
+    few = few_shots(y, 5, 1)
+    centred, centred_test = (part.double().numpy() - x[few].double().mean(0).numpy() for part in (x[few], test_x))
+    scale = np.sqrt((centred**2).mean())
+    ours = few_shot_accuracy(x[few], y[few], test_x, test_y, penalty=penalty)
+    theirs = LogisticRegression(C=1 / (penalty * len(few)), fit_intercept=False, max_iter=1000, tol=1e-8)
+    theirs.fit(np.pad(centred / scale, ((0, 0), (0, 1)), constant_values=1), y[few])
+    padded = np.pad(centred_test / scale, ((0, 0), (0, 1)), constant_values=1)
+    assert ours == pytest.approx(theirs.score(padded, test_y), abs=3 / len(test_y))
+
+
+def test_few_shots_of_features_that_are_all_equal_tell_nothing():
+    same, y = torch.ones(6, 3), torch.tensor([0, 1, 1, 1, 0, 1])
+    assert few_shot_accuracy(same, y, same, y) == pytest.approx(4 / 6)  # the most frequent class
+    with pytest.raises(ValueError, match="test_features must be finite"):
+        few_shot_accuracy(same, y, same * math.nan, y)
 
 
 def test_a_linear_probe_of_little_data_and_dead_features():

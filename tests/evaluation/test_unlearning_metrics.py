@@ -9,7 +9,7 @@ from avalanche.evaluation.metrics import accuracy_metrics
 from avalanche.models import avalanche_forward
 from avalanche.training import EWC, LwF
 from scipy.spatial.distance import jensenshannon
-from support.measured_runs import BENCHMARK, PERMUTED, TEST, make, silent, stock_maker
+from support.measured_runs import BENCHMARK, PERMUTED, TEST, make, silent, stock_maker, wide
 from torch import nn
 
 from avalanche_amnesia.evaluation import (
@@ -53,10 +53,23 @@ def naive_jsd(model, reference, x, masks):
     return float((jensenshannon(p, q, axis=1, base=2) ** 2).mean())
 
 
+def plain_jsd(model, reference, x):
+    """Of the networks themselves, without anything of ours around them."""
+    of_both = []
+    for masked in (model, reference):
+        net = wide()
+        net.load_state_dict(dict(masked.backbone.named_parameters()))
+        with torch.no_grad():
+            of_both.append(net(x).double().softmax(1))
+    return float((jensenshannon(*of_both, axis=1, base=2) ** 2).mean())
+
+
 def test_values_are_those_of_a_computation_by_hand(references):
     probes = Probes()
     evaluator = silent(
         *jsd_metrics(references, noise_floor=("order", "seed")),
+        *jsd_metrics(references, probes=["own"], scope="all"),
+        *jsd_metrics(references, probes=["none"], scope="remaining"),
         *accuracy_difference_metrics(references),
         *unlearned_accuracy_metrics(BENCHMARK),
         *capacity_metrics(images=False),
@@ -76,6 +89,7 @@ def test_values_are_those_of_a_computation_by_hand(references):
         expected = {
             "JSD_own": naive_jsd(model, reference, x, [[mask], [mask]]),
             "JSD_remaining": naive_jsd(model, reference, x, both),
+            "JSD_none": plain_jsd(model, reference, x),
             "UnlearnedAccuracy": float((head(model.masked_features(x, mask)).argmax(1) == y).float().mean()),
         }
         for floor in ("order", "seed"):
@@ -83,12 +97,32 @@ def test_values_are_those_of_a_computation_by_hand(references):
             masks = [[other.binary_mask(t) for t in (1, 3)], both[1]]
             expected[f"JSD_own_floor_{floor}"] = naive_jsd(other, reference, x, [[mask], [mask]])
             expected[f"JSD_remaining_floor_{floor}"] = naive_jsd(other, reference, x, masks)
+            expected[f"JSD_none_floor_{floor}"] = plain_jsd(other, reference, x)
         for name, value in expected.items():
             got = results[f"{name}/eval_phase/test_stream/Task{task:03d}"]
             assert got == pytest.approx(value, abs=1e-6), name
             means.setdefault(name, []).append(got)
     for name, values in means.items():
         assert results[f"{name}/eval_phase/test_stream"] == pytest.approx(sum(values) / 2)
+    for probe in ("own", "remaining", "none"):
+        pairs = list(zip(means[f"JSD_{probe}"], means[f"JSD_{probe}_floor_order"], strict=True))
+        for task, (distance, floor) in zip((0, 2), pairs, strict=True):
+            got = results[f"JSD_{probe}_ratio_order/eval_phase/test_stream/Task{task:03d}"]
+            assert got == pytest.approx(distance / floor)
+        of_means = sum(distance for distance, _ in pairs) / sum(floor for _, floor in pairs)
+        assert results[f"JSD_{probe}_ratio_order/eval_phase/test_stream"] == pytest.approx(of_means)
+    assert not [name for name in results if "ratio_seed" in name]
+    own, plain = {task: means["JSD_own"][place] for place, task in enumerate((0, 2))}, {}
+    for task in (1, 3):
+        mask, x = model.binary_mask(task), TEST[task].tensors[0]
+        own[task] = naive_jsd(model, reference, x, [[mask], [mask]])
+        plain[task] = plain_jsd(model, reference, x)
+    for name, expected in (("JSD_own_on_all", own), ("JSD_none_on_remaining", plain)):
+        got = {task: results[f"{name}/eval_phase/test_stream/Task{task:03d}"] for task in expected}
+        assert got == pytest.approx(expected, abs=1e-6)
+        assert results[f"{name}/eval_phase/test_stream"] == pytest.approx(sum(got.values()) / len(got))
+        assert results[f"{name}_tasks/eval_phase/test_stream"] == len(got)
+        assert f"{name}_ratio_order/eval_phase/test_stream" in results
     full, differences = references.full(4), []
     for task in (1, 3):
         x, y = TEST[task].tensors
@@ -139,6 +173,21 @@ def test_exact_unlearning_is_at_distance_zero(references):
     assert results["JSD_own/eval_phase/test_stream"] == 0
     assert results["JSD_remaining/eval_phase/test_stream"] == 0
     assert results["JSD_own_floor_order/eval_phase/test_stream"] > 0
+    assert results["JSD_own_ratio_order/eval_phase/test_stream"] == 0
+
+
+def test_where_the_floor_is_0_there_is_no_ratio(references):
+    (metric,) = jsd_metrics(references, probes=["own"])
+    strategy = make(evaluator=silent(metric))
+    for experience in PERMUTED.train_stream[:2]:
+        strategy.train(experience)
+    strategy.unlearn([1], keep_probes=True)
+    strategy.eval(TEST[:1])
+    strategy.experience = TEST[0]  # an evaluation ends without one
+    for remaining, there in (((), False), ((0,), True)):  # none: references of any order are the initial model
+        emitted = {value.name.split("/")[0]: value.value for value in metric.values(strategy, (1,), remaining)}
+        assert (emitted["JSD_own_floor_order"] > 0) == there
+        assert ("JSD_own_ratio_order" in emitted) == there
 
 
 @pytest.mark.parametrize(

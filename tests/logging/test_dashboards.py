@@ -20,12 +20,16 @@ from avalanche_amnesia.evaluation import (
     accuracy_difference_metrics,
     accuracy_matrix_metrics,
     capacity_metrics,
+    distance_metrics,
     jsd_metrics,
     mask_overlap_metrics,
     mask_regulariser_metrics,
+    unlearned_accuracy_metrics,
 )
-from avalanche_amnesia.logging import WandBLogger, read_offline_run
+from avalanche_amnesia.logging import JSONLogger, WandBLogger, read_json_run, read_offline_run
 
+DISTANCES = ("JSD_own", "JSD_remaining", "JSD_none", "Euclidean_own", "Cosine_own", "CKA_own")
+BESIDE = ("", "_floor_order", "_ratio_order")
 PICTURES = ("Figure/Masks", "Figure/Overlap", "Figure/Capacity", "Figure/AccuracyMatrix")
 
 
@@ -36,7 +40,7 @@ class Shown:
         self.folder = folder
         references = References(lambda **options: amnesiac(train_epochs=1, **options), DIGITS)
         self.board = TensorboardLogger(folder / "tb")
-        with WandBLogger(dir=folder, mode="offline") as logger:
+        with WandBLogger(dir=folder, mode="offline") as logger, JSONLogger(folder / "json") as lines:
             self.evaluator = EvaluationPlugin(
                 accuracy_metrics(experience=True),
                 loss_metrics(minibatch=True, epoch=True),
@@ -44,9 +48,11 @@ class Shown:
                 mask_overlap_metrics(),
                 accuracy_matrix_metrics(),
                 mask_regulariser_metrics(),
-                jsd_metrics(references, noise_floor=()),
+                jsd_metrics(references),
+                distance_metrics(references),
+                unlearned_accuracy_metrics(DIGITS, references),
                 accuracy_difference_metrics(references),
-                loggers=[InteractiveLogger(), self.board, logger],
+                loggers=[InteractiveLogger(), self.board, logger, lines],
             )
             masks = {"budget": None, "sparsity_weight": 0.5}  # so that there is a regulariser to show
             self.strategy = amnesiac(train_epochs=1, evaluator=self.evaluator, **masks)
@@ -79,11 +85,18 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Any:
         yield Shown(tmp_path_factory.mktemp("shown"))
 
 
+def test_json_lines_have_the_same_numbers(shown: Shown) -> None:
+    lines = read_json_run(shown.folder / "json").rows
+    for name in (f"{distance}{suffix}/eval_phase/test_stream" for distance in DISTANCES for suffix in BESIDE):
+        assert [row[name] for row in lines if name in row] == [row[name] for row in shown.rows_with(name)] != []
+
+
 def test_tensorboard_has_the_same_numbers(shown: Shown) -> None:
     collected = shown.evaluator.get_all_metrics()
     numbers = {name: values for name, (_, values) in collected.items() if isinstance(values[0], float | int)}
     assert {"Capacity", "AccuracyDifference/eval_phase/test_stream", "JSD_own/eval_phase/test_stream"} <= set(numbers)
     assert set(shown.events.Tags()["scalars"]) == set(numbers)
+    assert {f"{name}{suffix}/eval_phase/test_stream" for name in DISTANCES for suffix in BESIDE} <= set(numbers)
     for name, values in numbers.items():
         assert [event.value for event in shown.events.Scalars(name)] == pytest.approx(values, rel=1e-6)
         assert [row[name] for row in shown.rows_with(name)] == values
@@ -124,6 +137,10 @@ def test_each_event_has_a_row(shown: Shown) -> None:
         average = "AverageAccuracy/eval_phase/test_stream"
         assert row["accuracy"] == pytest.approx([r[average] for r in at if average in r][-1])
     assert rows[3]["JSD_own"] is not None
+    assert rows[3]["JSD_own_ratio_order"] == pytest.approx(rows[3]["JSD_own"] / rows[3]["JSD_own_floor_order"])
+    together = ["JSD_own", "JSD_own_floor_order", "JSD_own_ratio_order", "UnlearnedAccuracy"]
+    start = list(rows[3]).index("accuracy") + 1
+    assert list(rows[3])[start : start + 5] == [*together, "UnlearnedAccuracy_reference"]
 
 
 def test_the_accuracy_matrix_is_a_table(shown: Shown) -> None:

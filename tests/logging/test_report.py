@@ -90,6 +90,13 @@ def test_the_divergences_are_those_of_the_results(results, page):
         for row in page.rows("jsd-table-1")
         for suffix, column in (("", "JSD (bit)"), ("_floor_order", "floor: order"), ("_floor_seed", "floor: seed"))
     }
+    for row in page.rows("jsd-table-1"):
+        value, floor = as_number(row["JSD (bit)"]), as_number(row["floor: order"])
+        assert as_number(row["value / order floor"]) == (value / floor if floor else None)
+        event = events(results, row["strategy"])[int(row["after task"])]
+        heads = event["unlearned_accuracy"].values()
+        assert as_number(row["old head"]) == pytest.approx(sum(heads) / len(heads))
+        assert as_number(row["old head, retrained model"]) == event["reference_unlearned_accuracy"]
     expected = {
         (name, event["task"], probe, suffix): event["jsd"][f"{probe}{suffix}"]
         for name in results.strategies
@@ -127,7 +134,9 @@ def test_distances_stand_beside_their_floors(results, page):
     assert {row["distance"] for row in page.rows("distances-table-1")} == {"CKA_own", "Cosine_own", "Euclidean_own"}
 
 
-@pytest.mark.parametrize(("section", "unit"), [("relapse", "accuracy"), ("membership", "AUC")])
+@pytest.mark.parametrize(
+    ("section", "unit"), [("relapse", "accuracy"), ("few_shot", "accuracy"), ("membership", "AUC")]
+)
 def test_readings_of_unlearned_tasks_are_those_of_the_results(results, page, section, unit):
     for row in page.rows(f"{section}-table-1"):
         event, task = events(results, row["strategy"])[int(row["after task"])], row["unlearned task"]
@@ -215,10 +224,10 @@ def test_what_was_not_measured_is_left_out_and_named():
                     event.pop(key)
 
     page = Page(report_page([results_with(without)]))
-    gone = {"relapse", "membership", "transfer", "owners", "overlap", "distances", "cost"}
+    gone = {"relapse", "few_shot", "membership", "transfer", "owners", "overlap", "distances", "cost"}
     assert gone.isdisjoint(page.ids)
     assert {"timeline", "accuracy", "old-head", "jsd", "difference", "capacity", "records", "settings"} <= set(page.ids)
-    assert "Not measured in these runs: relapse, membership inference" in page.text
+    assert "Not measured in these runs: relapse, few-shot relearning, membership inference" in page.text
 
 
 @pytest.mark.parametrize("key", MEASURED_LATER)
@@ -307,10 +316,24 @@ def test_a_number_that_is_none_in_json_is_missing(tmp_path):
 
 
 def test_a_divergence_is_read_beside_its_floors():
-    assert jsd_reading(0.0, [0.0, 0.1])[0] == "clear"
-    assert jsd_reading(0.05, [0.01, 0.1])[0] == "open"
-    assert jsd_reading(0.2, [0.01, 0.1])[0] == "trace"
-    assert jsd_reading(0.2, [])[0] == "open"
+    assert jsd_reading(0.2, 0.01, 0.1)[0] == "trace"
+    for value, order, seed, words in (
+        (0.0, 0.0, 0.1, "clears nothing"),  # a JSD never clears: it does not see small residues
+        (0.05, 0.01, 0.1, "above its order floor"),
+        (0.05, None, 0.1, "the wide one"),
+        (0.2, None, None, "no floor was measured"),
+    ):
+        finding, told = jsd_reading(value, order, seed)
+        assert finding == "open"
+        assert words in told
+
+
+def test_a_distance_is_told_in_units_of_its_order_floor(results, page):
+    last = events(results, "AmnesiacHAT")[-1]["jsd"]
+    ratio = last["JSD_own"] / last["JSD_own_floor_order"]
+    assert f"{ratio:.1f}{chr(160)}× its order floor" in page.text
+    (row,) = [row for row in page.rows("summary-table") if row["strategy"] == "AmnesiacHAT"]
+    assert as_number(row["JSD / order floor"]) == ratio
 
 
 @pytest.mark.parametrize(

@@ -42,9 +42,9 @@ def test_results_hold_every_number_of_every_event(demo):
         assert set(last["unlearned_accuracy"]) == {"0", "1", "4"}
         assert 0 <= last["reference_unlearned_accuracy"] <= 1
         assert events[0]["reference_unlearned_accuracy"] is None
-        expected = {
-            f"JSD_{probe}{floor}" for probe in ("own", "remaining") for floor in ("", "_floor_order", "_floor_seed")
-        }
+        probes, beside = ("own", "remaining", "none"), ("", "_floor_order", "_floor_seed")
+        expected = {f"JSD_{probe}{suffix}" for probe in probes for suffix in beside}
+        expected |= {f"JSD_{probe}_ratio_order" for probe in probes if last["jsd"][f"JSD_{probe}_floor_order"] > 0}
         assert set(last["jsd"]) == expected
         assert (last["capacity"] is not None) == name.startswith("AmnesiacHAT")
         assert [record["plan"]["tasks"] for record in results["unlearnings"]] == [[0], [1, 4]]

@@ -25,12 +25,17 @@ def test_every_number_stands_where_there_is_one(run):
     kind, observed, _ = run
     first, _, _, third, last = observed.observations
     mappings = ("chance", "relapse", "relapse_reference", "membership", "membership_reference", "reference_unlearned")
+    mappings += ("few_shot", "few_shot_reference")
     assert all(getattr(first, name) == {} for name in (*mappings, "jsd", "jsd_by_task", "distances"))
     for seen in (third, last):
         assert all(set(getattr(seen, name)) == {0, 2, 1} == set(seen.unlearned) for name in mappings)
         assert all(set(by_task) == {0, 1, 2} for by_task in seen.jsd_by_task.values())
         assert set(seen.jsd_by_task) == set(seen.jsd)
-        names = {f"{name}_own{floor}" for name in ("Euclidean", "Cosine", "CKA") for floor in ("", "_floor_order")}
+        names = {
+            f"{name}_own{floor}"
+            for name in ("Euclidean", "Cosine", "CKA")
+            for floor in ("", "_floor_order", "_ratio_order")
+        }
         assert set(seen.distances) == names
         assert set(seen.full_accuracy) == set(seen.reference_accuracy) == set(seen.accuracy) == set(seen.remaining)
         assert seen.chance == {0: 0.5, 1: 0.5, 2: 0.5}
@@ -48,7 +53,12 @@ def test_means_are_those_of_their_tasks(run):
     _, observed, _ = run
     for seen in observed.observations:
         for name, by_task in seen.jsd_by_task.items():
-            assert seen.jsd[name] == pytest.approx(sum(by_task.values()) / len(by_task))
+            if "ratio" not in name:
+                assert seen.jsd[name] == pytest.approx(sum(by_task.values()) / len(by_task))
+        if seen.jsd:
+            assert seen.jsd["JSD_own_ratio_order"] == pytest.approx(
+                seen.jsd["JSD_own"] / seen.jsd["JSD_own_floor_order"]
+            )
         gained = [seen.accuracy[t] - seen.full_accuracy[t] for t in seen.remaining]
         assert seen.accuracy_difference == pytest.approx(sum(gained) / len(gained))
         if seen.unlearned:

@@ -21,6 +21,8 @@ MEASURED_LATER = (
     "reference_unlearned",
     "relapse",
     "relapse_reference",
+    "few_shot",
+    "few_shot_reference",
     "membership",
     "membership_reference",
     "distances",

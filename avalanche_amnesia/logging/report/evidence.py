@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from avalanche_amnesia.evaluation.functional import floor_ratio
 from avalanche_amnesia.evaluation.paired import paired_test
 from avalanche_amnesia.logging.report.reading import Entry, Event, mean_of, of_task, value_of
-from avalanche_amnesia.logging.report.wording import bits, listed, over_seeds, percent, share, tasks
+from avalanche_amnesia.logging.report.wording import bits, listed, over_seeds, percent, share, tasks, times
 
 SAME = 0.05
 """Accuracies and areas that differ by less count as the same: a test set of 100 samples varies by as much."""
@@ -64,6 +65,13 @@ _READINGS = (
         "a new linear classifier reaches {here}, on the retrained model {there}",
     ),
     _Reading(
+        "few shots",
+        "few_shot",
+        "few_shot_reference",
+        mean_of("few_shot_reference"),
+        "a new linear classifier fitted to a few samples reaches {here}, on the retrained model {there}",
+    ),
+    _Reading(
         "membership",
         "membership",
         "membership_reference",
@@ -81,17 +89,20 @@ def evidence_of(entry: Entry) -> Iterator[Evidence]:
     distance = entry.spread(jsd_of(entry, ""))
     if distance is not None:
         floors = {name: entry.spread(jsd_of(entry, f"_floor_{name}")) for name in ("order", "seed")}
-        finding, words = jsd_reading(distance.mean, [floor.mean for floor in floors.values() if floor])
+        order, seed = (None if floor is None else floor.mean for floor in floors.values())
+        finding, words = jsd_reading(distance.mean, order, seed)
         told = {"order": "data order", "seed": "seed"}
         beside = [f"{over_seeds(floor, bits)} by {told[name]}" for name, floor in floors.items() if floor]
         where = f"; its floors {listed(beside)}" if beside else ""
-        yield Evidence(finding, "JSD", f"{over_seeds(distance, bits)} bit{where}: {words}.")
+        ratio = entry.spread(jsd_ratio(entry))
+        counted = "" if ratio is None else f" ({over_seeds(ratio, times)} its order floor)"
+        yield Evidence(finding, "JSD", f"{over_seeds(distance, bits)} bit{counted}{where}: {words}.")
 
 
 def jsd_name(entry: Entry) -> str | None:
     """The JSD that is charted: through the unlearned tasks' own masks where it was measured, else the first one."""
     names = sorted(
-        {name for run in entry.runs for event in run.events for name in event.get("jsd") or {} if "_floor" not in name}
+        {name for run in entry.runs for event in run.events for name in event.get("jsd") or {} if is_distance(name)}
     )
     return "JSD_own" if "JSD_own" in names else names[0] if names else None
 
@@ -102,20 +113,40 @@ def jsd_of(entry: Entry, suffix: str) -> Callable[[Event], float | None]:
     return lambda event: (event.get("jsd") or {}).get(name)
 
 
-def jsd_reading(value: float, floors: Sequence[float]) -> tuple[Finding, str]:
-    """Read a JSD beside its floors: finding and words.
+def jsd_ratio(entry: Entry) -> Callable[[Event], float | None]:
+    """Getter of a strategy's JSD in units of its order floor, from an event."""
+    value_in, floor_in = jsd_of(entry, ""), jsd_of(entry, "_floor_order")
+    return lambda event: ratio_of(value_in(event), floor_in(event))
+
+
+def ratio_of(value: float | None, floor: float | None) -> float | None:
+    """A distance in units of its floor; None where either was not measured, or the floor is 0."""
+    return None if value is None or floor is None else floor_ratio(value, floor)
+
+
+def is_distance(name: str) -> bool:
+    """Whether a name is that of a distance, and not of its floor or of their ratio."""
+    return "_floor_" not in name and "_ratio_" not in name
+
+
+def jsd_reading(value: float, order: float | None, seed: float | None) -> tuple[Finding, str]:
+    """Read a JSD beside its floors: finding and words; it can find a trace, and never clears.
 
     Args:
         value: the JSD.
-        floors: those that were measured.
+        order: its floor by data order; None: not measured.
+        seed: its floor by seed, the wider one; None: not measured.
     """
+    floors = [floor for floor in (order, seed) if floor is not None]
     if not floors:
         return "open", "no floor was measured, so that it says nothing"
-    if value <= min(floors):
-        return "clear", "at or below its floor, can't be told from retraining (but small residues are invisible to it)"
-    if value <= max(floors):
-        return "open", "between its floors, which decides nothing"
-    return "trace", "above its floors, further away than another retraining"
+    if value > max(floors):
+        return "trace", "above its floors, further away than another retraining"
+    if order is None:
+        return "open", "within another seed's floor, the wide one, which decides nothing"
+    if value > order:
+        return "open", "above its order floor and within another seed's, which decides nothing"
+    return "open", "at or below its order floor, which clears nothing by itself: small residues are invisible to it"
 
 
 def _against_retrained(entry: Entry, reading: _Reading) -> Iterator[Evidence]:

@@ -29,6 +29,11 @@ def bits(value: float) -> str:
     return "0" if value == 0 else f"{value:.2g}" if value >= 1e-3 else f"{value:.1e}".replace("e-0", "e-")
 
 
+def times(value: float) -> str:
+    """A ratio: ``1.8 ×``."""
+    return f"{value:.1f}{_SPACE}×"
+
+
 def share(value: float) -> str:
     """A number between 0 and 1: ``0.64``."""
     return f"{value:.3f}"

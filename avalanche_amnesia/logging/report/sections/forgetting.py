@@ -8,7 +8,7 @@ from dataclasses import replace
 from avalanche_amnesia.logging.report.charts.dots import dot_chart
 from avalanche_amnesia.logging.report.charts.lines import LineChart
 from avalanche_amnesia.logging.report.charts.parts import Axis
-from avalanche_amnesia.logging.report.evidence import jsd_name, jsd_of, jsd_reading
+from avalanche_amnesia.logging.report.evidence import is_distance, jsd_name, jsd_of, jsd_reading, ratio_of
 from avalanche_amnesia.logging.report.reading import Entry, Event, mean_of, of_task, value_of
 from avalanche_amnesia.logging.report.sections.section import (
     Row,
@@ -19,7 +19,7 @@ from avalanche_amnesia.logging.report.sections.section import (
     table_of_events,
 )
 from avalanche_amnesia.logging.report.tables import number, text
-from avalanche_amnesia.logging.report.wording import MISSING, bits, percent, share
+from avalanche_amnesia.logging.report.wording import MISSING, bits, percent, share, times
 
 
 def old_head(entries: Sequence[Entry]) -> Section:
@@ -49,7 +49,7 @@ def old_head(entries: Sequence[Entry]) -> Section:
 
 def jsd(entries: Sequence[Entry]) -> Section:
     """JSD to the retrained model, beside its floors."""
-    probes = {"JSD_own": ", own masks", "JSD_remaining": ", masks of remaining tasks"}
+    probes = {"JSD_own": ", own masks", "JSD_remaining": ", masks of remaining tasks", "JSD_none": ", no masks"}
     charts: list[LineChart] = []
     for entry in entries:
         series = series_of(
@@ -66,6 +66,11 @@ def jsd(entries: Sequence[Entry]) -> Section:
 def relapse(entries: Sequence[Entry]) -> Section:
     """Accuracy of new linear classifiers on unlearned tasks."""
     return _probed(entries, "relapse", "linear probe", Axis("accuracy", percent, "{:.0%}".format, (0.0, 1.0)))
+
+
+def few_shot(entries: Sequence[Entry]) -> Section:
+    """Accuracy of linear classifiers that had a few samples of unlearned tasks."""
+    return _probed(entries, "few_shot", "few shots", Axis("accuracy", percent, "{:.0%}".format, (0.0, 1.0)))
 
 
 def membership(entries: Sequence[Entry]) -> Section:
@@ -101,31 +106,38 @@ def _probed(entries: Sequence[Entry], key: str, probe: str, axis: Axis) -> Secti
 
 
 def _jsd_rows(event: Event) -> Iterator[Row]:
+    head = number(mean_of("unlearned_accuracy")(event), percent)
+    retrained = number(event.get("reference_unlearned_accuracy"), percent)
     for probe, value, floors in _beside_floors(event.get("jsd") or {}):
         by_task = (event.get("jsd_by_task") or {}).get(probe) or {}
         told = "; ".join(f"task {task}: {bits(value)}" for task, value in sorted(by_task.items()) if value is not None)
-        there = [floor for floor in floors.values() if floor is not None]
         yield {
             "probe": text(probe),
             "JSD (bit)": number(value, bits),
-            **{name: number(floor, bits) for name, floor in floors.items()},
-            "reading": text(MISSING if value is None else jsd_reading(value, there)[1]),
+            **_floor_cells(value, *floors),
+            "old head": head,
+            "old head, retrained model": retrained,
+            "reading": text(MISSING if value is None else jsd_reading(value, *floors)[1]),
             "by task": text(told or MISSING),
         }
 
 
 def _distance_rows(event: Event) -> Iterator[Row]:
     for name, value, floors in _beside_floors(event.get("distances") or {}):
-        yield {
-            "distance": text(name),
-            "value": number(value, bits),
-            **{floor: number(found, bits) for floor, found in floors.items()},
-        }
+        yield {"distance": text(name), "value": number(value, bits), **_floor_cells(value, *floors)}
+
+
+def _floor_cells(value: float | None, order: float | None, seed: float | None) -> Row:
+    return {
+        "floor: order": number(order, bits),
+        "value / order floor": number(ratio_of(value, order), times),
+        "floor: seed": number(seed, bits),
+    }
 
 
 def _beside_floors(
     found: Mapping[str, float | None],
-) -> Iterator[tuple[str, float | None, dict[str, float | None]]]:
-    """(name, value, floors) of every distance; floors that were not measured are None."""
-    for name in sorted(key for key in found if "_floor" not in key):
-        yield name, found[name], {f"floor: {kind}": found.get(f"{name}_floor_{kind}") for kind in ("order", "seed")}
+) -> Iterator[tuple[str, float | None, tuple[float | None, float | None]]]:
+    """(name, value, floors by order and by seed) of every distance; floors that were not measured are None."""
+    for name in sorted(filter(is_distance, found)):
+        yield name, found[name], (found.get(f"{name}_floor_order"), found.get(f"{name}_floor_seed"))

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from avalanche_amnesia.logging.report.answers import claim
 from avalanche_amnesia.logging.report.charts.matrix import Matrix, Shown, matrix
 from avalanche_amnesia.logging.report.charts.timeline import timeline
-from avalanche_amnesia.logging.report.evidence import jsd_of
+from avalanche_amnesia.logging.report.evidence import jsd_of, jsd_ratio
 from avalanche_amnesia.logging.report.reading import Entry, Event, mean_of, of_task, spread, value_of
 from avalanche_amnesia.logging.report.sections.section import Row, Section, table_of_events
 from avalanche_amnesia.logging.report.tables import Table, TableCell, mean, number, table, text
-from avalanche_amnesia.logging.report.wording import bits, over_seeds, percent, points, seconds, share
+from avalanche_amnesia.logging.report.wording import bits, over_seeds, percent, points, seconds, share, times
 
 
 def summary_table(entries: Sequence[Entry]) -> Table:
@@ -50,10 +50,12 @@ def _summary(entry: Entry) -> Row:
         "claim": text(claim(entry)),
         "accuracy on remaining tasks": at_end(mean_of("accuracy"), percent),
         "against never unlearning": at_end(value_of("accuracy_difference"), points),
+        "its control": at_end(value_of("accuracy_difference_control"), points),
         "old head": at_end(mean_of("unlearned_accuracy"), percent),
         "old head, retrained model": at_end(value_of("reference_unlearned_accuracy"), percent),
         "JSD (bit)": at_end(jsd_of(entry, ""), bits),
         "JSD floor: order": at_end(jsd_of(entry, "_floor_order"), bits),
+        "JSD / order floor": at_end(jsd_ratio(entry), times),
         "JSD floor: seed": at_end(jsd_of(entry, "_floor_seed"), bits),
         "free capacity": at_end(value_of("capacity"), share),
         "time to unlearn": time("unlearn"),
