@@ -282,7 +282,9 @@ class References:
             run.restart()
         for position in range(len(run.trained), len(path)):
             computed = run.computed
-            run.train(self._experiences[path[position]], **self.train_options)
+            with warnings.catch_warnings():  # the run itself has warned of its masks and slots
+                warnings.simplefilter("ignore", RuntimeWarning)
+                run.train(self._experiences[path[position]], **self.train_options)
             self.trainings += run.computed - computed
             self._seconds[variant, path[: position + 1]] = run.seconds()
         self._runs[variant] = run

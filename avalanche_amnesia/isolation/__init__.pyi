@@ -1,2 +1,3 @@
 from .pools import CapacityError as CapacityError
+from .pools import CapacityWarning as CapacityWarning
 from .pools import Pools as Pools

@@ -8,9 +8,10 @@ same, to the bit, as in a run that never saw the tasks unlearned before or after
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
@@ -30,6 +31,7 @@ from torch.optim import (
 )
 
 from avalanche_amnesia import checks
+from avalanche_amnesia.isolation.slot_plan import departures, planned_slots
 from avalanche_amnesia.ledger import TaskLedger
 from avalanche_amnesia.models.allocation import UnitAllocation, UnitAllocator
 from avalanche_amnesia.models.masked import MaskedModel
@@ -45,6 +47,10 @@ class CapacityError(ValueError):
     """A task finds no pool of its own; nothing changed."""
 
 
+class CapacityWarning(RuntimeWarning):
+    """A task to come will find no pool of its own."""
+
+
 @dataclass(frozen=True)
 class Pools:
     """Isolation by pools, which makes unlearning exact to the bit: ``isolation=Pools(…)`` of HAT's strategies.
@@ -55,9 +61,10 @@ class Pools:
     to no unit keep their values.
 
     Args:
-        slots: number of pools, by default one per task of the stream. Tasks that the stream declares permanent have
-            their slots' pools in common. A task's slot is its label modulo ``slots`` where that is given, else the
-            rank of its label in the stream.
+        slots: number of pools, by default one per task of the stream; or the slot of every task by its label,
+            ``{0: 0, 1: 1, 2: 0}``, counted from 0. Tasks that the stream declares permanent have their slots' pools in
+            common. A task's slot is its label modulo ``slots`` where that is a number, and by default the rank of its
+            label in the stream. :meth:`planned` deals as few slots as the stream's requests allow.
         moving: a task takes any slot that is free, and those of the remaining tasks close the gap when one is
             unlearned. That needs layers that can be permuted, plugins that follow, and a lossless trajectory.
         when_full: what becomes of a task that finds no slot: ``error``, or ``share`` the pool of a task that may still
@@ -67,14 +74,33 @@ class Pools:
         ValueError: for a value that is not allowed.
     """
 
-    slots: int | None = None
+    slots: int | Mapping[int, int] | None = None
     moving: bool = False
     when_full: WhenFull = "error"
 
     def __post_init__(self) -> None:
-        if self.slots is not None:
+        if isinstance(self.slots, Mapping):
+            object.__setattr__(self, "slots", _checked(self.slots))
+        elif self.slots is not None:
             object.__setattr__(self, "slots", checks.whole_number("slots", self.slots))
         checks.one_of("when_full", self.when_full, WhenFull)
+
+    @classmethod
+    def planned(cls, benchmark: Any, *, moving: bool = False, when_full: WhenFull = "error") -> Self:
+        """Pools in as few slots as a stream needs whose requests are known: a slot is free again once its task is gone.
+
+        The fewer slots, the more units a task has. The slots follow from the stream's requests and not from what is
+        trained or unlearned, so that a model that never saw a task has them too. A request that is not obeyed leaves
+        its slot taken.
+
+        Args:
+            benchmark: its train stream carries the requests
+                (:func:`~avalanche_amnesia.benchmarks.with_unlearning`).
+            moving: as for the class.
+            when_full: as for the class.
+        """
+        stream = list(benchmark.train_stream)
+        return cls(planned_slots(stream, departures(stream)), moving, when_full)
 
     def allocator(self, min_units: int) -> UnitAllocator:
         """An allocator for one run.
@@ -98,28 +124,41 @@ class StreamLayout:
         tasks: task labels, in the order of the stream.
         permanent: those that are permanent from their training on.
         deadline: further tasks after which a task becomes permanent; None: never.
-        slots: pools that every layer is cut into.
-        explicit: whether the user gave ``slots``.
+        given: number of slots, or the slot of every task; None: one for each task.
     """
 
     tasks: tuple[int, ...]
     permanent: frozenset[int]
     deadline: int | None
-    slots: int
-    explicit: bool
+    given: int | Mapping[int, int] | None = None
 
     @classmethod
-    def of(cls, experience: Any, slots: int | None, deadline: int | None) -> StreamLayout:
+    def of(cls, experience: Any, given: int | Mapping[int, int] | None, deadline: int | None) -> StreamLayout:
         """Read an experience's stream; the experience alone, where it belongs to none."""
         # All of the stream, though a run may train only some of it: a retrained model must come to the same slots.
         stream = list(getattr(experience, "origin_stream", None) or [experience])
         tasks = tuple(int(label) for e in stream for label in e.task_labels)
         permanent = frozenset(int(e.task_labels[0]) for e in stream if getattr(e, "permanent", False))
-        return cls(tasks, permanent, deadline, len(tasks) if slots is None else slots, slots is not None)
+        return cls(tasks, permanent, deadline, given)
+
+    @property
+    def slots(self) -> int:
+        """Pools that every layer is cut into."""
+        if isinstance(self.given, Mapping):
+            return max(self.given.values()) + 1
+        return len(self.tasks) if self.given is None else self.given
 
     def slot(self, task: int) -> int:
-        """The slot of a task: its label modulo ``slots`` where the user gave that, its rank among the labels else."""
-        return task % self.slots if self.explicit else sorted(self.tasks).index(task)
+        """The slot of a task.
+
+        Raises:
+            CapacityError: if every task was to have a slot, and this one was given none.
+        """
+        if isinstance(self.given, Mapping):
+            if task not in self.given:
+                raise CapacityError(f"task {task} has no slot: Pools(slots=…) names those of {sorted(self.given)}")
+            return self.given[task]
+        return sorted(self.tasks).index(task) if self.given is None else task % self.given
 
     def slots_of(self, task: int) -> frozenset[int]:
         """Slots whose pools a task may take: its own; tasks that are permanent from the start have theirs in common."""
@@ -163,6 +202,10 @@ class LabelledPools(UnitAllocator):
         deadline = getattr(strategy.experience, "deadline", None) if ledger is None else ledger.deadline
         layout = StreamLayout.of(strategy.experience, self.options.slots, deadline)
         check_widths(model, layout.slots, self.min_units)
+        if not model.masks and self.options.when_full == "error":
+            text = crowded(layout, strategy.experience, moving=self.options.moving)
+            if text is not None:
+                warnings.warn(text, CapacityWarning, stacklevel=2)
         return layout
 
     def begin(self, strategy: Any, model: MaskedModel, task: int) -> UnitAllocation:
@@ -170,6 +213,33 @@ class LabelledPools(UnitAllocator):
         layout = self.layout(strategy, model)
         found = allocation_of(task, model, layout, min_units=self.min_units, when_full=self.options.when_full)
         return replace(found, entrywise=is_entrywise(strategy.optimizer))
+
+
+def crowded(layout: StreamLayout, experience: Any, *, moving: bool) -> str | None:
+    """Warning, before the first task, of the first one in the stream that will find no pool of its own.
+
+    Args:
+        layout: of the stream.
+        experience: of the stream; its requests are taken to be obeyed.
+        moving: whether any slot will do.
+    """
+    gone = departures(list(getattr(experience, "origin_stream", None) or [experience]))
+    for position, task in enumerate(layout.tasks):
+        there = [other for other in layout.tasks[:position] if gone.get(other, position) >= position]
+        if task in layout.permanent:  # these share what they have
+            continue
+        if not moving:
+            there = [other for other in there if layout.slots_of(other) & layout.slots_of(task)]
+        if len(there) < (layout.slots if moving else 1):
+            continue
+        late = [other for other in there if layout.is_open(other, task)]
+        why = f", of which {late} can't be unlearned any more by then" if late else ""
+        return (
+            f"task {task} will find {'all ' if moving else 'one of '}the {layout.slots} slots taken by tasks "
+            f"{there}{why}, unless they are unlearned in time; the stream requests no more. {CHOICES[0].upper()}"
+            f"{CHOICES[1:]}. Pools.planned(benchmark) deals slots by the stream's requests"
+        )
+    return None
 
 
 def pool(sizes: Sequence[int], slots: int, chosen: frozenset[int]) -> Tensor:
@@ -275,6 +345,19 @@ def check_widths(model: MaskedModel, slots: int, min_units: int) -> None:
             f"{slots} slots need at least {slots * min_units} units in every layer (min_units={min_units} each), but "
             f"layers have fewer: {narrow}; widen them, or give Pools(slots=…) a smaller number"
         )
+
+
+def _checked(slots: Mapping[int, int]) -> dict[int, int]:
+    """Slots by task label.
+
+    Raises:
+        ValueError: for none at all, or numbers that are no labels or slots.
+    """
+    pairs = {checks.integer(task): checks.integer(slot) for task, slot in slots.items()}
+    checked = {t: s for t, s in pairs.items() if t is not None and s is not None and min(t, s) >= 0}
+    if not checked or len(checked) < len(slots):
+        raise ValueError(f"slots must name a slot from 0 on for task labels, {{0: 0, 1: 1, 2: 0}}; got {dict(slots)!r}")
+    return checked
 
 
 def _union(model: MaskedModel, tasks: frozenset[int]) -> Tensor:

@@ -46,8 +46,7 @@ def test_pools_part_every_layer_in_equal_shares(sizes, slots):
 
 
 def layout(tasks=(0, 1, 2, 3), permanent=(), deadline=None, slots=None):
-    given_slots = slots is not None
-    return StreamLayout(tuple(tasks), frozenset(permanent), deadline, slots or len(tasks), given_slots)
+    return StreamLayout(tuple(tasks), frozenset(permanent), deadline, slots)
 
 
 def test_slots_follow_from_labels():
