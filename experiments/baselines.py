@@ -86,6 +86,8 @@ def table(rows):
         best = [next(iter(found[stream, method]), None) for method in STOCK]
         cells = ["–" if entry is None else f"{entry[0]}: {100 * entry[1]:.1f}" for entry in best]
         lines.append(f"| {stream} | {' | '.join(cells)} |")
+    missing = [stream for stream in STREAMS if stream not in streams]
+    lines += ["", f"Not searched yet: {', '.join(missing)}."] if missing else []
     for stream in streams:
         lines += ["", f"## {stream[0].upper() + stream[1:]}", "", "| method | settings | accuracy | seeds | images |"]
         lines += ["|---" * 5 + "|"]
