@@ -16,12 +16,9 @@ import torch
 from torch.optim import Adam
 
 from avalanche_amnesia.baselines import Independent, NetworkPerTask
-from avalanche_amnesia.benchmarks.data import task_data
-from avalanche_amnesia.evaluation.functional import accuracy
 from avalanche_amnesia.models import MaskedModel
-from avalanche_amnesia.models.modes import evaluating
 from avalanche_amnesia.training import HAT, AmnesiacHAT, HardAttention
-from experiments.streams import STREAMS
+from experiments.streams import STREAMS, accuracy_on
 
 PRICE = HardAttention(sparsity_weight=0.5, s_max=100.0, embedding_lr=0.02)
 METHODS = {
@@ -43,12 +40,6 @@ COLUMNS = {
 OUTPUT = Path("experiments/results/mask_budget")
 
 
-def test(model, experience):
-    x, y = task_data(experience)
-    with evaluating(model):
-        return accuracy(torch.cat([model(part, experience.task_label) for part in x.split(1000)]), y)
-
-
 def run(stream, method, seed, root, validation):
     settings = STREAMS[stream]
     kind, wrap, options = METHODS[method]
@@ -57,13 +48,14 @@ def run(stream, method, seed, root, validation):
     model = wrap(settings.network())
     optimizer = Adam(model.parameters(), lr=settings.lr)
     strategy = kind(model=model, optimizer=optimizer, seed=seed, **settings.training, **options)
-    requested = {task for tasks in settings.requests.values() for task in tasks}
     learned = {}
     for trained, tested in zip(benchmark.train_stream, benchmark.test_stream, strict=True):
         strategy.train(trained)
         if tested.task_label in model.tasks:
-            learned[tested.task_label] = test(model, tested)
-    remaining = [test(model, tested) for tested in benchmark.test_stream if tested.task_label not in requested]
+            learned[tested.task_label] = accuracy_on(model, tested)
+    remaining = [
+        accuracy_on(model, tested) for tested in benchmark.test_stream if tested.task_label not in settings.requested
+    ]
     free = 1 - float(model.cumulative_mask().float().mean()) if isinstance(model, MaskedModel) else None
     return {"remaining": mean(remaining), "learned": mean(learned.values()), "first": learned[0], "free": free}
 

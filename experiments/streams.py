@@ -15,16 +15,19 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from avalanche.benchmarks import CLScenario
+from avalanche.benchmarks import CLExperience, CLScenario
 from PIL import Image
 from torch import Tensor, nn
 
 from avalanche_amnesia.benchmarks import task_benchmark, with_unlearning
+from avalanche_amnesia.benchmarks.data import task_data
 from avalanche_amnesia.benchmarks.families import Images, permuted, rotated, split
 from avalanche_amnesia.benchmarks.idx import load_idx
 from avalanche_amnesia.benchmarks.subsets import stratified
 from avalanche_amnesia.benchmarks.transforms import Scale, Standardise
+from avalanche_amnesia.evaluation.functional import accuracy
 from avalanche_amnesia.models import MLP
+from avalanche_amnesia.models.modes import evaluating
 
 
 class SmallConvNet(nn.Module):
@@ -69,18 +72,20 @@ class Stream:
 
     Attributes:
         images: all images below the data root.
-        tasks: makes the tasks from images and a seed.
+        tasks: makes the tasks from images, their number and a seed.
         network: makes the feature extractor.
         requests: task label after which → task labels to unlearn.
+        n_tasks: number of tasks.
         n_train: training images, stratified and drawn by the seed; None: all.
         lr: learning rate of Adam.
         training: epochs and size of a mini-batch.
     """
 
     images: Callable[[Path], Images]
-    tasks: Callable[[Images, int], CLScenario]
+    tasks: Callable[[Images, int, int], CLScenario]
     network: Callable[[], nn.Module]
     requests: Mapping[int, Sequence[int]]
+    n_tasks: int = 5
     n_train: int | None = None
     lr: float = 1e-3
     training: Mapping[str, int] = field(default_factory=lambda: {"train_mb_size": 128, "train_epochs": 2})
@@ -89,7 +94,19 @@ class Stream:
         """Tasks with their requests."""
         images = self.images(root)
         images = (_held_out(images) if validation else images).subset(self.n_train, None, seed)
-        return with_unlearning(self.tasks(images, seed), self.requests)
+        return with_unlearning(self.tasks(images, self.n_tasks, seed), self.requests)
+
+    @property
+    def requested(self) -> frozenset[int]:
+        """Labels of the tasks that are unlearned by the end."""
+        return frozenset(task for tasks in self.requests.values() for task in tasks)
+
+
+def accuracy_on(model: nn.Module, experience: CLExperience) -> float:
+    """Share of an experience's samples that a model classifies right."""
+    x, y = task_data(experience)
+    with evaluating(model):
+        return accuracy(torch.cat([model(part, experience.task_label) for part in x.split(1000)]), y)
 
 
 def _held_out(images: Images) -> Images:
@@ -155,9 +172,21 @@ def _omniglot(root: Path) -> Images:
     return Images((x[learned], y[learned]), (x[~learned], y[~learned]), before=(Scale(255),))
 
 
-def _alphabets(images: Images, seed: int) -> CLScenario:
-    classes = [list(alphabet) for _, alphabet in groupby(images.classes, lambda character: character // 100)]
-    return task_benchmark(images.train, images.test, classes, transforms=[images.around(None)] * len(classes))
+def _alphabets(images: Images, n_tasks: int, seed: int) -> CLScenario:
+    classes = [list(alphabet) for _, alphabet in groupby(images.classes, lambda character: character // 100)][:n_tasks]
+    return task_benchmark(images.train, images.test, classes, transforms=[images.around(None)] * n_tasks)
+
+
+def _permuted(images: Images, n_tasks: int, seed: int) -> CLScenario:
+    return permuted(images, n_tasks, seed)
+
+
+def _rotated(images: Images, n_tasks: int, seed: int) -> CLScenario:
+    return rotated(images, n_tasks, None)
+
+
+def _split(images: Images, n_tasks: int, seed: int) -> CLScenario:
+    return split(images, n_tasks, None)
 
 
 def _mlp(*widths: int) -> Callable[[], nn.Module]:
@@ -170,27 +199,28 @@ _TWENTY = {1: [0], 3: [1], 4: [4], 6: [5], 8: [6], 9: [9], 11: [10], 13: [11], 1
 _WIDE, _NARROW = _mlp(256, 256), _mlp(256, 100, 64)
 
 STREAMS = {
-    "permuted": Stream(_idx("MNIST"), lambda images, seed: permuted(images, 5, seed), _NARROW, _FIVE),
+    "permuted": Stream(_idx("MNIST"), _permuted, _NARROW, _FIVE),
     "permuted 20": Stream(
         _idx("MNIST"),
-        lambda images, seed: permuted(images, 20, seed),
+        _permuted,
         _WIDE,
         _TWENTY,
+        n_tasks=20,
         n_train=2000,
         training={"train_mb_size": 64, "train_epochs": 5},
     ),
     "rotated": Stream(
         _idx("MNIST"),
-        lambda images, seed: rotated(images, 5, None),
+        _rotated,
         _NARROW,
         _FIVE,
         n_train=6000,
         training={"train_mb_size": 64, "train_epochs": 5},
     ),
-    "split fashion": Stream(_idx("FashionMNIST"), lambda images, seed: split(images, 5, None), _NARROW, _FIVE),
+    "split fashion": Stream(_idx("FashionMNIST"), _split, _NARROW, _FIVE),
     "split cifar": Stream(
         _cifar10,
-        lambda images, seed: split(images, 5, None),
+        _split,
         SmallConvNet,
         _FIVE,
         training={"train_mb_size": 64, "train_epochs": 3},
@@ -200,6 +230,7 @@ STREAMS = {
         _alphabets,
         CharacterNet,
         {2: [0], 4: [3], 6: [1]},
+        n_tasks=8,
         training={"train_mb_size": 32, "train_epochs": 15},
     ),
 }

@@ -27,6 +27,7 @@ class NetworkPerTask(MultiHeadModel):
     """
 
     task_containers = ("heads", "networks")
+    features_per_task = True
     state_per_task = True
 
     def __init__(self, backbone: nn.Module, n_features: int | None = None) -> None:

@@ -60,6 +60,8 @@ class MultiHeadModel(MultiTaskModule):
 
     task_containers: tuple[str, ...] = ("heads",)
     """Names of the containers that hold a task's own modules under its label."""
+    features_per_task = False
+    """True: features depend on the task, through norms, a mask or a network of its own."""
     state_per_task = False
     """True: each task has its own of all that forward keeps beside the parameters (running statistics, buffers)."""
 
@@ -178,7 +180,7 @@ class MultiHeadModel(MultiTaskModule):
             UnknownTaskError: for a task without a head.
         """
         if task_labels is None:
-            return {task: self.forward(x, task) for task in self.tasks}
+            return self._all_logits(x)
         task = single_task(task_labels)
         if task is not None:
             return self.head(task)(self.features(x, task))
@@ -193,6 +195,13 @@ class MultiHeadModel(MultiTaskModule):
             logits[rows, : own.shape[1]] = own
         return logits
 
+    def _all_logits(self, x: Tensor) -> dict[int, Tensor]:
+        """Logits of every head: task → ``(batch, classes)``."""
+        if self.features_per_task or not self.tasks:
+            return {task: self.forward(x, task) for task in self.tasks}
+        features = self.features(x, self.tasks[0])  # the same for all tasks: one pass serves them
+        return {task: self.head(task)(features) for task in self.tasks}
+
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """As ``nn.Module``'s, after giving the model the tasks that the state has, and no others."""
         self._match_tasks(state_dict)
@@ -202,7 +211,7 @@ class MultiHeadModel(MultiTaskModule):
         shapes = {
             int(name.split(".")[1]): value.shape
             for name, value in state.items()
-            if name.startswith("heads.") and name.endswith(".weight")
+            if name.startswith("heads.") and name.endswith(".weight") and name.count(".") == 2
         }
         for task in set(self.tasks) - set(shapes):
             self.remove_task(task)

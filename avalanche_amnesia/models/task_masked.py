@@ -55,6 +55,7 @@ class TaskMaskedModel(MultiHeadModel, ABC):
     current_task: int | None
     generation: int
     keeps_shared_entries: bool = False
+    features_per_task = True
     state_per_task = True
 
     def entries_of(self, task: int) -> Iterator[tuple[str, Tensor]]:

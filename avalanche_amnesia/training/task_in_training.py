@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from avalanche_amnesia.bits import same_bits
+from avalanche_amnesia.models.multi_head import MultiHeadModel
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.training.update_rules import Adjuster
 
@@ -66,9 +67,13 @@ class TaskSnapshot:
         """The optimizer's state, by parameter; emptied when a task goes of which it may hold something."""
         self.values = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
         # Of other tasks' buffers no copy is taken: none of them changes, and one of them may be unlearned meanwhile.
-        # Without masks all tasks share them.
-        own = set(model.buffer_names([task])) if isinstance(model, TaskMaskedModel) else None
-        self._statistics = {n: buffer.clone() for n, buffer in model.named_buffers() if own is None or n in own}
+        buffers = dict(model.named_buffers())
+        if isinstance(model, TaskMaskedModel):
+            buffers = {name: buffers[name] for name in model.buffer_names([task]) if name in buffers}
+        elif isinstance(model, MultiHeadModel):  # without masks some may be all tasks'
+            of_others = set(model.buffer_names([other for other in model.tasks if other != task]))
+            buffers = {name: buffer for name, buffer in buffers.items() if name not in of_others}
+        self._statistics = {name: buffer.clone() for name, buffer in buffers.items()}
 
     @torch.no_grad()
     def restore(self, model: nn.Module, optimizer: Optimizer) -> None:

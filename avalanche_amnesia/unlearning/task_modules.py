@@ -31,7 +31,7 @@ def _containers(module: nn.Module) -> tuple[str, ...]:
 
 def shared_statistics(model: nn.Module) -> list[str]:
     """Names of the modules whose running statistics all tasks share."""
-    if isinstance(model, MultiHeadModel) and model.state_per_task:
+    if isinstance(model, MultiHeadModel) and model.features_per_task:
         return []  # those in its backbone never run for a task that can go: each task has copies of its own
     return [
         name
@@ -44,7 +44,8 @@ def shared_state(model: nn.Module) -> dict[str, str]:
     """Name → hash of every tensor beside its parameters that a model keeps for all tasks together."""
     if isinstance(model, MultiHeadModel) and model.state_per_task:
         return {}  # each task has its own of what changes, or it is refused
-    return kept_tensors(model)
+    own = model.buffer_names(model.tasks) if isinstance(model, MultiHeadModel) else ()
+    return {name: digest for name, digest in kept_tensors(model).items() if name not in own}
 
 
 def remove_task_modules(model: nn.Module, task: int, change: Transaction) -> None:

@@ -7,10 +7,10 @@ from torch import nn
 
 from avalanche_amnesia.baselines import NetworkPerTask, SideNetworks
 from avalanche_amnesia.bits import tensor_hash
-from avalanche_amnesia.models import MLP, MaskedModel, MultiHeadModel, SubnetModel
+from avalanche_amnesia.models import MLP, MaskedModel, MultiHeadModel, SubnetModel, TaskNormModel
 from avalanche_amnesia.unit_graph import ModelError, fix, validate
 
-KINDS = [MaskedModel, SubnetModel, MultiHeadModel, NetworkPerTask, SideNetworks]
+KINDS = [MaskedModel, SubnetModel, MultiHeadModel, TaskNormModel, NetworkPerTask, SideNetworks]
 
 
 def mlp():

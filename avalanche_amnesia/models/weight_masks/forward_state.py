@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from avalanche_amnesia.bits import same_bits, tensor_hash
-from avalanche_amnesia.models.weight_masks.substitutes import Place
+from avalanche_amnesia.models.substitutes import Place
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from copy import deepcopy
 from types import MappingProxyType
 from typing import Any
 
@@ -11,12 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from avalanche_amnesia.models.multi_head import UnknownTaskError, by_task
+from avalanche_amnesia.models.norm_copies import NormCopies
+from avalanche_amnesia.models.substitutes import Place, Substitutes
 from avalanche_amnesia.models.task_buffers import TaskBuffers
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.models.weight_masks.forward_state import ForwardState, TaskState
 from avalanche_amnesia.models.weight_masks.mask_storage import decode_masks, encode_masks, pack_bits, unpack_bits
 from avalanche_amnesia.models.weight_masks.open_subnet import OpenSubnet
-from avalanche_amnesia.models.weight_masks.substitutes import Place, Substitutes
 from avalanche_amnesia.models.weight_masks.task_scores import TaskScores
 from avalanche_amnesia.models.weight_masks.top_share import mark_largest
 from avalanche_amnesia.models.weight_masks.weight_cover import (
@@ -82,11 +82,7 @@ class SubnetModel(TaskMaskedModel):
         self.graph = inventory.cover
         self._sizes = [tensor.size for tensor in self.graph.layers.values()]
         self._sites = inventory.sites
-        # Plain containers: the prototypes stay where they are in the backbone and are nobody's to train.
-        self._prototypes = (inventory.norms if norm == "task" else [],)
-        self._learned_norms = [p.requires_grad for module in self._prototypes[0] for p in module.parameters()]
-        for module in self._prototypes[0]:
-            module.requires_grad_(False)
+        self._copies = NormCopies(inventory.norms if norm == "task" else [])
         self._state = ForwardState(backbone, inventory.norms)
         self._substitutes = Substitutes()
         self.norms = nn.ModuleDict()
@@ -181,11 +177,8 @@ class SubnetModel(TaskMaskedModel):
     def add_head(self, task: int, n_classes: int) -> None:
         """As the base class's; the task's normalisation and other tensors of its own begin as the backbone's."""
         super().add_head(task, n_classes)
-        if self._prototypes[0] or self._state.sites:
-            norms = [deepcopy(module) for module in self._prototypes[0]]
-            self.norms[str(task)] = nn.ModuleList([*norms, self._state.begun()])
-            self.set_trainable(task, True)
-            self.norms[str(task)].train(self.training)
+        if self._copies.prototypes or self._state.sites:
+            self.norms[str(task)] = nn.ModuleList([*self._copies.begun(), self._state.begun()]).train(self.training)
 
     def start_task(self, task: int, scores: Tensor) -> nn.Parameter:
         """Begin to learn a task's mask.
@@ -282,8 +275,7 @@ class SubnetModel(TaskMaskedModel):
         super().set_trainable(task, learn)
         own = self.task_parts(task)
         if own is not None:
-            for parameter, learned in zip(own.parameters(), self._learned_norms, strict=True):
-                parameter.requires_grad_(learn and learned)
+            self._copies.set_trainable(own.children(), learn)
 
     def task_state(self) -> Any:
         """As the base class's, with masks and scores."""
@@ -318,9 +310,10 @@ class SubnetModel(TaskMaskedModel):
     def train(self, mode: bool = True) -> SubnetModel:
         """As ``nn.Module``'s; the normalisation of trained tasks never goes on learning."""
         super().train(mode)
-        trained = [self.norms[str(task)] for task in self.masked_tasks if str(task) in self.norms]
-        for module in (*self._prototypes[0], *trained):
-            nn.Module.train(module, False)
+        self._copies.hold()
+        for task in self.masked_tasks:
+            if str(task) in self.norms:
+                self.norms[str(task)].eval()
         return self
 
     def features(self, x: Tensor, task: int | Tensor) -> Tensor:
@@ -385,8 +378,7 @@ class SubnetModel(TaskMaskedModel):
             for name, weight in weights.items()
             for module, attribute in self._sites[name]
         ]
-        for norm, other in zip(self._prototypes[0], () if parts is None else parts.children(), strict=False):
-            others += [((vars(norm), name), vars(other)[name]) for name in ("_parameters", "_buffers", "training")]
+        others += self._copies.standing_in(() if parts is None else parts.children())
         others += self._state.standing_in(own, learns=learns)
         with self._substitutes.put(others):
             features = self.backbone(x)
@@ -430,7 +422,7 @@ class SubnetModel(TaskMaskedModel):
         for task in self.tasks:
             own = self._state_of(self.task_parts(task))
             if own is not None:
-                own.drop_all_but(state, f"norms.{task}.{len(self._prototypes[0])}.")
+                own.drop_all_but(state, f"norms.{task}.{len(self._copies.prototypes)}.")
         self._packed.match(state, "_packed.", self._device)
         self._scores.match(state, "_scores.", self._device)
         self._order = state["_order"].detach().clone().to(self._device) if "_order" in state else self._order

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
+from avalanche_amnesia.models.norm_copies import NORMS, norms_of
 from avalanche_amnesia.models.weight_masks.top_share import count_of_share
 from avalanche_amnesia.unit_graph.findings import ModelError
 
@@ -18,7 +19,6 @@ BiasRule = Literal["off", "masked"]
 NormRule = Literal["task", "batch"]
 
 _WEIGHTED = (nn.Linear, nn.Bilinear, _ConvNd, nn.Embedding)
-_NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
 @dataclass(frozen=True)
@@ -123,8 +123,7 @@ def take_inventory(backbone: nn.Module, density: float, bias: BiasRule, norm: No
             sites[name] = held
     if not layers:
         raise ModelError(f"{type(backbone).__name__} has no Linear, Conv or Embedding whose weights a mask could cover")
-    norms: list[nn.Module] = [m for m in backbone.modules() if isinstance(m, _NORMS) and m.state_dict()]
-    return Inventory(WeightCover(layers), sites, biases, norms)
+    return Inventory(WeightCover(layers), sites, biases, list(norms_of(backbone).values()))
 
 
 def _sites_of(backbone: nn.Module, parameter: nn.Parameter) -> list[Site]:
@@ -138,12 +137,12 @@ def _sites_of(backbone: nn.Module, parameter: nn.Parameter) -> list[Site]:
 
 def _rule(backbone: nn.Module, name: str, parameter: nn.Parameter, sites: list[Site]) -> str:
     modules = [module for module, _ in sites]
-    if all(isinstance(module, _NORMS) for module in modules):
+    if all(isinstance(module, NORMS) for module in modules):
         return "norm"
     if not parameter.requires_grad:
         return "constant"  # frozen by the user: every task reads it, none changes it
     owner = next((module for module in modules if isinstance(module, _WEIGHTED)), None)
-    if owner is None or any(isinstance(module, _NORMS) for module in modules):
+    if owner is None or any(isinstance(module, NORMS) for module in modules):
         raise ModelError(
             f"parameter {name!r} of {type(backbone).__name__}, held by {type(modules[0]).__name__}: neither a mask nor "
             "a task would own it, so that one task's training would change the others; compute with it through a "

@@ -118,7 +118,8 @@ class TrajectoryPlugin(SupervisedPlugin):
         if shared:
             raise ModelError(
                 f"modules {shared} keep running statistics that all tasks share, which no unlearning can take apart; "
-                "use a backbone without them, track_running_stats=False, or a MaskedModel, where each task has its own"
+                "use a backbone without them, track_running_stats=False, or a TaskNormModel (without masks) or "
+                "MaskedModel, where each task has its own"
             )
         self.trajectory.check_directory()
         self._new = None if own_parameters(strategy.model, task) else task

@@ -1,0 +1,105 @@
+"""Stock strategies on the comparison's streams: they forget on request, and have the settings that were found for them.
+
+``experiments/baselines.py`` searches the settings, and ``results/baselines.md`` has all that were tried.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import torch
+from avalanche.logging import BaseLogger
+from avalanche.training.plugins import EvaluationPlugin
+from avalanche.training.supervised import EWC, LwF, Naive, Replay
+from torch import nn
+from torch.optim import SGD, Adam
+
+from avalanche_amnesia.baselines import DarkReplayPlugin
+from avalanche_amnesia.models import TaskNormModel
+from avalanche_amnesia.training.plugins import InMemoryLoaderPlugin, SeedingPlugin, TrajectoryPlugin, UnlearningPlugin
+from experiments.streams import STREAMS
+
+TRIALS = Path(__file__).parent / "results" / "baselines.json"
+STOCK = {"Naive": Naive, "EWC": EWC, "LwF": LwF, "Replay": Replay, "DER++": Naive}
+OPTIMIZERS = {"Adam": Adam, "SGD": SGD}
+MEMORY = 50
+"""Samples of each task that DER++ keeps; Replay as many times the stream's tasks, shared by those that it has."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings of a stock strategy on a stream.
+
+    Attributes:
+        optimizer: ``Adam`` or ``SGD`` (without momentum).
+        lr: its learning rate.
+        options: of the strategy; of DER++'s plugin.
+    """
+
+    optimizer: str
+    lr: float
+    options: Mapping[str, float] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name} {value:g}" for name, value in {self.optimizer: self.lr, **self.options}.items())
+
+
+def make_stock(method: str, stream: str, seed: int, settings: Settings | None = None, **kwargs: Any) -> Any:
+    """A fresh strategy with the same initial bits every time, norms of each task's own, and requests obeyed.
+
+    Args:
+        method: a name in :data:`STOCK`.
+        stream: a name in :data:`~experiments.streams.STREAMS`: its network, epochs and batches.
+        seed: every draw derives from it and the task.
+        settings: by default those that were found for the stream.
+        kwargs: of the strategy (``evaluator``, ``device``).
+
+    Raises:
+        LookupError: where the settings were not searched.
+    """
+    settings = chosen(stream, method) if settings is None else settings
+    setup, options = STREAMS[stream], dict(settings.options)
+    torch.manual_seed(seed)
+    model = TaskNormModel(setup.network())
+    plugins = [SeedingPlugin(seed), InMemoryLoaderPlugin(), TrajectoryPlugin(), UnlearningPlugin()]
+    if method == "Replay":
+        options["mem_size"] = MEMORY * setup.n_tasks
+    elif method == "DER++":
+        plugins, options = [*plugins, DarkReplayPlugin(memory_per_task=MEMORY, seed=seed, **options)], {}
+    quiet = EvaluationPlugin(loggers=[BaseLogger()])
+    return STOCK[method](
+        model=model,
+        optimizer=OPTIMIZERS[settings.optimizer](model.parameters(), lr=settings.lr),
+        criterion=nn.CrossEntropyLoss(),
+        plugins=plugins,
+        **{"eval_mb_size": 512, "evaluator": quiet} | setup.training | options | kwargs,
+    )
+
+
+def ranking(rows: list[dict[str, Any]]) -> list[tuple[Settings, float, list[dict[str, Any]]]]:
+    """Settings with their mean accuracy over the seeds and their rows, best first; on a tie the one tried first."""
+    tried = {str(settings): settings for settings in map(_settings, rows)}
+    found = []
+    for settings in tried.values():
+        mine = [row for row in rows if _settings(row) == settings]
+        found.append((settings, mean(row["remaining"] for row in mine), mine))
+    return sorted(found, key=lambda entry: -entry[1])
+
+
+def chosen(stream: str, method: str, trials: Path = TRIALS) -> Settings:
+    """Settings with the best mean accuracy on held out training images.
+
+    Raises:
+        LookupError: where none were tried.
+    """
+    rows = [row for row in json.loads(trials.read_text()) if (row["stream"], row["method"]) == (stream, method)]
+    if not rows:
+        raise LookupError(f"no settings of {method!r} on {stream!r} were tried: python -m experiments.baselines does")
+    return ranking(rows)[0][0]
+
+
+def _settings(row: Mapping[str, Any]) -> Settings:
+    return Settings(row["optimizer"], row["lr"], row["options"])

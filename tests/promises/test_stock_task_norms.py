@@ -1,0 +1,305 @@
+"""Stock strategies on a BatchNorm backbone: norms of each task's own, in training, replay, distillation, unlearning."""
+
+import copy
+
+import pytest
+import torch
+from avalanche.core import SupervisedPlugin
+from avalanche.training.plugins import EWCPlugin, LwFPlugin, ReplayPlugin
+from avalanche.training.supervised import EWC, MAS, LwF, Naive, Replay
+from support.strategies import stock
+from torch import nn
+
+from avalanche_amnesia.baselines import DarkReplayPlugin
+from avalanche_amnesia.benchmarks import SplitDigits, UnlearningRequest, with_unlearning
+from avalanche_amnesia.bits import tensor_hash
+from avalanche_amnesia.models import MultiHeadModel, TaskNormModel
+from avalanche_amnesia.training import load_state, save_state
+from avalanche_amnesia.training.host import find_plugin
+from avalanche_amnesia.training.plugins import TrajectoryPlugin, UnlearningPlugin
+
+DIGITS = SplitDigits(n_train=400, n_test=200)
+HOSTS = {
+    "naive": (Naive, {}),
+    "ewc": (EWC, {"ewc_lambda": 10.0}),
+    "ewc online": (EWC, {"ewc_lambda": 10.0, "mode": "online", "decay_factor": 0.5}),
+    "mas": (MAS, {"lambda_reg": 1.0, "alpha": 0.5}),
+    "lwf": (LwF, {"alpha": 1.0, "temperature": 2.0}),
+    "replay": (Replay, {"mem_size": 30}),
+    "der++": (Naive, {"plugins": (DarkReplayPlugin(memory_per_task=10),)}),
+}
+
+
+class ConvNet(nn.Module):
+    """A convolution with BatchNorm, one inside of a block with GroupNorm, and a linear layer with LayerNorm."""
+
+    features = 24
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.norm = nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8)
+        self.block = nn.Sequential(nn.Conv2d(8, 12, 3, stride=2), nn.GroupNorm(2, 12), nn.ReLU())
+        self.last, self.of_features = nn.Linear(12 * 9, 24), nn.LayerNorm(24)
+
+    def forward(self, x):
+        x = self.block(torch.relu(self.norm(self.stem(x))))
+        return torch.relu(self.of_features(self.last(x.flatten(1))))
+
+
+def model():
+    torch.manual_seed(0)
+    return TaskNormModel(ConvNet())
+
+
+def strategy(host="naive", **options):
+    make, own = HOSTS[host]
+    return stock(make, model=model(), **{"epochs": 1, **copy.deepcopy(own), **options})
+
+
+def trained(n, host="naive", **options):
+    made = strategy(host, **options)
+    for experience in DIGITS.train_stream[:n]:
+        made.train(experience)
+    return made
+
+
+def unlearn(strategy, tasks):
+    return find_plugin(strategy, UnlearningPlugin).unlearn(strategy, tasks)
+
+
+def bits(module):
+    return {name: tensor_hash(value) for name, value in module.state_dict().items()}
+
+
+def statistics(model, task):
+    return {name: value.clone() for name, value in model.task_norms(task).named_buffers()}
+
+
+def same(a, b):
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def accuracy(model, task):
+    x, y = DIGITS.test_stream[task].tensors
+    model.eval()
+    with torch.no_grad():
+        right = (model(x, task).argmax(1) == y).float().mean().item()
+    model.train()
+    return right
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_every_host_learns_forgets_and_goes_on(host):
+    made, kept = strategy(host, epochs=10), {}
+    initial = bits(made.model.backbone.norm)
+    for task in range(3):
+        made.train(DIGITS.train_stream[task])
+        assert accuracy(made.model, task) > 0.9
+        for earlier, values in kept.items():  # whatever samples were replayed, and heads distilled
+            assert same(statistics(made.model, earlier), values)
+        kept[task] = statistics(made.model, task)
+        assert kept[task]["norm.num_batches_tracked"] > 0
+    record = unlearn(made, [1])
+    assert {"heads.1.norms.norm.running_mean", "heads.1.norms.block/1.weight", "heads.1.weight"} <= {
+        *record.plan.removed
+    }
+    assert record.plan.shared_state == ()
+    assert not [name for name in made.model.state_dict() if name.startswith("heads.1.")]
+    assert made.model.task_norms(1) is None
+    made.train(DIGITS.train_stream[3])
+    assert accuracy(made.model, 3) > 0.9
+    for task in (0, 2):
+        assert same(statistics(made.model, task), kept[task])
+    assert bits(made.model.backbone.norm) == initial  # it runs for no task: where new tasks begin
+
+
+def test_a_task_evaluated_before_and_after_others_were_is_the_same():
+    made = trained(2)
+    x = DIGITS.test_stream[0].tensors[0]
+    made.model.eval()
+    alone = made.model(x, 0)
+    made.model(DIGITS.test_stream[1].tensors[0] * 10, 1)
+    assert torch.equal(made.model(x, 0), alone)
+    assert not torch.equal(made.model.features(x, 0), made.model.features(x, 1))
+
+
+def test_mixed_batches_are_those_of_the_tasks_put_together():
+    made = trained(3)
+    net = made.model.eval()
+    x = torch.cat([experience.tensors[0][:5] for experience in DIGITS.test_stream[:3]])
+    tasks = torch.tensor([0] * 5 + [1] * 5 + [2] * 5)
+    order = torch.randperm(15, generator=torch.Generator().manual_seed(0))
+    apart = torch.cat([net(x[5 * task : 5 * task + 5], task) for task in range(3)])
+    assert torch.allclose(net(x[order], tasks[order])[:, :2], apart[order][:, :2], atol=1e-5)
+    assert net(x, None).keys() == {0, 1, 2}
+    assert all(torch.equal(logits, net(x, task)) for task, logits in net(x, None).items())
+
+
+def test_in_a_mixed_batch_the_task_in_training_alone_takes_statistics():
+    made = trained(1)
+    seen = []
+
+    class Look(SupervisedPlugin):
+        def before_forward(self, strategy, **kwargs):
+            x = torch.cat([strategy.mb_x[:8], DIGITS.train_stream[0].tensors[0][:8]])
+            before = statistics(strategy.model, 0)
+            alone = copy.deepcopy(strategy.model)
+            strategy.model(x, torch.tensor([1] * 8 + [0] * 8))
+            alone(x[:8], 1)
+            seen.append(
+                same(statistics(strategy.model, 0), before)
+                and same(statistics(strategy.model, 1), statistics(alone, 1))
+                and int(statistics(alone, 1)["norm.num_batches_tracked"]) > 0
+            )
+
+    made.plugins.append(Look())
+    made.train(DIGITS.train_stream[1])
+    assert seen
+    assert all(seen)
+
+
+def test_the_teacher_of_lwf_stays_as_it_was():
+    made = trained(2, "lwf")
+    teacher = find_plugin(made, LwFPlugin).lwf.prev_model
+    before = bits(teacher)
+    assert before == bits(made.model)
+    x = DIGITS.test_stream[1].tensors[0]
+    with torch.no_grad():
+        logits = teacher(x, None)
+        teacher.eval()
+        assert all(torch.equal(logits[task], teacher(x, task)) for task in (0, 1))
+        teacher.train()
+    made.train(DIGITS.train_stream[2])
+    assert bits(teacher) == before
+    made = trained(2, "lwf")
+    unlearn(made, [0])
+    assert not [n for n in find_plugin(made, LwFPlugin).lwf.prev_model.state_dict() if n.startswith("heads.0.")]
+
+
+@pytest.mark.parametrize("mode", ["ewc", "ewc online"])
+def test_importances_grow_with_the_norms_and_shrink_with_them(mode):
+    made = trained(3, mode)
+    ewc = find_plugin(made, EWCPlugin)
+    norms = [f"heads.{task}.norms.norm.weight" for task in range(3)]
+    assert ewc.importances[2].keys() == dict(made.model.named_parameters()).keys()
+    assert all(
+        float(ewc.importances[task][norms[task]].data.sum()) > 0 for task in ((0, 1, 2) if mode == "ewc" else (2,))
+    )
+    unlearn(made, [1])
+    assert not [name for store in ewc.importances.values() for name in store if name.startswith("heads.1.")]
+    made.train(DIGITS.train_stream[3])
+    assert ewc.importances[3].keys() == dict(made.model.named_parameters()).keys()
+
+
+def test_a_replayed_batch_mixes_tasks():
+    made, mixed = trained(1, "replay"), []
+
+    class Look(SupervisedPlugin):
+        def before_forward(self, strategy, **kwargs):
+            mixed.append(len(strategy.mb_task_id.unique()))
+
+    made.plugins.append(Look())
+    made.train(DIGITS.train_stream[1])
+    assert find_plugin(made, ReplayPlugin) is not None
+    assert set(mixed) == {2}
+
+
+@pytest.mark.parametrize("host", ["naive", "ewc", "lwf", "replay"])
+def test_saved_and_resumed_with_the_same_bits(host, tmp_path):
+    made = trained(2, host)
+    save_state(made, tmp_path / "state")
+    resumed = strategy(host)
+    load_state(resumed, tmp_path / "state")
+    assert bits(resumed.model) == bits(made.model)
+    for other in (made, resumed):
+        other.train(DIGITS.train_stream[2])
+        unlearn(other, [1])
+        other.train(DIGITS.train_stream[3])
+    assert bits(resumed.model) == bits(made.model)
+
+
+def test_a_training_that_breaks_off_leaves_nothing():
+    class Break(SupervisedPlugin):
+        broken = False
+
+        def after_backward(self, strategy, **kwargs):
+            if not self.broken and strategy.clock.train_exp_iterations == 3:
+                self.broken = True
+                raise KeyboardInterrupt
+
+    made, whole = strategy(plugins=(Break(),), epochs=2), trained(2, epochs=2)
+    with pytest.raises(KeyboardInterrupt):
+        made.train(DIGITS.train_stream[0])
+    find_plugin(made, TrajectoryPlugin).undo_training(made)
+    assert bits(made.model) == bits(model())
+    for experience in DIGITS.train_stream[:2]:
+        made.train(experience)
+    assert bits(made.model) == bits(whole.model)
+
+
+def test_a_request_in_the_middle_of_a_task_leaves_no_copy_of_the_norms():
+    kept = []
+
+    class Look(SupervisedPlugin):
+        def after_training_iteration(self, strategy, **kwargs):
+            kept.append({n for n in find_plugin(strategy, TrajectoryPlugin).snapshot._statistics if "heads.0." in n})
+
+    schedule = [UnlearningRequest(tasks=(0,), at=1, when="iteration", iteration=1)]
+    made = strategy(plugins=(Look(),))
+    for experience in with_unlearning(DIGITS, schedule).train_stream[:2]:
+        made.train(experience)
+    assert not [name for name in made.model.state_dict() if name.startswith("heads.0.")]
+    assert kept[-1] == set()
+
+
+def test_norms_that_were_frozen_stay_frozen():
+    net = ConvNet()
+    net.norm.requires_grad_(False)
+    net = TaskNormModel(net)
+    made = stock(model=net, epochs=1)
+    made.train(DIGITS.train_stream[0])
+    norms = net.task_norms(0)
+    assert not norms["norm"].weight.requires_grad
+    assert torch.equal(norms["norm"].weight, torch.ones(8))
+    assert not torch.equal(norms["block.1"].weight, torch.ones(12))
+
+
+def test_other_state_that_tasks_share_is_named():
+    class Averages(ConvNet):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("average", torch.zeros(()))
+
+        def forward(self, x):
+            if self.training:
+                self.average += 0.1 * x.detach().mean()
+            return super().forward(x)
+
+    made = stock(model=TaskNormModel(Averages()), epochs=1)
+    made.train(DIGITS.train_stream[0])
+    assert find_plugin(made, UnlearningPlugin).plan(made, [0]).shared_state == ("backbone.average",)
+
+
+def test_without_norms_it_is_a_multi_head_model():
+    def last(kind):
+        torch.manual_seed(0)
+        net = kind(nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU()), 16)
+        made = stock(LwF, model=net, epochs=1, alpha=1.0, temperature=2.0)
+        for experience in DIGITS.train_stream[:3]:
+            made.train(experience)
+        return {name: value for name, value in bits(net).items() if ".norms" not in name}
+
+    assert last(TaskNormModel) == last(MultiHeadModel)
+
+
+def test_the_model_moves_copies_and_loads_with_its_norms():
+    made = trained(2)
+    fresh = model()
+    fresh.load_state_dict(made.model.state_dict())
+    twin = copy.deepcopy(made.model).to(torch.float64)
+    x = DIGITS.test_stream[0].tensors[0]
+    for task in (0, 1):
+        expected = made.model.eval()(x, task)
+        assert torch.equal(fresh.eval()(x, task), expected)
+        assert torch.allclose(twin.eval()(x.double(), task).float(), expected, atol=1e-4)
+    assert fresh.task_norms(1).keys() == made.model.task_norms(1).keys()
