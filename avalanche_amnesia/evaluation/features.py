@@ -11,7 +11,9 @@ from torch import Tensor, nn
 
 from avalanche_amnesia.models.modes import evaluating
 from avalanche_amnesia.models.multi_head import MultiHeadModel
+from avalanche_amnesia.models.own_modules import OwnModules
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
+from avalanche_amnesia.models.task_norm import TaskNormModel
 from avalanche_amnesia.unit_graph.findings import ModelError
 
 
@@ -32,7 +34,8 @@ def features_of(
         mask: over all units of a MaskedModel ``(n_units,)``, or weights of a SubnetModel ``(n_weights,)``; None: no
             mask, as for models without masks.
         batch_size: samples at a time.
-        parts: what else a task's features depend on (``model.task_parts(task)``); used with a mask alone.
+        parts: what else a task's features depend on (``model.task_parts(task)``, used with a mask alone; a
+            TaskNormModel's ``task_norms(task)``).
         task: whose features, where a model has a network per task; None: those of a task that it does not have.
 
     Returns:
@@ -55,6 +58,8 @@ def _batch_features(
     if isinstance(model, TaskMaskedModel):
         chosen = torch.ones_like(model.cumulative_mask()) if mask is None else mask.to(x.device)
         return model.masked_features(x, chosen, parts)
+    if isinstance(model, TaskNormModel) and isinstance(parts, OwnModules):
+        return model.features_through(x, parts)
     if isinstance(model, MultiHeadModel):
         return model.backbone(x) if task is None else model.features(x, task)
     classifier = next((m for m in model.modules() if isinstance(m, MultiHeadClassifier)), None)

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from avalanche_amnesia.evaluation.features import features_of, mean_features
 from avalanche_amnesia.models.multi_head import MultiHeadModel
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
+from avalanche_amnesia.models.task_norm import TaskNormModel
 from avalanche_amnesia.saving.classes import saveable
 from avalanche_amnesia.training.host.lookup import find_plugin
 from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
@@ -91,13 +92,15 @@ class ProbingMetric(PluginMetric, ABC):
             remaining: tasks that both models have.
             kind: ``own``: through the mask that the task had, or has, in the main model; ``remaining``: mean over the
                 masks of the remaining tasks; ``none``: all units, or weights, open, and normalisation as it was
-                before any task. Models without masks use their plain backbone for all three.
+                before any task. Models without masks use their plain backbone for all three, a TaskNormModel the
+                norms that the task had for ``own``.
 
         Returns:
             ``(n, features)`` on the CPU.
         """
         if kind == "none" or not isinstance(main, TaskMaskedModel):
-            return features_of(model, x, task=task)
+            probe = self.probes.get(task) if kind == "own" else None  # norms of the task's own, where it had some
+            return features_of(model, x, parts=None if probe is None else probe.parts, task=task)
         if kind == "own":
             probe = take_probe(main, task) if task in remaining else self.probes.get(task)
             return None if probe is None or probe.mask is None else features_of(model, x, probe.mask, parts=probe.parts)
@@ -164,8 +167,9 @@ def take_probe(model: nn.Module, task: int) -> Probe:
     """
     mask = model.binary_mask(task) if isinstance(model, TaskMaskedModel) and task in model.masks else None
     head = deepcopy(model.head(task)) if isinstance(model, MultiHeadModel) else None
-    parts = deepcopy(model.task_parts(task)) if isinstance(model, TaskMaskedModel) else None
-    return Probe(mask, head, parts)
+    parts = model.task_parts(task) if isinstance(model, TaskMaskedModel) else None
+    parts = model.task_norms(task) if isinstance(model, TaskNormModel) else parts
+    return Probe(mask, head, deepcopy(parts))
 
 
 def unlearning_of(strategy: Any) -> UnlearningPlugin:

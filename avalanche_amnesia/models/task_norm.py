@@ -80,7 +80,10 @@ class TaskNormModel(MultiHeadModel):
         return by_task(x, task, self._features)
 
     def _features(self, x: Tensor, task: int) -> Tensor:
-        norms = self.task_norms(task)
+        return self.features_through(x, self.task_norms(task))
+
+    def features_through(self, x: Tensor, norms: OwnModules | None) -> Tensor:
+        """Features ``(batch, features)`` through norms that a task has, or had; None: those that were given."""
         # A teacher (LwF) is a copy in training mode that runs without gradients: it must stay as it was copied.
         others = self._copies.standing_in(() if norms is None else norms.values(), learn=torch.is_grad_enabled())
         with self._substitutes.put(others):

@@ -12,7 +12,11 @@ from torch import nn
 
 from avalanche_amnesia.baselines import DarkReplayPlugin
 from avalanche_amnesia.benchmarks import SplitDigits, UnlearningRequest, with_unlearning
+from avalanche_amnesia.benchmarks.data import task_data
 from avalanche_amnesia.bits import tensor_hash
+from avalanche_amnesia.evaluation import unlearned_accuracy_metrics
+from avalanche_amnesia.evaluation.features import features_of
+from avalanche_amnesia.evaluation.probes import take_probe
 from avalanche_amnesia.models import MultiHeadModel, TaskNormModel
 from avalanche_amnesia.training import load_state, save_state
 from avalanche_amnesia.training.host import find_plugin
@@ -303,3 +307,17 @@ def test_the_model_moves_copies_and_loads_with_its_norms():
         assert torch.equal(fresh.eval()(x, task), expected)
         assert torch.allclose(twin.eval()(x.double(), task).float(), expected, atol=1e-4)
     assert fresh.task_norms(1).keys() == made.model.task_norms(1).keys()
+
+
+def test_metrics_see_an_unlearned_task_through_the_norms_that_it_had():
+    naive = trained(2)
+    x, _ = task_data(DIGITS.test_stream[0])
+    wanted, probe = features_of(naive.model, x, task=0), take_probe(naive.model, 0)
+    naive.model.remove_task(0)
+    (metric,) = unlearned_accuracy_metrics(DIGITS)
+    metric.probes[0] = probe
+    assert torch.equal(metric.probed_features(naive.model, naive.model, x, 0, (1,), "own"), wanted)
+    through_given = metric.probed_features(naive.model, naive.model, x, 0, (1,), "none")
+    assert not torch.equal(through_given, wanted)
+    with torch.no_grad():
+        assert torch.equal(metric.probed_logits(naive.model, x, 0), probe.head(wanted))
