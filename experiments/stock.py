@@ -6,6 +6,7 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -81,6 +82,8 @@ def make_stock(method: str, stream: str, seed: int, settings: Settings | None = 
 
 def ranking(rows: list[dict[str, Any]]) -> list[tuple[Settings, float, list[dict[str, Any]]]]:
     """Settings with their mean accuracy over the seeds and their rows, best first; on a tie the one tried first."""
+    most = max((row["n_train"] or inf for row in rows), default=inf)
+    rows = [row for row in rows if (row["n_train"] or inf) == most]  # of others the accuracies can't be compared
     tried = {str(settings): settings for settings in map(_settings, rows)}
     found = []
     for settings in tried.values():

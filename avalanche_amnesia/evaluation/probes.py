@@ -92,18 +92,20 @@ class ProbingMetric(PluginMetric, ABC):
             remaining: tasks that both models have.
             kind: ``own``: through the mask that the task had, or has, in the main model; ``remaining``: mean over the
                 masks of the remaining tasks; ``none``: all units, or weights, open, and normalisation as it was
-                before any task. Models without masks use their plain backbone for all three, a TaskNormModel the
-                norms that the task had for ``own``.
+                before any task. Models without masks use their plain backbone for all three, but for the norms that
+                the task had, of its own, for ``own``.
 
         Returns:
             ``(n, features)`` on the CPU.
         """
-        if kind == "none" or not isinstance(main, TaskMaskedModel):
-            probe = self.probes.get(task) if kind == "own" else None  # norms of the task's own, where it had some
-            return features_of(model, x, parts=None if probe is None else probe.parts, task=task)
-        if kind == "own":
+        with_norms = isinstance(main, TaskNormModel) and main.features_per_task
+        if kind == "own" and (with_norms or isinstance(main, TaskMaskedModel)):
             probe = take_probe(main, task) if task in remaining else self.probes.get(task)
-            return None if probe is None or probe.mask is None else features_of(model, x, probe.mask, parts=probe.parts)
+            if probe is None or (probe.mask is None and probe.parts is None):
+                return None
+            return features_of(model, x, probe.mask, parts=probe.parts)
+        if kind == "none" or not isinstance(main, TaskMaskedModel):
+            return features_of(model, x, task=None if with_norms else task)
         assert isinstance(model, TaskMaskedModel)
         return mean_features(model, x, remaining) if remaining else None
 

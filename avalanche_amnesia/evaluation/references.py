@@ -6,6 +6,7 @@ import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any, Literal, NoReturn, get_args
 
 import torch
@@ -19,15 +20,19 @@ from avalanche_amnesia.benchmarks.requests import tasks_after_each, without_requ
 from avalanche_amnesia.bits import tensor_hash
 from avalanche_amnesia.evaluation.reference_workers import ReferenceWorkers
 from avalanche_amnesia.evaluation.same_data import difference_of_data
+from avalanche_amnesia.isolation.pools import CapacityWarning, Pools
 from avalanche_amnesia.seeding import derive_seed, preserved_rng
 from avalanche_amnesia.training.host.lookup import find_plugin
 from avalanche_amnesia.training.host.provenance import labels_fingerprint
+from avalanche_amnesia.training.mask_warnings import MaskWarning
 from avalanche_amnesia.training.plugins.hat import HATPlugin
 from avalanche_amnesia.training.plugins.seeding import SeedingPlugin
 from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin
 
 Variant = Literal["same", "order", "seed"]
 Expected = Literal["same", "order", "seed", "full"]
+_QUIET = (MaskWarning, CapacityWarning)
+"""What the run itself has warned of."""
 
 
 class ReferencesError(ValueError):
@@ -83,17 +88,20 @@ class References:
         self.train_options = dict(train_options or {})
         stream = without_requests(benchmark).train_stream
         self._experiences = {int(experience.task_label): experience for experience in stream}
-        self._models: dict[tuple[Variant, tuple[int, ...]], nn.Module] = {}
-        self._seconds: dict[tuple[Variant, tuple[int, ...]], float] = {}
+        self._models: dict[tuple[Expected, tuple[int, ...]], nn.Module] = {}
+        self._seconds: dict[tuple[Expected, tuple[int, ...]], float] = {}
         self._store = store
         self.workers = checks.whole_number("workers", workers, 0)
         self._ahead: ReferenceWorkers | None = None
         self._expected: set[Expected] = set()
         self.trainings = 0
-        self._runs: dict[Variant, Any] = {}
+        self._runs: dict[Expected, Any] = {}
         self._labels: dict[int, str] = {}
         with preserved_rng():
-            first, second = _state_hashes(self._make("same").model), _state_hashes(self._make("same").model)
+            made = self._make("same")
+            first, second = _state_hashes(made.model), _state_hashes(self._make("same").model)
+        # Slots that are dealt by requests have no place for the tasks of a model that never unlearns.
+        self._full_variant: Expected = "full" if _deals_slots(made) else "same"
         self._initial = first
         differing = sorted(name for name in first if first[name] != second.get(name))
         if differing or first.keys() != second.keys():
@@ -194,6 +202,9 @@ class References:
             ReferencesError: for a task that the benchmark does not have, or that is named twice.
         """
         checks.one_of("variant", variant, Variant)
+        return self._reference(remaining_tasks, variant)
+
+    def _reference(self, remaining_tasks: Sequence[int], variant: Expected) -> nn.Module:
         try:
             path = checks.integers("remaining_tasks", remaining_tasks, "tasks")
         except ValueError as error:
@@ -209,10 +220,13 @@ class References:
         return self._models[variant, path]
 
     def full(self, n_tasks: int) -> nn.Module:
-        """The model that learned the benchmark's first ``n_tasks`` tasks and ignored every request."""
+        """The model that learned the benchmark's first ``n_tasks`` tasks and ignored every request.
+
+        Where pools are dealt by the requests (``Pools.planned``) it has one for each task of the stream.
+        """
         if not 0 <= n_tasks <= len(self._experiences):
             raise ReferencesError(f"n_tasks must lie in 0..{len(self._experiences)}, got {n_tasks}")
-        return self.reference(list(self._experiences)[:n_tasks])
+        return self._reference(list(self._experiences)[:n_tasks], self._full_variant)
 
     def seconds(self, remaining_tasks: Sequence[int]) -> float:
         """Wall-clock seconds that training the reference of these tasks takes from the beginning.
@@ -257,18 +271,18 @@ class References:
             "store": self._store,
         }
         self._ahead = ReferenceWorkers((References, arguments), self.workers)
-        paths: list[tuple[Variant, tuple[int, ...]]] = []
+        paths: list[tuple[Expected, tuple[int, ...]]] = []
         for trained, remaining in tasks_after_each(self.benchmark.train_stream):
             if trained != remaining:
-                paths += [("same", trained)] if "full" in self._expected else []
+                paths += [(self._full_variant, trained)] if "full" in self._expected else []
                 paths += [(variant, remaining) for variant in get_args(Variant) if variant in self._expected]
         self._ahead.train(dict.fromkeys(paths))
 
-    def _train(self, path: tuple[int, ...], variant: Variant) -> None:
+    def _train(self, path: tuple[int, ...], variant: Expected) -> None:
         run = self.train_along(path, variant)
         self._models[variant, path] = deepcopy(run.strategy.model).eval()
 
-    def train_along(self, path: tuple[int, ...], variant: Variant) -> Any:
+    def train_along(self, path: tuple[int, ...], variant: Expected) -> Any:
         """Train tasks one after another, as :meth:`reference` does; the run through the store that leads there.
 
         Args:
@@ -282,19 +296,20 @@ class References:
             run.restart()
         for position in range(len(run.trained), len(path)):
             computed = run.computed
-            with warnings.catch_warnings():  # the run itself has warned of its masks and slots
-                warnings.simplefilter("ignore", RuntimeWarning)
+            with warnings.catch_warnings():
+                for category in _QUIET:
+                    warnings.simplefilter("ignore", category)
                 run.train(self._experiences[path[position]], **self.train_options)
             self.trainings += run.computed - computed
             self._seconds[variant, path[: position + 1]] = run.seconds()
         self._runs[variant] = run
         return run
 
-    def begin(self, variant: Variant = "same") -> Any:
+    def begin(self, variant: Expected = "same") -> Any:
         """A run through the store (:class:`~avalanche_amnesia.runs.StoredRun`) of a strategy as references train it.
 
         Args:
-            variant: as for :meth:`reference`.
+            variant: as for :meth:`reference`, or ``full``.
         """
         if self._store is None:
             from avalanche_amnesia.runs.store import RunStore  # above this room, which a run's own store is given to
@@ -302,7 +317,7 @@ class References:
             self._store = RunStore()
         return self._store.run(self._make(variant))
 
-    def _make(self, variant: Variant, make_strategy: Callable[..., Any] | None = None) -> Any:
+    def _make(self, variant: Expected, make_strategy: Callable[..., Any] | None = None) -> Any:
         make = make_strategy or self.make_strategy
         if make is None:
             raise ReferencesError(
@@ -321,12 +336,19 @@ class References:
             )
         masking = find_plugin(strategy, HATPlugin)
         if masking is not None:
+            if variant == "full" and isinstance(masking.isolation, Pools):
+                masking.isolate(replace(masking.isolation, slots=None))
             masking.allocator.share_when_full()  # the full model keeps every task, maybe more than there are slots
         if variant == "order":
             seeding.order_seed = derive_seed(seeding.order_seed, "another order")
         elif variant == "seed":
             _reseed(strategy, seeding, derive_seed(seeding.seed, "another seed"))
         return strategy
+
+
+def _deals_slots(strategy: Any) -> bool:
+    isolation = getattr(find_plugin(strategy, HATPlugin), "isolation", None)
+    return isinstance(isolation, Pools) and isinstance(isolation.slots, Mapping)
 
 
 def _check_maker(make_strategy: object) -> None:

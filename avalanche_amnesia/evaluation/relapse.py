@@ -19,6 +19,8 @@ from avalanche_amnesia.evaluation.references import References
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.unlearning.logistic import fit_correction, fit_head
 
+_SHOTS = 5
+
 
 def linear_probe_accuracy(
     train_features: Tensor, train_labels: Tensor, test_features: Tensor, test_labels: Tensor, *, penalty: float = 1.0
@@ -155,7 +157,7 @@ class FreshHead(ComparedMetric):
 class Relapse(FreshHead):
     """Relapse: test accuracy of a linear probe that is fitted to an unlearned task's training data.
 
-    Emitted as ``Relapse``; how to read it: :class:`FreshHead`.
+    Emitted as ``Relapse``, of other probes as ``Relapse_none``; how to read it: :class:`FreshHead`.
 
     Args:
         benchmark, references, probe: as for :class:`FreshHead`.
@@ -179,7 +181,7 @@ class Relapse(FreshHead):
         return some_task_data(self.train_experiences[task], self.samples)
 
     def __str__(self) -> str:
-        return "Relapse"
+        return "Relapse" if self.probe == "own" else f"Relapse_{self.probe}"
 
 
 class FewShot(FreshHead):
@@ -187,8 +189,8 @@ class FewShot(FreshHead):
 
     Features that still know a task need few samples to read it; many samples make up for features that never saw it,
     which hides the difference from :class:`Relapse`. The samples are drawn from the training data by (seed, task): the
-    same for the model, its reference, and every evaluation. Emitted as ``FewShot``; how to read it:
-    :class:`FreshHead`.
+    same for the model, its reference, and every evaluation. Emitted as ``FewShot``, of
+    other numbers of shots and probes as ``FewShot20_none``; how to read it: :class:`FreshHead`.
 
     Args:
         benchmark, references, probe: as for :class:`FreshHead`.
@@ -207,7 +209,7 @@ class FewShot(FreshHead):
         benchmark: Any,
         references: References | None = None,
         probe: ProbeKind = "own",
-        shots: int = 5,
+        shots: int = _SHOTS,
         seed: int = 0,
     ) -> None:
         super().__init__(benchmark, references, probe)
@@ -220,7 +222,8 @@ class FewShot(FreshHead):
         return task_data(experience, few_shots(labels, self.shots, derive_seed(self.seed, "shots", task)))
 
     def __str__(self) -> str:
-        return "FewShot"
+        shots = "FewShot" if self.shots == _SHOTS else f"FewShot{self.shots}"
+        return shots if self.probe == "own" else f"{shots}_{self.probe}"
 
 
 def few_shots(labels: Tensor, shots: int, seed: int) -> Tensor:
@@ -265,7 +268,7 @@ def few_shot_metrics(
     references: References | None = None,
     *,
     probe: ProbeKind = "own",
-    shots: int = 5,
+    shots: int = _SHOTS,
     seed: int = 0,
 ) -> list[FewShot]:
     """Accuracy of heads fitted to a few samples of each unlearned task of a benchmark.

@@ -172,8 +172,11 @@ class StreamLayout:
         """
         if task not in self.tasks or to not in self.tasks:
             return False
-        distance = self.tasks.index(to) - self.tasks.index(task)
-        return task in self.permanent or (self.deadline is not None and distance > self.deadline)
+        if task in self.permanent:
+            return True
+        before = self.tasks[: self.tasks.index(to)]
+        distance = before[::-1].index(task) + 1 if task in before else 0  # from its last training: it may come again
+        return self.deadline is not None and distance > self.deadline
 
 
 class LabelledPools(UnitAllocator):
@@ -224,13 +227,15 @@ def crowded(layout: StreamLayout, experience: Any, *, moving: bool) -> str | Non
         moving: whether any slot will do.
     """
     gone = departures(list(getattr(experience, "origin_stream", None) or [experience]))
+    apart = len({layout.slot(task) for task in layout.permanent}) if moving else 0
     for position, task in enumerate(layout.tasks):
-        there = [other for other in layout.tasks[:position] if gone.get(other, position) >= position]
         if task in layout.permanent:  # these share what they have
             continue
+        there = [other for other in dict.fromkeys(layout.tasks[:position]) if gone.get(other, position) >= position]
+        there = [other for other in there if other != task and not (moving and other in layout.permanent)]
         if not moving:
             there = [other for other in there if layout.slots_of(other) & layout.slots_of(task)]
-        if len(there) < (layout.slots if moving else 1):
+        if len(there) < (max(1, layout.slots - apart) if moving else 1):
             continue
         late = [other for other in there if layout.is_open(other, task)]
         why = f", of which {late} can't be unlearned any more by then" if late else ""

@@ -44,8 +44,8 @@ def near_chance(model: TaskMaskedModel, strategy: Any, task: int, seed: int) -> 
         return None
     return (
         f"task {task} ends with an accuracy of {accuracy:.3f} on its own training samples, where its most frequent "
-        f"class alone makes {guess:.3f}: it has hardly learned. More epochs, another learning rate, or a mask that "
-        "opens more units (a smaller sparsity_weight, or budget='even')"
+        f"class alone makes {guess:.3f}: it has hardly learned. More epochs, another learning rate, or masks that open "
+        "more"
     )
 
 
@@ -77,7 +77,7 @@ def closed_layers(task: int, mask: Mapping[str, Tensor], allowed: Mapping[str, T
         return None
     return (
         f"the mask of task {task} has closed layers {least} down to min_units={min_units}: little can get through "
-        "them. A smaller sparsity_weight, budget='even', or wider layers"
+        "them. Wider layers, a larger budget, or under a regulariser a smaller sparsity_weight or budget='even'"
     )
 
 

@@ -134,7 +134,7 @@ def _forget(unlearning: Unlearning, change: Transaction) -> None:
 
 
 def _stamp(unlearning: Unlearning) -> dict[str, Any]:
-    """When a record was made, how long that took, and of what model, as its arguments."""
+    """Time, duration and model of a record, as its arguments."""
     host = unlearning.host
     return {
         "remaining": host.ledger.remaining,

@@ -150,14 +150,14 @@ def test_relapse_and_membership(finished):
 def test_few_shots_are_the_same_samples_for_the_model_and_for_the_reference(finished):
     _, strategy, references, witness, results = finished
     for suffix, model in (("", strategy.model), ("_reference", references.reference(REMAINING))):
-        for task, got in values(results, f"FewShot{suffix}", (0, 2)).items():
+        for task, got in values(results, f"FewShot4{suffix}", (0, 2)).items():
             mask = witness.kept[task][0]
             (x, y), (test_x, test_y) = DIGITS.train_stream[task].tensors, TEST[task].tensors
             shots = few_shots(y, 4, derive_seed(7, "shots", task))
             assert y[shots].bincount().tolist() == [4, 4]
             train, test = features(model, x[shots], mask), features(model, test_x, mask)
             assert got == pytest.approx(few_shot_accuracy(train, y[shots], test, test_y))
-    assert results[f"FewShot_tasks{END}"] == 2
+    assert results[f"FewShot4_tasks{END}"] == 2
 
 
 def test_accuracy_differences(finished):
@@ -291,7 +291,7 @@ def test_remaining_masks_show_a_task_of_which_nothing_was_kept():
     for experience in DIGITS.train_stream[:2]:
         strategy.train(experience)
     strategy.unlearn([0])
-    got = strategy.eval(TEST[1:2])[f"Relapse{END}"]
+    got = strategy.eval(TEST[1:2])[f"Relapse_remaining{END}"]
     (x, y), (test_x, test_y) = DIGITS.train_stream[0].tensors, TEST[0].tensors
     mask = strategy.model.binary_mask(1)
     expected = linear_probe_accuracy(
@@ -371,3 +371,10 @@ def test_what_cannot_be_measured_with_is_refused_at_once():
         few_shot_metrics(BENCHMARK, seed=0.5)
     with pytest.raises(ValueError, match="controls must be one of 'heads', 'reference', got 'full'"):
         accuracy_difference_metrics(references, controls=["full"])
+
+
+def test_heads_fitted_otherwise_have_names_of_their_own():
+    (few,) = few_shot_metrics(DIGITS)
+    (more,) = few_shot_metrics(DIGITS, probe="none", shots=20)
+    (probe,) = relapse_metrics(DIGITS, probe="remaining")
+    assert (str(few), str(more), str(probe)) == ("FewShot", "FewShot20_none", "Relapse_remaining")

@@ -1,28 +1,54 @@
 """Slots planned from the requests of a stream."""
 
 import warnings
+from copy import copy
+from dataclasses import replace
 
 import pytest
 import torch
+from avalanche.benchmarks import CLScenario, EagerCLStream
 from torch.optim import Adam
 
 from avalanche_amnesia.benchmarks import SplitDigits, UnlearningRequest, with_unlearning
 from avalanche_amnesia.benchmarks.requests import without_requests
+from avalanche_amnesia.evaluation import References
 from avalanche_amnesia.isolation import CapacityError, CapacityWarning, Pools
+from avalanche_amnesia.isolation.pools import StreamLayout
 from avalanche_amnesia.models import MLP, MaskedModel
-from avalanche_amnesia.training import AmnesiacHAT
+from avalanche_amnesia.saving import StateError
+from avalanche_amnesia.training import AmnesiacHAT, load_state
 
 DIGITS = SplitDigits(n_tasks=5, n_train=500, seed=2)
 PUBLISHED = {1: [0], 3: [1], 4: [4]}
 
 
-def learn(benchmark, isolation, tasks=range(5), deadline=None):
-    """A strategy that trained some of the tasks, and its warnings of capacity."""
+def fresh(isolation, **options):
     torch.manual_seed(2)
     model = MaskedModel(MLP(64, hidden=(48,), features=30))
-    strategy = AmnesiacHAT(
-        model=model, optimizer=Adam(model.parameters(), lr=3e-3), isolation=isolation, train_epochs=3, seed=2
-    )
+    settings = {"train_epochs": 3, "seed": 2} | options
+    return AmnesiacHAT(model=model, optimizer=Adam(model.parameters(), lr=3e-3), isolation=isolation, **settings)
+
+
+def maker(isolation):
+    return lambda **options: fresh(isolation, **options)
+
+
+def same_bits(one, other):
+    there, wanted = one.state_dict(), other.state_dict()
+    return there.keys() == wanted.keys() and all(torch.equal(there[name], wanted[name]) for name in wanted)
+
+
+def relearning(benchmark, order, requests):
+    """A stream in which tasks come in this order, some of them again."""
+    streams = [[getattr(benchmark, f"{name}_stream")[task] for task in order] for name in ("train", "test")]
+    named = zip(("train", "test"), streams, strict=True)
+    again = CLScenario([EagerCLStream(name, [copy(e) for e in stream]) for name, stream in named])
+    return with_unlearning(again, requests)
+
+
+def learn(benchmark, isolation, tasks=range(5)):
+    """A strategy that trained some of the tasks, and its warnings of capacity."""
+    strategy = fresh(isolation)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for task in tasks:
@@ -58,9 +84,7 @@ def test_what_remains_is_the_model_that_never_saw_the_others(moving):
     of_each = strategy.model.masks[2]["layers.0"].sum()
     assert 48 / 5 < of_each <= 48 / 3
     retrained, _ = learn(without_requests(benchmark), pools, [2, 3])
-    there, wanted = strategy.model.state_dict(), retrained.model.state_dict()
-    assert there.keys() == wanted.keys()
-    assert all(torch.equal(there[name], wanted[name]) for name in wanted)
+    assert same_bits(strategy.model, retrained.model)
 
 
 def test_slots_that_run_out_are_told_of_before_the_first_task():
@@ -74,6 +98,60 @@ def test_slots_that_run_out_are_told_of_before_the_first_task():
     assert "of which [0] can't be unlearned any more by then" in learn(late, Pools(slots=3), [0])[1][0]
     assert learn(with_unlearning(DIGITS, PUBLISHED), Pools(slots=3), [0])[1] == []
     assert learn(DIGITS, Pools(slots=3, when_full="share"), [0])[1] == []
+
+
+def test_permanent_tasks_have_slots_that_nobody_else_takes():
+    benchmark = with_unlearning(DIGITS, {2: [1]}, permanent=[0, 3])
+    pools = Pools.planned(benchmark)
+    assert pools.slots == {0: 0, 1: 1, 2: 2, 3: 3, 4: 1}
+    strategy, told = learn(benchmark, replace(pools, moving=True))
+    assert told == []
+    assert strategy.model.tasks == (0, 2, 3, 4)
+    first = with_unlearning(DIGITS, [UnlearningRequest((0, 1), at=2)], permanent=[3])
+    assert learn(first, Pools.planned(first, moving=True))[1] == []
+    _, told = learn(with_unlearning(DIGITS, permanent=[3]), Pools(slots=3, moving=True), [0, 1])
+    assert "task 2 will find all the 3 slots taken by tasks [0, 1]" in told[0]
+
+
+def test_a_task_that_comes_again_keeps_its_slot():
+    again = relearning(DIGITS, [0, 1, 0, 2], {1: [0]})
+    assert Pools.planned(again).slots == {0: 0, 1: 1, 2: 2}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", CapacityWarning)
+        strategy = fresh(Pools.planned(again))
+        for experience in again.train_stream:
+            strategy.train(experience)
+    layout = StreamLayout.of(again.train_stream[3], None, deadline=1)
+    assert not layout.is_open(0, to=2)  # learned again just before
+    assert layout.is_open(1, to=2)
+
+
+def test_warnings_as_errors_leave_nothing_of_the_task():
+    strategy = fresh(Pools(slots=3))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", CapacityWarning)
+        with pytest.raises(CapacityWarning, match="task 3 will find"):
+            strategy.train(DIGITS.train_stream[0])
+    assert strategy.model.tasks == ()
+
+
+def test_saved_slots_are_compared(tmp_path):
+    slots = {0: 0, 1: 1, 2: 0, 3: 2, 4: 1}
+    strategy, _ = learn(with_unlearning(DIGITS, PUBLISHED), Pools(slots=slots), [0])
+    strategy.save(tmp_path / "state")
+    for others in (None, 3, {**slots, 4: 0}):
+        with pytest.raises(StateError, match=r"HATPlugin.isolation.slots=\[\[0, 0\], \[1, 1\]"):
+            load_state(fresh(Pools(slots=others)), tmp_path / "state")
+    same = fresh(Pools(slots=slots))
+    load_state(same, tmp_path / "state")
+    assert same.model.tasks == (0,)
+
+
+def test_the_model_that_never_unlearned_has_a_pool_for_every_task():
+    benchmark = with_unlearning(DIGITS, PUBLISHED)
+    dealt, plain = (References(maker(pools), benchmark) for pools in (Pools.planned(benchmark), Pools()))
+    assert same_bits(dealt.full(5), plain.full(5))
+    assert not same_bits(dealt.reference([2, 3]), plain.reference([2, 3]))
 
 
 def test_every_task_needs_a_slot():

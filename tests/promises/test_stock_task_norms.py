@@ -321,3 +321,6 @@ def test_metrics_see_an_unlearned_task_through_the_norms_that_it_had():
     assert not torch.equal(through_given, wanted)
     with torch.no_grad():
         assert torch.equal(metric.probed_logits(naive.model, x, 0), probe.head(wanted))
+    metric.probes.clear()  # keep_probes=False
+    assert metric.probed_features(naive.model, naive.model, x, 0, (1,), "own") is None
+    assert torch.equal(metric.probed_features(naive.model, naive.model, x, 1, (1,), "none"), through_given)

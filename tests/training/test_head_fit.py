@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from avalanche_amnesia.benchmarks import PermutedDigits
 from avalanche_amnesia.benchmarks.data import task_data
 from avalanche_amnesia.models import MLP, MaskedModel, SubnetModel
-from avalanche_amnesia.training import HAT, WSN, AdaHAT, AmnesiacHAT, head_fit
+from avalanche_amnesia.training import HAT, WSN, AdaHAT, AmnesiacHAT, MaskWarning, head_fit
 from avalanche_amnesia.training.host import find_plugin
 from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin
 from avalanche_amnesia.unlearning.logistic import PENALTY, FitError
@@ -81,7 +81,7 @@ def test_of_a_shared_head_only_columns_that_no_other_task_reads_are_fitted():
 def test_what_can_not_be_fitted_stays_as_it_was_trained(monkeypatch):
     trained = learned(HAT, MaskedModel)
     monkeypatch.setattr(head_fit, "fitted_head", raiser(FitError))
-    with pytest.warns(UserWarning, match="task 1 keeps the head that it was trained with"):
+    with pytest.warns(MaskWarning, match="task 1 keeps the head that it was trained with"):
         kept = learned(HAT, MaskedModel, fit_head=True)
     assert bits(kept.model) == bits(trained.model)
 

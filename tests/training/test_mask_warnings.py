@@ -64,6 +64,17 @@ def test_hat_cl_s_start_in_a_short_run_leaves_every_unit_open_and_says_so():
     assert all(f"'{name}': 0 of {width}" in full[0] for name, width in WIDTHS.items())
 
 
+def test_the_last_task_may_take_every_unit():
+    stream = SplitDigits(n_tasks=2, n_train=600, seed=3).train_stream
+    model = MaskedModel(MLP(64, hidden=(64, 40), features=24))
+    options = {"sparsity_weight": 1e-6, "embedding_init": "ones", "train_epochs": 4, "train_mb_size": 32}
+    strategy = HAT(model=model, optimizer=Adam(model.parameters(), lr=3e-3), **options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", MaskWarning)
+        strategy.train(stream[1])
+        assert bool(model.cumulative_mask().all())
+
+
 def test_an_even_share_below_one_unit_is_told_before_it_happens():
     told, _ = run(AmnesiacHAT, budget=1.0, tasks=2)
     (text,) = [text for _, text in told if "more tasks are to come" in text]

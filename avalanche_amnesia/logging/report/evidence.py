@@ -125,7 +125,7 @@ def ratio_of(value: float | None, floor: float | None) -> float | None:
 
 
 def is_distance(name: str) -> bool:
-    """Whether a name is that of a distance, and not of its floor or of their ratio."""
+    """Tell whether a name is that of a distance, and not of its floor or of their ratio."""
     return "_floor_" not in name and "_ratio_" not in name
 
 

@@ -223,10 +223,14 @@ def _parameters(kind: Any) -> Iterator[str]:
 
 def _comparable(value: Any) -> Any:
     """A setting as JSON gives it back."""
+    if isinstance(value, Mapping):
+        return [list(pair) for pair in value.items()]
     return list(value) if isinstance(value, tuple) else value
 
 
 def _is_plain(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        value = (*value.keys(), *value.values())
     return isinstance(value, _PLAIN) or (isinstance(value, tuple) and all(isinstance(item, _PLAIN) for item in value))
 
 

@@ -122,8 +122,9 @@ class BackupPlugin(SupervisedPlugin):
             other tasks wrote; of the others it adds what they learned since their start.
         order: in which the affected tasks' entries are written over one another: ``oldest`` first, so that the newest
             task's stay where several overlap, or ``newest`` first.
-        joint: let the shadows' loss train the main weights, the head and the mask as well, as published. By default
-            it trains the shadows alone, and the main training is what it would be without them, bit for bit.
+        joint: let the shadows' loss train the main weights, the head and the mask as well, as published; permanent
+            tasks then have shadows too, for their loss alone. By default it trains the shadows alone, and the main
+            training is what it would be without them, bit for bit.
         seed: fresh weights are drawn from it, the task and the earlier task.
 
     Attributes:
@@ -171,14 +172,19 @@ class BackupPlugin(SupervisedPlugin):
 
     @torch.no_grad()
     def begin(self, strategy: Any, task: int, unlearnable: Collection[int]) -> None:
-        """Make a shadow of every earlier task that may be unlearned."""
+        """Make a shadow of every earlier task that may be unlearned; with ``joint``, of every one that remains.
+
+        What trains the main weights must not depend on who may be unlearned: a deadline counts tasks that are gone, so
+        that a retrained model may have other shadows.
+        """
         self.undo_training(strategy)
         model, masking, recorder = _surroundings(strategy)
         trajectory = recorder.trajectory
         self._now = _ShadowedTask(recorder, TaskStatistics(model, task, masking.masks.statistics_batches))
         values = {name: p.detach() for name, p in model.backbone.named_parameters(prefix="backbone")}
         inside_values = inside_backbone(values)
-        seen = [other for other in unlearnable if masking.influences is None or other in masking.influences]
+        shadowed = trajectory.tasks if self.joint else unlearnable
+        seen = [other for other in shadowed if masking.influences is None or other in masking.influences]
         for other in seen:  # a task that this one is isolated from takes nothing with it when it goes
             earlier = trajectory.tasks[: trajectory.tasks.index(other)]
             region = (

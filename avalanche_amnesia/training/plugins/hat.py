@@ -142,10 +142,14 @@ class HATPlugin(TaskMaskPlugin):
         super().__init__(rule, space, checks.whole_number("seed", seed, None), fit_head=fit_head)
         self.masks = with_settings(HardAttention() if masks is None else masks, settings)
         self.locked = None if locked is None else _task_labels("locked", locked)
-        self.isolation = isolation_of(isolation)
-        self.allocator = UnitAllocator() if self.isolation is None else self.isolation.allocator(self.masks.min_units)
+        self.isolate(isolation_of(isolation))
         if self.allocator.isolates:
             _check_isolated(self.masks.embedding_init, space, self.locked)
+
+    def isolate(self, isolation: Isolation | None) -> None:
+        """Choose, before the first task, who deals units to tasks; None: they share freely."""
+        self.isolation = isolation
+        self.allocator = UnitAllocator() if isolation is None else isolation.allocator(self.masks.min_units)
 
     def _make_rule(self, adjustment: Adjustment | AdjustmentRule, alpha: float | None) -> AdjustmentRule:
         if not isinstance(adjustment, AdjustmentRule):
@@ -211,7 +215,7 @@ class HATPlugin(TaskMaskPlugin):
         self.influences = None
         try:
             allocation = self.allocator.begin(strategy, model, task)
-        except ValueError:
+        except Exception:
             abort_training(strategy)
             raise
         if allocation is not None:
@@ -334,15 +338,15 @@ class HATPlugin(TaskMaskPlugin):
         model, task = self.model_of(strategy), now.task
         mask = model.by_layer(model.binary_mask(task))
         self.notice("closed", closed_layers(task, mask, model.by_layer(self._allowed(now)), self.masks.min_units))
-        if now.alone:
+        left = 0 if now.to_come is None else now.to_come - 1
+        if not left or now.alone:
             return
         if now.regulariser.weight > 0:
             self.notice("whole", whole_layers(task, mask, strategy.clock.train_exp_iterations))
-        left = 0 if now.to_come is None else now.to_come - 1
-        if left and now.allocation is None:
+        if now.allocation is None:
             share = None if now.warm_up is None else self.masks.shares(left)[0]
-            free = model.by_layer(~self.task_use(model).in_use)
-            self.notice("full", full_layers(task, free, len(model.masks), left, share))
+            use = self.task_use(model)
+            self.notice("full", full_layers(task, model.by_layer(~use.in_use), max(1, use.n_tasks), left, share))
 
     def _note_opened(self, model: MaskedModel, task: int, allocation: UnitAllocation) -> None:
         closed = model.by_layer(allocation.allowed & ~model.binary_mask(task))

@@ -187,7 +187,7 @@ class TaskMaskPlugin(SupervisedPlugin):
         if self.fit_head:
             from avalanche_amnesia.training.head_fit import fit_trained_head  # not sooner: HAT alone fits none
 
-            fit_trained_head(strategy, task, derive_seed(self.seed, "head", task))
+            self.notice(f"head {task}", fit_trained_head(strategy, task, derive_seed(self.seed, "head", task)))
         self.notice("chance", near_chance(strategy.model, strategy, task, derive_seed(self.seed, "accuracy", task)))
 
     # Where masks move units ----------------------------------------------------------------------------------

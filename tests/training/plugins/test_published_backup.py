@@ -270,3 +270,16 @@ def test_what_can_t_be_drawn_anew_is_refused_before_anything_is_made():
     with pytest.raises(ValueError, match=r"\['scale'\] do not have"):
         strategy.train(DIGITS.train_stream[0])
     assert model.tasks == ()
+
+
+def test_who_may_be_unlearned_does_not_show_in_what_a_joint_loss_trained():
+    """A deadline counts tasks that are gone: the shadows of a retrained model must be the same all the same."""
+    benchmark = with_unlearning(PERMUTED, {1: [1], 3: [3]}, deadline=1)
+    models = []
+    for tasks in (range(4), (0, 2)):
+        strategy = amnesiac(train_epochs=1, compensation=published())
+        for task in tasks:
+            strategy.train(benchmark.train_stream[task])
+        models.append(strategy.model)
+        assert strategy.model.tasks == (0, 2)
+    assert bits(models[0]) == bits(models[1])
