@@ -24,18 +24,28 @@ NORMS = {
     "batch": lambda x: batch_norm(x, None, None, training=True),
     "layer": lambda x: layer_norm(x, x.shape[1:]),
 }
+
+
+def leaky():
+    return nn.LeakyReLU(0.2)
+
+
 OPTIONS = [
     {"activation": nn.Tanh},
     {"activation": nn.Sigmoid, "bias": False},
     {"bias": False},
     {"norm": "batch"},
     {"norm": "layer", "bias": False, "activation": nn.GELU},
-    {"norm": "batch", "bias": False, "activation": lambda: nn.LeakyReLU(0.2)},
+    {"norm": "batch", "bias": False, "activation": leaky},
 ]
 
 
 def net(**options):
     return MLP(64, hidden=(24,), features=16, **options)
+
+
+def in_words(options):
+    return ", ".join(f"{name} {getattr(value, '__name__', value)}" for name, value in options.items())
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
@@ -87,20 +97,20 @@ def test_use_of_every_entry_is_what_moving_it_shows(activation, bias, norm):
             assert torch.equal(found, reaches > 0), name
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("options", OPTIONS, ids=in_words)
 @pytest.mark.parametrize("optimizer", ["adam decay", "momentum"])
 def test_earlier_tasks_keep_their_bits(options, optimizer):
     torch.manual_seed(0)
     assert_retained(make(HAT, model=MaskedModel(net(**options)), optimizer=optimizer), permuted(3))
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("options", OPTIONS, ids=in_words)
 def test_masks_over_weights_keep_their_bits_too(options):
     torch.manual_seed(0)
     assert_retained(make(WSN, model=SubnetModel(net(**options), density=0.3), optimizer="adam decay"), permuted(3))
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("options", OPTIONS, ids=in_words)
 @pytest.mark.parametrize(("isolation", "task"), [("none", 2), ("pools", 1)])
 def test_what_is_called_exact_equals_the_retrained_model(options, isolation, task):
     def learned(tasks):
@@ -114,7 +124,7 @@ def test_what_is_called_exact_equals_the_retrained_model(options, isolation, tas
     assert bits(strategy.model) == bits(learned([t for t in range(3) if t != task]).model)
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("options", OPTIONS, ids=in_words)
 def test_a_task_in_the_middle_leaves_nothing_that_nobody_owns(options):
     strategy = amnesiac(net=lambda: net(**options), adjustment="adahat", train_epochs=1, train_mb_size=32)
     assert_nothing_stray(strategy, DIGITS.train_stream, [[1], [0, 3], [2]])

@@ -294,8 +294,7 @@ class HATPlugin(TaskMaskPlugin):
         embedding.clamp_(now.lowest, now.highest)
 
     def _allowed(self, now: HATTask) -> Tensor:
-        allocation = now.allocation
-        return torch.ones_like(now.embedding, dtype=torch.bool) if allocation is None else allocation.allowed
+        return torch.ones_like(now.embedding, dtype=torch.bool) if now.allocation is None else now.allocation.allowed
 
     @torch.no_grad()
     def _fix_mask(self, model: MaskedModel) -> None:
