@@ -65,6 +65,9 @@ def test_chosen_by_the_mean_over_seeds(tmp_path):
     rows = [what | {"lr": lr, "seed": seed, "remaining": accuracy} for lr, seed, accuracy in cells]
     (tmp_path / "trials.json").write_text(json.dumps(rows))
     assert chosen("s", "Naive", tmp_path / "trials.json") == Settings("SGD", 0.2)
+    few = [row | {"n_train": 10, "lr": 0.3, "remaining": 1.0} for row in rows]
+    (tmp_path / "trials.json").write_text(json.dumps(few + rows))
+    assert chosen("s", "Naive", tmp_path / "trials.json") == Settings("SGD", 0.2)  # of fewer images: not comparable
     with pytest.raises(LookupError, match="no settings of 'EWC' on 's' were tried"):
         chosen("s", "EWC", tmp_path / "trials.json")
 
