@@ -50,7 +50,8 @@ class TaskUse:
         cumulative = [model.by_layer(self.in_use)]
         self.covered = _dense(model.graph.parameter_use(*cumulative), parameters)
         self.importance = _dense(model.graph.parameter_use(*(masks or cumulative)), parameters)
-        self._graph, self._masks = model.graph, (cumulative, masks or cumulative)
+        # Plain dictionaries: views can't be copied, and with a strategy in training this is.
+        self._graph, self._masks = model.graph, [[dict(m) for m in each] for each in (cumulative, masks or cumulative)]
         self.fixed: Mapping[str, Tensor] = {name: self.covered[name] for name in model.frozen_in_use}
 
     def covered_by(self, between: Between) -> Mapping[str, Tensor]:

@@ -81,7 +81,7 @@ def test_of_a_shared_head_only_columns_that_no_other_task_reads_are_fitted():
 def test_what_can_not_be_fitted_stays_as_it_was_trained(monkeypatch):
     trained = learned(HAT, MaskedModel)
     monkeypatch.setattr(head_fit, "fitted_head", raiser(FitError))
-    with pytest.warns(MaskWarning, match="task 1 keeps the head that it was trained with"):
+    with pytest.warns(MaskWarning, match="task 0 keeps the head that it was trained with"):
         kept = learned(HAT, MaskedModel, fit_head=True)
     assert bits(kept.model) == bits(trained.model)
 

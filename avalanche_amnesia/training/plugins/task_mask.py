@@ -52,6 +52,8 @@ class TaskMaskPlugin(SupervisedPlugin):
         training: the task in training; None between tasks.
         influences: the tasks that can leave a trace in the training of the current task, because it reads their units
             or is damped by them; None: every task that remains.
+        notices: warnings that wait for the end of a training.
+        noticed: names of those that were given already.
         opened_whole: task → layers of which it opened all units that it could: such a mask says nothing of the task.
     """
 
@@ -80,8 +82,8 @@ class TaskMaskPlugin(SupervisedPlugin):
         self.training: TaskInTraining | None = None
         self.influences: frozenset[int] | None = None
         self.opened_whole: dict[int, frozenset[str]] = {}
-        self._notices: list[str] = []
-        self._noticed: set[str] = set()
+        self.notices: list[str] = []
+        self.noticed: set[str] = set()
 
     @property
     def snapshot(self) -> TaskSnapshot | None:
@@ -155,7 +157,7 @@ class TaskMaskPlugin(SupervisedPlugin):
         self._warn()
 
     def _warn(self) -> None:
-        notices, self._notices = self._notices, []
+        notices, self.notices = self.notices, []
         for text in notices:
             warnings.warn(text, MaskWarning, stacklevel=2)
 
@@ -166,9 +168,9 @@ class TaskMaskPlugin(SupervisedPlugin):
             about: names the warning.
             text: None where there is nothing to warn of.
         """
-        if text is not None and about not in self._noticed:
-            self._noticed.add(about)
-            self._notices.append(text)
+        if text is not None and about not in self.noticed:
+            self.noticed.add(about)
+            self.notices.append(text)
 
     def keep_mask(self, strategy: Any) -> None:
         """Commit what the mask of the task in training owns, and let the model keep the mask (its ``finish_task``).
@@ -187,7 +189,7 @@ class TaskMaskPlugin(SupervisedPlugin):
         if self.fit_head:
             from avalanche_amnesia.training.head_fit import fit_trained_head  # not sooner: HAT alone fits none
 
-            self.notice(f"head {task}", fit_trained_head(strategy, task, derive_seed(self.seed, "head", task)))
+            self.notice("head", fit_trained_head(strategy, task, derive_seed(self.seed, "head", task)))
         self.notice("chance", near_chance(strategy.model, strategy, task, derive_seed(self.seed, "accuracy", task)))
 
     # Where masks move units ----------------------------------------------------------------------------------
