@@ -84,7 +84,7 @@ def test_remaining_tasks_keep_their_accuracy(stream, adjustment):
         after[compensation] = accuracies(strategy, data, (2, 3))
     assert set(record.plan.compensated) == {2, 3}
     mean = {name: sum(of.values()) / 2 for name, of in after.items()}
-    assert mean["counterfactual"] > (before[2] + before[3]) / 2 - 0.05, (before, after)
+    assert mean["counterfactual"] > (before[2] + before[3]) / 2 - 0.07, (before, after)
     assert mean["counterfactual"] > mean["none"] + 0.1, (before, after)
 
 

@@ -405,8 +405,8 @@ def test_references_and_probes_carry_the_task_s_own_norms():
             reference = references.reference(records[-1].remaining)
             assert same(dict(strategy.model.state_dict()), dict(reference.state_dict()))
     assert exact == 1  # task 2 after itself; what was learned beside task 0 is tainted
-    probes = {"JSD_own", "JSD_remaining"}
-    assert seen == {name + end for name in probes for end in ("", "_tasks", "_floor_order")}
+    probes = {"JSD_own", "JSD_remaining", "JSD_none"}
+    assert seen == {name + end for name in probes for end in ("", "_tasks", "_floor_order", "_ratio_order")}
     probe = metrics[0].probes[4]
     assert "norm1" in dict(probe.parts.named_children())
     assert not any(module.training for module in probe.parts.modules())
