@@ -11,6 +11,9 @@ from support.strategies import DIGITS, amnesiac, stock, trained
 from support.strategy_state import bits, unlearning_plugin
 
 from avalanche_amnesia.audit import RecordError, SigningError, UnlearningRecord, verify
+from avalanche_amnesia.benchmarks import with_unlearning
+from avalanche_amnesia.isolation import Pools
+from avalanche_amnesia.training import HardAttention
 from avalanche_amnesia.training.plugins import UnlearningPlugin
 
 
@@ -55,6 +58,20 @@ def test_it_says_where_the_model_comes_from(unlearned):
     assert origin.data["2"] == hashlib.sha256(f"{len(labels)}:".encode() + labels.tobytes()).hexdigest()
     assert list(origin.data) == ["0", "1", "2"]
     assert timedelta() <= datetime.now(UTC) - datetime.fromisoformat(record.time) < timedelta(hours=1)
+
+
+def test_it_says_how_masks_were_learned_and_units_dealt():
+    benchmark = with_unlearning(DIGITS, {1: [0]})
+    strategy = amnesiac(train_epochs=1, isolation=Pools.planned(benchmark), masks=HardAttention(s_max=50.0))
+    for experience in benchmark.train_stream[:2]:
+        strategy.train(experience)
+    (record,) = unlearning_plugin(strategy).records
+    again = UnlearningRecord.from_json(record.to_json())
+    options = again.provenance.options
+    assert options == record.provenance.options
+    assert options["HATPlugin"]["masks"] == dataclasses.asdict(HardAttention(s_max=50.0))
+    assert options["HATPlugin"]["isolation"]["slots"] == {"0": 0, "1": 1, "2": 0, "3": 2, "4": 3}
+    assert options["Adam"]["betas"] == [0.9, 0.999]
 
 
 def test_it_can_be_read_again(unlearned, tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import numpy as np
@@ -43,4 +44,22 @@ def provenance_of(strategy: Any, data: Mapping[int, str]) -> Provenance:
 
 
 def _settings(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in attributes.items() if isinstance(value, _PLAIN) and not name.startswith("_")}
+    """Plain values among attributes, and settings of masks and pools, as values of JSON."""
+    public = {name: value for name, value in attributes.items() if not name.startswith("_")}
+    return {name: _as_json(value) for name, value in public.items() if isinstance(value, _PLAIN) or _is_settings(value)}
+
+
+def _is_settings(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return all(isinstance(entry, _PLAIN) for entry in value)
+    return is_dataclass(value) and not isinstance(value, type) and value.__dataclass_params__.frozen  # type: ignore[attr-defined]
+
+
+def _as_json(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return list(value)
+    if isinstance(value, Mapping):  # slots by task
+        return {str(key): entry for key, entry in value.items()}
+    if is_dataclass(value):
+        return {field.name: _as_json(getattr(value, field.name)) for field in fields(value)}
+    return value if isinstance(value, _PLAIN) else type(value).__name__
