@@ -84,7 +84,8 @@ def test_remaining_tasks_keep_their_accuracy(stream, adjustment):
         after[compensation] = accuracies(strategy, data, (2, 3))
     assert set(record.plan.compensated) == {2, 3}
     mean = {name: sum(of.values()) / 2 for name, of in after.items()}
-    assert mean["counterfactual"] > (before[2] + before[3]) / 2 - 0.07, (before, after)
+    # Of 400 images the standard error is .02; without compensation .4 is lost.
+    assert mean["counterfactual"] > (before[2] + before[3]) / 2 - 0.1, (before, after)
     assert mean["counterfactual"] > mean["none"] + 0.1, (before, after)
 
 
