@@ -73,8 +73,8 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
         evaluator: Avalanche's EvaluationPlugin; by default one without loggers.
         reset_optimizer: a new optimizer state for every task (``train(…, reset_optimizer_state=…)`` overrides it).
         seed: every draw derives from it and the task.
-        options: Avalanche's own: ``train_mb_size``, ``train_epochs``, ``eval_mb_size``, ``device``, ``eval_every``,
-            ``peval_mode``.
+        options: Avalanche's own: ``train_mb_size``, ``train_epochs``, ``eval_mb_size`` (None, the default: as for
+            training), ``device``, ``eval_every``, ``peval_mode``.
 
     Raises:
         TypeError: if ``model`` is of another kind, for an unknown option, or for what is no optimizer, plugin,
@@ -105,7 +105,7 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
             criterion=nn.CrossEntropyLoss() if criterion is None else checked_criterion(criterion),
             plugins=[SeedingPlugin(seed), InMemoryLoaderPlugin(), *method, *checked_plugins(plugins)],
             evaluator=EvaluationPlugin(loggers=[BaseLogger()]) if evaluator is None else checked_evaluator(evaluator),
-            **checked_options(options),
+            **{"eval_mb_size": None} | checked_options(options),
         )
         self.seed = checks.whole_number("seed", seed, None)
         self.reset_optimizer = reset_optimizer

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from support.isolated_pools import N_TASKS, NETS, equal, pools, references
 from support.strategies import DIGITS, OPTIMIZERS
 from support.strategy_state import bits, fingerprint, trajectory, unlearning_plugin
+from support.thoroughness import examples
 from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock, ResNet
 
@@ -87,7 +88,7 @@ ANY_METHOD = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=examples(20), deadline=None, derandomize=True)
 @given(ANY_METHOD, st.sets(st.integers(0, N_TASKS - 1), max_size=2), st.data())
 def test_any_life_with_fewer_slots_than_tasks_leaves_the_reference(method, permanent, data):
     """Tasks in any order, learned again, and unlearned one or several at a time, between and in the middle of tasks."""

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from support.isolated_pools import ITERATIONS, N_TASKS, NETS, equal, pools, references
 from support.strategies import DIGITS, OPTIMIZERS
 from support.strategy_state import bits, unlearning_plugin
+from support.thoroughness import examples
 from torch import Tensor, nn
 from torch.optim import Adafactor
 
@@ -57,7 +58,7 @@ def schedules(draw):
     return {"requests": requests, "permanent": sorted(permanent), "deadline": deadline}
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=examples(20), deadline=None, derandomize=True)
 @given(schedules(), ANY_METHOD, st.data())
 def test_any_requests_in_any_stream_leave_the_reference(schedule, method, data):
     benchmark = with_unlearning(DIGITS, **schedule)

@@ -1,7 +1,6 @@
 """Whatever interrupts a training, it leaves the state before the task or the state after it, and the stream goes on."""
 
 import copy
-import os
 import random
 from contextlib import suppress
 
@@ -19,6 +18,7 @@ from support.interruptions import (
     interrupted_at,
     lines_of,
 )
+from support.thoroughness import examples
 from torch import nn
 from torch.optim import SGD, Adam
 
@@ -145,9 +145,10 @@ def state_after(strategy, experience):
     return comparable_state(strategy)
 
 
-def sampled(things, most):
-    """At most so many of them, spread evenly; AMNESIA_LINES=all looks at each."""
-    return things if os.environ.get("AMNESIA_LINES") == "all" else things[:: -(-len(things) // most)]
+def sampled(things, kind, most):
+    """About so many of them, spread evenly: others for every kind of strategy, as most lines are run by all kinds."""
+    step = -(-len(things) // most)
+    return things[list(KINDS).index(kind) % step :: step]
 
 
 @pytest.mark.slow
@@ -161,7 +162,7 @@ def test_an_error_at_any_line_behind_the_last_epoch_leaves_one_state_or_the_othe
     after = comparable_state(straight)
     assert after != before
     later, undone = state_after(straight, stream[3]), 0
-    for position in sampled(positions, 60):
+    for position in sampled(positions, kind, examples(24)):
         broken = copied()
         with pytest.raises(Interrupted) as error, interrupted_at(position):
             broken._after_training_exp()
@@ -190,7 +191,7 @@ def test_a_training_that_is_interrupted_anywhere_can_be_repeated_and_the_stream_
         state_after(without, DIGITS.train_stream[2])
         expected[True] = all_but_records(state_after(without, DIGITS.train_stream[3]))
     draw = random.Random(kind)
-    for trial in range(int(os.environ.get("AMNESIA_INTERRUPTIONS", "3"))):
+    for trial in range(examples(2)):
         broken, _ = fresh(trial)
         position = draw.randrange(lines)
         with pytest.raises(Interrupted) as error, interrupted_at(position):

@@ -1,20 +1,18 @@
 """Whatever happens to a strategy, in whatever order, and whatever fails on the way: what is promised holds."""
 
-import os
-
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from support.fault_injection import UNLEARNING_STEPS
 from support.scenario import BATCHES, TASKS, Scenario
 from support.scenario_strategies import KINDS, NETS
+from support.thoroughness import examples
 
 from avalanche_amnesia.benchmarks import UnlearningRequest
 from avalanche_amnesia.training.plugins import CounterfactualPlugin
 from avalanche_amnesia.unlearning.purging.importances import EWCAdapter
 
 STEPS = [*UNLEARNING_STEPS, (CounterfactualPlugin, "compensate"), (EWCAdapter, "purge")]
-EXAMPLES = int(os.environ.get("AMNESIA_SCENARIOS", "23"))  # of each kind
 
 
 def failures(*events: str) -> st.SearchStrategy:
@@ -75,7 +73,7 @@ def perform(scenario: Scenario, event: tuple) -> None:
 @pytest.mark.filterwarnings("ignore:Plugin .* implements incompatible callbacks")
 @pytest.mark.parametrize("kind", KINDS)
 @settings(
-    max_examples=EXAMPLES,
+    max_examples=examples(12),  # of each kind
     derandomize=True,
     deadline=None,
     database=None,

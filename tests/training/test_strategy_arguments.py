@@ -285,3 +285,10 @@ def test_every_optimizer_of_the_other_tests_passes():
         strategy = make(optimizer=optimizer, train_epochs=1)
         strategy.train(split().train_stream[0])
         assert bool(logits(strategy, split(), [0])[0].isfinite().all()), name
+
+
+@pytest.mark.parametrize(("given", "size"), [({}, 40), ({"eval_mb_size": 8}, 8), ({"eval_mb_size": None}, 40)])
+def test_evaluation_takes_mini_batches_of_the_training_s_size_unless_told(given, size):
+    model = MaskedModel(MLP(64, hidden=(8,), features=8))
+    strategy = AmnesiacHAT(model=model, optimizer=SGD(model.parameters(), lr=0.1), train_mb_size=40, **given)
+    assert strategy.eval_mb_size == size
