@@ -26,7 +26,8 @@ def fit_head(
 ) -> tuple[Tensor, Tensor]:
     """Multinomial logistic regression: ``min mean cross-entropy + penalty / 2n · ‖V‖²``, V over whitened features.
 
-    Whitening makes the problem round, so that a dozen steps of L-BFGS from zero suffice; nothing is drawn.
+    Whitening makes the problem round, so that a dozen steps of L-BFGS from zero suffice; nothing is drawn. A feature
+    that is 0 in all samples, as those of closed units are, has weight 0, and takes no part.
 
     Args:
         features: ``(n, features)``.
@@ -45,11 +46,13 @@ def fit_head(
     """
     n = len(features)
     with torch.no_grad():
-        mean = features.mean(0) * has_bias  # without a bias nothing could undo the centring
-        x = features - mean
+        there = features.count_nonzero(0).nonzero()[:, 0]
+        x = features.index_select(1, there)
+        mean = x.mean(0) * has_bias  # without a bias nothing could undo the centring
+        x = x - mean
         covariance = x.T @ x / n
         one = torch.eye(len(covariance)).to(covariance)
-        floor = 1e-4 * covariance.diagonal().mean() + torch.finfo(features.dtype).tiny
+        floor = 1e-4 * covariance.diagonal().sum() / features.shape[1] + torch.finfo(features.dtype).tiny
         if not bool(covariance.isfinite().all()):
             raise FitError("the features are not finite, or their covariance overflows")
         factor, failed_at = torch.linalg.cholesky_ex(covariance + floor * one)
@@ -83,8 +86,9 @@ def fit_head(
     with torch.no_grad():
         unwhitened = weight @ whitening
         shift = bias[:, 0] - unwhitened @ mean
-    _check_fit(unwhitened, shift)
-    return unwhitened.contiguous(), shift.contiguous()
+        of_all = features.new_zeros(n_classes, features.shape[1]).index_copy_(1, there, unwhitened)
+    _check_fit(of_all, shift)
+    return of_all, shift.contiguous()
 
 
 def _check_fit(*found: Tensor) -> None:

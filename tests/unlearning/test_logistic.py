@@ -45,6 +45,25 @@ def test_features_that_are_always_zero_and_classes_without_samples_are_allowed()
     assert all(value.isfinite().all() for value in constant)
 
 
+def test_features_of_closed_units_take_no_part_wherever_they_lie():
+    x, y = task_data(PermutedDigits(4, n_train=600, n_test=300).train_stream[0])
+    open_ones = x.flatten(1)[:, x.flatten(1).any(0)]
+    generator = torch.Generator().manual_seed(0)
+    places = torch.randperm(200, generator=generator)[: open_ones.shape[1]].sort().values
+    features = torch.zeros(len(x), 200).index_copy_(1, places, open_ones)
+    weight, bias = fit_head(features, y, 10)
+    closed = torch.ones(200, dtype=torch.bool).index_fill_(0, places, False)
+    assert not weight[:, closed].any()
+    # The twin whitens all 200: those that vary by next to nothing have next to no say.
+    twin, of_twin = fit_head(features + 1e-7 * torch.randn(features.shape, generator=generator), y, 10)
+    assert torch.allclose(F.linear(features, weight, bias), F.linear(features, twin, of_twin), atol=0.02)
+    others = torch.randperm(200, generator=generator)[: open_ones.shape[1]].sort().values
+    moved, of_moved = fit_head(torch.zeros(len(x), 200).index_copy_(1, others, open_ones), y, 10)
+    assert not torch.equal(others, places)
+    assert torch.equal(moved[:, others], weight[:, places])
+    assert torch.equal(of_moved, bias)
+
+
 @pytest.mark.parametrize("size", [float("nan"), float("inf"), 1e25])
 def test_no_head_is_fitted_to_features_that_overflow(size):
     x, y = DIGITS.train_stream[0].tensors
