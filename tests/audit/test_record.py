@@ -4,8 +4,11 @@ import dataclasses
 import hashlib
 import json
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
+import torch
+from avalanche.core import SupervisedPlugin
 from avalanche.training import EWC
 from support.strategies import DIGITS, amnesiac, stock, trained
 from support.strategy_state import bits, unlearning_plugin
@@ -72,6 +75,23 @@ def test_it_says_how_masks_were_learned_and_units_dealt():
     assert options["HATPlugin"]["masks"] == dataclasses.asdict(HardAttention(s_max=50.0))
     assert options["HATPlugin"]["isolation"]["slots"] == {"0": 0, "1": 1, "2": 0, "3": 2, "4": 3}
     assert options["Adam"]["betas"] == [0.9, 0.999]
+
+
+def test_settings_of_a_users_plugin_of_any_type_are_values_of_json():
+    @dataclasses.dataclass(frozen=True)
+    class Settings:
+        by_layer: dict
+
+    class Plugin(SupervisedPlugin):
+        settings = None
+
+    strategy, plugin = amnesiac(train_epochs=1), Plugin()
+    plugin.settings = Settings({1: torch.int8, 2: (0.5, torch.float16), 3: Path})
+    strategy.plugins.append(plugin)
+    strategy.train(DIGITS.train_stream[0])
+    record = UnlearningRecord.from_json(strategy.unlearn([0]).to_json())
+    kept = {"1": "torch.int8", "2": [0.5, "torch.float16"], "3": "type"}
+    assert record.provenance.options["Plugin"]["settings"] == {"by_layer": kept}
 
 
 def test_it_can_be_read_again(unlearned, tmp_path):

@@ -8,6 +8,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
 from avalanche_amnesia.audit.record import Provenance
 from avalanche_amnesia.training.host.lookup import find_plugin
@@ -57,9 +58,11 @@ def _is_settings(value: Any) -> bool:
 
 def _as_json(value: Any) -> Any:
     if isinstance(value, tuple):
-        return list(value)
+        return [_as_json(entry) for entry in value]
     if isinstance(value, Mapping):  # slots by task
-        return {str(key): entry for key, entry in value.items()}
+        return {str(key): _as_json(entry) for key, entry in value.items()}
     if is_dataclass(value):
         return {field.name: _as_json(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, torch.dtype):
+        return str(value)
     return value if isinstance(value, _PLAIN) else type(value).__name__
