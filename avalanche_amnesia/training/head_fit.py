@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -26,16 +26,29 @@ class FittedHead:
     """Head and statistics of a task, fitted to the model as it is, or as it would be without some other tasks.
 
     Attributes:
-        weight: ``(classes, features)``, or those columns of it that are the task's own.
+        weight: ``(classes, features)``, or some columns of it.
         bias: ``(classes,)``; None where it stays.
         columns: bool ``(features,)``, which columns ``weight`` holds; None: all.
+        others_zero: whether the other columns are 0; they stay as they are otherwise.
         statistics: of the task's norms in that model, by name in its parts; empty without running statistics.
     """
 
     weight: Tensor
     bias: Tensor | None = None
     columns: Tensor | None = None
+    others_zero: bool = False
     statistics: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def moved(self, move: Callable[[str, Tensor], Tensor], task: int) -> FittedHead:
+        """The head behind a move of units, see :class:`~avalanche_amnesia.isolation.relocation.KeptTensors`."""
+        name = f"heads.{task}.weight"
+        statistics = {key: move(f"own.{task}.{key}", value) for key, value in self.statistics.items()}
+        if self.columns is None:
+            return replace(self, weight=move(name, self.weight), statistics=statistics)
+        weight = self.weight.new_zeros(len(self.weight), len(self.columns))
+        weight[:, self.columns] = self.weight
+        columns = move(name, self.columns.expand_as(weight))[0]
+        return replace(self, weight=move(name, weight)[:, columns], columns=columns, statistics=statistics)
 
     def places(self, model: TaskMaskedModel, task: int) -> Iterator[tuple[Tensor, Tensor]]:
         """The model's tensors that it replaces, and their values."""
@@ -44,8 +57,8 @@ class FittedHead:
         if self.columns is None:
             yield weight, self.weight
         else:
-            value = weight.clone()
-            value[:, self.columns] = self.weight
+            value = torch.zeros_like(weight) if self.others_zero else weight.clone()
+            value[:, self.columns] = self.weight.to(value.dtype)
             yield weight, value
         if self.bias is not None:
             yield head.get_parameter("bias").data, self.bias
@@ -84,6 +97,18 @@ def fitted_head(
     before = shared.weight.detach()
     correction = fit_correction(features[:, columns], labels, features @ before.T)
     return FittedHead(before[:, columns] + correction, columns=columns)
+
+
+def compacted(head: FittedHead) -> FittedHead:
+    """A head of all columns in half precision, where that holds it, without the columns of 0, those of closed units."""
+    columns = head.weight.any(0)
+    bias = None if head.bias is None else _half(head.bias)
+    return replace(head, weight=_half(head.weight[:, columns]), bias=bias, columns=columns, others_zero=True)
+
+
+def _half(values: Tensor) -> Tensor:
+    short = values.half()
+    return short if bool(short.isfinite().all()) else values
 
 
 def _own_columns(model: MaskedModel, task: int, gone: Collection[int]) -> Tensor:

@@ -1,11 +1,14 @@
 """Heads fitted to the features that a task ends with."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
 from support.fault_injection import raiser
 from support.strategies import DIGITS, amnesiac
 from support.strategy_state import bits
+from torch import nn
 from torch.nn import functional as F
 
 from avalanche_amnesia.benchmarks import PermutedDigits
@@ -96,3 +99,40 @@ def test_unlearning_takes_a_fitted_head_and_the_others_keep_theirs():
     now = dict(strategy.model.named_parameters())
     assert all(torch.equal(now[name], value) for name, value in head.items())
     assert not any(name.startswith("heads.1.") for name in now)
+
+
+def placed(head, like):
+    model = SimpleNamespace(head=lambda task: like)
+    return next(value for tensor, value in head.places(model, 0) if tensor.data_ptr() == like.weight.data_ptr())
+
+
+@pytest.mark.parametrize(("largest", "dtype"), [(3.0, torch.float16), (1e6, torch.float32)])
+def test_a_compacted_head_is_the_head_to_half_precision_without_columns_of_closed_units(largest, dtype):
+    torch.manual_seed(0)
+    weight, opened = torch.randn(4, 10), torch.arange(10) % 3 == 0
+    weight[:, ~opened] = 0
+    weight[0, 0] = largest
+    kept = head_fit.compacted(head_fit.FittedHead(weight, torch.randn(4)))
+    assert (kept.weight.shape, kept.weight.dtype, kept.bias.dtype) == ((4, 4), dtype, torch.float16)
+    assert torch.equal(kept.columns, opened)
+    value = placed(kept, nn.Linear(10, 4))
+    assert value.dtype == torch.float32
+    assert torch.equal(value, weight.to(dtype).float())
+
+
+@pytest.mark.parametrize("compact", [True, False])
+def test_a_head_moves_with_its_units(compact):
+    torch.manual_seed(0)
+    order, weight, opened = torch.randperm(10), torch.randn(4, 10).half().float(), torch.arange(10) < 6
+    weight[:, ~opened] = 0
+    head = head_fit.FittedHead(weight, statistics={"norm.mean": torch.arange(10.0)})
+    names = set()
+
+    def move(name, value):
+        names.add(name)
+        return value[..., order]
+
+    moved = (head_fit.compacted(head) if compact else head).moved(move, 3)
+    assert torch.equal(placed(moved, nn.Linear(10, 4)), weight[:, order])
+    assert torch.equal(moved.statistics["norm.mean"], torch.arange(10.0)[order])
+    assert names == {"heads.3.weight", "own.3.norm.mean"}

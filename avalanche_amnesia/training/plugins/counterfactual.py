@@ -17,7 +17,7 @@ from avalanche_amnesia import checks
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.training.counterfactual_features import CounterfactualFeatures
-from avalanche_amnesia.training.head_fit import MOST_SAMPLES, FittedHead, fitted_head
+from avalanche_amnesia.training.head_fit import MOST_SAMPLES, FittedHead, compacted, fitted_head
 from avalanche_amnesia.training.host.lookup import find_plugin
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 from avalanche_amnesia.training.task_samples import training_samples
@@ -109,7 +109,7 @@ class CounterfactualPlugin(SupervisedPlugin):
                 except FitError as error:  # costs this head, and not the task that was trained
                     unfitted[gone], head = str(error), None
             if head is not None:
-                self.heads[task][gone] = replace(head, statistics=statistics)
+                self.heads[task][gone] = replace(self._kept(head), statistics=statistics)
         if unfitted:
             reasons = "; ".join(f"without {sorted(gone)}: {reason}" for gone, reason in unfitted.items())
             warnings.warn(
@@ -129,6 +129,10 @@ class CounterfactualPlugin(SupervisedPlugin):
         """Tensor name → bool tensor of the entries that go with a task."""
         return trajectory.moved(task)
 
+    def _kept(self, head: FittedHead) -> FittedHead:
+        """A fitted head as it is kept."""
+        return compacted(head)
+
     def _swap(self, model: TaskMaskedModel, task: int, fitted: FittedHead, change: Transaction) -> None:
         """Put a fitted head in the place of the task's."""
         for tensor, value in fitted.places(model, task):
@@ -145,15 +149,7 @@ class CounterfactualPlugin(SupervisedPlugin):
         """Follow units that move, see :class:`~avalanche_amnesia.isolation.relocation.KeptTensors`."""
         change.keep(self, "heads")
         self.heads = {
-            task: {
-                gone: replace(
-                    head,
-                    weight=moved(f"heads.{task}.weight", head.weight),
-                    statistics={name: moved(f"own.{task}.{name}", value) for name, value in head.statistics.items()},
-                )
-                for gone, head in heads.items()
-            }
-            for task, heads in self.heads.items()
+            task: {gone: head.moved(moved, task) for gone, head in heads.items()} for task, heads in self.heads.items()
         }
 
     # As a compensation ----------------------------------------------------------------------------------------

@@ -89,6 +89,9 @@ class SharedHeadCounterfactualPlugin(CounterfactualPlugin):
                         change.write(tensor, value)
             yield
 
+    def _kept(self, head: FittedHead) -> FittedHead:
+        return head  # what the model holds must be what is recorded, and later tasks read it
+
     def _swap(self, model: TaskMaskedModel, task: int, fitted: FittedHead, change: Transaction) -> None:
         weight = _weight(model)
         before = self._unrepaired(model, task, change)

@@ -44,6 +44,16 @@ def test_every_set_of_earlier_tasks_has_a_head_within_the_budget():
     assert set(plugin.heads[1]) == {frozenset({0})}
 
 
+def test_a_kept_head_takes_two_bytes_per_class_and_unit_that_the_task_opens():
+    strategy = learned()
+    model, kept = strategy.model, heads_of(strategy).heads
+    assert any(kept.values())
+    for task, heads in kept.items():
+        n_open = int(model.masks[task]["layers.1"].sum())
+        for head in heads.values():
+            assert head.weight.nbytes <= 2 * 10 * n_open < 2 * 10 * model.n_features
+
+
 def test_a_budget_keeps_single_tasks_first_and_the_newest_of_them():
     strategy = amnesiac(train_epochs=1, compensation="none", plugins=[CounterfactualPlugin(max_sets=4)])
     for experience in PERMUTED.train_stream:
