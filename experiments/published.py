@@ -48,7 +48,6 @@ VARIANTS = {
     "default": lambda seed: {},
     "as published": _as_published,
     "published, deletion alone": lambda seed: _as_published(seed) | {"compensation": "none"},
-    "published masks, our heads": lambda seed: {"masks": HardAttention()},
 }
 MEASURES = {
     "remaining": ("mean accuracy of the two tasks that remain", 100),
@@ -74,7 +73,6 @@ Measured at the end, on the test images: means ± standard deviations over the s
   weights, heads as training left them. One thing is not as published, to its advantage: α scales updates. On gradients
   Adam undoes it, and what earlier tasks use moves (seed 1: 62.5 % remain, AD −25.7).
 * *published, deletion alone*: the same without backup copies.
-* *published masks, our heads*: our default with HAT's regulariser in place of the budget.
 
 The authors' own code (CLArena, another build of the same method; two seeds, run by us) ends at 88.2 and 91.5, and 86.0
 and 91.5 per cent on the two tasks, AD −3.9 and −4.8.
