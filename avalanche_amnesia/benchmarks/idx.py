@@ -1,20 +1,11 @@
 """Files of the MNIST family in the layout that torchvision expects, read by it and left as they are."""
 
-import os
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from torch import Tensor
 
-ENVIRONMENT = "AMNESIA_DATA"
-
-
-class DataNotFoundError(FileNotFoundError):
-    """The files of a data set aren't under the data root."""
-
-
-class CorruptDataError(OSError):
-    """A file of a data set is not what was published."""
+from avalanche_amnesia.benchmarks.data_root import ENVIRONMENT, CorruptDataError, DataNotFoundError, data_root
 
 
 def load_idx(name: str, root: str | Path | None, download: bool) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
@@ -35,13 +26,8 @@ def load_idx(name: str, root: str | Path | None, download: bool) -> tuple[tuple[
     """
     from torchvision import datasets
 
-    given = root if root is not None else os.environ.get(ENVIRONMENT)
-    if not given:
-        raise DataNotFoundError(
-            f"{name} needs a data root: give root=, a folder that holds {name}/raw, or set the environment "
-            f"variable {ENVIRONMENT}; with download=True torchvision fills that folder"
-        )
-    family, raw = getattr(datasets, name), Path(given) / name / "raw"
+    given = data_root(name, root, f"{name}/raw")
+    family, raw = getattr(datasets, name), given / name / "raw"
     files = [(raw / gz.removesuffix(".gz"), raw / gz, md5) for gz, md5 in family.resources]
     missing = [extracted.name for extracted, packed, _ in files if not extracted.is_file() and not packed.is_file()]
     if missing and not download:

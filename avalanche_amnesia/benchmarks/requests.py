@@ -131,23 +131,55 @@ def with_unlearning(
 def without_requests(benchmark: CLScenario) -> CLScenario:
     """A new benchmark whose train experiences carry no request; which tasks are permanent, and when, stays.
 
+    A task that came again after a request comes once.
+
     Args:
         benchmark: as :func:`with_unlearning` takes it.
 
     Raises:
         TypeError: what is no benchmark.
         ValueError: a train experience without exactly one task label.
-        RequestError: a task that is trained twice, which without the requests is none to learn again.
+        RequestError: a task that is trained again although it remains.
     """
     tasks = _tasks(benchmark)
-    nothing: list[tuple[UnlearningRequest, ...]] = [() for _ in tasks]
     declared, deadline = _permanent(benchmark), _deadline(benchmark, None)
-    _rehearse(tasks, nothing, declared, TaskLedger(deadline))
-    return _scheduled(benchmark, nothing, declared, deadline)
+    _rehearse(tasks, _carried(benchmark), declared, TaskLedger(deadline))
+    first = [position for position, task in enumerate(tasks) if task not in tasks[:position]]
+    alone = benchmark if len(first) == len(tasks) else _rearranged(benchmark, first)
+    return _scheduled(alone, [() for _ in first], declared, deadline)
+
+
+def reordered(benchmark: CLScenario, order: Sequence[int]) -> CLScenario:
+    """A new benchmark whose tasks are trained in another order, some of them again; its test stream stays.
+
+    Args:
+        benchmark: without requests.
+        order: positions in its train stream; one that comes again must be unlearned in between.
+
+    Raises:
+        ValueError: a position that does not exist.
+    """
+    n = len(benchmark.train_stream)
+    positions = checks.integers("order", order, "positions of the train stream")
+    if any(not 0 <= position < n for position in positions):
+        raise ValueError(f"order={list(positions)}: the train stream has the positions 0 to {n - 1}")
+    return _rearranged(benchmark, positions)
+
+
+def _rearranged(benchmark: CLScenario, positions: Sequence[int]) -> CLScenario:
+    train = EagerCLStream("train", [_own_copy(benchmark.train_stream[position]) for position in positions])
+    others = [stream for name, stream in benchmark.streams.items() if name != "train"]
+    result = CLScenario([train, *others])
+    for name, value in vars(benchmark).items():
+        if not name.startswith("_") and name not in vars(result):
+            setattr(result, name, value)
+    return result
 
 
 def tasks_after_each(stream: Iterable[Any]) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
     """Tasks that were trained, and those of them that remain, after each experience and its requests, in order.
+
+    A task that comes again counts where it came last.
 
     Args:
         stream: of experiences, with ``requests`` or without.
@@ -156,7 +188,7 @@ def tasks_after_each(stream: Iterable[Any]) -> Iterator[tuple[tuple[int, ...], t
     gone: set[int] = set()
     for experience in stream:
         task = int(experience.task_label)
-        trained.append(task)
+        trained = [*(other for other in trained if other != task), task]
         gone.discard(task)
         gone |= {task for request in getattr(experience, "requests", ()) for task in request.tasks}
         yield tuple(trained), tuple(task for task in trained if task not in gone)

@@ -1,5 +1,7 @@
 """Task-incremental benchmarks from tensors or data sets, ready for multi-head models and stock metrics."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +19,7 @@ from torch.utils.data import Dataset
 from avalanche_amnesia import checks
 from avalanche_amnesia.benchmarks.data import BatchTransform, LazyTask, TensorTask
 from avalanche_amnesia.benchmarks.labels import Data, labels_of
+from avalanche_amnesia.benchmarks.transforms import Chain
 
 
 class TaskExperience(DatasetExperience):
@@ -79,6 +82,28 @@ class TaskExperience(DatasetExperience):
             return None
         return self._samples.tensors(where)
 
+    def placed(self, task: int, n_classes: Sequence[int], change: BatchTransform | None = None) -> TaskExperience:
+        """The same data as a task of another stream.
+
+        Args:
+            task: label and position there.
+            n_classes: of every task there.
+            change: batch transform behind the task's own; None: none.
+
+        Raises:
+            ValueError: for a change of a lazy data set.
+        """
+        samples = self._samples
+        if change is not None:
+            if isinstance(samples, LazyTask):
+                raise ValueError(
+                    "a lazy data set's samples can't be changed here: transform them in the data set, and ask for no "
+                    "change (size=None, channels=None)"
+                )
+            steps = (change,) if samples.transform is None else (samples.transform, change)
+            samples = TensorTask(samples.base, samples.index, samples.targets, Chain(steps))
+        return TaskExperience(samples, task, n_classes, self.original_classes)
+
     def not_finite(self) -> Tensor | None:
         """Positions of the samples that hold NaN or infinity before any transform, int64 (n,); None: not in memory."""
         if isinstance(self._samples, LazyTask) or self._dataset is not self._built_with:
@@ -123,9 +148,19 @@ def task_benchmark(
         if not isinstance(data, tuple) and any(step is not None for step in steps):
             raise ValueError(f"{name}: transforms apply to tensor pairs; give (x, y), or transform in the data set")
         streams.append(EagerCLStream(name, _experiences(name, data, classes, steps)))
-    benchmark = CLScenario(streams)
-    benchmark.n_classes = max(map(len, classes))
-    benchmark.n_classes_per_exp = [len(chosen) for chosen in classes]
+    return scenario_of(streams, [len(chosen) for chosen in classes])
+
+
+def scenario_of(streams: Sequence[EagerCLStream], n_classes: Sequence[int]) -> CLScenario:
+    """A scenario of streams of :class:`TaskExperience`.
+
+    Args:
+        streams: of the same tasks.
+        n_classes: of each task.
+    """
+    benchmark = CLScenario(list(streams))
+    benchmark.n_classes = max(n_classes)
+    benchmark.n_classes_per_exp = list(n_classes)
     for stream in streams:
         stream.benchmark = benchmark
     return benchmark

@@ -1,4 +1,4 @@
-"""Deterministic transforms of whole batches: float32 (n, ...) in, or int64 for tokens, the same shape out."""
+"""Deterministic transforms of whole batches: float32 (n, ...) in, or int64 for tokens, the same number out."""
 
 from dataclasses import dataclass
 
@@ -59,4 +59,28 @@ class Chain:
     def __call__(self, x: Tensor) -> Tensor:
         for step in self.steps:
             x = step(x)
+        return x
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Images of one size and number of colours: bilinear with antialiasing; grey is repeated, colours are averaged.
+
+    Args:
+        size: pixels of a side; None: as they are.
+        channels: 1 or 3; None: as they are.
+    """
+
+    size: int | None
+    channels: int | None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        from torch.nn.functional import interpolate
+
+        if self.channels == 1 < x.shape[1]:
+            x = x.mean(1, keepdim=True)
+        if self.size is not None and x.shape[-2:] != (self.size, self.size):
+            x = interpolate(x, (self.size, self.size), mode="bilinear", align_corners=False, antialias=True)
+        if self.channels is not None and x.shape[1] < self.channels:
+            x = x.expand(-1, self.channels, -1, -1)
         return x

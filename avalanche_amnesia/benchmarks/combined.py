@@ -1,0 +1,48 @@
+"""One stream of several data sets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from avalanche.benchmarks import CLScenario, EagerCLStream
+
+from avalanche_amnesia import checks
+from avalanche_amnesia.benchmarks.tasks import TaskExperience, scenario_of
+from avalanche_amnesia.benchmarks.transforms import Fit
+
+
+def combined_benchmark(
+    benchmarks: Sequence[CLScenario], *, size: int | None = 32, channels: int | None = 3
+) -> CLScenario:
+    """The tasks of several benchmarks as one stream, in images of one size.
+
+    The first benchmark's tasks come first, then the second's; task labels count through.
+
+    Args:
+        benchmarks: of :func:`task_benchmark`, or of the functions that end in it (``SplitMNIST``, ``SplitOmniglot`` …).
+        size: pixels of a side to which all images are resized (bilinear); None: inputs stay as they are.
+        channels: colours of all images, 1 or 3: grey ones are repeated, others are averaged; None: as they are.
+
+    Raises:
+        ValueError: no benchmark, tasks that come from elsewhere, or lazy data sets where images are to be changed.
+    """
+    given = list(benchmarks)
+    if not given:
+        raise ValueError("benchmarks is empty; give at least one, e.g. [SplitMNIST(1), SplitFashionMNIST(1)]")
+    if size is not None:
+        checks.whole_number("size", size)
+    if channels not in (None, 1, 3):
+        raise ValueError(f"channels must be 1, 3 or None, got {channels!r}")
+    change = None if size is channels is None else Fit(size, channels)
+    streams = []
+    for name in ("train", "test"):
+        experiences = [experience for benchmark in given for experience in benchmark.streams[name]]
+        for position, experience in enumerate(experiences):
+            if not isinstance(experience, TaskExperience):
+                raise ValueError(
+                    f"{name} task {position} is a {type(experience).__name__}: build each benchmark with task_benchmark"
+                )
+        n_classes = [len(experience.original_classes) for experience in experiences]
+        placed = [experience.placed(task, n_classes, change) for task, experience in enumerate(experiences)]
+        streams.append(EagerCLStream(name, placed))
+    return scenario_of(streams, n_classes)
