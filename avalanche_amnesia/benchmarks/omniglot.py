@@ -23,8 +23,8 @@ from avalanche_amnesia.benchmarks.tasks import task_benchmark
 from avalanche_amnesia.benchmarks.transforms import Scale
 
 Alphabets = Literal["small", "background"]
-_SMALL = tuple(Path("omniglot-small") / f"images_background_small{number}.zip" for number in (1, 2))
-_BACKGROUND = Path("omniglot-py") / "images_background"
+SMALL = tuple(Path("omniglot-small") / f"images_background_small{number}.zip" for number in (1, 2))
+BACKGROUND = Path("omniglot-py") / "images_background"
 
 
 def SplitOmniglot(
@@ -52,7 +52,7 @@ def SplitOmniglot(
     """
     checks.one_of("alphabets", alphabets, Alphabets)
     given = data_root("Omniglot", root, "omniglot-small" if alphabets == "small" else "omniglot-py")
-    if download and alphabets == "background" and not (given / _BACKGROUND).is_dir():
+    if download and alphabets == "background" and not (given / BACKGROUND).is_dir():
         from torchvision.datasets import Omniglot
 
         Omniglot(str(given), background=True, download=True)
@@ -106,16 +106,16 @@ def _drawings(root: Path, alphabets: Alphabets) -> tuple[Tensor, Tensor]:
 def _files(root: Path, alphabets: Alphabets) -> Iterator[tuple[str, str, bytes]]:
     """Alphabet, character and file of every drawing, in order."""
     if alphabets == "background":
-        if not (root / _BACKGROUND).is_dir():
-            raise missing("Omniglot", f"{_BACKGROUND}/", root)
-        for file in sorted((root / _BACKGROUND).glob("*/*/*.png")):
+        if not (root / BACKGROUND).is_dir():
+            raise missing("Omniglot", f"{BACKGROUND}/", root)
+        for file in sorted((root / BACKGROUND).glob("*/*/*.png")):
             yield file.parts[-3], file.parts[-2], file.read_bytes()
         return
-    absent = [str(file) for file in _SMALL if not (root / file).is_file()]
+    absent = [str(file) for file in SMALL if not (root / file).is_file()]
     if absent:
         raise missing("Omniglot", " and ".join(absent), root, downloads=False)
     drawings: dict[str, bytes] = {}  # two alphabets lie in both files: counted twice, the test would be trained on
-    for packed in _SMALL:
+    for packed in SMALL:
         with zipfile.ZipFile(root / packed) as archive:
             names = [name for name in archive.namelist() if name.endswith(".png")]
             drawings |= {name.split("/", 1)[1]: archive.read(name) for name in names}

@@ -253,6 +253,15 @@ class References:
         """
         self._expected |= set(kinds)
 
+    def expected(self) -> list[tuple[Expected, tuple[int, ...]]]:
+        """Variant and tasks of the models that metrics will ask for after the benchmark's requests, each once."""
+        paths: list[tuple[Expected, tuple[int, ...]]] = []
+        for trained, remaining in tasks_after_each(self.benchmark.train_stream):
+            if trained != remaining:
+                paths += [(self._full_variant, trained)] if "full" in self._expected else []
+                paths += [(variant, remaining) for variant in get_args(Variant) if variant in self._expected]
+        return list(dict.fromkeys(paths))
+
     def _train_ahead(self) -> None:
         """Start the workers, once; tell of one that failed."""
         if self._ahead is not None:
@@ -271,12 +280,7 @@ class References:
             "store": self._store,
         }
         self._ahead = ReferenceWorkers((References, arguments), self.workers)
-        paths: list[tuple[Expected, tuple[int, ...]]] = []
-        for trained, remaining in tasks_after_each(self.benchmark.train_stream):
-            if trained != remaining:
-                paths += [(self._full_variant, trained)] if "full" in self._expected else []
-                paths += [(variant, remaining) for variant in get_args(Variant) if variant in self._expected]
-        self._ahead.train(dict.fromkeys(paths))
+        self._ahead.train(self.expected())
 
     def _train(self, path: tuple[int, ...], variant: Expected) -> None:
         run = self.train_along(path, variant)

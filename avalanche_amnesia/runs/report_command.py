@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
-from typing import Any
+
+from jsonargparse import Namespace
+
+from avalanche_amnesia.runs.parser import Commands
 
 
-def add_report_command(commands: Any) -> None:
-    """Add the command to a parser's subcommands."""
-    report = commands.add_parser("report", help="one page: what was forgotten, was it really, what did it cost")
+def add_report_command(commands: Commands) -> None:
+    """Add the command to the program's."""
+    report = commands.add("report", _report, "one page: what was forgotten, was it really, what did it cost; or tables")
     report.add_argument(
         "folders",
         type=Path,
@@ -19,10 +21,18 @@ def add_report_command(commands: Any) -> None:
         help="folder with results.json, one per run; runs whose settings differ in the seed alone are shown as one",
     )
     report.add_argument("--out", type=Path, default=Path("report.html"), help="the page (%(default)s)")
-    report.set_defaults(run=_report)
+    report.add_argument(
+        "--tables",
+        type=Path,
+        default=None,
+        metavar="FOLDER",
+        help="in place of the page: results.csv, results.md and figures of all runs of amnesia sweep in one DIR",
+    )
 
 
-def _report(options: argparse.Namespace) -> int:
+def _report(options: Namespace) -> int:
+    if options.tables is not None:
+        return _tables(options)
     from avalanche_amnesia.logging.report.page import report_page
     from avalanche_amnesia.logging.report.reading import read_results
     from avalanche_amnesia.saving.replacing import replace_file
@@ -31,4 +41,14 @@ def _report(options: argparse.Namespace) -> int:
     options.out.parent.mkdir(parents=True, exist_ok=True)
     replace_file(options.out, page)
     sys.stdout.write(f"{options.out}: {len(page):,} bytes, {len(options.folders)} run(s)\n")
+    return 0
+
+
+def _tables(options: Namespace) -> int:
+    from avalanche_amnesia.study.tables import write_tables
+
+    if len(options.folders) > 1:
+        raise ValueError(f"--tables takes one DIR with all runs below it, got {len(options.folders)}")
+    for file in write_tables(options.folders[0], options.tables):
+        sys.stdout.write(f"{file}: {file.stat().st_size:,} bytes\n")
     return 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
@@ -21,7 +21,7 @@ class PlannedRuns:
     """Trainings of a group of runs.
 
     Attributes:
-        what: the group: ``main run``, ``full run`` or ``references``.
+        what: the group: ``main run``, ``full run``, ``references``, ``floors``.
         trainings: of single tasks on all their paths, each path counted for itself.
         shared: those of them that another path of the plan has as well.
         there: those of the others that the store has.
@@ -77,8 +77,21 @@ def plan_runs(make_strategy: Callable[..., Any], benchmark: Any, store: RunStore
         "full run": [reference.keys_of(alone)],
         "references": [reference.keys_of([of_task[t] for t in remaining]) for remaining in after_requests],
     }
+    return plan_paths(paths, store)
+
+
+def plan_paths(
+    paths: Mapping[str, Iterable[Sequence[str]]], store: RunStore, beside: Sequence[PlannedRuns] = ()
+) -> RunPlan:
+    """Work out what is left of some paths through a store, each state counted once.
+
+    Args:
+        paths: group → keys of the states on each of its paths.
+        store: where the runs would be kept.
+        beside: trainings that are counted already.
+    """
     counted: set[str] = set()
-    runs = []
+    runs = list(beside)
     for what, of_paths in paths.items():
         keys = [key for path in of_paths for key in path]
         new = set(keys) - counted

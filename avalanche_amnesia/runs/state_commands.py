@@ -1,19 +1,20 @@
-"""Commands on a saved state: ``amnesia unlearn`` and ``amnesia verify``."""
+"""Commands on states and records: ``amnesia unlearn``, ``amnesia verify`` and ``amnesia audit``."""
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from pathlib import Path
-from typing import Any
+
+from jsonargparse import Namespace
 
 from avalanche_amnesia.runs.factories import named
+from avalanche_amnesia.runs.parser import Commands
 
 
-def add_state_commands(commands: Any) -> None:
-    """Add the commands to a parser's subcommands."""
-    unlearn = commands.add_parser("unlearn", help="unlearn tasks of a saved state")
+def add_state_commands(commands: Commands) -> None:
+    """Add the commands to the program's."""
+    unlearn = commands.add("unlearn", _unlearn, "unlearn tasks of a saved state")
     unlearn.add_argument("state", type=Path, metavar="STATE", help="directory that strategy.save(path) made")
     unlearn.add_argument("--tasks", type=int, nargs="+", required=True, metavar="TASK", help="labels, from 0")
     unlearn.add_argument(
@@ -26,15 +27,17 @@ def add_state_commands(commands: Any) -> None:
     unlearn.add_argument("--out", type=Path, default=None, help="directory for the new state; by default STATE itself")
     unlearn.add_argument("--sign", type=Path, default=None, metavar="PEM", help="private key that signs the record")
     unlearn.add_argument("--strict", action="store_true", help="refuse a state that something else has written into")
-    unlearn.set_defaults(run=_unlearn)
-    verify = commands.add_parser("verify", help="check a record's signature, and a saved state against a record")
+    verify = commands.add("verify", _verify, "check a record's signature, and a saved state against a record")
     verify.add_argument("record", type=Path, help="JSON file of the unlearning, signed or not")
     verify.add_argument("--public-key", type=Path, default=None, help="PEM file of the record's signer")
     verify.add_argument("--state", type=Path, default=None, help="state that shall be as the unlearning left it")
-    verify.set_defaults(run=_verify)
+    audit = commands.add("audit", _audit, "look through files for what is left of unlearned tasks")
+    audit.add_argument("path", type=Path, metavar="DIRECTORY", help="folder (or file) to look through")
+    audit.add_argument("--record", type=Path, required=True, help="JSON file of the unlearning, signed or not")
+    audit.add_argument("--public-key", type=Path, default=None, help="PEM file of the record's signer, to verify it")
 
 
-def _unlearn(options: argparse.Namespace) -> int:
+def _unlearn(options: Namespace) -> int:
     from avalanche_amnesia.saving.files import refuse_foreign
     from avalanche_amnesia.training.host.lookup import unlearning_of
     from avalanche_amnesia.training.host.saving import load_state, save_state
@@ -57,7 +60,7 @@ def _unlearn(options: argparse.Namespace) -> int:
     return 0
 
 
-def _verify(options: argparse.Namespace) -> int:
+def _verify(options: Namespace) -> int:
     from avalanche_amnesia.audit.record import UnlearningRecord
     from avalanche_amnesia.audit.signing import verify
     from avalanche_amnesia.bits import state_hashes
@@ -80,3 +83,19 @@ def _verify(options: argparse.Namespace) -> int:
         return 1
     sys.stdout.write(f"state: all {len(here)} tensors are as the unlearning left them\n")
     return 0
+
+
+def _audit(options: Namespace) -> int:
+    from avalanche_amnesia.audit.record import UnlearningRecord
+    from avalanche_amnesia.audit.scan import audit
+    from avalanche_amnesia.audit.signing import verify
+
+    if options.public_key is None:
+        record = UnlearningRecord.load(options.record)
+    else:
+        record = verify(options.record.read_text(), options.public_key.read_bytes())
+    report = audit(options.path, record)
+    sys.stdout.write(report.table() + "\n")
+    if not report.clean:
+        return 1
+    return 3 if report.unread else 0

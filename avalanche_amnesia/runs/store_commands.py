@@ -2,36 +2,36 @@
 
 from __future__ import annotations
 
-import argparse
 import re
 import sys
 from pathlib import Path
 from typing import Any
 
+from jsonargparse import Namespace
+
 from avalanche_amnesia.runs.factories import named
+from avalanche_amnesia.runs.parser import Commands
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 
 
-def add_store_commands(commands: Any) -> None:
-    """Add the commands to a parser's subcommands."""
-    plan = commands.add_parser("plan", help="what the runs of a stream would train, what a store has, and how long")
+def add_store_commands(commands: Commands) -> None:
+    """Add the commands to the program's."""
+    plan = commands.add("plan", _plan, "what the runs of a stream would train, what a store has, and how long")
     plan.add_argument("store", type=Path, metavar="STORE", help="directory of RunStore(path)")
     plan.add_argument("--factory", required=True, metavar="MODULE:FUNCTION", help="make_strategy of the references")
     plan.add_argument("--benchmark", required=True, metavar="MODULE:NAME", help="the benchmark, or what makes it")
-    plan.set_defaults(run=_plan)
-    prune = commands.add_parser("prune", help="delete states of a store, those not used for longest first")
+    prune = commands.add("prune", _prune, "delete states of a store, those not used for longest first")
     prune.add_argument("store", type=Path, metavar="STORE", help="directory of RunStore(path)")
     what = prune.add_mutually_exclusive_group(required=True)
     what.add_argument("--keep", type=_size, metavar="SIZE", help="bytes that may stay: 500M, 2G, 0")
     what.add_argument("--task", type=int, nargs="+", metavar="TASK", help="every state that has seen these tasks")
-    prune.set_defaults(run=_prune)
 
 
-def _size(text: str) -> int:
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)b?", text.strip().lower())
+def _size(text: str | int) -> int:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)b?", str(text).strip().lower())
     if found is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size: give bytes, or a number with k, M, G or T")
+        raise ValueError(f"{text!r} is no size: give bytes, or a number with k, M, G or T")
     return int(float(found[1]) * _UNITS[found[2]])
 
 
@@ -43,7 +43,7 @@ def _opened(path: Path) -> Any:
     return RunStore(path)
 
 
-def _plan(options: argparse.Namespace) -> int:
+def _plan(options: Namespace) -> int:
     from avalanche_amnesia.runs.run_plan import plan_runs
     from avalanche_amnesia.runs.store import RunStore
 
@@ -53,7 +53,7 @@ def _plan(options: argparse.Namespace) -> int:
     return 0
 
 
-def _prune(options: argparse.Namespace) -> int:
+def _prune(options: Namespace) -> int:
     store = _opened(options.store)
     before = len(store.nodes())
     freed = store.prune(keep=options.keep) if options.task is None else store.prune(tasks=options.task)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
-from typing import Any
+
+from jsonargparse import Namespace
+
+from avalanche_amnesia.runs.parser import Commands
 
 
-def add_sync_command(commands: Any) -> None:
-    """Add the command to a parser's subcommands."""
-    sync = commands.add_parser("sync", help="send runs of JSON lines, and offline runs of W&B, to W&B")
+def add_sync_command(commands: Commands) -> None:
+    """Add the command to the program's."""
+    sync = commands.add("sync", _sync, "send runs of JSON lines, and offline runs of W&B, to W&B")
     sync.add_argument("folders", type=Path, nargs="+", metavar="DIR", help="folder of a run, or of runs at any depth")
     sync.add_argument("--project", default=None, help="W&B project for all of them (default: the one each run names)")
     sync.add_argument(
@@ -19,10 +21,9 @@ def add_sync_command(commands: Any) -> None:
         default=None,
         help="offline: make W&B's offline runs of them (default: WANDB_MODE, else online if a key is configured)",
     )
-    sync.set_defaults(run=_sync)
 
 
-def _sync(options: argparse.Namespace) -> int:
+def _sync(options: Namespace) -> int:
     from avalanche_amnesia.logging.sync import sync  # W&B takes seconds to import: not for --help
 
     outcomes = sync(options.folders, project=options.project, mode=options.mode)

@@ -279,6 +279,17 @@ def test_replayed_samples_that_are_made_anew_at_every_call_are_refused(tmp_path)
         save_state(strategy, tmp_path / "state")
 
 
+def test_replayed_samples_that_were_looked_at_are_saved(tmp_path):
+    strategy = stock(Replay, mem_size=10, epochs=1)
+    strategy.train(DIGITS.train_stream[0])
+    held = next(plugin for plugin in strategy.plugins if hasattr(plugin, "storage_policy")).storage_policy.buffer
+    assert len(held[0]) == 3  # asks its data for transforms of a group that has none
+    save_state(strategy, tmp_path / "state")
+    other = stock(Replay, mem_size=10, epochs=1)
+    load_state(other, tmp_path / "state")
+    assert state_hashes(other.model.state_dict()) == state_hashes(strategy.model.state_dict())
+
+
 def test_not_from_inside_a_training_of_a_stock_strategy_that_only_records(tmp_path):
     class Saving(SupervisedPlugin):
         def after_training_iteration(self, strategy, **kwargs):

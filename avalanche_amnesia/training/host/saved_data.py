@@ -67,7 +67,8 @@ def _transforms(data: Any) -> bool:
     if not isinstance(data, FlatData):
         return False
     groups = getattr(data, "_transform_groups", None)
-    own = any(any(pair) for pair in groups.transform_groups.values()) if groups is not None else False
+    pairs = groups.transform_groups.values() if groups is not None else ()
+    own = any(pair is not None and any(pair) for pair in pairs)  # None: a group without transforms that was asked for
     return own or any(_transforms(inner) for inner in data._datasets)
 
 

@@ -1,0 +1,64 @@
+"""Processes of this machine."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable
+from concurrent.futures import BrokenExecutor, Future
+from typing import Any
+
+import loky
+import torch
+
+from avalanche_amnesia import checks
+
+
+class ProcessExecutor:
+    """Processes of this machine (loky's); where one is lost, new ones take their place.
+
+    Args:
+        workers: how many; None: one per core, or as many as fit on the GPUs.
+        gpus: share of a GPU that a job takes, in (0, 1]; 0: none. Processes are dealt out over the GPUs in turn.
+
+    Raises:
+        ValueError: for a value that is not allowed, or where there is no GPU.
+    """
+
+    def __init__(self, workers: int | None = None, gpus: float = 0) -> None:
+        self._n_gpus = 0
+        if not 0 <= gpus <= 1:
+            raise ValueError(f"gpus must be a share of one GPU, 0 to 1, on this machine's processes; got {gpus!r}")
+        if gpus:
+            self._n_gpus = torch.cuda.device_count()
+            if not self._n_gpus:
+                raise ValueError(f"gpus={gpus}: this machine has no GPU that torch can use; leave gpus out")
+        fit = int(self._n_gpus / gpus) if gpus else loky.cpu_count()
+        self.workers = fit if workers is None else checks.whole_number("workers", workers)
+
+    def submit(self, function: Callable[..., Any], /, *arguments: Any) -> Future[Any]:
+        """Ask a process for a call."""
+        future: Future[Any] = self._executor().submit(function, *arguments)
+        return future
+
+    def lost(self, error: BaseException) -> bool:
+        """True where a process ended before its call did."""
+        return isinstance(error, BrokenExecutor)
+
+    def close(self) -> None:
+        """Kill the processes: a store holds whole states only."""
+        self._executor().shutdown(wait=True, kill_workers=True)
+
+    def _executor(self) -> Any:
+        """The executor that runs, or a new one where it broke."""
+        return loky.get_reusable_executor(self.workers, timeout=60, initializer=_begin, initargs=(self._n_gpus,))
+
+
+def _begin(n_gpus: int) -> None:
+    """Leave Ctrl-C to the program that asked, and show each process one GPU."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if n_gpus:
+        number = int(multiprocessing.current_process().name.rpartition("-")[2])
+        shown = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(n_gpus)))).split(",")
+        os.environ["CUDA_VISIBLE_DEVICES"] = shown[number % n_gpus]

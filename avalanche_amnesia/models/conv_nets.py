@@ -1,0 +1,65 @@
+"""Convolutional feature extractors of the method comparison."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+
+class SmallConvNet(nn.Module):
+    """Three convolutions of 3 × 3, each with BatchNorm, ReLU and a pool, and one linear layer.
+
+    Inputs ``(batch, 3, 32, 32)``, features ``(batch, 128)``.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        widths = (3, 32, 64, 128)
+        self.convolutions = nn.ModuleList(nn.Conv2d(a, b, 3, padding=1) for a, b in pairwise(widths))
+        self.norms = nn.ModuleList(nn.BatchNorm2d(b) for b in widths[1:])
+        self.pool = nn.MaxPool2d(2)
+        self.linear = nn.Linear(128 * 4 * 4, 128)
+        self.features = 128
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Features of a batch of images of 32 × 32 pixels."""
+        for convolution, norm in zip(self.convolutions, self.norms, strict=True):
+            x = self.pool(torch.relu(norm(convolution(x))))
+        return torch.relu(self.linear(x.flatten(1)))
+
+
+class CharacterNet(nn.Module):
+    """Two convolutions and one linear layer, for images of 28 × 28 pixels.
+
+    Inputs ``(batch, 1, 28, 28)``, features ``(batch, 128)``.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(1, 24, 5, padding=2), nn.Conv2d(24, 48, 5, padding=2)
+        self.pool = nn.MaxPool2d(2)
+        self.linear = nn.Linear(48 * 7 * 7, 128)
+        self.features = 128
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Features of a batch of drawings."""
+        x = self.pool(torch.relu(self.first(x)))
+        x = self.pool(torch.relu(self.second(x)))
+        return torch.relu(self.linear(x.flatten(1)))
+
+
+def cifar_resnet18() -> nn.Module:
+    """torchvision's ResNet-18 for images of 32 × 32 pixels: a first convolution of 3 × 3 without stride, and no pool.
+
+    Features ``(batch, 512)``.
+    """
+    from torchvision.models import resnet18
+
+    net: nn.Module = resnet18()
+    net.conv1 = nn.Conv2d(3, 64, 3, padding=1, bias=False)
+    net.maxpool = nn.Identity()
+    net.fc = nn.Identity()
+    net.features = 512  # type: ignore[assignment]
+    return net

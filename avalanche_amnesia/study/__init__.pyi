@@ -1,0 +1,12 @@
+from .building import build as build
+from .grid import cells_of as cells_of
+from .grid import folder_of as folder_of
+from .running import run_cell as run_cell
+from .settings import Cell as Cell
+from .settings import Experiment as Experiment
+from .settings import MethodSettings as MethodSettings
+from .settings import NetworkSettings as NetworkSettings
+from .settings import ScenarioSettings as ScenarioSettings
+from .settings import StreamSettings as StreamSettings
+from .settings import TrainingSettings as TrainingSettings
+from .sweep import sweep as sweep

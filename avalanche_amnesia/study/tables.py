@@ -1,0 +1,238 @@
+"""Tables and figures of a study: every run's numbers, their means over seeds, and a picture per experiment."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import yaml
+from matplotlib.figure import Figure
+
+from avalanche_amnesia.saving.replacing import replace_file
+from avalanche_amnesia.study.grid import SETTINGS, result_folders
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A column.
+
+    Attributes:
+        title: above it.
+        meaning: in words.
+        of: its value at the end of a run, from the last observation; None where there is none.
+        percent: a share, told in per cent.
+    """
+
+    title: str
+    meaning: str
+    of: Callable[[Mapping[str, Any]], float | None]
+    percent: bool = False
+
+
+MEASURES = {
+    "remaining": Measure(
+        "remaining", "test accuracy of the tasks that remain, %", lambda end: end["mean_accuracy"], True
+    ),
+    "difference": Measure(
+        "AD", "accuracy difference to the model that never unlearned, points", lambda e: e["accuracy_difference"], True
+    ),
+    "control": Measure(
+        "AD control",
+        "what that model gains with its heads fitted anew: only what AD has beyond it is due to unlearning",
+        lambda end: end["accuracy_difference_control"],
+        True,
+    ),
+    "jsd": Measure(
+        "JSD", "bits between the features here and in the retrained model", lambda end: end["jsd"].get("JSD_own")
+    ),
+    "ratio": Measure(
+        "JSD / floor",
+        "the same in units of its order floor, two retrained models apart; about 1: nothing more than chance",
+        lambda end: end["jsd"].get("JSD_own_ratio_order"),
+    ),
+    "unlearned": Measure(
+        "old head",
+        "accuracy on the unlearned tasks through the head and mask that they had, %",
+        lambda end: end["mean_unlearned_accuracy"],
+        True,
+    ),
+    "reference": Measure(
+        "old head, retrained",
+        "what the same heads read from the retrained model, %: what old head has beyond it is a trace",
+        lambda end: end["reference_unlearned_accuracy"],
+        True,
+    ),
+    "capacity": Measure("capacity", "share of the network that is free, %", lambda end: end["capacity"], True),
+}
+"""Name → measure of a run's end."""
+_KEYS = ("experiment", "method", "scenario", "seed")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A finished run.
+
+    Attributes:
+        experiment: its name.
+        method: name of the row.
+        scenario: name of the request scenario.
+        seed: of everything.
+        claim: of its last unlearning; empty where there was none.
+        values: measure → value; None where there is none.
+        settings: all of them.
+    """
+
+    experiment: str
+    method: str
+    scenario: str
+    seed: int
+    claim: str
+    values: Mapping[str, float | None]
+    settings: Mapping[str, Any]
+
+
+def read_rows(folder: Path) -> list[Row]:
+    """Finished runs of a folder.
+
+    Args:
+        folder: of ``amnesia run`` and ``amnesia sweep``, or one inside of it.
+
+    Raises:
+        ValueError: if there is none.
+    """
+    rows = []
+    for place in result_folders(folder):
+        settings = yaml.safe_load((place / SETTINGS).read_text())
+        (strategy,) = json.loads((place / "results.json").read_text())["strategies"].values()
+        end = strategy["events"][-1]
+        values = {name: measure.of(end) for name, measure in MEASURES.items()}
+        names = settings["method"]["name"], settings["scenario"]["name"], settings["seed"]
+        rows.append(Row(settings["experiment"], *names, end["claim"] or "", values, settings))
+    if not rows:
+        raise ValueError(f"{folder} holds no results of amnesia run or amnesia sweep (settings.yaml, results.json)")
+    return rows
+
+
+def as_csv(rows: Sequence[Row]) -> str:
+    """One line per run: names, claim, and every measure as it is.
+
+    Args:
+        rows: in their order.
+    """
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow([*_KEYS, "claim", *MEASURES])
+    for row in rows:
+        values = ["" if value is None else repr(value) for value in row.values.values()]
+        table.writerow([row.experiment, row.method, row.scenario, row.seed, row.claim, *values])
+    return text.getvalue()
+
+
+def as_markdown(rows: Sequence[Row]) -> str:
+    """Tables of means ± standard deviations over the seeds: one per experiment and scenario, a line per method.
+
+    Args:
+        rows: in any order.
+    """
+    lines: list[str] = []
+    for experiment, of_experiment in _grouped(rows, lambda row: row.experiment).items():
+        lines += [f"# {experiment}", "", _told(of_experiment[0].settings), ""]
+        for scenario, of_scenario in _grouped(of_experiment, lambda row: row.scenario).items():
+            lines += [f"## {scenario}", ""]
+            lines += ["| method | seeds | claim | " + " | ".join(m.title for m in MEASURES.values()) + " |"]
+            lines += ["|---" * (len(MEASURES) + 3) + "|"]
+            for method, mine in _grouped(of_scenario, lambda row: row.method).items():
+                cells = [_cell([row.values[name] for row in mine], measure) for name, measure in MEASURES.items()]
+                seeds = ", ".join(str(row.seed) for row in sorted(mine, key=lambda row: row.seed))
+                claims = ", ".join(dict.fromkeys(row.claim or "–" for row in mine))
+                lines.append(f"| {method} | {seeds} | {claims} | {' | '.join(cells)} |")
+            lines.append("")
+    lines += ["Means ± standard deviations over the seeds, at the end of the stream.", ""]
+    lines += [f"* *{measure.title}*: {measure.meaning}" for measure in MEASURES.values()]
+    lines += ["* *claim*: exact: equal to the retrained model to the bit, by construction; approximate: see the rest"]
+    return "\n".join(lines) + "\n"
+
+
+def figure(rows: Sequence[Row]) -> Figure:
+    """Accuracy of the remaining tasks beside the distance from the retrained model: a dot per seed, a panel a scenario.
+
+    Args:
+        rows: of one experiment.
+    """
+    scenarios = _grouped(rows, lambda row: row.scenario)
+    methods = list(_grouped(rows, lambda row: row.method))
+    picture = Figure(figsize=(9, 0.9 + len(scenarios) * (0.7 + 0.28 * len(methods))), layout="constrained")
+    axes = picture.subplots(len(scenarios), 2, squeeze=False, sharey=True)
+    shown = (("remaining", 100.0, "accuracy of remaining tasks (%)"), ("ratio", 1.0, "JSD in units of its order floor"))
+    for (scenario, mine), pair in zip(scenarios.items(), axes, strict=True):
+        for axis, (name, factor, label) in zip(pair, shown, strict=True):
+            points = [(factor * value, methods.index(r.method)) for r in mine if (value := r.values[name]) is not None]
+            axis.scatter([x for x, _ in points], [y for _, y in points], s=22, alpha=0.7, color="#1f6f8b", linewidths=0)
+            axis.set(xlabel=label, title=scenario, ylim=(len(methods) - 0.5, -0.5))
+            axis.set_yticks(range(len(methods)), methods)
+            axis.grid(axis="x", alpha=0.3)
+            if name == "ratio":
+                axis.set_xscale("symlog", linthresh=1)
+                axis.axvline(1, color="grey", linewidth=0.8, linestyle=":")
+    return picture
+
+
+def write_tables(folder: Path, out: Path) -> list[Path]:
+    """Write ``results.csv``, ``results.md`` and a figure per experiment.
+
+    Args:
+        folder: with finished runs.
+        out: folder for the files; made if it does not exist.
+
+    Returns:
+        The files.
+
+    Raises:
+        ValueError: if there are no finished runs.
+        OSError: if the files can't be written.
+    """
+    rows = read_rows(folder)
+    out.mkdir(parents=True, exist_ok=True)
+    contents = {"results.csv": as_csv(rows).encode(), "results.md": as_markdown(rows).encode()}
+    for experiment, mine in _grouped(rows, lambda row: row.experiment).items():
+        picture = io.BytesIO()
+        figure(mine).savefig(picture, format="png", dpi=130, metadata={"Software": None})
+        contents[f"{experiment}.png"] = picture.getvalue()
+    for name, content in contents.items():
+        replace_file(out / name, content)
+    return [out / name for name in contents]
+
+
+def _grouped(rows: Sequence[Row], by: Callable[[Row], str]) -> dict[str, list[Row]]:
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(by(row), []).append(row)
+    return groups
+
+
+def _cell(values: Sequence[float | None], measure: Measure) -> str:
+    found = [value * (100 if measure.percent else 1) for value in values if value is not None]
+    if not found:
+        return "–"
+    digits = 1 if measure.percent else 3
+    spread = f" ± {stdev(found):.{digits}f}" if len(found) > 1 else ""
+    return f"{fmean(found):.{digits}f}{spread}"
+
+
+def _told(settings: Mapping[str, Any]) -> str:
+    """Stream, network and budget in one line."""
+    stream, training = settings["stream"], settings["training"]
+    images = "all training images" if stream["n_train"] is None else f"{stream['n_train']:,} training images"
+    options = "".join(f", {name}: {value}" for name, value in stream["options"].items())
+    network = settings["network"]["name"]
+    widths = f" {'-'.join(map(str, settings['network']['widths']))}" if network == "MLP" else ""
+    return (
+        f"{stream['name']}, {stream['n_tasks']} tasks{options}, {images}; {network}{widths}; "
+        f"{training['epochs']} epochs of mini-batches of {training['batch_size']} per task."
+    )
