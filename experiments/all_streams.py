@@ -22,8 +22,9 @@ from avalanche_amnesia.baselines import CLPUDERpp, Independent, NetworkPerTask, 
 from avalanche_amnesia.benchmarks import with_unlearning
 from avalanche_amnesia.isolation import Pools
 from avalanche_amnesia.models import MaskedModel, SubnetModel
+from avalanche_amnesia.study.building import STOCK
 from avalanche_amnesia.training import HAT, WSN, AdaHAT, AmnesiacHAT, HardAttention
-from experiments.stock import STOCK, make_stock
+from experiments.stock import make_stock
 from experiments.streams import STREAMS, accuracy_on
 
 PRICE = HardAttention(sparsity_weight=0.5, s_max=100.0, embedding_lr=0.02)

@@ -18,7 +18,8 @@ from statistics import mean
 
 import torch
 
-from experiments.stock import MEMORY, STOCK, TRIALS, Settings, make_stock, ranking
+from avalanche_amnesia.study.building import MEMORY, STOCK
+from experiments.stock import TRIALS, Settings, make_stock, ranking
 from experiments.streams import STREAMS, accuracy_on
 
 RATES = (("Adam", 3e-4), ("Adam", 1e-3), ("SGD", 3e-2), ("SGD", 1e-1))

@@ -9,25 +9,13 @@ from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
 from statistics import mean
-from typing import Any
+from typing import Any, cast
 
-import torch
-from avalanche.logging import BaseLogger
-from avalanche.training.plugins import EvaluationPlugin
-from avalanche.training.supervised import EWC, LwF, Naive, Replay
-from torch import nn
-from torch.optim import SGD, Adam
-
-from avalanche_amnesia.baselines import DarkReplayPlugin
-from avalanche_amnesia.models import TaskNormModel
-from avalanche_amnesia.training.plugins import InMemoryLoaderPlugin, SeedingPlugin, TrajectoryPlugin, UnlearningPlugin
+from avalanche_amnesia.study.building import make_stock as make_built
+from avalanche_amnesia.study.settings import MethodKind, MethodSettings
 from experiments.streams import STREAMS
 
 TRIALS = Path(__file__).parent / "results" / "baselines.json"
-STOCK = {"Naive": Naive, "EWC": EWC, "LwF": LwF, "Replay": Replay, "DER++": Naive}
-OPTIMIZERS = {"Adam": Adam, "SGD": SGD}
-MEMORY = 50
-"""Samples of each task that DER++ keeps; Replay as many times the stream's tasks, shared by those that it has."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +40,7 @@ def make_stock(method: str, stream: str, seed: int, settings: Settings | None = 
     """A fresh strategy with the same initial bits every time, norms of each task's own, and requests obeyed.
 
     Args:
-        method: a name in :data:`STOCK`.
+        method: a kind in :data:`~avalanche_amnesia.study.building.STOCK`.
         stream: a name in :data:`~experiments.streams.STREAMS`: its network, epochs and batches.
         seed: every draw derives from it and the task.
         settings: by default those that were found for the stream.
@@ -62,22 +50,9 @@ def make_stock(method: str, stream: str, seed: int, settings: Settings | None = 
         LookupError: where the settings were not searched.
     """
     settings = chosen(stream, method) if settings is None else settings
-    setup, options = STREAMS[stream], dict(settings.options)
-    torch.manual_seed(seed)
-    model = TaskNormModel(setup.network())
-    plugins = [SeedingPlugin(seed), InMemoryLoaderPlugin(), TrajectoryPlugin(), UnlearningPlugin()]
-    if method == "Replay":
-        options["mem_size"] = MEMORY * setup.n_tasks
-    elif method == "DER++":
-        plugins, options = [*plugins, DarkReplayPlugin(memory_per_task=MEMORY, seed=seed, **options)], {}
-    quiet = EvaluationPlugin(loggers=[BaseLogger()])
-    return STOCK[method](
-        model=model,
-        optimizer=OPTIMIZERS[settings.optimizer](model.parameters(), lr=settings.lr),
-        criterion=nn.CrossEntropyLoss(),
-        plugins=plugins,
-        **{"eval_mb_size": 512, "evaluator": quiet} | setup.training | options | kwargs,
-    )
+    setup = STREAMS[stream]
+    built = MethodSettings(cast(MethodKind, method), cast(Any, settings.optimizer), settings.lr, dict(settings.options))
+    return make_built(built, setup.network, setup.n_tasks, seed, **dict(setup.training) | kwargs)
 
 
 def ranking(rows: list[dict[str, Any]]) -> list[tuple[Settings, float, list[dict[str, Any]]]]:

@@ -5,12 +5,10 @@ are chosen so, on seeds of their own.
 """
 
 import io
-import os
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from itertools import groupby, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -19,51 +17,18 @@ from avalanche.benchmarks import CLExperience, CLScenario
 from PIL import Image
 from torch import Tensor, nn
 
-from avalanche_amnesia.benchmarks import task_benchmark, with_unlearning
+from avalanche_amnesia.benchmarks import with_unlearning
+from avalanche_amnesia.benchmarks.cifar import JPEG, cifar, cifar10_jpeg
 from avalanche_amnesia.benchmarks.data import task_data
 from avalanche_amnesia.benchmarks.families import Images, permuted, rotated, split
 from avalanche_amnesia.benchmarks.idx import load_idx
+from avalanche_amnesia.benchmarks.omniglot import by_alphabet
+from avalanche_amnesia.benchmarks.scenarios import published
 from avalanche_amnesia.benchmarks.subsets import stratified
 from avalanche_amnesia.benchmarks.transforms import Scale, Standardise
 from avalanche_amnesia.evaluation.functional import accuracy
-from avalanche_amnesia.models import MLP
+from avalanche_amnesia.models import MLP, CharacterNet, SmallConvNet
 from avalanche_amnesia.models.modes import evaluating
-
-
-class SmallConvNet(nn.Module):
-    """Three convolutions of 3 × 3, each with BatchNorm, ReLU and a pool, and one linear layer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        widths = (3, 32, 64, 128)
-        self.convolutions = nn.ModuleList(nn.Conv2d(a, b, 3, padding=1) for a, b in pairwise(widths))
-        self.norms = nn.ModuleList(nn.BatchNorm2d(b) for b in widths[1:])
-        self.pool = nn.MaxPool2d(2)
-        self.linear = nn.Linear(128 * 4 * 4, 128)
-        self.features = 128
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Features of a batch of images of 32 × 32 pixels."""
-        for convolution, norm in zip(self.convolutions, self.norms, strict=True):
-            x = self.pool(torch.relu(norm(convolution(x))))
-        return torch.relu(self.linear(x.flatten(1)))
-
-
-class CharacterNet(nn.Module):
-    """Two convolutions and one linear layer, for images of 28 × 28 pixels."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Conv2d(1, 24, 5, padding=2), nn.Conv2d(24, 48, 5, padding=2)
-        self.pool = nn.MaxPool2d(2)
-        self.linear = nn.Linear(48 * 7 * 7, 128)
-        self.features = 128
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Features of a batch of drawings."""
-        x = self.pool(torch.relu(self.first(x)))
-        x = self.pool(torch.relu(self.second(x)))
-        return torch.relu(self.linear(x.flatten(1)))
 
 
 @dataclass(frozen=True)
@@ -129,24 +94,8 @@ def _idx(name: str) -> Callable[[Path], Images]:
 @cache
 def _cifar10(root: Path) -> Images:
     """CIFAR-10 by torchvision; where it is not, ``cifar10-jpeg/cifar10_jpeg.npz``, compressed to JPEG of quality 75."""
-    jpeg = root / "cifar10-jpeg" / "cifar10_jpeg.npz"
-    if jpeg.exists():
-        parts = [_unpacked(jpeg, part) for part in ("train", "test")]
-    else:
-        from torchvision.datasets import CIFAR10
-
-        sets = [CIFAR10(os.fspath(root), train=train, download=True) for train in (True, False)]
-        parts = [(torch.from_numpy(s.data), torch.tensor(s.targets)) for s in sets]
-    train, test = ((x.permute(0, 3, 1, 2).contiguous(), y.long()) for x, y in parts)
-    return Images(train, test, before=(Scale(255),), after=(Standardise(0.473, 0.251),))
-
-
-def _unpacked(file: Path, part: str) -> tuple[Tensor, Tensor]:
-    with np.load(file, allow_pickle=False) as arrays:
-        data, ends = arrays[f"{part}_jpeg"].tobytes(), arrays[f"{part}_offsets"]
-        labels = torch.from_numpy(arrays[f"{part}_labels"])
-    pairs = pairwise(ends)
-    return torch.from_numpy(np.stack([np.array(Image.open(io.BytesIO(data[a:b]))) for a, b in pairs])), labels
+    parts = cifar10_jpeg(root) if (root / JPEG).exists() else cifar("CIFAR10", root, True)
+    return Images(*parts, before=(Scale(255),), after=(Standardise(0.473, 0.251),))
 
 
 def _drawings(root: Path) -> tuple[Tensor, Tensor]:
@@ -173,8 +122,7 @@ def _omniglot(root: Path) -> Images:
 
 
 def _alphabets(images: Images, n_tasks: int, seed: int) -> CLScenario:
-    classes = [list(alphabet) for _, alphabet in groupby(images.classes, lambda character: character // 100)][:n_tasks]
-    return task_benchmark(images.train, images.test, classes, transforms=[images.around(None)] * n_tasks)
+    return by_alphabet(images, n_tasks)
 
 
 def _permuted(images: Images, n_tasks: int, seed: int) -> CLScenario:
@@ -193,9 +141,7 @@ def _mlp(*widths: int) -> Callable[[], nn.Module]:
     return lambda: MLP(784, hidden=widths[:-1], features=widths[-1])
 
 
-_FIVE = {1: [0], 3: [1], 4: [4]}
-"""Requests of the published schedule, from 0: after the second task the first, and so on."""
-_TWENTY = {1: [0], 3: [1], 4: [4], 6: [5], 8: [6], 9: [9], 11: [10], 13: [11], 14: [14], 16: [15], 18: [16], 19: [19]}
+_FIVE, _TWENTY = published(5).requests, published(20).requests
 _WIDE, _NARROW = _mlp(256, 256), _mlp(256, 100, 64)
 
 STREAMS = {

@@ -54,7 +54,7 @@ def SplitCIFAR10(
         CorruptDataError: a file is not the published one.
         ValueError: a value that is not allowed; the message names those that are.
     """
-    images = cifar10_jpeg(data_root("CIFAR10", root, str(JPEG))) if jpeg else _cifar("CIFAR10", root, download)
+    images = cifar10_jpeg(data_root("CIFAR10", root, str(JPEG))) if jpeg else cifar("CIFAR10", root, download)
     return split(_prepared(images, "CIFAR10", standardise).subset(n_train, n_test, seed), n_tasks, class_order)
 
 
@@ -84,7 +84,7 @@ def SplitCIFAR100(
     Raises:
         DataNotFoundError, CorruptDataError, ValueError: as :func:`SplitCIFAR10`.
     """
-    images = _prepared(_cifar("CIFAR100", root, download), "CIFAR100", standardise)
+    images = _prepared(cifar("CIFAR100", root, download), "CIFAR100", standardise)
     return split(images.subset(n_train, n_test, seed), n_tasks, class_order)
 
 
@@ -113,7 +113,7 @@ def _unpacked(file: Path, part: str) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(images).permute(0, 3, 1, 2).contiguous(), labels
 
 
-def _cifar(name: str, root: str | Path | None, download: bool) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+def cifar(name: str, root: str | Path | None, download: bool) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     from torchvision import datasets
 
     family = getattr(datasets, name)

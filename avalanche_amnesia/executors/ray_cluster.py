@@ -30,13 +30,16 @@ class RayExecutor:
             raise ImportError('Ray is not installed: pip install "avalanche-amnesia[ray]"') from error
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         self._ray, self._options = ray, {"num_cpus": cpus, "num_gpus": gpus}
+        self._known: dict[Callable[..., Any], Any] = {}
         self._owned = not ray.is_initialized()
         if self._owned:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
 
     def submit(self, function: Callable[..., Any], /, *arguments: Any) -> Future[Any]:
         """Ask a worker for a call."""
-        future: Future[Any] = self._ray.remote(function).options(**self._options).remote(*arguments).future()
+        if function not in self._known:  # told to the cluster once
+            self._known[function] = self._ray.remote(function).options(**self._options)
+        future: Future[Any] = self._known[function].remote(*arguments).future()
         return future
 
     def lost(self, error: BaseException) -> bool:

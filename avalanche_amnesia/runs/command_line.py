@@ -44,6 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add_data_command(commands)
     os.environ.setdefault("WANDB_SILENT", "true")
     words = list(sys.argv[1:] if arguments is None else arguments)
+    options = Namespace()
     try:
         run, options = commands.parse(expanded(words) if _names_experiment(words) else words)
         warnings.filterwarnings("ignore", category=UserWarning, module="avalanche")
@@ -52,9 +53,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"amnesia: {error}\n")
         return 2
     except KeyboardInterrupt:
-        kept = getattr(options, "store", None) if words[0] in ("demo", *USES_EXPERIMENT) else None
+        kept = getattr(options, "store", None) if words[:1] != ["prune"] else None
         goes_on = "starts again" if kept is None else f"goes on with the references in {kept}"
-        sys.stderr.write(f"amnesia: interrupted, no result was written; the same command {goes_on}\n")
+        written = "finished runs are kept" if words[:1] == ["sweep"] else "no result was written"
+        sys.stderr.write(f"amnesia: interrupted, {written}; the same command {goes_on}\n")
         return 130
 
 

@@ -76,7 +76,7 @@ class Commands:
         return self._handlers[options.command], options[options.command]
 
 
-_GIVEN = r"--([\w.-]+)|(?<=value: )(\S+)|(?<=choice: )'([^']+)'|(?:option|method|scenario) '([^']+)'"
+_GIVEN = r"--([\w.-]+)|(?<=value: )(\S+)|(?<=choice: )'([^']+)'|(?:[Oo]ption|method|scenario) '([^']+)'"
 """Words of a message that the user gave."""
 
 

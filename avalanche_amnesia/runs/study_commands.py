@@ -27,9 +27,9 @@ def add_study_commands(commands: Commands) -> None:
     run.add_argument("--download", action="store_true", help="let torchvision fetch data that is missing")
     sweep = commands.add("sweep", _sweep, "all runs of an experiment that are not done: amnesia sweep FILE key=value …")
     add_experiment(sweep)
-    sweep.add_argument("--method", type=list[str], default=[], help="these methods alone: [EWC,LwF]")
-    sweep.add_argument("--scenario", type=list[str], default=[], help="these scenarios alone")
-    sweep.add_argument("--seed", type=list[int], default=[], help="these seeds in place of the file's")
+    sweep.add_argument("--method", type=list[str] | str, default=[], help="these methods alone: EWC, or [EWC,LwF]")
+    sweep.add_argument("--scenario", type=list[str] | str, default=[], help="these scenarios alone")
+    sweep.add_argument("--seed", type=list[int] | int, default=[], help="these seeds in place of the file's")
     _add_places(sweep)
     sweep.add_argument("--plan", action="store_true", help="say what would be trained, and run nothing")
     sweep.add_argument("--executor", choices=("process", "ray", "slurm"), default="process", help="where jobs run")
@@ -84,7 +84,8 @@ def _sweep(options: Namespace) -> int:
     from avalanche_amnesia.study.planning import plan_sweep
     from avalanche_amnesia.study.sweep import sweep
 
-    cells = cells_of(experiment_of(options), options.method, options.scenario, options.seed)
+    given = (options.method, options.scenario, options.seed)
+    cells = cells_of(experiment_of(options), *(name if isinstance(name, list) else [name] for name in given))
     missing = [cell for cell in cells if not is_done(cell, folder_of(cell, options.out))]
     print_line(f"{len(cells)} runs, {len(cells) - len(missing)} done already")
     if options.plan:

@@ -30,7 +30,7 @@ from avalanche_amnesia.study.settings import (
     ScenarioSettings,
     StreamSettings,
 )
-from avalanche_amnesia.training import HAT, WSN, AdaHAT, AmnesiacHAT, HardAttention
+from avalanche_amnesia.training import HAT, WSN, AdaHAT, AmnesiacHAT, BackupPlugin, HardAttention
 from avalanche_amnesia.training.plugins import InMemoryLoaderPlugin, SeedingPlugin, TrajectoryPlugin, UnlearningPlugin
 
 OWN: dict[str, tuple[type, type]] = {
@@ -146,36 +146,58 @@ def make_strategy(
         TypeError: for an option that the method does not have.
         ValueError: for a value that is not allowed.
     """
+    if settings.kind in STOCK:
+        return make_stock(settings, network, len(benchmark.train_stream), seed, **kwargs)
     torch.manual_seed(seed)
+    kind, wrap = OWN[settings.kind]
     options = dict(settings.options)
-    optimizer = getattr(torch.optim, settings.optimizer)
-    common = {"eval_mb_size": 512, "evaluator": EvaluationPlugin(loggers=[BaseLogger()])} | kwargs
-    if settings.kind in OWN:
-        kind, wrap = OWN[settings.kind]
-        model = wrap(network(), **{name: options.pop(name) for name in ("density",) if name in options})
-        if options.get("isolation") == "planned":
-            options["isolation"] = Pools.planned(benchmark)
-        if isinstance(options.get("masks"), Mapping):
-            options["masks"] = HardAttention(**options["masks"])
-        if settings.kind in OBEY_NOTHING:  # requests are entered into the ledger, and nothing is unlearned
-            common["plugins"] = [TrajectoryPlugin(), UnlearningPlugin(obey=False)]
-        return kind(
-            model=model, optimizer=optimizer(model.parameters(), lr=settings.lr), seed=seed, **options, **common
-        )
-    model = TaskNormModel(network())
+    model = wrap(network(), **{name: options.pop(name) for name in ("density",) if name in options})
+    if options.get("isolation") == "planned":
+        options["isolation"] = Pools.planned(benchmark)
+    if isinstance(options.get("masks"), Mapping):
+        options["masks"] = HardAttention(**options["masks"])
+    if isinstance(options.get("compensation"), Mapping):
+        options["compensation"] = BackupPlugin(**options["compensation"], seed=seed)
+    if settings.kind in OBEY_NOTHING:  # requests are entered into the ledger, and nothing is unlearned
+        options["plugins"] = [TrajectoryPlugin(), UnlearningPlugin(obey=False)]
+    optimizer = getattr(torch.optim, settings.optimizer)(model.parameters(), lr=settings.lr)
+    return kind(model=model, optimizer=optimizer, seed=seed, **_quiet() | options | kwargs)
+
+
+def make_stock(
+    settings: MethodSettings, network: Callable[[], nn.Module], n_tasks: int, seed: int, **kwargs: Any
+) -> Any:
+    """A fresh strategy of Avalanche's that forgets on request, with norms of each task's own.
+
+    Args:
+        settings: of the method, a kind in :data:`STOCK`; ``memory_per_task`` among its options is DER++'s and Replay's.
+        network: makes its feature extractor.
+        n_tasks: of the stream, for Replay's memory.
+        seed: every draw derives from it and the task.
+        kwargs: of the strategy.
+
+    Raises:
+        TypeError: for an option that the method does not have.
+    """
+    torch.manual_seed(seed)
+    model, options = TaskNormModel(network()), dict(settings.options)
     plugins: list[Any] = [SeedingPlugin(seed), InMemoryLoaderPlugin(), TrajectoryPlugin(), UnlearningPlugin()]
     if settings.kind == "Replay":
-        options["mem_size"] = options.pop("memory_per_task", MEMORY) * len(benchmark.train_stream)
+        options["mem_size"] = options.pop("memory_per_task", MEMORY) * n_tasks
     elif settings.kind == "DER++":
         plugins.append(DarkReplayPlugin(**({"memory_per_task": MEMORY, "seed": seed} | options)))
         options = {}
     return STOCK[settings.kind](
         model=model,
-        optimizer=optimizer(model.parameters(), lr=settings.lr),
+        optimizer=getattr(torch.optim, settings.optimizer)(model.parameters(), lr=settings.lr),
         criterion=nn.CrossEntropyLoss(),
         plugins=plugins,
-        **common | options,
+        **_quiet() | options | kwargs,
     )
+
+
+def _quiet() -> dict[str, Any]:
+    return {"eval_mb_size": 512, "evaluator": EvaluationPlugin(loggers=[BaseLogger()])}
 
 
 def build(cell: Cell, root: str | Path | None = None, download: bool = False) -> tuple[CLScenario, Maker]:

@@ -75,7 +75,7 @@ def folder_of(cell: Cell, out: Path) -> Path:
         cell: of an experiment.
         out: folder of all experiments.
     """
-    return out.joinpath(*map(_slug, (cell.experiment.name, cell.method, cell.scenario)), f"seed{cell.seed}")
+    return out.joinpath(*map(slug, (cell.experiment.name, cell.method, cell.scenario)), f"seed{cell.seed}")
 
 
 def write_settings(cell: Cell, folder: Path) -> None:
@@ -111,6 +111,10 @@ def result_folders(folder: Path) -> Iterator[Path]:
     yield from sorted(file.parent for file in folder.rglob(SETTINGS) if (file.parent / "results.json").is_file())
 
 
-def _slug(name: str) -> str:
-    """A name as part of a path: ``AmnesiacHAT, pools`` → ``AmnesiacHAT-pools``."""
+def slug(name: str) -> str:
+    """A name as part of a path: ``AmnesiacHAT, pools`` → ``AmnesiacHAT-pools``.
+
+    Args:
+        name: of an experiment, a method or a scenario.
+    """
     return re.sub(r"[^\w.+λ-]+", "-", name).strip("-") or "-"

@@ -107,7 +107,8 @@ class MethodSettings:
         kind: which one; HAT and AdaHAT are told of requests and obey none
         optimizer: class of torch.optim
         lr: its learning rate
-        options: of the strategy; of the memory plugin for DER++. isolation: planned deals pools by the requests
+        options: of the strategy, as plain values; of DarkReplayPlugin for DER++. isolation: planned deals pools by the
+            requests, masks: {…} are those of HardAttention, compensation: {…} those of BackupPlugin
     """
 
     kind: MethodKind

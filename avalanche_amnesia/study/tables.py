@@ -15,7 +15,7 @@ import yaml
 from matplotlib.figure import Figure
 
 from avalanche_amnesia.saving.replacing import replace_file
-from avalanche_amnesia.study.grid import SETTINGS, result_folders
+from avalanche_amnesia.study.grid import SETTINGS, result_folders, slug
 
 
 @dataclass(frozen=True)
@@ -203,7 +203,7 @@ def write_tables(folder: Path, out: Path) -> list[Path]:
     for experiment, mine in _grouped(rows, lambda row: row.experiment).items():
         picture = io.BytesIO()
         figure(mine).savefig(picture, format="png", dpi=130, metadata={"Software": None})
-        contents[f"{experiment}.png"] = picture.getvalue()
+        contents[f"{slug(experiment)}.png"] = picture.getvalue()
     for name, content in contents.items():
         replace_file(out / name, content)
     return [out / name for name in contents]

@@ -9,11 +9,13 @@ import torch
 
 from avalanche_amnesia.benchmarks.digits import _digits
 from avalanche_amnesia.bits import tensor_hash
+from avalanche_amnesia.models import SmallConvNet
+from avalanche_amnesia.study.building import MEMORY, STOCK
 from avalanche_amnesia.training import UnlearningPlugin
 from avalanche_amnesia.training.host import find_plugin
-from experiments import baselines, stock
-from experiments.stock import STOCK, TRIALS, Settings, chosen, make_stock
-from experiments.streams import STREAMS, SmallConvNet, Stream, accuracy_on
+from experiments import baselines
+from experiments.stock import TRIALS, Settings, chosen, make_stock
+from experiments.streams import STREAMS, Stream, accuracy_on
 from experiments.streams import _split as split
 
 ROWS = json.loads(TRIALS.read_text())
@@ -127,5 +129,5 @@ def test_memories():
     replay = make_stock("Replay", "permuted 20", 0, Settings("SGD", 0.1))
     dark = make_stock("DER++", "permuted 20", 0, Settings("SGD", 0.1))
     memories = {type(plugin).__name__: plugin for plugin in (*replay.plugins, *dark.plugins)}
-    assert memories["ReplayPlugin"].mem_size == 20 * stock.MEMORY
-    assert memories["DarkReplayPlugin"].memory.memory_per_task == stock.MEMORY
+    assert memories["ReplayPlugin"].mem_size == 20 * MEMORY
+    assert memories["DarkReplayPlugin"].memory.memory_per_task == MEMORY

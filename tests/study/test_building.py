@@ -1,0 +1,164 @@
+"""Streams, networks and strategies from settings: each is what a script would have made."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import get_args
+
+import pytest
+import torch
+from support.tiny_study import TINY
+
+from avalanche_amnesia.benchmarks import DataNotFoundError, SplitDigits
+from avalanche_amnesia.benchmarks.scenarios import SCENARIOS
+from avalanche_amnesia.bits import state_hashes
+from avalanche_amnesia.models import MLP, MaskedModel
+from avalanche_amnesia.runs.experiment_file import read_experiment
+from avalanche_amnesia.runs.parser import Commands
+from avalanche_amnesia.runs.study_commands import add_study_commands, experiment_of
+from avalanche_amnesia.study import settings as kinds
+from avalanche_amnesia.study.building import (
+    OWN,
+    STOCK,
+    build,
+    make_network,
+    make_scenario,
+    make_stream,
+)
+from avalanche_amnesia.study.grid import cells_of
+from avalanche_amnesia.study.settings import Cell, MethodSettings, NetworkSettings, ScenarioSettings, StreamSettings
+from avalanche_amnesia.training import AmnesiacHAT, BackupPlugin, HardAttention, find_plugin
+from avalanche_amnesia.training.host.lookup import unlearning_of
+from avalanche_amnesia.training.plugins import HATPlugin
+from experiments.stock import TRIALS, chosen
+
+EXPERIMENTS = sorted((Path(__file__).parents[2] / "experiments").glob("*.yaml"))
+
+
+def test_the_kinds_that_settings_name_are_those_that_there_are():
+    assert set(get_args(kinds.MethodKind)) == {*OWN, *STOCK}
+    assert set(get_args(kinds.ScenarioName)) == set(SCENARIOS)
+    assert all(kind in OWN for kind in kinds.OBEY_NOTHING)
+
+
+def test_a_strategy_is_the_one_that_a_script_makes():
+    benchmark, make = build(Cell(TINY, "AmnesiacHAT", "published", 3))
+    torch.manual_seed(3)
+    model = MaskedModel(MLP(64, hidden=(16,), features=12))
+    plain = AmnesiacHAT(
+        model=model,
+        optimizer=torch.optim.Adam(model.parameters(), lr=1e-3),
+        train_mb_size=20,
+        train_epochs=1,
+        eval_mb_size=512,
+        seed=3,
+    )
+    made = make()
+    for strategy in (made, plain):
+        for experience in benchmark.train_stream:
+            strategy.train(experience)
+    assert state_hashes(made.model.state_dict()) == state_hashes(plain.model.state_dict())
+    assert made.model.tasks == (2, 3)
+    data = SplitDigits(5, seed=3, n_train=100, n_test=50)
+    assert torch.equal(benchmark.train_stream[4].tensors[0], data.train_stream[4].tensors[0])
+
+
+@pytest.mark.parametrize("kind", get_args(kinds.MethodKind))
+def test_every_method_learns_and_answers_requests(kind):
+    options = {"EWC": {"ewc_lambda": 1.0}, "LwF": {"alpha": 1.0, "temperature": 2.0}}.get(kind, {})
+    experiment = replace(TINY, methods={"it": MethodSettings(kind, options=options)})
+    benchmark, make = build(Cell(experiment, "it", "published", 0))
+    strategy = make()
+    for experience in benchmark.train_stream[:2]:
+        strategy.train(experience)
+    assert unlearning_of(strategy).ledger.unlearned == (0,)
+    kept = tuple(strategy.model.tasks)
+    assert kept == ((0, 1) if kind in kinds.OBEY_NOTHING else (1,))
+
+
+def test_options_that_are_objects_in_a_script_are_plain_values_here():
+    options = {"isolation": "planned", "masks": {"sparsity_weight": 0.5}}
+    pooled = replace(TINY, methods={"it": MethodSettings("AmnesiacHAT", options=options)})
+    strategy = build(Cell(pooled, "it", "published", 0))[1]()
+    plugin = find_plugin(strategy, HATPlugin)
+    assert plugin.isolation.slots == {0: 0, 1: 1, 2: 0, 3: 2, 4: 1}
+    assert plugin.masks == HardAttention(sparsity_weight=0.5)
+    backup = {"masks": {}, "compensation": {"scope": "unit", "start": "fresh", "joint": True}}
+    published = replace(TINY, methods={"it": MethodSettings("AmnesiacHAT", options=backup)})
+    made = build(Cell(published, "it", "published", 7))[1]()
+    assert find_plugin(made, BackupPlugin).scope == "unit"
+    assert find_plugin(made, BackupPlugin).seed == 7
+
+
+def test_clpu_is_told_what_stays():
+    experiment = replace(TINY, methods={"it": MethodSettings("CLPU-DER++")})
+    benchmark, _ = build(Cell(experiment, "it", "published", 0))
+    assert [e.permanent for e in benchmark.train_stream] == [False, False, True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: make_stream(StreamSettings(options={"clas_order": [1]}), 0), TypeError, "did you mean 'class_order'"),
+        (lambda: make_stream(StreamSettings("SplitOmniglot", n_train=5), 0), TypeError, "no option 'n_train'"),
+        (lambda: make_stream(StreamSettings("Combined", 6), 0, "/nowhere"), ValueError, "1 to 5 tasks"),
+        (lambda: make_stream(StreamSettings("SplitMNIST"), 0, "/nowhere"), DataNotFoundError, "/nowhere"),
+        (lambda: make_scenario(ScenarioSettings("bursts", {"sise": 2}), 5), TypeError, "did you mean 'size'"),
+        (lambda: make_scenario(ScenarioSettings("at_random", {"rate": 2}), 5), ValueError, "rate must lie in 0 to 1"),
+    ],
+)
+def test_errors_say_what_is_allowed(make, error, message):
+    with pytest.raises(error, match=message):
+        make()
+
+
+def test_networks_fit_their_images():
+    for name, shape in (("CharacterNet", (1, 28, 28)), ("SmallConvNet", (3, 32, 32)), ("ResNet18", (3, 32, 32))):
+        network = make_network(NetworkSettings(name), torch.zeros(shape))
+        assert network(torch.zeros(2, *shape)).shape == (2, network.features)
+    assert MaskedModel(make_network(NetworkSettings("ResNet18"), torch.zeros(3, 32, 32))).n_units > 1000
+
+
+def experiment(content):
+    commands = Commands()
+    add_study_commands(commands)
+    return experiment_of(commands.parse(["sweep", "--config", json.dumps(content)])[1])
+
+
+@pytest.mark.parametrize("file", EXPERIMENTS, ids=lambda file: file.stem)
+def test_every_experiment_file_is_one(file, data_root):
+    for profile in ("small", "full"):
+        assert experiment(read_experiment(file, profile)).name == file.stem
+    found = experiment(read_experiment(file))
+    wanted = {"Naive", "EWC", "LwF", "DER++", "AmnesiacHAT", "HAT", "AdaHAT", "WSN", "CLPU-DER++", "PALL"}
+    assert wanted | {"Independent"} <= {method.kind for method in found.methods.values()}
+    if found.stream.name == "SplitCIFAR100":  # whose files are not there
+        return
+    few = {"n_train": None if found.stream.name == "SplitOmniglot" else 60}
+    options = {"jpeg": True} if found.stream.name in ("SplitCIFAR10", "Combined") else {}
+    stream = replace(found.stream, options=found.stream.options | options, **few)
+    cells = cells_of(replace(found, stream=stream), seeds=[1])
+    methods = {cell.method: cell for cell in cells}
+    built = methods if file.stem == "permuted_mnist_5" else ("AmnesiacHAT, pools", "EWC")
+    for cell in (methods[name] for name in built):
+        _, make = build(cell, data_root)
+        assert make().model is not None
+
+
+SEARCHED = {
+    "permuted_mnist_5": "permuted",
+    "permuted_mnist_20": "permuted 20",
+    "rotated_mnist": "rotated",
+    "split_fashion_mnist": "split fashion",
+    "omniglot": "omniglot",
+}
+
+
+@pytest.mark.parametrize("file", SEARCHED)
+def test_stock_settings_are_those_that_were_found(file):
+    methods = read_experiment(EXPERIMENTS[0].parent / f"{file}.yaml")["methods"]
+    for name in STOCK:
+        found = chosen(SEARCHED[file], name, TRIALS)
+        given = methods[name]
+        assert (given["optimizer"], given["lr"]) == (found.optimizer, found.lr), name
+        assert given.get("options", {}) == dict(found.options), name
