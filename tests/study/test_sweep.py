@@ -141,6 +141,7 @@ def test_run_takes_overrides_and_a_profile(file, capsys):
     words = [
         "run",
         "tiny.yaml",
+        "method=HAT",
         "scenario=newest",
         "training.batch_size=10",
         "--profile",
