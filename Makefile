@@ -4,6 +4,9 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PYTEST_FLAGS ?= -n 2 --dist worksteal -q
 
+# Some machines forbid bytecode; without it every program that a test starts compiles the host anew, for 15 seconds.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: setup demo test lint format bench clean
 setup: $(READY)
 
