@@ -30,7 +30,7 @@ docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 notebook: $(READY)
-	WANDB_MODE=offline $(BIN)/jupyter nbconvert --to notebook --execute --inplace docs/first_request.ipynb
+	WANDB_MODE=offline $(BIN)/jupyter nbconvert --to notebook --execute --ExecutePreprocessor.record_timing=False --inplace docs/first_request.ipynb
 
 test: lint docs
 	$(BIN)/python -m pytest $(PYTEST_FLAGS)

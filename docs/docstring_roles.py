@@ -1,4 +1,4 @@
-"""Docstrings as Markdown: cross-references (``:class:`Name```) become code, and ``a, b: text`` an entry for each name."""
+"""Docstrings as Markdown: references (``:class:`Name```) become code, and ``a, b: text`` an entry for each name."""
 
 import re
 
