@@ -22,20 +22,43 @@ PRINTS = {
     "getting_started.md": ["torch.Size([16])", "approximate"],
     "forgetting.md": ["exact", "task 2 was trained beside task 1", "(2,)"],
     "compliance.md": ["exact"],
+    "first_request.ipynb": [NOTEBOOK_ENDS],
 }
+BEGINS = "\n=== a page ===\n"
+RUN_EACH = f"""
+import os, pathlib, runpy, sys
+for script in sys.argv[1:]:
+    print({BEGINS!r})
+    os.chdir(pathlib.Path(script).parent)
+    runpy.run_path(script, run_name="__main__")
+"""
+
+
+def written(path: Path) -> list[str]:
+    """The Python of a page or notebook."""
+    if path.suffix == ".md":
+        return re.findall(r"```python\n(.*?)```", path.read_text(), flags=re.DOTALL)
+    return ["".join(cell["source"]) for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", [page for page in PAGES if page not in WITHOUT_PYTHON])
-def test_every_block_of_the_page_runs(page, tmp_path):
-    blocks = re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), flags=re.DOTALL)
-    assert blocks
-    script = tmp_path / "pasted.py"
-    script.write_text("\n".join(blocks))
-    done = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, check=False)
+def test_the_python_of_every_page_runs(tmp_path):
+    # All in one process, for importing torch takes longer than a page; each in a folder and a namespace of its own.
+    scripts = []
+    for name in [*PAGES, "first_request.ipynb"]:
+        if name not in WITHOUT_PYTHON:
+            assert written(DOCS / name), name
+            scripts.append(tmp_path / name / "pasted.py")
+            scripts[-1].parent.mkdir()
+            scripts[-1].write_text("\n".join(written(DOCS / name)))
+    done = subprocess.run(
+        [sys.executable, "-c", RUN_EACH, *scripts], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr[-3000:]
-    for words in PRINTS.get(page, []):
-        assert words in done.stdout
+    printed = dict(zip([script.parent.name for script in scripts], done.stdout.split(BEGINS)[1:], strict=True))
+    for name, words in PRINTS.items():
+        for each in words:
+            assert each in printed[name], name
 
 
 def test_pages_without_python_have_none():
@@ -120,16 +143,6 @@ def test_the_notebook_has_run_from_top_to_bottom():
     assert any("image/png" in output.get("data", {}) for output in outputs)
     text = "".join("".join(output.get("text", [])) for output in outputs)
     assert NOTEBOOK_ENDS in text
-
-
-@pytest.mark.slow
-def test_the_notebook_still_runs(tmp_path):
-    cells = json.loads((DOCS / "first_request.ipynb").read_text())["cells"]
-    script = tmp_path / "notebook.py"
-    script.write_text("\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"))
-    done = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert NOTEBOOK_ENDS in done.stdout
 
 
 @pytest.mark.parametrize(
