@@ -22,7 +22,8 @@ def rooms() -> dict[str, list[str]]:
     for stub in sorted((ROOT / PACKAGE).glob("*/__init__.pyi")):
         room = stub.parent.name
         imports = [node for node in ast.parse(stub.read_text()).body if isinstance(node, ast.ImportFrom)]
-        found[room] = [f"{PACKAGE}.{room}.{node.module}.{name.name}" for node in imports for name in node.names]
+        places = [(node.module, name.name) for node in imports for name in node.names]
+        found[room] = [".".join(filter(None, [PACKAGE, room, module, name])) for module, name in places]
     return found
 
 

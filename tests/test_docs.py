@@ -79,8 +79,9 @@ def commands(program: str) -> Iterator[tuple[str, list[str]]]:
 def test_every_command_has_the_options_that_pages_give_it(capsys):
     seen = 0
     for page, (command, *words) in commands("amnesia"):
+        of_experiment = any(word.endswith(".yaml") for word in words)  # these plans are those of a sweep
         with pytest.raises(SystemExit) as done:
-            main([command, "--help"])
+            main(["sweep" if command == "plan" and of_experiment else command, "--help"])
         assert done.value.code == 0, (page, command)
         known = capsys.readouterr().out
         for option in (word for word in words if word.startswith("--")):
@@ -157,13 +158,11 @@ def test_examples_in_docstrings(path):
     assert not result.failed
 
 
-def test_an_import_loads_no_subpackage():
-    code = (
-        "import sys, avalanche.training, avalanche.evaluation, avalanche.logging, avalanche.benchmarks\n"
-        "before = set(sys.modules)\nimport avalanche_amnesia\nprint(*sorted(set(sys.modules) - before))"
-    )
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
+def test_an_import_loads_no_subpackage_and_no_library():
+    # So it takes as long with Avalanche in memory as without, which would take this test some ten seconds to import.
+    code = "import sys; before = set(sys.modules); import avalanche_amnesia; print(*set(sys.modules) - before)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     added = done.stdout.split()
     assert "avalanche_amnesia" in added
-    assert not [name for name in added if name.startswith("avalanche_amnesia.")]
-    assert len(added) < 30, added  # lazy_loader, and the few of the standard library that it needs
+    assert not [name for name in added if name.startswith(("avalanche_amnesia.", "torch", "numpy"))]
+    assert len(added) < 20, added  # lazy_loader, and the few of the standard library that it needs
