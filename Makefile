@@ -3,11 +3,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PYTEST_FLAGS ?= -n 2 --dist worksteal -q
+TESTS ?= tests
 
 # Some machines forbid bytecode; without it every program that a test starts compiles the host anew, for 15 seconds.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test lint format bench clean
+.PHONY: setup demo test lint docs notebook format bench package lowest newest clean
 setup: $(READY)
 
 $(READY): pyproject.toml
@@ -28,11 +29,38 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-test: lint
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
+notebook: $(READY)
+	WANDB_MODE=offline $(BIN)/jupyter nbconvert --to notebook --execute --ExecutePreprocessor.record_timing=False --inplace docs/first_request.ipynb
+
+test: lint docs
 	$(BIN)/python -m pytest $(PYTEST_FLAGS)
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks.step_cost
 
+# The wheel, made from the sdist, without any extra, away from the sources.
+package: $(READY)
+	rm -rf build/package
+	$(BIN)/uv build --quiet --out-dir build/package/dist
+	$(BIN)/uv venv --quiet build/package/venv
+	$(BIN)/uv pip install --quiet --python build/package/venv build/package/dist/*.whl
+	cp tests/support/installed.py build/package/
+	cd build/package && venv/bin/python -I installed.py && venv/bin/amnesia --help >/dev/null
+
+# The oldest version of each direct dependency; and the newest Avalanche and torch, whatever the bounds say.
+lowest: $(READY)
+	$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(VENV)-lowest
+	$(BIN)/uv pip install --python $(VENV)-lowest --resolution lowest-direct -e ".[dev]"
+	$(VENV)-lowest/bin/python -m pytest $(PYTEST_FLAGS) $(TESTS)
+
+newest: $(READY)
+	$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(VENV)-newest
+	$(BIN)/uv pip install --python $(VENV)-newest -e ".[dev]"
+	$(BIN)/uv pip install --python $(VENV)-newest --upgrade avalanche-lib torch torchvision
+	$(VENV)-newest/bin/python -m pytest $(PYTEST_FLAGS) $(TESTS)
+
 clean:
-	rm -rf $(VENV) runs .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(VENV)-lowest $(VENV)-newest build .cache runs .pytest_cache .mypy_cache .ruff_cache

@@ -1,21 +1,168 @@
-"""The Python on the documentation's pages runs as it stands, page by page."""
+"""The documentation keeps its word: its Python and commands run, and its figures are those of the result files."""
 
+import doctest
+import importlib
+import json
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-DOCS = Path(__file__).parents[1] / "docs"
+from avalanche_amnesia.runs.command_line import main
+
+ROOT = Path(__file__).parents[1]
+DOCS, RESULTS, PACKAGE = ROOT / "docs", ROOT / "experiments" / "results", ROOT / "avalanche_amnesia"
+PAGES = sorted(path.name for path in DOCS.glob("*.md"))
+WITHOUT_PYTHON = {"citations.md", "experiments.md", "measured.md"}
+NOTEBOOK_ENDS = "exact – audit finds nothing: True\nall bits equal: True"
+PRINTS = {
+    "getting_started.md": ["torch.Size([16])", "approximate"],
+    "forgetting.md": ["exact", "task 2 was trained beside task 1", "(2,)"],
+    "compliance.md": ["exact"],
+    "first_request.ipynb": [NOTEBOOK_ENDS],
+}
+BEGINS = "\n=== a page ===\n"
+RUN_EACH = f"""
+import os, pathlib, runpy, sys
+for script in sys.argv[1:]:
+    print({BEGINS!r})
+    os.chdir(pathlib.Path(script).parent)
+    runpy.run_path(script, run_name="__main__")
+"""
+
+
+def written(path: Path) -> list[str]:
+    """The Python of a page or notebook."""
+    if path.suffix == ".md":
+        return re.findall(r"```python\n(.*?)```", path.read_text(), flags=re.DOTALL)
+    return ["".join(cell["source"]) for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", sorted(path.name for path in DOCS.glob("*.md")))
-def test_every_block_of_the_page_runs(page, tmp_path):
-    blocks = re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), flags=re.DOTALL)
-    assert blocks
-    script = tmp_path / "pasted.py"
-    script.write_text("\n".join(blocks))
-    done = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, check=False)
+def test_the_python_of_every_page_runs(tmp_path):
+    # All in one process, for importing torch takes longer than a page; each in a folder and a namespace of its own.
+    scripts = []
+    for name in [*PAGES, "first_request.ipynb"]:
+        if name not in WITHOUT_PYTHON:
+            assert written(DOCS / name), name
+            scripts.append(tmp_path / name / "pasted.py")
+            scripts[-1].parent.mkdir()
+            scripts[-1].write_text("\n".join(written(DOCS / name)))
+    done = subprocess.run(
+        [sys.executable, "-c", RUN_EACH, *scripts], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr[-3000:]
+    printed = dict(zip([script.parent.name for script in scripts], done.stdout.split(BEGINS)[1:], strict=True))
+    for name, words in PRINTS.items():
+        for each in words:
+            assert each in printed[name], name
+
+
+def test_pages_without_python_have_none():
+    for page in WITHOUT_PYTHON:
+        assert "```python" not in (DOCS / page).read_text()
+
+
+def commands(program: str) -> Iterator[tuple[str, list[str]]]:
+    """Page and words of every command line of a program in a shell block."""
+    for page in [ROOT / "README.md", *DOCS.glob("*.md")]:
+        for block in re.findall(r"```bash\n(.*?)```", page.read_text(), flags=re.DOTALL):
+            for line in block.replace("\\\n", " ").splitlines():
+                words = line.split()
+                if words[:1] == [program]:
+                    yield page.name, words[1:]
+
+
+def test_every_command_has_the_options_that_pages_give_it(capsys):
+    seen = 0
+    for page, (command, *words) in commands("amnesia"):
+        of_experiment = any(word.endswith(".yaml") for word in words)  # these plans are those of a sweep
+        with pytest.raises(SystemExit) as done:
+            main(["sweep" if command == "plan" and of_experiment else command, "--help"])
+        assert done.value.code == 0, (page, command)
+        known = capsys.readouterr().out
+        for option in (word for word in words if word.startswith("--")):
+            assert option in known, (page, command, option)
+            seen += 1
+    assert seen >= 10
+
+
+def test_every_make_target_of_the_pages_exists():
+    targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+    named = {(words[0], page) for page, words in commands("make")}
+    named |= {
+        (target, "installation.md") for target in re.findall(r"`make (\w+)`", (DOCS / "installation.md").read_text())
+    }
+    assert {target for target, _ in named} >= {"demo", "test", "docs", "package"}
+    for target, page in named:
+        assert target in targets, page
+
+
+def table_rows(path: Path, start: str) -> dict[str, list[str]]:
+    """First cell → other cells, of the first table behind a line that starts so."""
+    lines = path.read_text().split(start, 1)[1].splitlines()
+    first = next(number for number, line in enumerate(lines) if line.startswith("|---"))
+    rows = {}
+    for line in lines[first + 1 :]:
+        if not line.startswith("|"):
+            break
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        rows[cells[0]] = cells[1:]
+    return rows
+
+
+def test_the_comparison_is_that_of_the_results():
+    shown = table_rows(DOCS / "experiments.md", "## Every method on six streams")
+    measured = table_rows(RESULTS / "all_streams.md", "## Tasks that remain, at the end")
+    assert {method: cells[1:] for method, cells in shown.items()} == measured
+
+
+def test_the_ablation_is_that_of_the_results():
+    shown = table_rows(DOCS / "measured.md", "## Compensation, repair, isolation")
+    measured = table_rows(RESULTS / "ablation.md", "* claim: of the last record")
+    names = ("nothing", "heads-only", "exclusive", "delete", "backup-before", "counterfactual", "repair-joint")
+    names += ("counterfactual+repair-joint", "pools")
+    assert len(shown) == len(names)
+    for cells, name in zip(shown.values(), names, strict=True):
+        accuracy, differences, divergence, old_head = measured[name][:4]
+        assert float(cells[0]) == pytest.approx(float(accuracy.split()[0]), abs=0.051), name
+        assert float(cells[1].replace("−", "-")) == pytest.approx(float(differences.split(" / ")[-1]), abs=0.051), name
+        assert float(cells[2]) == float(divergence.split(", ", 1)[1].split()[0]), name
+        assert float(cells[3]) == float(old_head.split()[0]), name
+
+
+def test_the_notebook_has_run_from_top_to_bottom():
+    path = DOCS / "first_request.ipynb"
+    assert path.stat().st_size < 300_000
+    cells = [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
+    assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))
+    outputs = [output for cell in cells for output in cell["outputs"]]
+    assert not [output for output in outputs if output["output_type"] == "error"]
+    assert any("image/png" in output.get("data", {}) for output in outputs)
+    text = "".join("".join(output.get("text", [])) for output in outputs)
+    assert NOTEBOOK_ENDS in text
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in sorted(PACKAGE.rglob("*.py")) if ">>>" in path.read_text()],
+    ids=lambda path: path.relative_to(PACKAGE).as_posix(),
+)
+def test_examples_in_docstrings(path):
+    module = importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
+    result = doctest.testmod(module)
+    assert result.attempted
+    assert not result.failed
+
+
+def test_an_import_loads_no_subpackage_and_no_library():
+    # So it takes as long with Avalanche in memory as without, which would take this test some ten seconds to import.
+    code = "import sys; before = set(sys.modules); import avalanche_amnesia; print(*set(sys.modules) - before)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    added = done.stdout.split()
+    assert "avalanche_amnesia" in added
+    assert not [name for name in added if name.startswith(("avalanche_amnesia.", "torch", "numpy"))]
+    assert len(added) < 20, added  # lazy_loader, and the few of the standard library that it needs

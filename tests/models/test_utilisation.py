@@ -1,13 +1,10 @@
 """The table of utilisation against loops over the masks."""
 
-import doctest
-
 import pytest
 import torch
 from torch import nn
 
 from avalanche_amnesia.models import MLP, MaskedModel
-from avalanche_amnesia.models import utilisation as module
 from avalanche_amnesia.models.utilisation import utilisation
 
 
@@ -71,9 +68,3 @@ class _Named(nn.Module):
 
     def forward(self, x):
         return torch.relu(self.all(x))
-
-
-def test_the_example_in_its_documentation():
-    result = doctest.testmod(module)
-    assert result.attempted >= 5
-    assert result.failed == 0
