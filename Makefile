@@ -5,7 +5,7 @@ READY := $(VENV)/.ready
 PYTEST_FLAGS ?= -n 2 --dist worksteal -q
 TESTS ?= tests
 
-.PHONY: setup demo test lint docs notebook format bench package lowest newest clean
+.PHONY: setup demo test lint docs notebook tables format bench package lowest newest clean
 setup: $(READY)
 
 $(READY): pyproject.toml
@@ -31,6 +31,9 @@ docs: $(READY)
 
 notebook: $(READY)
 	WANDB_MODE=offline $(BIN)/jupyter nbconvert --to notebook --execute --ExecutePreprocessor.record_timing=False --inplace docs/first_request.ipynb
+
+tables: $(READY)
+	$(BIN)/python -m experiments.shown_tables
 
 test: lint docs
 	$(BIN)/python -m pytest $(PYTEST_FLAGS)
