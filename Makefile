@@ -8,7 +8,7 @@ TESTS ?= tests
 # Some machines forbid bytecode; without it every program that a test starts compiles the host anew, for 15 seconds.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test lint docs notebook format bench package lowest newest clean
+.PHONY: setup demo test lint docs notebook tables format bench package lowest newest clean
 setup: $(READY)
 
 $(READY): pyproject.toml
@@ -34,6 +34,9 @@ docs: $(READY)
 
 notebook: $(READY)
 	WANDB_MODE=offline $(BIN)/jupyter nbconvert --to notebook --execute --ExecutePreprocessor.record_timing=False --inplace docs/first_request.ipynb
+
+tables: $(READY)
+	$(BIN)/python -m experiments.shown_tables
 
 test: lint docs
 	$(BIN)/python -m pytest $(PYTEST_FLAGS)

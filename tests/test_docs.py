@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from avalanche_amnesia.runs.command_line import main
+from experiments import shown_tables
 
 ROOT = Path(__file__).parents[1]
 DOCS, RESULTS, PACKAGE = ROOT / "docs", ROOT / "experiments" / "results", ROOT / "avalanche_amnesia"
@@ -114,10 +115,27 @@ def table_rows(path: Path, start: str) -> dict[str, list[str]]:
     return rows
 
 
-def test_the_comparison_is_that_of_the_results():
-    shown = table_rows(DOCS / "experiments.md", "## Every method on six streams")
-    measured = table_rows(RESULTS / "all_streams.md", "## Tasks that remain, at the end")
-    assert {method: cells[1:] for method, cells in shown.items()} == measured
+@pytest.mark.parametrize("page", shown_tables.PAGES, ids=lambda page: page.name)
+def test_tables_of_results_are_up_to_date(page):
+    assert shown_tables.refreshed(page) == page.read_text(), "run `make tables`"
+
+
+def test_every_table_that_pages_show_is_there():
+    named = {found[2] for page in shown_tables.PAGES for found in shown_tables.SHOWN.finditer(page.read_text())}
+    assert named >= {"all_streams.md", "published.md"}
+    assert {name for name in named if not (RESULTS / name).is_file()} <= {"published.md"}
+
+
+def test_a_stale_table_is_told_from_a_fresh_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(shown_tables, "RESULTS", tmp_path)
+    page, comments = tmp_path / "page.md", "<!-- table: r.md, ## Two -->\n{}<!-- end of table -->\nand on\n"
+    page.write_text(comments.format("*none yet*\n"))
+    assert shown_tables.refreshed(page) == page.read_text()
+    (tmp_path / "r.md").write_text("## One\n\n| a |\n\n## Two\n\nwords\n\n| b |\n|---|\n| 1 |\n\n| c |\n")
+    assert shown_tables.refreshed(page) == comments.format("\n| b |\n|---|\n| 1 |\n\n")
+    (tmp_path / "r.md").write_text("## One\n")
+    with pytest.raises(ValueError, match="Two"):
+        shown_tables.refreshed(page)
 
 
 def test_the_ablation_is_that_of_the_results():

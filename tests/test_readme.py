@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-README = Path(__file__).parents[1] / "README.md"
+ROOT = Path(__file__).parents[1]
+README = ROOT / "README.md"
 DESIGN_SCRIPT_BEGINS = "benchmark = with_unlearning(SplitDigits(), requests={1: [0], 3: [1], 4: [4]}"
 
 
@@ -44,10 +45,19 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w -]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
 
 
-def test_every_file_and_heading_that_the_readme_links_to_exists():
-    links = re.findall(r"\]\((?!https?:)([^)]+)\)", README.read_text())
-    assert len(links) > 20
+@pytest.mark.parametrize("name", ["README.md", "REPRODUCIBILITY.md"])
+def test_every_file_and_heading_that_the_page_links_to_exists(name):
+    links = re.findall(r"\]\((?!https?:)([^)]+)\)", (ROOT / name).read_text())
+    assert len(links) > 10
     for link in links:
         path, _, anchor = link.partition("#")
-        assert (README.parent / path).is_file(), link
-        assert not anchor or anchor in anchors(README.parent / path), link
+        assert (ROOT / path).is_file(), link
+        assert not anchor or anchor in anchors(ROOT / path), link
+
+
+def test_reproducibility_names_every_table_of_results():
+    said = (ROOT / "REPRODUCIBILITY.md").read_text()
+    tables = [path for folder in ("experiments/results", "results") for path in (ROOT / folder).rglob("*.md")]
+    assert len(tables) > 10
+    for path in tables:
+        assert path.relative_to(ROOT).as_posix() in said or f"`{path.name}`" in said, path.name
