@@ -14,6 +14,7 @@ from avalanche_amnesia import __version__
 from avalanche_amnesia.executors import ProcessExecutor
 from avalanche_amnesia.runs import RunStore
 from avalanche_amnesia.runs.command_line import main
+from avalanche_amnesia.runs.experiment_file import expanded, read_experiment
 from avalanche_amnesia.study.grid import cells_of, folder_of, is_done
 from avalanche_amnesia.study.planning import plan_sweep
 from avalanche_amnesia.study.running import run_cell
@@ -205,6 +206,8 @@ def test_mistakes_are_told_with_what_was_meant(file, words, told, capsys):
         ("- a", "holds no settings"),
         ("a: [", "is no YAML"),
         ("name: x\nmethods: {A: {kin: HAT}}", "did you mean 'kind'?"),
+        ("extends: odd.yaml", "odd.yaml extends itself"),
+        ("extends: tinny.yaml", "did you mean tiny.yaml?"),
     ],
 )
 def test_files_that_are_no_experiments(file, content, told, capsys):
@@ -215,6 +218,26 @@ def test_files_that_are_no_experiments(file, content, told, capsys):
         status = end.code
     assert status == 2
     assert told in capsys.readouterr().err
+
+
+def test_a_file_takes_over_what_others_have_and_changes_it(file):
+    (file / "parts").mkdir()
+    (file / "parts" / "more.yaml").write_text("methods: {WSN: {kind: WSN, lr: 0.1}}\nprofiles: {long: {seeds: [7, 8]}}")
+    (file / "own.yaml").write_text(
+        "name: own\nextends: [tiny.yaml, parts/more.yaml]\nmethods: {HAT: null, WSN: {lr: 0.2}}\nseeds: [4]"
+    )
+    found, tiny = read_experiment(file / "own.yaml"), read_experiment(file / "tiny.yaml")
+    assert found["methods"] == {"AmnesiacHAT": tiny["methods"]["AmnesiacHAT"], "WSN": {"kind": "WSN", "lr": 0.2}}
+    assert (found["name"], found["seeds"], found["stream"]) == ("own", [4], tiny["stream"])
+    assert read_experiment(file / "own.yaml", "long")["seeds"] == [7, 8]
+    assert read_experiment(file / "own.yaml", "short")["seeds"] == [5]
+
+
+def test_options_of_a_method_are_overridden_one_by_one(file):
+    words = ["run", "tiny.yaml", "methods.HAT.options.masks.s_max=50", "methods.HAT.options.locked=[0]", "seed=3"]
+    command, config, content, *rest = expanded(words)
+    assert (command, config, rest) == ("run", "--config", ["--seed=3"])
+    assert json.loads(content)["methods"]["HAT"]["options"] == {"masks": {"s_max": 50}, "locked": [0]}
 
 
 def test_without_a_file(file, capsys):
