@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
+
+from avalanche_amnesia.spelling import did_you_mean
 
 PROFILES = "profiles"
 """Key of an experiment's file: profile → the settings that it changes."""
@@ -74,9 +75,8 @@ def read_experiment(file: Path, profile: str | None = None) -> dict[str, Any]:
     profiles = content.pop(PROFILES, {})
     if profile is not None:
         if profile not in profiles:
-            nearest = difflib.get_close_matches(profile, profiles, 1)
-            hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
-            raise ValueError(f"{file} has no profile {profile!r}, it has {', '.join(profiles) or 'none'}{hint}")
+            there = (", ".join(profiles) or "none") + did_you_mean(profile, profiles)
+            raise ValueError(f"{file} has no profile {profile!r}, it has {there}")
         content = _merged(content, profiles[profile])
     for key in ("methods", "scenarios"):
         if isinstance(content.get(key), Mapping):
@@ -87,9 +87,8 @@ def read_experiment(file: Path, profile: str | None = None) -> dict[str, Any]:
 def _extended(file: Path, extending: Sequence[Path] = ()) -> dict[str, Any]:
     """Content of a file over that of the files which it extends, the last of these first."""
     if not file.is_file():
-        near = difflib.get_close_matches(file.name, [path.name for path in file.parent.glob("*.y*ml")], 1)
-        hint = f"; did you mean {file.with_name(near[0])}?" if near else ""
-        raise FileNotFoundError(f"there is no file {file}{hint}")
+        there = [path.name for path in file.parent.glob("*.y*ml")]
+        raise FileNotFoundError(f"there is no file {file}{did_you_mean(file.name, there)}")
     if file.resolve() in extending:
         raise ValueError(f"{file} extends itself, by way of {', '.join(path.name for path in extending)}")
     try:

@@ -2,6 +2,11 @@
 
 import csv
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from dataclasses import asdict, replace
 
 import pytest
@@ -98,6 +103,24 @@ def test_processes_give_the_same_bytes(swept, tmp_path):
         assert results(folder_of(cell, tmp_path / "out")) == results(folder_of(cell, swept[0] / "out"))
 
 
+@pytest.mark.slow
+def test_a_killed_sweep_goes_on_where_it_was(swept, file, monkeypatch):
+    words = ["sweep", "tiny.yaml", "method=HAT", "seed=1"]
+    program = [sys.executable, "-m", "avalanche_amnesia", *words, "--workers", "1"]
+    process = subprocess.Popen(program, start_new_session=True)
+    while not (there := list(file.glob("runs/tiny/**/settings.yaml"))):
+        assert process.poll() is None
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    written = {path: path.stat().st_mtime_ns for path in there}
+    monkeypatch.setattr("avalanche_amnesia.executors.ProcessExecutor", lambda workers, gpus: AtOnce())
+    assert main(words) == 0
+    assert {path: path.stat().st_mtime_ns for path in there} == written  # what was finished is not run again
+    for cell in cells_of(TINY, ["HAT"], seeds=[1]):
+        assert results(folder_of(cell, file / "runs")) == results(folder_of(cell, swept[0] / "out"))
+
+
 def test_tables_have_the_numbers_of_the_runs(swept, tmp_path, capsys):
     folder, _, _ = swept
     assert main(["report", str(folder / "out"), "--tables", str(tmp_path / "tables")]) == 0
@@ -182,8 +205,8 @@ def test_plan_and_sweep_a_part_of_an_experiment(file, capsys, monkeypatch):
         (["training.epochs=many"], "Got value: many"),
         (["stream.name=SplitMNST"], "did you mean 'SplitMNIST'?"),
         (["methods.HAT.kind=HATT"], "did you mean 'HAT'?"),
-        (["method=HATT"], "it has AmnesiacHAT, HAT"),
-        (["scenario=latest"], "it has published, newest"),
+        (["method=HATT"], "it has 'AmnesiacHAT', 'HAT'; did you mean 'HAT'?"),
+        (["scenario=latest"], "it has 'published', 'newest'"),
         (["--profile", "shrt"], "did you mean 'short'?"),
         (["stream.options.clas_order=[1]"], "did you mean 'class_order'?"),
         (["stream.n_tasks=3"], "n_tasks=3 does not split 10 classes"),
@@ -207,7 +230,7 @@ def test_mistakes_are_told_with_what_was_meant(file, words, told, capsys):
         ("a: [", "is no YAML"),
         ("name: x\nmethods: {A: {kin: HAT}}", "did you mean 'kind'?"),
         ("extends: odd.yaml", "odd.yaml extends itself"),
-        ("extends: tinny.yaml", "did you mean tiny.yaml?"),
+        ("extends: tinny.yaml", "did you mean 'tiny.yaml'?"),
     ],
 )
 def test_files_that_are_no_experiments(file, content, told, capsys):
@@ -258,6 +281,7 @@ def test_a_method_that_still_has_a_task_does_not_learn_it_again(file, capsys):
     ("words", "told"),
     [
         (["--version"], __version__),
+        (["run", "--help"], "usage: amnesia run FILE [key=value ...]"),
         (["run", "--help"], "passes over each task's training images (type: int, default: 2)"),
         (["sweep", "--help"], "GPUs of a job"),
         (["--print_completion", "shtab-bash"], "training.batch_size"),
