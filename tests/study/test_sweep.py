@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from dataclasses import asdict, replace
 
 import pytest
@@ -23,7 +24,7 @@ from avalanche_amnesia.runs.experiment_file import expanded, read_experiment
 from avalanche_amnesia.study.grid import cells_of, folder_of, is_done
 from avalanche_amnesia.study.planning import plan_sweep
 from avalanche_amnesia.study.running import run_cell
-from avalanche_amnesia.study.settings import ScenarioSettings
+from avalanche_amnesia.study.settings import MethodSettings, ScenarioSettings
 from avalanche_amnesia.study.sweep import jobs_of, sweep
 from avalanche_amnesia.study.tables import MEASURES, read_rows
 
@@ -73,6 +74,13 @@ def test_a_run_alone_gives_the_same_bytes(swept, tmp_path):
     cell = CELLS[1]
     run_cell(cell, tmp_path)
     assert results(tmp_path) == results(folder_of(cell, swept[0] / "out"))
+
+
+def test_a_run_is_without_the_hosts_own_deprecations(tmp_path, capfd):
+    stock = replace(TINY, methods={"Replay": MethodSettings("Replay")})
+    with warnings.catch_warnings(record=True) as seen:
+        run_cell(cells_of(stock, seeds=[1])[0], tmp_path)
+    assert [str(w.message) for w in seen if w.category is DeprecationWarning] == []
 
 
 def test_what_is_done_is_not_run_again_and_what_changed_is(swept):
