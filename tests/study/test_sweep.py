@@ -142,6 +142,15 @@ def test_tables_have_the_numbers_of_the_runs(swept, tmp_path, capsys):
     assert float(row["remaining"]) == end["mean_accuracy"]
     assert float(row["jsd"]) == end["jsd"]["JSD_own"]
     assert (row["ratio"], row["claim"]) == ("", end["claim"])  # no floor was measured
+    runs = json.loads((tmp_path / "tables" / "tiny_seed2.json").read_text())
+    (mine,) = [
+        r
+        for r in runs
+        if (r["settings"]["method"]["name"], r["settings"]["scenario"]["name"]) == ("AmnesiacHAT", "newest")
+    ]
+    assert [after["task"] for after in mine["after"]] == [0, 1, 2, 3, 4]
+    assert mine["after"][-1]["accuracy"] == end["accuracy"]
+    assert mine["after"][-1]["measures"]["remaining"] == end["mean_accuracy"]
     text = (tmp_path / "tables" / "results.md").read_text()
     mine = [r for r in read_rows(folder) if (r.method, r.scenario) == ("HAT", "newest")]
     accuracies = [100 * r.values["remaining"] for r in mine]
