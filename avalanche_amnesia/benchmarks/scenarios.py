@@ -64,6 +64,28 @@ def none(n_tasks: int) -> Scenario:
     return Scenario()
 
 
+def listed(
+    n_tasks: int,
+    requests: Mapping[int | str, Sequence[int]] | None = None,
+    permanent: Sequence[int] = (),
+    deadline: int | None = None,
+) -> Scenario:
+    """Requests as they are listed, which is how a file of settings gives a schedule of its own.
+
+    Args:
+        n_tasks: of the stream, at least 1.
+        requests: position in the stream → tasks that go after it; keys may be numbers in quotes, as JSON has them.
+        permanent: tasks that are permanent from the end of their training.
+        deadline: further tasks after which a task becomes permanent by itself; None: never.
+
+    Raises:
+        ValueError: a value that is not allowed. What a stream does not fit, :meth:`Scenario.on` says.
+    """
+    checks.whole_number("n_tasks", n_tasks)
+    schedule = {int(at): list(tasks) for at, tasks in (requests or {}).items()}
+    return Scenario(schedule, tuple(permanent), deadline)
+
+
 def published(n_tasks: int) -> Scenario:
     """The AmnesiacHAT paper's schedule: of every five tasks the first goes after the second, the second after the
     fourth, and the fifth at once.
@@ -168,6 +190,21 @@ def deadline(n_tasks: int, tasks: int = 2, every: int = 2) -> Scenario:
     return Scenario({task + tasks - 1: [task] for task in requested}, deadline=tasks)
 
 
+def permanent(n_tasks: int, every: int = 2) -> Scenario:
+    """Every few tasks one is permanent from the start; each of the others goes when the next task was learned.
+
+    Args:
+        n_tasks: of the stream, at least 3.
+        every: distance of two permanent tasks, from task 0 on, at least 2.
+
+    Raises:
+        ValueError: a value that is not allowed.
+    """
+    checks.whole_number("n_tasks", n_tasks, 3)
+    stays = range(0, n_tasks, checks.whole_number("every", every, 2))
+    return Scenario({at: [at - 1] for at in range(1, n_tasks) if at - 1 not in stays}, tuple(stays))
+
+
 def mid_task(n_tasks: int, iteration: int = 10, every: int = 2) -> Scenario:
     """In the middle of a task's training the one before it.
 
@@ -208,10 +245,20 @@ def relearn(n_tasks: int, tasks: Sequence[int] = (0,), after: int = 1) -> Scenar
     return Scenario({after: list(again)}, order=(*range(n_tasks), *again))
 
 
-SCENARIOS = {
-    make.__name__: make
-    for make in (none, published, at_random, oldest_first, newest_first, bursts, deadline, mid_task, relearn)
-}
+_MAKERS = (
+    none,
+    listed,
+    published,
+    at_random,
+    oldest_first,
+    newest_first,
+    bursts,
+    deadline,
+    permanent,
+    mid_task,
+    relearn,
+)
+SCENARIOS = {make.__name__: make for make in _MAKERS}
 """Name → the function that makes the scenario: ``make(n_tasks, **options)``."""
 
 

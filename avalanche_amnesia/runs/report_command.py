@@ -26,7 +26,7 @@ def add_report_command(commands: Commands) -> None:
         type=Path,
         default=None,
         metavar="FOLDER",
-        help="in place of the page: results.csv, results.md and figures of all runs of amnesia sweep in one DIR",
+        help="in place of the page: CSV, Markdown, figures and JSON per seed of all runs of amnesia sweep in one DIR",
     )
 
 

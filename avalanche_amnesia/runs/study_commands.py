@@ -19,14 +19,14 @@ USES_EXPERIMENT = ("run", "sweep", "plan")
 def add_study_commands(commands: Commands) -> None:
     """Add the commands to the program's."""
     run = commands.add("run", _run, "one method on one stream with one request scenario: amnesia run FILE key=value …")
-    add_experiment(run)
+    _add_experiment(run, "run")
     run.add_argument("--method", type=str, default=None, help="name of a method; the file's first")
     run.add_argument("--scenario", type=str, default=None, help="name of a request scenario; the file's first")
     run.add_argument("--seed", type=int, default=None, help="the file's first")
     _add_places(run)
     run.add_argument("--download", action="store_true", help="let torchvision fetch data that is missing")
     sweep = commands.add("sweep", _sweep, "all runs of an experiment that are not done: amnesia sweep FILE key=value …")
-    add_experiment(sweep)
+    _add_experiment(sweep, "sweep")
     sweep.add_argument("--method", type=list[str] | str, default=[], help="these methods alone: EWC, or [EWC,LwF]")
     sweep.add_argument("--scenario", type=list[str] | str, default=[], help="these scenarios alone")
     sweep.add_argument("--seed", type=list[int] | int, default=[], help="these seeds in place of the file's")
@@ -40,12 +40,9 @@ def add_study_commands(commands: Commands) -> None:
     sweep.add_argument("--slurm", type=dict[str, Any], default={}, help='submitit parameters: {"timeout_min": 120}')
 
 
-def add_experiment(parser: Parser) -> None:
-    """Give a command the settings of an experiment, and its file.
-
-    Args:
-        parser: of the command.
-    """
+def _add_experiment(parser: Parser, command: str) -> None:
+    """Give a command the settings of an experiment, and its file."""
+    parser.usage = f"amnesia {command} FILE [key=value ...] [--profile small] [options]"
     parser.add_argument("--config", action="config", help="the experiment's YAML file: FILE alone will do")
     parser.add_argument("--profile", type=str, default=None, help="a profile of the file: small, full")
     parser.add_class_arguments(Experiment, None)

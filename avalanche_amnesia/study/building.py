@@ -47,6 +47,8 @@ STOCK: dict[str, type] = {"Naive": Naive, "EWC": EWC, "LwF": LwF, "Replay": Repl
 """Kind of method → strategy of Avalanche's, which two plugins make forget on request."""
 MEMORY = 50
 """Samples of each task that DER++ keeps; Replay as many times the stream's tasks, shared by those that it has."""
+OF_MODELS = ("density", "shared_head")
+"""Options of a method that are its model's: share of weights of a WSN's task; classes of one head for all tasks."""
 Maker = Callable[..., Any]
 
 
@@ -151,7 +153,7 @@ def make_strategy(
     torch.manual_seed(seed)
     kind, wrap = OWN[settings.kind]
     options = dict(settings.options)
-    model = wrap(network(), **{name: options.pop(name) for name in ("density",) if name in options})
+    model = wrap(network(), **{name: options.pop(name) for name in OF_MODELS if name in options})
     if options.get("isolation") == "planned":
         options["isolation"] = Pools.planned(benchmark)
     if isinstance(options.get("masks"), Mapping):

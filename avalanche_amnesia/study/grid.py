@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from avalanche_amnesia.saving.replacing import replace_file
+from avalanche_amnesia.spelling import did_you_mean
 from avalanche_amnesia.study.settings import OBEY_NOTHING, Cell, Experiment
 
 SETTINGS = "settings.yaml"
@@ -37,7 +38,8 @@ def cells_of(
     ):
         for name in given:
             if name not in known:
-                raise ValueError(f"experiment {experiment.name} has no {what} {name!r}: it has {', '.join(known)}")
+                there = ", ".join(map(repr, known)) + did_you_mean(name, known)
+                raise ValueError(f"experiment {experiment.name} has no {what} {name!r}, it has {there}")
     wanted = product(methods or experiment.methods, scenarios or experiment.scenarios, seeds or experiment.seeds)
     cells = [Cell(experiment, method, scenario, seed) for method, scenario, seed in wanted]
     found = [cell for cell in cells if not _learns_what_it_has(cell)]

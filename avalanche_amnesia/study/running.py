@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
+import avalanche
 import torch
 
 from avalanche_amnesia.evaluation.references import Expected, References
@@ -18,6 +20,32 @@ from avalanche_amnesia.study.grid import resolved, write_settings
 from avalanche_amnesia.study.settings import Cell
 
 
+@contextmanager
+def _as_worker() -> Iterator[None]:
+    """Compute with one thread, which gives the same bits whatever the number of cores, and without the host's noise."""
+    torch.set_num_threads(1)
+    host = Path(avalanche.__file__).parent
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=UserWarning, module="avalanche")
+        show = warnings.showwarning
+
+        # No filter: the host puts one of its own before all others, each time it calls what it deprecates.
+        def shown(
+            message: Warning | str,
+            category: type[Warning],
+            filename: str,
+            lineno: int,
+            file: TextIO | None = None,
+            line: str | None = None,
+        ) -> None:
+            if not (issubclass(category, DeprecationWarning) and host in Path(filename).parents):
+                show(message, category, filename, lineno, file, line)
+
+        warnings.showwarning = shown
+        yield
+
+
+@_as_worker()
 def run_cell(
     cell: Cell,
     folder: Path,
@@ -42,7 +70,6 @@ def run_cell(
     Raises:
         TypeError, ValueError, OSError: as :func:`~avalanche_amnesia.study.building.build`.
     """
-    _begin()
     benchmark, make = build(cell, root, download)
     kept = None if store is None else RunStore(store)
     run: Run = observe(cell.method, make, benchmark, noise_floor=cell.experiment.floors, progress=progress, store=kept)
@@ -54,6 +81,7 @@ def run_cell(
     return run.observations[-1].to_dict()
 
 
+@_as_worker()
 def train_references(
     cells: Iterable[Cell], kinds: Iterable[Expected], store: Path, root: str | Path | None = None
 ) -> int:
@@ -68,7 +96,6 @@ def train_references(
     Returns:
         Number of trainings of single tasks that were not in the store.
     """
-    _begin()
     kept, n = RunStore(store), 0
     for cell in cells:
         benchmark, make = build(cell, root)
@@ -78,10 +105,3 @@ def train_references(
             references.train_along(path, variant)
         n += references.trainings
     return n
-
-
-def _begin() -> None:
-    """Compute with one thread, which gives the same bits whatever the number of cores, and without the host's noise."""
-    torch.set_num_threads(1)
-    warnings.filterwarnings("ignore", category=DeprecationWarning, module="avalanche")
-    warnings.filterwarnings("ignore", category=UserWarning, module="avalanche")

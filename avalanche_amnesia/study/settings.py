@@ -38,12 +38,14 @@ MethodKind = Literal[
 ]
 ScenarioName = Literal[
     "none",
+    "listed",
     "published",
     "at_random",
     "oldest_first",
     "newest_first",
     "bursts",
     "deadline",
+    "permanent",
     "mid_task",
     "relearn",
 ]
@@ -108,7 +110,8 @@ class MethodSettings:
         optimizer: class of torch.optim
         lr: its learning rate
         options: of the strategy, as plain values; of DarkReplayPlugin for DER++. isolation: planned deals pools by the
-            requests, masks: {…} are those of HardAttention, compensation: {…} those of BackupPlugin
+            requests, masks: {…} are those of HardAttention, compensation: {…} those of BackupPlugin, shared_head: the
+            classes of one head for all tasks (domain-incremental; AmnesiacHAT, HAT and AdaHAT)
     """
 
     kind: MethodKind
@@ -123,7 +126,7 @@ class ScenarioSettings:
 
     Attributes:
         name: a function of avalanche_amnesia.benchmarks.scenarios
-        options: its arguments but n_tasks, such as rate and seed, every, size, iteration or tasks
+        options: its arguments but n_tasks, such as rate and seed, every, size, iteration, tasks; of listed requests
     """
 
     name: ScenarioName = "published"

@@ -1,4 +1,4 @@
-"""Tables and figures of a study: every run's numbers, their means over seeds, and a picture per experiment."""
+"""Tables and figures of a study: every run's numbers, means over seeds, a picture per experiment, JSON per seed."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 from matplotlib.figure import Figure
 
 from avalanche_amnesia.saving.replacing import replace_file
 from avalanche_amnesia.study.grid import SETTINGS, result_folders, slug
+
+Key = TypeVar("Key", str, int)
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,10 @@ MEASURES = {
     "capacity": Measure("capacity", "share of the network that is free, %", lambda end: end["capacity"], True),
 }
 """Name → measure of a run's end."""
+_OF_TASKS = (
+    *("task", "remaining", "unlearned", "accuracy", "reference_accuracy", "full_accuracy"),
+    *("unlearned_accuracy", "reference_unlearned", "jsd_by_task"),
+)
 _KEYS = ("experiment", "method", "scenario", "seed")
 
 
@@ -86,6 +92,7 @@ class Row:
         claim: of its last unlearning; empty where there was none.
         values: measure → value; None where there is none.
         settings: all of them.
+        after: every task, in order: which remain, and the numbers of each and all of them.
     """
 
     experiment: str
@@ -95,6 +102,7 @@ class Row:
     claim: str
     values: Mapping[str, float | None]
     settings: Mapping[str, Any]
+    after: Sequence[Mapping[str, Any]]
 
 
 def read_rows(folder: Path) -> list[Row]:
@@ -110,10 +118,12 @@ def read_rows(folder: Path) -> list[Row]:
     for place in result_folders(folder):
         settings = yaml.safe_load((place / SETTINGS).read_text())
         (strategy,) = json.loads((place / "results.json").read_text())["strategies"].values()
-        end = strategy["events"][-1]
-        values = {name: measure.of(end) for name, measure in MEASURES.items()}
+        values = [{name: measure.of(event) for name, measure in MEASURES.items()} for event in strategy["events"]]
+        after = [{name: event[name] for name in _OF_TASKS} for event in strategy["events"]]
         names = settings["method"]["name"], settings["scenario"]["name"], settings["seed"]
-        rows.append(Row(settings["experiment"], *names, end["claim"] or "", values, settings))
+        claim = strategy["events"][-1]["claim"] or ""
+        numbers = [tasks | {"measures": of_all} for tasks, of_all in zip(after, values, strict=True)]
+        rows.append(Row(settings["experiment"], *names, claim, values[-1], settings, numbers))
     if not rows:
         raise ValueError(f"{folder} holds no results of amnesia run or amnesia sweep (settings.yaml, results.json)")
     return rows
@@ -132,6 +142,16 @@ def as_csv(rows: Sequence[Row]) -> str:
         values = ["" if value is None else repr(value) for value in row.values.values()]
         table.writerow([row.experiment, row.method, row.scenario, row.seed, row.claim, *values])
     return text.getvalue()
+
+
+def as_json(rows: Sequence[Row]) -> str:
+    """All numbers of runs after every task, with their settings: a list, a line per run.
+
+    Args:
+        rows: in their order.
+    """
+    runs = [{"claim": row.claim, "settings": row.settings, "after": row.after} for row in rows]
+    return "[\n" + ",\n".join(json.dumps(run, ensure_ascii=False) for run in runs) + "\n]\n"
 
 
 def as_markdown(rows: Sequence[Row]) -> str:
@@ -179,12 +199,13 @@ def figure(rows: Sequence[Row]) -> Figure:
             axis.grid(axis="x", alpha=0.3)
             if name == "ratio":
                 axis.set_xscale("symlog", linthresh=1)
+                axis.set_xlim(left=-0.2)
                 axis.axvline(1, color="grey", linewidth=0.8, linestyle=":")
     return picture
 
 
 def write_tables(folder: Path, out: Path) -> list[Path]:
-    """Write ``results.csv``, ``results.md`` and a figure per experiment.
+    """Write ``results.csv``, ``results.md``, and per experiment a figure and a JSON file of each seed.
 
     Args:
         folder: with finished runs.
@@ -204,13 +225,15 @@ def write_tables(folder: Path, out: Path) -> list[Path]:
         picture = io.BytesIO()
         figure(mine).savefig(picture, format="png", dpi=130, metadata={"Software": None})
         contents[f"{slug(experiment)}.png"] = picture.getvalue()
+        for seed, of_seed in sorted(_grouped(mine, lambda row: row.seed).items()):
+            contents[f"{slug(experiment)}_seed{seed}.json"] = as_json(of_seed).encode()
     for name, content in contents.items():
         replace_file(out / name, content)
     return [out / name for name in contents]
 
 
-def _grouped(rows: Sequence[Row], by: Callable[[Row], str]) -> dict[str, list[Row]]:
-    groups: dict[str, list[Row]] = {}
+def _grouped(rows: Sequence[Row], by: Callable[[Row], Key]) -> dict[Key, list[Row]]:
+    groups: dict[Key, list[Row]] = {}
     for row in rows:
         groups.setdefault(by(row), []).append(row)
     return groups

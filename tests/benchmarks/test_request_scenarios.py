@@ -33,7 +33,7 @@ def test_every_scenario_is_accepted_and_leaves_a_task_at_any_time(n_tasks):
         scenario = make(n_tasks)
         remaining = remaining_after(scenario, n_tasks)
         assert all(remaining), name
-        assert bool(scenario.requested) == (name != "none")
+        assert bool(scenario.requested) == (name not in ("none", "listed"))
         carried = [r for e in scenario.on(small(n_tasks)).train_stream for r in e.requests]
         assert {task for request in carried for task in request.tasks} == scenario.requested
 
@@ -51,6 +51,14 @@ def test_options_keep_to_the_rules(n_tasks, every, size, seed):
         assert all(remaining_after(scenario, n_tasks))
 
 
+def test_listed_requests_are_what_was_listed():
+    scenario = scenarios.listed(4, {"1": [0], 3: [2]}, permanent=[3])  # keys as JSON has them, and as Python does
+    assert (scenario.requests, scenario.permanent) == ({1: [0], 3: [2]}, (3,))
+    assert remaining_after(scenario, 4)[-1] == (1, 3)
+    with pytest.raises(RequestError, match="permanent"):
+        scenarios.listed(4, {3: [0]}, permanent=[0]).on(small(4))
+
+
 def test_the_published_schedule():
     assert scenarios.published(5).requests == {1: [0], 3: [1], 4: [4]}
     published = {2: 1, 4: 2, 5: 5, 7: 6, 9: 7, 10: 10, 12: 11, 14: 12, 15: 15, 17: 16, 19: 17, 20: 20}
@@ -63,6 +71,8 @@ def test_each_goes_by_its_rule():
     assert scenarios.bursts(7).requests == {2: [0, 1], 5: [2, 3]}
     last_moment = scenarios.deadline(6, tasks=3)
     assert (last_moment.requests, last_moment.deadline) == ({2: [0], 4: [2]}, 3)
+    stays = scenarios.permanent(6)
+    assert (stays.requests, stays.permanent) == ({2: [1], 4: [3]}, (0, 2, 4))
     assert scenarios.mid_task(4, 7).requests == (
         UnlearningRequest((0,), 1, "iteration", 7),
         UnlearningRequest((2,), 3, "iteration", 7),

@@ -2,6 +2,12 @@
 
 import csv
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import warnings
 from dataclasses import asdict, replace
 
 import pytest
@@ -14,10 +20,11 @@ from avalanche_amnesia import __version__
 from avalanche_amnesia.executors import ProcessExecutor
 from avalanche_amnesia.runs import RunStore
 from avalanche_amnesia.runs.command_line import main
+from avalanche_amnesia.runs.experiment_file import expanded, read_experiment
 from avalanche_amnesia.study.grid import cells_of, folder_of, is_done
 from avalanche_amnesia.study.planning import plan_sweep
 from avalanche_amnesia.study.running import run_cell
-from avalanche_amnesia.study.settings import ScenarioSettings
+from avalanche_amnesia.study.settings import MethodSettings, ScenarioSettings
 from avalanche_amnesia.study.sweep import jobs_of, sweep
 from avalanche_amnesia.study.tables import MEASURES, read_rows
 
@@ -69,6 +76,13 @@ def test_a_run_alone_gives_the_same_bytes(swept, tmp_path):
     assert results(tmp_path) == results(folder_of(cell, swept[0] / "out"))
 
 
+def test_a_run_is_without_the_hosts_own_deprecations(tmp_path, capfd):
+    stock = replace(TINY, methods={"Replay": MethodSettings("Replay")})
+    with warnings.catch_warnings(record=True) as seen:
+        run_cell(cells_of(stock, seeds=[1])[0], tmp_path)
+    assert [str(w.message) for w in seen if w.category is DeprecationWarning] == []
+
+
 def test_what_is_done_is_not_run_again_and_what_changed_is(swept):
     folder, _, _ = swept
     assert jobs_of(CELLS, folder / "out", folder / "store") == []
@@ -97,6 +111,24 @@ def test_processes_give_the_same_bytes(swept, tmp_path):
         assert results(folder_of(cell, tmp_path / "out")) == results(folder_of(cell, swept[0] / "out"))
 
 
+@pytest.mark.slow
+def test_a_killed_sweep_goes_on_where_it_was(swept, file, monkeypatch):
+    words = ["sweep", "tiny.yaml", "method=HAT", "seed=1"]
+    program = [sys.executable, "-m", "avalanche_amnesia", *words, "--workers", "1"]
+    process = subprocess.Popen(program, start_new_session=True)
+    while not (there := list(file.glob("runs/tiny/**/settings.yaml"))):
+        assert process.poll() is None
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    written = {path: path.stat().st_mtime_ns for path in there}
+    monkeypatch.setattr("avalanche_amnesia.executors.ProcessExecutor", lambda workers, gpus: AtOnce())
+    assert main(words) == 0
+    assert {path: path.stat().st_mtime_ns for path in there} == written  # what was finished is not run again
+    for cell in cells_of(TINY, ["HAT"], seeds=[1]):
+        assert results(folder_of(cell, file / "runs")) == results(folder_of(cell, swept[0] / "out"))
+
+
 def test_tables_have_the_numbers_of_the_runs(swept, tmp_path, capsys):
     folder, _, _ = swept
     assert main(["report", str(folder / "out"), "--tables", str(tmp_path / "tables")]) == 0
@@ -110,6 +142,15 @@ def test_tables_have_the_numbers_of_the_runs(swept, tmp_path, capsys):
     assert float(row["remaining"]) == end["mean_accuracy"]
     assert float(row["jsd"]) == end["jsd"]["JSD_own"]
     assert (row["ratio"], row["claim"]) == ("", end["claim"])  # no floor was measured
+    runs = json.loads((tmp_path / "tables" / "tiny_seed2.json").read_text())
+    (mine,) = [
+        r
+        for r in runs
+        if (r["settings"]["method"]["name"], r["settings"]["scenario"]["name"]) == ("AmnesiacHAT", "newest")
+    ]
+    assert [after["task"] for after in mine["after"]] == [0, 1, 2, 3, 4]
+    assert mine["after"][-1]["accuracy"] == end["accuracy"]
+    assert mine["after"][-1]["measures"]["remaining"] == end["mean_accuracy"]
     text = (tmp_path / "tables" / "results.md").read_text()
     mine = [r for r in read_rows(folder) if (r.method, r.scenario) == ("HAT", "newest")]
     accuracies = [100 * r.values["remaining"] for r in mine]
@@ -181,8 +222,8 @@ def test_plan_and_sweep_a_part_of_an_experiment(file, capsys, monkeypatch):
         (["training.epochs=many"], "Got value: many"),
         (["stream.name=SplitMNST"], "did you mean 'SplitMNIST'?"),
         (["methods.HAT.kind=HATT"], "did you mean 'HAT'?"),
-        (["method=HATT"], "it has AmnesiacHAT, HAT"),
-        (["scenario=latest"], "it has published, newest"),
+        (["method=HATT"], "it has 'AmnesiacHAT', 'HAT'; did you mean 'HAT'?"),
+        (["scenario=latest"], "it has 'published', 'newest'"),
         (["--profile", "shrt"], "did you mean 'short'?"),
         (["stream.options.clas_order=[1]"], "did you mean 'class_order'?"),
         (["stream.n_tasks=3"], "n_tasks=3 does not split 10 classes"),
@@ -205,6 +246,8 @@ def test_mistakes_are_told_with_what_was_meant(file, words, told, capsys):
         ("- a", "holds no settings"),
         ("a: [", "is no YAML"),
         ("name: x\nmethods: {A: {kin: HAT}}", "did you mean 'kind'?"),
+        ("extends: odd.yaml", "odd.yaml extends itself"),
+        ("extends: tinny.yaml", "did you mean 'tiny.yaml'?"),
     ],
 )
 def test_files_that_are_no_experiments(file, content, told, capsys):
@@ -215,6 +258,26 @@ def test_files_that_are_no_experiments(file, content, told, capsys):
         status = end.code
     assert status == 2
     assert told in capsys.readouterr().err
+
+
+def test_a_file_takes_over_what_others_have_and_changes_it(file):
+    (file / "parts").mkdir()
+    (file / "parts" / "more.yaml").write_text("methods: {WSN: {kind: WSN, lr: 0.1}}\nprofiles: {long: {seeds: [7, 8]}}")
+    (file / "own.yaml").write_text(
+        "name: own\nextends: [tiny.yaml, parts/more.yaml]\nmethods: {HAT: null, WSN: {lr: 0.2}}\nseeds: [4]"
+    )
+    found, tiny = read_experiment(file / "own.yaml"), read_experiment(file / "tiny.yaml")
+    assert found["methods"] == {"AmnesiacHAT": tiny["methods"]["AmnesiacHAT"], "WSN": {"kind": "WSN", "lr": 0.2}}
+    assert (found["name"], found["seeds"], found["stream"]) == ("own", [4], tiny["stream"])
+    assert read_experiment(file / "own.yaml", "long")["seeds"] == [7, 8]
+    assert read_experiment(file / "own.yaml", "short")["seeds"] == [5]
+
+
+def test_options_of_a_method_are_overridden_one_by_one(file):
+    words = ["run", "tiny.yaml", "methods.HAT.options.masks.s_max=50", "methods.HAT.options.locked=[0]", "seed=3"]
+    command, config, content, *rest = expanded(words)
+    assert (command, config, rest) == ("run", "--config", ["--seed=3"])
+    assert json.loads(content)["methods"]["HAT"]["options"] == {"masks": {"s_max": 50}, "locked": [0]}
 
 
 def test_without_a_file(file, capsys):
@@ -235,6 +298,7 @@ def test_a_method_that_still_has_a_task_does_not_learn_it_again(file, capsys):
     ("words", "told"),
     [
         (["--version"], __version__),
+        (["run", "--help"], "usage: amnesia run FILE [key=value ...]"),
         (["run", "--help"], "passes over each task's training images (type: int, default: 2)"),
         (["sweep", "--help"], "GPUs of a job"),
         (["--print_completion", "shtab-bash"], "training.batch_size"),
