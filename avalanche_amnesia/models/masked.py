@@ -149,6 +149,11 @@ class MaskedModel(TaskMaskedModel):
         return sum(self._sizes)
 
     @property
+    def masked_tasks(self) -> tuple[int, ...]:
+        """As the base class's."""
+        return self._binary.tasks
+
+    @property
     def masks(self) -> Mapping[int, Mapping[str, Tensor]]:
         """Binary masks of the trained tasks: task → layer name → bool tensor ``(units,)``. Read-only views."""
         return MappingProxyType({task: self.by_layer(self._binary.get(task)) for task in self._binary.tasks})
@@ -346,8 +351,9 @@ class MaskedModel(TaskMaskedModel):
 
     def buffer_names(self, tasks: Sequence[int]) -> list[str]:
         """Names, in ``state_dict``, of the tasks' masks, embeddings and statistics."""
-        prefixes = tuple(f"{kind}.{task}" for kind in ("_binary", "_embeddings", "own", "heads") for task in tasks)
-        return [name for name, _ in self.named_buffers() if f"{name}.".startswith(tuple(f"{p}." for p in prefixes))]
+        masked = [task for task in tasks if f"{task}" in self._binary._buffers]
+        vectors = [f"{kind}.{task}" for kind in ("_binary", "_embeddings") for task in masked]
+        return [*vectors, *super().buffer_names(tasks)]
 
     # Forward --------------------------------------------------------------------------------------------------
 

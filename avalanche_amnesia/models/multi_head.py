@@ -132,8 +132,13 @@ class MultiHeadModel(MultiTaskModule):
 
     def buffer_names(self, tasks: Sequence[int]) -> list[str]:
         """Names, in ``state_dict``, of everything but parameters that goes with the tasks."""
-        prefixes = tuple(f"{container}.{task}." for container in self.task_containers for task in tasks)
-        return [name for name, _ in self.named_buffers() if name.startswith(prefixes)]
+        return [
+            f"{path}.{task}.{name}"
+            for path, container in zip(self.task_containers, self._containers, strict=True)
+            for task in tasks
+            if str(task) in container
+            for name, _ in container[str(task)].named_buffers()
+        ]
 
     def task_state(self) -> Any:
         """State that belongs to single tasks, for :meth:`restore_task_state`; holds references, copies nothing."""
@@ -228,7 +233,12 @@ def inside_backbone(values: Mapping[str, Value]) -> dict[str, Value]:
     Args:
         values: by the parameters' names in the model.
     """
-    return {name.removeprefix(_BACKBONE): v for name, v in values.items() if name.startswith(_BACKBONE)}
+    return {name.removeprefix(_BACKBONE): v for name, v in values.items() if is_inside_backbone(name)}
+
+
+def is_inside_backbone(name: str) -> bool:
+    """Tell whether a name in the model is one of the backbone's."""
+    return name.startswith(_BACKBONE)
 
 
 def _n_classes(experience: Any) -> int:

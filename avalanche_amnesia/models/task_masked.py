@@ -85,6 +85,11 @@ class TaskMaskedModel(MultiHeadModel, ABC):
 
     @property
     @abstractmethod
+    def masked_tasks(self) -> tuple[int, ...]:
+        """Tasks that have a mask, in the order in which they were trained."""
+
+    @property
+    @abstractmethod
     def masks(self) -> Mapping[int, Mapping[str, Tensor]]:
         """Binary masks of the trained tasks: task → part of the mask → bool tensor, one-dimensional."""
 

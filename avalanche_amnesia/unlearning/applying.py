@@ -40,7 +40,7 @@ def apply(unlearning: Unlearning, announce: Announce, *, fingerprint: bool = Fal
     host, plan, removal = unlearning.host, unlearning.plan, unlearning.removal
     model, before = host.model, unlearning.hashes
     evidence = unlearning.evidence().fingerprint() if fingerprint else None
-    parameters = dict(model.named_parameters())
+    parameters = unlearning.parameters
     with Transaction() as change:
         announce("before_unlearning", None, change)
         # With the tasks that go still in them: adapters tell by it which stored states knew them.
@@ -186,7 +186,7 @@ def _repair(unlearning: Unlearning, purged: list[str], change: Transaction) -> R
         host.trajectory,
         tasks=plan.repaired,
         compensated=plan.compensated,
-        changed=_where(unlearning.removal, dict(model.named_parameters())),
+        changed=_where(unlearning.removal, unlearning.parameters),
         before=host.before,
         change=change,
     )
@@ -216,6 +216,6 @@ def _hold_own(host: Host, change: Transaction) -> None:
     if before is None or not isinstance(model, TaskMaskedModel):
         return
     tasks = [task for task in model.tasks if task != model.current_task]
-    own = frozenset().union(*(own_parameters(model, task) for task in tasks))
+    own = own_parameters(model, *tasks)
     change.call(before.update, {name: before[name] for name in own})
     before.update({name: p.detach().clone() for name, p in model.named_parameters() if name in own})

@@ -104,7 +104,7 @@ class SubnetModel(TaskMaskedModel):
 
     @property
     def masked_tasks(self) -> tuple[int, ...]:
-        """Tasks that have a mask, in the order in which they were trained."""
+        """As the base class's."""
         return tuple(int(task) for task in self._order)
 
     @property
