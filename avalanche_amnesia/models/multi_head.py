@@ -10,6 +10,7 @@ from avalanche.models import MultiTaskModule
 from torch import Tensor, nn
 
 from avalanche_amnesia import checks
+from avalanche_amnesia.models.per_task import PerTask, lies_on
 from avalanche_amnesia.unit_graph.backbones import check_backbone
 from avalanche_amnesia.unit_graph.findings import ModelError
 
@@ -73,7 +74,7 @@ class MultiHeadModel(MultiTaskModule):
             raise ModelError(f"give n_features=, the width of what {type(backbone).__name__} returns")
         self.backbone = backbone
         self.n_features: int = width
-        self.heads = nn.ModuleDict()
+        self.heads = PerTask()
         self._evaluated_untrained: dict[int, int] = {}
 
     @property
@@ -98,6 +99,11 @@ class MultiHeadModel(MultiTaskModule):
                     self.add_head(int(task), _n_classes(experience))
                 else:
                     self._evaluated_untrained[int(task)] = _n_classes(experience)
+
+    def to(self, *args: Any, **kwargs: Any) -> Any:
+        """As ``nn.Module``'s; where all lies on the device already, as before most evaluations, nothing is done."""
+        to_device = len(args) == 1 and isinstance(args[0], (str, torch.device)) and not kwargs
+        return self if to_device and lies_on(self, torch.device(args[0])) else super().to(*args, **kwargs)
 
     def add_head(self, task: int, n_classes: int) -> None:
         """Add a freshly drawn head ``features → n_classes`` for a task."""

@@ -121,8 +121,10 @@ class TaskMaskedModel(MultiHeadModel, ABC):
         """Let a task's own modules (its head) receive gradients, or not; drops those that they have."""
         for module in self.task_modules(task):
             for parameter in module.parameters():
-                parameter.requires_grad_(learn)
-                parameter.grad = None
+                if parameter.requires_grad != learn:
+                    parameter.requires_grad_(learn)
+                if parameter.grad is not None:
+                    parameter.grad = None
 
     @abstractmethod
     def finish_task(self) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 from torch import Tensor
 
-from avalanche_amnesia.bits import same_bits
 from avalanche_amnesia.transaction import Transaction
 from avalanche_amnesia.unlearning.planning import Unlearning
 
@@ -21,11 +20,7 @@ def purge_optimizer(unlearning: Unlearning, change: Transaction) -> str:
     host, own, removal = unlearning.host, unlearning.own, unlearning.removal
     parameters, optimizer = unlearning.parameters, host.optimizer
     keeps = host.before is not None and not unlearning.claims.influences & set(unlearning.plan.tasks)
-    changed = {
-        id(p): ~same_bits(removal.values[name], p.detach())
-        for name, p in parameters.items()
-        if keeps and name in removal.values
-    }
+    changed = {id(parameters[name]): moved.where for name, moved in removal.moved.items()} if keeps else {}
     for parameter in parameters.values():
         if parameter.grad is not None:
             change.set(parameter, grad=None)

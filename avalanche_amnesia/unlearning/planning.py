@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from avalanche_amnesia.audit.evidence import Evidence
@@ -15,7 +14,6 @@ from avalanche_amnesia.audit.record import SharedEntries, UnlearningPlan
 from avalanche_amnesia.bits import state_hashes
 from avalanche_amnesia.models.multi_head import MultiHeadModel, is_inside_backbone
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
-from avalanche_amnesia.trajectory.entries import put
 from avalanche_amnesia.trajectory.removal import Readers, Removal
 from avalanche_amnesia.trajectory.replay import Updates
 from avalanche_amnesia.trajectory.revision import combined
@@ -100,7 +98,7 @@ def prepare(
     revisions = combined(c.revise(model, trajectory, tasks) for c in revising)
     removal = trajectory.remove(tasks, shared, host.before, readers, revisions)
     reasons = claims.reasons(host, tasks, removal, tampered)
-    affected = _affected(model, remaining, removal, shared)
+    affected = _affected(model, remaining, removal)
     covered = tuple(
         task for task in affected if task in revisions or any(c.covers(task, tasks) for c in host.compensations)
     )
@@ -110,7 +108,7 @@ def prepare(
     plan = UnlearningPlan(
         tasks=tuple(tasks),
         event=event,
-        entries={name: len(index) for name, index in sorted(removal.moved.items())},
+        entries={name: len(removal.moved[name]) for name in sorted(removal.moved)},
         removed=tuple(sorted(own | _task_buffers(model, tasks))),
         affected=affected,
         compensated=covered,
@@ -172,10 +170,8 @@ def _shared_entries(removal: Removal, readers: Readers) -> dict[str, SharedEntri
     }
 
 
-def _affected(
-    model: nn.Module, remaining: Sequence[int], removal: Removal, shared: Mapping[str, Tensor]
-) -> tuple[int, ...]:
-    if not removal.values:
+def _affected(model: nn.Module, remaining: Sequence[int], removal: Removal) -> tuple[int, ...]:
+    if not removal.moved:
         return ()
     if not isinstance(model, TaskMaskedModel):
         return tuple(remaining)  # without masks every task uses every entry
@@ -189,24 +185,22 @@ def _affected(
             affected.append(task)
             continue
         for name, reads in model.entries_of(task):
-            index = removal.moved.get(name)
-            if index is None:
+            if name not in removal.moved:
                 continue
             if name not in changed:
-                changed[name] = _summary(index, shared[name].shape, reads)
+                changed[name] = _summary(removal.moved[name].where, reads)
             if bool((changed[name] & reads).any()):
                 affected.append(task)
                 break
     return tuple(affected)
 
 
-def _summary(index: Tensor, shape: torch.Size, reads: Tensor) -> Tensor:
-    """Mask of the entries at flat ``index``: only as fine as ``reads`` is, where that has one number per kernel."""
+def _summary(where: Tensor, reads: Tensor) -> Tensor:
+    """Mask of entries, only as fine as ``reads`` is, where that has one number per kernel."""
     # Dimensions at the end along which ``reads`` is constant are taken together: a 3×3 kernel is one bool, not nine.
     # Where it is constant along one further in front as well, every entry has a bool of its own.
+    shape = where.shape
     fine = len(shape) - next((d for d, size in enumerate(reversed(reads.shape)) if size > 1), reads.dim())
-    if reads.shape[:fine] != shape[:fine]:
-        fine = len(shape)
-    summary = torch.zeros(shape[:fine].numel(), dtype=torch.bool, device=index.device)
-    put(summary, index.div(shape[fine:].numel(), rounding_mode="floor"), torch.ones_like(index, dtype=torch.bool))
-    return summary.reshape(*shape[:fine], *(1 for _ in shape[fine:]))
+    if reads.shape[:fine] != shape[:fine] or fine == len(shape):
+        return where
+    return where.reshape(*shape[:fine], -1).any(-1).reshape(*shape[:fine], *(1 for _ in shape[fine:]))
