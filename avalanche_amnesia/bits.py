@@ -50,7 +50,8 @@ def tensor_hash(tensor: Tensor, algorithm: Algorithm = "blake3") -> str:
     """
     made = blake3() if algorithm == "blake3" else hashlib.sha256()
     made.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
-    made.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    bits = tensor.detach().cpu().contiguous()
+    made.update((bits if bits.dim() else bits.reshape(1)).view(torch.uint8).numpy().data)
     return f"{_BLAKE3}{made.hexdigest()}" if algorithm == "blake3" else made.hexdigest()
 
 

@@ -15,7 +15,7 @@ class RequestError(ValueError):
 
 
 @saveable
-@dataclass
+@dataclass(frozen=True)
 class _Entry:
     """Facts on one remaining task."""
 
@@ -136,9 +136,9 @@ class TaskLedger:
                 raise RequestError(
                     f"declaring permanent: task {task!r} does not remain; remaining are {_listed(self.remaining)}"
                 )
-            declared.append(self._entries[label])
-        for entry in declared:
-            entry.declared = True
+            declared.append(label)
+        for label in declared:
+            self._entries[label] = replace(self._entries[label], declared=True)
 
     def check(
         self,
@@ -198,7 +198,7 @@ class TaskLedger:
         """A ledger of its own with the same content, to think ahead in."""
         result = TaskLedger()
         result._deadline, result._n_trained, result._unlearned = self._deadline, self._n_trained, [*self._unlearned]
-        result._entries = {task: replace(entry) for task, entry in self._entries.items()}
+        result._entries = dict(self._entries)
         return result
 
     def way_back(self) -> Callable[[], None]:

@@ -175,32 +175,14 @@ def _affected(model: nn.Module, remaining: Sequence[int], removal: Removal) -> t
         return ()
     if not isinstance(model, TaskMaskedModel):
         return tuple(remaining)  # without masks every task uses every entry
-    changed: dict[str, Tensor] = {}
-    affected: list[int] = []
     masked = frozenset(model.masked_tasks)
+    entries = {name: moved.where for name, moved in removal.moved.items()}
+    users = model.users_of(entries, [task for task in remaining if task in masked])
     own = [name for name in removal.moved if not is_inside_backbone(name)]  # by a repair that is taken out
-    for task in remaining:
-        repaired = bool(own) and not own_parameters(model, task).isdisjoint(own)
-        if repaired or task not in masked:  # without a mask, as stock strategies train, it uses every entry
-            affected.append(task)
-            continue
-        for name, reads in model.entries_of(task):
-            if name not in removal.moved:
-                continue
-            if name not in changed:
-                changed[name] = _summary(removal.moved[name].where, reads)
-            if bool((changed[name] & reads).any()):
-                affected.append(task)
-                break
-    return tuple(affected)
-
-
-def _summary(where: Tensor, reads: Tensor) -> Tensor:
-    """Mask of entries, only as fine as ``reads`` is, where that has one number per kernel."""
-    # Dimensions at the end along which ``reads`` is constant are taken together: a 3×3 kernel is one bool, not nine.
-    # Where it is constant along one further in front as well, every entry has a bool of its own.
-    shape = where.shape
-    fine = len(shape) - next((d for d, size in enumerate(reversed(reads.shape)) if size > 1), reads.dim())
-    if reads.shape[:fine] != shape[:fine] or fine == len(shape):
-        return where
-    return where.reshape(*shape[:fine], -1).any(-1).reshape(*shape[:fine], *(1 for _ in shape[fine:]))
+    return tuple(
+        task
+        for task in remaining
+        if task in users
+        or task not in masked  # as stock strategies train: it uses every entry
+        or (own and not own_parameters(model, task).isdisjoint(own))
+    )

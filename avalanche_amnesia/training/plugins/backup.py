@@ -384,5 +384,4 @@ def _surroundings(strategy: Any) -> tuple[MaskedModel, HATPlugin, TrajectoryPlug
 
 def _reads(model: MaskedModel, task: int, removal: Removal) -> bool:
     """Tell whether a removal changes an entry that the task uses."""
-    use = ((name, used) for name, used in model.entries_of(task) if name in removal.moved)
-    return any(bool((used & removal.moved[name].where).any()) for name, used in use)
+    return bool(model.users_of({name: moved.where for name, moved in removal.moved.items()}, [task]))

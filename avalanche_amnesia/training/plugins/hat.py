@@ -236,8 +236,8 @@ class HATPlugin(TaskMaskPlugin):
 
     def rearrange(self, strategy: Any, change: Transaction) -> None:
         """As the base class's: the remaining tasks' units may move."""
-        masks = self.model_of(strategy).masks
-        change.set(self, opened_whole={task: layers for task, layers in self.opened_whole.items() if task in masks})
+        masked = self.model_of(strategy).masked_tasks
+        change.set(self, opened_whole={task: layers for task, layers in self.opened_whole.items() if task in masked})
         self.allocator.rearrange(strategy, self.model_of(strategy), self._before, change)
 
     def moved_without(self, strategy: Any, tasks: Sequence[int]) -> tuple[int, ...]:
