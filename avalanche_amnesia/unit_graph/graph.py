@@ -131,7 +131,7 @@ class UnitGraph:
         found = torch.zeros(len(masks), dtype=torch.bool, device=masks.device)
         for name in entries.keys() & self.factors.keys():
             where = entries[name].to(masks.device)
-            if bool(where.any()):
+            if where.numel():
                 found |= self._any_in_use(self.factors[name], of_sets, where)
         return found
 
