@@ -1,8 +1,9 @@
-"""Growth of costs with the number of tasks: permuted digits, few samples per task, an MLP 784-256-256.
+"""Growth of costs with the number of tasks, and of an unlearning with the network's size: JSON and a table.
 
-    python -m benchmarks.growth [--method amnesiac|wsn] [--tasks T] [--steps N] [--rounds N]
+    python -m benchmarks.growth [--method amnesiac wsn small] [--tasks T] [--network mlp resnet18] [--out DIR]
 
-After some of the tasks a row: CPU milliseconds of one thread, medians where there are rounds,
+Permuted digits, few samples per task, on an MLP 784-256-256 (``small``: HAT's trajectory on an MLP 16-8-8, as many
+tasks as there shall be). After some of the tasks a row: CPU milliseconds of one thread, medians where there are rounds,
 
     start     from `strategy.train` to the first mini-batch
     step      of a mini-batch of 64 samples
@@ -10,16 +11,22 @@ After some of the tasks a row: CPU milliseconds of one thread, medians where the
     eval      `strategy.eval` of the first task
     plan      `strategy.plan_unlearning` of the last task, and of the first
     unlearn   `strategy.unlearn` of the last task; a failure behind it puts the task back
-    model     bytes of `state_dict`, in KiB per task
-    log       bytes of the trajectory, in KiB per task
+    model     KiB of `state_dict` that the task added
+    log       KiB of the trajectory that the task added
+
+Then, for networks after a few tasks of two mini-batches, the first unlearning of a process, later ones, two hashes of
+the whole model, which are a part of each, and a plain step.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -31,15 +38,20 @@ from avalanche.training.plugins import EvaluationPlugin
 from torch.optim import SGD
 
 from avalanche_amnesia.benchmarks import task_benchmark
+from avalanche_amnesia.bits import state_hashes
 from avalanche_amnesia.models import MLP, MaskedModel, SubnetModel
 from avalanche_amnesia.training import WSN, AmnesiacHAT
 from avalanche_amnesia.training.host import find_plugin
 from avalanche_amnesia.training.plugins import TrajectoryPlugin
-from benchmarks.step_cost import two_tasks
-from benchmarks.unlearning_cost import TakesBack, milliseconds, unlearning
+from benchmarks.step_cost import N_CLASSES, NETWORKS, plain_steps, two_tasks
+from benchmarks.unlearning_cost import TakesBack, milliseconds, trained, unlearning
 
-BATCH, N_CLASSES = 64, 10
-COLUMNS = ("start", "step", "end", "eval", "plan last", "plan first", "unlearn", "model", "log")
+BATCH = 64
+METHODS = {
+    "amnesiac": "AmnesiacHAT, MLP 784-256-256, without compensation.",
+    "wsn": "WSN of density .1, MLP 784-256-256.",
+    "small": "AmnesiacHAT, MLP 16-8-8, without compensation.",
+}
 
 
 class Watch(SupervisedPlugin):
@@ -56,11 +68,11 @@ class Watch(SupervisedPlugin):
         self.last = time.process_time()
 
 
-def stream(tasks: int, steps: int) -> Any:
+def stream(tasks: int, steps: int, pixels: int) -> Any:
     """Tasks with pixels of their own order; every sample is there a few times, so that a task has ``steps`` batches."""
-    x, y = two_tasks((784,), BATCH)
+    x, y = two_tasks((pixels,), BATCH)
     x, y = x[:BATCH].repeat(steps, 1), y[:BATCH].repeat(steps)
-    orders = [torch.randperm(784, generator=torch.Generator().manual_seed(task)) for task in range(tasks)]
+    orders = [torch.randperm(pixels, generator=torch.Generator().manual_seed(task)) for task in range(tasks)]
     train = torch.cat([x[:, order] for order in orders]), torch.cat([y + N_CLASSES * t for t in range(tasks)])
     test = (
         torch.cat([x[:BATCH, order] for order in orders]),
@@ -72,13 +84,14 @@ def stream(tasks: int, steps: int) -> Any:
 
 def made(method: str, plugins: list[Any]) -> Any:
     torch.manual_seed(0)
-    net = MLP(784, hidden=(256,), features=256)
+    pixels, width = (16, 8) if method == "small" else (784, 256)
+    net = MLP(pixels, hidden=(width,), features=width)
     evaluator = EvaluationPlugin(accuracy_metrics(experience=True), loggers=[BaseLogger()])
     options: dict[str, Any] = {"train_mb_size": BATCH, "eval_mb_size": 256, "evaluator": evaluator, "plugins": plugins}
     if method == "wsn":
         model = SubnetModel(net, density=0.1)
         return WSN(model=model, optimizer=SGD(model.parameters(), lr=0.1), **options)
-    masked = MaskedModel(net, input_shape=(784,))
+    masked = MaskedModel(net, input_shape=(pixels,))
     return AmnesiacHAT(model=masked, optimizer=SGD(masked.parameters(), lr=0.1), compensation="none", **options)
 
 
@@ -115,27 +128,69 @@ def row(strategy: Any, experiences: Any, watch: Watch, takes_back: TakesBack, ro
     return found
 
 
+def grown(method: str, tasks: int, steps: int, rounds: int) -> list[dict[str, float]]:
+    """A row after some of the tasks."""
+    watch, takes_back = Watch(), TakesBack()
+    strategy = made(method, [watch, takes_back])
+    benchmark = stream(tasks, steps, 16 if method == "small" else 784)
+    shown = {tasks - 1, *(t for t in (1, 4, 9, 24, 49, 99, 199, 499, 999) if t < tasks)}
+    rows = []
+    for task, experience in enumerate(benchmark.train_stream):
+        if task in shown:
+            found = row(strategy, [experience, benchmark.test_stream[0]], watch, takes_back, rounds)
+            rows.append({"tasks": task + 1, **found})
+            print(method, rows[-1], flush=True)
+        else:
+            strategy.train(experience)
+    return rows
+
+
+def one_network(name: str, tasks: int, rounds: int) -> dict[str, float]:
+    """Costs of unlearning the first of a network's tasks."""
+    network = NETWORKS[name]
+    strategy, takes_back, _ = trained(network, network.batch, 2, tasks)
+    x = torch.randn(network.batch, *network.input_shape)
+    plain = plain_steps(network, "sgd", x, torch.arange(network.batch) % N_CLASSES, network.batch)
+    found = {
+        "parameters": float(sum(parameter.numel() for parameter in strategy.model.backbone.parameters())),
+        "first": unlearning(strategy, takes_back, 0, 1)[0],
+        "later": unlearning(strategy, takes_back, 0, rounds)[0],
+        "hashes": 2 * milliseconds(lambda: state_hashes(strategy.model.state_dict()), rounds),
+        "step": milliseconds(lambda: next(plain), rounds),
+    }
+    print(name, found, flush=True)
+    return found
+
+
+def table(about: str, rows: Sequence[Mapping[str, Any]]) -> str:
+    """A table of Markdown."""
+    names = list(rows[0])
+    cells = [[f"{row[n]:,.2f}" if isinstance(row[n], float) else str(row[n]) for n in names] for row in rows]
+    lines = [" | ".join(row) for row in (names, ["---"] * len(names), *cells)]
+    return "\n".join([about, "", *(f"| {line} |" for line in lines), ""])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--method", choices=["amnesiac", "wsn"], default="amnesiac")
-    parser.add_argument("--tasks", type=int, default=100)
+    parser.add_argument("--method", nargs="*", choices=list(METHODS), default=list(METHODS))
+    parser.add_argument("--network", nargs="*", choices=list(NETWORKS), default=["mlp", "resnet18"])
+    parser.add_argument("--tasks", type=int, default=100, help="``small`` has ten times as many")
     parser.add_argument("--steps", type=int, default=8, help="mini-batches per task")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--out", type=Path, default=Path(__file__).with_name("results"), help="directory of growth.*")
     options = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    watch, takes_back = Watch(), TakesBack()
-    strategy = made(options.method, [watch, takes_back])
-    benchmark = stream(options.tasks, options.steps)
-    shown = {options.tasks - 1, *(t for t in (1, 4, 9, 24, 49, 99, 199, 499, 999) if t < options.tasks)}
-    print(f"{options.method}, {options.tasks} tasks of {options.steps} steps, CPU ms of 1 thread, KiB per task")
-    print(f"{'task':>6}" + "".join(f"{name:>12}" for name in COLUMNS))
-    for task, experience in enumerate(benchmark.train_stream):
-        if task in shown:
-            found = row(strategy, [experience, benchmark.test_stream[0]], watch, takes_back, options.rounds)
-            print(f"{task:>6}" + "".join(f"{found[name]:>12.2f}" for name in COLUMNS), flush=True)
-        else:
-            strategy.train(experience)
+    options.out.mkdir(parents=True, exist_ok=True)
+    found: dict[str, Any] = {"torch": torch.__version__, "load": os.getloadavg()[0]}  # networks first: a fresh process
+    found["networks"] = [{"network": name, **one_network(name, 3, options.rounds)} for name in options.network]
+    for method in options.method:
+        tasks = options.tasks * (10 if method == "small" else 1)
+        found[method] = grown(method, tasks, options.steps, options.rounds)
+        (options.out / "growth.json").write_text(json.dumps(found, indent=1) + "\n")
+        tables = [table(METHODS[name], found[name]) for name in METHODS if name in found]
+        tables += [table("Unlearning, CPU ms of one thread.", found["networks"])] if found["networks"] else []
+        (options.out / "growth.md").write_text("\n".join(["# Growth of costs with tasks", "", *tables, __doc__]))
 
 
 if __name__ == "__main__":
