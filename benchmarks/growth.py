@@ -3,10 +3,12 @@
     python -m benchmarks.growth [--method amnesiac wsn small] [--tasks T] [--network mlp resnet18] [--out DIR]
 
 Permuted digits, few samples per task, on an MLP 784-256-256 (``small``: HAT's trajectory on an MLP 16-8-8, as many
-tasks as there shall be). After some of the tasks a row: CPU milliseconds of one thread, medians where there are rounds,
+tasks as there shall be). After some of the tasks a row: CPU time of one thread as a multiple of a plain PyTorch step,
+which runs in front of every step of the task, medians where there are rounds,
 
+    plain     milliseconds of a plain step, of a mini-batch of 64 samples
     start     from `strategy.train` to the first mini-batch
-    step      of a mini-batch of 64 samples
+    step      of a mini-batch, each beside its plain one
     end       from the last step to the return of `strategy.train`
     eval      `strategy.eval` of the first task
     plan      `strategy.plan_unlearning` of the last task, and of the first
@@ -14,8 +16,8 @@ tasks as there shall be). After some of the tasks a row: CPU milliseconds of one
     model     KiB of `state_dict` that the task added
     log       KiB of the trajectory that the task added
 
-Then, for networks after a few tasks of two mini-batches, the first unlearning of a process, later ones, two hashes of
-the whole model, which are a part of each, and a plain step.
+Then, for networks after a few tasks of two mini-batches, CPU milliseconds of the first unlearning of a process, of
+later ones, of two hashes of the whole model, which are a part of each, and of a plain step.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ import json
 import os
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -43,29 +45,38 @@ from avalanche_amnesia.models import MLP, MaskedModel, SubnetModel
 from avalanche_amnesia.training import WSN, AmnesiacHAT
 from avalanche_amnesia.training.host import find_plugin
 from avalanche_amnesia.training.plugins import TrajectoryPlugin
-from benchmarks.step_cost import N_CLASSES, NETWORKS, plain_steps, two_tasks
+from benchmarks.step_cost import N_CLASSES, NETWORKS, Network, plain_steps, two_tasks
 from benchmarks.unlearning_cost import TakesBack, milliseconds, trained, unlearning
 
 BATCH = 64
 METHODS = {
-    "amnesiac": "AmnesiacHAT, MLP 784-256-256, without compensation.",
-    "wsn": "WSN of density .1, MLP 784-256-256.",
-    "small": "AmnesiacHAT, MLP 16-8-8, without compensation.",
+    "amnesiac": "AmnesiacHAT, MLP 784-256-256, without compensation, in plain steps.",
+    "wsn": "WSN of density .1, MLP 784-256-256, in plain steps.",
+    "small": "AmnesiacHAT, MLP 16-8-8, without compensation, in plain steps.",
 }
 
 
 class Watch(SupervisedPlugin):
-    """Notes when a training's steps begin and end."""
+    """Times a training's steps, a plain step in front of each.
 
-    def __init__(self) -> None:
+    Args:
+        plain: the seconds of plain steps.
+    """
+
+    def __init__(self, plain: Iterator[float]) -> None:
         super().__init__()
-        self.steps: list[float] = []
+        self.plain = plain
+        self.steps: list[tuple[float, float]] = []
 
     def before_training_iteration(self, strategy: Any, **kwargs: Any) -> None:
-        self.steps.append(time.process_time())
+        if not self.steps:
+            self.first = time.process_time()
+        self.of_plain = next(self.plain)
+        self.began = time.process_time()
 
     def after_training_iteration(self, strategy: Any, **kwargs: Any) -> None:
         self.last = time.process_time()
+        self.steps.append((self.last - self.began, self.of_plain))
 
 
 def stream(tasks: int, steps: int, pixels: int) -> Any:
@@ -82,16 +93,15 @@ def stream(tasks: int, steps: int, pixels: int) -> Any:
     return task_benchmark(train, test, classes)
 
 
-def made(method: str, plugins: list[Any]) -> Any:
+def made(method: str, network: Network, plugins: list[Any]) -> Any:
     torch.manual_seed(0)
-    pixels, width = (16, 8) if method == "small" else (784, 256)
-    net = MLP(pixels, hidden=(width,), features=width)
+    net = network.make()
     evaluator = EvaluationPlugin(accuracy_metrics(experience=True), loggers=[BaseLogger()])
     options: dict[str, Any] = {"train_mb_size": BATCH, "eval_mb_size": 256, "evaluator": evaluator, "plugins": plugins}
     if method == "wsn":
         model = SubnetModel(net, density=0.1)
         return WSN(model=model, optimizer=SGD(model.parameters(), lr=0.1), **options)
-    masked = MaskedModel(net, input_shape=(pixels,))
+    masked = MaskedModel(net, input_shape=network.input_shape)
     return AmnesiacHAT(model=masked, optimizer=SGD(masked.parameters(), lr=0.1), compensation="none", **options)
 
 
@@ -110,29 +120,34 @@ def row(strategy: Any, experiences: Any, watch: Watch, takes_back: TakesBack, ro
     began = time.process_time()
     strategy.train(experiences[0])
     ended = time.process_time()
-    steps = [1e3 * (after - before) for before, after in zip(watch.steps, watch.steps[1:], strict=False)]
+    pace = 1e3 * median([*(plain for _, plain in watch.steps), *(next(watch.plain) for _ in range(rounds))])
     now = nbytes(strategy)
     found = {
-        "start": 1e3 * (watch.steps[0] - began),
-        "step": median(steps),
-        "end": 1e3 * (ended - watch.last),
-        "eval": milliseconds(lambda: strategy.eval(experiences[1:]), rounds),
+        "plain": pace,
+        "start": 1e3 * (watch.first - began) / pace,
+        "step": median(step / plain for step, plain in watch.steps),
+        "end": 1e3 * (ended - watch.last) / pace,
+        "eval": milliseconds(lambda: strategy.eval(experiences[1:]), rounds) / pace,
         "model": (now[0] - held[0]) / 1024,
         "log": (now[1] - held[1]) / 1024,
     }
     if takes_back in strategy.plugins:
         asked: Callable[[int], Any] = strategy.plan_unlearning
-        found["plan last"] = milliseconds(lambda: asked([task]), rounds)
-        found["plan first"] = milliseconds(lambda: asked([0]), rounds)
-        found["unlearn"] = unlearning(strategy, takes_back, task, rounds)[0]
+        found["plan last"] = milliseconds(lambda: asked([task]), rounds) / pace
+        found["plan first"] = milliseconds(lambda: asked([0]), rounds) / pace
+        found["unlearn"] = unlearning(strategy, takes_back, task, rounds)[0] / pace
     return found
 
 
 def grown(method: str, tasks: int, steps: int, rounds: int) -> list[dict[str, float]]:
     """A row after some of the tasks."""
-    watch, takes_back = Watch(), TakesBack()
-    strategy = made(method, [watch, takes_back])
-    benchmark = stream(tasks, steps, 16 if method == "small" else 784)
+    pixels, width = (16, 8) if method == "small" else (784, 256)
+    network = Network(lambda: MLP(pixels, hidden=(width,), features=width), (pixels,), width, BATCH, steps, 1)
+    x, y = two_tasks((pixels,), BATCH)
+    watch = Watch(plain_steps(network, "sgd", x[:BATCH], y[:BATCH], BATCH))
+    takes_back = TakesBack()
+    strategy = made(method, network, [watch, takes_back])
+    benchmark = stream(tasks, steps, pixels)
     shown = {tasks - 1, *(t for t in (1, 4, 9, 24, 49, 99, 199, 499, 999) if t < tasks)}
     rows = []
     for task, experience in enumerate(benchmark.train_stream):
