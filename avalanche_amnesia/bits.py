@@ -5,13 +5,18 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
+from blake3 import blake3
 from torch import Tensor
 
-_WORTH_THREADS = 2**20
-"""Bytes from which on hashing a tensor takes longer than handing it to a thread."""
+Algorithm = Literal["blake3", "sha256"]
+
+_BLAKE3 = "blake3:"
+"""In front of a hash: what comes without it is of an earlier version, which took SHA-256."""
+_WORTH_THREADS = 2**24
+"""Bytes from which on a second thread saves more time than starting it takes."""
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -33,17 +38,44 @@ def as_integers(tensor: Tensor) -> Tensor:
     return tensor.contiguous().view(_INTEGERS[tensor.element_size()])
 
 
-def tensor_hash(tensor: Tensor) -> str:
-    """SHA-256 of a tensor's dtype, shape and bits, as 64 hexadecimal digits."""
-    digest = hashlib.sha256(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
-    digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
+def tensor_hash(tensor: Tensor, algorithm: Algorithm = "blake3") -> str:
+    """Hash of a tensor's dtype, shape and bits.
+
+    Args:
+        tensor: any.
+        algorithm: ``blake3``, a tree hash that is three to five times as fast; or ``sha256``, as before.
+
+    Returns:
+        64 hexadecimal digits; those of blake3 behind its name and a colon.
+    """
+    made = blake3() if algorithm == "blake3" else hashlib.sha256()
+    made.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
+    bits = tensor.detach().cpu().contiguous()
+    made.update((bits if bits.dim() else bits.reshape(1)).view(torch.uint8).numpy().data)
+    return f"{_BLAKE3}{made.hexdigest()}" if algorithm == "blake3" else made.hexdigest()
 
 
-def state_hashes(state: Mapping[str, Tensor]) -> dict[str, str]:
-    """:func:`tensor_hash` of every tensor, by name in order of the names; in two threads, as hashing needs no lock."""
+def algorithm_of(digest: str) -> Algorithm:
+    """The algorithm that made a digest."""
+    return "blake3" if digest.startswith(_BLAKE3) else "sha256"
+
+
+def fits(tensor: Tensor, digest: str) -> bool:
+    """Tell whether :func:`tensor_hash` gave a digest for a tensor of these bits, now or in an earlier version.
+
+    Args:
+        tensor: any.
+        digest: from a record, a file or a saved state.
+    """
+    return tensor_hash(tensor, algorithm_of(digest)) == digest
+
+
+def state_hashes(state: Mapping[str, Tensor], algorithm: Algorithm = "blake3") -> dict[str, str]:
+    """:func:`tensor_hash` of every tensor, by name in order of the names."""
     names = sorted(state)
-    hashes = map_two_threads(lambda name: tensor_hash(state[name]), names, sum(t.nbytes for t in state.values()))
+    hashes = map_two_threads(
+        lambda name: tensor_hash(state[name], algorithm), names, sum(t.nbytes for t in state.values())
+    )
     return dict(zip(names, hashes, strict=True))
 
 
@@ -52,14 +84,21 @@ R = TypeVar("R")
 
 
 def map_two_threads(work: Callable[[T], R], things: Iterable[T], nbytes: int) -> list[R]:
-    """Map ``work`` over things in two threads, in order; for work that hardly needs the interpreter (hashing, numpy).
+    """Map ``work`` over things, in order, in two threads where there is much to do and torch may use two.
+
+    For work that hardly needs the interpreter (hashing, numpy).
 
     Args:
         work: called in two threads; gradients are recorded there unless it says otherwise.
         things: given to it one by one.
-        nbytes: that it reads or writes in all; for few of them starting threads would take longer than the work.
+        nbytes: that it reads or writes in all; for few of them starting a thread would take longer than the work.
     """
-    if nbytes < _WORTH_THREADS:
+    things = list(things)
+    if nbytes < _WORTH_THREADS or torch.get_num_threads() < 2:
         return list(map(work, things))
-    with ThreadPoolExecutor(2) as pool:
-        return list(pool.map(work, things))
+    results: list[Any] = [None] * len(things)
+    with ThreadPoolExecutor(1) as pool:
+        others = pool.submit(lambda: list(map(work, things[1::2])))
+        results[::2] = map(work, things[::2])
+        results[1::2] = others.result()
+    return results

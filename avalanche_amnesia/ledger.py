@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, replace
 from typing import Any
 
 from avalanche_amnesia import checks
@@ -15,7 +15,7 @@ class RequestError(ValueError):
 
 
 @saveable
-@dataclass
+@dataclass(frozen=True)
 class _Entry:
     """Facts on one remaining task."""
 
@@ -136,9 +136,9 @@ class TaskLedger:
                 raise RequestError(
                     f"declaring permanent: task {task!r} does not remain; remaining are {_listed(self.remaining)}"
                 )
-            declared.append(self._entries[label])
-        for entry in declared:
-            entry.declared = True
+            declared.append(label)
+        for label in declared:
+            self._entries[label] = replace(self._entries[label], declared=True)
 
     def check(
         self,
@@ -197,8 +197,18 @@ class TaskLedger:
     def copy(self) -> TaskLedger:
         """A ledger of its own with the same content, to think ahead in."""
         result = TaskLedger()
-        result.load_state_dict(self.state_dict())
+        result._deadline, result._n_trained, result._unlearned = self._deadline, self._n_trained, [*self._unlearned]
+        result._entries = dict(self._entries)
         return result
+
+    def way_back(self) -> Callable[[], None]:
+        """A function that makes the ledger what it is now; may be called more than once."""
+        now = self.copy()
+
+        def go_back() -> None:
+            self.__dict__.update(now.copy().__dict__)
+
+        return go_back
 
     def state_dict(self) -> dict[str, Any]:
         """The whole ledger in plain JSON types."""

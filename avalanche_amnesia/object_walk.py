@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from enum import Enum
 from typing import Any
@@ -22,11 +22,32 @@ _LEADING_OUT = frozenset({"origin_stream", "_origin_stream", "benchmark", "_benc
 _FOREIGN = ("wandb", "threading", "asyncio", "logging", "matplotlib", "_io", "weakref")
 
 
+class Parts:
+    """Modules, parameters and buffers of a model, listed when a module or tensor is first looked for among them.
+
+    Args:
+        model: with many tasks it has many parts; most things hold none, and need no list.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._listed: frozenset[int] | None = None
+
+    def __contains__(self, thing: object) -> bool:
+        if not isinstance(thing, (Tensor, nn.Module)):
+            return False
+        if self._listed is None:
+            parts = (*self._model.modules(), *self._model.parameters(), *self._model.buffers())
+            self._listed = frozenset(map(id, parts))
+        return id(thing) in self._listed
+
+
 def reachable(
     root: object,
     name: str = "",
-    skip: Collection[object] = (),
+    skip: Iterable[object] = (),
     enter: Callable[[object], bool] = lambda thing: True,
+    beside: Parts | None = None,
 ) -> Iterator[tuple[str, object]]:
     """Every object that can be reached from one, each once, with the path to it.
 
@@ -39,6 +60,7 @@ def reachable(
         name: its name, for the paths.
         skip: objects that are neither given nor entered.
         enter: False for an object that is given, but not entered.
+        beside: parts of a model, which are skipped too unless one of them is the root.
     """
     if isinstance(root, (*_PLAIN, *_PLAIN_TORCH)):
         return  # before the many that are to be skipped are looked through
@@ -48,6 +70,8 @@ def reachable(
     while stack:
         path, thing = stack.pop()
         if id(thing) in seen or isinstance(thing, (*_PLAIN, *_PLAIN_TORCH)):
+            continue
+        if beside is not None and thing is not root and thing in beside:
             continue
         seen.add(id(thing))
         alive.append(thing)
@@ -105,7 +129,9 @@ def _attributes(path: str, thing: Any) -> Iterator[tuple[str, object]]:
     yield from ((f"{path}.{key}".lstrip("."), value) for key, value in attributes.items() if key not in _LEADING_OUT)
 
 
-def memory_of(root: object, name: str, skip: Collection[object] = ()) -> tuple[tuple[str, str], ...]:
+def memory_of(
+    root: object, name: str, skip: Iterable[object] = (), beside: Parts | None = None
+) -> tuple[tuple[str, str], ...]:
     """Path and value of every tensor and number that can be reached from an object; tensors as hashes.
 
     Numbers in attributes, containers, closures and the globals that a function names count too: two calls give the same
@@ -115,11 +141,12 @@ def memory_of(root: object, name: str, skip: Collection[object] = ()) -> tuple[t
         root: where to start.
         name: its name, for the paths.
         skip: objects that are neither read nor entered.
+        beside: parts of a model, which are not either.
     """
     found: list[tuple[str, str]] = []
-    for path, thing in reachable(root, name, skip):
+    for path, thing in reachable(root, name, skip, beside=beside):
         if isinstance(thing, Tensor):
-            found.append((path, tensor_hash(thing)))
+            found.append((path, tensor_hash(thing, "sha256")))  # as saved states have it
         elif not isinstance(thing, type):
             found += [(f"{path}{place}", repr(value)) for place, value in _numbers(thing)]
     return tuple(found)

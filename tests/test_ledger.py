@@ -151,6 +151,20 @@ def test_the_state_survives_json_and_deepcopy():
     assert ledger.remaining == (4, 1, 2)
 
 
+def test_the_way_back_leads_there_as_often_as_asked():
+    ledger = ledger_of(4, 0, 1, deadline=3)
+    ledger.forget([0])
+    before = ledger.state_dict()
+    go_back = ledger.way_back()
+    for _ in range(2):
+        ledger.learn(7)
+        ledger.forget([1])
+        ledger.declare_permanent([4])
+        assert ledger.state_dict() != before
+        go_back()
+        assert ledger.state_dict() == before
+
+
 def broken_states():
     good = ledger_of(0, 1).state_dict()
     yield {}

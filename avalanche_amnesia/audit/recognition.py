@@ -11,7 +11,7 @@ from torch import Tensor
 from avalanche_amnesia.audit.evidence import Evidence
 from avalanche_amnesia.audit.fingerprint import Trace, pattern_hash, sketch, telling, values_hash
 from avalanche_amnesia.audit.record import TensorChange, UnlearningRecord
-from avalanche_amnesia.bits import tensor_hash
+from avalanche_amnesia.bits import algorithm_of, tensor_hash
 
 Match = tuple[str, str, float]
 """Kind, name and strength of a finding."""
@@ -44,6 +44,7 @@ class Recogniser:
         uninformative = {*record.plan.uninformative_masks, *moved}
         known = (change for change in record.changes if change.name not in uninformative)
         self._bits = {change.before: change for change in known if change.before is not None}
+        self._algorithms = {algorithm_of(digest) for digest in self._bits}
         self._print = record.fingerprint
         self._evidence = evidence
         traces = [*(self._print.traces if self._print else ()), *(evidence.traces() if evidence else ())]
@@ -79,7 +80,8 @@ class Recogniser:
             mask = masks.get(pattern_hash(tensor > threshold))
             if mask is not None:
                 return "mask", mask.name, 1.0
-        change = self._bits.get(tensor_hash(tensor))
+        hashes = (tensor_hash(tensor, algorithm) for algorithm in self._algorithms)
+        change = next((self._bits[digest] for digest in hashes if digest in self._bits), None)
         if change is not None:
             return "own tensor" if change.after is None else "state before", change.name, 1.0
         values = self._values.get(tensor.numel(), {})

@@ -94,7 +94,14 @@ class UnlearningPlan:
 @saveable
 @dataclass(frozen=True)
 class TensorChange:
-    """One tensor that was touched; SHA-256 of its bits, None where it did not exist."""
+    """One tensor that was touched.
+
+    Attributes:
+        name: in the model's ``state_dict``.
+        before: :func:`~avalanche_amnesia.bits.tensor_hash` of its bits before, ``blake3:…``, in records of earlier
+            versions SHA-256; None where it did not exist.
+        after: the same afterwards.
+    """
 
     name: str
     before: str | None

@@ -53,7 +53,7 @@ def data_fingerprint(experience: Any) -> str:
     stream = getattr(experience, "origin_stream", None) or [experience]
     told = [
         labels_fingerprint(experience),
-        tensor_hash(inputs),
+        tensor_hash(inputs, "sha256"),  # keys of run stores that exist
         repr(tuple(getattr(experience, "requests", ()))),
         repr(getattr(experience, "deadline", None)),
         repr([(int(e.task_label), bool(getattr(e, "permanent", False)), len(e.dataset)) for e in stream]),

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from avalanche_amnesia.models.gate import Gate
 from avalanche_amnesia.models.multi_head import UnknownTaskError, by_task
 from avalanche_amnesia.models.own_modules import OwnModules
+from avalanche_amnesia.models.per_task import PerTask
 from avalanche_amnesia.models.shared_head import SHARED_HEAD, SharedHead, add_shared_head, stand_in
 from avalanche_amnesia.models.task_buffers import TaskBuffers
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
@@ -96,7 +97,7 @@ class MaskedModel(TaskMaskedModel):
         self._sizes = [layer.units for layer in graph.layers.values()]
         self._binary = TaskBuffers()
         self._embeddings = TaskBuffers()
-        self.own = nn.ModuleDict()
+        self.own = PerTask()
         self.embedding: nn.Parameter | None = None
         self.current_task: int | None = None
         self._gate: Gate | None = None
@@ -149,6 +150,11 @@ class MaskedModel(TaskMaskedModel):
         return sum(self._sizes)
 
     @property
+    def masked_tasks(self) -> tuple[int, ...]:
+        """As the base class's."""
+        return self._binary.tasks
+
+    @property
     def masks(self) -> Mapping[int, Mapping[str, Tensor]]:
         """Binary masks of the trained tasks: task → layer name → bool tensor ``(units,)``. Read-only views."""
         return MappingProxyType({task: self.by_layer(self._binary.get(task)) for task in self._binary.tasks})
@@ -165,7 +171,7 @@ class MaskedModel(TaskMaskedModel):
         """
         if task == self.current_task:
             return self._in_training[2].open_units()
-        if task not in self._binary.tasks:
+        if task not in self._binary:
             raise UnknownTaskError(f"task {task} has no mask; tasks with one: {list(self._binary.tasks)}")
         return self._binary.get(task).clone()
 
@@ -206,7 +212,8 @@ class MaskedModel(TaskMaskedModel):
         if self.training:
             labels = {int(task) for task in experience.task_labels} - set(self._binary.tasks)
             for task, own in self._own_modules.items():
-                own.learn(task in labels, True)
+                if own.learning or task in labels:  # what does not learn is in evaluation mode already
+                    own.learn(task in labels, True)
 
     def add_head(self, task: int, n_classes: int) -> None:
         """Add a freshly drawn head ``features → n_classes`` for a task, and its own norms."""
@@ -252,7 +259,7 @@ class MaskedModel(TaskMaskedModel):
         Returns:
             The embedding, to be stepped by an optimizer of its own.
         """
-        if task in self._binary.tasks or self.current_task is not None:
+        if task in self._binary or self.current_task is not None:
             raise ValueError(f"task {task} can't start: masks {self._binary.tasks}, in training {self.current_task}")
         self.embedding = nn.Parameter(embedding.detach().clone().to(self._device))
         self.current_task = task
@@ -294,7 +301,7 @@ class MaskedModel(TaskMaskedModel):
     def remove_task(self, task: int) -> None:
         """Take out the task's head, mask, embedding and norms."""
         super().remove_task(task)
-        if task in self._binary.tasks:
+        if task in self._binary:
             self._binary.drop(task)
             self._embeddings.drop(task)
         self.generation += 1
@@ -346,8 +353,8 @@ class MaskedModel(TaskMaskedModel):
 
     def buffer_names(self, tasks: Sequence[int]) -> list[str]:
         """Names, in ``state_dict``, of the tasks' masks, embeddings and statistics."""
-        prefixes = tuple(f"{kind}.{task}" for kind in ("_binary", "_embeddings", "own", "heads") for task in tasks)
-        return [name for name, _ in self.named_buffers() if f"{name}.".startswith(tuple(f"{p}." for p in prefixes))]
+        vectors = [f"{kind}.{task}" for kind in ("_binary", "_embeddings") for task in tasks if task in self._binary]
+        return [*vectors, *super().buffer_names(tasks)]
 
     # Forward --------------------------------------------------------------------------------------------------
 
@@ -355,7 +362,7 @@ class MaskedModel(TaskMaskedModel):
         """The 0/1 vector that masks a task's forward; all ones where the task has no mask."""
         if task == self.current_task:
             return self._in_training[2].open_units().float()
-        if task in self._binary.tasks:
+        if task in self._binary:
             return self._binary.get(task).float()
         return torch.ones(self.n_units, device=self._device)
 
@@ -389,5 +396,5 @@ class MaskedModel(TaskMaskedModel):
         self._binary.match(state, "_binary.", self._device)
         self._embeddings.match(state, "_embeddings.", self._device)
         for task, own in self._own_modules.items():
-            own.learn(task not in self._binary.tasks, self.training)
+            own.learn(task not in self._binary, self.training)
         self._end_training()

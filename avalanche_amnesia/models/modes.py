@@ -17,4 +17,5 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             yield
     finally:
         for module, mode in modes.items():
-            module.training = mode
+            if module.training != mode:  # torch's attributes are slow to set, and most modules are tasks'
+                module.training = mode

@@ -10,6 +10,7 @@ from avalanche.models import MultiTaskModule
 from torch import Tensor, nn
 
 from avalanche_amnesia import checks
+from avalanche_amnesia.models.per_task import PerTask, lies_on
 from avalanche_amnesia.unit_graph.backbones import check_backbone
 from avalanche_amnesia.unit_graph.findings import ModelError
 
@@ -73,7 +74,7 @@ class MultiHeadModel(MultiTaskModule):
             raise ModelError(f"give n_features=, the width of what {type(backbone).__name__} returns")
         self.backbone = backbone
         self.n_features: int = width
-        self.heads = nn.ModuleDict()
+        self.heads = PerTask()
         self._evaluated_untrained: dict[int, int] = {}
 
     @property
@@ -98,6 +99,11 @@ class MultiHeadModel(MultiTaskModule):
                     self.add_head(int(task), _n_classes(experience))
                 else:
                     self._evaluated_untrained[int(task)] = _n_classes(experience)
+
+    def to(self, *args: Any, **kwargs: Any) -> Any:
+        """As ``nn.Module``'s; where all lies on the device already, as before most evaluations, nothing is done."""
+        to_device = len(args) == 1 and isinstance(args[0], (str, torch.device)) and not kwargs
+        return self if to_device and lies_on(self, torch.device(args[0])) else super().to(*args, **kwargs)
 
     def add_head(self, task: int, n_classes: int) -> None:
         """Add a freshly drawn head ``features → n_classes`` for a task."""
@@ -132,8 +138,13 @@ class MultiHeadModel(MultiTaskModule):
 
     def buffer_names(self, tasks: Sequence[int]) -> list[str]:
         """Names, in ``state_dict``, of everything but parameters that goes with the tasks."""
-        prefixes = tuple(f"{container}.{task}." for container in self.task_containers for task in tasks)
-        return [name for name, _ in self.named_buffers() if name.startswith(prefixes)]
+        return [
+            f"{path}.{task}.{name}"
+            for path, container in zip(self.task_containers, self._containers, strict=True)
+            for task in tasks
+            if str(task) in container
+            for name, _ in container[str(task)].named_buffers()
+        ]
 
     def task_state(self) -> Any:
         """State that belongs to single tasks, for :meth:`restore_task_state`; holds references, copies nothing."""
@@ -228,7 +239,12 @@ def inside_backbone(values: Mapping[str, Value]) -> dict[str, Value]:
     Args:
         values: by the parameters' names in the model.
     """
-    return {name.removeprefix(_BACKBONE): v for name, v in values.items() if name.startswith(_BACKBONE)}
+    return {name.removeprefix(_BACKBONE): v for name, v in values.items() if is_inside_backbone(name)}
+
+
+def is_inside_backbone(name: str) -> bool:
+    """Tell whether a name in the model is one of the backbone's."""
+    return name.startswith(_BACKBONE)
 
 
 def _n_classes(experience: Any) -> int:

@@ -26,6 +26,9 @@ class TaskBuffers(nn.Module):
         """Take a task's tensor out, if it has one."""
         self._buffers.pop(str(task), None)
 
+    def __contains__(self, task: int) -> bool:
+        return str(task) in self._buffers
+
     @property
     def tasks(self) -> tuple[int, ...]:
         """Tasks that have a tensor, in the order in which they got it."""

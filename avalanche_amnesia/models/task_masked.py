@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from avalanche_amnesia.models.multi_head import MultiHeadModel, UnknownTaskError
+from avalanche_amnesia.models.multi_head import MultiHeadModel, UnknownTaskError, inside_backbone
 
 
 class MaskCover(Protocol):
@@ -32,6 +32,18 @@ class MaskCover(Protocol):
 
     def reads(self, mask: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
         """Parameter by parameter, which entries one mask covers: bool tensors that broadcast over the parameters."""
+
+    def covering(self, masks: Tensor, entries: Mapping[str, Tensor]) -> Tensor:
+        """Masks that cover any of some entries.
+
+        Args:
+            masks: bool ``(k, n)``.
+            entries: parameter name → bool tensor of the parameter's shape; a parameter that no mask covers counts for
+                none.
+
+        Returns:
+            Bool ``(k,)``.
+        """
 
     def layer_of(self, parameter: str) -> int:
         """Index of the part of a mask that a parameter goes by, in :attr:`layers`."""
@@ -78,10 +90,28 @@ class TaskMaskedModel(MultiHeadModel, ABC):
         for name, covered in self.graph.reads(self.by_layer(mask)):
             yield f"backbone.{name}", covered
 
+    def users_of(self, entries: Mapping[str, Tensor], tasks: Sequence[int]) -> frozenset[int]:
+        """Tasks that read any of some entries: whose :meth:`entries_of` meet them.
+
+        Args:
+            entries: full parameter name → bool tensor of the parameter's shape; those outside the backbone are passed
+                over.
+            tasks: with masks.
+        """
+        if not tasks:
+            return frozenset()
+        found = self.graph.covering(torch.stack([self.binary_mask(task) for task in tasks]), inside_backbone(entries))
+        return frozenset(task for task, reads in zip(tasks, found.tolist(), strict=True) if reads)
+
     @property
     def frozen_in_use(self) -> frozenset[str]:
         """Names of the backbone's parameters that are frozen where they are in use, whatever the adjustment."""
         return frozenset()
+
+    @property
+    @abstractmethod
+    def masked_tasks(self) -> tuple[int, ...]:
+        """Tasks that have a mask, in the order in which they were trained."""
 
     @property
     @abstractmethod
@@ -116,8 +146,10 @@ class TaskMaskedModel(MultiHeadModel, ABC):
         """Let a task's own modules (its head) receive gradients, or not; drops those that they have."""
         for module in self.task_modules(task):
             for parameter in module.parameters():
-                parameter.requires_grad_(learn)
-                parameter.grad = None
+                if parameter.requires_grad != learn:
+                    parameter.requires_grad_(learn)
+                if parameter.grad is not None:
+                    parameter.grad = None
 
     @abstractmethod
     def finish_task(self) -> None:

@@ -22,7 +22,7 @@ import torch
 from filelock import FileLock
 
 from avalanche_amnesia.audit.record import UnlearningRecord, package_versions
-from avalanche_amnesia.bits import tensor_hash
+from avalanche_amnesia.bits import state_hashes
 from avalanche_amnesia.evaluation.same_data import data_fingerprint
 from avalanche_amnesia.ledger import RequestError
 from avalanche_amnesia.object_walk import reachable
@@ -403,7 +403,7 @@ def _root_key(strategy: Any, state: Any) -> str:
     if state is None:
         return os.urandom(16).hex()
     body, tensors = state
-    held = {group: {name: tensor_hash(value) for name, value in of.items()} for group, of in tensors.items()}
+    held = {group: state_hashes(of, "sha256") for group, of in tensors.items()}  # stores that exist have it so
     return _digest(
         [differing_parts(body), held, package_versions(), strategy.device.type, *_given_by_the_script(strategy)]
     )

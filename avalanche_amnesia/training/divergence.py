@@ -27,7 +27,9 @@ def what_diverged(model: TaskMaskedModel, task: int, experience: Any) -> str | N
         task: its label.
         experience: its data, of which a few samples are looked at.
     """
-    if not all(bool(parameter.isfinite().all()) for parameter in model.parameters()):
+    own = (parameter for module in model.task_modules(task) for parameter in module.parameters())
+    touched = (*model.parameters(recurse=False), *model.backbone.parameters(), *own)  # other tasks' were put back
+    if not all(bool(parameter.isfinite().all()) for parameter in touched):
         return "some of its weights are infinite or NaN"
     try:
         features, logits = _outputs(model, task, experience)

@@ -41,10 +41,21 @@ def put(tensor: Tensor, index: Tensor, values: Tensor) -> None:
         tensor.view(-1).index_copy_(0, index, values)
 
 
-def differing(index: Tensor, first: Tensor, second: Tensor) -> Tensor:
-    """Entries of ``index`` ``(k,)`` at which two lists of values ``(k,)`` on the CPU differ in their bits."""
-    differ = as_integers(first).numpy() != as_integers(second).numpy()
-    return index if differ.all() else torch.from_numpy(index.numpy()[differ])
+def chosen(tensor: Tensor, where: Tensor) -> Tensor:
+    """Values ``(k,)`` of the entries at which a bool tensor of the same shape is True."""
+    tensor = tensor.detach()
+    if tensor.device.type != "cpu":
+        return tensor[where]
+    return torch.from_numpy(as_integers(tensor).numpy()[where.numpy()]).view(tensor.dtype)
+
+
+def fill(tensor: Tensor, where: Tensor, values: Tensor) -> None:
+    """Set the entries at which a bool tensor of the same shape is True to ``values`` ``(k,)``, in place."""
+    tensor = tensor.detach()
+    if tensor.device.type == "cpu" and tensor.is_contiguous():
+        as_integers(tensor).numpy()[where.numpy()] = as_integers(values).numpy()
+    else:
+        tensor[where] = values
 
 
 def copied(tensor: Tensor) -> Tensor:

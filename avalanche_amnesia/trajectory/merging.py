@@ -17,6 +17,8 @@ def without_unneeded(logs: Mapping[int, Log], merged: frozenset[int]) -> dict[in
     Of several merged writers with no such task's write between them the first one's value before is enough, unless the
     way back to it starts at what itself had written.
     """
+    if not merged:
+        return dict(logs)
     result = {task: log.with_entries(log) for task, log in logs.items()}
     for name in {name for task in merged & set(logs) for name in logs[task]}:
         wrote: Tensor | None = None

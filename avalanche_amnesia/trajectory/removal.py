@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from avalanche_amnesia.bits import map_two_threads, same_bits
-from avalanche_amnesia.trajectory.entries import differing, positions, take
+from avalanche_amnesia.bits import as_integers, map_two_threads, same_bits
+from avalanche_amnesia.trajectory.entries import chosen, fill
 from avalanche_amnesia.trajectory.merging import without_unneeded
 from avalanche_amnesia.trajectory.replay import Updates, moved_along, replay
 from avalanche_amnesia.trajectory.revision import Revision, Revisions
@@ -22,27 +22,93 @@ Readers = Mapping[int, Mapping[str, Tensor]]
 
 
 @dataclass(frozen=True)
+class Moved:
+    """The entries of a tensor that a removal changes.
+
+    Attributes:
+        where: bool tensor of the tensor's shape.
+        now: their values with the tasks, in the order of the entries, ``(k,)``.
+        without: their values without them, ``(k,)``.
+    """
+
+    where: Tensor
+    now: Tensor
+    without: Tensor
+
+    @classmethod
+    def among(cls, where: Tensor, now: Tensor, without: Tensor) -> Moved | None:
+        """Those of some entries whose bits change; None: none does.
+
+        Args:
+            where: bool tensor on the CPU, which becomes the result's.
+            now: values ``(k,)``.
+            without: values ``(k,)``.
+        """
+        differ = as_integers(now).numpy() != as_integers(without).numpy()
+        if not differ.all():
+            among = where.numpy()
+            among[among.copy()] = differ
+            some = torch.from_numpy(differ)
+            now, without = now[some], without[some]
+        return cls(where, now, without) if len(now) else None
+
+    def to(self, device: torch.device) -> Moved:
+        """The same on a device."""
+        return Moved(self.where.to(device), self.now.to(device), self.without.to(device))
+
+    def __len__(self) -> int:
+        return len(self.now)
+
+
+class WholeTensors(Mapping[str, Tensor]):
+    """Tensor name → all its values without the tasks; each made when it is first asked for, as few ever are.
+
+    Args:
+        moved: tensor name → entries that change.
+        current: tensor name → values now; whoever asks for one after these have changed must have asked before.
+    """
+
+    def __init__(self, moved: Mapping[str, Moved], current: Mapping[str, Tensor]) -> None:
+        self._moved, self._current = moved, current
+        self._made: dict[str, Tensor] = {}
+
+    def __getitem__(self, name: str) -> Tensor:
+        moved = self._moved[name]
+        if name not in self._made:
+            value = self._current[name].detach().clone()
+            fill(value, moved.where, moved.without)
+            self._made[name] = value
+        return self._made[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._moved)
+
+    def __len__(self) -> int:
+        return len(self._moved)
+
+
+@dataclass(frozen=True)
 class Removal:
     """Result of taking tasks out of a trajectory; nothing has been changed yet.
 
     Attributes:
         tasks: the tasks that go.
-        values: tensor name → new values, for tensors that change.
+        moved: tensor name → the entries that change, for tensors that do.
         before: the same for the values before a task that is still in training; empty between tasks.
         logs: the remaining writers' undo logs afterwards.
         shared: tensor name → bool tensor of the entries that keep what the tasks wrote, as others read them.
         updates: writer that goes, task or repair → tensor name → its update ``Δ``, float64: for copies of old states
             (an anchor, say).
-        moved: tensor name → flat index of the entries at which ``values`` differ from the values now.
+        values: tensor name → all its new values, for tensors that change.
     """
 
     tasks: tuple[int, ...]
-    values: Mapping[str, Tensor]
+    moved: Mapping[str, Moved]
     before: Mapping[str, Tensor]
     logs: Mapping[int, Log]
     shared: Mapping[str, Tensor]
     updates: Mapping[int, Updates]
-    moved: Mapping[str, Tensor]
+    values: Mapping[str, Tensor]
 
     def written(self) -> dict[str, Tensor]:
         """Tensor name → bool tensor of the entries that the writers which go had moved."""
@@ -84,55 +150,60 @@ def work_out(
         for writer, log in recorded.items()
         if writer not in gone
     }
-    values: dict[str, Tensor] = {}
+    moved: dict[str, Moved] = {}
     new_before: dict[str, Tensor] = {}
     shared: dict[str, Tensor] = {}
-    moved: dict[str, Tensor] = {}
     updates = {writer: Updates() for writer in gone}
     changing = (*(recorded[writer] for writer in gone), *revisions.values())
     names = sorted({name for tensors in changing for name in tensors if name in current})
     # Logs lead from the last finished task back, so in the middle of a task they start at the values before it.
     base = {name: current[name] if before is None or name not in before else before[name] for name in names}
 
-    def without(name: str) -> tuple[Tensor, Tensor, Tensor]:
-        """New values of a tensor, entries that stay although their writer goes, flat index of those that move."""
+    def without(name: str) -> tuple[Moved | None, Tensor | None, Tensor | None]:
+        """Entries that move, entries that stay although their writer goes, new values where these had to be made."""
         committed = base[name]
         reading = {task: reads[name].cpu().reshape(-1) for task, reads in (readers or {}).items() if name in reads}
         revised = {task: of_task[name] for task, of_task in revisions.items() if name in of_task}
         # A revision may move entries that no writer who goes has touched: then no entry can be passed over.
         going = None if revised else chosen_by([recorded[writer][name] for writer in gone if name in recorded[writer]])
         taking_part = _taking_part(name, later, gone, going, revised)
-        replayed, stays, steps = replay(name, committed, taking_part, logs, updates, reading, revised)
+        here = committed.detach().cpu()
+        if len(taking_part) == 1 and not reading and not revised:  # the usual case: it alone wrote here
+            ((writer, entry),) = taking_part
+            assert entry is not None
+            where = entry.where
+            written = chosen(here, where)
+            updates[writer].add(name, entry, written)
+            return Moved.among(where, written, entry.before(written)), None, None
+        replayed, stays = replay(name, committed, taking_part, logs, updates, reading, revised)
         if going is None:
-            index = positions(~same_bits(replayed, committed.detach().cpu()))
-        elif len(steps) == 1 and not reading:  # the usual case, without further large tensors: it alone wrote here
-            _, _, index, old, written = steps[0]
-            index = differing(index, old, written)
-        else:
-            # Only what a writer who goes had moved can have changed: the rest of the tensor is not compared.
-            index = torch.from_numpy(np.flatnonzero(np.unpackbits(going, count=committed.numel()).view(bool)))
-            index = differing(index, take(replayed, index), take(committed.cpu(), index))
-        return replayed, stays, index
+            where = torch.ones(committed.shape, dtype=torch.bool)
+        else:  # only what a writer who goes had moved can have changed: the rest of the tensor is not compared
+            where = torch.from_numpy(np.unpackbits(going, count=here.numel()).view(bool)).reshape(here.shape)
+        return Moved.among(where, chosen(here, where), chosen(replayed, where)), stays, replayed
 
     # Whoever reads or is revised may enter tensors into logs, where their order counts.
     size = 0 if revisions or readers else sum(current[name].nbytes for name in names)
-    found = map_two_threads(without, names, size)
-    for name, (replayed, stays, index) in zip(names, found, strict=True):
+    for name, (change, stays, replayed) in zip(names, map_two_threads(without, names, size), strict=True):
         committed = base[name]
-        if bool(stays.any()):
+        if stays is not None and bool(stays.any()):
             shared[name] = stays
-        if not len(index):
+        if change is None:
             continue
-        replayed = replayed.to(committed.device)
-        values[name], moved[name] = replayed, index.to(committed.device)
+        moved[name] = change.to(committed.device)
         if before is not None and name in before:
-            new_before[name] = replayed
+            if replayed is None:
+                replayed = committed.detach().clone()
+                fill(replayed, moved[name].where, moved[name].without)
+            new_before[name] = replayed.to(committed.device)
             # The task in training goes on from the new values before it, with its own update so far on top.
-            values[name] = moved_along(current[name], before[name], replayed)
-            moved[name] = positions(~same_bits(values[name], current[name].detach()))
+            now = current[name].detach()
+            value = moved_along(now, before[name], new_before[name])
+            where = ~same_bits(value, now)
+            moved[name] = Moved(where, chosen(now, where), chosen(value, where))
     # Merged logs hold a way back past writers that go; without these it is not needed. Logs that stay keep their file.
     kept = {writer: log.unless_same(recorded[writer]) for writer, log in without_unneeded(logs, merged).items()}
-    return Removal(tuple(tasks), values, new_before, kept, shared, updates, moved)
+    return Removal(tuple(tasks), moved, new_before, kept, shared, updates, WholeTensors(moved, current))
 
 
 def _taking_part(

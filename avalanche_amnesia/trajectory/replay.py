@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from avalanche_amnesia.bits import same_bits
-from avalanche_amnesia.trajectory.entries import copied, positions, put, take
+from avalanche_amnesia.trajectory.entries import copied, fill, positions, put, take
 from avalanche_amnesia.trajectory.revision import Revision, dropped_entries
 from avalanche_amnesia.trajectory.sparse import SparseEntries, SparseValues
 from avalanche_amnesia.trajectory.undo_log import Log
@@ -22,35 +22,31 @@ class Updates(Mapping[str, Tensor]):
     """Tensor name → a writer's update ``Δ``, float64; made when it is asked for, which for most removals is never."""
 
     def __init__(self) -> None:
-        self._parts: dict[str, tuple[Tensor, SparseEntries, Tensor, Tensor | None]] = {}
+        self._parts: dict[str, tuple[SparseEntries, Tensor, Tensor | None]] = {}
         self._values: dict[str, Tensor] = {}
 
-    def add(self, name: str, index: Tensor, entry: SparseEntries, written: Tensor, kept: Tensor | None = None) -> None:
+    def add(self, name: str, entry: SparseEntries, written: Tensor, kept: Tensor | None = None) -> None:
         """Enter a tensor.
 
         Args:
             name: its name.
-            index: flat index of the entries ``(k,)``.
             entry: leads back to the values before the writer.
             written: what the writer wrote ``(k,)``.
             kept: bool ``(k,)``, entries that keep it and count as not moved; None: none.
         """
-        self._parts[name] = index, entry, written, kept
+        self._parts[name] = entry, written, kept
 
     def where(self, name: str) -> Tensor:
         """Bool tensor of the entries that were entered."""
-        index, entry, _, _ = self._parts[name]
-        result = torch.zeros(entry.shape, dtype=torch.bool)
-        put(result, index, torch.ones_like(index, dtype=torch.bool))
-        return result
+        return self._parts[name][0].where
 
     def __getitem__(self, name: str) -> Tensor:
-        index, entry, written, kept = self._parts[name]
+        entry, written, kept = self._parts[name]
         if name not in self._values:  # who asks for one asks again, for the next state that holds it
             update = written.double() - entry.before(written).double()
             self._values[name] = update if kept is None else update.masked_fill(kept, 0.0)
         result = torch.zeros(entry.shape, dtype=torch.float64)
-        put(result, index, self._values[name])
+        fill(result, entry.where, self._values[name])
         return result
 
     def __iter__(self) -> Iterator[str]:
@@ -86,12 +82,11 @@ def replay(
     updates: Mapping[int, Updates],
     reading: Mapping[int, Tensor],
     revisions: Mapping[int, Revision],
-) -> tuple[Tensor, Tensor, list[Step]]:
+) -> tuple[Tensor, Tensor]:
     """Values of one tensor without the writers that go (the keys of ``updates``, which receives their updates).
 
     Puts the remaining writers' new values before into ``logs``. The second result marks the entries that keep what
-    those writers wrote, because a remaining task reads them (``reading``: task → bool ``(n,)``); the third are all
-    writes, the last one first.
+    those writers wrote, because a remaining task reads them (``reading``: task → bool ``(n,)``).
     """
     # Entries that any remaining task reads (WSN) keep what a writer that goes had put there.
     read = torch.zeros(committed.numel() if reading else 0, dtype=torch.bool)
@@ -107,7 +102,7 @@ def replay(
     for task, entry, index, old, written in reversed(steps):  # and forward again without those that go
         if task in updates:
             kept = read[index] if reading else None
-            updates[task].add(name, index, entry, written, kept)
+            updates[task].add(name, entry, written, kept)
             if kept is not None:
                 put(value, index[kept], written[kept])
                 stays[index[kept]] = True
@@ -140,7 +135,7 @@ def replay(
     # By now no log is made from an older one any more, so what is entered stays.
     for index, old in handed:
         _hand_over(name, index, old, reading, logs, nothing)
-    return value.reshape(committed.shape), stays.reshape(committed.shape) if reading else stays, steps
+    return value.reshape(committed.shape), stays.reshape(committed.shape) if reading else stays
 
 
 def _revised(value: Tensor, revision: Revision, index: Tensor, update: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -24,9 +24,10 @@ from pathlib import Path
 from typing import Any
 
 import pandas
+import torch
 from torch import Tensor
 
-from avalanche_amnesia.bits import same_bits
+from avalanche_amnesia.bits import as_integers, same_bits
 from avalanche_amnesia.trajectory.fidelity import Fidelity
 from avalanche_amnesia.trajectory.files import LogDirectory, TrajectoryError, check, read_logs, write_logs
 from avalanche_amnesia.trajectory.merging import without_unneeded
@@ -156,6 +157,7 @@ class Trajectory:
         commitments = {
             name: self.fidelity.commit(before[name], value, None if active is None else active[name])
             for name, value in shared.items()
+            if not _same(before[name].detach().to(value.device), value)  # most of many tasks' tensors are their heads
         }
         counted = sum(value.numel() for value in shared.values()) if parameters is None else parameters
         log = Log.of(commitments, counted)
@@ -390,3 +392,7 @@ class Trajectory:
         result = cls(**options)
         result._swap(*read_logs(Path(path)))
         return result
+
+
+def _same(first: Tensor, second: Tensor) -> bool:
+    return torch.equal(as_integers(first), as_integers(second))

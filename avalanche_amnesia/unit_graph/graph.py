@@ -116,6 +116,40 @@ class UnitGraph:
             covered = reduce(np.logical_and, (of_sets[factor.numpy()] for factor in factors))
             yield name, torch.from_numpy(np.asarray(covered))
 
+    def covering(self, masks: Tensor, entries: Mapping[str, Tensor]) -> Tensor:
+        """Masks that cover any of some entries, all of them asked at once.
+
+        Args:
+            masks: over all units, bool ``(k, n_units)``.
+            entries: parameter name → bool tensor of the parameter's shape; a parameter that no mask covers counts for
+                none.
+
+        Returns:
+            Bool ``(k,)``.
+        """
+        of_sets = self.sets.use(masks.float())
+        found = torch.zeros(len(masks), dtype=torch.bool, device=masks.device)
+        for name in entries.keys() & self.factors.keys():
+            where = entries[name].to(masks.device)
+            if where.numel():
+                found |= self._any_in_use(self.factors[name], of_sets, where)
+        return found
+
+    @staticmethod
+    def _any_in_use(factors: tuple[Tensor, ...], of_sets: Tensor, where: Tensor) -> Tensor:
+        """Rows of ``of_sets`` ``(k, sets)`` in which any chosen entry of a parameter is in use: bool ``(k,)``."""
+        shaped = [f.to(where.device).reshape(*(1 for _ in range(where.dim() - f.dim())), *f.shape) for f in factors]
+        if len(shaped) == 1:
+            shaped.append(shaped[0].new_full((1,) * where.dim(), ALWAYS))
+        along = [[dim for dim, size in enumerate(factor.shape) if size > 1] for factor in shaped]
+        if len(shaped) > 2 or set(along[0]) & set(along[1]):
+            return torch.stack([((UnitGraph.entry_use(factors, row) > 0) & where).any() for row in of_sets])
+        # Units and what feeds them lie along dimensions of their own (Linear, Conv): a product of matrices for all.
+        others = [dim for dim in range(where.dim()) if dim not in (*along[0], *along[1])]
+        units, sources = (factor.reshape(-1) for factor in shaped)
+        table = where.permute(*along[0], *along[1], *others).reshape(len(units), len(sources), -1).any(-1)
+        return ((of_sets[:, sources] @ table.float().T) * of_sets[:, units] > 0).any(1)
+
     @staticmethod
     def entry_use(factors: tuple[Tensor, ...], of_sets: Tensor) -> Tensor:
         """``min`` over the factors, from the use of every set."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from avalanche_amnesia.audit.record import RepairSummary, TensorChange, UnlearningRecord
 from avalanche_amnesia.bits import map_two_threads, state_hashes
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
-from avalanche_amnesia.trajectory.entries import put, take
+from avalanche_amnesia.trajectory.entries import fill
 from avalanche_amnesia.trajectory.removal import Removal
 from avalanche_amnesia.transaction import Transaction
 from avalanche_amnesia.unlearning.host import Host
@@ -40,13 +40,16 @@ def apply(unlearning: Unlearning, announce: Announce, *, fingerprint: bool = Fal
     host, plan, removal = unlearning.host, unlearning.plan, unlearning.removal
     model, before = host.model, unlearning.hashes
     evidence = unlearning.evidence().fingerprint() if fingerprint else None
-    parameters = dict(model.named_parameters())
+    parameters = unlearning.parameters
     with Transaction() as change:
         announce("before_unlearning", None, change)
         # With the tasks that go still in them: adapters tell by it which stored states knew them.
         order, logs = host.ledger.remaining, host.trajectory.logs
         # First: it finds the tasks' own parameters, and the entries that change, in the model as it still is.
         purged = [purge_optimizer(unlearning, change)]
+        adapters = [(plugin, adapter) for plugin in host.plugins if (adapter := adapter_of(plugin)) is not None]
+        if adapters:
+            dict(removal.values)  # made now: an adapter asks for them when the model has changed
         _move(removal, parameters, change)
         _replace(host.before, removal.before, unlearning.own, change)
         for task in plan.tasks:
@@ -71,10 +74,7 @@ def apply(unlearning: Unlearning, announce: Announce, *, fingerprint: bool = Fal
             model=model,
             in_training=host.in_training,
         )
-        for plugin in host.plugins:
-            adapter = adapter_of(plugin)
-            if adapter is not None:
-                purged.append(adapter.purge(plugin, context, change))
+        purged += [adapter.purge(plugin, context, change) for plugin, adapter in adapters]
         _forget(unlearning, change)
         after = state_hashes(model.state_dict())
         unlearning.claims.unlearned(host, plan.tasks, after, change)
@@ -129,7 +129,7 @@ def ledger_only(unlearning: Unlearning, announce: Announce) -> UnlearningRecord:
 def _forget(unlearning: Unlearning, change: Transaction) -> None:
     """Enter the request into the ledger."""
     ledger, plan = unlearning.host.ledger, unlearning.plan
-    change.call(ledger.load_state_dict, ledger.state_dict())
+    change.call(ledger.way_back())
     ledger.forget(plan.tasks, plan.event)
 
 
@@ -148,14 +148,14 @@ def _stamp(unlearning: Unlearning) -> dict[str, Any]:
 
 def _move(removal: Removal, parameters: Mapping[str, Tensor], change: Transaction) -> None:
     """Give parameters the values that they have without what goes."""
-    moved = removal.moved
     # Every way back is noted before the first write, so that the writes can run in two threads.
-    size = sum(parameters[name].nbytes for name in moved)
-    held = map_two_threads(lambda name: take(parameters[name], moved[name]), moved, size)
-    for name, old in zip(moved, held, strict=True):
-        change.call(put, parameters[name], moved[name], old)
+    for name, moved in removal.moved.items():
+        change.call(fill, parameters[name], moved.where, moved.now)
+    size = sum(parameters[name].nbytes for name in removal.moved)
     map_two_threads(
-        lambda name: put(parameters[name], moved[name], take(removal.values[name], moved[name])), moved, size
+        lambda name: fill(parameters[name], removal.moved[name].where, removal.moved[name].without),
+        removal.moved,
+        size,
     )
 
 
@@ -186,7 +186,7 @@ def _repair(unlearning: Unlearning, purged: list[str], change: Transaction) -> R
         host.trajectory,
         tasks=plan.repaired,
         compensated=plan.compensated,
-        changed=_where(unlearning.removal, dict(model.named_parameters())),
+        changed=_where(unlearning.removal, unlearning.parameters),
         before=host.before,
         change=change,
     )
@@ -197,9 +197,7 @@ def _where(removal: Removal, parameters: Mapping[str, Tensor]) -> dict[str, Tens
 
     Which of these it did move depends on data of tasks that may go now: nothing may follow from it.
     """
-    result = {name: torch.zeros_like(removal.values[name], dtype=torch.bool) for name in removal.moved}
-    for name, index in removal.moved.items():
-        put(result[name], index, torch.ones_like(index, dtype=torch.bool))
+    result = {name: moved.where for name, moved in removal.moved.items()}
     for repair in (updates for writer, updates in removal.updates.items() if writer < 0):
         for name in repair:
             noted = repair.where(name).to(parameters[name].device)
@@ -216,6 +214,6 @@ def _hold_own(host: Host, change: Transaction) -> None:
     if before is None or not isinstance(model, TaskMaskedModel):
         return
     tasks = [task for task in model.tasks if task != model.current_task]
-    own = frozenset().union(*(own_parameters(model, task) for task in tasks))
+    own = own_parameters(model, *tasks)
     change.call(before.update, {name: before[name] for name in own})
     before.update({name: p.detach().clone() for name, p in model.named_parameters() if name in own})

@@ -8,8 +8,7 @@ from avalanche.training.plugins import EvaluationPlugin
 from avalanche.training.plugins.clock import Clock
 from avalanche.training.templates.base_sgd import PeriodicEval
 
-from avalanche_amnesia.object_walk import memory_of
-from avalanche_amnesia.unlearning.purging.learned_state import cleaned_anyway
+from avalanche_amnesia.object_walk import Parts, memory_of
 
 OF_THE_HOST = (EvaluationPlugin, PeriodicEval, Clock)
 """Avalanche's plugins that count and report, and take no part in a training."""
@@ -38,8 +37,8 @@ def plugin_classes(strategy: Any) -> tuple[str, ...]:
 
 def criterion_memory(strategy: Any) -> Memory:
     """Numbers and tensors that a criterion holds."""
-    beside = [strategy, strategy.optimizer, strategy.evaluator, *strategy.plugins, *cleaned_anyway(strategy.model)]
-    return memory_of(strategy._criterion, "criterion", beside)
+    skip = [strategy, strategy.optimizer, strategy.evaluator, *strategy.plugins]
+    return memory_of(strategy._criterion, "criterion", skip, Parts(strategy.model))
 
 
 def optimizer_memory(strategy: Any) -> Memory:
@@ -48,4 +47,4 @@ def optimizer_memory(strategy: Any) -> Memory:
     if type(optimizer).__module__.startswith("torch.optim"):
         return ()
     own = {name: value for name, value in vars(optimizer).items() if name not in _OF_EVERY_OPTIMIZER}
-    return memory_of(own, "optimizer", [strategy, *cleaned_anyway(strategy.model)])
+    return memory_of(own, "optimizer", [strategy], Parts(strategy.model))

@@ -18,9 +18,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
-from avalanche_amnesia.bits import state_hashes
+from avalanche_amnesia.bits import fits, state_hashes
 from avalanche_amnesia.ledger import RequestError, TaskLedger
 from avalanche_amnesia.models.multi_head import MultiHeadModel
 from avalanche_amnesia.saving.classes import saveable
@@ -34,7 +34,7 @@ from avalanche_amnesia.unlearning.circumstances import (
     plugin_classes,
     settings_of,
 )
-from avalanche_amnesia.unlearning.compensation import Compensation
+from avalanche_amnesia.unlearning.compensation import compensates
 from avalanche_amnesia.unlearning.host import Host
 from avalanche_amnesia.unlearning.inert import is_inert
 
@@ -82,7 +82,8 @@ class Claims:
 
     def look_before_training(self, model: nn.Module) -> None:
         """Note what something else has written into the model since; before any plugin prepares a training."""
-        self.changed = self.tampered(state_hashes(model.state_dict()))
+        state = model.state_dict()
+        self.changed = self.tampered(state, state_hashes(state))
 
     def begin(self, strategy: Any, ledger: TaskLedger) -> None:
         """Note the tasks that a training which begins can see, and what its criterion and optimizer hold."""
@@ -138,16 +139,21 @@ class Claims:
 
     # The answer -----------------------------------------------------------------------------------------------
 
-    def tampered(self, hashes: Mapping[str, str], *, in_training: bool = False) -> frozenset[str]:
+    def tampered(
+        self, state: Mapping[str, Tensor], hashes: Mapping[str, str], *, in_training: bool = False
+    ) -> frozenset[str]:
         """Names of tensors that are not as the last training or unlearning left them.
 
         Args:
-            hashes: of the model's tensors.
+            state: the model's tensors.
+            hashes: of them.
             in_training: whether a task is in training, whose steps change them too: then only what was found when it
                 began counts.
         """
         left = {} if in_training or self._hashes is None else self._hashes
-        return self.changed | {name for name, digest in left.items() if hashes.get(name) != digest}
+        other = {name: digest for name, digest in left.items() if hashes.get(name) != digest}
+        # A state that an earlier version saved has other hashes of the same bits.
+        return self.changed | {name for name, left in other.items() if name not in state or not fits(state[name], left)}
 
     def tainted_without(self, tasks: Collection[int], ledger: TaskLedger) -> frozenset[int]:
         """Remaining tasks that were trained beside one of these tasks, or one that went before."""
@@ -211,7 +217,7 @@ class Claims:
         if not getattr(strategy, "optimizer_always_fresh", False):
             found.append("the optimizer's state outlived a task")
         for plugin in strategy.plugins:
-            known = getattr(plugin, "repeatable", False) or isinstance(plugin, (*OF_THE_HOST, Compensation))
+            known = getattr(plugin, "repeatable", False) or isinstance(plugin, OF_THE_HOST) or compensates(plugin)
             if not known and not is_inert(plugin):
                 found.append(f"plugin {type(plugin).__name__} may keep state")
         if self._optimizer is not None and optimizer_memory(strategy) != self._optimizer:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any, Protocol, runtime_checkable
+from functools import lru_cache
+from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 from avalanche_amnesia.trajectory.removal import Removal
 from avalanche_amnesia.trajectory.revision import Revisions
@@ -70,3 +71,20 @@ class RevisingCompensation(Compensation, Protocol):
             trajectory: as it is.
             gone: the tasks that go, together.
         """
+
+
+def compensates(thing: object) -> TypeGuard[Compensation]:
+    """Tell whether something is a :class:`Compensation`, by its class."""
+    kind: Any = type(thing)
+    return _implements(kind, Compensation)
+
+
+def revises(thing: object) -> TypeGuard[RevisingCompensation]:
+    """Tell whether something is a :class:`RevisingCompensation`, by its class."""
+    kind: Any = type(thing)
+    return _implements(kind, RevisingCompensation)
+
+
+@lru_cache(maxsize=256)
+def _implements(kind: Any, protocol: Any) -> bool:
+    return issubclass(kind, protocol)  # with a protocol this goes through all its members, every time

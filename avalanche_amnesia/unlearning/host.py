@@ -11,10 +11,11 @@ from torch.optim import Optimizer
 
 from avalanche_amnesia.audit.record import Provenance
 from avalanche_amnesia.ledger import TaskLedger
+from avalanche_amnesia.object_walk import Parts
 from avalanche_amnesia.trajectory.store import Trajectory
 from avalanche_amnesia.transaction import Transaction
 from avalanche_amnesia.unlearning.compensation import Compensation
-from avalanche_amnesia.unlearning.purging.learned_state import UnknownStateError, cleaned_anyway, learned_state
+from avalanche_amnesia.unlearning.purging.learned_state import UnknownStateError, learned_state
 from avalanche_amnesia.unlearning.purging.registry import adapter_of
 from avalanche_amnesia.unlearning.repair import Repair
 
@@ -98,8 +99,9 @@ UnknownState = Sequence[tuple[object, str]]
 
 def unknown_state(host: Host) -> UnknownState:
     """Plugins (or the strategy) that keep something learned and have no adapter, with the path to what they keep."""
-    known = [*cleaned_anyway(host.model), host.optimizer, *host.plugins, *host.others]
-    paths = ((p, learned_state(p, known)) for p in host.plugins if adapter_of(p) is None)
+    known = [host.optimizer, *host.plugins, *host.others]
+    beside = Parts(host.model)
+    paths = ((p, learned_state(p, known, beside)) for p in host.plugins if adapter_of(p) is None)
     return [(plugin, path) for plugin, path in paths if path is not None]
 
 

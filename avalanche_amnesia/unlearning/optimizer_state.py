@@ -8,7 +8,6 @@ from typing import Any
 
 from torch import Tensor
 
-from avalanche_amnesia.bits import same_bits
 from avalanche_amnesia.transaction import Transaction
 from avalanche_amnesia.unlearning.planning import Unlearning
 
@@ -19,16 +18,13 @@ def purge_optimizer(unlearning: Unlearning, change: Transaction) -> str:
     Only those of a task in training that saw none of the tasks stay, as far as they belong to entries that stay.
     """
     host, own, removal = unlearning.host, unlearning.own, unlearning.removal
-    model, optimizer = host.model, host.optimizer
+    parameters, optimizer = unlearning.parameters, host.optimizer
     keeps = host.before is not None and not unlearning.claims.influences & set(unlearning.plan.tasks)
-    changed = {
-        id(p): ~same_bits(removal.values[name], p.detach())
-        for name, p in model.named_parameters()
-        if keeps and name in removal.values
-    }
-    for parameter in model.parameters():
-        change.set(parameter, grad=None)
-    gone = {id(p) for name, p in model.named_parameters() if name in own}
+    changed = {id(parameters[name]): moved.where for name, moved in removal.moved.items()} if keeps else {}
+    for parameter in parameters.values():
+        if parameter.grad is not None:
+            change.set(parameter, grad=None)
+    gone = {id(parameters[name]) for name in own}
     kept = {p: entry for p, entry in optimizer.state.items() if id(p) not in gone} if keeps else {}
     change.set(optimizer, state=defaultdict(dict))
     optimizer.state.update({p: _zeroed(entry, changed.get(id(p))) for p, entry in kept.items()})

@@ -7,20 +7,18 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from avalanche_amnesia.audit.evidence import Evidence
 from avalanche_amnesia.audit.record import SharedEntries, UnlearningPlan
 from avalanche_amnesia.bits import state_hashes
-from avalanche_amnesia.models.multi_head import MultiHeadModel
+from avalanche_amnesia.models.multi_head import MultiHeadModel, is_inside_backbone
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
-from avalanche_amnesia.trajectory.entries import put
 from avalanche_amnesia.trajectory.removal import Readers, Removal
 from avalanche_amnesia.trajectory.replay import Updates
 from avalanche_amnesia.trajectory.revision import combined
 from avalanche_amnesia.unlearning.claims import Claims, TamperedError
-from avalanche_amnesia.unlearning.compensation import RevisingCompensation
+from avalanche_amnesia.unlearning.compensation import revises
 from avalanche_amnesia.unlearning.host import Host, refuse_unknown_state, unknown_state
 from avalanche_amnesia.unlearning.purging.registry import adapter_of
 from avalanche_amnesia.unlearning.repair import repairable
@@ -36,7 +34,8 @@ class Unlearning:
         claims: what trainings could see, and under which circumstances.
         plan: to show, and for the record.
         removal: of the shared tensors.
-        own: names of the parameters that go with the tasks.
+        parameters: the model's, by name, as they are before.
+        own: names of those that go with the tasks.
         hashes: of the model's tensors, as they are before.
         started: when the work began.
     """
@@ -45,6 +44,7 @@ class Unlearning:
     claims: Claims
     plan: UnlearningPlan
     removal: Removal
+    parameters: Mapping[str, nn.Parameter]
     own: frozenset[str]
     hashes: Mapping[str, str]
     started: float
@@ -80,24 +80,25 @@ def prepare(
     started = time.perf_counter()
     tasks = host.ledger.check(tasks, event, host.known, host.unrecorded)
     model, trajectory = host.model, host.trajectory
-    hashes = state_hashes(model.state_dict())
-    tampered = claims.tampered(hashes, in_training=host.before is not None)
+    state = model.state_dict()
+    hashes = state_hashes(state)
+    tampered = claims.tampered(state, hashes, in_training=host.before is not None)
     if strict and tampered:
         raise TamperedError(
             f"{event}: tensors {sorted(tampered)} were changed by something else than trainings and unlearnings here; "
             "put them back, or leave strict out: the record then says approximate, and why"
         )
     parameters = dict(model.named_parameters())
-    own = frozenset().union(*(own_parameters(model, task) for task in tasks))
+    own = own_parameters(model, *tasks)
     shared = {name: p.detach() for name, p in parameters.items() if name not in own}
     remaining = [task for task in host.ledger.remaining if task not in tasks]
     readers = _readers(model, remaining)
     # Revised before the removal is worked out: later updates are then replayed, and logged, behind the revised ones.
-    revising = (c for c in host.compensations if isinstance(c, RevisingCompensation))
+    revising = (c for c in host.compensations if revises(c))
     revisions = combined(c.revise(model, trajectory, tasks) for c in revising)
     removal = trajectory.remove(tasks, shared, host.before, readers, revisions)
     reasons = claims.reasons(host, tasks, removal, tampered)
-    affected = _affected(model, remaining, removal, shared)
+    affected = _affected(model, remaining, removal)
     covered = tuple(
         task for task in affected if task in revisions or any(c.covers(task, tasks) for c in host.compensations)
     )
@@ -107,7 +108,7 @@ def prepare(
     plan = UnlearningPlan(
         tasks=tuple(tasks),
         event=event,
-        entries={name: len(index) for name, index in sorted(removal.moved.items())},
+        entries={name: len(removal.moved[name]) for name in sorted(removal.moved)},
         removed=tuple(sorted(own | _task_buffers(model, tasks))),
         affected=affected,
         compensated=covered,
@@ -122,7 +123,7 @@ def prepare(
         uninformative_masks=_uninformative_masks(model, tasks, host.opened_whole),
         shared_state=tuple(sorted(host.shared_state)),
     )
-    return Unlearning(host, claims, plan, removal, own, hashes, started)
+    return Unlearning(host, claims, plan, removal, parameters, own, hashes, started)
 
 
 def own_modules_only(unlearning: Unlearning) -> Unlearning:
@@ -169,40 +170,19 @@ def _shared_entries(removal: Removal, readers: Readers) -> dict[str, SharedEntri
     }
 
 
-def _affected(
-    model: nn.Module, remaining: Sequence[int], removal: Removal, shared: Mapping[str, Tensor]
-) -> tuple[int, ...]:
-    if not removal.values:
+def _affected(model: nn.Module, remaining: Sequence[int], removal: Removal) -> tuple[int, ...]:
+    if not removal.moved:
         return ()
     if not isinstance(model, TaskMaskedModel):
         return tuple(remaining)  # without masks every task uses every entry
-    changed: dict[str, Tensor] = {}
-    affected: list[int] = []
-    masked = model.masks.keys()  # once: WSN unpacks all masks for it
-    for task in remaining:
-        repaired = not own_parameters(model, task).isdisjoint(removal.moved)  # by a repair that is taken out
-        if repaired or task not in masked:  # without a mask, as stock strategies train, it uses every entry
-            affected.append(task)
-            continue
-        for name, reads in model.entries_of(task):
-            index = removal.moved.get(name)
-            if index is None:
-                continue
-            if name not in changed:
-                changed[name] = _summary(index, shared[name].shape, reads)
-            if bool((changed[name] & reads).any()):
-                affected.append(task)
-                break
-    return tuple(affected)
-
-
-def _summary(index: Tensor, shape: torch.Size, reads: Tensor) -> Tensor:
-    """Mask of the entries at flat ``index``: only as fine as ``reads`` is, where that has one number per kernel."""
-    # Dimensions at the end along which ``reads`` is constant are taken together: a 3×3 kernel is one bool, not nine.
-    # Where it is constant along one further in front as well, every entry has a bool of its own.
-    fine = len(shape) - next((d for d, size in enumerate(reversed(reads.shape)) if size > 1), reads.dim())
-    if reads.shape[:fine] != shape[:fine]:
-        fine = len(shape)
-    summary = torch.zeros(shape[:fine].numel(), dtype=torch.bool, device=index.device)
-    put(summary, index.div(shape[fine:].numel(), rounding_mode="floor"), torch.ones_like(index, dtype=torch.bool))
-    return summary.reshape(*shape[:fine], *(1 for _ in shape[fine:]))
+    masked = frozenset(model.masked_tasks)
+    entries = {name: moved.where for name, moved in removal.moved.items()}
+    users = model.users_of(entries, [task for task in remaining if task in masked])
+    own = [name for name in removal.moved if not is_inside_backbone(name)]  # by a repair that is taken out
+    return tuple(
+        task
+        for task in remaining
+        if task in users
+        or task not in masked  # as stock strategies train: it uses every entry
+        or (own and not own_parameters(model, task).isdisjoint(own))
+    )

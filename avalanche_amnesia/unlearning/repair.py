@@ -69,7 +69,8 @@ def repairable(
     """
     if repair is None or not isinstance(model, TaskMaskedModel):
         return ()
-    return tuple(t for t in affected if t in tainted and t in model.masks and repair.n_samples(t))
+    masked = model.masked_tasks
+    return tuple(t for t in affected if t in tainted and t in masked and repair.n_samples(t))
 
 
 def free_entries(model: TaskMaskedModel, tasks: Sequence[int], changed: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -84,11 +85,12 @@ def free_entries(model: TaskMaskedModel, tasks: Sequence[int], changed: Mapping[
         Parameter name inside the backbone → bool tensor; without those of which nothing is free.
     """
     others = [task for task in model.tasks if task not in tasks and task != model.current_task]
-    if any(task not in model.masks for task in others):
+    if not set(others) <= set(model.masked_tasks):
         return {}  # a task without a mask reads every entry
-    held = model.graph.parameter_use(*(model.masks[task] for task in others)) if others else {}
+    masks = model.masks
+    held = model.graph.parameter_use(*(masks[task] for task in others)) if others else {}
     free, changed = {}, inside_backbone(changed)
-    for name, use in model.graph.parameter_use(*(model.masks[task] for task in tasks)).items():
+    for name, use in model.graph.parameter_use(*(masks[task] for task in tasks)).items():
         if name in changed:
             entries = changed[name] & (use > 0)
             entries = entries & ~(held[name] > 0) if held else entries
@@ -122,7 +124,7 @@ def carry_out(
         before: values before a task in training; None between tasks. Replaced in place.
         change: receives every change, and its way back before it.
     """
-    own = frozenset().union(*(own_parameters(model, task) for task in tasks))
+    own = own_parameters(model, *tasks)
     parameters = dict(model.backbone.named_parameters(prefix="backbone"))
     parameters |= {name: p for name, p in model.named_parameters() if name in own}
     now = {name: p.detach().clone() for name, p in parameters.items()}

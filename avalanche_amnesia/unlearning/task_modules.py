@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from avalanche.models import MultiHeadClassifier
@@ -12,15 +13,25 @@ from avalanche_amnesia.models.weight_masks.forward_state import kept_tensors
 from avalanche_amnesia.transaction import Transaction
 
 
-def own_parameters(model: nn.Module, task: int) -> frozenset[str]:
-    """Names of the parameters that belong to the task alone (its heads, its normalisation)."""
+def own_parameters(model: nn.Module, *tasks: int) -> frozenset[str]:
+    """Names of the parameters that belong to these tasks alone (their heads, their normalisation)."""
     return frozenset(
-        f"{name}.{container}.{task}.{inner}".lstrip(".")
-        for name, module in model.named_modules()
+        f"{name}{container}.{task}.{inner}"
+        for name, module in _shared_modules(model)
         for container in _containers(module)
+        for task in tasks
         if str(task) in (held := getattr(module, container))
         for inner, _ in held[str(task)].named_parameters()
     )
+
+
+def _shared_modules(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """Modules that no task has of its own, each with the prefix of its parts' names; however many tasks there are."""
+    yield prefix, model
+    containers = _containers(model)
+    for name, module in model._modules.items():
+        if module is not None and name not in containers:
+            yield from _shared_modules(module, f"{prefix}{name}.")
 
 
 def _containers(module: nn.Module) -> tuple[str, ...]:
@@ -53,7 +64,7 @@ def remove_task_modules(model: nn.Module, task: int, change: Transaction) -> Non
 
     Knows this package's models and Avalanche's ``MultiHeadClassifier``, wherever they sit inside ``model``.
     """
-    for module in list(model.modules()):
+    for _, module in list(_shared_modules(model)):
         if isinstance(module, MultiHeadModel):
             change.call(module.restore_task_state, module.task_state())
             if task in module.tasks:

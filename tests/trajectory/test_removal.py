@@ -10,6 +10,8 @@ from support.trajectory_oracle import EVENTS, SHAPES, DenseTwin, assert_same, dr
 from avalanche_amnesia import bits
 from avalanche_amnesia.bits import same_bits
 from avalanche_amnesia.trajectory import Revision, Trajectory
+from avalanche_amnesia.trajectory.replay import Updates, replay
+from avalanche_amnesia.trajectory.undo_log import Log
 
 
 @settings(max_examples=150, deadline=None)
@@ -150,13 +152,40 @@ def test_two_threads_take_the_same_out_as_one(monkeypatch):
     store = trajectory(strategy)
     current = {name: p.detach() for name, p in strategy.model.named_parameters()}
     monkeypatch.setattr(bits, "_WORTH_THREADS", 0)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     two = store.remove([0, 1], current)
     monkeypatch.setattr(bits, "_WORTH_THREADS", 2**62)
     one = store.remove([0, 1], current)
     assert two.values
     assert list(two.values) == list(one.values)
     assert all(torch.equal(value, one.values[name]) for name, value in two.values.items())
-    assert all(torch.equal(index, one.moved[name]) for name, index in two.moved.items())
+    for name, moved in two.moved.items():
+        assert torch.equal(moved.where, one.moved[name].where)
+        assert torch.equal(moved.without, one.moved[name].without)
     for task, updates in two.updates.items():
         assert list(updates) == list(one.updates[task])
         assert all(torch.equal(update, one.updates[task][name]) for name, update in updates.items())
+
+
+def test_who_wrote_alone_is_taken_out_as_in_a_replay_of_everyone():
+    strategy = trained(3, train_epochs=1)
+    store = trajectory(strategy)
+    current = {name: p.detach() for name, p in strategy.model.named_parameters()}
+    for gone in ([0], [2], [0, 2]):
+        alone = store.remove(gone, current)
+        assert alone.moved
+        for name, moved in alone.moved.items():
+            assert torch.equal(current[name][moved.where], moved.now)
+            assert torch.equal(alone.values[name][moved.where], moved.without)
+            assert torch.equal(alone.values[name][~moved.where], current[name][~moved.where])
+            value = current[name].reshape(-1).clone()
+            logs = {task: Log(dict(log), 0, {}) for task, log in store.logs.items() if task not in gone}
+            writers = [(task, log[name]) for task, log in store.logs.items() if name in log]
+            replayed, _ = replay(name, value, writers, logs, {task: Updates() for task in gone}, {}, {})
+            assert same_bits(alone.values[name], replayed.reshape(current[name].shape)).all()
+            assert all(
+                torch.equal(entry.values, logs[task][name].values)
+                for task, log in alone.logs.items()
+                for of, entry in log.items()
+                if of == name
+            )

@@ -54,7 +54,7 @@ def test_winding_back_ends_at_the_first_values_and_notes_what_everyone_wrote(mov
 def test_a_remaining_task_writes_its_bits_on_the_same_value_and_adds_its_update_on_another(moved, seed, gone):
     values, entries = histories(moved, seed)
     gone &= set(range(len(moved)))
-    value, stays, _, logs, updates = replayed(values, entries, gone)
+    value, stays, logs, updates = replayed(values, entries, gone)
     expected, befores = values[0].tolist(), {}
     for task, chosen in enumerate(moved):
         if task in gone:
@@ -76,7 +76,7 @@ def test_a_remaining_task_writes_its_bits_on_the_same_value_and_adds_its_update_
 def test_an_entry_that_a_remaining_task_reads_keeps_what_was_written_and_the_reader_can_take_it_back():
     values, entries = histories([{0, 1}, {5}], seed=0)
     reads = torch.tensor([True, *[False] * 6])
-    value, stays, _, logs, updates = replayed(values, entries, {0}, {1: reads})
+    value, stays, logs, updates = replayed(values, entries, {0}, {1: reads})
     assert torch.equal(stays, reads)
     assert value[0] == values[1][0]
     assert value[1] == values[0][1]

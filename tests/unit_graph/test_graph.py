@@ -30,6 +30,22 @@ def test_parameter_use_equals_brute_force(name):
 
 
 @pytest.mark.parametrize("name", ALL)
+def test_masks_that_cover_an_entry_are_those_whose_reads_meet_it(name):
+    model, _ = network(name)
+    generator = torch.Generator().manual_seed(0)
+    masks = torch.stack([torch.rand(model.n_units, generator=generator) < share for share in (0, 0.1, 0.2, 0.5, 1)])
+    reads = [dict(model.graph.reads(model.by_layer(mask))) for mask in masks]
+    for few in (0.02, 0.3):
+        entries = {
+            parameter: torch.rand(value.shape, generator=generator) < few
+            for parameter, value in model.backbone.named_parameters()
+        }
+        for asked in (entries, *({parameter: where} for parameter, where in entries.items())):
+            slow = [any(bool((of[p] & asked[p]).any()) for p in of.keys() & asked.keys()) for of in reads]
+            assert model.graph.covering(masks, asked).tolist() == slow
+
+
+@pytest.mark.parametrize("name", ALL)
 def test_every_mask_is_sound_and_the_open_one_leaves_the_backbone_as_it_was(name):
     make, shape, options = ALL[name]
     model = assert_masked_right(make, shape, tokens=5 if name == "embedding" else None, **options)

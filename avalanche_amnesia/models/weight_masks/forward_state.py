@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from avalanche_amnesia.bits import same_bits, tensor_hash
+from avalanche_amnesia.bits import fits, same_bits, tensor_hash
 from avalanche_amnesia.models.substitutes import Place
 
 
@@ -82,7 +82,7 @@ class ForwardState:
     def __init__(self, backbone: nn.Module, norms: Collection[nn.Module]) -> None:
         self._backbone = (backbone,)  # a plain container: nobody's submodule
         self.sites = [site for site in _sites(backbone) if not (site.is_buffer and site.module in set(norms))]
-        self._known = self._others()
+        self._known = {name: tensor_hash(tensor) for name, tensor in self._others()}
         self._reshaped: set[str] = set()
 
     def begun(self) -> TaskState:
@@ -116,13 +116,13 @@ class ForwardState:
 
     def shared(self) -> list[str]:
         """Names of tensors that forwards have changed, or begun to keep, and that no task can have of its own."""
-        now = self._others()
-        return sorted({name for name, digest in now.items() if self._known.get(name) != digest} | self._reshaped)
+        new = {name for name, now in self._others() if name not in self._known or not fits(now, self._known[name])}
+        return sorted(new | self._reshaped)
 
-    def _others(self) -> dict[str, str]:
-        """Name → hash of every tensor that lies in no site: new attributes, and those in lists, tuples and mappings."""
+    def _others(self) -> Iterator[tuple[str, Tensor]]:
+        """Every tensor that lies in no site: new attributes, and those in lists, tuples and mappings."""
         known = {site.name for site in self.sites}
-        return {name: tensor_hash(tensor) for name, tensor in _attributes(self._backbone[0]) if name not in known}
+        yield from ((name, tensor) for name, tensor in _attributes(self._backbone[0]) if name not in known)
 
 
 def kept_tensors(model: nn.Module) -> dict[str, str]:

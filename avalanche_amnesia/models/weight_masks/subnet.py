@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from avalanche_amnesia.models.multi_head import UnknownTaskError, by_task
 from avalanche_amnesia.models.norm_copies import NormCopies
+from avalanche_amnesia.models.per_task import PerTask
 from avalanche_amnesia.models.substitutes import Place, Substitutes
 from avalanche_amnesia.models.task_buffers import TaskBuffers
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
@@ -85,7 +86,7 @@ class SubnetModel(TaskMaskedModel):
         self._copies = NormCopies(inventory.norms if norm == "task" else [])
         self._state = ForwardState(backbone, inventory.norms)
         self._substitutes = Substitutes()
-        self.norms = nn.ModuleDict()
+        self.norms = PerTask()
         self._packed = TaskBuffers()
         self._scores = TaskScores()
         self.register_buffer("_order", torch.zeros(0, dtype=torch.int64))
@@ -104,8 +105,8 @@ class SubnetModel(TaskMaskedModel):
 
     @property
     def masked_tasks(self) -> tuple[int, ...]:
-        """Tasks that have a mask, in the order in which they were trained."""
-        return tuple(int(task) for task in self._order)
+        """As the base class's."""
+        return tuple(self._order.tolist())
 
     @property
     def masks(self) -> Mapping[int, Mapping[str, Tensor]]:
@@ -124,7 +125,7 @@ class SubnetModel(TaskMaskedModel):
         """
         if task == self.current_task:
             return self.choose(self._in_training[1].detach()).bool()
-        if task not in self._packed.tasks:
+        if task not in self._packed:
             raise UnknownTaskError(f"task {task} has no mask; tasks with one: {list(self.masked_tasks)}")
         return unpack_bits(self._packed.get(task), self.n_weights)
 
@@ -190,7 +191,7 @@ class SubnetModel(TaskMaskedModel):
         Returns:
             The scores, to be stepped by an optimizer of their own.
         """
-        if task in self.masked_tasks or self.current_task is not None:
+        if task in self._packed or self.current_task is not None:
             raise ValueError(f"task {task} can't start: masks {self.masked_tasks}, in training {self.current_task}")
         self.scores = nn.Parameter(scores.detach().clone().to(self._device))
         self.current_task = task
@@ -294,7 +295,7 @@ class SubnetModel(TaskMaskedModel):
         statistics = [
             f"norms.{task}.{name}" for task in tasks for name, _ in self._named_statistics(self.task_parts(task))
         ]
-        masks = [self.mask_name(task) for task in tasks if task in self._packed.tasks]
+        masks = [self.mask_name(task) for task in tasks if task in self._packed]
         return [
             *masks,
             *(f"_scores.{task}" for task in self._scores.descendants(tasks, self.masked_tasks)),
@@ -309,11 +310,11 @@ class SubnetModel(TaskMaskedModel):
 
     def train(self, mode: bool = True) -> SubnetModel:
         """As ``nn.Module``'s; the normalisation of trained tasks never goes on learning."""
+        for task in self.masked_tasks if len(self.norms) else ():
+            if str(task) in self.norms:
+                setattr(self.norms[str(task)], "learning", False)  # noqa: B010 - no attribute of every module
         super().train(mode)
         self._copies.hold()
-        for task in self.masked_tasks:
-            if str(task) in self.norms:
-                self.norms[str(task)].eval()
         return self
 
     def features(self, x: Tensor, task: int | Tensor) -> Tensor:
@@ -321,7 +322,7 @@ class SubnetModel(TaskMaskedModel):
         return by_task(x, task, self._features)
 
     def _features(self, x: Tensor, task: int) -> Tensor:
-        learns = self.training and task not in self.masked_tasks
+        learns = self.training and task not in self._packed
         return self._run(x, self._weights_of(task), self.task_parts(task), learns=learns)
 
     def masked_features(self, x: Tensor, mask: Tensor, parts: nn.Module | None = None) -> Tensor:
@@ -350,7 +351,7 @@ class SubnetModel(TaskMaskedModel):
         """Weights that run in the place of the backbone's."""
         if self._open is not None and task == self.current_task and self.training:
             return self._open.leaves
-        if task == self.current_task or task in self._packed.tasks:
+        if task == self.current_task or task in self._packed:
             return self._masked_weights(self.binary_mask(task))
         return {}
 

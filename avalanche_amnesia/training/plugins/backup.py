@@ -22,7 +22,6 @@ from avalanche_amnesia.training.norm_statistics import TaskStatistics
 from avalanche_amnesia.training.plugins.hat import HATPlugin
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 from avalanche_amnesia.training.shadow import Shadow
-from avalanche_amnesia.trajectory.entries import take
 from avalanche_amnesia.trajectory.removal import Removal
 from avalanche_amnesia.trajectory.revision import Revision, Revisions
 from avalanche_amnesia.trajectory.sparse import SparseValues
@@ -385,6 +384,4 @@ def _surroundings(strategy: Any) -> tuple[MaskedModel, HATPlugin, TrajectoryPlug
 
 def _reads(model: MaskedModel, task: int, removal: Removal) -> bool:
     """Tell whether a removal changes an entry that the task uses."""
-    shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
-    use = ((name, used.expand(shapes[name])) for name, used in model.entries_of(task) if name in removal.moved)
-    return any(bool(take(used, removal.moved[name]).any()) for name, used in use)
+    return bool(model.users_of({name: moved.where for name, moved in removal.moved.items()}, [task]))

@@ -21,6 +21,7 @@ from avalanche_amnesia.training.head_fit import MOST_SAMPLES, FittedHead, compac
 from avalanche_amnesia.training.host.lookup import find_plugin
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 from avalanche_amnesia.training.task_samples import training_samples
+from avalanche_amnesia.trajectory.entries import fill
 from avalanche_amnesia.trajectory.removal import Removal
 from avalanche_amnesia.trajectory.store import Trajectory
 from avalanche_amnesia.transaction import Transaction
@@ -208,11 +209,10 @@ def _without(model: TaskMaskedModel, trajectory: Trajectory, gone: Collection[in
     parameters = dict(model.backbone.named_parameters(prefix="backbone"))
     # Worked out and not applied: the logs stay as they are, and nothing but the backbone's values has to go back.
     removal = trajectory.remove(tuple(gone), {name: p.detach() for name, p in parameters.items()})
-    before = {name: parameters[name].detach().clone() for name in removal.values}
     try:
-        for name, value in removal.values.items():
-            parameters[name].data.copy_(value)
+        for name, moved in removal.moved.items():
+            fill(parameters[name], moved.where, moved.without)
         yield
     finally:
-        for name, value in before.items():
-            parameters[name].data.copy_(value)
+        for name, moved in removal.moved.items():
+            fill(parameters[name], moved.where, moved.now)

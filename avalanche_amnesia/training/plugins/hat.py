@@ -198,7 +198,7 @@ class HATPlugin(TaskMaskPlugin):
         now.to_come = None if stream is None else max(1, self.n_tasks - strategy.experience.current_experience)
         now.allocation = self._allocate(strategy, model, task)
         self.take_snapshot(strategy)
-        last = model.task_embedding(tuple(model.masks)[-1]) if model.masks else None
+        last = model.task_embedding(model.masked_tasks[-1]) if model.masked_tasks else None
         generator = torch.Generator().manual_seed(derive_seed(self.seed, "embedding", task))
         kind = self.masks.embedding_init or (
             "positive" if now.alone else "open" if self.masks.budget is not None else "normal"
@@ -236,8 +236,8 @@ class HATPlugin(TaskMaskPlugin):
 
     def rearrange(self, strategy: Any, change: Transaction) -> None:
         """As the base class's: the remaining tasks' units may move."""
-        masks = self.model_of(strategy).masks
-        change.set(self, opened_whole={task: layers for task, layers in self.opened_whole.items() if task in masks})
+        masked = self.model_of(strategy).masked_tasks
+        change.set(self, opened_whole={task: layers for task, layers in self.opened_whole.items() if task in masked})
         self.allocator.rearrange(strategy, self.model_of(strategy), self._before, change)
 
     def moved_without(self, strategy: Any, tasks: Sequence[int]) -> tuple[int, ...]:

@@ -120,8 +120,8 @@ class TaskMaskPlugin(SupervisedPlugin):
         model, task = self.model_of(strategy), single_task(strategy.experience)
         self._warn()
         self.undo_training(strategy)
-        if task in model.masks:
-            raise TaskError(f"{why_trained(strategy.experience)}; tasks with a mask: {list(model.masks)}")
+        if task in model.masked_tasks:
+            raise TaskError(f"{why_trained(strategy.experience)}; tasks with a mask: {list(model.masked_tasks)}")
         self.training = self.task_class(task)
 
     def undo_training(self, strategy: Any) -> None:
@@ -132,7 +132,7 @@ class TaskMaskPlugin(SupervisedPlugin):
             self.snapshot.restore(model, strategy.optimizer)
         model.drop_current_task()
         task = None if self.training is None else self.training.task
-        if task in model.tasks and task not in model.masks:
+        if task in model.tasks and task not in model.masked_tasks:
             model.remove_task(task)  # it may have got no further than its head
         self._end_task(model)
 

@@ -183,7 +183,7 @@ class TrajectoryPlugin(SupervisedPlugin):
         own = own_parameters(model, task)
         before = {name: value for name, value in values.items() if name not in own}
         parameters = dict(model.named_parameters())
-        of_others = frozenset().union(*(own_parameters(model, other) for other in self.trajectory.tasks))
+        of_others = own_parameters(model, *self.trajectory.tasks)
         try:
             committed = self.trajectory.record(
                 task,

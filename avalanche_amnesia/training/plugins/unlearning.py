@@ -32,13 +32,13 @@ from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 from avalanche_amnesia.transaction import Transaction
 from avalanche_amnesia.unlearning.applying import apply, ledger_only
 from avalanche_amnesia.unlearning.claims import Claims
-from avalanche_amnesia.unlearning.compensation import Compensation, RevisingCompensation
+from avalanche_amnesia.unlearning.compensation import compensates, revises
 from avalanche_amnesia.unlearning.host import Host, refuse_unknown_state, unknown_state
 from avalanche_amnesia.unlearning.planning import Unlearning, own_modules_only, prepare
 from avalanche_amnesia.unlearning.purging.registry import adapter_of
 
 Obedience = Literal[True, False, "head"]
-_OURS = (SeedingPlugin, InMemoryLoaderPlugin, TaskMaskPlugin, TrajectoryPlugin, RepairPlugin, Compensation)
+_OURS = (SeedingPlugin, InMemoryLoaderPlugin, TaskMaskPlugin, TrajectoryPlugin, RepairPlugin)
 """Plugins that are cleaned elsewhere, or hold nothing of a task."""
 
 
@@ -257,7 +257,7 @@ class UnlearningPlugin(SupervisedPlugin):
         for request in self._upcoming:
             check_iteration(request, self.current_task, strategy.train_epochs * len(strategy.dataloader))
         for plugin in strategy.plugins:
-            if isinstance(plugin, RevisingCompensation):
+            if revises(plugin):
                 plugin.begin(strategy, self.current_task, self.ledger.unlearnable)
 
     def before_training_iteration(self, strategy: Any, **kwargs: Any) -> None:
@@ -282,7 +282,7 @@ class UnlearningPlugin(SupervisedPlugin):
         self.ledger.learn(task, permanent=permanent, saw=self.claims.influences)
         self.history.end(task, strategy.experience, strategy.clock.train_exp_counter)
         for plugin in strategy.plugins:
-            if isinstance(plugin, Compensation):
+            if compensates(plugin):
                 plugin.prepare(strategy, task, self.ledger.unlearnable)
         self._requests.trained(task, due(strategy.experience, "after"))
         self.claims.end(task, strategy.model, self._forgotten_in_task)
@@ -369,9 +369,10 @@ class UnlearningPlugin(SupervisedPlugin):
     def _host(self, strategy: Any) -> Host:
         """The strategy as an unlearning sees it: what is ours in it, and what is the host's."""
         recorder = self._trajectory(strategy)
-        ours = [p for p in strategy.plugins if p is self or isinstance(p, (EvaluationPlugin, *_OURS))]
+        compensations = [p for p in strategy.plugins if compensates(p)]
+        kinds = (EvaluationPlugin, *_OURS)
+        ours = [p for p in strategy.plugins if p is self or isinstance(p, kinds) or compensates(p)]
         learned = [strategy._criterion] if self.claims.criterion_learned(strategy) else []
-        compensations = [p for p in strategy.plugins if isinstance(p, Compensation)]
         return Host(
             strategy=strategy,
             ledger=self.ledger,

@@ -33,6 +33,7 @@ class SubnetTask(TaskInTraining):
         step_scores: steps them.
         first_rate: the strategy's learning rate when the task began; None where it has none.
         others: tasks with a mask for which the adjuster was made.
+        generation: of the model's masks, by then.
         holdout: data that was held out, with ``keep="best"``.
         best: score on it and state of the best epoch so far; None before the first.
     """
@@ -41,6 +42,7 @@ class SubnetTask(TaskInTraining):
     step_scores: BareStep
     first_rate: float | None
     others: tuple[int, ...]
+    generation: int
     holdout: Holdout
     best: tuple[tuple[float, float], dict[str, Tensor]] | None
 
@@ -138,7 +140,7 @@ class SubnetPlugin(TaskMaskPlugin):
         """Make what depends on the other tasks; again when one of them goes in the middle of this task."""
         now: SubnetTask = self.in_training
         model = self.model_of(strategy)
-        now.others = model.masked_tasks
+        now.others, now.generation = model.masked_tasks, model.generation
         now.adjuster = self.make_adjuster(model, self.task_use(model))
         now.step_scores = BareStep(self._make_score_optimizer(now.scores))
 
@@ -233,7 +235,7 @@ class SubnetPlugin(TaskMaskPlugin):
         """Drop what came out of a task that was unlearned in the middle of this one."""
         now: SubnetTask = self.in_training
         model = self.model_of(strategy)
-        if model.masked_tasks == now.others:
+        if model.generation == now.generation or model.masked_tasks == now.others:
             return
         if self.scores == "keep":
             now.scores.data.copy_(self._initial_scores(model, now.task))

@@ -10,7 +10,6 @@ from avalanche_amnesia.unlearning.purging import (
 )
 from avalanche_amnesia.unlearning.purging.learned_state import (
     UnknownStateError,
-    cleaned_anyway,
     learned_state,
     own_attributes,
 )
@@ -34,7 +33,6 @@ __all__ = [
     "StateAdapter",
     "UnknownStateError",
     "adapter_of",
-    "cleaned_anyway",
     "keeps_own_state",
     "learned_state",
     "own_attributes",

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import Dataset
 
 from avalanche_amnesia.ledger import RequestError
-from avalanche_amnesia.object_walk import reachable
+from avalanche_amnesia.object_walk import Parts, reachable
 
 # A strategy's attributes that the host fills for every strategy alike: what the package cleans itself, or a mini-batch.
 _OF_EVERY_STRATEGY = frozenset(
@@ -26,19 +26,22 @@ class UnknownStateError(RequestError):
     """Something keeps learned state that no adapter can clean; nothing has changed when it is raised."""
 
 
-def learned_state(thing: object, skip: Collection[object] = ()) -> str | None:
+def learned_state(thing: object, skip: Iterable[object] = (), beside: Parts | None = None) -> str | None:
     """Path to the first tensor, array or data set that an object holds; None where it holds none.
 
     Args:
         thing: a plugin, or a strategy, of which only what its own class adds counts.
-        skip: objects that are cleaned anyway: the model, the optimizer, other plugins.
+        skip: objects that are cleaned anyway: the optimizer, other plugins.
+        beside: parts of the model: whoever holds a reference to one of them holds nothing of its own.
     """
     parts: list[tuple[str, Any]] = [("", thing)]
     if _is_strategy(thing):
-        parts = list(own_attributes(thing).items())
-    beside = [other for other in skip if other is not thing]
-    paths = (path for name, value in parts for path, found in reachable(value, name, beside) if _is_state(found))
-    return next(paths, None)
+        parts = [
+            (name, value) for name, value in own_attributes(thing).items() if beside is None or value not in beside
+        ]
+    others = [other for other in skip if other is not thing]
+    found = (place for name, value in parts for place in reachable(value, name, others, beside=beside))
+    return next((path for path, part in found if _is_state(part)), None)
 
 
 def own_attributes(strategy: object) -> dict[str, Any]:
@@ -48,11 +51,6 @@ def own_attributes(strategy: object) -> dict[str, Any]:
 
 def _is_strategy(thing: object) -> bool:
     return hasattr(thing, "plugins") and hasattr(thing, "optimizer")
-
-
-def cleaned_anyway(model: nn.Module) -> list[object]:
-    """The parts of a model, for ``skip``: whoever holds a reference to them holds nothing of its own."""
-    return [*model.modules(), *model.parameters(), *model.buffers()]
 
 
 def _is_state(thing: object) -> bool:

@@ -1,0 +1,212 @@
+"""Growth of costs with the number of tasks, and of an unlearning with the network's size: JSON and a table.
+
+    python -m benchmarks.growth [--method amnesiac wsn small] [--tasks T] [--network mlp resnet18] [--out DIR]
+
+Permuted digits, few samples per task, on an MLP 784-256-256 (``small``: HAT's trajectory on an MLP 16-8-8, as many
+tasks as there shall be). After some of the tasks a row: CPU time of one thread as a multiple of a plain PyTorch step,
+which runs in front of every step of the task, medians where there are rounds,
+
+    plain     milliseconds of a plain step, of a mini-batch of 64 samples
+    start     from `strategy.train` to the first mini-batch
+    step      of a mini-batch, each beside its plain one
+    end       from the last step to the return of `strategy.train`
+    eval      `strategy.eval` of the first task
+    plan      `strategy.plan_unlearning` of the last task, and of the first
+    unlearn   `strategy.unlearn` of the last task; a failure behind it puts the task back
+    model     KiB of `state_dict` that the task added
+    log       KiB of the trajectory that the task added
+
+Then, for networks after a few tasks of two mini-batches, CPU milliseconds of the first unlearning of a process, of
+later ones, of two hashes of the whole model, which are a part of each, and of a plain step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from avalanche.core import SupervisedPlugin
+from avalanche.evaluation.metrics import accuracy_metrics
+from avalanche.logging import BaseLogger
+from avalanche.training.plugins import EvaluationPlugin
+from torch.optim import SGD
+
+from avalanche_amnesia.benchmarks import task_benchmark
+from avalanche_amnesia.bits import state_hashes
+from avalanche_amnesia.models import MLP, MaskedModel, SubnetModel
+from avalanche_amnesia.training import WSN, AmnesiacHAT
+from avalanche_amnesia.training.host import find_plugin
+from avalanche_amnesia.training.plugins import TrajectoryPlugin
+from benchmarks.step_cost import N_CLASSES, NETWORKS, Network, plain_steps, two_tasks
+from benchmarks.unlearning_cost import TakesBack, milliseconds, trained, unlearning
+
+BATCH = 64
+METHODS = {
+    "amnesiac": "AmnesiacHAT, MLP 784-256-256, without compensation, in plain steps.",
+    "wsn": "WSN of density .1, MLP 784-256-256, in plain steps.",
+    "small": "AmnesiacHAT, MLP 16-8-8, without compensation, in plain steps.",
+}
+
+
+class Watch(SupervisedPlugin):
+    """Times a training's steps, a plain step in front of each.
+
+    Args:
+        plain: the seconds of plain steps.
+    """
+
+    def __init__(self, plain: Iterator[float]) -> None:
+        super().__init__()
+        self.plain = plain
+        self.steps: list[tuple[float, float]] = []
+
+    def before_training_iteration(self, strategy: Any, **kwargs: Any) -> None:
+        if not self.steps:
+            self.first = time.process_time()
+        self.of_plain = next(self.plain)
+        self.began = time.process_time()
+
+    def after_training_iteration(self, strategy: Any, **kwargs: Any) -> None:
+        self.last = time.process_time()
+        self.steps.append((self.last - self.began, self.of_plain))
+
+
+def stream(tasks: int, steps: int, pixels: int) -> Any:
+    """Tasks with pixels of their own order; every sample is there a few times, so that a task has ``steps`` batches."""
+    x, y = two_tasks((pixels,), BATCH)
+    x, y = x[:BATCH].repeat(steps, 1), y[:BATCH].repeat(steps)
+    orders = [torch.randperm(pixels, generator=torch.Generator().manual_seed(task)) for task in range(tasks)]
+    train = torch.cat([x[:, order] for order in orders]), torch.cat([y + N_CLASSES * t for t in range(tasks)])
+    test = (
+        torch.cat([x[:BATCH, order] for order in orders]),
+        torch.cat([y[:BATCH] + N_CLASSES * t for t in range(tasks)]),
+    )
+    classes = [[*range(N_CLASSES * t, N_CLASSES * (t + 1))] for t in range(tasks)]
+    return task_benchmark(train, test, classes)
+
+
+def made(method: str, network: Network, plugins: list[Any]) -> Any:
+    torch.manual_seed(0)
+    net = network.make()
+    evaluator = EvaluationPlugin(accuracy_metrics(experience=True), loggers=[BaseLogger()])
+    options: dict[str, Any] = {"train_mb_size": BATCH, "eval_mb_size": 256, "evaluator": evaluator, "plugins": plugins}
+    if method == "wsn":
+        model = SubnetModel(net, density=0.1)
+        return WSN(model=model, optimizer=SGD(model.parameters(), lr=0.1), **options)
+    masked = MaskedModel(net, input_shape=network.input_shape)
+    return AmnesiacHAT(model=masked, optimizer=SGD(masked.parameters(), lr=0.1), compensation="none", **options)
+
+
+def nbytes(strategy: Any) -> tuple[int, int]:
+    recorder = find_plugin(strategy, TrajectoryPlugin)
+    store = None if recorder is None else recorder.trajectory
+    held = sum(value.nbytes for value in strategy.model.state_dict().values())
+    return held, 0 if store is None else sum(store.nbytes(task) for task in store.tasks)
+
+
+def row(strategy: Any, experiences: Any, watch: Watch, takes_back: TakesBack, rounds: int) -> dict[str, float]:
+    """Costs of the next training, and of what can be done afterwards."""
+    held = nbytes(strategy)
+    watch.steps.clear()
+    task = experiences[0].task_label
+    began = time.process_time()
+    strategy.train(experiences[0])
+    ended = time.process_time()
+    pace = 1e3 * median([*(plain for _, plain in watch.steps), *(next(watch.plain) for _ in range(rounds))])
+    now = nbytes(strategy)
+    found = {
+        "plain": pace,
+        "start": 1e3 * (watch.first - began) / pace,
+        "step": median(step / plain for step, plain in watch.steps),
+        "end": 1e3 * (ended - watch.last) / pace,
+        "eval": milliseconds(lambda: strategy.eval(experiences[1:]), rounds) / pace,
+        "model": (now[0] - held[0]) / 1024,
+        "log": (now[1] - held[1]) / 1024,
+    }
+    if takes_back in strategy.plugins:
+        asked: Callable[[int], Any] = strategy.plan_unlearning
+        found["plan last"] = milliseconds(lambda: asked([task]), rounds) / pace
+        found["plan first"] = milliseconds(lambda: asked([0]), rounds) / pace
+        found["unlearn"] = unlearning(strategy, takes_back, task, rounds)[0] / pace
+    return found
+
+
+def grown(method: str, tasks: int, steps: int, rounds: int) -> list[dict[str, float]]:
+    """A row after some of the tasks."""
+    pixels, width = (16, 8) if method == "small" else (784, 256)
+    network = Network(lambda: MLP(pixels, hidden=(width,), features=width), (pixels,), width, BATCH, steps, 1)
+    x, y = two_tasks((pixels,), BATCH)
+    watch = Watch(plain_steps(network, "sgd", x[:BATCH], y[:BATCH], BATCH))
+    takes_back = TakesBack()
+    strategy = made(method, network, [watch, takes_back])
+    benchmark = stream(tasks, steps, pixels)
+    shown = {tasks - 1, *(t for t in (1, 4, 9, 24, 49, 99, 199, 499, 999) if t < tasks)}
+    rows = []
+    for task, experience in enumerate(benchmark.train_stream):
+        if task in shown:
+            found = row(strategy, [experience, benchmark.test_stream[0]], watch, takes_back, rounds)
+            rows.append({"tasks": task + 1, **found})
+            print(method, rows[-1], flush=True)
+        else:
+            strategy.train(experience)
+    return rows
+
+
+def one_network(name: str, tasks: int, rounds: int) -> dict[str, float]:
+    """Costs of unlearning the first of a network's tasks."""
+    network = NETWORKS[name]
+    strategy, takes_back, _ = trained(network, network.batch, 2, tasks)
+    x = torch.randn(network.batch, *network.input_shape)
+    plain = plain_steps(network, "sgd", x, torch.arange(network.batch) % N_CLASSES, network.batch)
+    found = {
+        "parameters": float(sum(parameter.numel() for parameter in strategy.model.backbone.parameters())),
+        "first": unlearning(strategy, takes_back, 0, 1)[0],
+        "later": unlearning(strategy, takes_back, 0, rounds)[0],
+        "hashes": 2 * milliseconds(lambda: state_hashes(strategy.model.state_dict()), rounds),
+        "step": milliseconds(lambda: next(plain), rounds),
+    }
+    print(name, found, flush=True)
+    return found
+
+
+def table(about: str, rows: Sequence[Mapping[str, Any]]) -> str:
+    """A table of Markdown."""
+    names = list(rows[0])
+    cells = [[f"{row[n]:,.2f}" if isinstance(row[n], float) else str(row[n]) for n in names] for row in rows]
+    lines = [" | ".join(row) for row in (names, ["---"] * len(names), *cells)]
+    return "\n".join([about, "", *(f"| {line} |" for line in lines), ""])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--method", nargs="*", choices=list(METHODS), default=list(METHODS))
+    parser.add_argument("--network", nargs="*", choices=list(NETWORKS), default=["mlp", "resnet18"])
+    parser.add_argument("--tasks", type=int, default=100, help="``small`` has ten times as many")
+    parser.add_argument("--steps", type=int, default=8, help="mini-batches per task")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--out", type=Path, default=Path(__file__).with_name("results"), help="directory of growth.*")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    options.out.mkdir(parents=True, exist_ok=True)
+    found: dict[str, Any] = {"torch": torch.__version__, "load": os.getloadavg()[0]}  # networks first: a fresh process
+    found["networks"] = [{"network": name, **one_network(name, 3, options.rounds)} for name in options.network]
+    for method in options.method:
+        tasks = options.tasks * (10 if method == "small" else 1)
+        found[method] = grown(method, tasks, options.steps, options.rounds)
+        (options.out / "growth.json").write_text(json.dumps(found, indent=1) + "\n")
+        tables = [table(METHODS[name], found[name]) for name in METHODS if name in found]
+        tables += [table("Unlearning, CPU ms of one thread.", found["networks"])] if found["networks"] else []
+        (options.out / "growth.md").write_text("\n".join(["# Growth of costs with tasks", "", *tables, __doc__]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""Records, logs and saved states of earlier versions, whose hashes are SHA-256, are still recognised."""
+
+import hashlib
+from dataclasses import replace
+
+import pytest
+import torch
+from support.strategies import trained
+from support.strategy_state import trajectory, unlearning_plugin
+
+from avalanche_amnesia.audit import audit
+from avalanche_amnesia.bits import fits, state_hashes, tensor_hash
+from avalanche_amnesia.runs.command_line import main
+from avalanche_amnesia.training.host.saving import save_state
+from avalanche_amnesia.trajectory import Trajectory, TrajectoryError
+from avalanche_amnesia.trajectory import files as log_files
+
+
+def as_earlier(record, before, after):
+    """A record whose hashes are those of an earlier version."""
+    old, new = state_hashes(before, "sha256"), state_hashes(after, "sha256")
+    changes = tuple(replace(c, before=old.get(c.name), after=new.get(c.name)) for c in record.changes)
+    return replace(record, changes=changes, unchanged={name: new[name] for name in record.unchanged})
+
+
+def state(strategy):
+    return {name: value.clone() for name, value in strategy.model.state_dict().items()}
+
+
+@pytest.mark.parametrize("tensor", [torch.randn(3, 5), torch.zeros(0), torch.ones(7).bool(), torch.randn(4).bfloat16()])
+def test_a_hash_says_how_it_was_made(tensor):
+    new, old = tensor_hash(tensor), tensor_hash(tensor, "sha256")
+    assert new.startswith("blake3:")
+    told = f"{tensor.dtype}{tuple(tensor.shape)}".encode()
+    assert old == hashlib.sha256(told + bytes(tensor.view(torch.uint8).numpy().data)).hexdigest()
+    assert fits(tensor, new)
+    assert fits(tensor, old)
+    other = torch.cat([tensor, tensor[:1]]) if len(tensor) else torch.zeros(1)
+    assert not fits(other, new)
+    assert not fits(other, old)
+
+
+def test_an_earlier_record_verifies_a_state(tmp_path, capsys):
+    strategy = trained(3)
+    before = state(strategy)
+    record = strategy.unlearn([1])
+    as_earlier(record, before, state(strategy)).save(tmp_path / "record.json")
+    save_state(strategy, tmp_path / "state")
+    assert main(["verify", str(tmp_path / "record.json"), "--state", str(tmp_path / "state")]) == 0
+    with torch.no_grad():
+        next(strategy.model.parameters()).add_(1)
+    save_state(strategy, tmp_path / "other")
+    capsys.readouterr()
+    assert main(["verify", str(tmp_path / "record.json"), "--state", str(tmp_path / "other")]) == 1
+    assert "1 tensors differ" in capsys.readouterr().out
+
+
+def test_an_audit_by_an_earlier_record_finds_copies():
+    strategy = trained(3)
+    before = state(strategy)
+    record = as_earlier(strategy.unlearn([1]), before, state(strategy))
+    kept = before["heads.1.weight"]
+    for now in (record, strategy.unlearn([2])):
+        assert not audit(strategy, now).findings
+    strategy.kept = kept
+    assert [finding.name for finding in audit(strategy, record).findings] == ["heads.1.weight"]
+
+
+def test_a_state_with_earlier_hashes_is_exact_until_somebody_writes_into_it():
+    strategy = trained(3, compensation="none")
+    claims = unlearning_plugin(strategy).claims
+    claims._hashes = state_hashes(strategy.model.state_dict(), "sha256")
+    found = strategy.plan_unlearning([1])
+    assert not any("changed by something else" in reason for reason in found.reasons)
+    with torch.no_grad():
+        strategy.model.backbone.get_parameter("layers.0.weight").add_(1)
+    found = strategy.plan_unlearning([1])
+    assert any("layers.0.weight" in reason and "changed by something else" in reason for reason in found.reasons)
+
+
+def test_an_earlier_directory_of_logs_is_read_and_its_damage_found(tmp_path, monkeypatch):
+    strategy = trained(2)
+    with monkeypatch.context() as earlier:
+        digest = log_files._digest_of
+        earlier.setattr(log_files, "_digest_of", lambda task, log, algorithm="sha256": digest(task, log, "sha256"))
+        trajectory(strategy).save(tmp_path / "logs.safetensors")
+    read = Trajectory.load(tmp_path / "logs.safetensors")
+    assert read.tasks == (0, 1)
+    parameters = {name: p.detach() for name, p in strategy.model.named_parameters()}
+    removal = read.remove([0], parameters)
+    assert bits_of(removal.values) == bits_of(trajectory(strategy).remove([0], parameters).values)
+    content = bytearray((tmp_path / "logs.safetensors").read_bytes())
+    content[-3] ^= 1
+    (tmp_path / "logs.safetensors").write_bytes(bytes(content))
+    with pytest.raises(TrajectoryError, match="damaged"):
+        Trajectory.load(tmp_path / "logs.safetensors")
+
+
+def bits_of(values):
+    return {name: tensor_hash(value) for name, value in values.items()}
