@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer, SparseAdam
+from torch.optim import SGD, Adam, AdamW, Optimizer, SparseAdam
 
 FADING = 25
 """Steps between two looks for faint numbers."""
@@ -96,6 +96,21 @@ def sibling_optimizer(optimizer: Optimizer, parameters: Sequence[nn.Parameter], 
     known = inspect.signature(type(optimizer)).parameters
     settings = {name: value for name, value in {**optimizer.defaults, **changed}.items() if name in known}
     return type(optimizer)(parameters, **settings)
+
+
+def zero_rests(optimizer: Optimizer) -> bool:
+    """Tell whether a step leaves an entry whose gradient is 0, and always was, as it is: bit for bit, for certain.
+
+    Of torch's SGD without momentum and weight decay it does so whatever came before; of Adam and AdamW without weight
+    decay where their moments are 0. Nothing is known of other classes, or where hooks are called around the step.
+    """
+    if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+        return False
+    if type(optimizer) is SGD:
+        return all(not group["momentum"] and not group["weight_decay"] for group in optimizer.param_groups)
+    if type(optimizer) in (Adam, AdamW):
+        return all(not group["weight_decay"] and group["eps"] > 0 for group in optimizer.param_groups)
+    return False
 
 
 class BareStep:
