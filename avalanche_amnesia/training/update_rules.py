@@ -7,8 +7,8 @@ minus AdaHAT's adjustment rate). :class:`Adjuster` applies it around the optimiz
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from functools import cached_property
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cached_property, partial
 from typing import Literal
 
 import torch
@@ -138,6 +138,23 @@ class AdjustmentRule:
         """
         return use.covered_by(self.between)[name]
 
+    def prepared(
+        self, use: TaskUse, names: Sequence[str], layer_of: Callable[[str], int]
+    ) -> Callable[[Sequence[float]], list[Tensor]]:
+        """:meth:`held` of several parameters as a function of ``κ`` of all layers (empty: not read), once per step.
+
+        Args:
+            use: what the remaining tasks use.
+            names: the parameters, inside the backbone.
+            layer_of: from a parameter's name to the index of its layer.
+        """
+        return partial(self._one_by_one, use, names, layer_of)  # no closure: a strategy in training can be copied
+
+    def _one_by_one(
+        self, use: TaskUse, names: Sequence[str], layer_of: Callable[[str], int], sparsity: Sequence[float]
+    ) -> list[Tensor]:
+        return [self.held(use, name, sparsity[layer_of(name)] if sparsity else 0.0) for name in names]
+
     def capacity(self, use: TaskUse) -> float:
         """Network capacity: the mean adjustment rate over all parameters that a next task would meet, ``κ = 0``."""
         held = [self.expected_held(use, name) for name in use.covered]
@@ -224,10 +241,41 @@ class AdaHATRule(AdjustmentRule):
         self.constant, self.reads_sparsity = not sparsity, sparsity
 
     def held(self, use: TaskUse, name: str, sparsity: float) -> Tensor:
-        rate = self.alpha / (self.epsilon + (sparsity if self.sparsity else 0.0))
         importance = self._importance(use, name)
-        total = importance + rate
-        return torch.div(importance, total, out=total).expand_as(use.covered[name])
+        return (importance / (importance + self._rate(sparsity))).expand_as(use.covered[name])
+
+    def _rate(self, sparsity: float) -> float:
+        return self.alpha / (self.epsilon + (sparsity if self.sparsity else 0.0))
+
+    def prepared(
+        self, use: TaskUse, names: Sequence[str], layer_of: Callable[[str], int]
+    ) -> Callable[[Sequence[float]], list[Tensor]]:
+        if not names:
+            return super().prepared(use, names, layer_of)
+        # In one vector, layer by layer: an operation per parameter costs more than what it computes.
+        parts = {name: self._importance(use, name) for name in sorted(names, key=layer_of)}
+        importance = torch.cat([part.reshape(-1) for part in parts.values()])
+        held = torch.empty_like(importance)
+        split = held.split([part.numel() for part in parts.values()])
+        shares = {n: v.view_as(parts[n]).expand_as(use.covered[n]) for n, v in zip(parts, split, strict=True)}
+        layers = sorted({layer_of(name) for name in names})
+        sizes = [sum(part.numel() for name, part in parts.items() if layer_of(name) == layer) for layer in layers]
+        of_layers = list(zip(layers, importance.split(sizes), held.split(sizes), strict=True))
+        return partial(self._all_at_once, importance, held, of_layers, [shares[name] for name in names])
+
+    def _all_at_once(
+        self,
+        importance: Tensor,
+        held: Tensor,
+        of_layers: Sequence[tuple[int, Tensor, Tensor]],
+        shares: list[Tensor],
+        sparsity: Sequence[float],
+    ) -> list[Tensor]:
+        """``shares``, views of ``held``, once it is that of all layers."""
+        for layer, of_layer, out in of_layers:
+            torch.add(of_layer, self._rate(sparsity[layer] if sparsity else 0.0), out=out)
+        torch.div(importance, held, out=held)
+        return shares
 
     def _importance(self, use: TaskUse, name: str) -> Tensor:
         """Importance, each stored entry once."""
@@ -267,11 +315,12 @@ class Adjuster:
         layer_of: Callable[[str], int],
         zero_rests: bool = False,
     ) -> None:
-        self.rule, self.use, self.layer_of = rule, use, layer_of
+        self.rule, self.use = rule, use
         # Where there is nothing to hold back, nothing is done: the first task pays nothing.
         self.names = [name for name in use.covered if self._may_hold(name)]
         self.parameters = [parameters[name] for name in self.names]
         self.needs_sparsity = rule.reads_sparsity and bool(self.names)
+        self._prepared = rule.prepared(use, self.names, layer_of)
         self._held = self._shares([]) if rule.constant else []
         self._free: list[Tensor] = []
         self._weights: list[Tensor] = []
@@ -286,13 +335,9 @@ class Adjuster:
         parts += [self.use.fixed[name]] if name in self.use.fixed else []
         return any(bool((stored(part) > 0).any()) for part in parts)
 
-    def _shares(self, sparsity: list[float]) -> list[Tensor]:
-        held = {
-            name: self.rule.held(self.use, name, sparsity[self.layer_of(name)] if sparsity else 0.0)
-            for name in self.names
-        }
-        fixed = self.use.fixed
-        return [_larger(share, fixed[name]) if name in fixed else share for name, share in held.items()]
+    def _shares(self, sparsity: Sequence[float]) -> list[Tensor]:
+        held, fixed = zip(self.names, self._prepared(sparsity), strict=True), self.use.fixed
+        return [_larger(share, fixed[name]) if name in fixed else share for name, share in held]
 
     def frozen_entries(self) -> dict[str, Tensor]:
         """Parameter → bool tensor of the entries that are held back as a whole; empty unless shares are 0 or 1."""
@@ -310,7 +355,7 @@ class Adjuster:
         n_entries = sum(covered.numel() for covered in self.use.covered.values())
         return 1 - sum(map(_total, self._held)) / n_entries
 
-    def before_step(self, sparsity: list[float]) -> None:
+    def before_step(self, sparsity: Sequence[float]) -> None:
         """Prepare, after the backward pass, for a step; ``sparsity`` is ``κ`` per layer (empty: not read)."""
         if not self.names:
             return

@@ -270,7 +270,7 @@ class TaskMaskPlugin(SupervisedPlugin):
         adjuster: Adjuster = self.in_training.adjuster
         if adjuster.on_gradients and self.space == "update" and not zero_rests(strategy.optimizer):
             adjuster.on_gradients = False  # its settings changed within the task
-        adjuster.before_step(list(sparsity))
+        adjuster.before_step(sparsity)
 
     def refuse_shared_state(self, strategy: Any) -> None:
         """Raise if forwards changed a tensor of the backbone that no task has of its own.
