@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal
 
 from torch import nn
 from torch.optim import Optimizer
@@ -121,3 +121,14 @@ class HardAttention:
     def warm_up_batches(self, n_batches: int) -> int:
         """Mini-batches of the warm-up, of all those of a task."""
         return round((_HALF if self.warm_up is None else self.warm_up) * n_batches)
+
+
+def with_settings(masks: HardAttention, settings: dict[str, Any]) -> HardAttention:
+    """Settings of masks with single ones replaced.
+
+    Raises:
+        TypeError: for a name that they don't have; names the nearest one.
+    """
+    checks.instance("masks", masks, HardAttention, "HardAttention(s_max=100)")
+    checks.known_options(settings, [field.name for field in fields(HardAttention)], "HardAttention")
+    return replace(masks, **settings)

@@ -1,5 +1,7 @@
 """Rates of the adjustment rules against element loops, and what a task's steps may change."""
 
+import copy
+
 import pytest
 import torch
 from support.small_runs import assert_retained, logits, make, masked_mlp, permuted, same_state, state, train_all
@@ -220,6 +222,25 @@ def test_update_space_is_the_damped_update(rule):
             if type(rule) is AdjustmentRule:
                 covered = adjust.use.covered[name] == 1
                 assert torch.equal(p[covered], frozen_before[name][covered])
+
+
+@pytest.mark.parametrize("importance", ABLATIONS)
+@pytest.mark.parametrize("no_reg", [False, True])
+def test_shares_of_all_parameters_are_those_of_each(importance, no_reg):
+    """In one vector, and parameter by parameter: the same bits; in a copy of the adjuster too."""
+    model, rule = model_with_masks(), AdaHATRule(0.05, 0.1, importance=importance, sparsity=not no_reg)
+    use, layers = TaskUse(model), list(model.graph.layers)
+    names = [name for name, _ in model.backbone.named_parameters()]
+
+    def layer_of(name):
+        return layers.index(name.rsplit(".", 1)[0])
+
+    prepared = rule.prepared(use, names, layer_of)
+    for sparsity in ([0.2, 0.6], [0.9, 0.0], []):
+        expected = [rule.held(use, name, sparsity[layer_of(name)] if sparsity else 0.0) for name in names]
+        for way in (prepared, copy.deepcopy(prepared)):
+            shares = way(sparsity)
+            assert all(torch.equal(share, one) for share, one in zip(shares, expected, strict=True))
 
 
 def test_gradient_space_scales_gradients_and_leaves_weights():

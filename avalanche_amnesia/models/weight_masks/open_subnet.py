@@ -20,6 +20,7 @@ class OpenSubnet:
 
     Attributes:
         leaves: by name of the layer.
+        thresholds: by name, of the last choice: room for ``choose`` to note where to look first the next time.
     """
 
     @torch.no_grad()
@@ -33,6 +34,7 @@ class OpenSubnet:
         self.scores, self._weights = scores, weights
         self._choose, self._straight_through = choose, straight_through
         self.leaves = {name: torch.empty_like(weight).requires_grad_() for name, weight in weights.items()}
+        self.thresholds: dict[str, float] = {}
         self._marks, self._zero = torch.empty_like(scores), scores.new_zeros(())
         self.open()
 

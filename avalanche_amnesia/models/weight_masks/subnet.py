@@ -150,9 +150,10 @@ class SubnetModel(TaskMaskedModel):
             out: where to write it.
         """
         marks = torch.empty_like(scores) if out is None else out
-        parts = zip(scores.abs().split(self._sizes), marks.split(self._sizes), self.graph.layers.values(), strict=True)
-        for part, marked, tensor in parts:
-            mark_largest(part, tensor.kept, marked)
+        near = {} if self._open is None else self._open.thresholds
+        parts = zip(scores.abs().split(self._sizes), marks.split(self._sizes), self.graph.layers.items(), strict=True)
+        for part, marked, (name, tensor) in parts:
+            near[name] = mark_largest(part, tensor.kept, marked, near.get(name))
         return marks
 
     def straight_through(self, of_mask: Tensor, scores: Tensor) -> Tensor:

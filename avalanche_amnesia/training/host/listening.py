@@ -38,6 +38,24 @@ def listens(plugin: object, event: str) -> bool:
     return _overrides(plugin, event, SupervisedPlugin)
 
 
+def sees_final_gradients(strategy: Any, plugin: object) -> bool:
+    """Tell whether nothing changes gradients between a plugin's ``before_update`` and the optimizer's step.
+
+    The host's loop does not, nor do handlers of this package behind the plugin; of any others nothing is known.
+    """
+    place = next((i for i, other in enumerate(strategy.plugins) if other is plugin), len(strategy.plugins))
+    behind = [other for other in strategy.plugins[place + 1 :] if listens(other, "before_update")]
+    handlers = [getattr(other, "before_update") for other in behind]  # noqa: B009 - plugins need no base class
+    loop = [getattr(type(strategy), name) for name in ("training_epoch", "_before_update", "optimizer_step")]
+    return all(_is_from(handler, "avalanche_amnesia") for handler in handlers) and all(
+        _is_from(function, "avalanche_amnesia", "avalanche") for function in loop
+    )
+
+
+def _is_from(function: object, *packages: str) -> bool:
+    return str(getattr(function, "__module__", "")).split(".")[0] in packages
+
+
 def _announcer(event: str) -> Callable[..., None]:
     def announce(self: Any, **kwargs: Any) -> None:
         listeners = self._listeners.get(event)

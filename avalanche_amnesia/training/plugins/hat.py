@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any, Literal
 
 import torch
@@ -17,7 +17,7 @@ from avalanche_amnesia.models.masked import MaskedModel
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.training.epoch_losses import EpochLosses
-from avalanche_amnesia.training.hard_attention import HardAttention
+from avalanche_amnesia.training.hard_attention import HardAttention, with_settings
 from avalanche_amnesia.training.hat_formulas import (
     EmbeddingInit,
     SparsityRegulariser,
@@ -208,7 +208,7 @@ class HATPlugin(TaskMaskPlugin):
         now.losses = EpochLosses()
         now.statistics = TaskStatistics(model, task, self.masks.statistics_batches)
         now.step_embedding = BareStep(self._make_embedding_optimizer(strategy.optimizer, now.embedding))
-        self._prepare(model)
+        self._prepare(strategy)
 
     def _allocate(self, strategy: Any, model: MaskedModel, task: int) -> UnitAllocation | None:
         """The units that the task may use; None: all of them."""
@@ -249,9 +249,10 @@ class HATPlugin(TaskMaskPlugin):
         """Values before the task in training; empty between tasks."""
         return {} if self.snapshot is None else self.snapshot.values
 
-    def _prepare(self, model: MaskedModel) -> None:
+    def _prepare(self, strategy: Any) -> None:
         """Make what depends on the other tasks' masks; again when one of them goes in the middle of this task."""
         now: HATTask = self.in_training
+        model = self.model_of(strategy)
         now.generation = model.generation
         sizes = [layer.units for layer in model.graph.layers.values()]
         allocation = now.allocation
@@ -260,7 +261,7 @@ class HATPlugin(TaskMaskPlugin):
         if weight is None:
             weight = 0.0 if now.alone or self.masks.budget is not None else 0.75
         now.regulariser = SparsityRegulariser(weight, self.masks.sparsity, use.in_use, sizes, self.n_tasks)
-        now.adjuster = self.make_adjuster(model, use)
+        now.adjuster = self.make_adjuster(model, use, strategy)
 
     def _make_embedding_optimizer(self, optimizer: Optimizer, embedding: nn.Parameter) -> Optimizer:
         if self.masks.embedding_optimizer is not None:
@@ -367,7 +368,7 @@ class HATPlugin(TaskMaskPlugin):
         now.scale = self.masks.s_max if fixed else mask_scale(batch, batches, self.masks.s_max, self.masks.annealing)
         now.gate = model.open_gate(now.scale)
         if model.generation != now.generation:
-            self._prepare(model)
+            self._prepare(strategy)
 
     @torch.no_grad()
     def before_backward(self, strategy: Any, **kwargs: Any) -> None:
@@ -383,7 +384,7 @@ class HATPlugin(TaskMaskPlugin):
         now: HATTask = self.in_training
         embedding, gate = now.embedding, now.gate
         sparsity = now.regulariser.layer_sparsity(gate).tolist() if now.adjuster.needs_sparsity else []
-        now.adjuster.before_step(sparsity)
+        self.begin_step(strategy, sparsity)
         if now.fixed:
             return
         of_gate = self.model_of(strategy).gate_gradient().add_(now.regulariser.gradient(gate))
@@ -400,17 +401,6 @@ class HATPlugin(TaskMaskPlugin):
         if not now.fixed:
             now.step_embedding()
             now.embedding.clamp_(now.lowest, now.highest)
-
-
-def with_settings(masks: HardAttention, settings: dict[str, Any]) -> HardAttention:
-    """Settings of masks with single ones replaced.
-
-    Raises:
-        TypeError: for a name that they don't have; names the nearest one.
-    """
-    checks.instance("masks", masks, HardAttention, "HardAttention(s_max=100)")
-    checks.known_options(settings, [field.name for field in fields(HardAttention)], "HardAttention")
-    return replace(masks, **settings)
 
 
 def isolation_of(given: Isolation | IsolationChoice) -> Isolation | None:

@@ -11,16 +11,18 @@ from typing import Any, ClassVar
 import torch
 from avalanche.core import SupervisedPlugin
 from torch import Tensor
-from torch.optim import Optimizer
+from torch.optim import SGD, Optimizer
 
 from avalanche_amnesia.benchmarks.shared_labels import why_trained
 from avalanche_amnesia.models.multi_head import inside_backbone
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.training.divergence import what_diverged
+from avalanche_amnesia.training.host.listening import sees_final_gradients
 from avalanche_amnesia.training.host.rollback import abort_training, begin_finishing, finish, go_back, is_last_to_finish
 from avalanche_amnesia.training.host.samples import fault_of_task
 from avalanche_amnesia.training.mask_warnings import MaskWarning, near_chance
+from avalanche_amnesia.training.optimizers import zero_rests
 from avalanche_amnesia.training.task_in_training import TaskInTraining, TaskSnapshot
 from avalanche_amnesia.training.update_rules import Adjuster, AdjustmentRule, AdjustSpace, TaskUse
 from avalanche_amnesia.transaction import Transaction
@@ -240,8 +242,14 @@ class TaskMaskPlugin(SupervisedPlugin):
         """Use of the tasks that are to be protected."""
         return TaskUse(model)
 
-    def make_adjuster(self, model: TaskMaskedModel, use: TaskUse) -> Adjuster:
-        """Adjuster that holds back the updates of everything that the protected tasks use."""
+    def make_adjuster(self, model: TaskMaskedModel, use: TaskUse, strategy: Any = None) -> Adjuster:
+        """Adjuster that holds back the updates of everything that the protected tasks use.
+
+        Args:
+            model: the strategy's.
+            use: what the protected tasks use.
+            strategy: for a plugin that calls :meth:`begin_step`, if it may do so by way of gradients.
+        """
         return Adjuster(
             self.rule,
             self.space,
@@ -249,7 +257,20 @@ class TaskMaskPlugin(SupervisedPlugin):
             parameters={n: p for n, p in model.backbone.named_parameters() if n in use.covered},
             before=inside_backbone(self.in_training.before.values),
             layer_of=model.graph.layer_of,
+            zero_rests=strategy is not None and _starts_at_rest(strategy, self),
         )
+
+    def begin_step(self, strategy: Any, sparsity: Sequence[float] = ()) -> None:
+        """Prepare, behind the backward pass and in front of the optimizer's step, what :meth:`hold_back` ends.
+
+        Args:
+            strategy: at its ``before_update``.
+            sparsity: ``κ`` per layer, where the adjuster reads it.
+        """
+        adjuster: Adjuster = self.in_training.adjuster
+        if adjuster.on_gradients and self.space == "update" and not zero_rests(strategy.optimizer):
+            adjuster.on_gradients = False  # its settings changed within the task
+        adjuster.before_step(sparsity)
 
     def refuse_shared_state(self, strategy: Any) -> None:
         """Raise if forwards changed a tensor of the backbone that no task has of its own.
@@ -283,8 +304,7 @@ class TaskMaskPlugin(SupervisedPlugin):
         keep = {}
         for name, reads in model.entries_of(training.task):
             inside = name.removeprefix("backbone.")
-            mine = reads.expand_as(adjuster.use.covered[inside])
-            keep[name] = mine & ~frozen[inside] if inside in frozen else mine
+            keep[name] = reads & ~frozen[inside] if inside in frozen else reads
         training.before.commit(dict(model.named_parameters()), keep)
         self._put_others_back(model)  # whoever wrote there: a plugin may
         task = training.task
@@ -304,6 +324,13 @@ class TaskMaskPlugin(SupervisedPlugin):
         self.training = None
         for task in model.tasks:  # they were frozen for this training alone
             model.set_trainable(task, True)
+
+
+def _starts_at_rest(strategy: Any, plugin: SupervisedPlugin) -> bool:
+    """Tell whether what a plugin takes out of gradients has the same effect, to the bit, as if it were never made."""
+    optimizer = strategy.optimizer
+    remembers = any(state for state in optimizer.state.values()) and not isinstance(optimizer, SGD)
+    return zero_rests(optimizer) and not remembers and sees_final_gradients(strategy, plugin)
 
 
 def _skips_frozen(optimizer: Optimizer) -> bool:

@@ -141,7 +141,7 @@ class SubnetPlugin(TaskMaskPlugin):
         now: SubnetTask = self.in_training
         model = self.model_of(strategy)
         now.others, now.generation = model.masked_tasks, model.generation
-        now.adjuster = self.make_adjuster(model, self.task_use(model))
+        now.adjuster = self.make_adjuster(model, self.task_use(model), strategy)
         now.step_scores = BareStep(self._make_score_optimizer(now.scores))
 
     def _make_score_optimizer(self, scores: nn.Parameter) -> Optimizer:
@@ -256,6 +256,7 @@ class SubnetPlugin(TaskMaskPlugin):
     def before_update(self, strategy: Any, **kwargs: Any) -> None:
         """Hand the gradients on to weights and scores."""
         self.model_of(strategy).pass_gradients()
+        self.begin_step(strategy)
 
     @torch.no_grad()
     def after_update(self, strategy: Any, **kwargs: Any) -> None:

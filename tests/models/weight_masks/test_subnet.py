@@ -2,6 +2,7 @@
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -36,6 +37,34 @@ def test_exactly_k_are_marked_and_ties_go_to_the_lowest_index(values, share):
     mark_largest(torch.tensor(values), k, marks)
     assert marks.tolist() == slow_marks(values, k)
     assert 1 <= k <= len(values)
+
+
+@given(magnitudes, st.floats(0.001, 1), st.floats(0.98, 1.02), st.one_of(st.none(), st.floats(0, 2.0**90)))
+def test_a_guess_of_the_threshold_changes_no_mark(values, share, off, far):
+    k, values = count_of_share(share, len(values)), torch.tensor(values)
+    marks, guessed = torch.full((len(values),), 7.0), torch.full((len(values),), 7.0)
+    threshold = mark_largest(values, k, marks)
+    near = threshold * off if far is None else far
+    assert mark_largest(values, k, guessed, near) == threshold
+    assert torch.equal(guessed, marks)
+
+
+def test_scores_that_move_are_ranked_around_the_last_threshold_alone(monkeypatch):
+    """Values between two steps of a training, many of them equal; the whole is ranked in the first step alone."""
+    generator, ranked = torch.Generator().manual_seed(0), []
+    partition = np.partition
+    monkeypatch.setattr(np, "partition", lambda values, place: ranked.append(len(values)) or partition(values, place))
+    values, near = torch.rand(20_003, generator=generator), None
+    for step in range(30):
+        k = 9_000
+        marks, slow = torch.empty_like(values), torch.empty_like(values)
+        near = mark_largest(values, k, marks, near)
+        assert ranked[0] == len(values) if step == 0 else ranked[0] < len(values) / 20
+        mark_largest(values, k, slow)
+        assert torch.equal(marks, slow)
+        ranked.clear()
+        values = (values + 2e-3 * torch.randn(len(values), generator=generator)).abs()
+        values = (values * 5000).round() / 5000  # ties
 
 
 class ConvNet(nn.Module):

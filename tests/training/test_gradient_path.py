@@ -1,0 +1,156 @@
+"""Frozen entries held back by their gradients, against putting them back behind every step."""
+
+import pytest
+import torch
+from avalanche.core import SupervisedPlugin
+from support.small_runs import logits, make, masked_mlp, permuted, same_state, state, train_all
+from torch import nn
+
+from avalanche_amnesia.models import MLP, MaskedModel, SubnetModel
+from avalanche_amnesia.training import HAT, WSN, AdaHAT, AmnesiacHAT
+from avalanche_amnesia.training.plugins import task_mask
+from avalanche_amnesia.training.update_rules import Adjuster
+
+FAST = ["sgd", "adam", "fused adam"]
+SLOW = ["momentum", "decay", "adamw", "adam decay", "rmsprop"]
+
+
+class SmallConv(nn.Module):
+    """Two convolutions with BatchNorm over 8×8 images."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(1, 8, 3, padding=1), nn.Conv2d(8, 12, 3, stride=2, padding=1)
+        self.norms = nn.ModuleList([nn.BatchNorm2d(8), nn.BatchNorm2d(12)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.norms[0](self.first(x.view(-1, 1, 8, 8))))
+        return torch.relu(self.norms[1](self.second(x))).mean((2, 3))
+
+
+def masked_conv() -> MaskedModel:
+    torch.manual_seed(0)
+    return MaskedModel(SmallConv(), input_shape=(64,))
+
+
+def subnet() -> SubnetModel:
+    torch.manual_seed(0)
+    return SubnetModel(MLP(64, hidden=(40,), features=30))
+
+
+KINDS = {
+    "hat": lambda **o: make(HAT, **o),
+    "hat conv": lambda **o: make(HAT, model=masked_conv(), **o),
+    "amnesiac": lambda **o: make(AmnesiacHAT, **o),
+    "pools": lambda **o: make(AmnesiacHAT, isolation="pools", **o),
+    "adahat": lambda **o: make(AdaHAT, **o),
+    "wsn": lambda **o: make(WSN, model=subnet(), **o),
+}
+
+
+@pytest.fixture
+def ways(monkeypatch):
+    """Ways by which steps were held back: names of spaces."""
+    seen: list[str] = []
+    after = Adjuster.after_step
+
+    def noting(self):
+        seen.extend(["gradient" if self.on_gradients else "update"] if self.names else [])
+        after(self)
+
+    monkeypatch.setattr(Adjuster, "after_step", noting)
+    return seen
+
+
+def trained(make_strategy, benchmark, **options):
+    strategy = train_all(make_strategy(**options), benchmark)
+    return state(strategy.model), logits(strategy, benchmark, range(3))
+
+
+@pytest.mark.parametrize(
+    ("kind", "optimizer"),
+    [
+        *((kind, optimizer) for kind in ("hat", "hat conv") for optimizer in (*FAST, *SLOW)),
+        *((kind, optimizer) for kind in ("amnesiac", "pools", "adahat", "wsn") for optimizer in ("sgd", "adam")),
+    ],
+)
+def test_both_ways_come_to_the_same_bits(kind, optimizer, ways, monkeypatch):
+    benchmark = permuted(n_train=96)
+    fast, old = trained(KINDS[kind], benchmark, optimizer=optimizer)
+    assert set(ways) == {"gradient" if optimizer in FAST and kind != "adahat" else "update"}
+    ways.clear()
+    monkeypatch.setattr(task_mask, "zero_rests", lambda optimizer: False)
+    slow, expected = trained(KINDS[kind], benchmark, optimizer=optimizer)
+    assert set(ways) == {"update"}
+    assert same_state(fast, slow)
+    assert all(torch.equal(old[task], expected[task]) for task in expected)
+
+
+class Clips(SupervisedPlugin):
+    """Clips gradients as late as a plugin can."""
+
+    def before_update(self, strategy, **kwargs):
+        nn.utils.clip_grad_norm_(strategy.model.parameters(), 0.1)
+
+
+class Decays(SupervisedPlugin):
+    """Lets weights decay from the second epoch of every task on."""
+
+    def before_training_epoch(self, strategy, **kwargs):
+        for group in strategy.optimizer.param_groups:
+            group["weight_decay"] = 0.1 * (strategy.clock.train_exp_epochs > 0)
+
+    def after_training_exp(self, strategy, **kwargs):
+        for group in strategy.optimizer.param_groups:
+            group["weight_decay"] = 0.0
+
+
+@pytest.mark.parametrize("plugin", [Clips, Decays])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_what_others_do_to_gradients_and_settings_is_seen(plugin, optimizer, ways, monkeypatch):
+    benchmark = permuted(n_train=96)
+    fast, _ = trained(KINDS["hat"], benchmark, optimizer=optimizer, plugins=[plugin()])
+    assert set(ways) == ({"update"} if plugin is Clips else {"gradient", "update"})
+    monkeypatch.setattr(task_mask, "zero_rests", lambda optimizer: False)
+    slow, _ = trained(KINDS["hat"], benchmark, optimizer=optimizer, plugins=[plugin()])
+    assert same_state(fast, slow)
+
+
+def test_moments_of_an_earlier_task_and_hooks_leave_the_slow_way(ways):
+    benchmark = permuted(n_train=96)
+    train_all(make(HAT, optimizer="adam", reset_optimizer=False), benchmark)
+    assert set(ways) == {"update"}
+    ways.clear()
+    strategy = make(HAT, optimizer="sgd")
+    strategy.optimizer.register_step_pre_hook(lambda optimizer, args, kwargs: None)
+    train_all(strategy, benchmark)
+    assert set(ways) == {"update"}
+
+
+@pytest.mark.parametrize("value", [-0.0, 1e-35])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_a_frozen_entry_that_would_not_rest_is_put_back(value, optimizer, ways):
+    benchmark = permuted(n_train=96)
+    strategy = train_all(make(HAT, optimizer=optimizer), benchmark, 1)
+    weight = next(iter(strategy.model.backbone.parameters()))
+    weight.data[:, 0] = value
+    used = strategy.model.masks[0][next(iter(strategy.model.masks[0]))]
+    before = weight.detach()[used].clone().view(torch.int32)
+    assert len(before)
+    strategy.train(benchmark.train_stream[1])
+    assert set(ways) == {"update"}
+    assert torch.equal(weight.detach()[used].view(torch.int32), before)
+
+
+def test_a_share_between_frozen_and_free_is_never_left_to_gradients(ways):
+    train_all(make(HAT, adjustment="constant", alpha=0.3), permuted(n_train=96))
+    assert set(ways) == {"update"}
+
+
+def test_shares_take_no_room_where_units_have_them_in_common():
+    model = masked_mlp()
+    strategy = train_all(make(HAT, model=model), permuted(n_train=96), 1)
+    use = task_mask.TaskUse(strategy.model)
+    first = next(iter(use.covered.values()))
+    assert first.shape == (40, 64)
+    assert first.untyped_storage().nbytes() == 40 * 4
