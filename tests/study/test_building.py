@@ -186,6 +186,7 @@ SEARCHED = {
     "rotated_mnist": "rotated",
     "split_fashion_mnist": "split fashion",
     "omniglot": "omniglot",
+    "split_cifar10": "split cifar",
 }
 
 
