@@ -52,7 +52,13 @@ class NeedFailedError(RuntimeError):
 
 
 class Executor(Protocol):
-    """Where jobs run."""
+    """Where jobs run.
+
+    Attributes:
+        workers: jobs that it is given at a time, so that those which come first in the list are done first; None: all.
+    """
+
+    workers: int | None
 
     def submit(self, function: Callable[..., Any], /, *arguments: Any) -> Future[Any]:
         """Ask a worker for a call."""
@@ -71,7 +77,7 @@ def run_jobs(
     retries: int = 2,
     told: Callable[[JobDone], None] = lambda done: None,
 ) -> dict[str, BaseException]:
-    """Run jobs, each as soon as those are done that it needs; where one fails, the others go on.
+    """Run jobs, each when those are done that it needs, in their order; where one fails, the others go on.
 
     Args:
         jobs: of distinct names.
@@ -105,6 +111,8 @@ def run_jobs(
 
     while waiting or running:
         for job in [job for job in waiting.values() if job.needs <= done]:
+            if executor.workers is not None and len(running) >= executor.workers:
+                break
             del waiting[job.name]
             causes = sorted(job.needs & failed.keys())
             if causes:

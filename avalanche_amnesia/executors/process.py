@@ -35,7 +35,7 @@ class ProcessExecutor:
             if not self._n_gpus:
                 raise ValueError(f"gpus={gpus}: this machine has no GPU that torch can use; leave gpus out")
         fit = int(self._n_gpus / gpus) if gpus else loky.cpu_count()
-        self.workers = fit if workers is None else checks.whole_number("workers", workers)
+        self.workers: int | None = fit if workers is None else checks.whole_number("workers", workers)
 
     def submit(self, function: Callable[..., Any], /, *arguments: Any) -> Future[Any]:
         """Ask a process for a call."""

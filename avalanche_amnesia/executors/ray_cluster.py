@@ -29,6 +29,7 @@ class RayExecutor:
         except ImportError as error:
             raise ImportError('Ray is not installed: pip install "avalanche-amnesia[ray]"') from error
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        self.workers: int | None = None  # Ray knows how many fit
         self._ray, self._options = ray, {"num_cpus": cpus, "num_gpus": gpus}
         self._known: dict[Callable[..., Any], Any] = {}
         self._owned = not ray.is_initialized()

@@ -49,7 +49,8 @@ class SlurmExecutor:
             **{"cpus_per_task": 1, "timeout_min": 60, "gpus_per_node": int(gpus), "name": "amnesia"}
             | dict(parameters or {})
         )
-        self._waiting = ThreadPoolExecutor(checks.whole_number("workers", workers))
+        self.workers: int | None = checks.whole_number("workers", workers)
+        self._waiting = ThreadPoolExecutor(self.workers)
         self._jobs: list[Any] = []
 
     def submit(self, function: Callable[..., Any], /, *arguments: Any) -> Future[Any]:

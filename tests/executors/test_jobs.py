@@ -35,6 +35,16 @@ def test_needs_come_first_and_everything_is_told():
     assert [(done.n_done, done.n_jobs) for done in told] == [(n, 4) for n in (1, 2, 3, 4)]
 
 
+def test_the_first_of_the_list_are_done_first_where_workers_are_few():
+    jobs = [job("a"), job("b"), job("c", "a", "b"), job("d"), job("e", "d")]
+    few, many = AtOnce(workers=1), AtOnce()
+    assert run_jobs(jobs, few) == run_jobs(jobs, many) == {}
+    assert [name for (name,) in few.calls] == ["a", "b", "c", "d", "e"]
+    assert [name for (name,) in many.calls][:3] == ["a", "b", "d"]  # all at once that need nothing
+    executor = AtOnce(["a"], workers=1)
+    assert run_jobs([job("a", function=failing), *jobs[1:]], executor).keys() == {"a", "c"}
+
+
 def test_what_needs_a_failed_job_is_not_begun_and_the_rest_is():
     executor = AtOnce()
     failed = run_jobs([job("a", function=failing), job("b", "a"), job("c", "b"), job("d")], executor)

@@ -8,8 +8,8 @@ from loky.process_executor import TerminatedWorkerError
 class AtOnce:
     """Calls in this process, one after another, some of which lose their worker."""
 
-    def __init__(self, losses=()):
-        self.calls, self.losses = [], list(losses)
+    def __init__(self, losses=(), workers=None):
+        self.calls, self.losses, self.workers = [], list(losses), workers
 
     def submit(self, function, /, *arguments):
         self.calls.append(arguments)
