@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = Namespace()
     try:
         run, options = commands.parse(expanded(words) if _names_experiment(words) else words)
-        warnings.filterwarnings("ignore", category=UserWarning, module="avalanche")
+        warnings.filterwarnings("ignore", category=UserWarning, module=r"avalanche\.")
         return run(options)
     except (OSError, ValueError, TypeError, ImportError) as error:
         sys.stderr.write(f"amnesia: {error}\n")

@@ -26,7 +26,7 @@ def _as_worker() -> Iterator[None]:
     torch.set_num_threads(1)
     host = Path(avalanche.__file__).parent
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", category=UserWarning, module="avalanche")
+        warnings.filterwarnings("ignore", category=UserWarning, module=r"avalanche\.")
         show = warnings.showwarning
 
         # No filter: the host puts one of its own before all others, each time it calls what it deprecates.

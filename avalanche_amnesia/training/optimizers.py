@@ -133,7 +133,7 @@ class BareStep:
 
 
 def faint_below(dtype: torch.dtype) -> float:
-    """Magnitude up to which numbers are cleared; 0 for float16, in which useful numbers lie so near the smallest ones."""
+    """Magnitude up to which numbers are cleared; 0 for float16, where useful numbers lie so near the smallest ones."""
     return 0.0 if dtype == torch.float16 else FAINT * torch.finfo(dtype).tiny
 
 

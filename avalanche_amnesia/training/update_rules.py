@@ -331,7 +331,7 @@ class Adjuster:
         self.on_gradients = space == "gradient" or (zero_rests and self.frozen and self._all_rest())
 
     def _all_rest(self) -> bool:
-        """Tell whether each frozen entry stays as it is without a gradient: -0 becomes 0, and faint ones are cleared."""
+        """Tell whether each frozen entry stays as it is without a gradient: -0 becomes 0, faint ones are cleared."""
         for before, held in zip(self._before, self._held, strict=True):
             rests = (before.abs() > faint_below(before.dtype)) | ((before == 0) & ~before.signbit())
             if bool(((held == 1) & ~rests).any()):
