@@ -132,10 +132,12 @@ def row(strategy: Any, experiences: Any, watch: Watch, takes_back: TakesBack, ro
         "log": (now[1] - held[1]) / 1024,
     }
     if takes_back in strategy.plugins:
+        strategy.plugins.remove(watch)  # nobody could clean the plain network that it holds
         asked: Callable[[int], Any] = strategy.plan_unlearning
         found["plan last"] = milliseconds(lambda: asked([task]), rounds) / pace
         found["plan first"] = milliseconds(lambda: asked([0]), rounds) / pace
         found["unlearn"] = unlearning(strategy, takes_back, task, rounds)[0] / pace
+        strategy.plugins.append(watch)
     return found
 
 
