@@ -1,0 +1,41 @@
+"""Result tables that are committed: each is what its script makes of the rows that are committed beside it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from experiments import all_streams, published
+
+RESULTS = Path(__file__).parents[2] / "experiments" / "results"
+
+
+def rows_of(*files):
+    return [row for file in files for row in json.loads(file.read_text())]
+
+
+def test_the_table_of_all_streams_is_that_of_its_rows():
+    rows = rows_of(RESULTS / "all_streams.json")
+    assert (RESULTS / "all_streams.md").read_text() == all_streams.table(rows, validation=False)
+
+
+def test_every_method_is_on_every_stream_with_seeds_that_no_setting_was_chosen_on():
+    rows = rows_of(RESULTS / "all_streams.json")
+    seeds = {(row["stream"], row["method"]): set() for row in rows}
+    for row in rows:
+        seeds[row["stream"], row["method"]].add(row["seed"])
+    assert seeds.keys() >= {(stream, method) for stream in all_streams.STREAMS for method in all_streams.METHODS}
+    assert all({11} <= given <= {11, 12, 13} for given in seeds.values())
+
+
+def test_the_table_beside_the_published_method_is_that_of_its_rows():
+    rows = rows_of(*sorted((RESULTS / "published").glob("seed*.json")))
+    assert {row["seed"] for row in rows} == {1, 2, 3, 4, 5}
+    assert (RESULTS / "published.md").read_text() == published.table(rows)
+
+
+@pytest.mark.parametrize("variant", list(published.VARIANTS)[1:])
+def test_the_default_keeps_more_accuracy_than_a_published_variant_on_every_seed(variant):
+    rows = rows_of(*sorted((RESULTS / "published").glob("seed*.json")))
+    remaining = {(row["variant"], row["seed"]): row["remaining"] for row in rows}
+    assert all(remaining["default", seed] > remaining[variant, seed] for seed in range(1, 6))
