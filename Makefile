@@ -42,7 +42,7 @@ test: lint docs
 	$(BIN)/python -m pytest $(PYTEST_FLAGS)
 
 bench: $(READY)
-	$(BIN)/python -m benchmarks.step_cost
+	$(BIN)/python -m benchmarks $(ARGS)
 
 # The wheel, made from the sdist, without any extra, away from the sources.
 package: $(READY)

@@ -45,7 +45,8 @@ from avalanche_amnesia.models import MLP, MaskedModel, SubnetModel
 from avalanche_amnesia.training import WSN, AmnesiacHAT
 from avalanche_amnesia.training.host import find_plugin
 from avalanche_amnesia.training.plugins import TrajectoryPlugin
-from benchmarks.step_cost import N_CLASSES, NETWORKS, Network, plain_steps, two_tasks
+from benchmarks.measuring import plain_steps
+from benchmarks.networks import N_CLASSES, NETWORKS, Network, two_tasks
 from benchmarks.unlearning_cost import TakesBack, milliseconds, trained, unlearning
 
 BATCH = 64
@@ -133,7 +134,7 @@ def row(strategy: Any, experiences: Any, watch: Watch, takes_back: TakesBack, ro
     }
     if takes_back in strategy.plugins:
         strategy.plugins.remove(watch)  # nobody could clean the plain network that it holds
-        asked: Callable[[int], Any] = strategy.plan_unlearning
+        asked: Callable[[Sequence[int]], Any] = strategy.plan_unlearning
         found["plan last"] = milliseconds(lambda: asked([task]), rounds) / pace
         found["plan first"] = milliseconds(lambda: asked([0]), rounds) / pace
         found["unlearn"] = unlearning(strategy, takes_back, task, rounds)[0] / pace

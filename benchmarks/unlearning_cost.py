@@ -6,7 +6,7 @@ AmnesiacHAT trains a few tasks for a few steps each. Then, medians over rounds:
 
     plan      `strategy.plan_unlearning`: the request worked out, nothing changed
     unlearn   `strategy.unlearn`: worked out again, and applied; a failure behind it puts the round's task back
-    hashes    of that, two SHA-256 of the whole model, for the record
+    hashes    of that, two hashes of the whole model, for the record
     step      a plain PyTorch step of the same network, for comparison
     heads     preparing the last task's counterfactual heads, beside one forward pass over the same samples, in
               mini-batches of whichever of two sizes is quicker
@@ -32,7 +32,9 @@ from avalanche_amnesia.training import AmnesiacHAT
 from avalanche_amnesia.training.counterfactual_features import BATCH, BATCH_OF_LARGE
 from avalanche_amnesia.training.host import find_plugin
 from avalanche_amnesia.training.plugins import CounterfactualPlugin, UnlearningPlugin
-from benchmarks.step_cost import N_CLASSES, NETWORKS, Network, masked, plain_steps
+from benchmarks.contestants import masked
+from benchmarks.measuring import plain_steps
+from benchmarks.networks import N_CLASSES, NETWORKS, Network
 
 
 class TakesBack(SupervisedPlugin):

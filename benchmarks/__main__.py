@@ -1,0 +1,124 @@
+"""Cost of each strategy beside a plain PyTorch loop of the same network on the same data: JSON, a table and a figure.
+
+    make bench ARGS="--network mlp wide --only HAT AdaHAT --rounds 3"
+
+What is measured, and how: :mod:`benchmarks.measuring`. ``--flush`` lets the processor take subnormal numbers for 0: a
+control.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import json
+import platform
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import matplotlib.pyplot as plt
+import torch
+
+from benchmarks.contestants import CONTESTANTS
+from benchmarks.measuring import Figure, measure
+from benchmarks.networks import NETWORKS
+
+SPREAD = ("step", "loop", "evaluation")
+"""Measures with quartiles; of all others there is one value per training."""
+SINGLE = ("start", "end", "unlearn first", "unlearn later", "memory", "trajectory", "subnormals")
+
+IMPORTS = "; ".join(
+    (
+        "import time",
+        "began = time.process_time()",
+        "import avalanche.training",
+        "between = time.process_time()",
+        "import {}",
+        "print(between - began, time.process_time() - between)",
+    )
+)
+
+
+def import_times(rounds: int) -> dict[str, float]:
+    """Milliseconds of CPU time of an import in a process of its own, beyond the one it is compared with: medians."""
+    rooms = {"avalanche_amnesia": "avalanche_amnesia", "AmnesiacHAT": "avalanche_amnesia.training.amnesiac_hat"}
+    found: dict[str, list[float]] = {}
+    for _ in range(rounds):
+        for name, module in rooms.items():
+            command = [sys.executable, "-W", "ignore", "-c", IMPORTS.format(module)]
+            out = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+            found.setdefault("avalanche.training", []).append(float(out[0]))
+            found.setdefault(f"{name}, behind it", []).append(float(out[1]))
+    return {name: 1e3 * median(values) for name, values in found.items()}
+
+
+def table(rows: Sequence[dict[str, Any]], imports: dict[str, float]) -> str:
+    """All results as Markdown."""
+    lines = ["# Cost beside a plain PyTorch loop", ""]
+    for title in dict.fromkeys(row["title"] for row in rows):
+        lines += [f"## {title}", "", "| method | " + " | ".join((*SPREAD, *SINGLE)) + " |"]
+        lines += ["|---" * (1 + len(SPREAD) + len(SINGLE)) + "|"]
+        for row in (row for row in rows if row["title"] == title):
+            cells = [str(Figure(*row[name])) for name in SPREAD]
+            cells += [f"{row[name][0]:.2f}" if name in row else "–" for name in SINGLE]
+            lines.append(f"| {row['method']} | " + " | ".join(cells) + " |")
+        lines.append("")
+    lines += [f"Import of `{name}`: {value:.0f} ms of CPU time." for name, value in imports.items()]
+    return "\n".join([*lines, "", inspect.cleandoc(measure.__doc__ or "")]) + "\n"
+
+
+def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
+    """Steps of all methods, with quartiles, a panel per network."""
+    titles = list(dict.fromkeys(row["title"] for row in rows))
+    figure, axes = plt.subplots(1, len(titles), figsize=(5 * len(titles), 4), squeeze=False, layout="constrained")
+    for axis, title in zip(axes[0], titles, strict=True):
+        shown = [row for row in rows if row["title"] == title][::-1]
+        middle, low, high = zip(*(row["step"] for row in shown), strict=True)
+        ends = [[m - a for m, a in zip(middle, low, strict=True)], [b - m for m, b in zip(middle, high, strict=True)]]
+        axis.barh([row["method"] for row in shown], middle, xerr=ends, color="#4c72b0", ecolor="#333333")
+        axis.axvline(1, color="#333333", linewidth=1)
+        axis.set(title=title, xlabel="step / plain step")
+    figure.savefig(path, dpi=90)
+    plt.close(figure)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--network", nargs="+", choices=list(NETWORKS), default=["mlp"])
+    parser.add_argument("--rounds", type=int, default=3, help="epochs measured for steps, and as many for the loop")
+    parser.add_argument("--batch", nargs="+", type=int, help="by default 64 for the MLPs, 16 for the others")
+    parser.add_argument("--steps", type=int, help="per epoch; by default of the network")
+    parser.add_argument("--optimizer", choices=["sgd", "adam"], default="sgd")
+    parser.add_argument("--only", nargs="+", choices=list(CONTESTANTS), default=list(CONTESTANTS))
+    parser.add_argument("--flush", action="store_true", help="let the processor take subnormal numbers for 0")
+    parser.add_argument("--out", type=Path, default=Path("runs/bench"), help="directory of the results")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.set_flush_denormal(options.flush)
+    warnings.simplefilter("ignore")
+    options.out.mkdir(parents=True, exist_ok=True)
+    rows: list[dict[str, Any]] = []
+    imports = import_times(options.rounds)
+    about = {"torch": torch.__version__, "processor": platform.processor(), "began": time.strftime("%Y-%m-%d %H:%M")}
+    for name in options.network:
+        network = NETWORKS[name]
+        for batch in options.batch or [network.batch]:
+            steps = options.steps or network.steps
+            title = f"{name}, batch {batch}, {options.optimizer}, 1 thread, {options.rounds} × {steps} steps"
+            for method in options.only:
+                found = measure(method, network, options.optimizer, batch, steps, options.rounds)
+                rows.append({"title": title, "method": method, **found})
+                print(title, method, "step", found["step"], "loop", found["loop"], flush=True)
+                results = {"about": about, "imports": imports, "rows": rows}
+                (options.out / "results.json").write_text(json.dumps(results, indent=1))
+                (options.out / "results.md").write_text(table(rows, imports))
+    draw(rows, options.out / "steps.png")
+
+
+if __name__ == "__main__":
+    main()

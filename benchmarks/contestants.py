@@ -1,0 +1,68 @@
+"""Strategies that costs are measured of, on any of the networks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from avalanche.logging import BaseLogger
+from avalanche.training.plugins import EvaluationPlugin
+from avalanche.training.supervised import EWC, LwF, Naive
+from torch import nn
+
+from avalanche_amnesia.models import MaskedModel, MultiHeadModel, SubnetModel
+from avalanche_amnesia.training import HAT, WSN, AdaHAT, AmnesiacHAT
+from avalanche_amnesia.training.plugins import InMemoryLoaderPlugin
+from benchmarks.networks import Network, make_optimizer
+
+Contestant = Callable[..., Any]
+"""From a network, an optimizer's name and options of every strategy to the strategy."""
+
+
+def masked(strategy_class: type, **options: Any) -> Contestant:
+    """A strategy over masks of units."""
+
+    def make(network: Network, optimizer_name: str, **common: Any) -> Any:
+        model = MaskedModel(network.make(), input_shape=network.input_shape)
+        optimizer = make_optimizer(optimizer_name, model.parameters())
+        return strategy_class(model=model, optimizer=optimizer, **options, **common)
+
+    return make
+
+
+def wsn(network: Network, optimizer_name: str, **common: Any) -> Any:
+    """Masks over half of the weights."""
+    model = SubnetModel(network.make(), density=0.5, n_features=network.features)
+    return WSN(model=model, optimizer=make_optimizer(optimizer_name, model.parameters()), **common)
+
+
+def stock(strategy_class: type, **options: Any) -> Contestant:
+    """A strategy of Avalanche's, with this package's loader."""
+
+    def make(network: Network, optimizer_name: str, **common: Any) -> Any:
+        model = MultiHeadModel(network.make(), network.features)
+        return strategy_class(
+            model=model,
+            optimizer=make_optimizer(optimizer_name, model.parameters()),
+            criterion=nn.CrossEntropyLoss(),
+            plugins=[InMemoryLoaderPlugin()],
+            evaluator=EvaluationPlugin(loggers=[BaseLogger()]),
+            **options,
+            **common,
+        )
+
+    return make
+
+
+CONTESTANTS: dict[str, Contestant] = {
+    "Naive": stock(Naive),
+    "EWC": stock(EWC, ewc_lambda=1.0),
+    "LwF": stock(LwF, alpha=1.0, temperature=2.0),
+    "HAT": masked(HAT),
+    "HAT, pools": masked(HAT, isolation="pools"),
+    "AdaHAT": masked(AdaHAT),
+    "AmnesiacHAT": masked(AmnesiacHAT),
+    "AmnesiacHAT, no compensation": masked(AmnesiacHAT, compensation="none"),
+    "AmnesiacHAT, one shadow": masked(AmnesiacHAT, compensation="backup"),
+    "WSN": wsn,
+}

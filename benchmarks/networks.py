@@ -1,0 +1,84 @@
+"""Networks that costs are measured on, their optimizers, and two tasks of real digits to train them with."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torchvision
+from torch import Tensor, nn
+
+from avalanche_amnesia.benchmarks import SplitDigits
+from avalanche_amnesia.benchmarks.data import task_data
+from avalanche_amnesia.models import MLP
+
+N_CLASSES = 10
+
+
+def make_optimizer(name: str, parameters: Any) -> torch.optim.Optimizer:
+    if name == "sgd":
+        return torch.optim.SGD(parameters, lr=0.05)
+    return torch.optim.Adam(parameters, lr=1e-3, fused=True)
+
+
+def small_image_resnet18() -> nn.Module:
+    """torchvision's ResNet-18 with the usual stem for 32×32 images, without its classifier."""
+    net = torchvision.models.resnet18()
+    net.conv1 = nn.Conv2d(3, 64, 3, padding=1, bias=False)
+    net.maxpool = nn.Identity()
+    net.fc = nn.Identity()
+    return net
+
+
+def small_transformer() -> nn.Module:
+    """torchvision's VisionTransformer for 32×32 images: width 192 and 3 heads as ViT-Tiny, 4 layers, no classifier."""
+    net = torchvision.models.VisionTransformer(
+        image_size=32, patch_size=8, num_layers=4, num_heads=3, hidden_dim=192, mlp_dim=768
+    )
+    net.heads = nn.Identity()
+    return net
+
+
+class Network(NamedTuple):
+    """A backbone to be timed: mini-batches per epoch, epochs that the first task is learned for."""
+
+    make: Callable[[], nn.Module]
+    input_shape: tuple[int, ...]
+    features: int
+    batch: int
+    steps: int
+    epochs: int
+
+
+NETWORKS = {
+    "mlp": Network(lambda: MLP(784, hidden=(256,), features=256), (784,), 256, batch=64, steps=400, epochs=5),
+    "wide": Network(lambda: MLP(784, hidden=(2000,), features=2000), (784,), 2000, batch=64, steps=100, epochs=3),
+    "mlp3": Network(lambda: MLP(784, hidden=(256, 100), features=64), (784,), 64, batch=128, steps=400, epochs=5),
+    "resnet18": Network(small_image_resnet18, (3, 32, 32), 512, batch=16, steps=12, epochs=2),
+    "vit": Network(small_transformer, (3, 32, 32), 192, batch=16, steps=24, epochs=2),
+}
+
+
+def two_tasks(shape: tuple[int, ...], n: int) -> tuple[Tensor, Tensor]:
+    """``n`` images of digits with a shape and their labels, then the same with permuted pixels, labels from 10 on.
+
+    Enlarged, with some noise, one label in twenty wrong so that the loss stays above 0.
+    """
+    small, labels = task_data(SplitDigits(1).train_stream[0])
+    generator = torch.Generator().manual_seed(0)
+    chosen = torch.randint(len(small), (n,), generator=generator)
+    side = math.isqrt(shape[-1] ** len(shape[:2])) if len(shape) > 1 else math.isqrt(shape[0])
+    large = nn.functional.interpolate(small[chosen], (side, side), mode="bilinear")
+    x = (large + 0.1 * torch.randn(large.shape, generator=generator)).expand(n, math.prod(shape) // side**2, side, side)
+    x = x.reshape(n, -1)
+    order = torch.randperm(x.shape[1], generator=generator)
+    both = torch.cat([x, x[:, order]]).view(2 * n, *shape)
+    y = torch.where(torch.rand(n, generator=generator) < 0.05, torch.arange(n) % N_CLASSES, labels[chosen])
+    return both, torch.cat([y, y + N_CLASSES])
+
+
+def classifier_of(network: Network) -> nn.Module:
+    """The plain network with a classifier: what every figure is a ratio to."""
+    return nn.Sequential(network.make(), nn.Linear(network.features, N_CLASSES))

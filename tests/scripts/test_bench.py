@@ -1,0 +1,31 @@
+"""The benchmark of costs: every contestant on a small network, its table and its figure."""
+
+import math
+
+import pytest
+import torch
+
+from avalanche_amnesia.models import MLP
+from benchmarks.__main__ import draw, table
+from benchmarks.measuring import measure
+from benchmarks.networks import Network
+
+TINY = Network(lambda: MLP(64, hidden=(16,), features=16), (64,), 16, batch=16, steps=16, epochs=1)
+
+
+@pytest.mark.parametrize("method", ["Naive", "HAT", "AmnesiacHAT, one shadow", "WSN"])
+def test_every_contestant_is_measured_and_tabled(method, tmp_path):
+    torch.manual_seed(0)
+    found = measure(method, TINY, "sgd", batch=16, steps=16, rounds=1)
+    assert found.keys() >= {"step", "loop", "evaluation", "start", "end", "memory", "subnormals"}
+    assert ("trajectory" in found) == ("unlearn later" in found) == (method not in ("Naive", "HAT"))
+    for name, figure in found.items():
+        assert all(map(math.isfinite, figure))
+        assert figure.low <= figure.median <= figure.high
+        assert figure.median > 0 or name in ("memory", "end", "subnormals")
+    rows = [{"title": "tiny", "method": method, **found}]
+    written = table(rows, {"avalanche.training": 1.0})
+    assert f"| {method} | {found['step']} |" in written
+    assert "``step``: from zeroing gradients" in written
+    draw(rows, tmp_path / "steps.png")
+    assert (tmp_path / "steps.png").stat().st_size > 1000
