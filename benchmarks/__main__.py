@@ -27,6 +27,7 @@ import torch
 from benchmarks.contestants import CONTESTANTS
 from benchmarks.measuring import Figure, measure
 from benchmarks.networks import NETWORKS
+from benchmarks.peers import PeerMissingError, time_clarena
 
 SPREAD = ("step", "loop", "evaluation")
 """Measures with quartiles; of all others there is one value per training."""
@@ -64,7 +65,7 @@ def table(rows: Sequence[dict[str, Any]], imports: dict[str, float]) -> str:
         lines += [f"## {title}", "", "| method | " + " | ".join((*SPREAD, *SINGLE)) + " |"]
         lines += ["|---" * (1 + len(SPREAD) + len(SINGLE)) + "|"]
         for row in (row for row in rows if row["title"] == title):
-            cells = [str(Figure(*row[name])) for name in SPREAD]
+            cells = [str(Figure(*row[name])) if name in row else "–" for name in SPREAD]
             cells += [f"{row[name][0]:.2f}" if name in row else "–" for name in SINGLE]
             lines.append(f"| {row['method']} | " + " | ".join(cells) + " |")
         lines.append("")
@@ -95,6 +96,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, help="per epoch; by default of the network")
     parser.add_argument("--optimizer", choices=["sgd", "adam"], default="sgd")
     parser.add_argument("--only", nargs="+", choices=list(CONTESTANTS), default=list(CONTESTANTS))
+    parser.add_argument("--peer", choices=["clarena"], help="time it too, in an environment of its own, SGD alone")
     parser.add_argument("--flush", action="store_true", help="let the processor take subnormal numbers for 0")
     parser.add_argument("--out", type=Path, default=Path("runs/bench"), help="directory of the results")
     options = parser.parse_args()
@@ -110,6 +112,12 @@ def main() -> None:
         for batch in options.batch or [network.batch]:
             steps = options.steps or network.steps
             title = f"{name}, batch {batch}, {options.optimizer}, 1 thread, {options.rounds} × {steps} steps"
+            if options.peer and options.optimizer == "sgd":
+                try:
+                    peers = time_clarena(name, network, batch, steps, options.rounds)
+                    rows += [{"title": title, "method": method, "step": step} for method, step in peers.items()]
+                except PeerMissingError as error:
+                    print(f"skipped: {error}")
             for method in options.only:
                 found = measure(method, network, options.optimizer, batch, steps, options.rounds)
                 rows.append({"title": title, "method": method, **found})

@@ -134,7 +134,7 @@ def measure(name: str, network: Network, optimizer: str, batch: int, steps: int,
     * ``evaluation``: of some mini-batches, to a plain forward pass over them.
     * ``start`` and ``end`` of a task, ``unlearn first`` and ``unlearn later``: in plain steps.
     * ``memory``: bytes of all tensors held while a task trains, beyond a plain training's parameters, gradients and
-      data, in copies of the network; Naive's is what the host holds. ``trajectory``: bytes of two tasks, likewise.
+      data, in copies of the network. ``trajectory``: bytes of two tasks, likewise.
     * ``subnormals``: numbers per step.
     """
     x, y = two_tasks(network.input_shape, batch * steps)
@@ -174,7 +174,8 @@ def measure(name: str, network: Network, optimizer: str, batch: int, steps: int,
         ]
     found["evaluation"] = Figure.of(ratios)
     bytes_of_parameters = sum(p.numel() * p.element_size() for p in classifier_of(network).parameters())
-    extra = meter.held - without - 2 * bytes_of_parameters  # its own parameters and gradients
+    loaded = x[second].nbytes + y[second].nbytes  # the loader's copy of the task's data
+    extra = meter.held - without - loaded - 2 * bytes_of_parameters  # and its own parameters and gradients
     found["memory"] = Figure.of([extra / bytes_of_parameters])
     recorder = find_plugin(strategy, TrajectoryPlugin)
     if recorder is not None:
