@@ -70,6 +70,7 @@ def seconds(work: Callable[[], object]) -> float:
 
 def live_bytes() -> int:
     """Bytes of all tensors that Python holds, each storage once."""
+    gc.collect()  # the training before this one left its data and model in reference cycles
     tensors = [thing for thing in gc.get_objects() if type(thing) in (Tensor, nn.Parameter)]
     tensors += [tensor.grad for tensor in tensors if tensor.is_leaf and tensor.grad is not None]
     return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values())

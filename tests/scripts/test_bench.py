@@ -7,7 +7,7 @@ import torch
 
 from avalanche_amnesia.models import MLP
 from benchmarks.__main__ import draw, table
-from benchmarks.measuring import measure
+from benchmarks.measuring import live_bytes, measure
 from benchmarks.networks import Network
 
 TINY = Network(lambda: MLP(64, hidden=(16,), features=16), (64,), 16, batch=16, steps=16, epochs=1)
@@ -29,3 +29,13 @@ def test_every_contestant_is_measured_and_tabled(method, tmp_path):
     assert "``step``: from zeroing gradients" in written
     draw(rows, tmp_path / "steps.png")
     assert (tmp_path / "steps.png").stat().st_size > 1000
+
+
+def test_tensors_of_an_earlier_training_are_not_counted():
+    def leave_a_cycle():
+        cycle = [torch.zeros(10**6)]
+        cycle.append(cycle)
+
+    before = live_bytes()
+    leave_a_cycle()
+    assert live_bytes() == before

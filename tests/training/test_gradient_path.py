@@ -1,10 +1,14 @@
 """Frozen entries held back by their gradients, against putting them back behind every step."""
 
+import functools
+from collections import OrderedDict
+
 import pytest
 import torch
 from avalanche.core import SupervisedPlugin
 from support.small_runs import logits, make, masked_mlp, permuted, same_state, state, train_all
 from torch import nn
+from torch.optim import optimizer as optim
 
 from avalanche_amnesia.models import MLP, MaskedModel, SubnetModel
 from avalanche_amnesia.training import HAT, WSN, AdaHAT, AmnesiacHAT
@@ -114,6 +118,50 @@ def test_what_others_do_to_gradients_and_settings_is_seen(plugin, optimizer, way
     monkeypatch.setattr(task_mask, "zero_rests", lambda optimizer: False)
     slow, _ = trained(KINDS["hat"], benchmark, optimizer=optimizer, plugins=[plugin()])
     assert same_state(fast, slow)
+
+
+def clipping(optimizer, *args):
+    nn.utils.clip_grad_norm_([p for group in optimizer.param_groups for p in group["params"]], 0.1)
+
+
+def wrap_step(strategy):
+    step = strategy.optimizer.step
+
+    @functools.wraps(step)
+    def clipped():
+        clipping(strategy.optimizer)
+        return step()
+
+    strategy.optimizer.step = clipped
+
+
+def schedule(strategy):
+    torch.optim.lr_scheduler.ExponentialLR(strategy.optimizer, 0.9)
+
+
+def schedule_and_wrap(strategy):
+    schedule(strategy)
+    wrap_step(strategy)
+
+
+def hook_all(strategy):
+    optim.register_optimizer_step_pre_hook(clipping)
+
+
+@pytest.mark.parametrize("around", [wrap_step, hook_all, schedule, schedule_and_wrap])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_what_is_done_around_a_step_is_seen(around, optimizer, ways, monkeypatch):
+    monkeypatch.setattr(optim, "_global_optimizer_pre_hooks", OrderedDict())
+    benchmark, trainings = permuted(n_train=96), []
+    for way in ("gradient" if around is schedule else "update", "update"):
+        ways.clear()
+        strategy = make(HAT, optimizer=optimizer)
+        around(strategy)
+        trainings.append(state(train_all(strategy, benchmark).model))
+        assert set(ways) == {way}
+        optim._global_optimizer_pre_hooks.clear()
+        monkeypatch.setattr(task_mask, "zero_rests", lambda optimizer: False)
+    assert same_state(*trainings)
 
 
 def test_moments_of_an_earlier_task_and_hooks_leave_the_slow_way(ways):

@@ -22,7 +22,7 @@ from avalanche_amnesia.training.host.listening import sees_final_gradients
 from avalanche_amnesia.training.host.rollback import abort_training, begin_finishing, finish, go_back, is_last_to_finish
 from avalanche_amnesia.training.host.samples import fault_of_task
 from avalanche_amnesia.training.mask_warnings import MaskWarning, near_chance
-from avalanche_amnesia.training.optimizers import zero_rests
+from avalanche_amnesia.training.optimizers import is_hooked, zero_rests
 from avalanche_amnesia.training.task_in_training import TaskInTraining, TaskSnapshot
 from avalanche_amnesia.training.update_rules import Adjuster, AdjustmentRule, AdjustSpace, TaskUse
 from avalanche_amnesia.transaction import Transaction
@@ -335,8 +335,7 @@ def _starts_at_rest(strategy: Any, plugin: SupervisedPlugin) -> bool:
 
 def _skips_frozen(optimizer: Optimizer) -> bool:
     """Tell whether an optimizer is known to leave parameters without a gradient alone: torch's own, without hooks."""
-    hooked = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
-    return type(optimizer).__module__.startswith("torch.optim") and not hooked
+    return type(optimizer).__module__.startswith("torch.optim") and not is_hooked(optimizer)
 
 
 def single_task(experience: Any) -> int:
