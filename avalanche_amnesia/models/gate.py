@@ -41,14 +41,20 @@ class Gate:
         self.open(1.0)
 
     @torch.no_grad()
-    def open(self, scale: float) -> None:
-        """Set the gate to a scale ``s``."""
+    def open(self, scale: float, *, learns: bool = True) -> None:
+        """Set the gate to a scale ``s``.
+
+        Args:
+            scale: ``s``.
+            learns: whether its leaves collect gradients; a mask that no longer changes needs none.
+        """
         torch.mul(self.embedding, scale, out=self.value).sigmoid_()
         if self.allowed is not None:
             self.value.mul_(self.allowed)
         torch.threshold(self.value, SHUT, 0.0, out=self._read)
         for leaf in self.leaves.values():
             leaf.grad = None
+            leaf.requires_grad_(learns)
 
     def gradient(self) -> Tensor:
         """``∂loss/∂a``, ``(n_units,)``; zero for layers that no backward pass reached."""

@@ -332,19 +332,20 @@ class MaskedModel(TaskMaskedModel):
         """The open gate's layers, which collect gradients; empty while no task is in training."""
         return MappingProxyType({} if self._gate is None else self._gate.leaves)
 
-    def open_gate(self, scale: float) -> Tensor:
+    def open_gate(self, scale: float, *, learns: bool = True) -> Tensor:
         """Set the soft mask ``σ(scale · e)`` through which the task in training is run in training mode.
 
         Its layers are leaves, whose gradients collect over every forward until the next call.
 
         Args:
             scale: ``s`` of the mini-batch.
+            learns: whether they collect gradients; a mask that no longer changes needs none.
 
         Returns:
             The gate ``a``, ``(n_units,)``.
         """
         _, _, gate = self._in_training
-        gate.open(scale)
+        gate.open(scale, learns=learns)
         return gate.value
 
     def gate_gradient(self) -> Tensor:

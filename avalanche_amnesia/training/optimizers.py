@@ -127,6 +127,11 @@ def zero_rests(optimizer: Optimizer) -> bool:
     return False
 
 
+def is_linear(optimizer: Optimizer) -> bool:
+    """Tell whether a step moves an entry by its gradient times one number: torch's SGD without momentum and decay."""
+    return type(optimizer) is SGD and zero_rests(optimizer)
+
+
 class BareStep:
     """An optimizer's step without the profiling hooks around it, which cost more than the step of few numbers.
 

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from avalanche_amnesia.bits import same_bits
 from avalanche_amnesia.models.multi_head import MultiHeadModel
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
-from avalanche_amnesia.training.update_rules import Adjuster
+from avalanche_amnesia.training.adjuster import Adjuster
 
 
 class TaskInTraining:

@@ -1,32 +1,27 @@
-"""Rules of how far a parameter that earlier tasks use may still move, and the one place where they are enforced.
+"""Rules of how far a parameter that earlier tasks use may still move.
 
 An :class:`AdjustmentRule` says, per parameter, the share of an update that is *held back* (0 free, 1 frozen: one
-minus AdaHAT's adjustment rate). :class:`Adjuster` applies it around the optimizer's step: in update space,
-``θ ← lerp(θ_after, θ_before, held)``, which holds under every optimizer; or to the gradient, as published.
+minus AdaHAT's adjustment rate). :class:`~avalanche_amnesia.training.adjuster.Adjuster` enforces it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property, partial
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from avalanche_amnesia import checks
 from avalanche_amnesia.models.allocation import UnitAllocation
 from avalanche_amnesia.models.masked import MaskedModel
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.seeding import derive_seed
-from avalanche_amnesia.training.optimizers import faint_below
 from avalanche_amnesia.unit_graph.graph import Between, UnitGraph
 
 AdjustSpace = Literal["update", "gradient"]
 Importance = Literal["sum", "flat", "number"]
-
-_LONG = 32
-"""Neighbours with a share in common from which on an expanded tensor is the faster one, as measured."""
 
 
 class TaskUse:
@@ -102,6 +97,12 @@ def stored(values: Tensor) -> Tensor:
     return values
 
 
+def total(shares: Tensor) -> float:
+    """Sum over all entries."""
+    once = stored(shares)
+    return float(once.double().sum()) * (shares.numel() // once.numel())
+
+
 def _expanded(uses: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: use.to(parameters[name].dtype).expand_as(parameters[name]) for name, use in uses.items()}
 
@@ -156,10 +157,16 @@ class AdjustmentRule:
     ) -> list[Tensor]:
         return [self.held(use, name, sparsity[layer_of(name)] if sparsity else 0.0) for name in names]
 
+    def divisors(
+        self, use: TaskUse, names: Sequence[str], layer_of: Callable[[str], int]
+    ) -> Callable[[Sequence[float]], list[Tensor]]:
+        """As :meth:`prepared`, for ``1 / (1 − held)``: what a gradient is divided by."""
+        return partial(_divisors, self.prepared(use, names, layer_of))
+
     def capacity(self, use: TaskUse) -> float:
         """Network capacity: the mean adjustment rate over all parameters that a next task would meet, ``κ = 0``."""
         held = [self.expected_held(use, name) for name in use.covered]
-        return 1 - sum(map(_total, held)) / sum(h.numel() for h in held)
+        return 1 - sum(map(total, held)) / sum(h.numel() for h in held)
 
     def expected_held(self, use: TaskUse, name: str) -> Tensor:
         """Mean of :meth:`held`, without layer sparsity."""
@@ -204,6 +211,16 @@ class ConstantRule(AdjustmentRule):
     def held(self, use: TaskUse, name: str, sparsity: float) -> Tensor:
         covered = use.covered_by(self.between)[name]
         return (stored(covered) * (1 - self.alpha)).expand_as(covered)
+
+
+class _Vector(NamedTuple):
+    """Importance of several parameters in one vector, as much room, both by layer, and views of the room by name."""
+
+    importance: Tensor
+    room: Tensor
+    layers: list[tuple[int, Tensor, Tensor]]
+    by_name: list[Tensor]
+    one: Tensor
 
 
 class AdaHATRule(AdjustmentRule):
@@ -251,32 +268,36 @@ class AdaHATRule(AdjustmentRule):
     def prepared(
         self, use: TaskUse, names: Sequence[str], layer_of: Callable[[str], int]
     ) -> Callable[[Sequence[float]], list[Tensor]]:
-        if not names:
-            return super().prepared(use, names, layer_of)
+        return partial(self._all_at_once, self._in_one_vector(use, names, layer_of))
+
+    def divisors(
+        self, use: TaskUse, names: Sequence[str], layer_of: Callable[[str], int]
+    ) -> Callable[[Sequence[float]], list[Tensor]]:
+        return partial(self._all_divisors, self._in_one_vector(use, names, layer_of))
+
+    def _in_one_vector(self, use: TaskUse, names: Sequence[str], layer_of: Callable[[str], int]) -> _Vector:
         # In one vector, layer by layer: an operation per parameter costs more than what it computes.
         parts = {name: self._importance(use, name) for name in sorted(names, key=layer_of)}
-        importance = torch.cat([part.reshape(-1) for part in parts.values()])
-        held = torch.empty_like(importance)
-        split = held.split([part.numel() for part in parts.values()])
+        importance = torch.cat([torch.empty(0), *(part.reshape(-1) for part in parts.values())])
+        room = torch.empty_like(importance)
+        split = room.split([part.numel() for part in parts.values()])
         shares = {n: v.view_as(parts[n]).expand_as(use.covered[n]) for n, v in zip(parts, split, strict=True)}
         layers = sorted({layer_of(name) for name in names})
         sizes = [sum(part.numel() for name, part in parts.items() if layer_of(name) == layer) for layer in layers]
-        of_layers = list(zip(layers, importance.split(sizes), held.split(sizes), strict=True))
-        return partial(self._all_at_once, importance, held, of_layers, [shares[name] for name in names])
+        of_layers = list(zip(layers, importance.split(sizes), room.split(sizes), strict=True))
+        return _Vector(importance, room, of_layers, [shares[name] for name in names], torch.ones(()).to(room))
 
-    def _all_at_once(
-        self,
-        importance: Tensor,
-        held: Tensor,
-        of_layers: Sequence[tuple[int, Tensor, Tensor]],
-        shares: list[Tensor],
-        sparsity: Sequence[float],
-    ) -> list[Tensor]:
-        """``shares``, views of ``held``, once it is that of all layers."""
-        for layer, of_layer, out in of_layers:
-            torch.add(of_layer, self._rate(sparsity[layer] if sparsity else 0.0), out=out)
-        torch.div(importance, held, out=held)
-        return shares
+    def _all_at_once(self, of: _Vector, sparsity: Sequence[float]) -> list[Tensor]:
+        for layer, importance, room in of.layers:
+            torch.add(importance, self._rate(sparsity[layer] if sparsity else 0.0), out=room)
+        torch.div(of.importance, of.room, out=of.room)
+        return of.by_name
+
+    def _all_divisors(self, of: _Vector, sparsity: Sequence[float]) -> list[Tensor]:
+        """``1 + importance / r_l``: one pass over all entries, where shares take two."""
+        for layer, importance, room in of.layers:
+            torch.add(of.one, importance, alpha=1 / self._rate(sparsity[layer] if sparsity else 0.0), out=room)
+        return of.by_name
 
     def _importance(self, use: TaskUse, name: str) -> Tensor:
         """Importance, each stored entry once."""
@@ -287,120 +308,5 @@ class AdaHATRule(AdjustmentRule):
         return stored(use.importance_by(self.between)[name])
 
 
-class Adjuster:
-    """Applies a rule to a backbone around each optimizer step.
-
-    Args:
-        rule: what is held back; started.
-        space: ``update`` or ``gradient``.
-        use: what the remaining tasks use.
-        parameters: the backbone's, by name inside the backbone.
-        before: their values when the task began; a frozen entry is put back to these after every step.
-        layer_of: from a parameter's name to the index of its layer in the vector of layer sparsities.
-        zero_rests: whether the optimizer leaves an entry whose gradient is 0 as it is, bit for bit. Where entries are
-            frozen or free, and nothing between, their gradients are then set to 0, which costs less than putting the
-            entries back, and comes to the same.
-
-    Attributes:
-        on_gradients: whether gradients are scaled in front of the step, and nothing is taken back behind it.
-    """
-
-    def __init__(
-        self,
-        rule: AdjustmentRule,
-        space: AdjustSpace,
-        use: TaskUse,
-        *,
-        parameters: Mapping[str, nn.Parameter],
-        before: Mapping[str, Tensor],
-        layer_of: Callable[[str], int],
-        zero_rests: bool = False,
-    ) -> None:
-        self.rule, self.use = rule, use
-        # Where there is nothing to hold back, nothing is done: the first task pays nothing.
-        self.names = [name for name in use.covered if self._may_hold(name)]
-        self.parameters = [parameters[name] for name in self.names]
-        self.needs_sparsity = rule.reads_sparsity and bool(self.names)
-        self._prepared = rule.prepared(use, self.names, layer_of)
-        self._held = self._shares([]) if rule.constant else []
-        self._free: list[Tensor] = []
-        self._weights: list[Tensor] = []
-        # A frozen entry never moves within the task, so the values at its start are the values before every step.
-        self.frozen = rule.constant and all(bool(((h == 0) | (h == 1)).all()) for h in map(stored, self._held))
-        self._before = [before[name] if self.frozen else torch.empty_like(before[name]) for name in self.names]
-        self.on_gradients = space == "gradient" or (zero_rests and self.frozen and self._all_rest())
-
-    def _all_rest(self) -> bool:
-        """Tell whether each frozen entry stays as it is without a gradient: -0 becomes 0, faint ones are cleared."""
-        for before, held in zip(self._before, self._held, strict=True):
-            rests = (before.abs() > faint_below(before.dtype)) | ((before == 0) & ~before.signbit())
-            if bool(((held == 1) & ~rests).any()):
-                return False
-        return True
-
-    def _may_hold(self, name: str) -> bool:
-        """Tell whether an entry of a parameter may be held back: one in use, a fixed one or whatever the rule holds."""
-        parts = [self.use.covered[name], self.rule.expected_held(self.use, name)]
-        parts += [self.use.fixed[name]] if name in self.use.fixed else []
-        return any(bool((stored(part) > 0).any()) for part in parts)
-
-    def _shares(self, sparsity: Sequence[float]) -> list[Tensor]:
-        held, fixed = zip(self.names, self._prepared(sparsity), strict=True), self.use.fixed
-        return [_larger(share, fixed[name]) if name in fixed else share for name, share in held]
-
-    def frozen_entries(self) -> dict[str, Tensor]:
-        """Parameter → bool tensor of the entries that are held back as a whole; empty unless shares are 0 or 1."""
-        return dict(zip(self.names, (stored(held) == 1 for held in self._held), strict=True)) if self.frozen else {}
-
-    def rate(self) -> float:
-        """Mean, over all parameters, of the share that this step's updates keep: 1 nothing is held back; 0 all is."""
-        return self._rate if self.rule.constant else self._mean_rate()
-
-    @cached_property
-    def _rate(self) -> float:
-        return self._mean_rate()
-
-    def _mean_rate(self) -> float:
-        n_entries = sum(covered.numel() for covered in self.use.covered.values())
-        return 1 - sum(map(_total, self._held)) / n_entries
-
-    def before_step(self, sparsity: Sequence[float]) -> None:
-        """Prepare, after the backward pass, for a step; ``sparsity`` is ``κ`` per layer (empty: not read)."""
-        if not self.names:
-            return
-        if not self.rule.constant:
-            self._held, self._free, self._weights = self._shares(sparsity), [], []
-        if self.on_gradients:
-            self._free = self._free or [1 - stored(held) for held in self._held]
-            pairs = zip(self.parameters, self._free, strict=True)
-            reached = [(parameter.grad, free) for parameter, free in pairs if parameter.grad is not None]
-            if reached:
-                torch._foreach_mul_(*map(list, zip(*reached, strict=True)))
-        elif not self.frozen:
-            torch._foreach_copy_(self._before, [parameter.data for parameter in self.parameters])
-
-    def after_step(self) -> None:
-        """Take back what is held of the optimizer's step (lerp is exact at 0 and at 1)."""
-        if self.names and not self.on_gradients:
-            self._weights = self._weights or [_in_long_rows(held) for held in self._held]
-            torch._foreach_lerp_([parameter.data for parameter in self.parameters], self._before, self._weights)
-
-
-def _larger(first: Tensor, second: Tensor) -> Tensor:
-    return torch.maximum(stored(first), stored(second)).expand_as(first)
-
-
-def _total(shares: Tensor) -> float:
-    """Sum over all entries."""
-    once = stored(shares)
-    return float(once.double().sum()) * (shares.numel() // once.numel())
-
-
-def _in_long_rows(shares: Tensor) -> Tensor:
-    """The same shares, dense where few neighbours have one in common: an expanded tensor would cost more then."""
-    in_common = 1
-    for size, stride in zip(reversed(shares.shape), reversed(shares.stride()), strict=True):
-        if stride:
-            break
-        in_common *= size
-    return shares if in_common >= _LONG else shares.contiguous()
+def _divisors(prepared: Callable[[Sequence[float]], list[Tensor]], sparsity: Sequence[float]) -> list[Tensor]:
+    return [(1 / (1 - stored(held))).expand_as(held) for held in prepared(sparsity)]

@@ -366,7 +366,7 @@ class HATPlugin(TaskMaskPlugin):
                 self._fix_mask(model)
         fixed = now.fixed
         now.scale = self.masks.s_max if fixed else mask_scale(batch, batches, self.masks.s_max, self.masks.annealing)
-        now.gate = model.open_gate(now.scale)
+        now.gate = model.open_gate(now.scale, learns=not fixed)
         if model.generation != now.generation:
             self._prepare(strategy)
 

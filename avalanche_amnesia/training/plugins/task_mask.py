@@ -17,14 +17,15 @@ from avalanche_amnesia.benchmarks.shared_labels import why_trained
 from avalanche_amnesia.models.multi_head import inside_backbone
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.seeding import derive_seed
+from avalanche_amnesia.training.adjuster import Adjuster
 from avalanche_amnesia.training.divergence import what_diverged
 from avalanche_amnesia.training.host.listening import sees_final_gradients
 from avalanche_amnesia.training.host.rollback import abort_training, begin_finishing, finish, go_back, is_last_to_finish
 from avalanche_amnesia.training.host.samples import fault_of_task
 from avalanche_amnesia.training.mask_warnings import MaskWarning, near_chance
-from avalanche_amnesia.training.optimizers import is_hooked, zero_rests
+from avalanche_amnesia.training.optimizers import is_hooked, is_linear, zero_rests
 from avalanche_amnesia.training.task_in_training import TaskInTraining, TaskSnapshot
-from avalanche_amnesia.training.update_rules import Adjuster, AdjustmentRule, AdjustSpace, TaskUse
+from avalanche_amnesia.training.update_rules import AdjustmentRule, AdjustSpace, TaskUse
 from avalanche_amnesia.transaction import Transaction
 from avalanche_amnesia.unit_graph.findings import ModelError
 
@@ -258,6 +259,7 @@ class TaskMaskPlugin(SupervisedPlugin):
             before=inside_backbone(self.in_training.before.values),
             layer_of=model.graph.layer_of,
             zero_rests=strategy is not None and _starts_at_rest(strategy, self),
+            linear=strategy is not None and is_linear(strategy.optimizer),
         )
 
     def begin_step(self, strategy: Any, sparsity: Sequence[float] = ()) -> None:
@@ -268,7 +270,8 @@ class TaskMaskPlugin(SupervisedPlugin):
             sparsity: ``κ`` per layer, where the adjuster reads it.
         """
         adjuster: Adjuster = self.in_training.adjuster
-        if adjuster.on_gradients and self.space == "update" and not zero_rests(strategy.optimizer):
+        suits = zero_rests if adjuster.frozen else is_linear
+        if adjuster.on_gradients and self.space == "update" and not suits(strategy.optimizer):
             adjuster.on_gradients = False  # its settings changed within the task
         adjuster.before_step(sparsity)
 

@@ -1,0 +1,167 @@
+"""The one place where rules of how far a parameter may still move are enforced, around the optimizer's step.
+
+In update space, ``θ ← lerp(θ_after, θ_before, held)``, which holds under every optimizer; or by the gradient: as
+published, and where it comes to the same and costs less.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from avalanche_amnesia.training.optimizers import faint_below
+from avalanche_amnesia.training.update_rules import AdjustmentRule, AdjustSpace, TaskUse, stored, total
+
+_LONG = 32
+"""Neighbours with a share in common from which on an expanded tensor is the faster one, as measured."""
+
+
+class Adjuster:
+    """Applies a rule to a backbone around each optimizer step.
+
+    Args:
+        rule: what is held back; started.
+        space: ``update`` or ``gradient``.
+        use: what the remaining tasks use.
+        parameters: the backbone's, by name inside the backbone.
+        before: their values when the task began; a frozen entry is put back to these after every step.
+        layer_of: from a parameter's name to the index of its layer in the vector of layer sparsities.
+        zero_rests: whether the optimizer leaves an entry whose gradient is 0 as it is, bit for bit. Where entries are
+            frozen or free, and nothing between, their gradients are then set to 0, which costs less than putting the
+            entries back, and comes to the same.
+        linear: whether its step is, besides, the gradient times one number. Then shares between are held back by the
+            gradients as well, which comes to the same but for rounding.
+
+    Attributes:
+        on_gradients: whether gradients are scaled in front of the step, and nothing is taken back behind it.
+    """
+
+    def __init__(
+        self,
+        rule: AdjustmentRule,
+        space: AdjustSpace,
+        use: TaskUse,
+        *,
+        parameters: Mapping[str, nn.Parameter],
+        before: Mapping[str, Tensor],
+        layer_of: Callable[[str], int],
+        zero_rests: bool = False,
+        linear: bool = False,
+    ) -> None:
+        self.rule, self.use = rule, use
+        # Where there is nothing to hold back, nothing is done: the first task pays nothing.
+        self.names = [name for name in use.covered if self._may_hold(name)]
+        self.parameters = [parameters[name] for name in self.names]
+        self.needs_sparsity = rule.reads_sparsity and bool(self.names)
+        self._layer_of = layer_of
+        self._held = self._bounded(self._prepared([]), use.fixed) if rule.constant else []
+        self._free: list[Tensor] = []
+        self._divisors: list[Tensor] = []
+        self._weights: list[Tensor] = []
+        # A frozen entry never moves within the task, so the values at its start are the values before every step.
+        self.frozen = rule.constant and all(bool(((h == 0) | (h == 1)).all()) for h in map(stored, self._held))
+        self._start = {name: before[name] for name in self.names}
+        comes_to_the_same = zero_rests and (self.frozen or linear) and self._all_rest()
+        self.on_gradients = space == "gradient" or comes_to_the_same
+
+    @cached_property
+    def _prepared(self) -> Callable[[Sequence[float]], list[Tensor]]:
+        return self.rule.prepared(self.use, self.names, self._layer_of)
+
+    @cached_property
+    def _prepared_divisors(self) -> Callable[[Sequence[float]], list[Tensor]]:
+        return self.rule.divisors(self.use, self.names, self._layer_of)
+
+    @cached_property
+    def _never(self) -> dict[str, Tensor]:
+        """Parameter → divisors under which a fixed entry gets no gradient at all, and every other one all of it."""
+        fixed = ((name, self.use.fixed[name]) for name in self.names if name in self.use.fixed)
+        return {name: stored(f).new_ones(()).masked_fill(stored(f) == 1, math.inf).expand_as(f) for name, f in fixed}
+
+    @cached_property
+    def _before(self) -> list[Tensor]:
+        """Values before a step."""
+        return list(self._start.values()) if self.frozen else [torch.empty_like(v) for v in self._start.values()]
+
+    def _all_rest(self) -> bool:
+        """Tell whether each frozen entry stays as it is without a gradient: -0 becomes 0, faint ones are cleared."""
+        held = dict(zip(self.names, self._held, strict=True)) if self.rule.constant else self.use.fixed
+        for name, before in self._start.items():
+            rests = (before.abs() > faint_below(before.dtype)) | ((before == 0) & ~before.signbit())
+            if name in held and bool(((held[name] == 1) & ~rests).any()):
+                return False
+        return True
+
+    def _may_hold(self, name: str) -> bool:
+        """Tell whether an entry of a parameter may be held back: one in use, a fixed one or whatever the rule holds."""
+        parts = [self.use.covered[name], self.rule.expected_held(self.use, name)]
+        parts += [self.use.fixed[name]] if name in self.use.fixed else []
+        return any(bool((stored(part) > 0).any()) for part in parts)
+
+    def _bounded(self, values: Sequence[Tensor], least: Mapping[str, Tensor]) -> list[Tensor]:
+        pairs = zip(self.names, values, strict=True)
+        return [_larger(value, least[name]) if name in least else value for name, value in pairs]
+
+    def frozen_entries(self) -> dict[str, Tensor]:
+        """Parameter → bool tensor of the entries that are held back as a whole; empty unless shares are 0 or 1."""
+        return dict(zip(self.names, (stored(held) == 1 for held in self._held), strict=True)) if self.frozen else {}
+
+    def rate(self) -> float:
+        """Mean, over all parameters, of the share that this step's updates keep: 1 nothing is held back; 0 all is."""
+        return self._rate if self.rule.constant else self._mean_rate()
+
+    @cached_property
+    def _rate(self) -> float:
+        return self._mean_rate()
+
+    def _mean_rate(self) -> float:
+        n_entries = sum(covered.numel() for covered in self.use.covered.values())
+        held = [(1 - 1 / stored(d)).expand_as(d) for d in self._divisors] or self._held
+        return 1 - sum(map(total, held)) / n_entries
+
+    def before_step(self, sparsity: Sequence[float]) -> None:
+        """Prepare, after the backward pass, for a step; ``sparsity`` is ``κ`` per layer (empty: not read)."""
+        if not self.names:
+            return
+        if self.on_gradients:
+            self._scale_gradients(sparsity)
+            return
+        if not self.rule.constant:
+            self._held, self._divisors, self._weights = self._bounded(self._prepared(sparsity), self.use.fixed), [], []
+        if not self.frozen:
+            torch._foreach_copy_(self._before, [parameter.data for parameter in self.parameters])
+
+    def _scale_gradients(self, sparsity: Sequence[float]) -> None:
+        if self.rule.constant:
+            self._free = self._free or [1 - stored(held) for held in self._held]
+        else:
+            self._divisors = self._bounded(self._prepared_divisors(sparsity), self._never)
+        pairs = zip(self.parameters, self._free or self._divisors, strict=True)
+        reached = [(parameter.grad, factor) for parameter, factor in pairs if parameter.grad is not None]
+        if reached:
+            gradients, factors = map(list, zip(*reached, strict=True))
+            (torch._foreach_mul_ if self.rule.constant else torch._foreach_div_)(gradients, factors)
+
+    def after_step(self) -> None:
+        """Take back what is held of the optimizer's step (lerp is exact at 0 and at 1)."""
+        if self.names and not self.on_gradients:
+            self._weights = self._weights or [_in_long_rows(held) for held in self._held]
+            torch._foreach_lerp_([parameter.data for parameter in self.parameters], self._before, self._weights)
+
+
+def _larger(first: Tensor, second: Tensor) -> Tensor:
+    return torch.maximum(stored(first), stored(second)).expand_as(first)
+
+
+def _in_long_rows(shares: Tensor) -> Tensor:
+    """The same shares, dense where few neighbours have one in common: an expanded tensor would cost more then."""
+    in_common = 1
+    for size, stride in zip(reversed(shares.shape), reversed(shares.stride()), strict=True):
+        if stride:
+            break
+        in_common *= size
+    return shares if in_common >= _LONG else shares.contiguous()
