@@ -64,5 +64,10 @@ CONTESTANTS: dict[str, Contestant] = {
     "AmnesiacHAT": masked(AmnesiacHAT),
     "AmnesiacHAT, no compensation": masked(AmnesiacHAT, compensation="none"),
     "AmnesiacHAT, one shadow": masked(AmnesiacHAT, compensation="backup"),
+    "AmnesiacHAT, two shadows": masked(AmnesiacHAT, compensation="backup"),
+    "AmnesiacHAT, four shadows": masked(AmnesiacHAT, compensation="backup"),
     "WSN": wsn,
 }
+
+EARLIER = {"AmnesiacHAT, two shadows": 2, "AmnesiacHAT, four shadows": 4}
+"""Tasks that are learned before the one that is measured, where they are not one: each has a shadow."""

@@ -46,7 +46,7 @@ from avalanche_amnesia.training import WSN, AmnesiacHAT
 from avalanche_amnesia.training.host import find_plugin
 from avalanche_amnesia.training.plugins import TrajectoryPlugin
 from benchmarks.measuring import plain_steps
-from benchmarks.networks import N_CLASSES, NETWORKS, Network, two_tasks
+from benchmarks.networks import N_CLASSES, NETWORKS, Network, digit_tasks
 from benchmarks.unlearning_cost import TakesBack, milliseconds, trained, unlearning
 
 BATCH = 64
@@ -82,7 +82,7 @@ class Watch(SupervisedPlugin):
 
 def stream(tasks: int, steps: int, pixels: int) -> Any:
     """Tasks with pixels of their own order; every sample is there a few times, so that a task has ``steps`` batches."""
-    x, y = two_tasks((pixels,), BATCH)
+    x, y = digit_tasks((pixels,), BATCH)
     x, y = x[:BATCH].repeat(steps, 1), y[:BATCH].repeat(steps)
     orders = [torch.randperm(pixels, generator=torch.Generator().manual_seed(task)) for task in range(tasks)]
     train = torch.cat([x[:, order] for order in orders]), torch.cat([y + N_CLASSES * t for t in range(tasks)])
@@ -146,7 +146,7 @@ def grown(method: str, tasks: int, steps: int, rounds: int) -> list[dict[str, fl
     """A row after some of the tasks."""
     pixels, width = (16, 8) if method == "small" else (784, 256)
     network = Network(lambda: MLP(pixels, hidden=(width,), features=width), (pixels,), width, BATCH, steps, 1)
-    x, y = two_tasks((pixels,), BATCH)
+    x, y = digit_tasks((pixels,), BATCH)
     watch = Watch(plain_steps(network, "sgd", x[:BATCH], y[:BATCH], BATCH))
     takes_back = TakesBack()
     strategy = made(method, network, [watch, takes_back])

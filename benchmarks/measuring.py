@@ -1,8 +1,9 @@
 """What a strategy's training costs, as ratios of CPU time to a plain PyTorch step of the same network beside it.
 
 One thread, one process; plain steps run between those that are measured, so that whatever else the machine does meets
-both. The first task is learned, and the second one for an epoch, before steps are measured: gates are then sharp, as
-they are for most of a training, and protection is on. Whole epochs are measured, as the gates' scale grows within one.
+both. A first task is learned (with several shadows as many tasks), and the last one for an epoch, before steps are
+measured: gates are then sharp, as they are for most of a training, and protection is on. Whole epochs are measured, as
+the gates' scale grows within one.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from torch import Tensor, nn
 from avalanche_amnesia.benchmarks import task_benchmark
 from avalanche_amnesia.training.host import find_plugin
 from avalanche_amnesia.training.plugins import TrajectoryPlugin
-from benchmarks.contestants import CONTESTANTS
-from benchmarks.networks import N_CLASSES, Network, classifier_of, make_optimizer, two_tasks
+from benchmarks.contestants import CONTESTANTS, EARLIER
+from benchmarks.networks import N_CLASSES, Network, classifier_of, digit_tasks, make_optimizer
 from benchmarks.subnormals import SubnormalWatch
 
 WATCHED = 20
@@ -135,26 +136,27 @@ def measure(name: str, network: Network, optimizer: str, batch: int, steps: int,
     * ``evaluation``: of some mini-batches, to a plain forward pass over them.
     * ``start`` and ``end`` of a task, ``unlearn first`` and ``unlearn later``: in plain steps.
     * ``memory``: bytes of all tensors held while a task trains, beyond a plain training's parameters, gradients and
-      data, in copies of the network. ``trajectory``: bytes of two tasks, likewise.
+      data, in copies of the network. ``trajectory``: bytes of all tasks, likewise.
     * ``subnormals``: numbers per step.
     """
-    x, y = two_tasks(network.input_shape, batch * steps)
-    classes = [list(range(N_CLASSES)), list(range(N_CLASSES, 2 * N_CLASSES))]
-    second = y >= N_CLASSES
-    tested = torch.cat([(second == later).nonzero()[: EVALUATED * batch, 0] for later in (False, True)])
+    tasks = 1 + EARLIER.get(name, 1)
+    x, y = digit_tasks(network.input_shape, batch * steps, tasks)
+    classes = [list(range(N_CLASSES * task, N_CLASSES * (task + 1))) for task in range(tasks)]
+    of_last = y // N_CLASSES == tasks - 1
+    tested = torch.cat([(y // N_CLASSES == task).nonzero()[: EVALUATED * batch, 0] for task in range(tasks)])
     benchmark = task_benchmark((x, y), (x[tested], y[tested]), classes)
-    plain = plain_steps(network, optimizer, x[second], y[second] - N_CLASSES, batch)
+    plain = plain_steps(network, optimizer, x[of_last], y[of_last] % N_CLASSES, batch)
     next(plain)
     without = live_bytes()  # the plain network with its gradients, and the data
     meter, last = Meter(plain, steps, rounds), 1 + 2 * rounds
     watch = SubnormalWatch(max(1, steps // WATCHED), lambda strategy: strategy.clock.train_exp_epochs == last)
     options = {"train_mb_size": batch, "train_epochs": network.epochs, "eval_mb_size": batch}
     strategy = CONTESTANTS[name](network, optimizer, **options)
-    strategy.train(benchmark.train_stream[0])
+    strategy.train(benchmark.train_stream[:-1])
     strategy.train_epochs = last + 1
     strategy.plugins += [meter, watch]
     began = time.process_time()
-    strategy.train(benchmark.train_stream[1])
+    strategy.train(benchmark.train_stream[-1])
     ended = time.process_time()
     strategy.plugins = [plugin for plugin in strategy.plugins if plugin not in (meter, watch)]  # the first holds data
     step = median(meter.plain_seconds)
@@ -169,18 +171,18 @@ def measure(name: str, network: Network, optimizer: str, batch: int, steps: int,
     parts = x[tested][-EVALUATED * batch :].split(batch)
     with torch.no_grad():
         ratios = [
-            seconds(lambda: strategy.eval(benchmark.test_stream[1]))
+            seconds(lambda: strategy.eval(benchmark.test_stream[-1]))
             / seconds(lambda: [forward(part) for part in parts])
             for _ in range(max(3, rounds))
         ]
     found["evaluation"] = Figure.of(ratios)
     bytes_of_parameters = sum(p.numel() * p.element_size() for p in classifier_of(network).parameters())
-    loaded = x[second].nbytes + y[second].nbytes  # the loader's copy of the task's data
+    loaded = x[of_last].nbytes + y[of_last].nbytes  # the loader's copy of the task's data
     extra = meter.held - without - loaded - 2 * bytes_of_parameters  # and its own parameters and gradients
     found["memory"] = Figure.of([extra / bytes_of_parameters])
     recorder = find_plugin(strategy, TrajectoryPlugin)
     if recorder is not None:
         found["trajectory"] = Figure.of([recorder.trajectory.nbytes() / bytes_of_parameters])
-        for which, task in (("unlearn first", 1), ("unlearn later", 0)):
+        for which, task in (("unlearn first", tasks - 1), ("unlearn later", 0)):
             found[which] = Figure.of([seconds(lambda task=task: strategy.unlearn([task])) / step])
     return found

@@ -61,8 +61,8 @@ NETWORKS = {
 }
 
 
-def two_tasks(shape: tuple[int, ...], n: int) -> tuple[Tensor, Tensor]:
-    """``n`` images of digits with a shape and their labels, then the same with permuted pixels, labels from 10 on.
+def digit_tasks(shape: tuple[int, ...], n: int, tasks: int = 2) -> tuple[Tensor, Tensor]:
+    """``n`` images of digits with a shape and their labels, then the same with permuted pixels, labels from 10 on, ….
 
     Enlarged, with some noise, one label in twenty wrong so that the loss stays above 0.
     """
@@ -73,10 +73,14 @@ def two_tasks(shape: tuple[int, ...], n: int) -> tuple[Tensor, Tensor]:
     large = nn.functional.interpolate(small[chosen], (side, side), mode="bilinear")
     x = (large + 0.1 * torch.randn(large.shape, generator=generator)).expand(n, math.prod(shape) // side**2, side, side)
     x = x.reshape(n, -1)
-    order = torch.randperm(x.shape[1], generator=generator)
-    both = torch.cat([x, x[:, order]]).view(2 * n, *shape)
+    second = torch.randperm(x.shape[1], generator=generator)
     y = torch.where(torch.rand(n, generator=generator) < 0.05, torch.arange(n) % N_CLASSES, labels[chosen])
-    return both, torch.cat([y, y + N_CLASSES])
+    orders = [torch.arange(x.shape[1]), second]
+    orders += [torch.randperm(x.shape[1], generator=generator) for _ in range(tasks - 2)]
+    return (
+        torch.cat([x[:, order] for order in orders[:tasks]]).view(tasks * n, *shape),
+        torch.cat([y + N_CLASSES * task for task in range(tasks)]),
+    )
 
 
 def classifier_of(network: Network) -> nn.Module:

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.measuring import Figure
-from benchmarks.networks import N_CLASSES, Network, two_tasks
+from benchmarks.networks import N_CLASSES, Network, digit_tasks
 
 CLARENA = "clarena==1.1.0"
 WIDTHS = {"mlp": (784, 256, 256), "wide": (784, 2000, 2000), "mlp3": (784, 256, 100, 64)}
@@ -48,7 +48,7 @@ def time_clarena(name: str, network: Network, batch: int, steps: int, rounds: in
     if name not in WIDTHS:
         raise PeerMissingError(f"CLArena's masked networks have no {name}")
     python, file = clarena_python(), ROOT / "build" / "clarena" / "tasks.pt"
-    x, y = two_tasks(network.input_shape, batch * steps)
+    x, y = digit_tasks(network.input_shape, batch * steps)
     data = [(x[y // N_CLASSES == task], y[y // N_CLASSES == task] % N_CLASSES) for task in (0, 1)]
     torch.save({"data": data, "widths": WIDTHS[name], "batch": batch, "epochs": network.epochs, "lr": 0.05}, file)
     command = [str(python), "-W", "ignore", "-m", "benchmarks.peer_clarena", str(file), str(rounds)]

@@ -13,7 +13,7 @@ from benchmarks.networks import Network
 TINY = Network(lambda: MLP(64, hidden=(16,), features=16), (64,), 16, batch=16, steps=16, epochs=1)
 
 
-@pytest.mark.parametrize("method", ["Naive", "HAT", "AmnesiacHAT, one shadow", "WSN"])
+@pytest.mark.parametrize("method", ["Naive", "HAT", "AmnesiacHAT, two shadows", "WSN"])
 def test_every_contestant_is_measured_and_tabled(method, tmp_path):
     torch.manual_seed(0)
     found = measure(method, TINY, "sgd", batch=16, steps=16, rounds=1)
