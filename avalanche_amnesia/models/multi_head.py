@@ -84,7 +84,7 @@ class MultiHeadModel(MultiTaskModule):
 
     @property
     def _containers(self) -> list[nn.ModuleDict]:
-        return [self.get_submodule(name) for name in self.task_containers]
+        return [getattr(self, name) for name in self.task_containers]
 
     @property
     def tasks(self) -> tuple[int, ...]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from avalanche_amnesia.models.modes import every_part
+
 
 class PerTask(nn.ModuleDict):
     """Task label → module of the task alone; a change of mode passes by those that have the mode already.
@@ -18,14 +20,16 @@ class PerTask(nn.ModuleDict):
         self.training = mode
         for module in self._modules.values():
             own = mode and getattr(module, "learning", True)
-            if module is not None and any(part.training != own for part in module.modules()):
+            if module is not None and any(part.training != own for part in every_part(module)):
                 module.train(own)
         return self
 
 
 def lies_on(module: nn.Module, device: torch.device) -> bool:
     """Tell whether all parameters and buffers of a module are on one device."""
-    tensors = (*module._parameters.values(), *module._buffers.values())
-    return all(t is None or t.device == device for t in tensors) and all(
-        part is None or lies_on(part, device) for part in module._modules.values()
+    return all(
+        tensor is None or tensor.device == device
+        for part in every_part(module)
+        for tensors in (part._parameters, part._buffers)
+        for tensor in tensors.values()
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator
+from functools import cache
 from typing import Any
 
 import torch
@@ -79,11 +80,11 @@ _KEEP_NOTHING = (EvaluationPlugin, Clock, PeriodicEval)
 def _is_known(plugin: object) -> bool:
     """Tell whether a plugin is of this package, or one that Avalanche brings: its base classes are not enough."""
     brought = type(plugin).__module__.partition(".")[0] == "avalanche" and not isinstance(plugin, _KEEP_NOTHING)
-    return brought or _is_of(plugin, _OURS)
+    return brought or _is_of(type(plugin), _OURS)
 
 
-def _is_of(thing: object, packages: Collection[str]) -> bool:
-    return any(kind.__module__.partition(".")[0] in packages for kind in type(thing).__mro__)
+def _is_of(kind: type, packages: Collection[str]) -> bool:
+    return any(base.__module__.partition(".")[0] in packages for base in kind.__mro__)
 
 
 def _may_change(thing: object) -> bool:
@@ -91,17 +92,23 @@ def _may_change(thing: object) -> bool:
 
     Modules and data sets are replaced, never written into; an object whose attributes are frozen can't be.
     """
-    if isinstance(thing, (*_CONTAINERS, tuple, Optimizer)):
+    kind: Any = type(thing)
+    return _is_written(kind)
+
+
+@cache  # some of the host's classes are slow to compare with
+def _is_written(kind: type) -> bool:
+    if issubclass(kind, (*_CONTAINERS, tuple, Optimizer)):
         return True
-    if isinstance(thing, (nn.Module, AvalancheDataset, CLExperience)) or _is_frozen(thing):
+    if issubclass(kind, (nn.Module, AvalancheDataset, CLExperience)) or _is_frozen(kind):
         return False
-    if hasattr(type(thing), "way_back"):
+    if hasattr(kind, "way_back"):
         return False
-    return _is_of(thing, _HOST_TOO)
+    return _is_of(kind, _HOST_TOO)
 
 
-def _is_frozen(thing: object) -> bool:
-    parameters = getattr(type(thing), "__dataclass_params__", None)
+def _is_frozen(kind: type) -> bool:
+    parameters = getattr(kind, "__dataclass_params__", None)
     return parameters is not None and parameters.frozen
 
 
