@@ -83,7 +83,7 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
         ends = [[m - a for m, a in zip(middle, low, strict=True)], [b - m for m, b in zip(middle, high, strict=True)]]
         axis.barh([row["method"] for row in shown], middle, xerr=ends, color="#4c72b0", ecolor="#333333")
         axis.axvline(1, color="#333333", linewidth=1)
-        axis.set(title=title, xlabel="step / plain step")
+        axis.set(title=title.replace(", 1 thread", "\n1 thread"), xlabel="step / plain step")
     figure.savefig(path, dpi=90)
     plt.close(figure)
 

@@ -21,9 +21,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pandas
 import torch
 from torch import Tensor
 
@@ -36,6 +35,9 @@ from avalanche_amnesia.trajectory.replay import wind_back
 from avalanche_amnesia.trajectory.revision import Revisions
 from avalanche_amnesia.trajectory.sparse import SparseValues
 from avalanche_amnesia.trajectory.undo_log import Log, report
+
+if TYPE_CHECKING:
+    import pandas
 
 
 class Trajectory:

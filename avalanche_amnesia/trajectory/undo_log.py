@@ -8,13 +8,14 @@ from functools import reduce
 from math import sqrt
 from operator import add
 from pathlib import Path
-from typing import Any
-
-import pandas
+from typing import TYPE_CHECKING, Any
 
 from avalanche_amnesia.saving.classes import saveable
 from avalanche_amnesia.trajectory.fidelity import AddedError, Commitment
 from avalanche_amnesia.trajectory.sparse import SparseEntries
+
+if TYPE_CHECKING:
+    import pandas
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,8 @@ class Log(dict[str, SparseEntries]):
 
 def report(logs: Mapping[int, Log], merged: frozenset[int]) -> pandas.DataFrame:
     """A row per task: entries, bytes, error added; see :meth:`Trajectory.report`."""
+    import pandas  # not sooner: it takes as long as the rest of the package
+
     options = list(dict.fromkeys(option for log in logs.values() for option in log.errors))
     rows = {}
     for task, log in logs.items():
