@@ -51,6 +51,14 @@ def test_jsd_reaches_both_ends_and_depends_on_the_scale():
     assert js_divergence(x + 5, y).item() == pytest.approx(js_divergence(x, y).item(), abs=1e-15)  # a softmax shift
 
 
+@pytest.mark.parametrize("shape", [(0, 4), (3, 0), (130, 1000), (65, 512), (2, 40_000)])
+def test_jsd_of_many_samples_is_that_of_each(shape):
+    generator = torch.Generator().manual_seed(0)
+    a, b = torch.randn(shape, generator=generator), torch.randn(shape, generator=generator)
+    one_by_one = [js_divergence(a[i : i + 1], b[i : i + 1]) for i in range(shape[0])]
+    assert torch.equal(js_divergence(a, b), torch.cat([torch.empty(0, dtype=torch.float64), *one_by_one]))
+
+
 @settings(max_examples=200, deadline=None)
 @given(pairs(st.floats(-50, 50)))
 def test_euclidean_and_cosine_equal_the_naive_loop(pair):
