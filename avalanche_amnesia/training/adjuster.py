@@ -59,7 +59,6 @@ class Adjuster:
         self.needs_sparsity = rule.reads_sparsity and bool(self.names)
         self._layer_of = layer_of
         self._held = self._bounded(self._prepared([]), use.fixed) if rule.constant else []
-        self._free: list[Tensor] = []
         self._divisors: list[Tensor] = []
         self._weights: list[Tensor] = []
         # A frozen entry never moves within the task, so the values at its start are the values before every step.
@@ -136,15 +135,17 @@ class Adjuster:
             torch._foreach_copy_(self._before, [parameter.data for parameter in self.parameters])
 
     def _scale_gradients(self, sparsity: Sequence[float]) -> None:
-        if self.rule.constant:
-            self._free = self._free or [1 - stored(held) for held in self._held]
-        else:
+        if not self.rule.constant:
             self._divisors = self._bounded(self._prepared_divisors(sparsity), self._never)
-        pairs = zip(self.parameters, self._free or self._divisors, strict=True)
-        reached = [(parameter.grad, factor) for parameter, factor in pairs if parameter.grad is not None]
-        if reached:
-            gradients, factors = map(list, zip(*reached, strict=True))
-            (torch._foreach_mul_ if self.rule.constant else torch._foreach_div_)(gradients, factors)
+        pairs = zip(self.parameters, self._divisors or self._held, strict=True)
+        reached = [(parameter.grad, shares) for parameter, shares in pairs if parameter.grad is not None]
+        if not reached:
+            return
+        gradients, shares = map(list, zip(*reached, strict=True))
+        if self.rule.constant:  # g − g·held, as 1 − held would be one more copy of the network
+            torch._foreach_addcmul_(gradients, gradients, shares, value=-1)
+        else:
+            torch._foreach_div_(gradients, shares)
 
     def after_step(self) -> None:
         """Take back what is held of the optimizer's step (lerp is exact at 0 and at 1)."""
