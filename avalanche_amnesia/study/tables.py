@@ -157,13 +157,19 @@ def as_json(rows: Sequence[Row]) -> str:
 def as_markdown(rows: Sequence[Row]) -> str:
     """Tables of means ± standard deviations over the seeds: one per experiment and scenario, a line per method.
 
+    In front of those of several scenarios stand two with a column each: the remaining tasks' accuracy, and the JSD.
+
     Args:
         rows: in any order.
     """
     lines: list[str] = []
     for experiment, of_experiment in _grouped(rows, lambda row: row.experiment).items():
         lines += [f"# {experiment}", "", _told(of_experiment[0].settings), ""]
-        for scenario, of_scenario in _grouped(of_experiment, lambda row: row.scenario).items():
+        scenarios = _grouped(of_experiment, lambda row: row.scenario)
+        if len(scenarios) > 1:
+            for name in ("remaining", "ratio"):
+                lines += [*_side_by_side(of_experiment, list(scenarios), name), ""]
+        for scenario, of_scenario in scenarios.items():
             lines += [f"## {scenario}", ""]
             lines += ["| method | seeds | claim | " + " | ".join(m.title for m in MEASURES.values()) + " |"]
             lines += ["|---" * (len(MEASURES) + 3) + "|"]
@@ -177,6 +183,16 @@ def as_markdown(rows: Sequence[Row]) -> str:
     lines += [f"* *{measure.title}*: {measure.meaning}" for measure in MEASURES.values()]
     lines += ["* *claim*: exact: equal to the retrained model to the bit, by construction; approximate: see the rest"]
     return "\n".join(lines) + "\n"
+
+
+def _side_by_side(rows: Sequence[Row], scenarios: Sequence[str], name: str) -> list[str]:
+    measure = MEASURES[name]
+    lines = [f"## All scenarios: {measure.title}", "", f"| method | {' | '.join(scenarios)} |"]
+    lines.append("|---" * (len(scenarios) + 1) + "|")
+    for method, mine in _grouped(rows, lambda row: row.method).items():
+        cells = [_cell([row.values[name] for row in mine if row.scenario == one], measure) for one in scenarios]
+        lines.append(f"| {method} | {' | '.join(cells)} |")
+    return lines
 
 
 def figure(rows: Sequence[Row]) -> Figure:
@@ -223,7 +239,9 @@ def write_tables(folder: Path, out: Path) -> list[Path]:
     contents = {"results.csv": as_csv(rows).encode(), "results.md": as_markdown(rows).encode()}
     for experiment, mine in _grouped(rows, lambda row: row.experiment).items():
         picture = io.BytesIO()
-        figure(mine).savefig(picture, format="png", dpi=130, metadata={"Software": None})
+        drawn = figure(mine)
+        dots_per_inch = min(130, 2600 / drawn.get_figheight())  # a study of many scenarios stays a file for a page
+        drawn.savefig(picture, format="png", dpi=dots_per_inch, metadata={"Software": None})
         contents[f"{slug(experiment)}.png"] = picture.getvalue()
         for seed, of_seed in sorted(_grouped(mine, lambda row: row.seed).items()):
             contents[f"{slug(experiment)}_seed{seed}.json"] = as_json(of_seed).encode()

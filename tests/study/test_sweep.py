@@ -156,6 +156,11 @@ def test_tables_have_the_numbers_of_the_runs(swept, tmp_path, capsys):
     accuracies = [100 * r.values["remaining"] for r in mine]
     spread = abs(accuracies[0] - accuracies[1]) / 2**0.5
     assert f"| HAT | 1, 2 | {mine[0].claim} | {sum(accuracies) / 2:.1f} ± {spread:.1f} |" in text
+    scenarios = list(dict.fromkeys(r.scenario for r in read_rows(folder)))
+    overview = text.split("## All scenarios: remaining\n")[1].split("\n## ")[0]
+    assert f"| method | {' | '.join(scenarios)} |" in overview
+    (of_hat,) = [line.split(" | ") for line in overview.splitlines() if line.startswith("| HAT |")]
+    assert of_hat[1 + scenarios.index("newest")].strip(" |") == f"{sum(accuracies) / 2:.1f} ± {spread:.1f}"
     assert all(measure.meaning in text for measure in MEASURES.values())
     assert min(Image.open(tmp_path / "tables" / "tiny.png").size) > 100
 
