@@ -213,7 +213,10 @@ def figure(rows: Sequence[Row]) -> Figure:
             axis.set(xlabel=label, title=scenario, ylim=(len(methods) - 0.5, -0.5))
             axis.set_yticks(range(len(methods)), methods)
             axis.grid(axis="x", alpha=0.3)
-            if name == "ratio":
+            if not points:
+                axis.text(0.5, 0.5, "none was measured", ha="center", transform=axis.transAxes)
+                axis.set_xticks([])
+            elif name == "ratio":
                 axis.set_xscale("symlog", linthresh=1)
                 axis.set_xlim(left=-0.2)
                 axis.axvline(1, color="grey", linewidth=0.8, linestyle=":")
