@@ -2,10 +2,10 @@
 
     python -m experiments.shown_tables        # or: make tables
 
-Such a table stands between two comments. The first says which table it is: the first one behind these words of a file
-in ``experiments/results/``. Until that file is there, what stands between them stays.
+Such a table stands between two comments. The first says which table it is: the first one behind these words of a file,
+whose path starts from the repository's root. Until that file is there, what stands between them stays.
 
-    <!-- table: all_streams.md, Tasks that remain, at the end -->
+    <!-- table: experiments/results/all_streams.md, Tasks that remain, at the end -->
     <!-- end of table -->
 """
 
@@ -13,9 +13,8 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "experiments" / "results"
 PAGES = [ROOT / "README.md", ROOT / "REPRODUCIBILITY.md", *sorted((ROOT / "docs").glob("*.md"))]
-SHOWN = re.compile(r"(<!-- table: ([\w.]+), (.+?) -->\n)(.*?)(<!-- end of table -->)", flags=re.DOTALL)
+SHOWN = re.compile(r"(<!-- table: ([\w./]+), (.+?) -->\n)(.*?)(<!-- end of table -->)", flags=re.DOTALL)
 
 
 def first_table(text, words):
@@ -33,7 +32,7 @@ def refreshed(page):
 
     def shown(found):
         begin, name, words, before, end = found.groups()
-        file = RESULTS / name
+        file = ROOT / name
         table = f"\n{first_table(file.read_text(), words)}\n\n" if file.is_file() else before
         return f"{begin}{table}{end}"
 
