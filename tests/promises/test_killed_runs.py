@@ -1,33 +1,20 @@
 """Runs that are killed, wherever, and go on from their last checkpoint end as if nothing had happened."""
 
 import json
-import multiprocessing
 import os
 import random
 import signal
-import sys
 import time
 
 import pytest
 from support import resumable_run
+from support.forked import forked
 
 TRIALS = int(os.environ.get("AMNESIA_KILLS", "3"))
 
 
-@pytest.fixture(scope="module")
-def begin():
-    """Begins a run in a process of its own, new but for what it has imported."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([resumable_run.__name__])
-
-    def begin(folder, kill_at=0):
-        process = context.Process(target=resumable_run.run, args=(folder, kill_at))
-        process.start()
-        return process
-
-    with pytest.MonkeyPatch.context() as patch:  # the server that imports for all of them knows no other path
-        patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
-        yield begin
+def begin(folder, kill_at=0):
+    return forked(resumable_run.run, folder, kill_at)
 
 
 def result_of(process, folder):
@@ -37,7 +24,7 @@ def result_of(process, folder):
 
 
 @pytest.fixture(scope="module")
-def undisturbed(begin, tmp_path_factory):
+def undisturbed(tmp_path_factory):
     """Result of a run that is not killed, and the seconds that it takes."""
     folder = tmp_path_factory.mktemp("undisturbed")
     result_of(begin(folder), folder)  # the first one imports
@@ -49,7 +36,7 @@ def undisturbed(begin, tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize("at", ["any moment", "an operation on files"])
 @pytest.mark.parametrize("trial", range(TRIALS))
-def test_a_run_that_is_killed_twice_ends_as_one_that_was_not(tmp_path, begin, undisturbed, trial, at):
+def test_a_run_that_is_killed_twice_ends_as_one_that_was_not(tmp_path, undisturbed, trial, at):
     expected, seconds = undisturbed
     generator = random.Random(f"{at} {trial}")
     for _ in range(2):

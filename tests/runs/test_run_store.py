@@ -3,18 +3,19 @@
 import argparse
 import functools
 import json
-import os
 import random
-import subprocess
-import sys
+import tempfile
 import time
 import types
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from avalanche.training import AGEM
+from support import stored_run
+from support.forked import forked
 from support.strategies import DIGITS, amnesiac, mlp, stock
 from torch import nn
 from torch.optim import Adam
@@ -29,7 +30,6 @@ from avalanche_amnesia.runs import RunStore
 from avalanche_amnesia.saving import StateError
 from avalanche_amnesia.training import HAT, AmnesiacHAT, SeedingPlugin
 
-TESTS = Path(__file__).parents[1]
 AFTER = (2, 4, 5, 7, 9, 10, 12, 14, 15, 17, 19, 20)
 PUBLISHED = dict(zip(AFTER, (1, 2, 5, 6, 7, 10, 11, 12, 15, 16, 17, 20), strict=True))
 """Task after which (from 1) → task to unlearn, of the published schedule of 20 tasks."""
@@ -390,34 +390,32 @@ def test_a_directory_of_somebody_else_is_left_alone(tmp_path):
 # Processes ---------------------------------------------------------------------------------------------------------
 
 
-def started(folder: Path) -> subprocess.Popen:
-    """A run through a store in a process of its own."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "support.stored_run", str(folder)],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent)])},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+def started(folder: Path) -> tuple[ForkServerProcess, Path]:
+    """A run through a store in a process of its own, and where it writes."""
+    out = Path(tempfile.mkdtemp(dir=folder.parent))
+    return forked(stored_run.run, folder, out), out
 
 
-def answer(process: subprocess.Popen) -> dict:
-    """Results that a process printed at its end."""
-    out, _ = process.communicate(timeout=300)
-    assert process.returncode == 0
-    return json.loads(out.splitlines()[-1])
+def answer(process: ForkServerProcess, out: Path) -> dict:
+    """Results that a process wrote at its end."""
+    process.join(timeout=300)
+    assert process.exitcode == 0
+    return json.loads((out / "result.json").read_text())
 
 
 @pytest.mark.slow
 def test_two_processes_compute_no_state_twice_and_a_killed_one_is_taken_up(tmp_path):
-    one, other = (answer(process) for process in [started(tmp_path / "both") for _ in range(2)])
+    one, other = (answer(*process) for process in [started(tmp_path / "both") for _ in range(2)])
     assert (one["model"], one["after"]) == (other["model"], other["after"])
     assert one["computed"] + other["computed"] == 5
     chance = random.Random(0)
     for _ in range(3):
-        process = started(tmp_path / "killed")
-        assert process.stdout.readline() == "begun\n"
+        process, out = started(tmp_path / "killed")
+        while not (out / "begun").exists():
+            assert process.is_alive()
+            time.sleep(0.01)
         time.sleep(chance.uniform(0, 0.4))
         process.kill()
-        process.communicate()
-    last = answer(started(tmp_path / "killed"))
+        process.join()
+    last = answer(*started(tmp_path / "killed"))
     assert (last["model"], last["after"]) == (one["model"], one["after"])

@@ -1,58 +1,49 @@
 """experiments/compare.py as a user calls it."""
 
 import csv
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "experiments" / "compare.py"
+from avalanche_amnesia.ledger import RequestError
+from experiments import compare
+
+
+@pytest.fixture
+def called(monkeypatch, tmp_path):
+    """Calls the script with these words; what it wrote into its table."""
+
+    def called(*words):
+        monkeypatch.setattr("sys.argv", ["compare.py", "--tasks", "2", *words, "--out", str(tmp_path)])
+        compare.main()
+        return list(csv.DictReader((tmp_path / "per_seed.csv").open()))
+
+    return called
 
 
 @pytest.mark.slow
-def test_compares_methods_over_seeds(tmp_path):
-    command = [
-        sys.executable,
-        str(SCRIPT),
-        "--methods",
-        "hat",
-        "amnesiac_hat",
-        "ewc",
-        "--seeds",
-        "0",
-        "1",
-        "--epochs",
-        "2",
-    ]
-    command += ["--tasks", "2", "--requests", '{"1": [0]}', "--out", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    rows = list(csv.DictReader((tmp_path / "per_seed.csv").open()))
-    assert [(row["method"], row["seed"]) for row in rows] == [
-        (method, seed) for method in ("hat", "amnesiac_hat", "ewc") for seed in "01"
-    ]
+def test_compares_methods_over_seeds(called, tmp_path, capsys):
+    methods = ("hat", "amnesiac_hat", "ewc")
+    budget = ("--epochs", "2", "--n-train", "500", "--n-test", "200")
+    rows = called("--methods", *methods, "--seeds", "0", "1", *budget, "--requests", '{"1": [0]}')
+    assert [(row["method"], row["seed"]) for row in rows] == [(method, seed) for method in methods for seed in "01"]
     controls = [row for row in rows if row["method"] == "hat"]
     assert all(float(row["ad"]) == 0 for row in controls)  # it never unlearned: it is its own full model
-    assert "± " in done.stdout
+    assert "± " in capsys.readouterr().out
     assert len(list(tmp_path.glob("wandb/offline-run-*"))) == 6
 
 
 @pytest.mark.slow
-def test_a_method_that_does_nothing_is_farther_from_the_retrained_model(tmp_path):
+def test_a_method_that_does_nothing_is_farther_from_the_retrained_model(called):
     """Beside itself: a distance means nothing between networks whose masks were learned in other ways."""
-    command = [sys.executable, str(SCRIPT), "--methods", "amnesiac_hat", "--controls", "--seeds", "0", "--epochs", "5"]
-    command += ["--tasks", "2", "--requests", '{"1": [0]}', "--out", str(tmp_path)]
-    subprocess.run(command, capture_output=True, text=True, check=True)
-    rows = {row["method"]: row for row in csv.DictReader((tmp_path / "per_seed.csv").open())}
+    told = called(
+        "--methods", "amnesiac_hat", "--controls", "--seeds", "0", "--epochs", "5", "--requests", '{"1": [0]}'
+    )
+    rows = {row["method"]: row for row in told}
     for control in ("amnesiac_hat+nothing", "amnesiac_hat+head"):
         for measure in ("jsd_own", "unlearned"):
             assert float(rows[control][measure]) > float(rows["amnesiac_hat"][measure])
 
 
-def test_a_bad_request_is_refused_before_training(tmp_path):
-    command = [sys.executable, str(SCRIPT), "--requests", '{"0": [3]}', "--out", str(tmp_path), "--methods", "naive"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode != 0
-    assert "after task 0" in done.stderr
-    assert "task 3" in done.stderr
+def test_a_bad_request_is_refused_before_training(called):
+    with pytest.raises(RequestError, match=r"after task 0.*task 3"):
+        called("--requests", '{"0": [3]}', "--methods", "naive")

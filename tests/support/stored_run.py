@@ -1,11 +1,7 @@
-"""A run through a store in a process of its own, with logs in files and a W&B run.
-
-It says when it begins, and what it led to. Argument: the directory.
-"""
+"""A run through a store in a process of its own, with logs in files and a W&B run."""
 
 import json
 import os
-import sys
 from pathlib import Path
 
 import torch
@@ -20,24 +16,25 @@ from avalanche_amnesia.training.plugins import TrajectoryPlugin
 from support.strategies import DIGITS, amnesiac
 
 
-def main(folder: Path) -> None:
-    """Train three tasks, unlearn one, train another."""
+def run(folder: Path, out: Path) -> None:
+    """Train three tasks, unlearn one, train another.
+
+    Args:
+        folder: of the store.
+        out: where ``begun`` is written when it begins, and ``result.json`` when it ends.
+    """
     torch.set_num_threads(1)
     logger = WandBLogger(dir=folder.with_name("wandb"), mode="offline")
     evaluator = EvaluationPlugin(accuracy_metrics(epoch=True), capacity_metrics(images=False), loggers=[logger])
     trajectory = TrajectoryPlugin(path=folder.with_name(f"logs-{os.getpid()}"))
-    run = RunStore(folder).run(amnesiac(train_epochs=2, evaluator=evaluator, trajectory=trajectory))
-    sys.stdout.write("begun\n")
-    sys.stdout.flush()
+    through = RunStore(folder).run(amnesiac(train_epochs=2, evaluator=evaluator, trajectory=trajectory))
+    (out / "begun").touch()
     for experience in DIGITS.train_stream[:3]:
-        run.train(experience)
-    record = run.unlearn([1])
-    run.train(DIGITS.train_stream[3])
-    run.strategy.eval(DIGITS.test_stream)
+        through.train(experience)
+    record = through.unlearn([1])
+    through.train(DIGITS.train_stream[3])
+    through.strategy.eval(DIGITS.test_stream)
     logger.finish()
-    model = state_hashes(run.strategy.model.state_dict())
-    sys.stdout.write(json.dumps({"computed": run.computed, "model": model, "after": record.after}) + "\n")
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    model = state_hashes(through.strategy.model.state_dict())
+    result = {"computed": through.computed, "model": model, "after": record.after}
+    (out / "result.json").write_text(json.dumps(result))

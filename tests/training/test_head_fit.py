@@ -20,13 +20,14 @@ from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin
 from avalanche_amnesia.unlearning.logistic import PENALTY, FitError
 
 PERMUTED = PermutedDigits(2, n_train=600, n_test=300)
+BUDGET = {"train_mb_size": 10, "train_epochs": 4}
 KINDS = [(HAT, MaskedModel), (AdaHAT, MaskedModel), (WSN, SubnetModel), (AmnesiacHAT, MaskedModel)]
 
 
 def learned(kind, wrap, n_tasks=2, **options):
     torch.manual_seed(0)
     model = wrap(MLP(64, hidden=(32,), features=16))
-    strategy = kind(model=model, optimizer=torch.optim.Adam(model.parameters(), lr=3e-3), train_epochs=3, **options)
+    strategy = kind(model=model, optimizer=torch.optim.Adam(model.parameters(), lr=3e-3), **BUDGET, **options)
     for experience in PERMUTED.train_stream[:n_tasks]:
         strategy.train(experience)
     strategy.model.eval()
@@ -73,7 +74,7 @@ def test_published_methods_train_their_heads_alone():
 def test_of_a_shared_head_only_columns_that_no_other_task_reads_are_fitted():
     torch.manual_seed(0)
     model = MaskedModel(MLP(64, hidden=(32,), features=32), shared_head=10)
-    strategy = AmnesiacHAT(model=model, optimizer=torch.optim.Adam(model.parameters(), lr=3e-3), train_epochs=3)
+    strategy = AmnesiacHAT(model=model, optimizer=torch.optim.Adam(model.parameters(), lr=3e-3), **BUDGET)
     x, _ = task_data(PERMUTED.train_stream[0])
     strategy.train(PERMUTED.train_stream[0])
     first = model.eval()(x, 0)
