@@ -1,5 +1,7 @@
 """Shadow copies: they stand in for a task that goes, never touch tasks before it, and keep nothing of it."""
 
+import copy
+import functools
 from dataclasses import replace
 
 import pytest
@@ -48,6 +50,11 @@ def learned(n_tasks=3, benchmark=PERMUTED, compensation="backup", **options):
     return strategy
 
 
+@functools.cache
+def trained_once(adjustment, **form):
+    return learned(4, compensation=BackupPlugin(**form), adjustment=adjustment)
+
+
 def backups(strategy):
     return find_plugin(strategy, BackupPlugin)
 
@@ -93,9 +100,8 @@ def test_the_main_training_does_not_notice_detached_shadows(net, optimizer):
 @pytest.mark.parametrize("start", STARTS)
 @pytest.mark.parametrize("order", ["oldest", "newest"])
 def test_what_tasks_before_own_is_what_plain_deletion_leaves(adjustment, start, order):
-    plain, ours = (
-        learned(4, compensation=c, adjustment=adjustment) for c in ("none", BackupPlugin(start=start, order=order))
-    )
+    plain = learned(4, compensation="none", adjustment=adjustment)
+    ours = copy.deepcopy(trained_once(adjustment, start=start, order=order))
     before = {task: entries_in_use(ours.model, task) for task in (0, 1)}
     logits = ours.model.eval()(task_data(PERMUTED.test_stream[0])[0], 0)
     region = first_used(ours.model, 2, [0, 1])
@@ -195,7 +201,7 @@ def test_a_shadow_sees_nothing_of_the_task_that_it_replaces(monkeypatch, adjustm
 @pytest.mark.parametrize("requests", [[[1], [2]], [[2], [1]], [[1, 2]], [[0], [2]], [[2], [0]], [[0], [1]]])
 def test_the_coefficient_of_a_forgotten_update_is_zero(adjustment, start, requests):
     """Each forgotten task's update is marked after training; no mark may be left in anything that remains."""
-    plain, marked = (learned(4, compensation=BackupPlugin(start=start), adjustment=adjustment) for _ in range(2))
+    plain, marked = (copy.deepcopy(trained_once(adjustment, start=start)) for _ in range(2))
     for request in requests:
         for task in request:
             mark(marked, task)

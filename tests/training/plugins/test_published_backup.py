@@ -1,5 +1,8 @@
 """Shadow copies by units, started afresh, with a joint loss, as the AmnesiacHAT paper has them: its equations."""
 
+import copy
+import functools
+
 import pytest
 import torch
 from avalanche.core import SupervisedPlugin
@@ -33,6 +36,11 @@ def learned(n_tasks=4, compensation=None, **options):
     for experience in list(PERMUTED.train_stream)[:n_tasks]:
         strategy.train(experience)
     return strategy
+
+
+@functools.cache
+def trained_once(adjustment, **form):
+    return learned(4, BackupPlugin(**form), adjustment=adjustment)
 
 
 def backups(strategy):
@@ -195,8 +203,7 @@ def test_what_nobody_owns_is_its_initial_value_after_any_requests(adjustment, sc
 @pytest.mark.parametrize("requests", [[[1], [2]], [[2], [1]], [[1, 2]], [[2], [0]], [[1], [0]]])
 def test_the_coefficient_of_a_forgotten_update_is_zero(adjustment, scope, start, requests):
     """Each forgotten task's update is marked after training; no mark may be left in anything that remains."""
-    form = {"scope": scope, "start": start}
-    plain, marked = (learned(4, BackupPlugin(**form), adjustment=adjustment) for _ in range(2))
+    plain, marked = (copy.deepcopy(trained_once(adjustment, scope=scope, start=start)) for _ in range(2))
     for task in {task for request in requests for task in request}:
         mark(marked, task)
     for strategy in (plain, marked):
