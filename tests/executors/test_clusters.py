@@ -1,6 +1,5 @@
 """Sweeps on a Ray cluster of two nodes, and through submitit: workers are lost, the results are the same bytes."""
 
-import os
 import signal
 import threading
 import time
@@ -8,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.at_once import AtOnce
+from support.lost_jobs import ended
 from support.tiny_study import TINY
 
 from avalanche_amnesia.executors import Job, RayExecutor, SlurmExecutor, run_jobs
@@ -83,22 +83,11 @@ def test_a_ray_cluster_that_loses_workers_and_a_node_gives_the_same_bytes(cluste
     assert (results(tmp_path / "out"), keys(tmp_path / "store")) == alone
 
 
-def ended(mark, times):
-    """Ends its own process so often, without a result."""
-    marks = Path(mark)
-    marks.mkdir(exist_ok=True)
-    if len(list(marks.iterdir())) < times:
-        (marks / str(os.getpid())).touch()
-        os.kill(os.getpid(), signal.SIGKILL)
-    return os.getpid()
-
-
 @pytest.fixture
 def local(tmp_path, monkeypatch):
     """submitit's local executor."""
     pytest.importorskip("submitit", reason='submitit is not installed: pip install "avalanche-amnesia[slurm]"')
-    folders = (Path(__file__).parent, Path(__file__).parents[1])
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, folders)))  # where jobs of this file are found
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))  # where their jobs are found
     executor = SlurmExecutor(tmp_path / "logs", workers=2, cluster="local", parameters={"timeout_min": 5})
     yield executor
     executor.close()
@@ -106,7 +95,7 @@ def local(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_submitit_gives_the_same_bytes(local, alone, tmp_path):
-    cells = cells_of(TINY, ["HAT"], seeds=[1])
+    cells = cells_of(TINY, ["HAT"], ["newest"], [1])  # every job is a process that imports the host
     assert sweep(cells, local, tmp_path / "out", tmp_path / "store") == {}
     for cell in cells:
         found = (folder_of(cell, tmp_path / "out") / "results.json").read_bytes()
