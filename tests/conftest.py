@@ -9,6 +9,11 @@ import pytest
 import torch
 
 pytest.register_assert_rewrite("support")
+
+from support.shared_traces import SharedTraces  # noqa: E402 - rewritten
+
+from avalanche_amnesia.unit_graph import tracing  # noqa: E402
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the programs that tests start: they share the cores
 if not torch.accelerator.is_available():  # manual_seed keeps pytest's deep stack at every call, which takes 5 ms
     torch.manual_seed = torch.default_generator.manual_seed
@@ -21,6 +26,14 @@ def the_same_start() -> None:
     torch.manual_seed(0)
     random.seed(0)
     np.random.seed(0)  # noqa: NPY002 - the global stream is the one that hosts draw from
+
+
+@pytest.fixture(scope="session", autouse=True)
+def traces_of_all_workers(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Networks that a worker has traced are not traced by the others."""
+    if "PYTEST_XDIST_WORKER" in os.environ:  # without workers the folder above is that of other sessions
+        folder = tmp_path_factory.getbasetemp().parent / "traces"
+        tracing._known = SharedTraces(folder)
 
 
 @pytest.fixture(scope="session")

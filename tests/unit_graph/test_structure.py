@@ -6,6 +6,7 @@ from torch import nn
 
 from avalanche_amnesia.models import MaskedModel
 from avalanche_amnesia.unit_graph import tracing
+from avalanche_amnesia.unit_graph.structure import Known
 
 
 class Net(nn.Module):
@@ -22,7 +23,7 @@ class Net(nn.Module):
 @pytest.fixture
 def exports(monkeypatch):
     """Exports that were made, a list that grows."""
-    monkeypatch.setattr(tracing, "_known", type(tracing._known)(2))
+    monkeypatch.setattr(tracing, "_known", Known(2))
     calls = []
     real = tracing.export
     monkeypatch.setattr(tracing, "export", lambda *args, **options: (calls.append(args), real(*args, **options))[1])

@@ -7,6 +7,7 @@ from torch import nn
 from avalanche_amnesia.models import MaskedModel
 from avalanche_amnesia.unit_graph import ModelError, tracing
 from avalanche_amnesia.unit_graph.registry import RULES
+from avalanche_amnesia.unit_graph.structure import Known
 
 
 class Summed(nn.Module):
@@ -21,7 +22,7 @@ class Summed(nn.Module):
 @pytest.fixture(autouse=True)
 def nothing_known(monkeypatch):
     """Every backbone is read anew, also after a rule was changed."""
-    monkeypatch.setattr(tracing, "_known", type(tracing._known)(32))
+    monkeypatch.setattr(tracing, "_known", Known(32))
 
 
 def test_a_wrong_rule_is_caught_and_its_operation_named(monkeypatch):
