@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD, Adam, AdamW, Optimizer, SparseAdam
+from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, SparseAdam
 from torch.optim import optimizer as optim
 
 FADING = 25
@@ -28,7 +28,7 @@ def check_optimizer(optimizer: Any, own: Iterable[nn.Parameter], new: Iterable[n
     Raises:
         TypeError: for what is no optimizer, the class of one too.
         ValueError: for an optimizer that needs a closure or sparse gradients, that steps matrices alone where there
-            are others, or that is over other parameters than the model's.
+            are others, that is over other parameters than the model's, or that can't begin anew (an older Adagrad).
     """
     if not isinstance(optimizer, Optimizer):
         given = f"the class {optimizer.__name__}" if isinstance(optimizer, type) else repr(optimizer)
@@ -44,6 +44,11 @@ def check_optimizer(optimizer: Any, own: Iterable[nn.Parameter], new: Iterable[n
         raise ValueError(
             "SparseAdam takes sparse gradients alone, and those of heads and layers are dense; take Adam, and leave "
             "sparse=True of embedding layers out"
+        )
+    if isinstance(optimizer, Adagrad) and not can_begin_anew(optimizer):
+        raise ValueError(
+            f"Adagrad of torch {torch.__version__} can't step once its state is emptied, which the host does between "
+            "tasks; take a newer torch, or another optimizer, such as Adam"
         )
     held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     if held.isdisjoint(map(id, parameters)):
@@ -82,6 +87,19 @@ def _can_step(optimizer: Optimizer, dimensions: int) -> bool:
     try:
         sibling_optimizer(optimizer, [nn.Parameter(torch.zeros((1,) * dimensions))])
     except Exception:  # whatever the class raises: Muon a ValueError, one that needs more arguments a TypeError
+        return False
+    return True
+
+
+def can_begin_anew(optimizer: Optimizer) -> bool:
+    """Tell whether another of the same class and settings steps on without the state that it made when it was built."""
+    parameter = nn.Parameter(torch.zeros(1))
+    parameter.grad = torch.zeros(1)
+    other = sibling_optimizer(optimizer, [parameter])
+    other.state.clear()
+    try:
+        other.step()
+    except KeyError:
         return False
     return True
 

@@ -8,7 +8,7 @@ from avalanche.training import Naive
 from avalanche.training.plugins import EvaluationPlugin
 from support.small_runs import OPTIMIZERS, logits, make, masked_mlp, same_state, split, state
 from torch import nn
-from torch.optim import LBFGS, SGD, Adam, Muon, SparseAdam
+from torch.optim import LBFGS, SGD, Adagrad, Adam, Muon, SparseAdam
 
 from avalanche_amnesia.baselines import PALL, CLPUDERpp, Independent, NetworkPerTask, SideNetworks
 from avalanche_amnesia.benchmarks import PermutedDigits
@@ -31,6 +31,13 @@ def silent():
     return EvaluationPlugin(loggers=[BaseLogger()])
 
 
+class OldAdagrad(Adagrad):
+    """As of torch 2.9: it makes its state where it is built alone."""
+
+    def step(self, closure=None):
+        assert all(self.state[parameter]["sum"] is not None for parameter in self.param_groups[0]["params"])
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("optimizer", "error", "message"),
@@ -39,10 +46,11 @@ def silent():
         (lambda model: None, TypeError, r"optimizer must be a torch optimizer, got None: Adam\(model"),
         (lambda model: model.parameters(), TypeError, "optimizer must be a torch optimizer, got <generator"),
         (lambda model: LBFGS(model.parameters()), ValueError, "LBFGS .* through a closure .* take a first-order"),
+        (lambda model: OldAdagrad(model.parameters()), ValueError, r"Adagrad of torch \d.* take a newer torch"),
         (lambda model: SparseAdam(model.parameters()), ValueError, "SparseAdam takes sparse gradients alone.*Adam"),
         (lambda model: SGD(MLP(64).parameters(), lr=0.1), ValueError, "SGD holds none of the model's parameters: make"),
     ],
-    ids=["class", "None", "parameters", "closure", "sparse", "another model's"],
+    ids=["class", "None", "parameters", "closure", "old Adagrad", "sparse", "another model's"],
 )
 def test_an_optimizer_that_trains_nothing_is_refused(kind, optimizer, error, message):
     model = KINDS[kind]()
