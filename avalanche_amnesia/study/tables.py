@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 
 from avalanche_amnesia.saving.replacing import replace_file
 from avalanche_amnesia.study.grid import SETTINGS, result_folders, slug
+from avalanche_amnesia.study.settings import OBEY_NOTHING
 
 Key = TypeVar("Key", str, int)
 
@@ -89,7 +90,7 @@ class Row:
         method: name of the row.
         scenario: name of the request scenario.
         seed: of everything.
-        claim: of its last unlearning; empty where there was none.
+        claim: of its last unlearning; empty where there was none, or the method obeys no request.
         values: measure → value; None where there is none.
         settings: all of them.
         after: every task, in order: which remain, and the numbers of each and all of them.
@@ -121,7 +122,8 @@ def read_rows(folder: Path) -> list[Row]:
         values = [{name: measure.of(event) for name, measure in MEASURES.items()} for event in strategy["events"]]
         after = [{name: event[name] for name in _OF_TASKS} for event in strategy["events"]]
         names = settings["method"]["name"], settings["scenario"]["name"], settings["seed"]
-        claim = strategy["events"][-1]["claim"] or ""
+        obeys = settings["method"]["kind"] not in OBEY_NOTHING
+        claim = (strategy["events"][-1]["claim"] or "") if obeys else ""
         numbers = [tasks | {"measures": of_all} for tasks, of_all in zip(after, values, strict=True)]
         rows.append(Row(settings["experiment"], *names, claim, values[-1], settings, numbers))
     if not rows:
@@ -181,7 +183,8 @@ def as_markdown(rows: Sequence[Row]) -> str:
             lines.append("")
     lines += ["Means ± standard deviations over the seeds, at the end of the stream.", ""]
     lines += [f"* *{measure.title}*: {measure.meaning}" for measure in MEASURES.values()]
-    lines += ["* *claim*: exact: equal to the retrained model to the bit, by construction; approximate: see the rest"]
+    lines += ["* *claim*: exact: equal to the retrained model to the bit, by construction; approximate: see the rest;"]
+    lines += ["  none: nothing was asked for, or the method obeys no request"]
     return "\n".join(lines) + "\n"
 
 

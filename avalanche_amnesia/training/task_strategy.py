@@ -58,6 +58,16 @@ class OwnArguments:
         cls.__init__ = getattr(init, "__wrapped__", init)  # type: ignore[method-assign]
 
 
+class TaskPlugin(SupervisedPlugin):
+    """The host's events of a plugin, and those of an unlearning; a plugin need not be one, and may have any of them."""
+
+    def before_unlearning(self, strategy: Any) -> Any:
+        """Called before tasks are taken out."""
+
+    def after_unlearning(self, strategy: Any) -> Any:
+        """Called once they are, inside what is undone if anything fails."""
+
+
 class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
     """A supervised strategy over one task after another, seeded by task, that plans and unlearns on request.
 
@@ -82,6 +92,8 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
         ValueError: for a value that is not allowed, and for an optimizer that can't train the model: over other
             parameters, for sparse gradients, for matrices alone, or one that needs a closure.
     """
+
+    PLUGIN_CLASS = TaskPlugin  # the host warns of a plugin with other events than these
 
     def __init__(
         self,

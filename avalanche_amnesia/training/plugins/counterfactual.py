@@ -167,7 +167,7 @@ class CounterfactualPlugin(SupervisedPlugin):
         """Swap in the heads for the model without these tasks, and keep only those for it without more of them."""
         change.keep(self, "heads", "sources")
         lost = frozenset(gone)
-        swapped = []
+        swapped, with_norms = [], False
         kept: dict[int, dict[frozenset[int], FittedHead]] = {}
         for task, heads in self.heads.items():
             if task in lost:
@@ -176,6 +176,7 @@ class CounterfactualPlugin(SupervisedPlugin):
             if self.covers(task, lost):
                 self._swap(model, task, heads[here], change)
                 swapped.append(task)
+                with_norms |= bool(heads[here].statistics)
             # A head that was fitted while one of the lost tasks was there would bring some of it back. The others are
             # for larger sets, which from now on are named by those of their tasks that are still there.
             kept[task] = {removed - here: head for removed, head in heads.items() if here < removed}
@@ -183,7 +184,8 @@ class CounterfactualPlugin(SupervisedPlugin):
         self.sources = {task: sources - lost for task, sources in self.sources.items() if task not in lost}
         if not swapped:
             return []
-        return [f"heads of tasks {swapped} replaced by those fitted for the model without tasks {sorted(lost)}"]
+        what = "heads and norms' statistics" if with_norms else "heads"
+        return [f"{what} of tasks {swapped} replaced by those fitted for the model without tasks {sorted(lost)}"]
 
 
 def _trajectory_of(strategy: Any) -> Trajectory:
