@@ -1,6 +1,6 @@
 """Growth of costs with the number of tasks, and of an unlearning with the network's size: JSON and a table.
 
-    python -m benchmarks.growth [--method amnesiac wsn small] [--tasks T] [--network mlp resnet18] [--out DIR]
+    python -m benchmarks.growth [--method amnesiac wsn small] [--tasks T] [--network mlp resnet18 vit_base] [--out DIR]
 
 Permuted digits, few samples per task, on an MLP 784-256-256 (``small``: HAT's trajectory on an MLP 16-8-8, as many
 tasks as there shall be). After some of the tasks a row: CPU time of one thread as a multiple of a plain PyTorch step,
@@ -191,7 +191,7 @@ def table(about: str, rows: Sequence[Mapping[str, Any]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--method", nargs="*", choices=list(METHODS), default=list(METHODS))
-    parser.add_argument("--network", nargs="*", choices=list(NETWORKS), default=["mlp", "resnet18"])
+    parser.add_argument("--network", nargs="*", choices=list(NETWORKS), default=["mlp", "resnet18", "vit_base"])
     parser.add_argument("--tasks", type=int, default=100, help="``small`` has ten times as many")
     parser.add_argument("--steps", type=int, default=8, help="mini-batches per task")
     parser.add_argument("--rounds", type=int, default=9)

@@ -41,6 +41,13 @@ def small_transformer() -> nn.Module:
     return net
 
 
+def base_transformer() -> nn.Module:
+    """torchvision's ViT-B/16 for 224×224 images, without its classifier: 86 million parameters."""
+    net = torchvision.models.vit_b_16()
+    net.heads = nn.Identity()
+    return net
+
+
 class Network(NamedTuple):
     """A backbone to be timed: mini-batches per epoch, epochs that the first task is learned for."""
 
@@ -58,6 +65,7 @@ NETWORKS = {
     "mlp3": Network(lambda: MLP(784, hidden=(256, 100), features=64), (784,), 64, batch=128, steps=400, epochs=5),
     "resnet18": Network(small_image_resnet18, (3, 32, 32), 512, batch=16, steps=12, epochs=2),
     "vit": Network(small_transformer, (3, 32, 32), 192, batch=16, steps=24, epochs=2),
+    "vit_base": Network(base_transformer, (3, 224, 224), 768, batch=10, steps=2, epochs=1),
 }
 
 
