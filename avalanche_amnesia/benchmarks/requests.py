@@ -297,6 +297,8 @@ def _schedule(requests: Iterable[UnlearningRequest], n_positions: int) -> list[t
 
 
 def _declared(permanent: Iterable[int], tasks: Sequence[int]) -> frozenset[int]:
+    if not isinstance(permanent, Iterable):
+        raise RequestError(f"permanent must be a list of task labels (ints), such as [0, 2], got {permanent!r}")
     declared = tuple(permanent)
     labels = [checks.integer(task) for task in declared]
     for task, label in zip(declared, labels, strict=True):

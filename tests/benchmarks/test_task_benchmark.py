@@ -142,6 +142,7 @@ def test_reading_labels_does_not_move_the_global_random_stream():
 @pytest.mark.parametrize(
     ("task_classes", "message"),
     [
+        (2, r"task_classes must be a list of classes per task, such as .*, got 2"),
         ([], "task_classes is empty"),
         ([[0], []], "task 1 has no classes"),
         ([[0, 1], [2, 3, 2]], r"task 1 repeats the classes \[2\]"),

@@ -99,3 +99,8 @@ def test_what_is_no_label_changes_nothing(label):
     with pytest.raises(ReferencesError, match="are no tasks; give a list of ints"):
         References(lambda **options: amnesiac(train_epochs=1, **options), DIGITS).reference([label])
     assert (bits(strategy.model), unlearning_plugin(strategy).ledger.state_dict()) == (before, ledger)
+
+
+def test_permanent_tasks_are_asked_for_as_a_list():
+    with pytest.raises(RequestError, match=r"permanent must be a list of task labels \(ints\), such as .*, got 2"):
+        with_unlearning(DIGITS, permanent=2)
