@@ -129,10 +129,14 @@ class UnitGraph:
         """
         of_sets = self.sets.use(masks.float())
         found = torch.zeros(len(masks), dtype=torch.bool, device=masks.device)
-        for name in entries.keys() & self.factors.keys():
+        # Small parameters first: mostly they have told of every mask before a large one is looked at.
+        for name in sorted(entries.keys() & self.factors.keys(), key=lambda name: entries[name].numel()):
+            if bool(found.all()):
+                break
             where = entries[name].to(masks.device)
             if where.numel():
-                found |= self._any_in_use(self.factors[name], of_sets, where)
+                asked = (~found).nonzero()[:, 0]
+                found[asked] = self._any_in_use(self.factors[name], of_sets[asked], where)
         return found
 
     @staticmethod
