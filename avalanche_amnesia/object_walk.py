@@ -17,6 +17,7 @@ from avalanche_amnesia.bits import tensor_hash
 
 _PLAIN = (str, bytes, bytearray, int, float, complex, type(None), type, types.ModuleType, Enum, np.generic)
 _PLAIN_TORCH = (torch.dtype, torch.device, torch.Size, torch.Generator)
+_LEAVES = (*_PLAIN, *_PLAIN_TORCH)
 # What leads out of a strategy: into the user's benchmark, and into a logger's machinery.
 _LEADING_OUT = frozenset({"origin_stream", "_origin_stream", "benchmark", "_benchmark", "__weakref__"})
 _FOREIGN = ("wandb", "threading", "asyncio", "logging", "matplotlib", "_io", "weakref")
@@ -62,14 +63,14 @@ def reachable(
         enter: False for an object that is given, but not entered.
         beside: parts of a model, which are skipped too unless one of them is the root.
     """
-    if isinstance(root, (*_PLAIN, *_PLAIN_TORCH)):
+    if isinstance(root, _LEAVES):
         return  # before the many that are to be skipped are looked through
     seen = {id(thing) for thing in skip}
     stack: list[tuple[str, object]] = [(name, root)]
     alive = []  # an id is a name only as long as its object lives
     while stack:
         path, thing = stack.pop()
-        if id(thing) in seen or isinstance(thing, (*_PLAIN, *_PLAIN_TORCH)):
+        if id(thing) in seen or isinstance(thing, _LEAVES):
             continue
         if beside is not None and thing is not root and thing in beside:
             continue

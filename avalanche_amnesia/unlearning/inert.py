@@ -6,6 +6,7 @@ import builtins
 import dis
 import logging
 import types
+from functools import lru_cache
 from typing import Any
 
 _PLAIN = (bool, int, float, str, bytes, type(None))
@@ -57,7 +58,7 @@ def _writes_nothing(member: Any) -> bool:
     if not isinstance(member, types.FunctionType):
         return _is_plain(member)
     callables = calls = 0
-    for step in dis.get_instructions(member):
+    for step in _instructions(member.__code__):
         in_place = step.opname.startswith(("BINARY_OP", "INPLACE_")) and str(step.argrepr).endswith("=")
         if in_place or step.opname.startswith(_WRITING) or step.opname in ("MAKE_FUNCTION", "YIELD_VALUE"):
             return False
@@ -74,3 +75,9 @@ def _writes_nothing(member: Any) -> bool:
         callables += method
         calls += step.opname.startswith("CALL") and step.opname != "CALL_INTRINSIC_1"
     return calls <= callables
+
+
+@lru_cache(maxsize=1024)
+def _instructions(code: types.CodeType) -> tuple[dis.Instruction, ...]:
+    """The bytecode of a function, taken apart once: what its names stand for may change between two requests."""
+    return tuple(dis.get_instructions(code))

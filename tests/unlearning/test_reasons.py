@@ -224,6 +224,16 @@ def test_inert_plugins_hold_and_write_nothing(plugin, expected):
     assert is_inert(plugin()) is expected
 
 
+def test_what_a_name_stands_for_is_looked_up_at_every_request(monkeypatch):
+    class Measuring(SupervisedPlugin):
+        def after_training_exp(self, strategy, **kwargs):
+            len(strategy.plugins)
+
+    assert is_inert(Measuring())
+    monkeypatch.setitem(globals(), "len", lambda things: things.clear())
+    assert not is_inert(Measuring())
+
+
 def test_an_inert_plugin_costs_nothing():
     assert learned(plugins=[Telling()]).unlearn([1]).claim == "exact"
 

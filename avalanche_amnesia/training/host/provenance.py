@@ -57,6 +57,8 @@ def _is_settings(value: Any) -> bool:
 
 
 def _as_json(value: Any) -> Any:
+    if isinstance(value, _PLAIN):
+        return value
     if isinstance(value, tuple):
         return [_as_json(entry) for entry in value]
     if isinstance(value, Mapping):  # slots by task
@@ -65,4 +67,4 @@ def _as_json(value: Any) -> Any:
         return {field.name: _as_json(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, torch.dtype):
         return str(value)
-    return value if isinstance(value, _PLAIN) else type(value).__name__
+    return type(value).__name__
