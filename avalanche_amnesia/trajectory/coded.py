@@ -104,7 +104,7 @@ class SparseUpdates:
 
     @property
     def _steps(self) -> Tensor:
-        return torch.from_numpy(expand(self.steps, len(self.codes))).view(torch.int8)
+        return torch.from_numpy(expand(self.steps, len(self.codes)).copy()).view(torch.int8)
 
     def _subtracted(self, written: Tensor) -> Tensor:
         index = self.where.reshape(-1).nonzero()[:, 0]

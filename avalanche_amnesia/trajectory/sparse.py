@@ -199,9 +199,9 @@ def shrink(data: np.ndarray, *, repeats: bool = True) -> Tensor:
 
 
 def expand(shrunk: Tensor, n: int) -> np.ndarray:
-    """The ``n`` bytes that :func:`shrink` was given; the length tells which form they have."""
+    """The ``n`` bytes that :func:`shrink` was given, not to be written to; the length tells which form they have."""
     data = shrunk.numpy()
-    return data if len(data) == n else np.frombuffer(zlib.decompress(data.tobytes()), dtype=np.uint8).copy()
+    return data if len(data) == n else np.frombuffer(zlib.decompress(data.data, bufsize=n), dtype=np.uint8)
 
 
 def size(shape: tuple[int, ...]) -> int:
