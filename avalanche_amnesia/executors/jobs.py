@@ -119,7 +119,8 @@ def run_jobs(
                 ended(job, None, NeedFailedError(f"not begun, as {causes[0]} failed"))
             else:
                 begin(job)
-        for future in wait(running, return_when=FIRST_COMPLETED).done if running else ():
+        some = wait(running, return_when=FIRST_COMPLETED).done if running else ()
+        for future in [future for future in running if future in some]:  # in the order in which they were begun
             job, error = running.pop(future), future.exception()
             if error is not None and executor.lost(error) and begun[job.name] <= retries:
                 begin(job)
