@@ -5,7 +5,9 @@ masked model is the same behind pickle (``tests/promises/test_any_network.py``).
 """
 
 import hashlib
+import operator
 import pickle
+import sys
 import types
 from pathlib import Path
 from uuid import uuid4
@@ -52,14 +54,21 @@ class _OfOneWorker(Exception):
     """A class or function that has no name of its own."""
 
 
+def _named(module: str, name: str):
+    """What a name of a module stands for there: classes that are made in a call may bear one that is another's."""
+    try:
+        return operator.attrgetter(name)(sys.modules[module])
+    except (AttributeError, KeyError):
+        return None
+
+
 def _told(part) -> str:
     if isinstance(part, (tuple, list)):
         return f"({','.join(map(_told, part))})"
     if isinstance(part, frozenset):
         return f"{{{','.join(sorted(map(_told, part)))}}}"
     if isinstance(part, (type, types.FunctionType, types.BuiltinFunctionType)):
-        name = f"{part.__module__}.{part.__qualname__}"
-        if "<" in name or part.__module__ == "__main__":
+        if part.__module__ == "__main__" or _named(part.__module__, part.__qualname__) is not part:
             raise _OfOneWorker
-        return name
+        return f"{part.__module__}.{part.__qualname__}"
     return repr(part)
