@@ -121,7 +121,11 @@ def cifar(name: str, root: str | Path | None, download: bool) -> tuple[tuple[Ten
     files = [given / family.base_folder / file for file, _ in (*family.train_list, *family.test_list)]
     absent = [file.name for file in files if not file.is_file()]
     if absent and not download:
-        raise missing(name, f"{', '.join(absent)} of {family.base_folder}", given)
+        copied = name == "CIFAR10" and (given / JPEG).is_file()
+        instead = (
+            f"jpeg=True reads {JPEG}, which is there: a lossy copy, not for comparison with papers" if copied else ""
+        )
+        raise missing(name, f"{', '.join(absent)} of {family.base_folder}", given, instead=instead)
     parts = []
     for train in (True, False):
         try:

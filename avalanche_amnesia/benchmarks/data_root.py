@@ -34,7 +34,7 @@ def data_root(name: str, root: str | Path | None, holds: str) -> Path:
     return Path(given)
 
 
-def missing(name: str, what: str, root: Path, downloads: bool = True) -> DataNotFoundError:
+def missing(name: str, what: str, root: Path, downloads: bool = True, instead: str = "") -> DataNotFoundError:
     """The error for files that are not there.
 
     Args:
@@ -42,8 +42,9 @@ def missing(name: str, what: str, root: Path, downloads: bool = True) -> DataNot
         what: is missing.
         root: the data root.
         downloads: torchvision can fetch it.
+        instead: what else can be done with what is there.
     """
-    way_out = ", or give download=True" if downloads else ""
+    way_out = (", or give download=True" if downloads else "") + (f"; {instead}" if instead else "")
     return DataNotFoundError(
         f"{name}: {what} missing in {root}; put it there, point root= or the environment variable {ENVIRONMENT} to a "
         f"folder that holds it{way_out}"

@@ -23,7 +23,10 @@ class Parser(jsonargparse.ArgumentParser):
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Say what was wrong, and end the program with status 2."""
-        text = re.sub(r"\s*\n\s*", " ", str(message)).replace("Parser key", "option").replace("typing.", "")
+        text = str(message)
+        for pattern, words in _REWORDED:
+            text = re.sub(pattern, words, text)
+        text = re.sub(rf"\b({'|'.join(map(re.escape, self._names()))})\.(?=\w)", "", text) if _MISSING in text else text
         sys.stderr.write(f"amnesia: {text}{_hint(text, self._names())}\n")
         raise SystemExit(2)
 
@@ -76,6 +79,16 @@ class Commands:
         return self._handlers[options.command], options[options.command]
 
 
+_MISSING = "arguments are required"  # listed with the command in front of each
+_REWORDED = (
+    (r"\s*\n\s*", " "),
+    ("Parser key", "option"),
+    (r"Subcommand '\w+' does not accept option", "unknown option"),
+    (r"<class '(\w+)'>", r"\1"),
+    (r"typing\.", ""),
+)
+"""Patterns of jsonargparse's messages, and what is said in their place."""
+
 _GIVEN = r"--([\w.-]+)|(?<=value: )(\S+)|(?<=choice: )'([^']+)'|(?:[Oo]ption|method|scenario) '([^']+)'"
 """Words of a message that the user gave."""
 
@@ -97,6 +110,8 @@ def _hint(message: str, names: set[str]) -> str:
 def _vocabulary() -> set[str]:
     """Names of settings, and the values that they may have."""
     words: set[str] = set()
+    for name, kind in get_type_hints(settings.Experiment).items():
+        words |= {f"{name}.{field.name}" for field in fields(kind)} if is_dataclass(kind) else set()
     for kind in filter(is_dataclass, vars(settings).values()):
         words |= {field.name for field in fields(kind)}
         for hint in get_type_hints(kind).values():

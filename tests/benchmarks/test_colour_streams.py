@@ -102,6 +102,15 @@ def test_cifar_from_jpeg_is_balanced_and_close_to_standard(data_root):
     assert all(y.bincount().tolist() == [1000, 1000] for _, y in (e.tensors for e in benchmark.test_stream))
 
 
+def test_where_the_jpeg_copy_alone_is_there_the_message_says_how_to_read_it(tmp_path):
+    (tmp_path / "cifar10-jpeg").mkdir()
+    (tmp_path / "cifar10-jpeg" / "cifar10_jpeg.npz").touch()
+    with pytest.raises(DataNotFoundError, match=r"cifar-10-batches-py missing.*jpeg=True reads"):
+        SplitCIFAR10(root=tmp_path)
+    with pytest.raises(DataNotFoundError, match=r"download=True$"):
+        SplitCIFAR100(root=tmp_path)
+
+
 def test_no_jpeg_file(tmp_path):
     with pytest.raises(DataNotFoundError, match=r"cifar10_jpeg\.npz missing"):
         SplitCIFAR10(root=tmp_path, jpeg=True)

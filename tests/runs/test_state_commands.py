@@ -97,3 +97,9 @@ def test_a_bad_request_changes_nothing(words, told, run_folder, capsys):
     assert told in capsys.readouterr().err
     assert {file.name: file.read_bytes() for file in (run_folder / "state").iterdir()} == before
     assert not os.path.exists("bad.json")
+
+
+def test_missing_options_are_named_as_they_are_given(capsys):
+    with pytest.raises(SystemExit):
+        main(["unlearn", "state", "--tasks", "1"])
+    assert capsys.readouterr().err == "amnesia: the following arguments are required: factory, record\n"

@@ -251,6 +251,12 @@ def test_mistakes_are_told_with_what_was_meant(file, words, told, capsys):
         ("- a", "holds no settings"),
         ("a: [", "is no YAML"),
         ("name: x\nmethods: {A: {kin: HAT}}", "did you mean 'kind'?"),
+        (
+            "extends: tiny.yaml\ntraining: {epoch: 2}",
+            "unknown option 'training.epoch'; did you mean 'training.epochs'?",
+        ),
+        ("extends: tiny.yaml\ntrainin: {epochs: 2}", "did you mean 'training.epochs'?"),
+        ("extends: tiny.yaml\nseeds: 1", 'option "seeds": Expected a list. Got value: 1'),
         ("extends: odd.yaml", "odd.yaml extends itself"),
         ("extends: tinny.yaml", "did you mean 'tiny.yaml'?"),
     ],

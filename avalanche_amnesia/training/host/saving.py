@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -174,10 +175,12 @@ def _check_fits(strategy: Any, body: Mapping[str, Any], path: Path) -> None:
     plugins = sorted(name for name, _ in body["plugins"])
     mine = sorted(name_of(type(plugin)) for plugin in _plugins(strategy))
     if plugins != mine:
-        missing, further = set(plugins) - set(mine), set(mine) - set(plugins)
+        missing = ", ".join((Counter(plugins) - Counter(mine)).elements())
+        further = ", ".join((Counter(mine) - Counter(plugins)).elements())
+        differ = [f"this strategy lacks {missing}"] if missing else []
+        differ += [f"this strategy has {further} besides"] if further else []
         raise StateError(
-            f"{path} was saved beside other plugins: {sorted(missing)} are missing here, and {sorted(further)} were "
-            "not there; build the strategy with the same ones"
+            f"{path} was saved beside other plugins: {' and '.join(differ)}; build the strategy with the same ones"
         )
     settings = _settings_of(strategy)
     different = {
