@@ -7,6 +7,7 @@ import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from enum import Enum
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -63,71 +64,100 @@ def reachable(
         enter: False for an object that is given, but not entered.
         beside: parts of a model, which are skipped too unless one of them is the root.
     """
-    if isinstance(root, _LEAVES):
+    if _is_leaf(root):
         return  # before the many that are to be skipped are looked through
     seen = {id(thing) for thing in skip}
     stack: list[tuple[str, object]] = [(name, root)]
     alive = []  # an id is a name only as long as its object lives
     while stack:
         path, thing = stack.pop()
-        if id(thing) in seen or isinstance(thing, _LEAVES):
-            continue
-        if beside is not None and thing is not root and thing in beside:
+        if id(thing) in seen or (beside is not None and thing is not root and thing in beside):
             continue
         seen.add(id(thing))
         alive.append(thing)
-        if type(thing).__module__.split(".")[0] in _FOREIGN:
+        kind: Any = type(thing)
+        if _is_foreign(kind):
             continue
         yield path, thing
         if enter(thing):
             stack.extend(reversed(list(_parts(path, thing))))
 
 
+def _is_leaf(thing: object) -> bool:
+    kind: Any = type(thing)
+    return _is_kind_of_leaf(kind)
+
+
+@cache  # most of what is met is a number or a text, of few types
+def _is_kind_of_leaf(kind: type) -> bool:
+    return issubclass(kind, _LEAVES)
+
+
+@cache
+def _is_foreign(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] in _FOREIGN
+
+
 def _parts(path: str, thing: Any) -> Iterator[tuple[str, object]]:
+    """Everything that a thing holds directly, but leaves: no path is written for these."""
     if isinstance(thing, Tensor):
         if thing.is_leaf and thing.grad is not None:
             yield f"{path}.grad", thing.grad
         return
     if isinstance(thing, np.ndarray):
         if thing.dtype == object:
-            yield from ((f"{path}[{i}]", item) for i, item in enumerate(thing.reshape(-1).tolist()))
+            yield from _entries(path, thing.reshape(-1).tolist())
         return
     if isinstance(thing, Mapping):
         for key, value in list(thing.items()):
-            yield f"{path}[{key!r}]" if isinstance(key, (str, int)) else f"{path}[{type(key).__name__}]", value
-            yield f"{path}.key", key
+            if not _is_leaf(value):
+                yield f"{path}[{key!r}]" if isinstance(key, (str, int)) else f"{path}[{type(key).__name__}]", value
+            if not _is_leaf(key):
+                yield f"{path}.key", key
     elif isinstance(thing, (list, tuple, set, frozenset)) or type(thing).__name__ == "deque":
-        yield from ((f"{path}[{i}]", item) for i, item in enumerate(list(thing)))
+        yield from _entries(path, list(thing))
     elif isinstance(thing, functools.partial):
-        yield f"{path}.func", thing.func
-        yield f"{path}.args", thing.args
-        yield f"{path}.keywords", thing.keywords
+        yield from _named(path, {"func": thing.func, "args": thing.args, "keywords": thing.keywords})
     elif isinstance(thing, types.MethodType):
-        yield f"{path}.__self__", thing.__self__
+        yield from _named(path, {"__self__": thing.__self__})
     elif isinstance(thing, types.FunctionType):
-        yield f"{path}.__defaults__", thing.__defaults__
-        yield f"{path}.__kwdefaults__", thing.__kwdefaults__
-        for cell_name, cell in zip(thing.__code__.co_freevars, thing.__closure__ or (), strict=True):
-            try:
-                yield f"{path}.<closure>.{cell_name}", cell.cell_contents
-            except ValueError:  # a name that the outer function has not bound yet
-                continue
+        yield from _named(path, {"__defaults__": thing.__defaults__, "__kwdefaults__": thing.__kwdefaults__})
+        yield from _named(f"{path}.<closure>", dict(_closure(thing)))
     elif isinstance(thing, types.GeneratorType) and thing.gi_frame is not None:
-        yield from ((f"{path}.<running>.{key}", value) for key, value in thing.gi_frame.f_locals.items())
+        yield from _named(f"{path}.<running>", thing.gi_frame.f_locals)
     yield from _attributes(path, thing)
+
+
+def _closure(function: types.FunctionType) -> Iterator[tuple[str, object]]:
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with suppress(ValueError):  # a name that the outer function has not bound yet
+            yield name, cell.cell_contents
+
+
+def _entries(path: str, things: Iterable[object]) -> Iterator[tuple[str, object]]:
+    yield from ((f"{path}[{at}]", thing) for at, thing in enumerate(things) if not _is_leaf(thing))
+
+
+def _named(path: str, things: Mapping[str, object]) -> Iterator[tuple[str, object]]:
+    yield from ((f"{path}.{name}".lstrip("."), thing) for name, thing in things.items() if not _is_leaf(thing))
 
 
 def _attributes(path: str, thing: Any) -> Iterator[tuple[str, object]]:
     attributes = dict(getattr(thing, "__dict__", None) or {})
     if isinstance(thing, nn.Module):
         for inner in ("_parameters", "_buffers", "_modules"):
-            yield from ((f"{path}.{key}", value) for key, value in attributes.pop(inner, {}).items())
-    for kind in type(thing).__mro__:
-        slots = vars(kind).get("__slots__", ())
-        for slot in (slots,) if isinstance(slots, str) else slots:
-            if hasattr(thing, slot):
-                attributes.setdefault(slot, getattr(thing, slot))
-    yield from ((f"{path}.{key}".lstrip("."), value) for key, value in attributes.items() if key not in _LEADING_OUT)
+            yield from _named(path, attributes.pop(inner, {}))
+    kind: Any = type(thing)
+    for slot in _slots(kind):
+        if hasattr(thing, slot):
+            attributes.setdefault(slot, getattr(thing, slot))
+    yield from _named(path, {name: value for name, value in attributes.items() if name not in _LEADING_OUT})
+
+
+@cache
+def _slots(kind: type) -> tuple[str, ...]:
+    found = (vars(base).get("__slots__", ()) for base in kind.__mro__)
+    return tuple(slot for slots in found for slot in ((slots,) if isinstance(slots, str) else slots))
 
 
 def memory_of(
@@ -161,9 +191,7 @@ def _numbers(thing: Any) -> Iterator[tuple[str, float]]:
     elif isinstance(thing, (list, tuple, set, frozenset)):
         places |= {f"[{at}]": value for at, value in enumerate(thing)}
     elif isinstance(thing, types.FunctionType):
-        code = thing.__code__
-        for cell_name, cell in zip(code.co_freevars, thing.__closure__ or (), strict=True):
-            with suppress(ValueError):  # a name that the outer function has not bound yet
-                places[f".<closure>.{cell_name}"] = cell.cell_contents
-        places |= {f".<global>.{key}": thing.__globals__[key] for key in code.co_names if key in thing.__globals__}
+        places |= {f".<closure>.{name}": value for name, value in _closure(thing)}
+        names = (name for name in thing.__code__.co_names if name in thing.__globals__)
+        places |= {f".<global>.{name}": thing.__globals__[name] for name in names}
     yield from ((place, value) for place, value in places.items() if type(value) in (int, float))

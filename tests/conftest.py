@@ -15,6 +15,9 @@ from support.shared_traces import SharedTraces  # noqa: E402 - rewritten
 from avalanche_amnesia.unit_graph import tracing  # noqa: E402
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the programs that tests start: they share the cores
+for _look in ("WANDB_X_DISABLE_META", "WANDB_X_DISABLE_STATS", "WANDB_X_DISABLE_MACHINE_INFO"):
+    os.environ.setdefault(_look, "true")  # W&B looks over the whole machine at every run's start
+os.environ.setdefault("WANDB_X_SAVE_REQUIREMENTS", "false")
 if not torch.accelerator.is_available():  # manual_seed keeps pytest's deep stack at every call, which takes 5 ms
     torch.manual_seed = torch.default_generator.manual_seed
 

@@ -98,25 +98,30 @@ class Recurrent(nn.Module):
         return self.out(self.recurrent(torch.relu(self.inner(x)))[0][:, -1])
 
 
-# name → (factory, shape of one input, keyword arguments of MaskedModel)
+# name → (factory, shape of one input, keyword arguments of MaskedModel). Large ones are told their input's shape:
+# reading them for images of any size takes twice as long.
 NETWORKS = {
     "mlp": (lambda: MLP(20, hidden=(16, 12), features=8), (20,), {}),
     "lenet": (lenet, (1, 28, 28), {"input_shape": (1, 28, 28)}),
-    "vgg": (vgg, (3, 32, 32), {"classifier": "classifier.6"}),
+    "vgg": (vgg, (3, 32, 32), {"classifier": "classifier.6", "input_shape": (3, 32, 32)}),
     "resnet18": (tv.resnet18, (3, 64, 64), {"classifier": "fc"}),  # traced on other images than it is run on
-    "resnet50": (tv.resnet50, (3, 32, 32), {"classifier": "fc"}),
+    "resnet50": (tv.resnet50, (3, 32, 32), {"classifier": "fc", "input_shape": (3, 32, 32)}),
     "resnet18 on the batch's statistics": (
         lambda: SlimResNet18(5, 8),
         (3, 32, 32),
         {"classifier": "linear", "norm": "batch"},
     ),
     "SlimResNet18": (lambda: SlimResNet18(5), (3, 32, 32), {"classifier": "linear"}),
-    "MTSlimResNet18": (lambda: MTSlimResNet18(5), (3, 32, 32), {}),
+    "MTSlimResNet18": (lambda: MTSlimResNet18(5), (3, 32, 32), {"input_shape": (3, 32, 32)}),
     "SimpleCNN": (SimpleCNN, (3, 32, 32), {}),
-    "mobilenet": (tv.mobilenet_v2, (3, 32, 32), {"classifier": "classifier.1"}),
-    "densenet": (lambda: tv.DenseNet(8, (2, 2, 2), 16), (3, 64, 64), {"classifier": "classifier"}),
-    "convnext": (small_convnext, (3, 64, 64), {"classifier": "classifier.2"}),
-    "efficientnet": (small_efficientnet, (3, 64, 64), {"classifier": "classifier.1"}),
+    "mobilenet": (tv.mobilenet_v2, (3, 32, 32), {"classifier": "classifier.1", "input_shape": (3, 32, 32)}),
+    "densenet": (
+        lambda: tv.DenseNet(8, (2, 2, 2), 16),
+        (3, 64, 64),
+        {"classifier": "classifier", "input_shape": (3, 64, 64)},
+    ),
+    "convnext": (small_convnext, (3, 64, 64), {"classifier": "classifier.2", "input_shape": (3, 64, 64)}),
+    "efficientnet": (small_efficientnet, (3, 64, 64), {"classifier": "classifier.1", "input_shape": (3, 64, 64)}),
     "vit": (small_vit, (3, 16, 16), {"classifier": "heads.head", "input_shape": (3, 16, 16)}),
     "timm vit": (timm_vit, (3, 32, 32), {"input_shape": (3, 32, 32)}),
     "gated": (Gated, (3, 9, 9), {}),
