@@ -220,8 +220,10 @@ def figure(rows: Sequence[Row]) -> Figure:
                 axis.text(0.5, 0.5, "none was measured", ha="center", transform=axis.transAxes)
                 axis.set_xticks([])
             elif name == "ratio":
-                axis.set_xscale("symlog", linthresh=1)
-                axis.set_xlim(left=-0.2)
+                largest = max(1.0, *(x for x, _ in points))
+                if largest > 10:
+                    axis.set_xscale("symlog", linthresh=1)
+                axis.set_xlim(-0.2, 1.3 * largest)
                 axis.axvline(1, color="grey", linewidth=0.8, linestyle=":")
     return picture
 

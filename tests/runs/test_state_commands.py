@@ -1,12 +1,12 @@
 """A state is unlearned, audited and verified by a process that never saw the training script."""
 
 import os
-import subprocess
 import sys
 
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from support.forked import run_script
 
 from avalanche_amnesia.audit.record import UnlearningRecord
 from avalanche_amnesia.runs.command_line import main
@@ -36,7 +36,7 @@ if __name__ == "__main__":
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
     (folder / "train.py").write_text(SCRIPT)
-    subprocess.run([sys.executable, "train.py"], cwd=folder, check=True)
+    run_script(folder / "train.py")
     return folder
 
 
