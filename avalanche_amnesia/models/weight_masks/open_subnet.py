@@ -21,6 +21,7 @@ class OpenSubnet:
     Attributes:
         leaves: by name of the layer.
         thresholds: by name, of the last choice: room for ``choose`` to note where to look first the next time.
+        room: ``(n_weights,)``, for either function to compute in: making one anew in every step takes longer.
     """
 
     @torch.no_grad()
@@ -35,7 +36,7 @@ class OpenSubnet:
         self._choose, self._straight_through = choose, straight_through
         self.leaves = {name: torch.empty_like(weight).requires_grad_() for name, weight in weights.items()}
         self.thresholds: dict[str, float] = {}
-        self._marks, self._zero = torch.empty_like(scores), scores.new_zeros(())
+        self._marks, self.room, self._zero = torch.empty_like(scores), torch.empty_like(scores), scores.new_zeros(())
         self.open()
 
     @torch.no_grad()

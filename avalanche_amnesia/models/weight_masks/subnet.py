@@ -151,7 +151,8 @@ class SubnetModel(TaskMaskedModel):
         """
         marks = torch.empty_like(scores) if out is None else out
         near = {} if self._open is None else self._open.thresholds
-        parts = zip(scores.abs().split(self._sizes), marks.split(self._sizes), self.graph.layers.items(), strict=True)
+        sizes = torch.abs(scores.detach(), out=self._room)
+        parts = zip(sizes.split(self._sizes), marks.split(self._sizes), self.graph.layers.items(), strict=True)
         for part, marked, (name, tensor) in parts:
             near[name] = mark_largest(part, tensor.kept, marked, near.get(name))
         return marks
@@ -163,7 +164,12 @@ class SubnetModel(TaskMaskedModel):
             of_mask: gradient of the mask, ``(n_weights,)``; may be written into.
             scores: ``(n_weights,)``.
         """
-        return of_mask.mul_(scores.sign())
+        return of_mask.mul_(torch.sign(scores.detach(), out=self._room))
+
+    @property
+    def _room(self) -> Tensor | None:
+        """Where to compute; None outside of a training: in a tensor of its own."""
+        return None if self._open is None else self._open.room
 
     @property
     def _device(self) -> torch.device:
