@@ -32,7 +32,7 @@ class ScaledUpdatesPlugin(SupervisedPlugin):
     the deletion hardly anything is left. ``rate`` scales the update of the first remaining task that moved the entry
     by the inverse of the rate with which it was damped (without layer sparsity, κ = 0); ``draft`` multiplies it by α,
     the literal reading of the method's first draft. With ``adjustment="hat"`` nobody else moves such an entry, and
-    neither changes anything; with AdaHAT ``rate`` was measured to be harmful, and ``draft`` to have no effect.
+    neither changes anything; with AdaHAT both were measured to be harmful (results/ablation).
 
     Needs :class:`HATPlugin` (or AdaHATPlugin) and :class:`TrajectoryPlugin` in front of it, and
     :class:`UnlearningPlugin` beside it.
