@@ -1,5 +1,6 @@
 """Surroundings of every test: one thread, streams that start alike, and the real data where there is some."""
 
+import gc
 import os
 import random
 from pathlib import Path
@@ -20,6 +21,10 @@ for _look in ("WANDB_X_DISABLE_META", "WANDB_X_DISABLE_STATS", "WANDB_X_DISABLE_
 os.environ.setdefault("WANDB_X_SAVE_REQUIREMENTS", "false")
 if not torch.accelerator.is_available():  # manual_seed keeps pytest's deep stack at every call, which takes 5 ms
     torch.manual_seed = torch.default_generator.manual_seed
+
+
+gc.collect()
+gc.freeze()  # what was imported stays: garbage is not looked for there, which takes half a second each time
 
 
 @pytest.fixture(autouse=True)

@@ -125,8 +125,6 @@ def test_the_life_of_tasks(name, data_root):
     [
         *(
             ("resnet50", "fc"),
-            ("resnext50_32x4d", "fc"),
-            ("mobilenet_v2", "classifier"),
             ("mobilenet_v3_large", "classifier"),
             ("shufflenet_v2_x1_0", "fc"),
         ),

@@ -240,13 +240,13 @@ FAMILIES = {
             width_mult=0.25, inverted_residual_setting=[[1, 16, 1, 1], [3, 24, 2, 2], [3, 32, 1, 2]]
         ),
         (3, 32, 32),
-        {"classifier": "classifier"},
+        {"classifier": "classifier", "input_shape": (3, 32, 32)},
     ),
     "mobilenet v3": (mobilenet_v3, (3, 32, 32), {"classifier": "classifier"}),
     "shufflenet": (
         lambda: zoo.ShuffleNetV2([2, 2, 2], [8, 8, 16, 16, 32]),
         (3, 32, 32),
-        {"classifier": "fc"},
+        {"classifier": "fc", "input_shape": (3, 32, 32)},
     ),
     "densenet": (
         lambda: zoo.DenseNet(growth_rate=4, block_config=(2, 2), num_init_features=8, bn_size=2),
@@ -257,9 +257,9 @@ FAMILIES = {
     "convnext": (
         lambda: ConvNeXt([CNBlockConfig(8, 16, 1), CNBlockConfig(16, None, 2)], stochastic_depth_prob=0.1),
         (3, 32, 32),
-        {"classifier": "classifier.2"},
+        {"classifier": "classifier.2", "input_shape": (3, 32, 32)},
     ),
-    "efficientnet": (efficientnet, (3, 32, 32), {"classifier": "classifier"}),
+    "efficientnet": (efficientnet, (3, 32, 32), {"classifier": "classifier", "input_shape": (3, 32, 32)}),
     "vit": (
         lambda: zoo.VisionTransformer(
             image_size=16, patch_size=4, num_layers=2, num_heads=2, hidden_dim=16, mlp_dim=32
@@ -279,11 +279,15 @@ FAMILIES = {
         (3, 16, 16),
         {},
     ),
-    "timm resnet": (lambda: timm_model("resnet10t", stem_width=8, channels=(8, 12, 16, 16)), (3, 32, 32), {}),
+    "timm resnet": (
+        lambda: timm_model("resnet10t", stem_width=8, channels=(8, 12, 16, 16)),
+        (3, 32, 32),
+        {"input_shape": (3, 32, 32)},
+    ),
     "timm convnext": (
         lambda: timm_model("convnext_atto", depths=(1, 1, 1, 1), dims=(8, 12, 16, 16)),
         (3, 32, 32),
-        {},
+        {"input_shape": (3, 32, 32)},
     ),
     "avalanche mlp": (
         lambda: avalanche_net("SimpleMLP", num_classes=4, input_size=64, hidden_size=24, hidden_layers=2),
@@ -295,8 +299,12 @@ FAMILIES = {
         (3, 32, 32),
         {"classifier": "classifier"},
     ),
-    "slim resnet": (lambda: slim_resnet("SlimResNet18"), (3, 32, 32), {"classifier": "linear"}),
-    "multi-task slim resnet": (lambda: slim_resnet("MTSlimResNet18"), (3, 32, 32), {}),
+    "slim resnet": (
+        lambda: slim_resnet("SlimResNet18"),
+        (3, 32, 32),
+        {"classifier": "linear", "input_shape": (3, 32, 32)},
+    ),
+    "multi-task slim resnet": (lambda: slim_resnet("MTSlimResNet18"), (3, 32, 32), {"input_shape": (3, 32, 32)}),
     "timm mobilenet": (lambda: timm_model("mobilenetv3_small_050"), (3, 32, 32), {"input_shape": (3, 32, 32)}),
     "conv1d": (
         lambda: nn.Sequential(
