@@ -1,5 +1,6 @@
 """Surroundings of every test: one thread, streams that start alike, and the real data where there is some."""
 
+import atexit
 import gc
 import os
 import random
@@ -25,6 +26,7 @@ if not torch.accelerator.is_available():  # manual_seed keeps pytest's deep stac
 
 gc.collect()
 gc.freeze()  # what was imported stays: garbage is not looked for there, which takes half a second each time
+atexit.register(gc.unfreeze)  # else libraries tell of leaks at the very end
 
 
 @pytest.fixture(autouse=True)
