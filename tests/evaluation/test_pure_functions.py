@@ -159,7 +159,7 @@ def some_masks(draw, least=1):
     return {task: torch.tensor(draw(st.lists(st.booleans(), min_size=n, max_size=n))) for task in tasks}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(some_masks(least=0))
 def test_overlaps_are_jaccard_s_index(masks):
     matrix, rows = overlap_matrix(masks), list(masks.values())

@@ -32,16 +32,11 @@ def demo(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_results_made_again_on_two_cores_are_the_same(demo, tmp_path, monkeypatch):
-    import avalanche_amnesia.runs.demo as module
-
-    again = ["AmnesiacHAT", "EWC"]
+def test_results_made_again_on_two_cores_are_the_same_bytes(demo, tmp_path, monkeypatch):
     out, _, _ = demo
     monkeypatch.setattr(loky, "cpu_count", lambda: 2)
-    monkeypatch.setattr(module, "contestants", lambda budget: {name: contestants(budget)[name] for name in again})
     run_demo(tmp_path, epochs=2, console=Console(file=io.StringIO()))
-    first, second = (json.loads((folder / "results.json").read_text())["strategies"] for folder in (out, tmp_path))
-    assert second == {name: first[name] for name in again}
+    assert (tmp_path / "results.json").read_bytes() == (out / "results.json").read_bytes()
 
 
 def test_results_hold_every_number_of_every_event(demo):
@@ -184,7 +179,6 @@ def test_the_same_job_runs_on_mnist(data_root, tmp_path, monkeypatch):
     import avalanche_amnesia.runs.demo as module
 
     full = module.SplitMNIST
-    monkeypatch.setattr(module, "contestants", lambda budget: {"AmnesiacHAT": contestants(budget)["AmnesiacHAT"]})
     monkeypatch.setattr(module, "SplitMNIST", lambda **options: full(n_train=1000, n_test=500, **options))
     runs = run_demo(tmp_path, data_root=str(data_root), epochs=1, console=Console(file=io.StringIO()))
     assert runs[0].observations[-1].remaining == (2, 3)

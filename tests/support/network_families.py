@@ -232,34 +232,35 @@ FAMILIES = {
     "resnet bottleneck": (
         lambda: ResNet(Bottleneck, [1, 1, 1, 1], groups=2, width_per_group=4),
         (3, 32, 32),
-        {"classifier": "fc", "input_shape": (3, 32, 32)},
+        {"classifier": "fc"},
     ),
-    "resnet18": (zoo.resnet18, (3, 32, 32), {"classifier": "fc", "input_shape": (3, 32, 32)}),
+    "resnet18": (zoo.resnet18, (3, 32, 32), {"classifier": "fc"}),
+    "resnet50": (zoo.resnet50, (3, 32, 32), {"classifier": "fc"}),
     "mobilenet v2": (
         lambda: zoo.MobileNetV2(
             width_mult=0.25, inverted_residual_setting=[[1, 16, 1, 1], [3, 24, 2, 2], [3, 32, 1, 2]]
         ),
         (3, 32, 32),
-        {"classifier": "classifier", "input_shape": (3, 32, 32)},
+        {"classifier": "classifier"},
     ),
     "mobilenet v3": (mobilenet_v3, (3, 32, 32), {"classifier": "classifier"}),
     "shufflenet": (
         lambda: zoo.ShuffleNetV2([2, 2, 2], [8, 8, 16, 16, 32]),
         (3, 32, 32),
-        {"classifier": "fc", "input_shape": (3, 32, 32)},
+        {"classifier": "fc"},
     ),
     "densenet": (
         lambda: zoo.DenseNet(growth_rate=4, block_config=(2, 2), num_init_features=8, bn_size=2),
         (3, 32, 32),
         {"classifier": "classifier"},
     ),
-    "squeezenet": (lambda: zoo.SqueezeNet("1_1", num_classes=16), (3, 32, 32), {"input_shape": (3, 32, 32)}),
+    "squeezenet": (lambda: zoo.SqueezeNet("1_1", num_classes=16), (3, 32, 32), {}),
     "convnext": (
         lambda: ConvNeXt([CNBlockConfig(8, 16, 1), CNBlockConfig(16, None, 2)], stochastic_depth_prob=0.1),
         (3, 32, 32),
-        {"classifier": "classifier.2", "input_shape": (3, 32, 32)},
+        {"classifier": "classifier.2"},
     ),
-    "efficientnet": (efficientnet, (3, 32, 32), {"classifier": "classifier", "input_shape": (3, 32, 32)}),
+    "efficientnet": (efficientnet, (3, 32, 32), {"classifier": "classifier"}),
     "vit": (
         lambda: zoo.VisionTransformer(
             image_size=16, patch_size=4, num_layers=2, num_heads=2, hidden_dim=16, mlp_dim=32
@@ -279,15 +280,11 @@ FAMILIES = {
         (3, 16, 16),
         {},
     ),
-    "timm resnet": (
-        lambda: timm_model("resnet10t", stem_width=8, channels=(8, 12, 16, 16)),
-        (3, 32, 32),
-        {"input_shape": (3, 32, 32)},
-    ),
+    "timm resnet": (lambda: timm_model("resnet10t", stem_width=8, channels=(8, 12, 16, 16)), (3, 32, 32), {}),
     "timm convnext": (
         lambda: timm_model("convnext_atto", depths=(1, 1, 1, 1), dims=(8, 12, 16, 16)),
         (3, 32, 32),
-        {"input_shape": (3, 32, 32)},
+        {},
     ),
     "avalanche mlp": (
         lambda: avalanche_net("SimpleMLP", num_classes=4, input_size=64, hidden_size=24, hidden_layers=2),
@@ -299,13 +296,9 @@ FAMILIES = {
         (3, 32, 32),
         {"classifier": "classifier"},
     ),
-    "slim resnet": (
-        lambda: slim_resnet("SlimResNet18"),
-        (3, 32, 32),
-        {"classifier": "linear", "input_shape": (3, 32, 32)},
-    ),
-    "multi-task slim resnet": (lambda: slim_resnet("MTSlimResNet18"), (3, 32, 32), {"input_shape": (3, 32, 32)}),
-    "timm mobilenet": (lambda: timm_model("mobilenetv3_small_050"), (3, 32, 32), {"input_shape": (3, 32, 32)}),
+    "slim resnet": (lambda: slim_resnet("SlimResNet18"), (3, 32, 32), {"classifier": "linear"}),
+    "multi-task slim resnet": (lambda: slim_resnet("MTSlimResNet18"), (3, 32, 32), {}),
+    "timm mobilenet": (lambda: timm_model("mobilenetv3_small_050"), (3, 32, 32), {}),
     "conv1d": (
         lambda: nn.Sequential(
             *(nn.Conv1d(8, 12, 3), nn.BatchNorm1d(12), nn.GELU(), nn.Conv1d(12, 8, 3), nn.ReLU()),

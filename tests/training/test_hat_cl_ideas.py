@@ -265,7 +265,7 @@ def test_a_task_that_a_later_one_overwrote_is_approximate():
 def test_random_sequences_are_called_exact_only_where_they_are(locked, options):
     refs = References(lambda **kw: amnesiac(locked=locked, **options, **kw), STREAM)
     claims = []
-    for seed in range(3):
+    for seed in range(6):
         chance, strategy = random.Random(seed), amnesiac(locked=locked, **options)
         for _ in range(14):
             remaining = list(find_plugin(strategy, UnlearningPlugin).ledger.remaining)
