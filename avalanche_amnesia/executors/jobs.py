@@ -30,7 +30,7 @@ class Job:
 
 @dataclass(frozen=True)
 class JobDone:
-    """What became of a job.
+    """Outcome of a job.
 
     Attributes:
         job: that ended.
@@ -52,7 +52,7 @@ class NeedFailedError(RuntimeError):
 
 
 class Executor(Protocol):
-    """Where jobs run.
+    """Runner of jobs.
 
     Attributes:
         workers: jobs that it is given at a time, so that those which come first in the list are done first; None: all.

@@ -168,7 +168,7 @@ class SubnetModel(TaskMaskedModel):
 
     @property
     def _room(self) -> Tensor | None:
-        """Where to compute; None outside of a training: in a tensor of its own."""
+        """Tensor to compute in; None outside of a training: a new one."""
         return None if self._open is None else self._open.room
 
     @property
