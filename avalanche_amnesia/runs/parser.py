@@ -26,9 +26,20 @@ class Parser(jsonargparse.ArgumentParser):
         text = str(message)
         for pattern, words in _REWORDED:
             text = re.sub(pattern, words, text)
-        text = re.sub(rf"\b({'|'.join(map(re.escape, self._names()))})\.(?=\w)", "", text) if _MISSING in text else text
+        if _MISSING in text:
+            text = re.sub(r"(\w+)\.(\w+)", self._as_given, text)
         sys.stderr.write(f"amnesia: {text}{_hint(text, self._names())}\n")
         raise SystemExit(2)
+
+    def _as_given(self, found: re.Match[str]) -> str:
+        """``unlearn.record`` as it is given: ``--record``; what has no name there, as it is called: ``state``."""
+        command, name = found.groups()
+        for action in self._actions:
+            parser = action.choices.get(command) if isinstance(action.choices, dict) else None
+            if isinstance(parser, Parser):
+                option = f"--{name.replace('_', '-')}"
+                return option if option.lstrip("-") in parser._names() else name
+        return found[0]
 
     def _names(self) -> set[str]:
         """Commands and options that exist here."""
@@ -70,7 +81,7 @@ class Commands:
         return parser
 
     def parse(self, words: Iterable[str] | None) -> tuple[Handler, Namespace]:
-        """What to do, and the command's options with their dataclasses made.
+        """Handler of a command, and the command's options with their dataclasses made.
 
         Args:
             words: behind the program's name; None: those it was called with.
@@ -95,7 +106,7 @@ _GIVEN = r"--([\w.-]+)|(?<=value: )(\S+)|(?<=choice: )'([^']+)'|(?:[Oo]ption|met
 
 def _hint(message: str, names: set[str]) -> str:
     """``; did you mean …?`` where a word of a message nearly is a name that exists."""
-    if "did you mean" in message:
+    if "did you mean" in message or _MISSING in message:  # what is missing was not misspelt
         return ""
     known = names | {part for name in names for part in name.split(".")} | _vocabulary()
     for word in re.findall(_GIVEN, message):
