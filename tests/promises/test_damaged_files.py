@@ -157,11 +157,18 @@ def test_an_earlier_log_that_a_removal_does_not_read_may_be_damaged(tmp_path):
         store.remove([0], state)
 
 
-def test_logs_in_memory_are_not_looked_at(monkeypatch):
+def test_logs_in_memory_are_not_looked_at_as_those_on_disk_are(monkeypatch, tmp_path):
     store, state = with_three_tasks(None)
-    monkeypatch.setattr(log_files, "_digest_of", lambda *_: pytest.fail("hashed"))
+    on_disk, _ = with_three_tasks(tmp_path)
+    hashed = []
+    monkeypatch.setattr(log_files, "_digest_of", lambda *_: hashed.append(1) or "")
+    with pytest.raises(TrajectoryError, match="damaged"):
+        on_disk.remove([0], state)
+    assert hashed
+    hashed.clear()
     store.remove([0], state)
     store.merge([0])
+    assert hashed == []
 
 
 def test_a_file_of_another_name_is_refused(tmp_path):

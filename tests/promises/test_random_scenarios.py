@@ -10,6 +10,7 @@ from support.thoroughness import examples
 
 from avalanche_amnesia.benchmarks import UnlearningRequest
 from avalanche_amnesia.training.plugins import CounterfactualPlugin
+from avalanche_amnesia.unlearning import applying
 from avalanche_amnesia.unlearning.purging.importances import EWCAdapter
 
 STEPS = [*UNLEARNING_STEPS, (CounterfactualPlugin, "compensate"), (EWCAdapter, "purge")]
@@ -94,3 +95,13 @@ def test_what_is_promised_holds_after_every_event(tmp_path_factory, kind, events
     scenario.train(1, None, None, None)
     for event in events:
         perform(scenario, event)
+
+
+def test_an_unlearning_that_moves_nothing_breaks_what_is_promised(tmp_path, monkeypatch):
+    """The control of the scenarios above, whose checks lie in support.scenario."""
+    monkeypatch.setattr(applying, "_move", lambda *_: None)
+    scenario = Scenario(KINDS["backup"], tmp_path, marked=False, net=sorted(NETS)[0], optimizer="adam", deadline=None)
+    scenario.train(0, None, None, None)
+    scenario.train(1, None, None, None)
+    with pytest.raises(AssertionError):
+        scenario.request((1,), None, None)

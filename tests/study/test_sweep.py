@@ -26,7 +26,7 @@ from avalanche_amnesia.study.planning import plan_sweep
 from avalanche_amnesia.study.running import run_cell
 from avalanche_amnesia.study.settings import MethodSettings, ScenarioSettings
 from avalanche_amnesia.study.sweep import jobs_of, sweep
-from avalanche_amnesia.study.tables import MEASURES, read_rows
+from avalanche_amnesia.study.tables import MEASURES, Row, figure, read_rows
 
 CELLS = cells_of(TINY)
 
@@ -127,6 +127,18 @@ def test_a_killed_sweep_goes_on_where_it_was(swept, file, monkeypatch):
     assert {path: path.stat().st_mtime_ns for path in there} == written  # what was finished is not run again
     for cell in cells_of(TINY, ["HAT"], seeds=[1]):
         assert results(folder_of(cell, file / "runs")) == results(folder_of(cell, swept[0] / "out"))
+
+
+@pytest.mark.parametrize("ratios", [(0.0, 0.5), (0.3, 2.0), (1.0, 95.0)])
+def test_every_dot_lies_inside_of_its_panel(ratios):
+    rows = [Row("x", "A", "newest", 1, "", {"remaining": 0.9, "ratio": ratio}, {}, []) for ratio in ratios]
+    picture = figure(rows)
+    picture.canvas.draw()
+    axis = picture.axes[1]
+    left, right = axis.get_xlim()
+    assert left < min(ratios)
+    assert right > 1.1 * max(*ratios, 1.0)  # not cut in half by the frame
+    assert axis.get_xscale() == ("symlog" if max(ratios) > 10 else "linear")
 
 
 def test_tables_have_the_numbers_of_the_runs(swept, tmp_path, capsys):
