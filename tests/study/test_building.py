@@ -126,7 +126,16 @@ def experiment(content):
 
 
 OWN_QUESTION = {
-    *("ablation", "adahat_alpha", "as_published", "hat_cl", "wsn", "permuted_mnist_5_dil", "rotated_mnist_dil"),
+    *(
+        "ablation",
+        "adahat_alpha",
+        "as_published",
+        "hat_cl",
+        "permuted_mnist_5_dil",
+        "recycling",
+        "rotated_mnist_dil",
+        "wsn",
+    ),
 }
 """Experiments that are no comparison of all methods."""
 
