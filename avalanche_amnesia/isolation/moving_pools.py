@@ -80,8 +80,8 @@ class MovingPools(LabelledPools):
         )
 
     def written_at_end(self, model: MaskedModel, before: Mapping[str, Tensor]) -> Iterable[Tensor]:
-        """The parameters, and the values before the task: units go to their places again."""
-        return [] if self.relocation is None else [*model.parameters(), *before.values()]
+        """The whole model, and the values before the task: units go to their places again."""
+        return [] if self.relocation is None else [*model.parameters(), *model.buffers(), *before.values()]
 
     def recover(self) -> None:
         """Take back a move of units that was interrupted."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from avalanche_amnesia.models.gate import Gate
-from avalanche_amnesia.models.multi_head import UnknownTaskError, by_task
+from avalanche_amnesia.models.multi_head import UnknownTaskError, by_task, inside_backbone
 from avalanche_amnesia.models.own_modules import OwnModules
 from avalanche_amnesia.models.per_task import PerTask
 from avalanche_amnesia.models.shared_head import SHARED_HEAD, SharedHead, add_shared_head, stand_in
@@ -154,11 +154,6 @@ class MaskedModel(TaskMaskedModel):
         """As the base class's."""
         return self._binary.tasks
 
-    @property
-    def masks(self) -> Mapping[int, Mapping[str, Tensor]]:
-        """Binary masks of the trained tasks: task → layer name → bool tensor ``(units,)``. Read-only views."""
-        return MappingProxyType({task: self.by_layer(self._binary.get(task)) for task in self._binary.tasks})
-
     def by_layer(self, vector: Tensor) -> Mapping[str, Tensor]:
         """A vector over all units ``(…, n_units)`` cut into layers: layer name → ``(…, units)``."""
         return MappingProxyType(dict(zip(self.graph.layers, vector.split(self._sizes, dim=-1), strict=True)))
@@ -183,12 +178,19 @@ class MaskedModel(TaskMaskedModel):
         """As the base class's."""
         return f"_binary.{task}"
 
-    def cumulative_mask(self) -> Tensor:
-        """Units that any remaining task uses, bool ``(n_units,)``: ``a^{≤t}``, rebuilt from the masks at every call."""
-        masks = [self._binary.get(task) for task in self._binary.tasks]
+    def cumulative_mask(self, tasks: Iterable[int] | None = None) -> Tensor:
+        """As the base class's, over all units."""
+        masks = [self._binary.get(task) for task in (self._binary.tasks if tasks is None else tasks)]
         if not masks:
             return torch.zeros(self.n_units, dtype=torch.bool, device=self._device)
         return torch.stack(masks).any(0)
+
+    def users_of(self, entries: Mapping[str, Tensor], tasks: Sequence[int]) -> frozenset[int]:
+        """As the base class's."""
+        if not tasks:
+            return frozenset()
+        found = self.graph.covering(torch.stack([self._binary.get(task) for task in tasks]), inside_backbone(entries))
+        return frozenset(task for task, reads in zip(tasks, found.tolist(), strict=True) if reads)
 
     @property
     def _device(self) -> torch.device:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from avalanche_amnesia.models.multi_head import MultiHeadModel, UnknownTaskError, inside_backbone
+from avalanche_amnesia.models.multi_head import MultiHeadModel, UnknownTaskError
 
 
 class MaskCover(Protocol):
@@ -33,20 +33,33 @@ class MaskCover(Protocol):
     def reads(self, mask: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
         """Parameter by parameter, which entries one mask covers: bool tensors that broadcast over the parameters."""
 
-    def covering(self, masks: Tensor, entries: Mapping[str, Tensor]) -> Tensor:
-        """Masks that cover any of some entries.
-
-        Args:
-            masks: bool ``(k, n)``.
-            entries: parameter name → bool tensor of the parameter's shape; a parameter that no mask covers counts for
-                none.
-
-        Returns:
-            Bool ``(k,)``.
-        """
-
     def layer_of(self, parameter: str) -> int:
         """Index of the part of a mask that a parameter goes by, in :attr:`layers`."""
+
+
+class TaskMasks(Mapping[int, Mapping[str, Tensor]]):
+    """Binary masks of a model's trained tasks; each is made when it is asked for, as many ask for the labels alone.
+
+    Args:
+        model: its masks.
+    """
+
+    def __init__(self, model: TaskMaskedModel) -> None:
+        self._model = model
+
+    def __getitem__(self, task: int) -> Mapping[str, Tensor]:
+        if task not in self:
+            raise KeyError(task)
+        return self._model.by_layer(self._model.binary_mask(task))
+
+    def __contains__(self, task: object) -> bool:
+        return task in self._model.masked_tasks
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._model.masked_tasks)
+
+    def __len__(self) -> int:
+        return len(self._model.masked_tasks)
 
 
 class TaskMaskedModel(MultiHeadModel, ABC):
@@ -90,18 +103,15 @@ class TaskMaskedModel(MultiHeadModel, ABC):
         for name, covered in self.graph.reads(self.by_layer(mask)):
             yield f"backbone.{name}", covered
 
+    @abstractmethod
     def users_of(self, entries: Mapping[str, Tensor], tasks: Sequence[int]) -> frozenset[int]:
         """Tasks that read any of some entries: whose :meth:`entries_of` meet them.
 
         Args:
-            entries: full parameter name → bool tensor of the parameter's shape; those outside the backbone are passed
-                over.
+            entries: full parameter name → bool tensor of the parameter's shape; those outside the backbone, and those
+                that no mask covers, count for none.
             tasks: with masks.
         """
-        if not tasks:
-            return frozenset()
-        found = self.graph.covering(torch.stack([self.binary_mask(task) for task in tasks]), inside_backbone(entries))
-        return frozenset(task for task, reads in zip(tasks, found.tolist(), strict=True) if reads)
 
     @property
     def frozen_in_use(self) -> frozenset[str]:
@@ -114,9 +124,9 @@ class TaskMaskedModel(MultiHeadModel, ABC):
         """Tasks that have a mask, in the order in which they were trained."""
 
     @property
-    @abstractmethod
     def masks(self) -> Mapping[int, Mapping[str, Tensor]]:
-        """Binary masks of the trained tasks: task → part of the mask → bool tensor, one-dimensional."""
+        """Binary masks of the trained tasks: task → part of the mask → bool tensor, one-dimensional, copied."""
+        return TaskMasks(self)
 
     @abstractmethod
     def by_layer(self, vector: Tensor) -> Mapping[str, Tensor]:
@@ -127,8 +137,12 @@ class TaskMaskedModel(MultiHeadModel, ABC):
         """A task's mask, bool ``(n,)``, copied."""
 
     @abstractmethod
-    def cumulative_mask(self) -> Tensor:
-        """Entries that any remaining task uses, bool ``(n,)``."""
+    def cumulative_mask(self, tasks: Iterable[int] | None = None) -> Tensor:
+        """Entries that any of some tasks uses, bool ``(n,)``: ``a^{≤t}``, rebuilt from the masks at every call.
+
+        Args:
+            tasks: with masks; None: every remaining task.
+        """
 
     @abstractmethod
     def mask_name(self, task: int) -> str:

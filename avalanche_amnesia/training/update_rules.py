@@ -41,15 +41,11 @@ class TaskUse:
 
     def __init__(self, model: TaskMaskedModel, locked: Collection[int] | None = None) -> None:
         parameters = dict(model.backbone.named_parameters())
-        counted = {task: mask for task, mask in model.masks.items() if locked is None or task in locked}
-        masks = list(counted.values())
-        self.n_tasks = len(masks)
-        nothing = torch.zeros_like(model.cumulative_mask())
-        self.in_use = torch.stack([nothing, *map(model.binary_mask, counted)]).any(0)
-        cumulative = [model.by_layer(self.in_use)]
-        self.covered = _expanded(model.graph.parameter_use(*cumulative), parameters)
-        # Plain dictionaries: views can't be copied, and with a strategy in training this is.
-        self._graph, self._masks = model.graph, [[dict(m) for m in each] for each in (cumulative, masks or cumulative)]
+        self._counted = [task for task in model.masked_tasks if locked is None or task in locked]
+        self.n_tasks = len(self._counted)
+        self.in_use = model.cumulative_mask(self._counted)
+        self.covered = _expanded(model.graph.parameter_use(model.by_layer(self.in_use)), parameters)
+        self._model = model
         self.fixed: Mapping[str, Tensor] = {name: self.covered[name] for name in model.frozen_in_use}
 
     def covered_by(self, between: Between) -> Mapping[str, Tensor]:
@@ -63,14 +59,22 @@ class TaskUse:
     @cached_property
     def importance(self) -> dict[str, Tensor]:
         """Parameter → number of tasks, ``min`` of the summative masks; shaped as :attr:`covered`."""
-        return _expanded(self._graph.parameter_use(*self._masks[1]), self.covered)
+        return _expanded(self._model.graph.parameter_use(*self._each), self.covered)
 
     @cached_property
     def _by_max(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        if not isinstance(self._graph, UnitGraph):
+        graph = self._model.graph
+        if not isinstance(graph, UnitGraph):
             raise ValueError("between='max' is of masks over units: a weight that is masked itself lies between none")
-        reach = [self._graph.parameter_use(*masks, between="max") for masks in self._masks]
+        cumulative = [self._model.by_layer(self._model.cumulative_mask(self._counted))]
+        reach = [graph.parameter_use(*masks, between="max") for masks in (cumulative, self._each)]
         return _expanded(reach[0], self.covered), _expanded(reach[1], self.covered)
+
+    @property
+    def _each(self) -> list[Mapping[str, Tensor]]:
+        """Masks of the tasks that count, one by one."""
+        masks = [self._model.masks[task] for task in self._counted]
+        return masks or [self._model.by_layer(torch.zeros_like(self.in_use))]
 
     @classmethod
     def within(cls, model: MaskedModel, allocation: UnitAllocation) -> TaskUse:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from avalanche_amnesia.saving.classes import saveable
+from avalanche_amnesia.trajectory.entries import positions, put
 
 
 class SparseEntries(Protocol):
@@ -141,10 +142,14 @@ class SparseValues:
 
     def extended(self, index: Tensor, values: Tensor) -> SparseValues:
         """The same with further entries, or other values at some of these."""
-        where, old = self.where.reshape(-1), torch.zeros(size(self.shape), dtype=self.dtype)
-        old[where] = self.values
-        where[index], old[index] = True, values
-        return self._made(pack(where), old[where], self.shape)
+        where = self.where.reshape(-1)
+        before = positions(where).numpy()
+        where[index] = True
+        now = positions(where).numpy()  # looked up in order: dense values would cost as much for a few as for all
+        result = torch.zeros(len(now), dtype=self.dtype)
+        for there, held in ((before, self.values), (index.numpy(), values)):
+            put(result, torch.from_numpy(np.searchsorted(now, there)), held)
+        return self._made(pack(where), result, self.shape)
 
     def restricted(self, keep: Tensor) -> SparseValues:
         """Some of the entries."""

@@ -164,7 +164,7 @@ def _shared_entries(removal: Removal, readers: Readers) -> dict[str, SharedEntri
     return {
         name: SharedEntries(
             entries=int(stays.sum()),
-            tasks=tuple(task for task, reads in readers.items() if bool((reads[name].cpu() & stays).any())),
+            tasks=tuple(task for task, reads in readers.items() if (reads[name].cpu().numpy() & stays.numpy()).any()),
         )
         for name, stays in sorted(removal.shared.items())
     }

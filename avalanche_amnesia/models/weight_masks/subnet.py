@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from avalanche_amnesia.models.multi_head import UnknownTaskError, by_task
+from avalanche_amnesia.models.multi_head import UnknownTaskError, by_task, inside_backbone
 from avalanche_amnesia.models.norm_copies import NormCopies
 from avalanche_amnesia.models.per_task import PerTask
 from avalanche_amnesia.models.substitutes import Place, Substitutes
@@ -108,11 +108,6 @@ class SubnetModel(TaskMaskedModel):
         """As the base class's."""
         return tuple(self._order.tolist())
 
-    @property
-    def masks(self) -> Mapping[int, Mapping[str, Tensor]]:
-        """Binary masks of the trained tasks: task → parameter name → bool tensor ``(size,)``, unpacked."""
-        return MappingProxyType({task: self.by_layer(self.binary_mask(task)) for task in self.masked_tasks})
-
     def by_layer(self, vector: Tensor) -> Mapping[str, Tensor]:
         """A vector over all masked weights ``(…, n_weights)`` cut by parameter: name → ``(…, size)``."""
         return MappingProxyType(dict(zip(self.graph.layers, vector.split(self._sizes, dim=-1), strict=True)))
@@ -133,12 +128,19 @@ class SubnetModel(TaskMaskedModel):
         """As the base class's."""
         return f"_packed.{task}"
 
-    def cumulative_mask(self) -> Tensor:
-        """Weights that any remaining task uses, bool ``(n_weights,)``, rebuilt from the masks at every call."""
+    def cumulative_mask(self, tasks: Iterable[int] | None = None) -> Tensor:
+        """As the base class's, over all masked weights."""
         total = torch.zeros(-(-self.n_weights // 8), dtype=torch.uint8, device=self._device)
-        for task in self.masked_tasks:
+        for task in self.masked_tasks if tasks is None else tasks:
             total |= self._packed.get(task)
         return unpack_bits(total, self.n_weights)
+
+    def users_of(self, entries: Mapping[str, Tensor], tasks: Sequence[int]) -> frozenset[int]:
+        """As the base class's."""
+        nothing, inside = torch.zeros(0, dtype=torch.bool), inside_backbone(entries)
+        parts = [(inside.get(name, nothing).reshape(-1), of.size) for name, of in self.graph.layers.items()]
+        asked = pack_bits(torch.cat([p if len(p) else p.new_zeros(size) for p, size in parts])).cpu().numpy()
+        return frozenset(task for task in tasks if (self._packed.get(task).cpu().numpy() & asked).any())
 
     def choose(self, scores: Tensor, out: Tensor | None = None) -> Tensor:
         """The mask that scores choose: 1 at each layer's ``k`` largest ``|score|``, else 0, float ``(n_weights,)``.

@@ -67,23 +67,6 @@ class WeightCover:
         """Entries that one mask covers, by parameter: bool, of the parameter's shape."""
         yield from ((name, mask[name].bool().reshape(tensor.shape)) for name, tensor in self.layers.items())
 
-    def covering(self, masks: Tensor, entries: Mapping[str, Tensor]) -> Tensor:
-        """Masks that cover any of some entries.
-
-        Args:
-            masks: bool ``(k, n)``.
-            entries: parameter name → bool tensor of the parameter's shape.
-
-        Returns:
-            Bool ``(k,)``.
-        """
-        parts = masks.split([tensor.size for tensor in self.layers.values()], dim=-1)
-        found = torch.zeros(len(masks), dtype=torch.bool, device=masks.device)
-        for name, part in zip(self.layers, parts, strict=True):
-            if name in entries:
-                found |= (part & entries[name].to(masks.device).reshape(-1)).any(1)
-        return found
-
     def layer_of(self, parameter: str) -> int:
         """Index of the parameter among the masked ones."""
         return list(self.layers).index(parameter)

@@ -22,6 +22,7 @@ from avalanche.training.templates.base_sgd import PeriodicEval
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from avalanche_amnesia.models.task_buffers import TaskBuffers
 from avalanche_amnesia.object_walk import reachable
 
 _CONTAINERS = (dict, list, set, deque)
@@ -31,10 +32,11 @@ class RollbackPoint:
     """Contents of everything that the end of a task's training may change.
 
     Objects and containers are noted by what they hold, which copies nothing; the values of tensors only where they are
-    written in place and no snapshot has the old ones: the model's buffers, and what ``tensors`` names. Of the host's
-    plugins and of the user's those are noted that Avalanche brings, or a plugin of this package knows
-    (``host_state(strategy)`` gives attributes of the strategy and plugins); others stay as they are. An object with a
-    ``way_back()`` of its own, which returns a function, is asked for that.
+    written in place and no snapshot has the old ones: the model's buffers, but for those of single tasks (masks, as
+    :class:`~avalanche_amnesia.models.task_buffers.TaskBuffers`), and what ``tensors`` names. Of the host's plugins and
+    of the user's those are noted that Avalanche brings, or a plugin of this package knows (``host_state(strategy)``
+    gives attributes of the strategy and plugins); others stay as they are. An object with a ``way_back()`` of its own,
+    which returns a function, is asked for that.
 
     Args:
         strategy: whose task's training is over, and not finished yet.
@@ -56,7 +58,9 @@ class RollbackPoint:
         for module in (model, *model.children()):
             holders += [vars(module), module._modules, module._buffers, module._parameters]
         self._contents = [(part, list(part.items() if isinstance(part, dict) else part)) for part in holders]
-        self._values = [(tensor, tensor.detach().clone()) for tensor in (*model.buffers(), *tensors)]
+        modules = [module for module in model.modules() if not isinstance(module, TaskBuffers)]
+        buffers = [buffer for module in modules for buffer in module._buffers.values() if buffer is not None]
+        self._values = [(tensor, tensor.detach().clone()) for tensor in (*buffers, *tensors)]
         going_back: list[Any] = [thing for thing in found if hasattr(type(thing), "way_back")]
         self._ways_back = [thing.way_back() for thing in going_back]
 
@@ -147,7 +151,7 @@ def begin_finishing(strategy: Any, tensors: Iterable[Tensor] = ()) -> None:
 
     Args:
         strategy: whose task's training is over.
-        tensors: what the end of this task writes in place, beside the task's own and the model's buffers.
+        tensors: what the end of this task writes in place, beside the task's own and buffers that tasks share.
     """
     if not is_finishing(strategy):
         strategy.rollback_point = RollbackPoint(strategy, tensors)

@@ -146,7 +146,7 @@ class TaskMaskPlugin(SupervisedPlugin):
             finish(strategy)
 
     def written_at_end(self, strategy: Any) -> Iterable[Tensor]:
-        """Tensors that the end of a task writes in place, beside the task's own and the model's buffers."""
+        """Tensors that the end of a task writes in place, beside the task's own and buffers that tasks share."""
         return ()
 
     def after_training_exp(self, strategy: Any, **kwargs: Any) -> None:
