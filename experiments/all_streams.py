@@ -42,6 +42,8 @@ ABLATIONS = {
     "AmnesiacHAT, reuse 1": (AmnesiacHAT, MaskedModel, {"reuse": 1.0}),
     "AmnesiacHAT, reuse 0": (AmnesiacHAT, MaskedModel, {"reuse": 0.0}),
     "AmnesiacHAT, a pool per task": (AmnesiacHAT, MaskedModel, {"isolation": "pools"}),
+    "WSN, scores in 2 bits": (WSN, SubnetModel, {"score_lr": 1e-2, "score_bits": 2}),
+    "WSN, scores in 1 bit": (WSN, SubnetModel, {"score_lr": 1e-2, "score_bits": 1}),
 }
 METHODS = [*OWN, *STOCK]
 COLUMNS = {

@@ -76,6 +76,7 @@ CASES = [
     pytest.param({"net": NormNet, "optimizer": "momentum", "scores": "redraw"}, id="conv, redrawn scores"),
     pytest.param({"net": NormNet, "keep": "best", "density": 0.7}, id="conv, best, dense"),
     pytest.param({"economies": {"dtype": torch.int8, "threshold": 1e-3}}, id="coded updates"),
+    pytest.param({"score_bits": 2}, id="coded scores"),
 ]
 
 
@@ -158,7 +159,15 @@ def test_what_a_forgotten_task_left_with_others_goes_with_the_last_of_them():
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"net": NormNet, "keep": "best"}, {"scores": "redraw", "bias": "masked"}], ids=str
+    "options",
+    [
+        {},
+        {"net": NormNet, "keep": "best"},
+        {"scores": "redraw", "bias": "masked"},
+        {"score_bits": 1},
+        {"score_bits": 3},
+    ],
+    ids=str,
 )
 def test_what_is_called_exact_equals_the_retrained_model_bit_for_bit(options):
     references = References(lambda **kw: wsn(**options, **kw), DIGITS)
@@ -195,6 +204,21 @@ def test_scores_that_came_out_of_a_forgotten_task_are_gone():
     assert torch.equal(strategy.model.last_scores(), then)
     strategy.unlearn([0])
     assert strategy.model.last_scores() is None
+
+
+@pytest.mark.parametrize("bits", [1, 2, 8])
+def test_coded_scores_take_few_bits_per_unlearnable_task_and_survive_being_saved(bits):
+    strategy = trained(3, score_bits=bits)
+    model = strategy.model
+    kept = {n: value for n, value in model.state_dict().items() if n.startswith("_scores.")}
+    assert len(kept) == 3
+    table = 2 * 65 * 4 * len(model.graph.layers)
+    assert all(value.nbytes <= table + (bits - 1) * -(-model.n_weights // 8) for value in kept.values())
+    loaded = wsn().model  # the code says how many bits it has
+    loaded.load_state_dict(model.state_dict())
+    scores = loaded.last_scores()
+    assert torch.equal(scores, model.last_scores())
+    assert torch.equal(loaded.choose(scores).bool(), loaded.binary_mask(2))
 
 
 def test_scores_are_kept_for_unlearnable_tasks_alone():

@@ -106,7 +106,7 @@ def test_five_real_masks_of_half_the_weights_take_less_than_085_bit_each():
     assert all(torch.equal(loaded.binary_mask(t), model.binary_mask(t)) for t in range(5))
 
 
-@pytest.mark.parametrize("options", [{}, {"scores": "redraw"}, {"keep": "best"}])
+@pytest.mark.parametrize("options", [{}, {"scores": "redraw"}, {"keep": "best"}, {"score_bits": 2}])
 def test_the_same_run_gives_the_same_bits_whatever_was_evaluated_between(options):
     benchmark = split()
     one = train_all(wsn(**options), benchmark, 2)
@@ -212,6 +212,11 @@ def test_options_that_mean_nothing_are_refused():
         wsn(validation_share=0.2)
     with pytest.raises(ValueError, match=r"validation_share must lie in \(0, 1\), got 1.0"):
         wsn(keep="best", validation_share=1.0)
+    for bits in (0, 9, 1.5, True):
+        with pytest.raises(ValueError, match=f"score_bits must be a whole number from 1 to 8, or None.*got {bits}"):
+            wsn(score_bits=bits)
+    with pytest.raises(ValueError, match="score_bits=2 has no meaning for scores='redraw'"):
+        wsn(score_bits=2, scores="redraw")
     with pytest.raises(ValueError, match="score_lr must be above 0, got 0"):
         wsn(score_lr=0)
     with pytest.raises(TypeError, match=r"model must be a SubnetModel, got MaskedModel: .* SubnetModel\(backbone\)"):

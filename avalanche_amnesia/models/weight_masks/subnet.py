@@ -18,6 +18,7 @@ from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.models.weight_masks.forward_state import ForwardState, TaskState
 from avalanche_amnesia.models.weight_masks.mask_storage import decode_masks, encode_masks, pack_bits, unpack_bits
 from avalanche_amnesia.models.weight_masks.open_subnet import OpenSubnet
+from avalanche_amnesia.models.weight_masks.score_code import decode_scores, encode_scores
 from avalanche_amnesia.models.weight_masks.task_scores import TaskScores
 from avalanche_amnesia.models.weight_masks.top_share import mark_largest
 from avalanche_amnesia.models.weight_masks.weight_cover import (
@@ -231,19 +232,22 @@ class SubnetModel(TaskMaskedModel):
         """Hand the gradient of ``weight ⊙ mask`` on to weights and scores, see :meth:`OpenSubnet.pass_gradients`."""
         self._in_training[2].pass_gradients()
 
-    def finish_task(self, keep_scores: bool = True) -> None:
+    def finish_task(self, keep_scores: bool = True, score_bits: int | None = None) -> None:
         """Keep the mask of the task in training, which ends its training.
 
         Args:
             keep_scores: whether to keep its scores too, for a later task to start from.
+            score_bits: bits per score that are kept, with the mask's; None: the scores as they are.
         """
         task, scores, _ = self._in_training
-        self._packed.put(task, pack_bits(self.binary_mask(task)))
+        mask = self.binary_mask(task)
+        self._packed.put(task, pack_bits(mask))
         own = self._state_of(self.task_parts(task))
         if own is not None:
             own.drop_unchanged(self._state.sites)
         if keep_scores:
-            self._scores.put(task, scores.detach())
+            coded = None if score_bits is None else encode_scores(scores, mask, self._sizes, score_bits)
+            self._scores.put(task, scores.detach() if coded is None else coded)
         self._order = torch.tensor([*self.masked_tasks, task], device=self._device)
         self._end_training()
 
@@ -274,7 +278,13 @@ class SubnetModel(TaskMaskedModel):
 
         After tasks were taken out: those of the last one that had been trained before the first of them.
         """
-        return self._scores.last(self.masked_tasks)
+        task = self._scores.last(self.masked_tasks)
+        if task is None:
+            return None
+        kept = self._scores.get(task)
+        if kept.dtype == torch.uint8:
+            return decode_scores(kept, self.binary_mask(task), self._sizes)
+        return kept.clone()
 
     def retain_scores(self, tasks: Sequence[int]) -> None:
         """Drop the scores of all tasks but these."""

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch import Tensor
-
 from avalanche_amnesia.models.task_buffers import TaskBuffers
 
 
 class TaskScores(TaskBuffers):
-    """Scores ``(n_weights,)`` by task; each task's began as those of the task before it."""
+    """Scores ``(n_weights,)``, or their code, by task; each task's began as those of the task before it."""
 
     def descendants(self, tasks: Sequence[int], order: Sequence[int]) -> list[int]:
         """Tasks whose scores came out of these tasks' ones, themselves included: all from the first of them on.
@@ -22,14 +20,13 @@ class TaskScores(TaskBuffers):
         first = min((order.index(task) for task in tasks if task in order), default=len(order))
         return [task for task in order[first:] if task in self.tasks]
 
-    def last(self, order: Sequence[int]) -> Tensor | None:
-        """The last scores that are kept, copied; None where there are none.
+    def last(self, order: Sequence[int]) -> int | None:
+        """The last task whose scores are kept; None where there is none.
 
         Args:
             order: all tasks that have a mask, in training order.
         """
-        kept = [task for task in order if task in self.tasks]
-        return self.get(kept[-1]).clone() if kept else None
+        return next((task for task in reversed(order) if task in self), None)
 
     def retain(self, tasks: Sequence[int]) -> None:
         """Drop the scores of all tasks but these."""

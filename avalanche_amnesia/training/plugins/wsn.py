@@ -57,6 +57,9 @@ class SubnetPlugin(TaskMaskPlugin):
     Args:
         scores: ``keep``: a task's scores start where the last remaining task's ended, as in the paper (the masks of
             successive tasks resemble each other and compress well); ``redraw``: every task draws its own.
+        score_bits: bits that are kept of a score for later tasks, 1 to 8: its place in the ranking of its layer, whose
+            first bit is the task's mask; the next task starts from scores in these places. By default they are kept as
+            they are, 32 bits each for every task that may be unlearned. Not allowed with ``redraw``.
         score_init: what scores are drawn from: ``fan_in`` U(−1/√n, 1/√n) for the ``n`` inputs of a layer's unit, as
             Linear and Conv draw weights; ``normal`` N(0, 1); ``positive`` U(0, 1). Only the ranking within a tensor
             counts, so that wider draws mean nothing but smaller steps: give ``score_lr`` in proportion.
@@ -88,6 +91,7 @@ class SubnetPlugin(TaskMaskPlugin):
         self,
         *,
         scores: ScoresRule = "keep",
+        score_bits: int | None = None,
         score_init: ScoreInit = "fan_in",
         score_lr: float = 1e-3,
         score_optimizer: Callable[[list[nn.Parameter]], Optimizer] | None = None,
@@ -100,6 +104,10 @@ class SubnetPlugin(TaskMaskPlugin):
         checks.one_of("score_init", score_init, ScoreInit)
         checks.one_of("keep", keep, KeepRule)
         checks.above("score_lr", score_lr, 0)
+        if score_bits is not None and checks.integer(score_bits) not in range(1, 9):
+            raise ValueError(f"score_bits must be a whole number from 1 to 8, or None: as they are; got {score_bits!r}")
+        if score_bits is not None and scores != "keep":
+            raise ValueError(f"score_bits={score_bits} has no meaning for scores={scores!r}, which keeps none")
         if keep == "last" and validation_share is not None:
             raise ValueError(
                 f"validation_share={validation_share} has no meaning for keep='last'; it is what 'best' holds out"
@@ -113,7 +121,7 @@ class SubnetPlugin(TaskMaskPlugin):
         if not 0 < share < 1:
             raise ValueError(f"validation_share must lie in (0, 1), got {share}")
         super().__init__(AdjustmentRule(), "update", checks.whole_number("seed", seed, None), fit_head=fit_head)
-        self.scores, self.score_init = scores, score_init
+        self.scores, self.score_bits, self.score_init = scores, score_bits, score_init
         self.score_lr, self.score_optimizer = score_lr, score_optimizer
         self.keep, self.validation_share = keep, share
 
@@ -216,7 +224,7 @@ class SubnetPlugin(TaskMaskPlugin):
             for name, value in self._state(model).items():
                 value.copy_(now.best[1][name])
         self.commit(strategy)
-        model.finish_task(keep_scores=self.scores == "keep")
+        model.finish_task(self.scores == "keep", self.score_bits)
         self.settle_head(strategy)
         self._drop_unneeded_scores(strategy, model)
 
