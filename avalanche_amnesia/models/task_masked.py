@@ -19,7 +19,7 @@ class MaskCover(Protocol):
     def layers(self) -> Mapping[str, Any]:
         """The parts of a mask vector, by name, in its order."""
 
-    def parameter_use(self, *masks: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def parameter_use(self, *masks: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Use of every parameter by some masks.
 
         Args:

@@ -7,17 +7,15 @@ published, and where it comes to the same and costs less.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 
 import torch
 from torch import Tensor, nn
 
+from avalanche_amnesia.training.constant_shares import ConstantShares, in_long_rows
 from avalanche_amnesia.training.optimizers import faint_below
 from avalanche_amnesia.training.update_rules import AdjustmentRule, AdjustSpace, TaskUse, stored, total
-
-_LONG = 32
-"""Neighbours with a share in common from which on an expanded tensor is the faster one, as measured."""
 
 
 class Adjuster:
@@ -58,13 +56,14 @@ class Adjuster:
         self.parameters = [parameters[name] for name in self.names]
         self.needs_sparsity = rule.reads_sparsity and bool(self.names)
         self._layer_of = layer_of
-        self._held = self._bounded(self._prepared([]), use.fixed) if rule.constant else []
+        held = self._bounded(self._prepared([]), use.fixed) if rule.constant else []
+        self._constant = ConstantShares(held) if rule.constant else None
+        self._step_held: list[Tensor] = []
         self._divisors: list[Tensor] = []
-        self._weights: list[Tensor] = []
         # A frozen entry never moves within the task, so the values at its start are the values before every step.
-        self.frozen = rule.constant and all(bool(((h == 0) | (h == 1)).all()) for h in map(stored, self._held))
+        self.frozen = rule.constant and all(bool(((h == 0) | (h == 1)).all()) for h in map(stored, held))
         self._start = {name: before[name] for name in self.names}
-        comes_to_the_same = zero_rests and (self.frozen or linear) and self._all_rest()
+        comes_to_the_same = zero_rests and (self.frozen or linear) and self._all_rest(held)
         self.on_gradients = space == "gradient" or comes_to_the_same
 
     @cached_property
@@ -86,9 +85,13 @@ class Adjuster:
         """Values before a step."""
         return list(self._start.values()) if self.frozen else [torch.empty_like(v) for v in self._start.values()]
 
-    def _all_rest(self) -> bool:
+    @property
+    def _held(self) -> Iterable[Tensor]:
+        return self._step_held if self._constant is None else self._constant.dense()
+
+    def _all_rest(self, constant: Sequence[Tensor]) -> bool:
         """Tell whether each frozen entry stays as it is without a gradient: -0 becomes 0, faint ones are cleared."""
-        held = dict(zip(self.names, self._held, strict=True)) if self.rule.constant else self.use.fixed
+        held = dict(zip(self.names, constant, strict=True)) if self.rule.constant else self.use.fixed
         for name, before in self._start.items():
             rests = (before.abs() > faint_below(before.dtype)) | ((before == 0) & ~before.signbit())
             if name in held and bool(((held[name] == 1) & ~rests).any()):
@@ -118,9 +121,8 @@ class Adjuster:
         return self._mean_rate()
 
     def _mean_rate(self) -> float:
-        n_entries = sum(covered.numel() for covered in self.use.covered.values())
         held = [(1 - 1 / stored(d)).expand_as(d) for d in self._divisors] or self._held
-        return 1 - sum(map(total, held)) / n_entries
+        return 1 - sum(map(total, held)) / self.use.n_entries
 
     def before_step(self, sparsity: Sequence[float]) -> None:
         """Prepare, after the backward pass, for a step; ``sparsity`` is ``κ`` per layer (empty: not read)."""
@@ -129,40 +131,33 @@ class Adjuster:
         if self.on_gradients:
             self._scale_gradients(sparsity)
             return
-        if not self.rule.constant:
-            self._held, self._divisors, self._weights = self._bounded(self._prepared(sparsity), self.use.fixed), [], []
+        if self._constant is None:
+            self._step_held = self._bounded(self._prepared(sparsity), self.use.fixed)
+            self._divisors = []
         if not self.frozen:
             torch._foreach_copy_(self._before, [parameter.data for parameter in self.parameters])
 
     def _scale_gradients(self, sparsity: Sequence[float]) -> None:
-        if not self.rule.constant:
-            self._divisors = self._bounded(self._prepared_divisors(sparsity), self._never)
-        pairs = zip(self.parameters, self._divisors or self._held, strict=True)
-        reached = [(parameter.grad, shares) for parameter, shares in pairs if parameter.grad is not None]
-        if not reached:
+        gradients = [parameter.grad for parameter in self.parameters]
+        if self._constant is not None:
+            self._constant.take_off(gradients)
             return
-        gradients, shares = map(list, zip(*reached, strict=True))
-        if self.rule.constant:  # g − g·held, as 1 − held would be one more copy of the network
-            torch._foreach_addcmul_(gradients, gradients, shares, value=-1)
-        else:
-            torch._foreach_div_(gradients, shares)
+        self._divisors = self._bounded(self._prepared_divisors(sparsity), self._never)
+        pairs = zip(gradients, self._divisors, strict=True)
+        reached = [(gradient, divisor) for gradient, divisor in pairs if gradient is not None]
+        if reached:
+            torch._foreach_div_(*map(list, zip(*reached, strict=True)))
 
     def after_step(self) -> None:
         """Take back what is held of the optimizer's step (lerp is exact at 0 and at 1)."""
-        if self.names and not self.on_gradients:
-            self._weights = self._weights or [_in_long_rows(held) for held in self._held]
-            torch._foreach_lerp_([parameter.data for parameter in self.parameters], self._before, self._weights)
+        if not self.names or self.on_gradients:
+            return
+        parameters = [parameter.data for parameter in self.parameters]
+        if self._constant is not None:
+            self._constant.put_back(parameters, self._before)
+            return
+        torch._foreach_lerp_(parameters, self._before, [in_long_rows(held) for held in self._step_held])
 
 
 def _larger(first: Tensor, second: Tensor) -> Tensor:
     return torch.maximum(stored(first), stored(second)).expand_as(first)
-
-
-def _in_long_rows(shares: Tensor) -> Tensor:
-    """The same shares, dense where few neighbours have one in common: an expanded tensor would cost more then."""
-    in_common = 1
-    for size, stride in zip(reversed(shares.shape), reversed(shares.stride()), strict=True):
-        if stride:
-            break
-        in_common *= size
-    return shares if in_common >= _LONG else shares.contiguous()

@@ -18,6 +18,7 @@ from avalanche_amnesia.models.allocation import UnitAllocation
 from avalanche_amnesia.models.masked import MaskedModel
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.seeding import derive_seed
+from avalanche_amnesia.unit_graph.computed import Computed
 from avalanche_amnesia.unit_graph.graph import Between, UnitGraph
 
 AdjustSpace = Literal["update", "gradient"]
@@ -34,17 +35,19 @@ class TaskUse:
     Attributes:
         in_use: cumulative mask ``a^{<t}`` of the tasks that count, bool ``(n_units,)``.
         covered: parameter → 1.0 where ``min`` of the cumulative masks is 1, else 0.0; the parameter's shape, expanded
-            from one number per unit where no mask lies at the other end.
+            from one number per unit where no mask lies at the other end; computed whenever it is asked for.
         n_tasks: remaining tasks that count.
+        n_entries: of all parameters in ``covered``.
         fixed: parameter → 1.0 where an entry must keep its bits whatever the rule says, else 0.0; empty: nowhere.
     """
 
     def __init__(self, model: TaskMaskedModel, locked: Collection[int] | None = None) -> None:
-        parameters = dict(model.backbone.named_parameters())
         self._counted = [task for task in model.masked_tasks if locked is None or task in locked]
         self.n_tasks = len(self._counted)
         self.in_use = model.cumulative_mask(self._counted)
-        self.covered = _expanded(model.graph.parameter_use(model.by_layer(self.in_use)), parameters)
+        self._like = {name: (p.shape, p.dtype) for name, p in model.backbone.named_parameters()}
+        self.covered = self._expanded(model.graph.parameter_use(model.by_layer(self.in_use)))
+        self.n_entries = sum(self._like[name][0].numel() for name in self.covered)
         self._model = model
         self.fixed: Mapping[str, Tensor] = {name: self.covered[name] for name in model.frozen_in_use}
 
@@ -57,18 +60,18 @@ class TaskUse:
         return self.importance if between == "min" else self._by_max[1]
 
     @cached_property
-    def importance(self) -> dict[str, Tensor]:
+    def importance(self) -> Mapping[str, Tensor]:
         """Parameter → number of tasks, ``min`` of the summative masks; shaped as :attr:`covered`."""
-        return _expanded(self._model.graph.parameter_use(*self._each), self.covered)
+        return self._expanded(self._model.graph.parameter_use(*self._each))
 
     @cached_property
-    def _by_max(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    def _by_max(self) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
         graph = self._model.graph
         if not isinstance(graph, UnitGraph):
             raise ValueError("between='max' is of masks over units: a weight that is masked itself lies between none")
         cumulative = [self._model.by_layer(self._model.cumulative_mask(self._counted))]
         reach = [graph.parameter_use(*masks, between="max") for masks in (cumulative, self._each)]
-        return _expanded(reach[0], self.covered), _expanded(reach[1], self.covered)
+        return self._expanded(reach[0]), self._expanded(reach[1])
 
     @property
     def _each(self) -> list[Mapping[str, Tensor]]:
@@ -85,13 +88,16 @@ class TaskUse:
         """
         use = cls(model, allocation.related_tasks)
         use.in_use = ~allocation.own
-        parameters = dict(model.backbone.named_parameters())
         fixed = {}
         for name, mine in model.graph.entries_within(allocation.own).items():
             adjustable = (stored(use.covered[name]) > 0) & allocation.permanent
             fixed[name] = ~mine & ~adjustable
-        use.fixed = _expanded(fixed, parameters)
+        use.fixed = use._expanded(fixed)
         return use
+
+    def _expanded(self, uses: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """The same in shape and type of the parameters."""
+        return Computed(uses, partial(_expanded, uses, self._like))
 
 
 def stored(values: Tensor) -> Tensor:
@@ -107,8 +113,9 @@ def total(shares: Tensor) -> float:
     return float(once.double().sum()) * (shares.numel() // once.numel())
 
 
-def _expanded(uses: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: use.to(parameters[name].dtype).expand_as(parameters[name]) for name, use in uses.items()}
+def _expanded(uses: Mapping[str, Tensor], like: Mapping[str, tuple[torch.Size, torch.dtype]], name: str) -> Tensor:
+    shape, dtype = like[name]
+    return uses[name].to(dtype).expand(shape)
 
 
 class AdjustmentRule:

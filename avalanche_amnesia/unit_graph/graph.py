@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import reduce
+from functools import partial, reduce
 from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from avalanche_amnesia.unit_graph.computed import Computed
 from avalanche_amnesia.unit_graph.inputs import Inputs
 from avalanche_amnesia.unit_graph.units import ALWAYS, UnitSets, compact
 
@@ -71,7 +72,7 @@ class UnitGraph:
     def __deepcopy__(self, memo: object) -> UnitGraph:
         return self  # nothing in it ever changes, and a copy of all sets would be the larger part of a model's copy
 
-    def parameter_use(self, *masks: Mapping[str, Tensor], between: Between = "min") -> dict[str, Tensor]:
+    def parameter_use(self, *masks: Mapping[str, Tensor], between: Between = "min") -> Mapping[str, Tensor]:
         """Use of every masked parameter: ``min`` of its unit's and its source's use.
 
         Of weight ``ij`` in layer ``l``: ``min(a_{l,i}, a_{l−1,j})``; of bias ``i``: ``a_{l,i}``. With HAT's cumulative
@@ -85,15 +86,20 @@ class UnitGraph:
                 counts as no source. It is never below ``min``.
 
         Returns:
-            Parameter name (inside the backbone) → float32 tensor that broadcasts over the parameter.
+            Parameter name (inside the backbone) → float32 tensor that broadcasts over the parameter, computed whenever
+            it is asked for.
         """
         vectors = [torch.cat([mask[name].float() for name in self.layers]) for mask in masks]
         of_sets = self.sets.use(torch.stack(vectors)).sum(0)
-        least = {name: self.entry_use(factors, of_sets) for name, factors in self.factors.items()}
-        if between == "min":
-            return least
-        of_sets[ALWAYS] = 0
-        return {name: reduce(torch.maximum, self._uses(f, of_sets), least[name]) for name, f in self.factors.items()}
+        return Computed(self.factors, partial(self._least if between == "min" else self._largest, of_sets))
+
+    def _least(self, of_sets: Tensor, name: str) -> Tensor:
+        return self.entry_use(self.factors[name], of_sets)
+
+    def _largest(self, of_sets: Tensor, name: str) -> Tensor:
+        sources = of_sets.clone()
+        sources[ALWAYS] = 0
+        return reduce(torch.maximum, self._uses(self.factors[name], sources), self._least(of_sets, name))
 
     def reads(self, mask: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
         """Entries that one mask covers, by parameter: where :meth:`parameter_use` is positive.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, get_args
 
 import torch
@@ -13,6 +14,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from avalanche_amnesia.models.norm_copies import NORMS, norms_of
 from avalanche_amnesia.models.weight_masks.top_share import count_of_share
+from avalanche_amnesia.unit_graph.computed import Computed
 from avalanche_amnesia.unit_graph.findings import ModelError
 
 BiasRule = Literal["off", "masked"]
@@ -49,19 +51,19 @@ class WeightCover:
 
     layers: Mapping[str, MaskedTensor]
 
-    def parameter_use(self, *masks: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def parameter_use(self, *masks: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Number of tasks that use every weight.
 
         Args:
             masks: one mapping per task, parameter name → mask ``(size,)``, bool or float.
 
         Returns:
-            Parameter name → float32 tensor of the parameter's shape.
+            Parameter name → float32 tensor of the parameter's shape, computed whenever it is asked for.
         """
-        return {
-            name: torch.stack([mask[name].float() for mask in masks]).sum(0).reshape(tensor.shape)
-            for name, tensor in self.layers.items()
-        }
+        return Computed(self.layers, partial(self._use, masks))
+
+    def _use(self, masks: Sequence[Mapping[str, Tensor]], name: str) -> Tensor:
+        return torch.stack([mask[name].float() for mask in masks]).sum(0).reshape(self.layers[name].shape)
 
     def reads(self, mask: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
         """Entries that one mask covers, by parameter: bool, of the parameter's shape."""
