@@ -52,7 +52,7 @@ from benchmarks.unlearning_cost import TakesBack, milliseconds, trained, unlearn
 BATCH = 64
 METHODS = {
     "amnesiac": "AmnesiacHAT, MLP 784-256-256, without compensation, in plain steps.",
-    "wsn": "WSN of density .1, MLP 784-256-256, in plain steps.",
+    "wsn": "WSN of density .1, scores in 1 bit, MLP 784-256-256, in plain steps.",
     "small": "AmnesiacHAT, MLP 16-8-8, without compensation, in plain steps.",
 }
 
@@ -101,7 +101,7 @@ def made(method: str, network: Network, plugins: list[Any]) -> Any:
     options: dict[str, Any] = {"train_mb_size": BATCH, "eval_mb_size": 256, "evaluator": evaluator, "plugins": plugins}
     if method == "wsn":
         model = SubnetModel(net, density=0.1)
-        return WSN(model=model, optimizer=SGD(model.parameters(), lr=0.1), **options)
+        return WSN(model=model, optimizer=SGD(model.parameters(), lr=0.1), score_bits=1, **options)
     masked = MaskedModel(net, input_shape=network.input_shape)
     return AmnesiacHAT(model=masked, optimizer=SGD(masked.parameters(), lr=0.1), compensation="none", **options)
 

@@ -32,10 +32,11 @@ def encode_scores(scores: Tensor, mask: Tensor, sizes: Sequence[int], bits: int)
     levels = 2 ** (bits - 1)
     code, tables = np.zeros(len(scores), dtype=np.uint8), []
     for group, values in _groups(scores.detach().abs().cpu(), mask.cpu(), sizes):
-        order = np.argsort(values, kind="stable")
-        code[group[order]] = np.arange(len(order)) * levels // max(1, len(order))
-        at = np.linspace(0, max(0, len(order) - 1), _QUANTILES).round().astype(np.int64)
-        tables.append(values[order][at] if len(order) else np.zeros(_QUANTILES, dtype=np.float32))
+        ranked = np.sort(values)
+        if levels > 1:
+            code[group[np.argsort(values)]] = np.arange(len(group)) * levels // max(1, len(group))
+        at = np.linspace(0, max(0, len(ranked) - 1), _QUANTILES).round().astype(np.int64)
+        tables.append(ranked[at] if len(ranked) else np.zeros(_QUANTILES, dtype=np.float32))
     planes = [np.packbits(code >> bit & 1) for bit in range(bits - 1)]
     data = np.concatenate([np.concatenate(tables).astype("<f4").view(np.uint8), *planes])
     return torch.from_numpy(data).to(scores.device)
@@ -58,7 +59,7 @@ def decode_scores(data: Tensor, mask: Tensor, sizes: Sequence[int]) -> Tensor:
     generator = torch.Generator().manual_seed(derive_seed(0, "places of scores"))
     scores, places = np.empty(n, dtype=np.float32), torch.rand(n, generator=generator).numpy()
     for (group, levels), table in zip(_groups(torch.from_numpy(code), mask.cpu(), sizes), tables, strict=True):
-        order = np.lexsort((places[group], levels))
+        order = np.argsort(levels + 0.999 * places[group])  # no place reaches the next level
         at = np.linspace(0, _QUANTILES - 1, len(order))
         scores[group[order]] = np.interp(at, np.arange(_QUANTILES), table)
     return torch.from_numpy(scores).to(data.device)
