@@ -14,9 +14,10 @@ def rows_of(*files):
     return [row for file in files for row in json.loads(file.read_text())]
 
 
-def test_the_table_of_all_streams_is_that_of_its_rows():
-    rows = rows_of(RESULTS / "all_streams.json")
-    assert (RESULTS / "all_streams.md").read_text() == all_streams.table(rows, validation=False)
+@pytest.mark.parametrize("name", ["all_streams", "score_bits"])
+def test_the_table_of_all_streams_is_that_of_its_rows(name):
+    rows = rows_of(RESULTS / f"{name}.json")
+    assert (RESULTS / f"{name}.md").read_text() == all_streams.table(rows, validation=False)
 
 
 def test_every_method_is_on_every_stream_with_seeds_that_no_setting_was_chosen_on():
