@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -14,79 +13,92 @@ _BLOCK = 2**17
 """Entries that are computed at a time: they stay in the processor's cache."""
 
 
-class _RowsAndColumns(NamedTuple):
-    """Shares ``min(rows, columns)`` of a matrix, ``(n, 1)`` and ``(1, m)``."""
+class _RowsAndColumns:
+    """Shares ``min(rows, columns)`` of a matrix, computed by blocks of rows.
 
-    rows: Tensor
-    columns: Tensor
+    Args:
+        rows: ``(n, 1)``.
+        columns: ``(1, m)``.
+        room: to compute in, at least a block.
+    """
+
+    def __init__(self, rows: Tensor, columns: Tensor, room: Tensor) -> None:
+        self.rows, self.columns = rows, columns
+        self.per_block = max(1, len(room) // columns.numel())
+        parts = rows.split(self.per_block)
+        self._blocks = [(part, room[: len(part) * columns.numel()].view(len(part), -1)) for part in parts]
+
+    def blocks(self) -> Iterator[Tensor]:
+        """Shares of one block after the other; each only until the next one is computed."""
+        for rows, room in self._blocks:
+            yield torch.minimum(rows, self.columns, out=room)
 
 
 class ConstantShares:
     """Shares of several parameters, in as little memory as they need.
 
     Those of a large matrix are mostly the least of one number per row and one per column: a block of rows at a time is
-    computed from these, which takes as long as reading it would.
+    computed from these, which takes about as long as reading it would.
 
     Args:
         shares: one tensor per parameter, of its shape; best an expanded one where neighbours have one in common.
     """
 
     def __init__(self, shares: Sequence[Tensor]) -> None:
-        self._shares = [_rows_and_columns(tensor) or tensor for tensor in shares]
+        large = [tensor for tensor in shares if _is_large(tensor)]
+        room = large[0].new_empty(_BLOCK) if large else torch.empty(0)
+        self._shares = [_rows_and_columns(of, room) or of if _is_large(of) else of for of in shares]
         self._long_rows: list[Tensor | _RowsAndColumns] = []
-        products = [shares for shares in self._shares if isinstance(shares, _RowsAndColumns)]
-        self._room = products[0].rows.new_empty(_BLOCK) if products else None
 
     def dense(self) -> Iterator[Tensor]:
         """The shares, each of its parameter's shape, one after the other."""
-        yield from (torch.minimum(*of) if isinstance(of, _RowsAndColumns) else of for of in self._shares)
+        yield from (
+            torch.minimum(of.rows, of.columns) if isinstance(of, _RowsAndColumns) else of for of in self._shares
+        )
 
     def take_off(self, gradients: Sequence[Tensor | None]) -> None:
         """``g ← g − g·share``, in place; where there is no gradient, nothing."""
-        self._apply(_less, self._shares, [g if g is None else (g,) for g in gradients])
+        whole, held = [], []
+        for gradient, shares in zip(gradients, self._shares, strict=True):
+            if gradient is None:
+                continue
+            if isinstance(shares, _RowsAndColumns):
+                for part, share in zip(gradient.split(shares.per_block), shares.blocks(), strict=True):
+                    part.addcmul_(part, share, value=-1)
+            else:
+                whole.append(gradient)
+                held.append(shares)
+        if whole:
+            torch._foreach_addcmul_(whole, whole, held, value=-1)
 
     def put_back(self, parameters: Sequence[Tensor], before: Sequence[Tensor]) -> None:
         """``θ ← lerp(θ, θ_before, share)``, in place."""
         if not self._long_rows:
             self._long_rows = [of if isinstance(of, _RowsAndColumns) else in_long_rows(of) for of in self._shares]
-        self._apply(torch._foreach_lerp_, self._long_rows, list(zip(parameters, before, strict=True)))
-
-    def _apply(
-        self,
-        work: Callable[..., object],
-        shares: Sequence[Tensor | _RowsAndColumns],
-        tensors: Sequence[tuple[Tensor, ...] | None],
-    ) -> None:
-        whole: list[tuple[Tensor, ...]] = []
-        for of, given in zip(shares, tensors, strict=True):
-            if given is None:
-                continue
-            if not isinstance(of, _RowsAndColumns):
-                whole.append((*given, of))
-                continue
-            n = max(1, _BLOCK // of.columns.numel())
-            for start in range(0, len(of.rows), n):
-                rows = of.rows[start : start + n]
-                assert self._room is not None
-                room = self._room[: rows.numel() * of.columns.numel()].view(len(rows), -1)
-                torch.minimum(rows, of.columns, out=room)
-                work(*([tensor[start : start + n]] for tensor in given), [room])
+        whole = []
+        for parameter, old, shares in zip(parameters, before, self._long_rows, strict=True):
+            if isinstance(shares, _RowsAndColumns):
+                n = shares.per_block
+                for part, start, share in zip(parameter.split(n), old.split(n), shares.blocks(), strict=True):
+                    part.lerp_(start, share)
+            else:
+                whole.append((parameter, old, shares))
         if whole:
-            work(*map(list, zip(*whole, strict=True)))
+            torch._foreach_lerp_(*map(list, zip(*whole, strict=True)))
 
 
-def _less(gradients: list[Tensor], shares: list[Tensor]) -> None:
-    torch._foreach_addcmul_(gradients, gradients, shares, value=-1)
+def _is_large(shares: Tensor) -> bool:
+    """Tell whether it pays to keep a number per row and column: on an accelerator every block would be a launch."""
+    return shares.dim() == 2 and 0 not in shares.stride() and shares.numel() > _BLOCK and shares.device.type == "cpu"
 
 
-def _rows_and_columns(shares: Tensor) -> _RowsAndColumns | None:
-    """Numbers of rows and columns whose least these shares are; None where there are none, or it would save little."""
-    if shares.dim() != 2 or 0 in shares.stride() or not shares.numel() > _BLOCK:
+def _rows_and_columns(shares: Tensor, room: Tensor) -> _RowsAndColumns | None:
+    """Numbers of rows and columns whose least these shares are; None where there are none."""
+    if shares.dtype != room.dtype or shares.shape[1] > len(room):
         return None
-    if shares.device.type != "cpu" or shares.shape[1] > _BLOCK:
-        return None  # on an accelerator every block would be a launch
-    found = _RowsAndColumns(shares.amax(1, keepdim=True), shares.amax(0, keepdim=True))
-    return found if torch.equal(torch.minimum(*found), shares) else None
+    rows, columns = shares.amax(1, keepdim=True), shares.amax(0, keepdim=True)
+    same = torch.equal(torch.minimum(rows, columns), shares)
+    return _RowsAndColumns(rows, columns, room) if same else None
 
 
 def in_long_rows(shares: Tensor) -> Tensor:
