@@ -142,6 +142,37 @@ def test_a_task_reads_its_weights_and_no_others(name):
         assert torch.equal(model(x, task), before)
 
 
+@pytest.mark.parametrize("name", BACKBONES)
+def test_users_of_entries_are_the_tasks_whose_reads_meet_them(name):
+    model, _ = build(name, tasks=(3, 1, 4))
+    reads = {task: dict(model.entries_of(task)) for task in model.tasks}
+    generator, found = torch.Generator().manual_seed(0), []
+    for share in (0.0, 0.003, 0.05, 1.0):
+        entries = {n: torch.rand(p.shape, generator=generator) < share for n, p in model.named_parameters()}
+        for asked in (entries, *({n: where} for n, where in entries.items())):
+            slow = {
+                t for t, of in reads.items() if any(bool((of[n] & asked[n]).any()) for n in of.keys() & asked.keys())
+            }
+            assert model.users_of(asked, model.tasks) == slow
+            assert model.users_of(asked, [4]) == slow & {4}
+            found.append(len(slow))
+    assert {0, 3} < set(found)
+
+
+@pytest.mark.parametrize("name", BACKBONES)
+def test_cumulative_masks_are_the_union_of_those_asked_for(name):
+    model, _ = build(name, tasks=(3, 1, 4))
+    for tasks in ([], [1], [4, 3], None):
+        masks = [model.binary_mask(task) for task in (model.tasks if tasks is None else tasks)]
+        union = torch.stack([torch.zeros(model.n_weights, dtype=torch.bool), *masks]).any(0)
+        assert torch.equal(model.cumulative_mask(tasks), union)
+    assert list(model.masks) == [3, 1, 4]
+    assert len(model.masks) == 3
+    assert 2 not in model.masks
+    with pytest.raises(KeyError):
+        model.masks[2]
+
+
 @pytest.mark.parametrize("name", ["mlp", "masked biases", "conv"])
 def test_a_mixed_batch_is_what_each_task_makes_of_its_samples(name):
     model, x = build(name)
