@@ -60,7 +60,8 @@ class WeightCover:
         Returns:
             Parameter name → float32 tensor of the parameter's shape, computed whenever it is asked for.
         """
-        return Computed(self.layers, partial(self._use, masks))
+        plain = [dict(mask) for mask in masks]  # views can't be copied, and with a strategy in training this is
+        return Computed(self.layers, partial(self._use, plain))
 
     def _use(self, masks: Sequence[Mapping[str, Tensor]], name: str) -> Tensor:
         return torch.stack([mask[name].float() for mask in masks]).sum(0).reshape(self.layers[name].shape)
