@@ -11,11 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from avalanche_amnesia.models.gate import Gate
-from avalanche_amnesia.models.multi_head import UnknownTaskError, by_task, inside_backbone
+from avalanche_amnesia.models.multi_head import UnknownTaskError, inside_backbone
 from avalanche_amnesia.models.own_modules import OwnModules
 from avalanche_amnesia.models.per_task import PerTask
 from avalanche_amnesia.models.shared_head import SHARED_HEAD, SharedHead, add_shared_head, stand_in
 from avalanche_amnesia.models.task_buffers import TaskBuffers
+from avalanche_amnesia.models.task_labels import by_task
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.unit_graph.graph import UnitGraph
 from avalanche_amnesia.unit_graph.masked_backbone import MaskedBackbone, trace_backbone

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from avalanche_amnesia import checks
 from avalanche_amnesia.models.per_task import PerTask, lies_on
+from avalanche_amnesia.models.task_labels import single_task
 from avalanche_amnesia.unit_graph.backbones import check_backbone
 from avalanche_amnesia.unit_graph.findings import ModelError
 
@@ -252,32 +253,3 @@ def _n_classes(experience: Any) -> int:
     if classes is None:
         classes = experience.dataset.targets.uniques
     return max(int(label) for label in classes) + 1
-
-
-def by_task(x: Tensor, task_labels: int | Tensor, run: Callable[[Tensor, int], Tensor]) -> Tensor:
-    """Apply a function of samples and their task to a batch in which tasks may be mixed.
-
-    Args:
-        x: ``(batch, …)``.
-        task_labels: one label, or one per sample ``(batch,)``.
-        run: from samples and the label of all of them to ``(n, features)``.
-    """
-    single = single_task(task_labels)
-    if single is not None:
-        return run(x, single)
-    assert isinstance(task_labels, Tensor)
-    rows = [(task_labels == label).nonzero()[:, 0] for label in task_labels.unique()]
-    parts = [run(x[of_task], int(task_labels[of_task[0]])) for of_task in rows]
-    return torch.cat(parts)[torch.cat(rows).argsort()]
-
-
-def single_task(task_labels: int | Tensor) -> int | None:
-    """The one task of a batch, None where it mixes several."""
-    label = checks.integer(task_labels)
-    if label is not None:
-        return label
-    assert isinstance(task_labels, Tensor)
-    if task_labels.stride(0) == 0:  # one value, expanded: nothing to compare
-        return int(task_labels[0])
-    lowest, highest = (int(label) for label in task_labels.aminmax())
-    return lowest if lowest == highest else None

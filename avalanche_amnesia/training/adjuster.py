@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from avalanche_amnesia.training.constant_shares import ConstantShares, in_long_rows
+from avalanche_amnesia.training.hat_formulas import LayerSparsity
 from avalanche_amnesia.training.optimizers import faint_below
 from avalanche_amnesia.training.update_rules import AdjustmentRule, AdjustSpace, TaskUse, stored, total
 
@@ -67,11 +68,11 @@ class Adjuster:
         self.on_gradients = space == "gradient" or comes_to_the_same
 
     @cached_property
-    def _prepared(self) -> Callable[[Sequence[float]], list[Tensor]]:
+    def _prepared(self) -> Callable[[LayerSparsity], list[Tensor]]:
         return self.rule.prepared(self.use, self.names, self._layer_of)
 
     @cached_property
-    def _prepared_divisors(self) -> Callable[[Sequence[float]], list[Tensor]]:
+    def _prepared_divisors(self) -> Callable[[LayerSparsity], list[Tensor]]:
         return self.rule.divisors(self.use, self.names, self._layer_of)
 
     @cached_property
@@ -124,7 +125,7 @@ class Adjuster:
         held = [(1 - 1 / stored(d)).expand_as(d) for d in self._divisors] or self._held
         return 1 - sum(map(total, held)) / self.use.n_entries
 
-    def before_step(self, sparsity: Sequence[float]) -> None:
+    def before_step(self, sparsity: LayerSparsity) -> None:
         """Prepare, after the backward pass, for a step; ``sparsity`` is ``κ`` per layer (empty: not read)."""
         if not self.names:
             return
@@ -137,7 +138,7 @@ class Adjuster:
         if not self.frozen:
             torch._foreach_copy_(self._before, [parameter.data for parameter in self.parameters])
 
-    def _scale_gradients(self, sparsity: Sequence[float]) -> None:
+    def _scale_gradients(self, sparsity: LayerSparsity) -> None:
         gradients = [parameter.grad for parameter in self.parameters]
         if self._constant is not None:
             self._constant.take_off(gradients)

@@ -12,6 +12,8 @@ from torch import Tensor
 Annealing = Literal["linear", "cosine"]
 EmbeddingInit = Literal["normal", "uniform", "positive", "negative", "last", "ones", "open", "sparse"]
 SparsityMode = Literal["original", "cross", "quota"]
+LayerSparsity = Sequence[float | Tensor]
+"""``κ`` by layer: numbers, or on an accelerator, which would have to be waited for, tensors ``()``."""
 
 
 def mask_scale(batch: int, n_batches: int, s_max: float, annealing: Annealing = "linear") -> float:
@@ -141,3 +143,8 @@ class SparsityRegulariser:
     def layer_sparsity(self, gate: Tensor) -> Tensor:
         """``κ_l = Σ a(1-a^{<t}) / Σ (1-a^{<t})`` per layer, ``(layers,)``; 0 where nothing is free (AdaHAT)."""
         return self._free_share_by_layer @ gate
+
+    def layer_sparsities(self, gate: Tensor) -> LayerSparsity:
+        """:meth:`layer_sparsity` layer by layer."""
+        by_layer = self.layer_sparsity(gate)
+        return by_layer.tolist() if by_layer.device.type == "cpu" else by_layer.unbind()

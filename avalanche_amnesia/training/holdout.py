@@ -9,6 +9,7 @@ from avalanche.models import avalanche_forward
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from avalanche_amnesia.models.task_labels import OneTask
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.training.plugins.in_memory_loader import TensorBatches
 
@@ -69,5 +70,5 @@ class Holdout:
             loader = DataLoader(self.dataset.eval(), batch_size=size, generator=torch.Generator())
             return ([part.to(strategy.device) for part in batch] for batch in loader)
         x, y = (tensor[self.out].to(strategy.device) for tensor in tensors)
-        task = torch.full((1,), int(strategy.experience.task_label), device=y.device)
-        return ((x[i : i + size], y[i : i + size], task.expand(len(x[i : i + size]))) for i in range(0, len(x), size))
+        task = OneTask(int(strategy.experience.task_label), y.device)
+        return ((x[i : i + size], y[i : i + size], task.labels(len(x[i : i + size]))) for i in range(0, len(x), size))

@@ -18,6 +18,7 @@ from avalanche_amnesia.models.allocation import UnitAllocation
 from avalanche_amnesia.models.masked import MaskedModel
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.seeding import derive_seed
+from avalanche_amnesia.training.hat_formulas import LayerSparsity
 from avalanche_amnesia.unit_graph.computed import Computed
 from avalanche_amnesia.unit_graph.graph import Between, UnitGraph
 
@@ -141,19 +142,19 @@ class AdjustmentRule:
     def start(self, seed: int, task: int) -> None:
         """Prepare for the steps of a task."""
 
-    def held(self, use: TaskUse, name: str, sparsity: float) -> Tensor:
+    def held(self, use: TaskUse, name: str, sparsity: float | Tensor) -> Tensor:
         """Share of the update held back, of the parameter's shape: 0 free, 1 frozen; best as an expanded one.
 
         Args:
             use: what the remaining tasks use.
             name: parameter name inside the backbone.
-            sparsity: ``κ`` of the parameter's layer at this step.
+            sparsity: ``κ`` of the parameter's layer at this step; on an accelerator a tensor ``()``.
         """
         return use.covered_by(self.between)[name]
 
     def prepared(
         self, use: TaskUse, names: Sequence[str], layer_of: Callable[[str], int]
-    ) -> Callable[[Sequence[float]], list[Tensor]]:
+    ) -> Callable[[LayerSparsity], list[Tensor]]:
         """:meth:`held` of several parameters as a function of ``κ`` of all layers (empty: not read), once per step.
 
         Args:
@@ -164,13 +165,13 @@ class AdjustmentRule:
         return partial(self._one_by_one, use, names, layer_of)  # no closure: a strategy in training can be copied
 
     def _one_by_one(
-        self, use: TaskUse, names: Sequence[str], layer_of: Callable[[str], int], sparsity: Sequence[float]
+        self, use: TaskUse, names: Sequence[str], layer_of: Callable[[str], int], sparsity: LayerSparsity
     ) -> list[Tensor]:
         return [self.held(use, name, sparsity[layer_of(name)] if sparsity else 0.0) for name in names]
 
     def divisors(
         self, use: TaskUse, names: Sequence[str], layer_of: Callable[[str], int]
-    ) -> Callable[[Sequence[float]], list[Tensor]]:
+    ) -> Callable[[LayerSparsity], list[Tensor]]:
         """As :meth:`prepared`, for ``1 / (1 − held)``: what a gradient is divided by."""
         return partial(_divisors, self.prepared(use, names, layer_of))
 
@@ -196,7 +197,7 @@ class RandomRule(AdjustmentRule):
     def start(self, seed: int, task: int) -> None:
         self.generator = torch.Generator().manual_seed(derive_seed(seed, "adjustment", task))
 
-    def held(self, use: TaskUse, name: str, sparsity: float) -> Tensor:
+    def held(self, use: TaskUse, name: str, sparsity: float | Tensor) -> Tensor:
         covered = use.covered_by(self.between)[name]
         return covered * torch.rand(covered.shape, generator=self.generator).to(covered.device)
 
@@ -219,7 +220,7 @@ class ConstantRule(AdjustmentRule):
             raise ValueError(f"alpha of the constant adjustment must lie in [0, 1], got {alpha}")
         self.alpha = alpha
 
-    def held(self, use: TaskUse, name: str, sparsity: float) -> Tensor:
+    def held(self, use: TaskUse, name: str, sparsity: float | Tensor) -> Tensor:
         covered = use.covered_by(self.between)[name]
         return (stored(covered) * (1 - self.alpha)).expand_as(covered)
 
@@ -269,21 +270,21 @@ class AdaHATRule(AdjustmentRule):
         self.alpha, self.epsilon, self.importance, self.sparsity = alpha, epsilon, importance, sparsity
         self.constant, self.reads_sparsity = not sparsity, sparsity
 
-    def held(self, use: TaskUse, name: str, sparsity: float) -> Tensor:
+    def held(self, use: TaskUse, name: str, sparsity: float | Tensor) -> Tensor:
         importance = self._importance(use, name)
         return (importance / (importance + self._rate(sparsity))).expand_as(use.covered[name])
 
-    def _rate(self, sparsity: float) -> float:
+    def _rate(self, sparsity: float | Tensor) -> float | Tensor:
         return self.alpha / (self.epsilon + (sparsity if self.sparsity else 0.0))
 
     def prepared(
         self, use: TaskUse, names: Sequence[str], layer_of: Callable[[str], int]
-    ) -> Callable[[Sequence[float]], list[Tensor]]:
+    ) -> Callable[[LayerSparsity], list[Tensor]]:
         return partial(self._all_at_once, self._in_one_vector(use, names, layer_of))
 
     def divisors(
         self, use: TaskUse, names: Sequence[str], layer_of: Callable[[str], int]
-    ) -> Callable[[Sequence[float]], list[Tensor]]:
+    ) -> Callable[[LayerSparsity], list[Tensor]]:
         return partial(self._all_divisors, self._in_one_vector(use, names, layer_of))
 
     def _in_one_vector(self, use: TaskUse, names: Sequence[str], layer_of: Callable[[str], int]) -> _Vector:
@@ -298,16 +299,20 @@ class AdaHATRule(AdjustmentRule):
         of_layers = list(zip(layers, importance.split(sizes), room.split(sizes), strict=True))
         return _Vector(importance, room, of_layers, [shares[name] for name in names], torch.ones(()).to(room))
 
-    def _all_at_once(self, of: _Vector, sparsity: Sequence[float]) -> list[Tensor]:
+    def _all_at_once(self, of: _Vector, sparsity: LayerSparsity) -> list[Tensor]:
         for layer, importance, room in of.layers:
             torch.add(importance, self._rate(sparsity[layer] if sparsity else 0.0), out=room)
         torch.div(of.importance, of.room, out=of.room)
         return of.by_name
 
-    def _all_divisors(self, of: _Vector, sparsity: Sequence[float]) -> list[Tensor]:
+    def _all_divisors(self, of: _Vector, sparsity: LayerSparsity) -> list[Tensor]:
         """``1 + importance / r_l``: one pass over all entries, where shares take two."""
         for layer, importance, room in of.layers:
-            torch.add(of.one, importance, alpha=1 / self._rate(sparsity[layer] if sparsity else 0.0), out=room)
+            inverse = 1 / self._rate(sparsity[layer] if sparsity else 0.0)
+            if isinstance(inverse, Tensor):
+                torch.addcmul(of.one, importance, inverse, out=room)
+            else:
+                torch.add(of.one, importance, alpha=inverse, out=room)
         return of.by_name
 
     def _importance(self, use: TaskUse, name: str) -> Tensor:
@@ -319,5 +324,5 @@ class AdaHATRule(AdjustmentRule):
         return stored(use.importance_by(self.between)[name])
 
 
-def _divisors(prepared: Callable[[Sequence[float]], list[Tensor]], sparsity: Sequence[float]) -> list[Tensor]:
+def _divisors(prepared: Callable[[LayerSparsity], list[Tensor]], sparsity: LayerSparsity) -> list[Tensor]:
     return [(1 / (1 - stored(held))).expand_as(held) for held in prepared(sparsity)]

@@ -35,7 +35,7 @@ class OpenSubnet:
         self.scores, self._weights = scores, weights
         self._choose, self._straight_through = choose, straight_through
         self.leaves = {name: torch.empty_like(weight).requires_grad_() for name, weight in weights.items()}
-        self.thresholds: dict[str, float] = {}
+        self.thresholds: dict[str, float | None] = {}
         self._marks, self.room, self._zero = torch.empty_like(scores), torch.empty_like(scores), scores.new_zeros(())
         self.open()
 
@@ -61,7 +61,7 @@ class OpenSubnet:
                 of_part.zero_()
                 continue
             weight = self._weights[name]
-            torch.mul(leaf.grad.view(-1), weight.detach().view(-1), out=of_part)
+            torch.mul(leaf.grad, weight.detach(), out=of_part.view_as(leaf))
             if weight.requires_grad:
                 of_weight = leaf.grad.mul_(marks.view_as(leaf))
                 weight.grad = of_weight if weight.grad is None else weight.grad.add_(of_weight)

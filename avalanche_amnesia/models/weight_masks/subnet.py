@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from avalanche_amnesia.models.multi_head import UnknownTaskError, by_task, inside_backbone
+from avalanche_amnesia.models.multi_head import UnknownTaskError, inside_backbone
 from avalanche_amnesia.models.norm_copies import NormCopies
 from avalanche_amnesia.models.per_task import PerTask
 from avalanche_amnesia.models.substitutes import Place, Substitutes
 from avalanche_amnesia.models.task_buffers import TaskBuffers
+from avalanche_amnesia.models.task_labels import by_task
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.models.weight_masks.forward_state import ForwardState, TaskState
 from avalanche_amnesia.models.weight_masks.mask_storage import decode_masks, encode_masks, pack_bits, unpack_bits

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -19,7 +21,7 @@ def count_of_share(share: float, size: int) -> int:
     return max(1, round(share * size))
 
 
-def mark_largest(values: Tensor, k: int, out: Tensor, near: float | None = None) -> float:
+def mark_largest(values: Tensor, k: int, out: Tensor, near: float | None = None) -> float | None:
     """Mark the ``k`` largest entries with 1 and all others with 0; among equal ones the lowest index goes first.
 
     Args:
@@ -30,24 +32,29 @@ def mark_largest(values: Tensor, k: int, out: Tensor, near: float | None = None)
             few entries are ranked. It changes nothing else.
 
     Returns:
-        The ``k``-th largest entry.
+        The ``k``-th largest entry; None on an accelerator, which would have to be waited for.
     """
-    if values.device.type == "cpu":  # numpy's comparisons and quickselect take a tenth of the time of torch's
-        found = None if near is None else _mark_around(values.numpy(), k, out.numpy(), near)
-        if found is not None:
-            return found
-        threshold = float(np.partition(values.numpy(), len(values) - k)[len(values) - k])
-    else:
-        threshold = float(values.kthvalue(len(values) - k + 1).values)
-    if threshold != threshold:
-        return mark_largest(values.nan_to_num(nan=-1.0), k, out)
+    if values.device.type != "cpu":
+        mark_by_sorting(values, k, out)
+        return None
+    # numpy's comparisons and quickselect take a tenth of the time of torch's.
+    found = None if near is None else _mark_around(values.numpy(), k, out.numpy(), near)
+    if found is not None:
+        return found
+    threshold = float(np.partition(values.numpy(), len(values) - k)[len(values) - k])
     torch.ge(values, threshold, out=out)
-    if _count_from(values, threshold) != k:  # ties at the threshold, or NaN above it
-        values = values.nan_to_num(nan=-1.0)
-        threshold = float(values.kthvalue(len(values) - k + 1).values)
-        torch.gt(values, threshold, out=out)
-        tied = (values == threshold).nonzero()[:, 0]
-        out[tied[: k - int(torch.count_nonzero(out))]] = 1
+    if np.count_nonzero(values.numpy() >= np.float32(threshold)) != k:  # ties at the threshold, or NaN, which lie above
+        return float(mark_by_sorting(values, k, out))
+    return threshold
+
+
+def mark_by_sorting(values: Tensor, k: int, out: Tensor) -> Tensor:
+    """As :func:`mark_largest`, without a number that the host would have to wait for; returns the threshold, ``()``."""
+    values = values.nan_to_num(nan=-1.0, posinf=math.inf)
+    threshold = values.sort(descending=True).values[k - 1]
+    above, tied = values > threshold, values == threshold
+    missing = k - above.sum()
+    out.copy_(above | (tied & (tied.cumsum(0, dtype=torch.int32) <= missing)))
     return threshold
 
 
@@ -70,10 +77,3 @@ def _mark_around(values: npt.NDArray[np.float32], k: int, out: npt.NDArray[np.fl
     np.copyto(out, above)
     out[band[chosen]] = 1
     return float(threshold)
-
-
-def _count_from(values: Tensor, threshold: float) -> int:
-    """Number of entries that are not below the threshold."""
-    if values.device.type == "cpu":  # torch's own count takes as long as the quickselect
-        return int(np.count_nonzero(values.numpy() >= np.float32(threshold)))
-    return int(torch.count_nonzero(values >= threshold))

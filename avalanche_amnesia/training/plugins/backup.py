@@ -12,7 +12,8 @@ from torch import Tensor
 
 from avalanche_amnesia import checks
 from avalanche_amnesia.models.masked import MaskedModel
-from avalanche_amnesia.models.multi_head import inside_backbone, single_task
+from avalanche_amnesia.models.multi_head import inside_backbone
+from avalanche_amnesia.models.task_labels import single_task
 from avalanche_amnesia.saving.classes import saveable
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.training.first_use import entries_in_use, first_used, units_used

@@ -383,7 +383,7 @@ class HATPlugin(TaskMaskPlugin):
         """Form the embedding's gradient and compensate it; hold back what other tasks use."""
         now: HATTask = self.in_training
         embedding, gate = now.embedding, now.gate
-        sparsity = now.regulariser.layer_sparsity(gate).tolist() if now.adjuster.needs_sparsity else []
+        sparsity = now.regulariser.layer_sparsities(gate) if now.adjuster.needs_sparsity else []
         self.begin_step(strategy, sparsity)
         if now.fixed:
             return

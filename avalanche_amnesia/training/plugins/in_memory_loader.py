@@ -9,6 +9,8 @@ import torch
 from avalanche.core import SupervisedPlugin
 from torch import Tensor
 
+from avalanche_amnesia.models.task_labels import OneTask
+
 
 class TensorBatches:
     """Iterates over ``[x, y, task labels]`` mini-batches of tensors.
@@ -26,7 +28,7 @@ class TensorBatches:
     """
 
     def __init__(self, x: Tensor, y: Tensor, task: int, batch_size: int, *, shuffle: bool, drop_last: bool) -> None:
-        self.x, self.y, self.task = x, y, torch.full((1,), task, device=y.device)
+        self.x, self.y, self.task = x, y, OneTask(task, y.device)
         self.batch_size, self.shuffle, self.drop_last = batch_size, shuffle, drop_last
 
     def __len__(self) -> int:
@@ -40,7 +42,7 @@ class TensorBatches:
             sampler_seed = int(torch.empty((), dtype=torch.int64).random_())
             order = torch.randperm(len(self.x), generator=torch.Generator().manual_seed(sampler_seed))
         for batch in list(order.to(self.x.device).split(self.batch_size))[: len(self)]:
-            yield [self.x.index_select(0, batch), self.y.index_select(0, batch), self.task.expand(len(batch))]
+            yield [self.x.index_select(0, batch), self.y.index_select(0, batch), self.task.labels(len(batch))]
 
 
 class InMemoryLoaderPlugin(SupervisedPlugin):

@@ -19,6 +19,7 @@ from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.training.adjuster import Adjuster
 from avalanche_amnesia.training.divergence import what_diverged
+from avalanche_amnesia.training.hat_formulas import LayerSparsity
 from avalanche_amnesia.training.host.listening import sees_final_gradients
 from avalanche_amnesia.training.host.rollback import abort_training, begin_finishing, finish, go_back, is_last_to_finish
 from avalanche_amnesia.training.host.samples import fault_of_task
@@ -262,7 +263,7 @@ class TaskMaskPlugin(SupervisedPlugin):
             linear=strategy is not None and is_linear(strategy.optimizer),
         )
 
-    def begin_step(self, strategy: Any, sparsity: Sequence[float] = ()) -> None:
+    def begin_step(self, strategy: Any, sparsity: LayerSparsity = ()) -> None:
         """Prepare, behind the backward pass and in front of the optimizer's step, what :meth:`hold_back` ends.
 
         Args:
