@@ -51,7 +51,8 @@ def tensor_hash(tensor: Tensor, algorithm: Algorithm = "blake3") -> str:
     made = blake3() if algorithm == "blake3" else hashlib.sha256()
     made.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
     bits = tensor.detach().cpu().contiguous()
-    made.update((bits if bits.dim() else bits.reshape(1)).view(torch.uint8).numpy().data)
+    # Not by its own strides: where a size is 1 these may be anything (kernels of 1×1 whose channels lie last).
+    made.update(bits.as_strided((bits.numel(),), (1,)).view(torch.uint8).numpy().data)
     return f"{_BLAKE3}{made.hexdigest()}" if algorithm == "blake3" else made.hexdigest()
 
 

@@ -1,6 +1,7 @@
 """Cost of each strategy beside a plain PyTorch loop of the same network on the same data: JSON, a table and a figure.
 
     make bench ARGS="--network mlp wide --only HAT AdaHAT --rounds 3"
+    make bench ARGS="--device cuda --bfloat16 --channels-last --network resnet18 vit --batch 256 --steps 20"
 
 What is measured, and how: :mod:`benchmarks.measuring`. ``--flush`` lets the processor take subnormal numbers for 0: a
 control.
@@ -28,6 +29,7 @@ from benchmarks.contestants import CONTESTANTS
 from benchmarks.measuring import Figure, measure
 from benchmarks.networks import NETWORKS
 from benchmarks.peers import PeerMissingError, time_clarena
+from benchmarks.place import CPU, Place
 
 SPREAD = ("step", "loop", "evaluation")
 """Measures with quartiles; of all others there is one value per training."""
@@ -98,8 +100,14 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=list(CONTESTANTS), default=list(CONTESTANTS))
     parser.add_argument("--peer", choices=["clarena"], help="time it too, in an environment of its own, SGD alone")
     parser.add_argument("--flush", action="store_true", help="let the processor take subnormal numbers for 0")
+    parser.add_argument("--device", type=torch.device, default=CPU.device, help="such as cuda, whose events are timed")
+    parser.add_argument("--bfloat16", action="store_true", help="forwards of all networks run under autocast")
+    parser.add_argument("--channels-last", action="store_true", help="the layout of images and their weights")
     parser.add_argument("--out", type=Path, default=Path("runs/bench"), help="directory of the results")
     options = parser.parse_args()
+    place = Place(options.device, options.bfloat16, options.channels_last)
+    if options.peer and place != CPU:
+        parser.error(f"--peer {options.peer} is timed on the CPU, in float32: leave it out for {place}")
     torch.set_num_threads(1)
     torch.set_flush_denormal(options.flush)
     warnings.simplefilter("ignore")
@@ -111,7 +119,7 @@ def main() -> None:
         network = NETWORKS[name]
         for batch in options.batch or [network.batch]:
             steps = options.steps or network.steps
-            title = f"{name}, batch {batch}, {options.optimizer}, 1 thread, {options.rounds} × {steps} steps"
+            title = f"{name}, batch {batch}, {options.optimizer}, {place}, {options.rounds} × {steps} steps"
             if options.peer and options.optimizer == "sgd":
                 try:
                     peers = time_clarena(name, network, batch, steps, options.rounds)
@@ -119,7 +127,7 @@ def main() -> None:
                 except PeerMissingError as error:
                     print(f"skipped: {error}")
             for method in options.only:
-                found = measure(method, network, options.optimizer, batch, steps, options.rounds)
+                found = measure(method, network, options.optimizer, batch, steps, options.rounds, place)
                 rows.append({"title": title, "method": method, **found})
                 print(title, method, "step", found["step"], "loop", found["loop"], flush=True)
                 results = {"about": about, "imports": imports, "rows": rows}

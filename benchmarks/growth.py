@@ -47,6 +47,7 @@ from avalanche_amnesia.training.host import find_plugin
 from avalanche_amnesia.training.plugins import TrajectoryPlugin
 from benchmarks.measuring import plain_steps
 from benchmarks.networks import N_CLASSES, NETWORKS, Network, digit_tasks
+from benchmarks.place import Span
 from benchmarks.unlearning_cost import TakesBack, milliseconds, trained, unlearning
 
 BATCH = 64
@@ -61,10 +62,10 @@ class Watch(SupervisedPlugin):
     """Times a training's steps, a plain step in front of each.
 
     Args:
-        plain: the seconds of plain steps.
+        plain: the times of plain steps.
     """
 
-    def __init__(self, plain: Iterator[float]) -> None:
+    def __init__(self, plain: Iterator[Span]) -> None:
         super().__init__()
         self.plain = plain
         self.steps: list[tuple[float, float]] = []
@@ -72,7 +73,7 @@ class Watch(SupervisedPlugin):
     def before_training_iteration(self, strategy: Any, **kwargs: Any) -> None:
         if not self.steps:
             self.first = time.process_time()
-        self.of_plain = next(self.plain)
+        self.of_plain = next(self.plain).seconds
         self.began = time.process_time()
 
     def after_training_iteration(self, strategy: Any, **kwargs: Any) -> None:
@@ -121,7 +122,7 @@ def row(strategy: Any, experiences: Any, watch: Watch, takes_back: TakesBack, ro
     began = time.process_time()
     strategy.train(experiences[0])
     ended = time.process_time()
-    pace = 1e3 * median([*(plain for _, plain in watch.steps), *(next(watch.plain) for _ in range(rounds))])
+    pace = 1e3 * median([*(plain for _, plain in watch.steps), *(next(watch.plain).seconds for _ in range(rounds))])
     now = nbytes(strategy)
     found = {
         "plain": pace,

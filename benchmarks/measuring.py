@@ -1,15 +1,14 @@
-"""What a strategy's training costs, as ratios of CPU time to a plain PyTorch step of the same network beside it.
+"""What a strategy's training costs, as ratios of time to a plain PyTorch step of the same network beside it.
 
-One thread, one process; plain steps run between those that are measured, so that whatever else the machine does meets
-both. A first task is learned (with several shadows as many tasks), and the last one for an epoch, before steps are
-measured: gates are then sharp, as they are for most of a training, and protection is on. Whole epochs are measured, as
-the gates' scale grows within one.
+On a CPU that is the process' time, of one thread; on a GPU the time between two events in its order of work. Plain
+steps run between those that are measured, so that whatever else the machine does meets both. A first task is learned
+(with several shadows as many tasks), and the last one for an epoch, before steps are measured: gates are then sharp, as
+they are for most of a training, and protection is on. Whole epochs are measured, as the gates' scale grows within one.
 """
 
 from __future__ import annotations
 
 import gc
-import time
 from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 from typing import Any, NamedTuple
@@ -23,6 +22,7 @@ from avalanche_amnesia.training.host import find_plugin
 from avalanche_amnesia.training.plugins import TrajectoryPlugin
 from benchmarks.contestants import CONTESTANTS, EARLIER
 from benchmarks.networks import N_CLASSES, Network, classifier_of, digit_tasks, make_optimizer
+from benchmarks.place import CPU, Place, Span
 from benchmarks.subnormals import SubnormalWatch
 
 WATCHED = 20
@@ -47,26 +47,30 @@ class Figure(NamedTuple):
         return f"{self.median:.2f} ({self.low:.2f} to {self.high:.2f})"
 
 
-def plain_steps(network: Network, optimizer_name: str, x: Tensor, y: Tensor, batch: int) -> Iterator[float]:
-    """Trains a plain network; yields the seconds of each step."""
-    model = classifier_of(network)
+def plain_steps(
+    network: Network, optimizer_name: str, x: Tensor, y: Tensor, batch: int, place: Place = CPU
+) -> Iterator[Span]:
+    """Trains a plain network; yields the time of each step."""
+    model = place.put(classifier_of(network))
     optimizer = make_optimizer(optimizer_name, model.parameters())
     criterion = nn.CrossEntropyLoss()
     while True:
-        for index in torch.randperm(len(x)).split(batch):
+        for index in torch.randperm(len(x)).to(x.device).split(batch):
             inputs, labels = x[index], y[index]
-            began = time.process_time()
+            began = place.mark()
             optimizer.zero_grad()
-            criterion(model(inputs), labels).backward()
+            with place.precision():
+                logits = model(inputs)
+            criterion(logits, labels).backward()
             optimizer.step()
-            yield time.process_time() - began
+            yield Span(began, place.mark())
 
 
-def seconds(work: Callable[[], object]) -> float:
-    """CPU time of a call."""
-    began = time.process_time()
+def timed(work: Callable[[], object], place: Place) -> float:
+    """Seconds of a call."""
+    began = place.mark()
     work()
-    return time.process_time() - began
+    return Span(began, place.mark()).seconds
 
 
 def live_bytes() -> int:
@@ -81,35 +85,37 @@ class Meter(SupervisedPlugin):
     """Measures a task after its first epoch: steps in one epoch, the loop in the next one, and so on.
 
     Args:
-        plain: the seconds of plain steps.
+        plain: the times of plain steps.
         steps: steps per epoch.
         rounds: how many epochs of each kind.
+        place: where they run.
 
     Attributes:
-        began, ended: CPU time when the first epoch began, and the last one ended.
+        steps: each with the plain one in front of it.
+        loops: each with the plain one behind it.
+        began, ended: when the first epoch began, and the last one ended.
         held: bytes of all tensors behind the backward pass of the task's second epoch.
     """
 
-    def __init__(self, plain: Iterator[float], steps: int, rounds: int) -> None:
+    def __init__(self, plain: Iterator[Span], steps: int, rounds: int, place: Place) -> None:
         super().__init__()
-        self.plain, self.n_steps, self.rounds = plain, steps, rounds
-        self.steps: list[float] = []
-        self.loops: list[float] = []
-        self.plain_seconds: list[float] = []
+        self.plain, self.n_steps, self.rounds, self.place = plain, steps, rounds, place
+        self.steps: list[tuple[Span, Span]] = []
+        self.loops: list[tuple[Span, Span]] = []
         self.held = 0
 
     def before_training_epoch(self, strategy: Any, **kwargs: Any) -> None:
         epoch = strategy.clock.train_exp_epochs
         measured = 0 < epoch <= 2 * self.rounds
         self.by_step, self.whole = measured and epoch % 2 == 1, measured and epoch % 2 == 0
-        self.epoch_began = time.process_time()
+        self.epoch_began = self.place.mark()
         if epoch == 0:
             self.began = self.epoch_began
 
     def before_training_iteration(self, strategy: Any, **kwargs: Any) -> None:
         if self.by_step:
-            self.plain_seconds.append(next(self.plain))
-            self.step_began = time.process_time()
+            self.plain_step = next(self.plain)
+            self.step_began = self.place.mark()
 
     def after_backward(self, strategy: Any, **kwargs: Any) -> None:
         if not self.held and strategy.clock.train_exp_iterations == self.n_steps - 1:  # in the epoch without figures
@@ -117,18 +123,26 @@ class Meter(SupervisedPlugin):
 
     def after_training_iteration(self, strategy: Any, **kwargs: Any) -> None:
         if self.by_step:
-            self.steps.append((time.process_time() - self.step_began) / self.plain_seconds[-1])
+            self.steps.append((Span(self.step_began, self.place.mark()), self.plain_step))
 
     def after_training_epoch(self, strategy: Any, **kwargs: Any) -> None:
-        self.ended = time.process_time()
+        self.ended = self.place.mark()
         if self.whole:
             for _ in range(self.n_steps):
                 next(self.plain)
-            self.loops.append((self.ended - self.epoch_began) / (time.process_time() - self.ended))
-            self.ended = time.process_time()
+            behind = self.place.mark()
+            self.loops.append((Span(self.epoch_began, self.ended), Span(self.ended, behind)))
+            self.ended = behind
 
 
-def measure(name: str, network: Network, optimizer: str, batch: int, steps: int, rounds: int) -> dict[str, Figure]:
+def ratios(pairs: Sequence[tuple[Span, Span]]) -> Figure:
+    """Of the first of each pair to the second."""
+    return Figure.of([own.seconds / plain.seconds for own, plain in pairs])
+
+
+def measure(
+    name: str, network: Network, optimizer: str, batch: int, steps: int, rounds: int, place: Place = CPU
+) -> dict[str, Figure]:
     """Figures of a contestant, by measure.
 
     * ``step``: from zeroing gradients to the updated parameters, to a plain step.
@@ -141,41 +155,44 @@ def measure(name: str, network: Network, optimizer: str, batch: int, steps: int,
     """
     tasks = 1 + EARLIER.get(name, 1)
     x, y = digit_tasks(network.input_shape, batch * steps, tasks)
+    x, y = place.put_images(x), y.to(place.device)
     classes = [list(range(N_CLASSES * task, N_CLASSES * (task + 1))) for task in range(tasks)]
     of_last = y // N_CLASSES == tasks - 1
     tested = torch.cat([(y // N_CLASSES == task).nonzero()[: EVALUATED * batch, 0] for task in range(tasks)])
     benchmark = task_benchmark((x, y), (x[tested], y[tested]), classes)
-    plain = plain_steps(network, optimizer, x[of_last], y[of_last] % N_CLASSES, batch)
+    plain = plain_steps(network, optimizer, x[of_last], y[of_last] % N_CLASSES, batch, place)
     next(plain)
     without = live_bytes()  # the plain network with its gradients, and the data
-    meter, last = Meter(plain, steps, rounds), 1 + 2 * rounds
+    meter, last = Meter(plain, steps, rounds, place), 1 + 2 * rounds
     watch = SubnormalWatch(max(1, steps // WATCHED), lambda strategy: strategy.clock.train_exp_epochs == last)
-    options = {"train_mb_size": batch, "train_epochs": network.epochs, "eval_mb_size": batch}
+    options = {"train_mb_size": batch, "train_epochs": network.epochs, "eval_mb_size": batch, "device": place.device}
     strategy = CONTESTANTS[name](network, optimizer, **options)
+    place.put(strategy.model)
+    place.lower(strategy)
     strategy.train(benchmark.train_stream[:-1])
     strategy.train_epochs = last + 1
     strategy.plugins += [meter, watch]
-    began = time.process_time()
+    began = place.mark()
     strategy.train(benchmark.train_stream[-1])
-    ended = time.process_time()
+    ended = place.mark()
     strategy.plugins = [plugin for plugin in strategy.plugins if plugin not in (meter, watch)]  # the first holds data
-    step = median(meter.plain_seconds)
+    step = median(plain.seconds for _, plain in meter.steps)
     found = {
-        "step": Figure.of(meter.steps),
-        "loop": Figure.of(meter.loops),
-        "start": Figure.of([(meter.began - began) / step]),
-        "end": Figure.of([(ended - meter.ended) / step]),
+        "step": ratios(meter.steps),
+        "loop": ratios(meter.loops),
+        "start": Figure.of([Span(began, meter.began).seconds / step]),
+        "end": Figure.of([Span(meter.ended, ended).seconds / step]),
         "subnormals": Figure.of([watch.found.total() / watch.steps]),
     }
-    forward = classifier_of(network).eval()
+    forward = place.put(classifier_of(network)).eval()
     parts = x[tested][-EVALUATED * batch :].split(batch)
-    with torch.no_grad():
-        ratios = [
-            seconds(lambda: strategy.eval(benchmark.test_stream[-1]))
-            / seconds(lambda: [forward(part) for part in parts])
+    with torch.no_grad(), place.precision():
+        evaluations = [
+            timed(lambda: strategy.eval(benchmark.test_stream[-1]), place)
+            / timed(lambda: [forward(part) for part in parts], place)
             for _ in range(max(3, rounds))
         ]
-    found["evaluation"] = Figure.of(ratios)
+    found["evaluation"] = Figure.of(evaluations)
     bytes_of_parameters = sum(p.numel() * p.element_size() for p in classifier_of(network).parameters())
     loaded = x[of_last].nbytes + y[of_last].nbytes  # the loader's copy of the task's data
     extra = meter.held - without - loaded - 2 * bytes_of_parameters  # and its own parameters and gradients
@@ -184,5 +201,5 @@ def measure(name: str, network: Network, optimizer: str, batch: int, steps: int,
     if recorder is not None:
         found["trajectory"] = Figure.of([recorder.trajectory.nbytes() / bytes_of_parameters])
         for which, task in (("unlearn first", tasks - 1), ("unlearn later", 0)):
-            found[which] = Figure.of([seconds(lambda task=task: strategy.unlearn([task])) / step])
+            found[which] = Figure.of([timed(lambda task=task: strategy.unlearn([task]), place) / step])
     return found

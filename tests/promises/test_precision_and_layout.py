@@ -2,13 +2,33 @@
 
 import pytest
 import torch
-from support.isolated_pools import NETS
 from support.strategies import DIGITS, OPTIMIZERS
 from support.strategy_state import bits, unlearning_plugin
+from torch import nn
 
+from avalanche_amnesia.audit import audit
 from avalanche_amnesia.evaluation import References
+from avalanche_amnesia.export import extract
 from avalanche_amnesia.models import MaskedModel, SubnetModel
 from avalanche_amnesia.training import HAT, WSN, AmnesiacHAT
+from avalanche_amnesia.training.host.saving import load_state
+from avalanche_amnesia.training.plugins import TrajectoryPlugin
+
+
+class Net(nn.Module):
+    """With kernels of 1×1, whose strides tell no layout."""
+
+    features = 12
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(1, 6, 3, padding=1), nn.BatchNorm2d(6)
+        self.second, self.third = nn.Conv2d(6, 10, 3, stride=2), nn.Conv2d(10, 8, 1)
+        self.fourth = nn.Linear(8 * 9, 12)
+
+    def forward(self, x):
+        x = torch.relu(self.third(torch.relu(self.second(torch.relu(self.norm(self.first(x)))))))
+        return torch.relu(self.fourth(torch.flatten(x, 1)))
 
 
 def in_bfloat16(kind):
@@ -20,10 +40,9 @@ def in_bfloat16(kind):
     return LowPrecision
 
 
-def made(kind, how, *, net="norms", **options):
+def made(kind, how, **options):
     torch.manual_seed(0)
-    backbone = NETS[net]()
-    model = SubnetModel(backbone, n_features=12) if kind is WSN else MaskedModel(backbone)
+    model = (SubnetModel if kind is WSN else MaskedModel)(Net())
     if how == "channels last":
         model = model.to(memory_format=torch.channels_last)
     kind = in_bfloat16(kind) if how == "bfloat16" else kind
@@ -80,5 +99,30 @@ def test_autocast_takes_part():
     for how in ("float32", "bfloat16"):
         strategy = made(HAT, how)
         strategy.train(DIGITS.train_stream[0])
-        results.append(strategy.model.backbone.get_parameter("third.weight").detach().clone())
+        results.append(strategy.model.backbone.get_parameter("fourth.weight").detach().clone())
     assert not torch.equal(*results)
+
+
+@pytest.mark.parametrize("kind", [AmnesiacHAT, WSN])
+def test_channels_that_lie_last_are_saved_and_audited(kind, tmp_path):
+    def new(name):
+        return made(kind, "channels last", trajectory=TrajectoryPlugin(path=tmp_path / name))
+
+    strategy, loaded = new("logs"), new("again")
+    for experience in DIGITS.train_stream[:3]:
+        strategy.train(experience)
+    strategy.save(tmp_path / "state")
+    load_state(loaded, tmp_path / "state")
+    for one in (strategy, loaded):
+        one.train(DIGITS.train_stream[3])
+        record = one.unlearn([1], fingerprint=True)
+        assert audit(one.model, record).clean
+    assert bits(loaded.model) == bits(strategy.model)
+
+
+def test_a_subnet_whose_channels_lie_last_is_extracted():
+    strategy, images = made(AmnesiacHAT, "channels last"), DIGITS.test_stream[0].tensors[0]
+    strategy.train(DIGITS.train_stream[0])
+    with torch.no_grad():
+        logits = extract(strategy.model, 0)(images)
+        torch.testing.assert_close(logits, strategy.model.eval()(images, 0))

@@ -4,11 +4,13 @@ import math
 
 import pytest
 import torch
+from torch import nn
 
 from avalanche_amnesia.models import MLP
 from benchmarks.__main__ import draw, table
 from benchmarks.measuring import live_bytes, measure
 from benchmarks.networks import Network
+from benchmarks.place import Place, Span
 
 TINY = Network(lambda: MLP(64, hidden=(16,), features=16), (64,), 16, batch=16, steps=16, epochs=1)
 
@@ -29,6 +31,57 @@ def test_every_contestant_is_measured_and_tabled(method, tmp_path):
     assert "``step``: from zeroing gradients" in written
     draw(rows, tmp_path / "steps.png")
     assert (tmp_path / "steps.png").stat().st_size > 1000
+
+
+class Conv(nn.Sequential):
+    features = 8
+
+    def __init__(self):
+        super().__init__(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+
+@pytest.mark.parametrize("method", ["Naive", "AmnesiacHAT", "WSN"])
+def test_precision_and_layout_are_those_of_all_that_is_compared(method, monkeypatch):
+    seen, forward = [], nn.Conv2d.forward
+    conv = Network(Conv, (3, 8, 8), 8, batch=16, steps=4, epochs=1)
+    place = Place(bfloat16=True, channels_last=True)
+
+    def plain(self, x):
+        seen.append(self.weight.is_contiguous())
+        seen.append(x.is_contiguous())
+        out = forward(self, x)
+        seen.append(out.dtype is not torch.bfloat16)
+        return out
+
+    monkeypatch.setattr(nn.Conv2d, "forward", plain)
+    torch.manual_seed(0)
+    found = measure(method, conv, "sgd", batch=16, steps=4, rounds=1, place=place)
+    assert found["step"].median > 0
+    assert str(place) == "1 thread, bfloat16, channels last"
+    # All of the plain network's passes; a masked one runs this function only to be read, as float32.
+    assert seen.count(False) > seen.count(True)
+
+
+class Event:
+    """As one of a GPU: its time is known once its work is done."""
+
+    def __init__(self, at):
+        self.at, self.done = at, False
+
+    def synchronize(self):
+        self.done = True
+
+    def elapsed_time(self, later):
+        assert later.done
+        return 1e3 * (later.at - self.at)
+
+
+def test_time_of_a_gpu_is_that_between_its_events():
+    ended = Event(2.75)
+    span = Span(Event(2.5), ended)
+    assert not ended.done  # a mark waits for nothing
+    assert span.seconds == 0.25
+    assert Span(2.5, 2.75).seconds == 0.25
 
 
 def test_tensors_of_an_earlier_training_are_not_counted():
