@@ -140,8 +140,8 @@ class SubnetModel(TaskMaskedModel):
     def users_of(self, entries: Mapping[str, Tensor], tasks: Sequence[int]) -> frozenset[int]:
         """As the base class's."""
         nothing, inside = torch.zeros(0, dtype=torch.bool), inside_backbone(entries)
-        parts = [(inside.get(name, nothing).reshape(-1), of.size) for name, of in self.graph.layers.items()]
-        asked = pack_bits(torch.cat([p if len(p) else p.new_zeros(size) for p, size in parts])).cpu().numpy()
+        parts = [(inside.get(name, nothing).reshape(-1).cpu(), of.size) for name, of in self.graph.layers.items()]
+        asked = pack_bits(torch.cat([p if len(p) else p.new_zeros(size) for p, size in parts])).numpy()
         return frozenset(task for task in tasks if (self._packed.get(task).cpu().numpy() & asked).any())
 
     def choose(self, scores: Tensor, out: Tensor | None = None) -> Tensor:
