@@ -58,7 +58,7 @@ class FittedHead:
             yield weight, self.weight
         else:
             value = torch.zeros_like(weight) if self.others_zero else weight.clone()
-            value[:, self.columns] = self.weight.to(value.dtype)
+            value[:, self.columns.to(value.device)] = self.weight.to(value)
             yield weight, value
         if self.bias is not None:
             yield head.get_parameter("bias").data, self.bias

@@ -290,7 +290,9 @@ class AdaHATRule(AdjustmentRule):
     def _in_one_vector(self, use: TaskUse, names: Sequence[str], layer_of: Callable[[str], int]) -> _Vector:
         # In one vector, layer by layer: an operation per parameter costs more than what it computes.
         parts = {name: self._importance(use, name) for name in sorted(names, key=layer_of)}
-        importance = torch.cat([torch.empty(0, device=use.in_use.device), *(part.reshape(-1) for part in parts.values())])
+        importance = torch.cat(
+            [torch.empty(0, device=use.in_use.device), *(part.reshape(-1) for part in parts.values())]
+        )
         room = torch.empty_like(importance)
         split = room.split([part.numel() for part in parts.values()])
         shares = {n: v.view_as(parts[n]).expand_as(use.covered[n]) for n, v in zip(parts, split, strict=True)}

@@ -1,0 +1,154 @@
+"""Lives of strategies on the device ``far``, and the same on the CPU."""
+
+import json
+import tempfile
+import traceback
+import warnings
+
+import torch
+from torch import nn
+from torch.optim import SGD, Adam
+
+from avalanche_amnesia.audit import audit
+from avalanche_amnesia.benchmarks import UnlearningRequest, with_unlearning
+from avalanche_amnesia.evaluation import References, jsd_metrics, membership_metrics, relapse_metrics
+from avalanche_amnesia.export import extract
+from avalanche_amnesia.isolation import Pools
+from avalanche_amnesia.models import MLP, MaskedModel, SubnetModel
+from avalanche_amnesia.training import HAT, WSN, AdaHAT, AmnesiacHAT
+from avalanche_amnesia.training.host import find_plugin
+from avalanche_amnesia.training.host.saving import load_state
+from avalanche_amnesia.training.plugins import UnlearningPlugin
+from support.far_device import register
+from support.stock_hosts import HOSTS, host
+from support.strategies import DIGITS, quiet
+
+REQUESTS = with_unlearning(DIGITS, [UnlearningRequest((0,), 2, "iteration", 3), UnlearningRequest((1,), 3, "after")])
+
+
+class Net(nn.Module):
+    """Convolutions and BatchNorm; dropout would draw other numbers on another device."""
+
+    features = 12
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(1, 6, 3, padding=1), nn.BatchNorm2d(6)
+        self.second, self.third = nn.Conv2d(6, 10, 3, stride=2), nn.Linear(10 * 9, 12)
+
+    def forward(self, x):
+        x = torch.relu(self.second(torch.relu(self.norm(self.first(x)))))
+        return torch.relu(self.third(torch.flatten(x, 1)))
+
+
+def made(kind, device, *, net=Net, optimizer=Adam, **options):
+    torch.manual_seed(0)
+    model = (SubnetModel if kind is WSN else MaskedModel)(net())
+    options = {"train_mb_size": 40, "train_epochs": 2, **options}
+    steps = optimizer(model.parameters(), lr=0.1 if optimizer is SGD else 1e-2)
+    return kind(model=model, optimizer=steps, device=device, **options)
+
+
+def life(kind, *, requests=True, **options):
+    """Tasks, requests between and in the middle of them, a saved state, an audit."""
+
+    def lived(device):
+        strategy = made(kind, device, **options)
+        for experience in (REQUESTS if requests else DIGITS).train_stream[:4]:
+            strategy.train(experience)
+        strategy.eval(DIGITS.test_stream)
+        if requests:
+            with tempfile.TemporaryDirectory() as folder:
+                strategy.save(folder)
+                loaded = made(kind, device, **options)
+                load_state(loaded, folder)
+            record = loaded.unlearn([2], fingerprint=True)
+            assert audit(loaded.model, record).clean
+            strategy = loaded
+            strategy.train(DIGITS.train_stream[4])
+        return strategy.model.state_dict()
+
+    return lived
+
+
+def stock(name):
+    def lived(device):
+        strategy = host(name, device=torch.device(device))
+        for experience in DIGITS.train_stream[:3]:
+            strategy.train(experience)
+        plugin = find_plugin(strategy, UnlearningPlugin)
+        plugin.unlearn(strategy, [1])
+        strategy.train(DIGITS.train_stream[3])
+        return strategy.model.state_dict()
+
+    return lived
+
+
+def measures(device):
+    references = References(lambda **options: made(AmnesiacHAT, device, **options), REQUESTS)
+    metrics = [jsd_metrics(references), relapse_metrics(REQUESTS, references), membership_metrics(REQUESTS, references)]
+    evaluator = quiet()
+    evaluator.metrics += [metric for group in metrics for metric in group]
+    strategy, found = made(AmnesiacHAT, device, evaluator=evaluator), {}
+    for experience in REQUESTS.train_stream:
+        strategy.train(experience)
+        found |= {k: v for k, v in strategy.eval(REQUESTS.test_stream).items() if isinstance(v, float)}
+    return {name: torch.tensor(value) for name, value in found.items() if "time" not in name.lower()}
+
+
+def extracted(device):
+    strategy = made(AmnesiacHAT, device)
+    strategy.train(DIGITS.train_stream[0])
+    images = DIGITS.test_stream[0].tensors[0].to(device)
+    with torch.no_grad():
+        return {"logits": extract(strategy.model, 0)(images)}
+
+
+def linear():
+    return MLP(64, hidden=(24,), features=16)
+
+
+LIVES = {
+    "HAT": life(HAT, requests=False),
+    "HAT, gradients": life(HAT, requests=False, space="gradient", net=linear, optimizer=SGD),
+    "HAT, budget": life(HAT, requests=False, budget="even", fit_head=True),
+    "AdaHAT, no_reg": life(AdaHAT, requests=False, no_reg=True, optimizer=SGD),
+    "AmnesiacHAT": life(AmnesiacHAT),
+    "AmnesiacHAT, SGD": life(AmnesiacHAT, optimizer=SGD, net=linear),
+    "shadows": life(AmnesiacHAT, compensation="backup"),
+    "repair": life(AmnesiacHAT, repair="joint"),
+    "pools": life(AmnesiacHAT, isolation="pools"),
+    "moving pools": life(AmnesiacHAT, isolation=Pools(slots=4, moving=True)),
+    # Its own Adam is fused where torch has that.
+    "WSN": life(WSN, score_optimizer=lambda p: Adam(p, lr=1e-3)),
+    "WSN, codes": life(WSN, score_optimizer=lambda p: Adam(p, lr=1e-3), score_bits=2, keep="best", optimizer=SGD),
+    "WSN, head": life(WSN, score_optimizer=lambda p: Adam(p, lr=1e-3), fit_head=True, net=linear),
+    "extracted": extracted,
+    # SI rounds otherwise, and PackNet prunes other weights, here and there.
+    **{name: stock(name) for name in HOSTS if name not in ("si", "packnet")},
+}
+ROUNDED = {
+    "AdaHAT": life(AdaHAT, requests=False),
+    "AdaHAT, SGD": life(AdaHAT, requests=False, optimizer=SGD),
+    "WSN, fused": life(WSN),
+    "si": stock("si"),
+    "measures": measures,
+}
+"""Other steps of the optimizer, sparsities as other numbers, sums in another order: the same but for rounding."""
+
+
+def largest_differences(library, result):
+    """Write a life's largest difference between the devices, or what went wrong, as JSON."""
+    torch.set_num_threads(1)
+    register(library)
+    warnings.simplefilter("ignore")
+    found = {}
+    for name, lived in {**LIVES, **ROUNDED}.items():
+        try:
+            here, far = lived("cpu"), {k: v.cpu() for k, v in lived("far").items()}
+            assert here.keys() == far.keys()
+            moved = [(here[k].double() - far[k].double()).abs().nan_to_num() for k in here if here[k].numel()]
+            found[name] = max(float(values.max()) for values in moved)
+        except Exception:
+            found[name] = traceback.format_exc(limit=-4)
+    result.write_text(json.dumps(found))
