@@ -7,6 +7,9 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor, nn
 
+from avalanche_amnesia.models.computed_units import ComputedUnits
+from avalanche_amnesia.unit_graph.open_entries import LayerMasks, OpenEntries
+
 SHUT = 1e-12
 """The network reads a gate up to here as 0. Chosen by measurement: ``experiments/results/shut_gates.md``."""
 
@@ -25,19 +28,27 @@ class Gate:
         embedding: ``e``, ``(n_units,)``.
         allowed: the units that may open, bool ``(n_units,)``; None: all of them.
         by_layer: cuts a vector over all units into views by layer.
+        entries_of: from units, bool ``(n_units,)``, to the entries of weights that these read.
 
     Attributes:
         value: ``a``, ``(n_units,)``.
-        leaves: its layers as the network reads them, by name.
+        leaves: its layers as the network reads them, by name, and the entries of weights that are computed.
     """
 
     @torch.no_grad()
     def __init__(
-        self, embedding: nn.Parameter, allowed: Tensor | None, by_layer: Callable[[Tensor], Mapping[str, Tensor]]
+        self,
+        embedding: nn.Parameter,
+        allowed: Tensor | None,
+        by_layer: Callable[[Tensor], Mapping[str, Tensor]],
+        entries_of: Callable[[Tensor], Mapping[str, OpenEntries]],
     ) -> None:
         self.embedding, self.allowed = embedding, allowed
-        self.value, self._read = torch.empty_like(embedding), torch.empty_like(embedding)
-        self.leaves = {name: part.requires_grad_() for name, part in by_layer(self._read).items()}
+        self.value, self._read, self._exponent = (torch.empty_like(embedding) for _ in range(3))
+        self._barred = None if allowed is None else torch.where(allowed, 0.0, -torch.inf).to(embedding.dtype)
+        self.leaves = LayerMasks({name: part.requires_grad_() for name, part in by_layer(self._read).items()})
+        self._computed = ComputedUnits(allowed, entries_of)
+        self._fixed: tuple[float, int] | None = None
         self.open(1.0)
 
     @torch.no_grad()
@@ -48,16 +59,26 @@ class Gate:
             scale: ``s``.
             learns: whether its leaves collect gradients; a mask that no longer changes needs none.
         """
-        torch.mul(self.embedding, scale, out=self.value).sigmoid_()
-        if self.allowed is not None:
-            self.value.mul_(self.allowed)
+        fixed = None if learns else (scale, self.embedding._version)
+        if fixed is not None and fixed == self._fixed:  # nothing has changed since
+            return
+        if self._barred is None:
+            torch.mul(self.embedding, scale, out=self._exponent)
+        else:
+            torch.add(self._barred, self.embedding, alpha=scale, out=self._exponent)
+        if learns:
+            self._computed.look(self._exponent)
+        torch.sigmoid(self._exponent, out=self.value)
         torch.threshold(self.value, SHUT, 0.0, out=self._read)
+        if not learns:
+            self._computed.keep_to(self._read > 0)
+        self._fixed, self.leaves.entries = fixed, self._computed.entries
         for leaf in self.leaves.values():
             leaf.grad = None
             leaf.requires_grad_(learns)
 
     def gradient(self) -> Tensor:
-        """``∂loss/∂a``, ``(n_units,)``; zero for layers that no backward pass reached."""
+        """``∂loss/∂a``, ``(n_units,)``; zero for layers that no backward pass reached, and units not computed."""
         return torch.cat([torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in self.leaves.values()])
 
     def open_units(self) -> Tensor:

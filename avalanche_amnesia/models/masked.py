@@ -20,6 +20,7 @@ from avalanche_amnesia.models.task_labels import by_task
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.unit_graph.graph import UnitGraph
 from avalanche_amnesia.unit_graph.masked_backbone import MaskedBackbone, trace_backbone
+from avalanche_amnesia.unit_graph.open_entries import LayerMasks
 from avalanche_amnesia.unit_graph.tracing import NormChoice
 
 if TYPE_CHECKING:
@@ -266,7 +267,8 @@ class MaskedModel(TaskMaskedModel):
             raise ValueError(f"task {task} can't start: masks {self._binary.tasks}, in training {self.current_task}")
         self.embedding = nn.Parameter(embedding.detach().clone().to(self._device))
         self.current_task = task
-        self._gate = Gate(self.embedding, None if allowed is None else allowed.to(self._device), self.by_layer)
+        may = None if allowed is None else allowed.to(self._device)
+        self._gate = Gate(self.embedding, may, self.by_layer, self.graph.open_entries)
         self.generation += 1
         return self.embedding
 
@@ -331,9 +333,9 @@ class MaskedModel(TaskMaskedModel):
         return None if self._gate is None else self._gate.allowed
 
     @property
-    def gate_leaves(self) -> Mapping[str, Tensor]:
+    def gate_leaves(self) -> LayerMasks:
         """The open gate's layers, which collect gradients; empty while no task is in training."""
-        return MappingProxyType({} if self._gate is None else self._gate.leaves)
+        return LayerMasks({}) if self._gate is None else self._gate.leaves
 
     def open_gate(self, scale: float, *, learns: bool = True) -> Tensor:
         """Set the soft mask ``σ(scale · e)`` through which the task in training is run in training mode.

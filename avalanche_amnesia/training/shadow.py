@@ -74,7 +74,7 @@ class Shadow:
 
     def _gate(self) -> Mapping[str, Tensor]:
         leaves = self.model.gate_leaves
-        return leaves if self.joint else {name: leaf.detach() for name, leaf in leaves.items()}
+        return leaves if self.joint else leaves.detached()
 
     @torch.no_grad()
     def _weights(self) -> dict[str, Tensor]:

@@ -13,9 +13,12 @@ from torch import Tensor
 
 from avalanche_amnesia.unit_graph.computed import Computed
 from avalanche_amnesia.unit_graph.inputs import Inputs
+from avalanche_amnesia.unit_graph.open_entries import OpenEntries
 from avalanche_amnesia.unit_graph.units import ALWAYS, UnitSets, compact
 
 Between = Literal["min", "max"]
+_MUCH_LESS = 0.6
+"""Share of a weight below which it is faster to pick its open entries than to compute all, as measured."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +125,27 @@ class UnitGraph:
             covered = reduce(np.logical_and, (of_sets[factor.numpy()] for factor in factors))
             yield name, torch.from_numpy(np.asarray(covered))
 
+    def open_entries(self, units: Tensor) -> dict[str, OpenEntries]:
+        """Entries that some units read of the weights, where that is much less than all of them.
+
+        Args:
+            units: over all units, bool ``(n_units,)``.
+
+        Returns:
+            Parameter name (inside the backbone) → its rows and columns.
+        """
+        of_sets = self.sets.use(units.float()) > 0
+        found = {}
+        for name, factors in self.factors.items():
+            if len(factors) != 2 or any(_axes(factor) - {axis} for axis, factor in enumerate(factors)):
+                continue
+            read = [of_sets[factor.to(units.device)].reshape(-1) for factor in factors]
+            share = float(read[0].float().mean() * read[1].float().mean())
+            if 0 < share <= _MUCH_LESS:
+                rows, columns = (None if bool(part.all()) else part.nonzero()[:, 0] for part in read)
+                found[name] = OpenEntries(rows, columns, 1 - share)
+        return found
+
     def covering(self, masks: Tensor, entries: Mapping[str, Tensor]) -> Tensor:
         """Masks that cover any of some entries, all of them asked at once.
 
@@ -214,3 +238,8 @@ class UnitGraph:
                 first = units[0][0] if units and units[0] else 0
                 self._layer_of[name] = int(torch.searchsorted(starts, first, right=True)) - 1
         return self._layer_of[parameter]
+
+
+def _axes(factor: Tensor) -> set[int]:
+    """Axes along which the set numbers of a factor differ, or may."""
+    return {axis for axis, size in enumerate(factor.shape) if size > 1}

@@ -15,6 +15,7 @@ from torch import Tensor, fx
 
 from avalanche_amnesia.unit_graph.findings import ModelError
 from avalanche_amnesia.unit_graph.masking import call_owned, masked
+from avalanche_amnesia.unit_graph.open_entries import leave_closed_out
 from avalanche_amnesia.unit_graph.task_owned import OwnedSpec
 from avalanche_amnesia.unit_graph.values import Value
 
@@ -135,6 +136,7 @@ class Program:
         for node in graph.nodes:
             as_function(node)
         write_over(graph, lambda source: _is_fresh(source, owned))
+        leave_closed_out(graph)
         code = graph.python_code("self")
         scope = dict(code.globals)
         exec(compile(code.src, "<masked backbone>", "exec"), scope)

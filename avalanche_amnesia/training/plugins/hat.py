@@ -375,8 +375,9 @@ class HATPlugin(TaskMaskPlugin):
         """Add ``λ·R`` to the loss's value; its gradient is added behind the backward pass, where it is a constant."""
         now: HATTask = self.in_training
         now.statistics.see(strategy.mb_x, strategy.mb_task_id)
-        now.losses.add(strategy.loss.detach())
-        strategy.loss.detach().add_(now.regulariser(now.gate))
+        if now.regulariser.weight:
+            now.losses.add(strategy.loss.detach())
+            strategy.loss.detach().add_(now.regulariser(now.gate))
 
     @torch.no_grad()
     def before_update(self, strategy: Any, **kwargs: Any) -> None:
