@@ -1,0 +1,162 @@
+"""Units that a training step leaves out: all but those whose gates are 0, and none that could learn."""
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from avalanche_amnesia.benchmarks import PermutedDigits
+from avalanche_amnesia.models import MLP, MaskedModel
+from avalanche_amnesia.models.computed_units import EVERY, FAR, ComputedUnits
+from avalanche_amnesia.models.gate import SHUT
+from avalanche_amnesia.training import HAT, AdaHAT, AmnesiacHAT
+from avalanche_amnesia.training.hat_formulas import compensate_, embedding_gradient
+from avalanche_amnesia.unit_graph import graph as unit_graph
+from avalanche_amnesia.unit_graph import open_entries
+
+
+@pytest.fixture
+def every_entry_counts(monkeypatch):
+    """Entries are left out however few they are."""
+    monkeypatch.setattr(open_entries, "WORTH_IT", 0)
+    monkeypatch.setattr(unit_graph, "_MUCH_LESS", 0.999)
+
+
+def computed(n, allowed=None):
+    """Computed units of which the entries are the units themselves, in place of those of weights."""
+    return ComputedUnits(allowed, lambda units: {} if bool(units.all()) else {"units": units})
+
+
+def units_of(found, n):
+    return found.entries.get("units", torch.ones(n, dtype=torch.bool))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from([0.01, 3.0, 60.0, 300.0]), st.integers(0, 5)), max_size=50), st.booleans())
+def test_no_unit_with_an_open_gate_is_left_out_however_scale_and_embedding_move(steps, some_barred):
+    draw = torch.Generator().manual_seed(len(steps))
+    e, allowed = torch.randn(12, generator=draw), torch.arange(12) % 3 > 0 if some_barred else None
+    found = computed(12, allowed)
+    barred = torch.zeros(12, dtype=torch.bool) if allowed is None else ~allowed
+    for scale, moved in steps:
+        e[moved] = torch.randn((), generator=draw)
+        exponent = (scale * e).masked_fill(barred, -torch.inf)
+        found.look(exponent)
+        left_out = ~units_of(found, 12)
+        assert bool((exponent[left_out] < -FAR).all())
+        assert bool((exponent[left_out].sigmoid() <= SHUT).all())
+
+
+def test_far_units_are_left_out_at_the_next_look_and_come_back_at_once():
+    e = torch.tensor([1.0, -1.0, -0.2, 0.3])
+    found = computed(4)
+    found.look(200 * e)
+    assert units_of(found, 4).tolist() == [True, False, True, True]
+    for _ in range(EVERY - 1):
+        found.look(500 * e)  # the third one as well by now
+        assert not bool(units_of(found, 4)[1])
+    found.look(500 * e)
+    assert units_of(found, 4).tolist() == [True, False, False, True]
+    found.look(0.01 * e)
+    assert bool(units_of(found, 4).all())
+
+
+def test_what_is_not_allowed_is_never_computed_and_a_fixed_mask_computes_what_it_opens():
+    found = computed(4, torch.tensor([True, True, False, False]))
+    assert units_of(found, 4).tolist() == [True, True, False, False]
+    found.look(torch.tensor([1.0, -3.0, -torch.inf, -torch.inf]))
+    assert units_of(found, 4).tolist() == [True, True, False, False]
+    found.keep_to(torch.tensor([True, False, False, False]))
+    assert units_of(found, 4).tolist() == [True, False, False, False]
+
+
+@pytest.mark.parametrize("scale", [90.0, 400.0])
+def test_the_loss_would_not_move_the_embedding_of_a_unit_that_is_left_out(scale):
+    """Its gradient is less than 1e-12 of an open unit's, compensated, at every distance from the bound on."""
+    exponent = -torch.linspace(FAR, 6 * scale, 200).clamp_min(FAR)
+    e = exponent / scale
+    gradient = embedding_gradient(torch.ones_like(e), exponent.sigmoid(), scale)
+    compensate_(gradient, e, scale, 400.0, 50.0)
+    assert float(gradient.abs().max()) < 1e-12
+    near = torch.tensor([-1.0 / scale])
+    open_gradient = embedding_gradient(torch.ones(1), (near * scale).sigmoid(), scale)
+    compensate_(open_gradient, near, scale, 400.0, 50.0)
+    assert float(open_gradient) > 1
+
+
+STRATEGIES = {
+    "HAT": (HAT, {}),
+    "AdaHAT": (AdaHAT, {}),
+    "AmnesiacHAT": (AmnesiacHAT, {}),
+    "pools": (HAT, {"isolation": "pools"}),
+    "shadows": (AmnesiacHAT, {"compensation": "backup"}),
+}
+
+
+def learn(kind, options, optimizer):
+    torch.manual_seed(0)
+    model = MaskedModel(MLP(64, hidden=(40,), features=30))
+    strategy = kind(model=model, optimizer=optimizer(model), train_mb_size=32, train_epochs=3, seed=1, **options)
+    for experience in PermutedDigits(3, n_train=320).train_stream:
+        strategy.train(experience)
+    return strategy
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [lambda m: torch.optim.SGD(m.parameters(), lr=0.05), lambda m: torch.optim.Adam(m.parameters(), lr=1e-3)],
+    ids=["sgd", "adam"],
+)
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_training_on_computed_units_is_training_on_all_of_them(name, optimizer, monkeypatch):
+    """The same masks, and the same weights but for the order in which numbers are added."""
+    kind, options = STRATEGIES[name]
+    monkeypatch.setattr(unit_graph, "_MUCH_LESS", 0.0)
+    whole = learn(kind, options, optimizer)
+    monkeypatch.setattr(open_entries, "WORTH_IT", 0)
+    monkeypatch.setattr(unit_graph, "_MUCH_LESS", 0.999)
+    used, real = [], open_entries.OpenEntries
+    monkeypatch.setattr(unit_graph, "OpenEntries", lambda *parts: used.append(1) or real(*parts))
+    found = learn(kind, options, optimizer)
+    assert len(used) > 3
+    for task in whole.model.masked_tasks:
+        assert torch.equal(found.model.binary_mask(task), whole.model.binary_mask(task))
+    for (at, ours), twin in zip(found.model.named_parameters(), whole.model.parameters(), strict=True):
+        assert torch.allclose(ours, twin, atol=2e-3, rtol=1e-3), at
+
+
+@pytest.mark.usefixtures("every_entry_counts")
+def test_a_loaded_embedding_is_read_though_the_mask_was_fixed():
+    """Early stopping puts back the state of an earlier step of the same training."""
+    model = MaskedModel(MLP(64, hidden=(20,), features=10))
+    model.add_head(0, 2)
+    model.start_task(0, torch.ones(model.n_units))
+    state = copy.deepcopy(model.state_dict())
+    with torch.no_grad():
+        model.embedding[:15] = -1.0
+    model.open_gate(400.0, learns=False)
+    assert model.gate_leaves.entries
+    model.load_state_dict(state)
+    gate = model.open_gate(400.0, learns=False)
+    assert bool((gate == 1).all())
+    assert not model.gate_leaves.entries
+
+
+@pytest.mark.usefixtures("every_entry_counts")
+def test_a_copy_in_the_middle_of_a_task_goes_on_by_itself():
+    torch.manual_seed(0)
+    model = MaskedModel(MLP(64, hidden=(20,), features=10)).train()
+    model.add_head(0, 2)
+    model.start_task(0, torch.linspace(-1, 1, model.n_units))
+    for _ in range(EVERY):
+        model.open_gate(300.0)
+    twin = copy.deepcopy(model)
+    x, y = torch.rand(8, 64), torch.arange(8) % 2
+    for one in (model, twin):
+        one.open_gate(350.0)
+        nn.functional.cross_entropy(one(x, 0), y).backward()
+    assert twin.gate_leaves.entries.keys() == model.gate_leaves.entries.keys() != set()
+    assert torch.equal(twin.gate_gradient(), model.gate_gradient())

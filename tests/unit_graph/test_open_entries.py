@@ -1,0 +1,149 @@
+"""Layers that compute the open entries of their weights alone, beside layers that compute all of them."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from support.small_networks import NETWORKS
+from torch import nn
+
+from avalanche_amnesia.models import MLP, MaskedModel
+from avalanche_amnesia.unit_graph import graph as unit_graph
+from avalanche_amnesia.unit_graph import open_entries
+from avalanche_amnesia.unit_graph.open_entries import LayerMasks, OpenEntries
+
+OPERATIONS = {
+    "linear": (open_entries.linear, F.linear, (6, 5), (7, 5), -1, ()),
+    "linear of tokens": (open_entries.linear, F.linear, (6, 5), (2, 3, 5), -1, ()),
+    "conv1d": (open_entries.conv1d, torch.conv1d, (6, 5, 2), (3, 5, 4), -2, (2,)),
+    "conv2d": (open_entries.conv2d, torch.conv2d, (6, 5, 3, 3), (3, 5, 4, 4), -3, (1, 1)),
+    "conv2d of one image": (open_entries.conv2d, torch.conv2d, (6, 5, 3, 3), (5, 4, 4), -3, (1, "same", 2)),
+    "conv3d": (open_entries.conv3d, torch.conv3d, (6, 5, 1, 2, 2), (3, 5, 2, 3, 3), -4, ()),
+}
+ROWS = {"some rows": torch.tensor([0, 2, 5]), "all rows": None}
+COLUMNS = {"some columns": torch.tensor([1, 4]), "all columns": None}
+
+
+@pytest.fixture
+def every_entry_counts(monkeypatch):
+    """Entries are left out however few they are."""
+    monkeypatch.setattr(open_entries, "WORTH_IT", 0)
+    monkeypatch.setattr(unit_graph, "_MUCH_LESS", 0.999)
+
+
+@pytest.mark.usefixtures("every_entry_counts")
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("columns", COLUMNS)
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_an_operation_is_the_full_one_with_zeros_in_place_of_what_is_left_out(operation, rows, columns, bias):
+    small, full, of_weight, of_input, axis, options = OPERATIONS[operation]
+    torch.manual_seed(0)
+    weight, x = torch.randn(of_weight, dtype=torch.float64), torch.randn(of_input, dtype=torch.float64)
+    tensors = [weight, x, torch.randn(6, dtype=torch.float64)] if bias else [weight, x]
+    rows, columns = ROWS[rows], COLUMNS[columns]
+    open_rows = torch.zeros(6).index_fill(0, torch.arange(6) if rows is None else rows, 1.0).double()
+    open_columns = torch.zeros(5).index_fill(0, torch.arange(5) if columns is None else columns, 1.0).double()
+    positions = (1,) * (-1 - axis)
+
+    def run(compute):
+        leaves = [tensor.clone().requires_grad_() for tensor in tensors]
+        weight, x, *rest = leaves
+        # What stands behind closed units is 0, as it is in a network.
+        result = compute(x * open_columns.reshape(-1, *positions), weight, *(rest or [None]))
+        result = result * open_rows.reshape(-1, *positions)
+        (result**2).sum().backward()
+        return [result, *(leaf.grad for leaf in leaves)]
+
+    masks = LayerMasks({}, {"w": OpenEntries(rows, columns, 0.5)})
+    found = run(lambda x, w, b: small(masks, "w", x, w, b, *options))
+    expected = run(lambda x, w, b: full(x, w, b, *options))
+    for ours, twin in zip(found, expected, strict=True):
+        assert ours.shape == twin.shape
+        assert torch.allclose(ours, twin, atol=1e-12)
+    closed = (open_rows == 0).nonzero()[:, 0]
+    assert not found[1][closed].any()
+
+
+@pytest.mark.parametrize("name", ["w", "another"])
+def test_little_work_is_done_as_a_whole(name):
+    """Where it costs more to pick entries than to compute all; and of weights that are not named."""
+    x, w = torch.randn(2, 5), torch.randn(6, 5)
+    masks = LayerMasks({}, {name: OpenEntries(torch.tensor([0]), None, 5 / 6)})
+    assert torch.equal(open_entries.linear(masks, "w", x, w, None), F.linear(x, w))
+
+
+def test_enough_work_is_saved():
+    x, w = torch.randn(512, 128), torch.randn(128, 128)
+    masks = LayerMasks({}, {"w": OpenEntries(torch.tensor([3]), None, 127 / 128)})
+    result = open_entries.linear(masks, "w", x, w, None)
+    assert torch.allclose(result[:, 3], F.linear(x, w)[:, 3], atol=1e-4)
+    assert int((result != 0).any(0).sum()) == 1
+
+
+def trained_alike(model, x, masks, parts):
+    """Features and the gradients of all that learns, in training mode."""
+    torch.manual_seed(1)  # of dropout
+    features = model.backbone(x, parts, masks)
+    leaves = [*model.backbone.parameters(), *parts.parameters()]
+    grads = torch.autograd.grad((features**2).sum(), leaves, allow_unused=True)
+    return features, [torch.zeros_like(p) if g is None else g for p, g in zip(leaves, grads, strict=True)]
+
+
+@pytest.mark.usefixtures("every_entry_counts")
+@pytest.mark.parametrize("name", NETWORKS)
+def test_networks_of_every_kind_compute_the_same_from_open_entries(name):
+    make, _, options = NETWORKS[name]
+    torch.manual_seed(0)
+    model = MaskedModel(make(), **options).double().train()
+    draw = torch.Generator().manual_seed(3)
+    for share in (0.5, 0.8):
+        is_open = torch.rand(model.n_units, generator=draw) < share
+        for part in model.by_layer(is_open).values():
+            part[int(torch.randint(len(part), (), generator=draw))] = True
+        soft = is_open * torch.rand(model.n_units, generator=draw).double()
+        x = model.graph.inputs.batch(4, draw, next(model.parameters()))
+        parts = model.fresh_parts().train()
+        entries = model.graph.open_entries(is_open)
+        plain = trained_alike(model, x, dict(model.by_layer(soft)), copy.deepcopy(parts))
+        found = trained_alike(model, x, LayerMasks(model.by_layer(soft), entries), copy.deepcopy(parts))
+        assert torch.allclose(found[0], plain[0], atol=1e-9)
+        for ours, twin in zip(found[1], plain[1], strict=True):
+            assert torch.allclose(ours, twin, atol=1e-9)
+
+
+def test_entries_are_those_that_a_mask_reads():
+    model = MaskedModel(MLP(10, hidden=(8,), features=6))
+    is_open = torch.zeros(14, dtype=torch.bool)
+    is_open[[1, 4, 8, 9, 13]] = True
+    entries = model.graph.open_entries(is_open)
+    assert entries.keys() == {"layers.0.weight", "layers.1.weight"}
+    first, second = entries["layers.0.weight"], entries["layers.1.weight"]
+    assert (first.rows.tolist(), first.columns) == ([1, 4], None)
+    assert (second.rows.tolist(), second.columns.tolist()) == ([0, 1, 5], [1, 4])
+    assert (first.saved, second.saved) == pytest.approx((1 - 2 / 8, 1 - 3 / 6 * 2 / 8))
+    for name, reads in model.graph.reads(model.by_layer(is_open)):
+        if name in entries:
+            rows, columns, _ = entries[name]
+            taken = torch.zeros_like(reads.expand(model.backbone.get_parameter(name).shape))
+            taken[rows[:, None], torch.arange(10) if columns is None else columns] = True
+            assert torch.equal(taken, reads.expand_as(taken))
+    assert model.graph.open_entries(torch.ones(14, dtype=torch.bool)) == {}
+
+
+def test_grouped_convolutions_and_computed_weights_are_done_as_a_whole(monkeypatch):
+    asked = []
+
+    def seen(operation, axis, masks, name, x, weight, bias=None, *options):
+        asked.append(name)
+        return operation(x, weight, bias, *options)
+
+    monkeypatch.setattr(open_entries, "_over_open", seen)
+    grouped = nn.Sequential(nn.Conv2d(4, 6, 1, groups=2), nn.ReLU(), nn.Flatten(), nn.Linear(24, 5))
+    computed = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(6, 5)), nn.ReLU(), nn.Linear(5, 4))
+    for backbone, x, whole in ((grouped, torch.rand(2, 4, 2, 2), "3.weight"), (computed, torch.rand(2, 6), "2.weight")):
+        model = MaskedModel(backbone, input_shape=tuple(x.shape[1:])).train()
+        asked.clear()
+        model.masked_features(x, torch.ones(model.n_units))
+        assert asked == [whole]
