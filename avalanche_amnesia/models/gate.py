@@ -48,7 +48,7 @@ class Gate:
         self._barred = None if allowed is None else torch.where(allowed, 0.0, -torch.inf).to(embedding.dtype)
         self.leaves = LayerMasks({name: part.requires_grad_() for name, part in by_layer(self._read).items()})
         self._computed = ComputedUnits(allowed, entries_of)
-        self._fixed: tuple[float, int] | None = None
+        self._fixed_at: float | None = None
         self.open(1.0)
 
     @torch.no_grad()
@@ -57,10 +57,9 @@ class Gate:
 
         Args:
             scale: ``s``.
-            learns: whether its leaves collect gradients; a mask that no longer changes needs none.
+            learns: whether its leaves collect gradients. A mask that no longer changes needs none, and is read once.
         """
-        fixed = None if learns else (scale, self.embedding._version)
-        if fixed is not None and fixed == self._fixed:  # nothing has changed since
+        if not learns and scale == self._fixed_at:
             return
         if self._barred is None:
             torch.mul(self.embedding, scale, out=self._exponent)
@@ -72,10 +71,14 @@ class Gate:
         torch.threshold(self.value, SHUT, 0.0, out=self._read)
         if not learns:
             self._computed.keep_to(self._read > 0)
-        self._fixed, self.leaves.entries = fixed, self._computed.entries
+        self._fixed_at, self.leaves.entries = None if learns else scale, self._computed.entries
         for leaf in self.leaves.values():
             leaf.grad = None
             leaf.requires_grad_(learns)
+
+    def reread(self) -> None:
+        """Let the next :meth:`open` read the embedding, whatever it was told before: its values were loaded."""
+        self._fixed_at = None
 
     def gradient(self) -> Tensor:
         """``∂loss/∂a``, ``(n_units,)``; zero for layers that no backward pass reached, and units not computed."""

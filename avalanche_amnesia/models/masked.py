@@ -397,6 +397,7 @@ class MaskedModel(TaskMaskedModel):
     def _match_tasks(self, state: Mapping[str, Any]) -> None:
         if "embedding" in state:
             self._check_same_training(state)
+            self._in_training[2].reread()
             return
         super()._match_tasks(state)
         self._binary.match(state, "_binary.", self._device)
