@@ -10,6 +10,7 @@ from avalanche.training.plugins import EvaluationPlugin
 from avalanche.training.supervised import EWC, LwF, Naive
 from torch import nn
 
+from avalanche_amnesia.isolation import Pools
 from avalanche_amnesia.models import MaskedModel, MultiHeadModel, SubnetModel
 from avalanche_amnesia.training import HAT, WSN, AdaHAT, AmnesiacHAT
 from avalanche_amnesia.training.plugins import InMemoryLoaderPlugin
@@ -59,7 +60,8 @@ CONTESTANTS: dict[str, Contestant] = {
     "EWC": stock(EWC, ewc_lambda=1.0),
     "LwF": stock(LwF, alpha=1.0, temperature=2.0),
     "HAT": masked(HAT),
-    "HAT, pools": masked(HAT, isolation="pools"),
+    "HAT, pools of a half": masked(HAT, isolation="pools"),
+    "HAT, pools of a fifth": masked(HAT, isolation=Pools(slots=5)),
     "AdaHAT": masked(AdaHAT),
     "AmnesiacHAT": masked(AmnesiacHAT),
     "AmnesiacHAT, no compensation": masked(AmnesiacHAT, compensation="none"),
