@@ -164,9 +164,39 @@ class BareStep:
         self._step = inspect.unwrap(type(optimizer).step)
 
     def __call__(self) -> None:
-        self._step(self.optimizer)
+        self._advance()
         self.steps += 1
         clear_faint(self.optimizer, self.steps)
+
+    def _advance(self) -> None:
+        self._step(self.optimizer)
+
+
+class BareAdam(BareStep):
+    """Adam's step of one tensor: once the first one has made its state, by its fused kernel alone, in half the time.
+
+    Args:
+        optimizer: torch's Adam over one parameter, with ``fused=True`` and without amsgrad.
+    """
+
+    def _advance(self) -> None:
+        (group,) = self.optimizer.param_groups
+        (parameter,) = group["params"]
+        state = self.optimizer.state[parameter]
+        if not state or parameter.grad is None:
+            super()._advance()
+            return
+        state["step"].add_(1)
+        torch._fused_adam_(
+            *([parameter], [parameter.grad], [state["exp_avg"]], [state["exp_avg_sq"]], [], [state["step"]]),
+            lr=group["lr"],
+            beta1=group["betas"][0],
+            beta2=group["betas"][1],
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            amsgrad=False,
+            maximize=group["maximize"],
+        )
 
 
 def faint_below(dtype: torch.dtype) -> float:

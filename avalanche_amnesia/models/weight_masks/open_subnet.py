@@ -7,6 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from avalanche_amnesia.models.weight_masks.choice import Choice
+
+_BLOCK = 2**18
+"""Entries of which scores get their gradients at a time, where there are more: they stay in the processor's cache."""
+
 
 class OpenSubnet:
     """``weight ⊙ mask`` of every layer as leaves, whose gradients collect over every forward until the next opening.
@@ -14,14 +19,14 @@ class OpenSubnet:
     Args:
         scores: of the task in training, ``(n_weights,)``.
         weights: the layers' weights, by name, in the scores' order.
-        choose: writes the mask that scores choose, 0 or 1, into its second argument.
-        straight_through: makes of a gradient of the mask that of the scores, ``(gradient, scores)``; may write into
-            the former.
+        choice: what scores choose.
+        straight_through: makes of a gradient of the mask that of the scores, ``(gradient, scores)``, for any part of
+            them; may write into the former.
 
     Attributes:
         leaves: by name of the layer.
-        thresholds: by name, of the last choice: room for ``choose`` to note where to look first the next time.
-        room: ``(n_weights,)``, for either function to compute in: making one anew in every step takes longer.
+        choice: as given.
+        room: ``(n_weights,)``, for ``straight_through`` to compute in: making one anew in every step takes longer.
     """
 
     @torch.no_grad()
@@ -29,22 +34,22 @@ class OpenSubnet:
         self,
         scores: nn.Parameter,
         weights: Mapping[str, nn.Parameter],
-        choose: Callable[[Tensor, Tensor], Tensor],
+        choice: Choice,
         straight_through: Callable[[Tensor, Tensor], Tensor],
     ) -> None:
         self.scores, self._weights = scores, weights
-        self._choose, self._straight_through = choose, straight_through
+        self.choice, self._straight_through = choice, straight_through
         self.leaves = {name: torch.empty_like(weight).requires_grad_() for name, weight in weights.items()}
-        self.thresholds: dict[str, float | None] = {}
-        self._marks, self.room, self._zero = torch.empty_like(scores), torch.empty_like(scores), scores.new_zeros(())
+        self.room = torch.empty_like(scores)
         self.open()
 
     @torch.no_grad()
     def open(self) -> None:
         """Choose weights, and drop the gradients of those before."""
-        self._choose(self.scores.detach(), self._marks)
-        for (name, leaf), marks in zip(self.leaves.items(), self._by_layer(self._marks), strict=True):
-            torch.addcmul(self._zero, self._weights[name], marks.view_as(leaf), out=leaf.data)  # +0 outside, never −0
+        self.choice.renew(self.scores.detach())
+        parts = zip(self.leaves.values(), self._weights.values(), self._by_layer(self.scores.detach()), strict=True)
+        for layer, (leaf, weight, scores) in enumerate(parts):
+            self.choice.sift(layer, scores, weight.detach(), leaf.data)
             leaf.grad = None
 
     @torch.no_grad()
@@ -54,19 +59,36 @@ class OpenSubnet:
         A weight that learns gets ``g ⊙ mask``; the mask ``g ⊙ weight``, of which ``straight_through`` makes the
         gradient of the scores.
         """
-        of_mask = torch.zeros_like(self.scores) if self.scores.grad is None else self.scores.grad
-        parts = zip(self.leaves.items(), self._by_layer(self._marks), self._by_layer(of_mask), strict=True)
-        for (name, leaf), marks, of_part in parts:
+        if self.scores.grad is None:
+            self.scores.grad = torch.zeros_like(self.scores)
+        vectors = self._by_layer(self.scores.grad), self._by_layer(self.scores.detach())
+        parts = zip(self.leaves.values(), self._weights.values(), *vectors, strict=True)
+        for layer, (leaf, weight, of_scores, scores) in enumerate(parts):
             if leaf.grad is None:  # no backward pass reached this layer
-                of_part.zero_()
+                of_scores.zero_()
                 continue
-            weight = self._weights[name]
-            torch.mul(leaf.grad, weight.detach(), out=of_part.view_as(leaf))
+            self._pass_to_scores(leaf.grad, weight.detach(), of_scores, scores)
             if weight.requires_grad:
-                of_weight = leaf.grad.mul_(marks.view_as(leaf))
-                weight.grad = of_weight if weight.grad is None else weight.grad.add_(of_weight)
+                self.choice.sift(layer, scores, leaf.grad, leaf.grad)
+                weight.grad = leaf.grad if weight.grad is None else weight.grad.add_(leaf.grad)
             leaf.grad = None
-        self.scores.grad = self._straight_through(of_mask, self.scores.detach())
+
+    def _pass_to_scores(self, of_weight: Tensor, weight: Tensor, of_scores: Tensor, scores: Tensor) -> None:
+        """Write the gradient of a layer's scores; that of a large layer some rows at a time."""
+        if weight.numel() > _BLOCK and weight.device.type == "cpu":
+            width = weight[0].numel()
+            rows = max(1, _BLOCK // width)
+            matrices, vectors = (of_weight.split(rows), weight.split(rows)), (of_scores, scores)
+            for part in zip(*matrices, *(vector.split(rows * width) for vector in vectors), strict=True):
+                self._write_gradient(*part)
+        else:
+            self._write_gradient(of_weight, weight, of_scores, scores)
+
+    def _write_gradient(self, of_weight: Tensor, weight: Tensor, of_scores: Tensor, scores: Tensor) -> None:
+        torch.mul(of_weight, weight, out=of_scores.view_as(weight))
+        through = self._straight_through(of_scores, scores)
+        if through is not of_scores:
+            of_scores.copy_(through)
 
     def _by_layer(self, vector: Tensor) -> Sequence[Tensor]:
         return vector.split([weight.numel() for weight in self._weights.values()])

@@ -16,12 +16,13 @@ from avalanche_amnesia.models.substitutes import Place, Substitutes
 from avalanche_amnesia.models.task_buffers import TaskBuffers
 from avalanche_amnesia.models.task_labels import by_task
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
+from avalanche_amnesia.models.weight_masks.choice import Choice, MarkedChoice, TopChoice
 from avalanche_amnesia.models.weight_masks.forward_state import ForwardState, TaskState
 from avalanche_amnesia.models.weight_masks.mask_storage import decode_masks, encode_masks, pack_bits, unpack_bits
 from avalanche_amnesia.models.weight_masks.open_subnet import OpenSubnet
 from avalanche_amnesia.models.weight_masks.score_code import decode_scores, encode_scores
 from avalanche_amnesia.models.weight_masks.task_scores import TaskScores
-from avalanche_amnesia.models.weight_masks.top_share import mark_largest
+from avalanche_amnesia.models.weight_masks.top_share import MovingTop, mark_largest
 from avalanche_amnesia.models.weight_masks.weight_cover import (
     BiasRule,
     NormRule,
@@ -95,6 +96,7 @@ class SubnetModel(TaskMaskedModel):
         self.scores: nn.Parameter | None = None
         self.current_task: int | None = None
         self._open: OpenSubnet | None = None
+        self._tops: list[MovingTop] = []
         self.generation = 0
         self.train(self.training)
 
@@ -154,26 +156,31 @@ class SubnetModel(TaskMaskedModel):
             out: where to write it.
         """
         marks = torch.empty_like(scores) if out is None else out
-        near = {} if self._open is None else self._open.thresholds
-        sizes = torch.abs(scores.detach(), out=self._room)
-        parts = zip(sizes.split(self._sizes), marks.split(self._sizes), self.graph.layers.items(), strict=True)
-        for part, marked, (name, tensor) in parts:
-            near[name] = mark_largest(part, tensor.kept, marked, near.get(name))
+        sizes = torch.abs(scores.detach(), out=self._room(len(scores)))
+        near = [top.threshold for top in self._tops] or [None] * len(self._sizes)
+        kept = [tensor.kept for tensor in self.graph.layers.values()]
+        for part, marked, k, guess in zip(sizes.split(self._sizes), marks.split(self._sizes), kept, near, strict=True):
+            mark_largest(part, k, marked, guess)
         return marks
+
+    def _choice(self, scores: Tensor, weights: Iterable[Tensor]) -> Choice:
+        """What scores choose in the steps of a training; by thresholds where that comes to the same."""
+        marked = MarkedChoice(self._sizes, self.choose)
+        ranks = type(self).choose is SubnetModel.choose and all(t.dtype == torch.float32 for t in (scores, *weights))
+        return TopChoice(self._tops, marked) if ranks else marked
 
     def straight_through(self, of_mask: Tensor, scores: Tensor) -> Tensor:
         """Gradient of the scores, straight through the choice: ``of_mask ⊙ sign(scores)``, as ``|score|`` is ranked.
 
         Args:
-            of_mask: gradient of the mask, ``(n_weights,)``; may be written into.
-            scores: ``(n_weights,)``.
+            of_mask: gradient of any part of the mask, ``(n,)``; may be written into.
+            scores: that belong to it, ``(n,)``.
         """
-        return of_mask.mul_(torch.sign(scores.detach(), out=self._room))
+        return of_mask.mul_(torch.sign(scores.detach(), out=self._room(len(scores))))
 
-    @property
-    def _room(self) -> Tensor | None:
+    def _room(self, size: int) -> Tensor | None:
         """Tensor to compute in; None outside of a training: a new one."""
-        return None if self._open is None else self._open.room
+        return None if self._open is None else self._open.room[:size]
 
     @property
     def _device(self) -> torch.device:
@@ -207,7 +214,9 @@ class SubnetModel(TaskMaskedModel):
         self.scores = nn.Parameter(scores.detach().clone().to(self._device))
         self.current_task = task
         weights = {name: self._weight(name) for name in self.graph.layers}
-        self._open = OpenSubnet(self.scores, weights, self.choose, self.straight_through)
+        self._tops = [MovingTop(tensor.size, tensor.kept) for tensor in self.graph.layers.values()]
+        choice = self._choice(self.scores.detach(), weights.values())
+        self._open = OpenSubnet(self.scores, weights, choice, self.straight_through)
         self.generation += 1
         return self.scores
 
@@ -262,6 +271,7 @@ class SubnetModel(TaskMaskedModel):
 
     def _end_training(self) -> None:
         self.scores, self._open, self.current_task = None, None, None
+        self._tops = []
         self.generation += 1
         self.train(self.training)
 

@@ -14,6 +14,8 @@ _BAND = 0.005
 
 _LARGEST = 1e38
 """A guess from which on the band would overflow."""
+_BLOCK = 2**16
+"""Entries that are compared at a time: they stay in the processor's cache."""
 
 
 def count_of_share(share: float, size: int) -> int:
@@ -77,3 +79,72 @@ def _mark_around(values: npt.NDArray[np.float32], k: int, out: npt.NDArray[np.fl
     np.copyto(out, above)
     out[band[chosen]] = 1
     return float(threshold)
+
+
+class MovingTop:
+    """The largest magnitudes of a vector that moves little from one time to the next, as scores do between two steps.
+
+    They are told without a mark for every entry: what lies above the threshold, and some of the entries at it.
+
+    Args:
+        size: of the vector, ``n``.
+        k: how many, in 1..n.
+
+    Attributes:
+        size: as given.
+        threshold: a magnitude that most of the largest, and no other entry, exceed; None before the first update.
+        others: where those of the largest lie that do not: indices, ascending; None: all exceed it.
+    """
+
+    def __init__(self, size: int, k: int) -> None:
+        self.size, self._k = size, k
+        self.threshold: float | None = None
+        self.others: Tensor | None = None
+        self._above, self._band = np.zeros(size, np.bool_), np.zeros(size, np.bool_)
+        self._room = np.zeros(min(size, _BLOCK), np.float32)
+
+    def update(self, vector: Tensor) -> None:
+        """Find the ``k`` largest; among equal ones the lowest index goes first, and NaN is smaller than any number.
+
+        Args:
+            vector: float32 ``(n,)``, contiguous, on the CPU.
+        """
+        values = vector.numpy()
+        near = self.threshold
+        if near is None or not 0 < near < _LARGEST or not self._update_around(values, near):
+            self._update_whole(values)
+
+    def _update_around(self, values: npt.NDArray[np.float32], near: float) -> bool:
+        """Rank the entries near a guess of the threshold alone; False, and nothing changed, where the guess is bad."""
+        low, high = np.float32(near * (1 - _BAND)), np.float32(near * (1 + _BAND))
+        for start in range(0, self.size, _BLOCK):
+            block = slice(start, start + _BLOCK)
+            sizes = np.abs(values[block], out=self._room[: self.size - start])
+            np.greater(sizes, high, out=self._above[block])
+            np.greater_equal(sizes, low, out=self._band[block])
+        self._band ^= self._above
+        missing = self._k - int(np.count_nonzero(self._above))  # to be found among the entries of the band
+        band = np.flatnonzero(self._band)
+        if not 0 < missing <= len(band):
+            return False
+        self._take(band, np.abs(values[band]), missing)
+        return True
+
+    def _update_whole(self, values: npt.NDArray[np.float32]) -> None:
+        numbers = np.flatnonzero(~np.isnan(values))
+        if len(numbers) < self._k:
+            missing = np.flatnonzero(np.isnan(values))[: self._k - len(numbers)]
+            self.threshold, self.others = np.inf, torch.from_numpy(np.sort(np.concatenate((numbers, missing))))
+        else:
+            self._take(numbers, np.abs(values[numbers]), self._k)
+
+    def _take(self, index: npt.NDArray[np.int64], sizes: npt.NDArray[np.float32], k: int) -> None:
+        """Note the threshold that lets ``k`` of some entries through, and those at it that are among them."""
+        first = len(sizes) - k
+        ranked = np.partition(sizes, (max(0, first - 1), first))
+        if first and ranked[first - 1] < ranked[first]:
+            self.threshold, self.others = float(ranked[first - 1]), None
+            return
+        above = int(np.count_nonzero(sizes > ranked[first]))
+        self.threshold = float(ranked[first])
+        self.others = torch.from_numpy(index[sizes == ranked[first]][: k - above])

@@ -15,7 +15,7 @@ from avalanche_amnesia.models.weight_masks.subnet import SubnetModel
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.training.holdout import Holdout
 from avalanche_amnesia.training.host.lookup import unlearning_of
-from avalanche_amnesia.training.optimizers import BareStep, clear_faint
+from avalanche_amnesia.training.optimizers import BareAdam, BareStep, clear_faint
 from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin, single_task
 from avalanche_amnesia.training.task_in_training import TaskInTraining
 from avalanche_amnesia.training.update_rules import AdjustmentRule
@@ -150,14 +150,15 @@ class SubnetPlugin(TaskMaskPlugin):
         model = self.model_of(strategy)
         now.others, now.generation = model.masked_tasks, model.generation
         now.adjuster = self.make_adjuster(model, self.task_use(model), strategy)
-        now.step_scores = BareStep(self._make_score_optimizer(now.scores))
+        now.step_scores = self._score_step(now.scores)
 
-    def _make_score_optimizer(self, scores: nn.Parameter) -> Optimizer:
+    def _score_step(self, scores: nn.Parameter) -> BareStep:
         if self.score_optimizer is not None:
             made = self.score_optimizer([scores])
             checks.instance("what score_optimizer returns", made, Optimizer, "lambda p: torch.optim.Adam(p, lr=1e-3)")
-            return made
-        return torch.optim.Adam([scores], lr=self.score_lr, fused=scores.device.type in ("cpu", "cuda"))
+            return BareStep(made)
+        fused = scores.device.type in ("cpu", "cuda")
+        return (BareAdam if fused else BareStep)(torch.optim.Adam([scores], lr=self.score_lr, fused=fused))
 
     def _initial_scores(self, model: SubnetModel, task: int) -> Tensor:
         """``(n_weights,)``: the last remaining task's, or drawn as ``score_init`` says."""

@@ -12,7 +12,9 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from avalanche_amnesia.models import MLP, SubnetModel, UnknownTaskError
-from avalanche_amnesia.models.weight_masks.top_share import count_of_share, mark_by_sorting, mark_largest
+from avalanche_amnesia.models.weight_masks import open_subnet
+from avalanche_amnesia.models.weight_masks.choice import MarkedChoice, TopChoice
+from avalanche_amnesia.models.weight_masks.top_share import MovingTop, count_of_share, mark_by_sorting, mark_largest
 from avalanche_amnesia.unit_graph import ModelError
 
 
@@ -51,22 +53,102 @@ def test_a_guess_of_the_threshold_changes_no_mark(values, share, off, far):
     assert torch.equal(guessed, marks)
 
 
+def sifted(top, values):
+    """Marks of what passes: the two ways in which a choice tells them."""
+    marks = (values.abs() > top.threshold).float()
+    if top.others is not None:
+        assert not marks[top.others].any()
+        marks[top.others] = 1.0
+    return marks.tolist()
+
+
+@given(magnitudes, st.floats(0.001, 1), st.one_of(st.none(), st.floats(0, 2.0**90)), st.randoms())
+def test_a_threshold_tells_the_largest_magnitudes_whatever_it_was_before(values, share, before, random):
+    values = torch.tensor([value * random.choice([-1, 1]) for value in values])
+    k = count_of_share(share, len(values))
+    top = MovingTop(len(values), k)
+    top.threshold = before
+    for _ in range(2):  # with a guess that may be bad, and with one that is good
+        top.update(values)
+        assert sifted(top, values) == slow_marks(values.abs().tolist(), k)
+
+
 def test_scores_that_move_are_ranked_around_the_last_threshold_alone(monkeypatch):
     """Values between two steps of a training, many of them equal; the whole is ranked in the first step alone."""
-    generator, ranked = torch.Generator().manual_seed(0), []
+    generator, ranked, k = torch.Generator().manual_seed(0), [], 9_000
     partition = np.partition
     monkeypatch.setattr(np, "partition", lambda values, place: ranked.append(len(values)) or partition(values, place))
-    values, near = torch.rand(20_003, generator=generator), None
+    values, near, top = torch.rand(100_003, generator=generator) - 0.5, None, MovingTop(100_003, k)
     for step in range(30):
-        k = 9_000
-        marks, slow = torch.empty_like(values), torch.empty_like(values)
-        near = mark_largest(values, k, marks, near)
-        assert ranked[0] == len(values) if step == 0 else ranked[0] < len(values) / 20
-        mark_largest(values, k, slow)
+        sizes, marks, slow = values.abs(), torch.empty_like(values), torch.empty_like(values)
+        near = mark_largest(sizes, k, marks, near)
+        top.update(values)
+        assert len(ranked) == 2
+        assert ranked == [len(values)] * 2 if step == 0 else max(ranked) < len(values) / 20
+        mark_largest(sizes, k, slow)
         assert torch.equal(marks, slow)
+        assert sifted(top, values) == slow.tolist()
         ranked.clear()
-        values = (values + 2e-3 * torch.randn(len(values), generator=generator)).abs()
-        values = (values * 5000).round() / 5000  # ties
+        values = values + 5e-4 * torch.randn(len(values), generator=generator)
+        if step % 2:
+            values = (values * 5000).round() / 5000  # ties
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("ties", [False, True])
+def test_what_passes_by_thresholds_is_what_passes_by_marks(ties, layout):
+    model, generator = SubnetModel(ConvNet(), n_features=5, bias="masked"), torch.Generator().manual_seed(0)
+    sizes = [tensor.size for tensor in model.graph.layers.values()]
+    scores = torch.randn(model.n_weights, generator=generator)
+    scores = (4 * scores).round() if ties else scores
+    by_marks = MarkedChoice(sizes, model.choose)
+    tops = [MovingTop(tensor.size, tensor.kept) for tensor in model.graph.layers.values()]
+    by_thresholds = TopChoice(tops, by_marks)
+    for step in range(3):
+        by_marks.renew(scores)
+        by_thresholds.renew(scores)
+        for layer, (name, part) in enumerate(model.by_layer(scores).items()):
+            values = torch.randn(model.graph.layers[name].shape, generator=generator)
+            values = values.contiguous(memory_format=layout) if values.dim() == 4 else values
+            slow, fast = torch.empty_like(values), torch.empty_like(values)
+            by_marks.sift(layer, part, values, slow)
+            by_thresholds.sift(layer, part, values, fast)
+            assert torch.equal(slow, fast)
+            assert not (fast.signbit() & (fast == 0)).any()
+            by_thresholds.sift(layer, part, values, values)  # in place
+            assert torch.equal(slow, values)
+        scores = scores + (1 if ties else 0.001) * torch.randn(len(scores), generator=generator).round(decimals=step)
+
+
+def test_a_training_is_the_same_with_marks_and_with_thresholds(monkeypatch):
+    """Weights, scores and gradients of a few steps, of layers that are cut into blocks too."""
+
+    def trained():
+        torch.manual_seed(0)
+        model = SubnetModel(MLP(40, hidden=(50,), features=30))
+        model.add_head(0, 3)
+        model.start_task(0, torch.randn(model.n_weights))
+        steps = [torch.optim.SGD(model.parameters(), lr=0.1), torch.optim.Adam([model.scores], lr=1e-2)]
+        for _ in range(10):
+            model.open_subnet()
+            F.cross_entropy(model(torch.randn(9, 40), 0), torch.arange(9) % 3).backward()
+            model.pass_gradients()
+            for optimizer in steps:
+                optimizer.step()
+                optimizer.zero_grad()
+        return [p.detach().clone() for p in model.parameters()]
+
+    class Marked(SubnetModel):
+        def choose(self, scores, out=None):
+            return super().choose(scores, out)
+
+    fast = trained()
+    monkeypatch.setattr(open_subnet, "_BLOCK", 300)
+    in_blocks = trained()
+    monkeypatch.setitem(globals(), "SubnetModel", Marked)
+    slow = trained()
+    assert all(map(torch.equal, fast, slow))
+    assert all(map(torch.equal, fast, in_blocks))
 
 
 class ConvNet(nn.Module):
