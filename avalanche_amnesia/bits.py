@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from typing import Any, Literal, TypeVar
 
+import numpy as np
 import torch
 from blake3 import blake3
 from torch import Tensor
@@ -17,6 +19,9 @@ _BLAKE3 = "blake3:"
 """In front of a hash: what comes without it is of an earlier version, which took SHA-256."""
 _WORTH_THREADS = 2**24
 """Bytes from which on a second thread saves more time than starting it takes."""
+_SMALL = 2**14
+"""Bytes up to which a copy is made sooner than a view."""
+_WITHOUT_NUMPY = frozenset({torch.bfloat16, *(kind for name, kind in vars(torch).items() if name.startswith("float8"))})
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -49,11 +54,26 @@ def tensor_hash(tensor: Tensor, algorithm: Algorithm = "blake3") -> str:
         64 hexadecimal digits; those of blake3 behind its name and a colon.
     """
     made = blake3() if algorithm == "blake3" else hashlib.sha256()
-    made.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
-    bits = tensor.detach().cpu().contiguous()
-    # Not by its own strides: where a size is 1 these may be anything (kernels of 1×1 whose channels lie last).
-    made.update(bits.as_strided((bits.numel(),), (1,)).view(torch.uint8).numpy().data)
+    made.update(_heading(tensor.dtype, tensor.shape))
+    made.update(_flat_bytes(tensor))
     return f"{_BLAKE3}{made.hexdigest()}" if algorithm == "blake3" else made.hexdigest()
+
+
+@lru_cache(
+    maxsize=4096
+)  # a model of hundreds of tasks has tensors of few shapes, which take as long to write as to hash
+def _heading(dtype: torch.dtype, shape: torch.Size) -> bytes:
+    return f"{dtype}{tuple(shape)}".encode()
+
+
+def _flat_bytes(tensor: Tensor) -> bytes | memoryview:
+    """The bytes of a tensor in the order of its entries ``(n,)``; a large one's own where they lie like that."""
+    if tensor.dtype in _WITHOUT_NUMPY:
+        bits = tensor.detach().cpu().contiguous()
+        # Not by its own strides: where a size is 1 these may be anything (kernels of 1×1 whose channels lie last).
+        tensor = bits.as_strided((bits.numel(),), (1,)).view(torch.uint8)
+    here = tensor.numpy(force=True)
+    return here.tobytes() if here.nbytes < _SMALL else here.ravel().view(np.uint8).data
 
 
 def algorithm_of(digest: str) -> Algorithm:

@@ -1,6 +1,6 @@
 """Modes of a model's modules, for the length of a computation."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -10,15 +10,24 @@ from torch import nn
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Evaluation mode and no gradients inside; every module's own mode again afterwards."""
-    modes = [(module, module.training) for module in every_part(model)]
+    modes = modes_of(model)
     model.eval()
     try:
         with torch.no_grad():
             yield
     finally:
-        for module, mode in modes:
-            if module.training != mode:  # torch's attributes are slow to set, and most modules are tasks'
-                module.training = mode
+        set_modes(modes)
+
+
+def modes_of(model: nn.Module) -> list[tuple[nn.Module, bool]]:
+    """Every module of a model with its own mode, for :func:`set_modes`."""
+    return [(module, module.training) for module in every_part(model)]
+
+
+def set_modes(modes: Iterable[tuple[nn.Module, bool]]) -> None:
+    """Set the mode of single modules, and of nothing in them; past torch's ``__setattr__``, the slowest part of it."""
+    for module, mode in modes:
+        vars(module)["training"] = mode
 
 
 def every_part(module: nn.Module) -> list[nn.Module]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from avalanche_amnesia.models.modes import every_part
+from avalanche_amnesia.models.modes import every_part, set_modes
+from avalanche_amnesia.models.own_modules import OwnModules
 
 
 class PerTask(nn.ModuleDict):
@@ -18,11 +19,20 @@ class PerTask(nn.ModuleDict):
     def train(self, mode: bool = True) -> PerTask:
         """As ``nn.Module``'s."""
         self.training = mode
-        for module in self._modules.values():
-            own = mode and getattr(module, "learning", True)
-            if module is not None and any(part.training != own for part in every_part(module)):
+        for module in filter(None, self._modules.values()):
+            own = mode and vars(module).get("learning", True)
+            parts = every_part(module)
+            if not any(part.training != own for part in parts):
+                continue
+            if type(module).train in _SWITCHED_ALONE and all(type(p).train is nn.Module.train for p in parts[1:]):
+                set_modes((part, own) for part in parts)
+            else:  # a class may do more at a change of mode
                 module.train(own)
         return self
+
+
+_SWITCHED_ALONE = (nn.Module.train, OwnModules.train)
+"""Changes of mode that do nothing but set the attribute, once ``learning`` was asked."""
 
 
 def lies_on(module: nn.Module, device: torch.device) -> bool:

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from avalanche_amnesia.models.modes import every_part
 from avalanche_amnesia.models.multi_head import MultiHeadModel, UnknownTaskError
 
 
@@ -158,12 +159,13 @@ class TaskMaskedModel(MultiHeadModel, ABC):
 
     def set_trainable(self, task: int, learn: bool) -> None:
         """Let a task's own modules (its head) receive gradients, or not; drops those that they have."""
-        for module in self.task_modules(task):
-            for parameter in module.parameters():
-                if parameter.requires_grad != learn:
-                    parameter.requires_grad_(learn)
-                if parameter.grad is not None:
-                    parameter.grad = None
+        own = [container._modules.get(str(task)) for container in self._containers]
+        parts = [part for module in own if module is not None for part in every_part(module)]  # unnamed: of every task
+        for parameter in [p for part in parts for p in part._parameters.values() if p is not None]:
+            if parameter.requires_grad != learn:
+                parameter.requires_grad_(learn)
+            if parameter.grad is not None:
+                parameter.grad = None
 
     @abstractmethod
     def finish_task(self) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -227,16 +228,30 @@ def clear_faint(optimizer: Optimizer, step: int) -> None:
                     torch.ops.aten.hardshrink.out(value, faint_below(value.dtype), out=value)
 
 
-def place_new_parameters(optimizer: Optimizer, model: nn.Module, known: Iterable[str]) -> None:
-    """Put a model's new parameters into the first of several parameter groups, where the host can't place a new head.
+def follow_model(
+    optimizer: Optimizer, parameters: Mapping[str, nn.Parameter], known: Mapping[str, nn.Parameter], *, fresh: bool
+) -> None:
+    """Make an optimizer step a model's parameters: as the host's ``update_optimizer``, in one pass over them.
+
+    The host looks through the whole optimizer for each parameter, which with hundreds of tasks is most of a task's
+    start, and it can't place a new head where there are several parameter groups: new ones go to the first here.
 
     Args:
-        optimizer: the strategy's.
-        model: with a new task.
-        known: names of the parameters that the host has placed before.
+        optimizer: the strategy's. What the model has no longer stays in it.
+        parameters: the model's, by name.
+        known: those of the last call, by name: one that was replaced since gives its place to the new one.
+        fresh: drop the state of all of them, not only of those that are new.
     """
-    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    placed = set(known)
-    optimizer.param_groups[0]["params"] += [
-        parameter for name, parameter in model.named_parameters() if id(parameter) not in held and name not in placed
-    ]
+    places = {id(p): (group["params"], at) for group in optimizer.param_groups for at, p in enumerate(group["params"])}
+    for name, parameter in parameters.items():
+        old = known.get(name, parameter)
+        if id(old) not in places:
+            optimizer.param_groups[0]["params"].append(parameter)
+            optimizer.state[parameter] = {}
+        elif old is not parameter:
+            group, at = places[id(old)]
+            group[at] = parameter
+            if optimizer.state.pop(old, None) is not None:
+                optimizer.state[parameter] = {}
+    if fresh:
+        optimizer.state = defaultdict(dict)

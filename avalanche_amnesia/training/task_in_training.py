@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from avalanche_amnesia.bits import same_bits
 from avalanche_amnesia.models.multi_head import MultiHeadModel
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
+from avalanche_amnesia.models.tensors import parameters_of
 from avalanche_amnesia.training.adjuster import Adjuster
 
 
@@ -65,7 +66,7 @@ class TaskSnapshot:
         self.task = task
         self.moments = {parameter: deepcopy(state) for parameter, state in optimizer.state.items()}
         """The optimizer's state, by parameter; emptied when a task goes of which it may hold something."""
-        self.values = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+        self.values = {name: parameter.detach().clone() for name, parameter in parameters_of(model).items()}
         # Of other tasks' buffers no copy is taken: none of them changes, and one of them may be unlearned meanwhile.
         buffers = dict(model.named_buffers())
         if isinstance(model, TaskMaskedModel):
@@ -80,7 +81,7 @@ class TaskSnapshot:
         """Put the copied values back into what still exists."""
         optimizer.state = defaultdict(dict)
         optimizer.state.update({parameter: deepcopy(state) for parameter, state in self.moments.items()})
-        for name, parameter in model.named_parameters():
+        for name, parameter in parameters_of(model).items():
             if name in self.values:
                 parameter.copy_(self.values[name])
         for name, buffer in model.named_buffers():

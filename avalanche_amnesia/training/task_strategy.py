@@ -19,6 +19,7 @@ from avalanche_amnesia import checks
 from avalanche_amnesia.ledger import RequestError
 from avalanche_amnesia.models.multi_head import MultiHeadModel
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
+from avalanche_amnesia.models.tensors import parameters_of
 from avalanche_amnesia.seeding import preserved_rng
 from avalanche_amnesia.training.host.arguments import (
     checked_criterion,
@@ -29,10 +30,11 @@ from avalanche_amnesia.training.host.arguments import (
 )
 from avalanche_amnesia.training.host.listening import ListenerDispatch
 from avalanche_amnesia.training.host.lookup import unlearning_of
+from avalanche_amnesia.training.host.modes import KeptState
 from avalanche_amnesia.training.host.remaining import remaining_experiences
 from avalanche_amnesia.training.host.rollback import abort_training
 from avalanche_amnesia.training.host.samples import fault_in_memory, fault_of_inputs, fault_of_labels, fault_of_shape
-from avalanche_amnesia.training.optimizers import check_optimizer, place_new_parameters
+from avalanche_amnesia.training.optimizers import check_optimizer, follow_model
 from avalanche_amnesia.training.plugins.in_memory_loader import InMemoryLoaderPlugin
 from avalanche_amnesia.training.plugins.seeding import SeedingPlugin
 from avalanche_amnesia.training.plugins.task_mask import TaskError, TaskMaskPlugin, single_task
@@ -68,7 +70,7 @@ class TaskPlugin(SupervisedPlugin):
         """Called once they are, inside what is undone if anything fails."""
 
 
-class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
+class TaskStrategy(OwnArguments, ListenerDispatch, KeptState, SupervisedTemplate):
     """A supervised strategy over one task after another, seeded by task, that plans and unlearns on request.
 
     Base of this package's strategies, which choose the plugins.
@@ -169,11 +171,19 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
         self.optimizer_always_fresh &= fresh
         super().check_model_and_optimizer(reset_optimizer_state=fresh, **kwargs)
 
-    def make_optimizer(self, **kwargs: Any) -> None:
-        """As the host's, which can't place a new head where there are several parameter groups."""
-        if len(self.optimizer.param_groups) > 1:
-            place_new_parameters(self.optimizer, self.model, self.optimized_param_id or ())
-        super().make_optimizer(**kwargs)
+    def make_optimizer(
+        self,
+        reset_optimizer_state: bool = False,
+        remove_params: bool = False,
+        verbose_optimizer: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        """As the host's, in time for many tasks; of several parameter groups the first takes what is new."""
+        parameters, known = parameters_of(self.model), getattr(self, "optimized_param_id", None)
+        follow_model(self.optimizer, parameters, known or {}, fresh=reset_optimizer_state)
+        self.optimized_param_id = parameters
+        if remove_params or verbose_optimizer:
+            super().make_optimizer(False, remove_params, verbose_optimizer, **kwargs)
 
     def eval(self, exp_list: Any, **kwargs: Any) -> dict[str, Any]:
         """Evaluate the experiences whose tasks the model has: neither future nor unlearned ones.

@@ -168,18 +168,17 @@ def work_out(
         going = None if revised else chosen_by([recorded[writer][name] for writer in gone if name in recorded[writer]])
         taking_part = _taking_part(name, later, gone, going, revised)
         here = committed.detach().cpu()
-        if len(taking_part) == 1 and not reading and not revised:  # the usual case: it alone wrote here
-            ((writer, entry),) = taking_part
-            assert entry is not None
-            where = entry.where
-            written = chosen(here, where)
-            updates[writer].add(name, entry, written)
-            return Moved.among(where, written, entry.before(written)), None, None
-        replayed, stays = replay(name, committed, taking_part, logs, updates, reading, revised)
         if going is None:
             where = torch.ones(committed.shape, dtype=torch.bool)
         else:  # only what a writer who goes had moved can have changed: the rest of the tensor is not compared
             where = torch.from_numpy(np.unpackbits(going, count=here.numel()).view(bool)).reshape(here.shape)
+        if len(taking_part) == 1 and not reading and not revised:  # the usual case: it alone wrote here
+            ((writer, entry),) = taking_part
+            assert entry is not None
+            written = chosen(here, where)
+            updates[writer].add(name, entry, written)
+            return Moved.among(where, written, entry.before(written)), None, None
+        replayed, stays = replay(name, committed, taking_part, logs, updates, reading, revised)
         return Moved.among(where, chosen(here, where), chosen(replayed, where)), stays, replayed
 
     # Whoever reads or is revised may enter tensors into logs, where their order counts.

@@ -14,6 +14,7 @@ from torch import Tensor
 from avalanche_amnesia.audit.record import RepairSummary, TensorChange, UnlearningRecord
 from avalanche_amnesia.bits import map_two_threads, state_hashes
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
+from avalanche_amnesia.models.tensors import parameters_of, state_of
 from avalanche_amnesia.trajectory.entries import fill
 from avalanche_amnesia.trajectory.removal import Removal
 from avalanche_amnesia.transaction import Transaction
@@ -76,7 +77,7 @@ def apply(unlearning: Unlearning, announce: Announce, *, fingerprint: bool = Fal
         )
         purged += [adapter.purge(plugin, context, change) for plugin, adapter in adapters]
         _forget(unlearning, change)
-        after = state_hashes(model.state_dict())
+        after = state_hashes(state_of(model))
         unlearning.claims.unlearned(host, plan.tasks, after, change)
         record = UnlearningRecord(
             plan=plan,
@@ -216,4 +217,4 @@ def _hold_own(host: Host, change: Transaction) -> None:
     tasks = [task for task in model.tasks if task != model.current_task]
     own = own_parameters(model, *tasks)
     change.call(before.update, {name: before[name] for name in own})
-    before.update({name: p.detach().clone() for name, p in model.named_parameters() if name in own})
+    before.update({name: p.detach().clone() for name, p in parameters_of(model).items() if name in own})

@@ -14,6 +14,7 @@ from avalanche_amnesia.audit.record import SharedEntries, UnlearningPlan
 from avalanche_amnesia.bits import state_hashes
 from avalanche_amnesia.models.multi_head import MultiHeadModel, is_inside_backbone
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
+from avalanche_amnesia.models.tensors import parameters_of, state_of
 from avalanche_amnesia.trajectory.removal import Readers, Removal
 from avalanche_amnesia.trajectory.replay import Updates
 from avalanche_amnesia.trajectory.revision import combined
@@ -80,7 +81,7 @@ def prepare(
     started = time.perf_counter()
     tasks = host.ledger.check(tasks, event, host.known, host.unrecorded)
     model, trajectory = host.model, host.trajectory
-    state = model.state_dict()
+    state = state_of(model)
     hashes = state_hashes(state)
     tampered = claims.tampered(state, hashes, in_training=host.before is not None)
     if strict and tampered:
@@ -88,7 +89,7 @@ def prepare(
             f"{event}: tensors {sorted(tampered)} were changed by something else than trainings and unlearnings here; "
             "put them back, or leave strict out: the record then says approximate, and why"
         )
-    parameters = dict(model.named_parameters())
+    parameters = parameters_of(model)
     own = own_parameters(model, *tasks)
     shared = {name: p.detach() for name, p in parameters.items() if name not in own}
     remaining = [task for task in host.ledger.remaining if task not in tasks]
@@ -156,7 +157,7 @@ def _readers(model: nn.Module, remaining: Sequence[int]) -> Readers:
     """Entries that the remaining tasks read, where these stay as they are whoever wrote them (WSN); else none."""
     if not isinstance(model, TaskMaskedModel) or not model.keeps_shared_entries:
         return {}
-    shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
+    shapes = {name: parameter.shape for name, parameter in parameters_of(model).items()}
     return {task: {name: reads.expand(shapes[name]) for name, reads in model.entries_of(task)} for task in remaining}
 
 

@@ -103,10 +103,12 @@ def check_iterations(strategy: Any) -> None:
     experience = strategy.experience
     size = checks.whole_number("train_mb_size", strategy.train_mb_size)
     epochs = checks.whole_number("train_epochs", strategy.train_epochs)
-    for upcoming in (e for e in _stream(experience) if e.current_experience >= experience.current_experience):
-        batches = -(-len(upcoming.dataset) // size)
-        for request in due(upcoming, "iteration"):
-            check_iteration(request, single_task(upcoming), epochs * batches)
+    for upcoming in _stream(experience):
+        requests = due(upcoming, "iteration")
+        if requests and upcoming.current_experience >= experience.current_experience:
+            batches = -(-len(upcoming.dataset) // size)
+            for request in requests:
+                check_iteration(request, single_task(upcoming), epochs * batches)
 
 
 def check_iteration(request: Any, task: int | None, iterations: int) -> None:

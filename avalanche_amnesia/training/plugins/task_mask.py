@@ -16,6 +16,7 @@ from torch.optim import SGD, Optimizer
 from avalanche_amnesia.benchmarks.shared_labels import why_trained
 from avalanche_amnesia.models.multi_head import inside_backbone
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
+from avalanche_amnesia.models.tensors import parameters_of
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.training.adjuster import Adjuster
 from avalanche_amnesia.training.divergence import what_diverged
@@ -228,7 +229,7 @@ class TaskMaskPlugin(SupervisedPlugin):
         now: TaskInTraining = self.in_training
         before = now.before.values
         own = tuple(f"{container}.{now.task}." for container in model.task_containers)
-        for name, parameter in model.named_parameters():
+        for name, parameter in parameters_of(model).items():
             covered = name.removeprefix("backbone.") in now.adjuster.use.covered
             if name in before and not covered and not name.startswith(own):
                 parameter.copy_(before[name])
@@ -309,7 +310,7 @@ class TaskMaskPlugin(SupervisedPlugin):
         for name, reads in model.entries_of(training.task):
             inside = name.removeprefix("backbone.")
             keep[name] = reads & ~frozen[inside] if inside in frozen else reads
-        training.before.commit(dict(model.named_parameters()), keep)
+        training.before.commit(parameters_of(model), keep)
         self._put_others_back(model)  # whoever wrote there: a plugin may
         task = training.task
         lost = what_diverged(model, task, strategy.experience)
@@ -325,9 +326,11 @@ class TaskMaskPlugin(SupervisedPlugin):
 
     def _end_task(self, model: TaskMaskedModel) -> None:
         """Keep nothing of a task beyond its training: what is left here would outlive its unlearning."""
-        self.training = None
+        if self.training is None:
+            return
         for task in model.tasks:  # they were frozen for this training alone
             model.set_trainable(task, True)
+        self.training = None
 
 
 def _starts_at_rest(strategy: Any, plugin: SupervisedPlugin) -> bool:

@@ -10,6 +10,7 @@ from avalanche.core import SupervisedPlugin
 
 from avalanche_amnesia.benchmarks.shared_labels import why_trained
 from avalanche_amnesia.ledger import RequestError
+from avalanche_amnesia.models.tensors import parameters_of
 from avalanche_amnesia.training.host.lookup import find_plugin, refuse_second
 from avalanche_amnesia.training.host.rollback import abort_training, begin_finishing, finish, go_back, is_last_to_finish
 from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin, single_task
@@ -182,7 +183,7 @@ class TrajectoryPlugin(SupervisedPlugin):
         model, task, values = strategy.model, self.training.task, self.training.before.values
         own = own_parameters(model, task)
         before = {name: value for name, value in values.items() if name not in own}
-        parameters = dict(model.named_parameters())
+        parameters = parameters_of(model)
         of_others = own_parameters(model, *self.trajectory.tasks)
         try:
             committed = self.trajectory.record(

@@ -1,0 +1,50 @@
+"""A strategy's optimizer follows the model as the host would have it, whatever was put in, replaced or taken out."""
+
+import random
+
+import pytest
+import torch
+from avalanche.models.dynamic_optimizers import update_optimizer
+from torch import nn
+from torch.optim import SGD
+
+from avalanche_amnesia.training.optimizers import follow_model
+
+
+def stepped(optimizer):
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+
+
+def content(optimizer, names):
+    held = [[names[id(p)] for p in group["params"]] for group in optimizer.param_groups]
+    return held, {names[id(p)]: sorted(state) for p, state in optimizer.state.items()}
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+@pytest.mark.parametrize("seed", range(10))
+def test_one_pass_gives_what_the_host_gives(seed, fresh):
+    draw = random.Random(seed)
+    first = {f"backbone.{i}": nn.Parameter(torch.randn(2)) for i in range(3)}
+    ours, theirs = (SGD(first.values(), lr=0.1, momentum=0.9) for _ in range(2))
+    names = {id(p): name for name, p in first.items()}
+    parameters, known, alive = first, None, list(first.values())
+    for step in range(6):
+        parameters = dict(parameters)
+        for i in range(draw.randrange(3)):  # heads that are new
+            parameters[f"heads.{step}.{i}"] = nn.Parameter(torch.randn(2))
+        for name in draw.sample(sorted(parameters), 2):  # one that grew, one that is gone
+            if draw.random() < 0.5:
+                parameters[name] = nn.Parameter(torch.randn(3))
+        if draw.random() < 0.5:
+            del parameters[draw.choice(sorted(parameters))]
+        alive += parameters.values()  # an id is a name only as long as its object lives
+        names |= {id(p): f"{name} of step {step}" for name, p in parameters.items() if id(p) not in names}
+        update_optimizer(theirs, parameters, known, reset_state=fresh)
+        follow_model(ours, parameters, known or {}, fresh=fresh)
+        known = parameters
+        assert content(ours, names) == content(theirs, names)
+        for optimizer in (ours, theirs):
+            stepped(optimizer)
