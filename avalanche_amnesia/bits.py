@@ -19,8 +19,6 @@ _BLAKE3 = "blake3:"
 """In front of a hash: what comes without it is of an earlier version, which took SHA-256."""
 _WORTH_THREADS = 2**24
 """Bytes from which on a second thread saves more time than starting it takes."""
-_SMALL = 2**14
-"""Bytes up to which a copy is made sooner than a view."""
 _WITHOUT_NUMPY = frozenset({torch.bfloat16, *(kind for name, kind in vars(torch).items() if name.startswith("float8"))})
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -66,14 +64,13 @@ def _heading(dtype: torch.dtype, shape: torch.Size) -> bytes:
     return f"{dtype}{tuple(shape)}".encode()
 
 
-def _flat_bytes(tensor: Tensor) -> bytes | memoryview:
-    """The bytes of a tensor in the order of its entries ``(n,)``; a large one's own where they lie like that."""
+def _flat_bytes(tensor: Tensor) -> memoryview:
+    """The bytes of a tensor in the order of its entries ``(n,)``; no copy where they lie like that on the CPU."""
     if tensor.dtype in _WITHOUT_NUMPY:
         bits = tensor.detach().cpu().contiguous()
         # Not by its own strides: where a size is 1 these may be anything (kernels of 1×1 whose channels lie last).
         tensor = bits.as_strided((bits.numel(),), (1,)).view(torch.uint8)
-    here = tensor.numpy(force=True)
-    return here.tobytes() if here.nbytes < _SMALL else here.ravel().view(np.uint8).data
+    return tensor.numpy(force=True).ravel().view(np.uint8).data
 
 
 def algorithm_of(digest: str) -> Algorithm:
