@@ -11,6 +11,7 @@ import torch
 
 from avalanche_amnesia.unit_graph import tracing
 from support import forked
+from support.shallow_stacks import take_kept_frames
 from support.shared_traces import SharedTraces
 
 for _look in ("WANDB_X_DISABLE_META", "WANDB_X_DISABLE_STATS", "WANDB_X_DISABLE_MACHINE_INFO"):
@@ -18,6 +19,7 @@ for _look in ("WANDB_X_DISABLE_META", "WANDB_X_DISABLE_STATS", "WANDB_X_DISABLE_
 os.environ.setdefault("WANDB_X_SAVE_REQUIREMENTS", "false")
 if not torch.accelerator.is_available():  # manual_seed keeps pytest's deep stack at every call, which takes 5 ms
     torch.manual_seed = torch.default_generator.manual_seed
+take_kept_frames()
 
 gc.collect()
 gc.freeze()  # what was imported stays: garbage is not looked for there, which takes half a second each time
