@@ -8,7 +8,7 @@ TESTS ?= tests
 # Some machines forbid bytecode; without it every program that a test starts compiles the host anew, for 15 seconds.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test lint docs notebook tables format bench package lowest newest clean
+.PHONY: setup demo test lint types docs notebook tables format bench package lowest newest clean
 setup: $(READY)
 
 $(READY): pyproject.toml
@@ -20,9 +20,11 @@ $(READY): pyproject.toml
 demo: $(READY)
 	$(BIN)/python -m avalanche_amnesia demo $(ARGS)
 
-lint: $(READY)
+lint: types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+types: $(READY)
 	$(BIN)/mypy
 
 format: $(READY)
@@ -38,8 +40,13 @@ notebook: $(READY)
 tables: $(READY)
 	$(BIN)/python -m experiments.shown_tables
 
-test: lint docs
-	$(BIN)/python -m pytest $(PYTEST_FLAGS)
+# mypy and the site are made beside the tests, whose processes need a while to begin; what they say comes in one piece.
+test: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	@{ said=$$($(MAKE) --no-print-directory --keep-going types docs 2>&1); status=$$?; echo "$$said"; exit $$status; } & \
+	beside=$$!; $(BIN)/python -m pytest $(PYTEST_FLAGS); tests=$$?; \
+	wait $$beside || { echo "mypy or the site failed: see above, or make lint docs" >&2; exit 1; }; exit $$tests
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks $(ARGS)

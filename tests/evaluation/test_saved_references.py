@@ -1,13 +1,11 @@
 """A strategy with every metric can be saved, and loaded by another program; references are given their maker again."""
 
 import pickle
-import subprocess
-import sys
 from copy import deepcopy
-from pathlib import Path
 
 import pytest
 import torch
+from support.forked import run_script
 from torch.optim import Adam
 
 from avalanche_amnesia.benchmarks import PermutedDigits, with_unlearning
@@ -68,8 +66,7 @@ def hashes(model):
 
 def test_a_strategy_with_its_metrics_is_loaded_by_another_program(tmp_path):
     (tmp_path / "script.py").write_text(SAVES)
-    here = {"PYTHONPATH": str(Path(__file__).parents[2]), "HOME": str(tmp_path)}
-    subprocess.run([sys.executable, "script.py"], cwd=tmp_path, check=True, capture_output=True, env=here)
+    run_script(tmp_path / "script.py")
     strategy = torch.load(tmp_path / "strategy.pt", weights_only=False)
     strategy.evaluator.loggers = []
     metrics = [metric for metric in strategy.evaluator.metrics if getattr(metric, "references", None) is not None]

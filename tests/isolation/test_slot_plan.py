@@ -25,7 +25,7 @@ PUBLISHED = {1: [0], 3: [1], 4: [4]}
 def fresh(isolation, **options):
     torch.manual_seed(2)
     model = MaskedModel(MLP(64, hidden=(48,), features=30))
-    settings = {"train_epochs": 3, "seed": 2} | options
+    settings = {"train_mb_size": 10, "train_epochs": 3, "seed": 2} | options
     return AmnesiacHAT(model=model, optimizer=Adam(model.parameters(), lr=3e-3), isolation=isolation, **settings)
 
 

@@ -27,8 +27,6 @@ def result_of(process, folder):
 def undisturbed(tmp_path_factory):
     """Result of a run that is not killed, and the seconds that it takes."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    result_of(begin(folder), folder)  # the first one imports
-    folder = tmp_path_factory.mktemp("undisturbed")
     start = time.monotonic()
     return result_of(begin(folder), folder), time.monotonic() - start
 

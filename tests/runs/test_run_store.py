@@ -7,7 +7,6 @@ import random
 import tempfile
 import time
 import types
-from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,7 @@ import pytest
 import torch
 from avalanche.training import AGEM
 from support import stored_run
-from support.forked import forked
+from support.forked import Forked, forked
 from support.strategies import DIGITS, amnesiac, mlp, stock
 from torch import nn
 from torch.optim import Adam
@@ -390,13 +389,13 @@ def test_a_directory_of_somebody_else_is_left_alone(tmp_path):
 # Processes ---------------------------------------------------------------------------------------------------------
 
 
-def started(folder: Path) -> tuple[ForkServerProcess, Path]:
+def started(folder: Path) -> tuple[Forked, Path]:
     """A run through a store in a process of its own, and where it writes."""
     out = Path(tempfile.mkdtemp(dir=folder.parent))
     return forked(stored_run.run, folder, out), out
 
 
-def answer(process: ForkServerProcess, out: Path) -> dict:
+def answer(process: Forked, out: Path) -> dict:
     """Results that a process wrote at its end."""
     process.join(timeout=300)
     assert process.exitcode == 0

@@ -1,38 +1,154 @@
-"""Processes of their own that can be killed, and have imported the host already, which takes longer than most tests.
+"""Processes of their own that can be killed, and have imported everything already, which takes longer than most tests.
 
-They are forked from a server that imported once, and hold nothing of the tests before.
+They are forked from a process that was forked from this one before its first test, and hold nothing of the tests.
 """
 
+import contextlib
 import multiprocessing
 import os
+import pickle
 import runpy
+import select
+import signal
+import socket
+import struct
 import sys
-from collections.abc import Callable
-from multiprocessing.context import ForkServerProcess
+import tempfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
-IMPORTED = ["support.resumable_run", "support.stored_run"]
+import torch
 
-
-def forked(target: Callable[..., Any], *args: Any) -> ForkServerProcess:
-    """A started process of a function that can be imported, with arguments that can be pickled."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(IMPORTED)
-    process = context.Process(target=target, args=args)
-    with mock.patch.dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path)):  # the server itself knows no other path
-        process.start()
-    return process
+_asked: list[socket.socket] = []
+"""The way to the process that others are forked from."""
+_NUMBER = struct.Struct("q")
 
 
-def run_script(script: Path) -> None:
-    """Run a script to its end, in its folder."""
-    process = forked(_run, script)
-    process.join()
-    assert process.exitcode == 0
+class Forked:
+    """A started process."""
+
+    def __init__(self, told: int) -> None:
+        self._told, self.exitcode = told, None
+        self.pid = _read_number(told)
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait for its end, or so many seconds: then ``exitcode`` is still None."""
+        if self.exitcode is None and select.select([self._told], [], [], timeout)[0]:
+            self.exitcode = _read_number(self._told)
+            os.close(self._told)
+
+    def is_alive(self) -> bool:
+        """Tell whether it still runs."""
+        self.join(0)
+        return self.exitcode is None
+
+    def kill(self) -> None:
+        """End it at once."""
+        if self.is_alive():
+            os.kill(self.pid, signal.SIGKILL)
 
 
-def _run(script: Path) -> None:
+def forked(target: Callable[..., Any], *args: Any) -> Forked:
+    """A started process of a function that can be imported, with arguments that can be pickled, in this folder."""
+    if not _asked:
+        begin_server()
+    told, tell = os.pipe()
+    message = pickle.dumps((target, args, os.getcwd(), dict(os.environ)))
+    socket.send_fds(_asked[0], [_NUMBER.pack(len(message))], [tell])
+    _asked[0].sendall(message)
+    os.close(tell)
+    return Forked(told)
+
+
+def run_script(script: Path, *arguments: str, environment: Mapping[str, str] = os.environ) -> str:
+    """Run a script to its end as the main program, in its folder.
+
+    Returns:
+        What it printed.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        files = Path(folder) / "out", Path(folder) / "err"
+        process = forked(_run, script, arguments, dict(environment), files)
+        process.join()
+        printed, error = (file.read_text() for file in files)
+    assert process.exitcode == 0, error[-3000:]
+    return printed
+
+
+def _run(script: Path, arguments: tuple[str, ...], environment: dict[str, str], files: tuple[Path, Path]) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
     os.chdir(script.parent)
+    for number, name, file in zip((1, 2), ("stdout", "stderr"), files, strict=True):
+        os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT), number)  # of its own processes too
+        setattr(sys, name, open(number, "w", buffering=1, closefd=False))  # noqa: SIM115 - until its end
+    sys.argv = [str(script), *arguments]
+    sys.path.insert(0, str(script.parent))
     runpy.run_path(str(script), run_name="__main__")
+
+
+# The process that others are forked from --------------------------------------------------------------------------
+
+
+def begin_server() -> None:
+    """Fork the process that others are forked from, as this one is now."""
+    ours, its = socket.socketpair()
+    if os.fork() == 0:
+        ours.close()
+        try:
+            _serve(its)
+        finally:
+            os._exit(0)
+    its.close()
+    _asked.append(ours)  # its closing, at the latest by the end of this process, ends the other
+
+
+def _serve(asked: socket.socket) -> None:
+    """Fork a process for every message; each has another beside it that waits for it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, lambda *_: _bury())
+    torch.set_num_threads(1)
+    torch.manual_seed = torch.random.manual_seed  # that of every program
+    while True:
+        head, fds, _, _ = socket.recv_fds(asked, _NUMBER.size, 1)
+        if not head:
+            return
+        message = asked.recv(_NUMBER.unpack(head)[0], socket.MSG_WAITALL)
+        if os.fork() == 0:
+            asked.close()
+            try:
+                _watch(message, *fds)
+            finally:
+                os._exit(0)
+        os.close(fds[0])
+
+
+def _bury() -> None:
+    """Take notice of processes that ended."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+def _watch(message: bytes, tell: int) -> None:
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    process = multiprocessing.get_context("fork").Process(target=_begin, args=(message, tell))
+    process.start()
+    os.write(tell, _NUMBER.pack(process.pid))
+    process.join()
+    os.write(tell, _NUMBER.pack(process.exitcode))
+
+
+def _begin(message: bytes, tell: int) -> None:
+    os.close(tell)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    target, args, folder, environment = pickle.loads(message)
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(folder)
+    target(*args)
+
+
+def _read_number(told: int) -> int:
+    return _NUMBER.unpack(os.read(told, _NUMBER.size))[0]

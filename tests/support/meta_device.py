@@ -5,7 +5,7 @@ for in the first case, and refuses the second.
 """
 
 import copy
-import gc
+from unittest import mock
 
 import torch
 from avalanche.core import SupervisedPlugin
@@ -37,16 +37,28 @@ class CopiesToMeta(SupervisedPlugin):
 
 
 def _on_meta(strategy):
-    everything, memo = gc.get_objects(), {}
-    optimizers = [thing for thing in everything if isinstance(thing, Optimizer)]
-    # Counts of steps lie on the host under every device.
-    counts = {id(state.get("step")) for optimizer in optimizers for state in optimizer.state.values()}
-    for thing in everything:
-        if type(thing) in (Tensor, nn.Parameter) and id(thing) not in counts:
-            memo[id(thing)] = _shape_of(thing)
-        elif isinstance(thing, FakeTensor):  # the traced graph's own
-            memo[id(thing)] = thing
-    copied = copy.deepcopy(strategy, memo)
+    originals = {kind: kind.__deepcopy__ for kind in (nn.Parameter, Tensor)}
+
+    def shape_alone(tensor, memo):
+        if isinstance(tensor, FakeTensor):  # the traced graph's own
+            return tensor
+        original = originals[nn.Parameter if isinstance(tensor, nn.Parameter) else Tensor]
+        return _shape_of(tensor) if type(tensor) in originals else original(tensor, memo)
+
+    def with_counts(optimizer, memo):
+        for state in optimizer.state.values():
+            if isinstance(state.get("step"), Tensor):
+                memo[id(state["step"])] = state["step"].clone()  # lies on the host under every device
+        copied = memo[id(optimizer)] = object.__new__(type(optimizer))
+        copied.__setstate__(copy.deepcopy(optimizer.__getstate__(), memo))
+        return copied
+
+    with (
+        mock.patch.object(Optimizer, "__deepcopy__", with_counts, create=True),
+        mock.patch.object(Tensor, "__deepcopy__", shape_alone),
+        mock.patch.object(nn.Parameter, "__deepcopy__", shape_alone),
+    ):
+        copied = copy.deepcopy(strategy)
     copied.device = META
     copied.dataloader.x, copied.dataloader.y = (_shape_of(t) for t in (strategy.dataloader.x, strategy.dataloader.y))
     copied.dataloader.task = OneTask(strategy.experience.task_label, META)

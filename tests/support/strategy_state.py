@@ -107,6 +107,13 @@ def assert_nothing_stray(strategy: Any, experiences: Iterable[Any], requests: It
     initial = initial_values(strategy.model)
     for experience in experiences:
         strategy.train(experience)
+    assert_requests_leave_nothing_stray(strategy, initial, requests)
+
+
+def assert_requests_leave_nothing_stray(
+    strategy: Any, initial: dict[str, Tensor], requests: Iterable[Sequence[int]]
+) -> None:
+    """Unlearn: after every request, what nobody owns has the bits that it had before the first training."""
     for request in requests:
         strategy.unlearn(request)
         assert stray(strategy.model, initial) == []

@@ -1,5 +1,7 @@
 """A backbone that is built like one before is not exported again; one that differs in anything that matters is."""
 
+import functools
+
 import pytest
 import torch
 from torch import nn
@@ -51,12 +53,21 @@ def test_what_is_built_alike_is_known(exports):
         {"slope": 0.2},
         {"order": (0, 1, 2, 3)},
         {"function": torch.sigmoid},
+        {"function": functools.partial(torch.clamp, max=1.0)},
     ],
 )
 def test_what_differs_is_read_anew(exports, other):
     MaskedModel(Net())
     MaskedModel(Net(**other))
     assert len(exports) == 4
+
+
+def test_functions_with_arguments_given_beforehand_are_compared(exports):
+    for limit, n_exports in ((1.0, 2), (1.0, 2), (2.0, 4)):
+        MaskedModel(Net(function=functools.partial(torch.clamp, max=limit)))
+        assert len(exports) == n_exports
+    MaskedModel(Net(function=functools.partial(torch.clip, max=2.0)))
+    assert len(exports) == 6
 
 
 def test_options_and_closures_count_too(exports):

@@ -130,9 +130,7 @@ def test_what_nothing_was_built_on_goes_exactly_and_needs_no_repair():
 @pytest.mark.parametrize("standing", [False, True], ids=["first", "second"])
 @pytest.mark.parametrize("where", ["step", "behind"])
 def test_an_error_in_the_middle_leaves_everything(monkeypatch, error, standing, where):
-    strategy = amnesiac(net=batch_normed, compensation="counterfactual", repair="sequential", train_epochs=1)
-    for experience in PERMUTED.train_stream:
-        strategy.train(experience)
+    strategy = trained("sequential", net=batch_normed, compensation="counterfactual", train_epochs=1)
     if standing:
         strategy.unlearn([0])
     plugin, loss = plugin_of(strategy), DarkLoss.__call__
