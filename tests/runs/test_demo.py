@@ -143,7 +143,8 @@ def test_an_interrupted_demo_ends_in_one_line_and_writes_no_result(tmp_path, cap
 def test_a_demo_with_a_store_goes_on_where_it_was_interrupted(tmp_path, capsys, monkeypatch):
     import avalanche_amnesia.runs.demo as module
 
-    runs, observe = [], module.observe
+    runs, observe, full = [], module.observe, module.SplitDigits
+    monkeypatch.setattr(module, "SplitDigits", lambda **options: full(n_train=300, n_test=100, **options))
 
     def interrupted(name, *args, **options):
         if len(runs) == 1:
