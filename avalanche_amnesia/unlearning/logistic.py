@@ -55,13 +55,15 @@ def fit_head(
         x = x - mean
         covariance = x.T @ x / n
         one = torch.eye(len(covariance)).to(covariance)
-        floor = 1e-4 * covariance.diagonal().sum() / features.shape[1] + torch.finfo(features.dtype).tiny
+        # Matrices that lie alike, so that every device adds in the same order.
+        total = covariance.diagonal().contiguous().sum()
+        floor = 1e-4 * total / features.shape[1] + torch.finfo(features.dtype).tiny
         if not bool(covariance.isfinite().all()):
             raise FitError("the features are not finite, or their covariance overflows")
         factor, failed_at = torch.linalg.cholesky_ex(covariance + floor * one)
         if bool(failed_at):
             raise FitError("the features' covariance has no Cholesky factor, rounded as it is")
-        whitening = torch.linalg.solve_triangular(factor, one, upper=False)
+        whitening = torch.linalg.solve_triangular(factor.contiguous(), one, upper=False)
         white = whitening @ x.T  # samples last: what is done per sample then runs over whole rows
         true = white.new_zeros(n_classes, n).index_put_((labels, torch.arange(n).to(labels)), white.new_ones(()))
     weight = white.new_zeros(n_classes, len(white), requires_grad=True)

@@ -142,6 +142,8 @@ def _watch(message: bytes, tell: int) -> None:
 
 def _begin(message: bytes, tell: int) -> None:
     os.close(tell)
+    # torch's pool of threads is made anew at its first use behind a fork. Autograd's threads would do so all at once.
+    torch.set_num_threads(torch.get_num_threads())
     signal.signal(signal.SIGINT, signal.default_int_handler)
     target, args, folder, environment = pickle.loads(message)
     os.environ.clear()
