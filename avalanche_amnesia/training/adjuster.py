@@ -66,7 +66,8 @@ class Adjuster:
         self._start = {name: before[name] for name in self.names}
         comes_to_the_same = zero_rests and (self.frozen or linear) and self._all_rest(held)
         self.on_gradients = space == "gradient" or comes_to_the_same
-        self._within_reach = [self._may_hold(name, use.reach.get(name)) for name in self.names]
+        reach = use.reach()
+        self._within_reach = [self._may_hold(name, reach.get(name)) for name in self.names]
 
     @cached_property
     def _prepared(self) -> Callable[[LayerSparsity], list[Tensor]]:

@@ -40,8 +40,6 @@ class TaskUse:
         n_tasks: remaining tasks that count.
         n_entries: of all parameters in ``covered``.
         fixed: parameter → 1.0 where an entry must keep its bits whatever the rule says, else 0.0; empty: nowhere.
-        reach: parameter → bool, broadcasts over it: the entries that the task in training can read, and no other ones
-            get a gradient; one that is not named is within reach as a whole.
     """
 
     def __init__(self, model: TaskMaskedModel, locked: Collection[int] | None = None) -> None:
@@ -53,7 +51,7 @@ class TaskUse:
         self.n_entries = sum(self._like[name][0].numel() for name in self.covered)
         self._model = model
         self.fixed: Mapping[str, Tensor] = {name: self.covered[name] for name in model.frozen_in_use}
-        self.reach: Mapping[str, Tensor] = {}
+        self._allowed: Tensor | None = None
 
     def covered_by(self, between: Between) -> Mapping[str, Tensor]:
         """:attr:`covered`; for ``max`` 1.0 where ``max`` of the cumulative masks is 1."""
@@ -97,8 +95,15 @@ class TaskUse:
             adjustable = (stored(use.covered[name]) > 0) & allocation.permanent
             fixed[name] = ~mine & ~adjustable
         use.fixed = use._expanded(fixed)
-        use.reach = dict(model.graph.reads(model.by_layer(allocation.allowed)))
+        use._allowed = allocation.allowed
         return use
+
+    def reach(self) -> dict[str, Tensor]:
+        """Entries that the task in training can read, and no other ones get a gradient: parameter → bool.
+
+        Each broadcasts over its parameter; one that is not named is within reach as a whole.
+        """
+        return {} if self._allowed is None else dict(self._model.graph.reads(self._model.by_layer(self._allowed)))
 
     def _expanded(self, uses: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """The same in shape and type of the parameters."""
