@@ -35,6 +35,8 @@ class Gate:
         leaves: its layers as the network reads them, by name, and the entries of weights that are computed.
     """
 
+    _fixed_at: float | None
+
     @torch.no_grad()
     def __init__(
         self,
@@ -45,10 +47,9 @@ class Gate:
     ) -> None:
         self.embedding, self.allowed = embedding, allowed
         self.value, self._read, self._exponent = (torch.empty_like(embedding) for _ in range(3))
-        self._barred = None if allowed is None else torch.where(allowed, 0.0, -torch.inf).to(embedding.dtype)
         self.leaves = LayerMasks({name: part.requires_grad_() for name, part in by_layer(self._read).items()})
-        self._computed = ComputedUnits(allowed, entries_of)
-        self._fixed_at: float | None = None
+        self._entries_of = entries_of
+        self.reread()
         self.open(1.0)
 
     @torch.no_grad()
@@ -77,7 +78,10 @@ class Gate:
             leaf.requires_grad_(learns)
 
     def reread(self) -> None:
-        """Let the next :meth:`open` read the embedding, whatever it was told before: its values were loaded."""
+        """Let the next :meth:`open` read embedding and allowed units anew: values were loaded, or units have moved."""
+        allowed = self.allowed
+        self._barred = None if allowed is None else torch.where(allowed, 0.0, -torch.inf).to(self.embedding.dtype)
+        self._computed = ComputedUnits(allowed, self._entries_of)
         self._fixed_at = None
 
     def gradient(self) -> Tensor:

@@ -353,6 +353,10 @@ class MaskedModel(TaskMaskedModel):
         gate.open(scale, learns=learns)
         return gate.value
 
+    def reread_gate(self) -> None:
+        """Let :meth:`open_gate` read embedding and allowed units anew, where something else than a step wrote there."""
+        self._in_training[2].reread()
+
     def gate_gradient(self) -> Tensor:
         """``∂loss/∂a`` of the open gate, ``(n_units,)``; zero for layers that no backward pass reached."""
         return self._in_training[2].gradient()
@@ -397,7 +401,7 @@ class MaskedModel(TaskMaskedModel):
     def _match_tasks(self, state: Mapping[str, Any]) -> None:
         if "embedding" in state:
             self._check_same_training(state)
-            self._in_training[2].reread()
+            self.reread_gate()
             return
         super()._match_tasks(state)
         self._binary.match(state, "_binary.", self._device)

@@ -66,8 +66,6 @@ class Adjuster:
         self._start = {name: before[name] for name in self.names}
         comes_to_the_same = zero_rests and (self.frozen or linear) and self._all_rest(held)
         self.on_gradients = space == "gradient" or comes_to_the_same
-        reach = use.reach()
-        self._within_reach = [self._may_hold(name, reach.get(name)) for name in self.names]
 
     @cached_property
     def _prepared(self) -> Callable[[LayerSparsity], list[Tensor]]:
@@ -101,17 +99,11 @@ class Adjuster:
                 return False
         return True
 
-    def _may_hold(self, name: str, among: Tensor | None = None) -> bool:
-        """Tell whether an entry of a parameter may be held back: one in use, a fixed one or whatever the rule holds.
-
-        Args:
-            name: the parameter's.
-            among: bool, broadcasts over it: the entries that are asked about; None: all.
-        """
+    def _may_hold(self, name: str) -> bool:
+        """Tell whether an entry of a parameter may be held back: one in use, a fixed one or whatever the rule holds."""
         parts = [self.use.covered[name], self.rule.expected_held(self.use, name)]
         parts += [self.use.fixed[name]] if name in self.use.fixed else []
-        held = [stored(part) > 0 for part in parts]
-        return any(bool((part if among is None else part & among).any()) for part in held)
+        return any(bool((stored(part) > 0).any()) for part in parts)
 
     def _bounded(self, values: Sequence[Tensor], least: Mapping[str, Tensor]) -> list[Tensor]:
         pairs = zip(self.names, values, strict=True)
@@ -147,16 +139,15 @@ class Adjuster:
             torch._foreach_copy_(self._before, [parameter.data for parameter in self.parameters])
 
     def _scale_gradients(self, sparsity: LayerSparsity) -> None:
-        reached = zip(self.parameters, self._within_reach, strict=True)
-        gradients = [parameter.grad if within else None for parameter, within in reached]  # others are 0 by themselves
+        gradients = [parameter.grad for parameter in self.parameters]
         if self._constant is not None:
             self._constant.take_off(gradients)
             return
         self._divisors = self._bounded(self._prepared_divisors(sparsity), self._never)
         pairs = zip(gradients, self._divisors, strict=True)
-        divided = [(gradient, divisor) for gradient, divisor in pairs if gradient is not None]
-        if divided:
-            torch._foreach_div_(*map(list, zip(*divided, strict=True)))
+        reached = [(gradient, divisor) for gradient, divisor in pairs if gradient is not None]
+        if reached:
+            torch._foreach_div_(*map(list, zip(*reached, strict=True)))
 
     def after_step(self) -> None:
         """Take back what is held of the optimizer's step (lerp is exact at 0 and at 1)."""

@@ -51,7 +51,6 @@ class TaskUse:
         self.n_entries = sum(self._like[name][0].numel() for name in self.covered)
         self._model = model
         self.fixed: Mapping[str, Tensor] = {name: self.covered[name] for name in model.frozen_in_use}
-        self._allowed: Tensor | None = None
 
     def covered_by(self, between: Between) -> Mapping[str, Tensor]:
         """:attr:`covered`; for ``max`` 1.0 where ``max`` of the cumulative masks is 1."""
@@ -95,15 +94,7 @@ class TaskUse:
             adjustable = (stored(use.covered[name]) > 0) & allocation.permanent
             fixed[name] = ~mine & ~adjustable
         use.fixed = use._expanded(fixed)
-        use._allowed = allocation.allowed
         return use
-
-    def reach(self) -> dict[str, Tensor]:
-        """Entries that the task in training can read, and no other ones get a gradient: parameter → bool.
-
-        Each broadcasts over its parameter; one that is not named is within reach as a whole.
-        """
-        return {} if self._allowed is None else dict(self._model.graph.reads(self._model.by_layer(self._allowed)))
 
     def _expanded(self, uses: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """The same in shape and type of the parameters."""

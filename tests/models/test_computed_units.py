@@ -160,3 +160,20 @@ def test_a_copy_in_the_middle_of_a_task_goes_on_by_itself():
         nn.functional.cross_entropy(one(x, 0), y).backward()
     assert twin.gate_leaves.entries.keys() == model.gate_leaves.entries.keys() != set()
     assert torch.equal(twin.gate_gradient(), model.gate_gradient())
+
+
+@pytest.mark.usefixtures("every_entry_counts")
+@pytest.mark.parametrize("learns", [True, False])
+def test_allowed_units_that_moved_are_read_anew(learns):
+    """An unlearning in the middle of a task may move units."""
+    model = MaskedModel(MLP(64, hidden=(20,), features=10))
+    model.add_head(0, 2)
+    allowed = torch.arange(model.n_units) % 2 == 0
+    model.start_task(0, torch.ones(model.n_units), allowed)
+    model.open_gate(400.0, learns=learns)
+    moved = ~allowed
+    model.allowed.copy_(moved)
+    model.reread_gate()
+    gate = model.open_gate(400.0, learns=learns)
+    assert torch.equal(gate > 0.5, moved)
+    assert model.gate_leaves.entries["layers.0.weight"].rows.tolist() == list(range(1, 20, 2))

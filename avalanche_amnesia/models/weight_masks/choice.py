@@ -1,4 +1,4 @@
-"""What scores choose in every step of a training: chosen values pass, others do not."""
+"""Choice of weights by their scores, in every step of a training: chosen values pass, others do not."""
 
 from __future__ import annotations
 

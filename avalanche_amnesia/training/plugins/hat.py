@@ -358,6 +358,9 @@ class HATPlugin(TaskMaskPlugin):
         """Open the gate at the mini-batch's scale; prepare anew if another task's mask went."""
         now: HATTask = self.in_training
         model = self.model_of(strategy)
+        if model.generation != now.generation:
+            model.reread_gate()  # an unlearning may have moved units
+            self._prepare(strategy)
         now.embedding.grad = None  # not sooner: others (SI) read every gradient behind the step
         batch, batches = strategy.clock.train_epoch_iterations, len(strategy.dataloader)
         if now.warm_up is not None:
@@ -367,8 +370,6 @@ class HATPlugin(TaskMaskPlugin):
         fixed = now.fixed
         now.scale = self.masks.s_max if fixed else mask_scale(batch, batches, self.masks.s_max, self.masks.annealing)
         now.gate = model.open_gate(now.scale, learns=not fixed)
-        if model.generation != now.generation:
-            self._prepare(strategy)
 
     @torch.no_grad()
     def before_backward(self, strategy: Any, **kwargs: Any) -> None:

@@ -254,18 +254,16 @@ def test_a_request_in_the_middle_of_a_task_and_a_state_that_is_saved_and_loaded(
 def test_published_amnesiac_hat_on_real_digits():
     """AdaHAT, copies of all three, and a request: the tasks after it are better off than by deletion alone.
 
-    Single streams scatter too widely to tell, by processor as well: -.02 to .20 over five of them, .07 on average.
+    By .15 to .21 on four streams. Of 5 epochs in place of 20, single streams scatter from -.02 to .20.
     """
-    gains = []
-    for seed in range(3):
-        benchmark, means = PermutedDigits(4, n_train=1000, n_test=300, seed=seed), []
-        for compensation in ("none", published()):
-            strategy = amnesiac(adjustment="adahat", compensation=compensation, train_epochs=5, fit_head=False)
-            for experience in with_unlearning(benchmark, {3: [0]}).train_stream:
-                strategy.train(experience)
-            means.append(sum(accuracy(strategy, task, benchmark) for task in (1, 2, 3)) / 3)
-        gains.append(means[1] - means[0])
-    assert sum(gains) / len(gains) > 0.05
+    benchmark = PermutedDigits(4, n_train=1000, n_test=300)
+    means = []
+    for compensation in ("none", published()):
+        strategy = amnesiac(adjustment="adahat", compensation=compensation, train_epochs=20, fit_head=False)
+        for experience in with_unlearning(benchmark, {3: [0]}).train_stream:
+            strategy.train(experience)
+        means.append(sum(accuracy(strategy, task, benchmark) for task in (1, 2, 3)) / 3)
+    assert means[1] > means[0] + 0.1
 
 
 class Gains(nn.Module):
