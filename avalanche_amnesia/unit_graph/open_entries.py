@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 
 WORTH_IT = 3_000_000
-"""Products of an entry and an input from which on it pays to leave them out, as measured."""
+"""Products of an entry and an input from which on it pays to leave them out: ``benchmarks/open_entries.py``."""
 
 
 class OpenEntries(NamedTuple):
