@@ -18,7 +18,7 @@ from avalanche_amnesia.unit_graph.units import ALWAYS, UnitSets, compact
 
 Between = Literal["min", "max"]
 _MUCH_LESS = 0.6
-"""Share of a weight up to which it is faster to pick open entries than to compute all: ``benchmarks/open_entries.py``."""
+"""Share of a weight up to which picking its open entries is the faster way: ``benchmarks/open_entries.py``."""
 
 
 @dataclass(frozen=True)
