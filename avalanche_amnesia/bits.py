@@ -51,8 +51,8 @@ def tensor_hash(tensor: Tensor, algorithm: Algorithm = "blake3") -> str:
     Returns:
         64 hexadecimal digits; those of blake3 behind its name and a colon.
     """
-    made = blake3() if algorithm == "blake3" else hashlib.sha256()
-    made.update(_heading(tensor.dtype, tensor.shape))
+    heading = _heading(tensor.dtype, tensor.shape)
+    made = blake3(heading) if algorithm == "blake3" else hashlib.sha256(heading)
     made.update(_flat_bytes(tensor))
     return f"{_BLAKE3}{made.hexdigest()}" if algorithm == "blake3" else made.hexdigest()
 

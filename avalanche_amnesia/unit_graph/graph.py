@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial, reduce
 from typing import Literal
@@ -19,6 +19,8 @@ from avalanche_amnesia.unit_graph.units import ALWAYS, UnitSets, compact
 Between = Literal["min", "max"]
 _MUCH_LESS = 0.6
 """Share of a weight up to which picking its open entries is the faster way: ``benchmarks/open_entries.py``."""
+_ROW_BY_ROW = 2**14
+"""Entries per mask from which on looking at a mask's own rows is faster than a product of matrices for all masks."""
 
 
 @dataclass(frozen=True)
@@ -157,32 +159,33 @@ class UnitGraph:
         Returns:
             Bool ``(k,)``.
         """
-        of_sets = self.sets.use(masks.float())
-        found = torch.zeros(len(masks), dtype=torch.bool, device=masks.device)
+        in_use = self.sets.use(masks.float()).cpu().numpy() > 0
+        found = np.zeros(len(masks), dtype=bool)
         # Small parameters first: mostly they have told of every mask before a large one is looked at.
         for name in sorted(entries.keys() & self.factors.keys(), key=lambda name: entries[name].numel()):
-            if bool(found.all()):
-                break
-            where = entries[name].to(masks.device)
-            if where.numel():
-                asked = (~found).nonzero()[:, 0]
-                found[asked] = self._any_in_use(self.factors[name], of_sets[asked], where)
-        return found
+            where, asked = entries[name].cpu().numpy(), np.flatnonzero(~found)
+            if where.size and len(asked):
+                factors = [factor.numpy() for factor in self.factors[name]]
+                found[asked] = self._any_in_use(factors, in_use[asked], where)
+        return torch.from_numpy(found).to(masks.device)
 
     @staticmethod
-    def _any_in_use(factors: tuple[Tensor, ...], of_sets: Tensor, where: Tensor) -> Tensor:
-        """Rows of ``of_sets`` ``(k, sets)`` in which any chosen entry of a parameter is in use: bool ``(k,)``."""
-        shaped = [f.to(where.device).reshape(*(1 for _ in range(where.dim() - f.dim())), *f.shape) for f in factors]
+    def _any_in_use(factors: Sequence[np.ndarray], in_use: np.ndarray, where: np.ndarray) -> np.ndarray:
+        """Rows of ``in_use`` ``(k, sets)`` under which any chosen entry of a parameter is in use: bool ``(k,)``."""
+        shaped = [factor.reshape(*(1,) * (where.ndim - factor.ndim), *factor.shape) for factor in factors]
         if len(shaped) == 1:
-            shaped.append(shaped[0].new_full((1,) * where.dim(), ALWAYS))
-        along = [[dim for dim, size in enumerate(factor.shape) if size > 1] for factor in shaped]
+            shaped.append(np.full((1,) * where.ndim, ALWAYS))
+        along = [[axis for axis, size in enumerate(factor.shape) if size > 1] for factor in shaped]
         if len(shaped) > 2 or set(along[0]) & set(along[1]):
-            return torch.stack([((UnitGraph.entry_use(factors, row) > 0) & where).any() for row in of_sets])
-        # Units and what feeds them lie along dimensions of their own (Linear, Conv): a product of matrices for all.
-        others = [dim for dim in range(where.dim()) if dim not in (*along[0], *along[1])]
+            return np.array([(reduce(np.logical_and, (use[f] for f in shaped)) & where).any() for use in in_use])
+        # Units and what feeds them lie along axes of their own (Linear, Conv).
+        others = [axis for axis in range(where.ndim) if axis not in (*along[0], *along[1])]
         units, sources = (factor.reshape(-1) for factor in shaped)
-        table = where.permute(*along[0], *along[1], *others).reshape(len(units), len(sources), -1).any(-1)
-        return ((of_sets[:, sources] @ table.float().T) * of_sets[:, units] > 0).any(1)
+        rows = where.transpose(*along[0], *along[1], *others).reshape(len(units), len(sources), -1)
+        if rows.size > _ROW_BY_ROW * len(in_use):
+            return np.array([(rows[use[units]].any(0) & use[sources, None]).any() for use in in_use])
+        table = rows.any(-1).astype(np.float32)
+        return ((in_use[:, sources].astype(np.float32) @ table.T > 0) & in_use[:, units]).any(1)
 
     @staticmethod
     def entry_use(factors: tuple[Tensor, ...], of_sets: Tensor) -> Tensor:
