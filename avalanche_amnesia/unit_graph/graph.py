@@ -184,8 +184,9 @@ class UnitGraph:
         rows = where.transpose(*along[0], *along[1], *others).reshape(len(units), len(sources), -1)
         if rows.size > _ROW_BY_ROW * len(in_use):
             return np.array([(rows[use[units]].any(0) & use[sources, None]).any() for use in in_use])
-        table = rows.any(-1).astype(np.float32)
-        return ((in_use[:, sources].astype(np.float32) @ table.T > 0) & in_use[:, units]).any(1)
+        table, reads = (torch.from_numpy(part.astype(np.float32)) for part in (rows.any(-1), in_use[:, sources]))
+        # By torch, which keeps to its number of threads: numpy starts its own for any product.
+        return (((reads @ table.T).numpy() > 0) & in_use[:, units]).any(1)
 
     @staticmethod
     def entry_use(factors: tuple[Tensor, ...], of_sets: Tensor) -> Tensor:

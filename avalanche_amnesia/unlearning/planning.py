@@ -18,6 +18,7 @@ from avalanche_amnesia.models.tensors import parameters_of, state_of
 from avalanche_amnesia.trajectory.removal import Readers, Removal
 from avalanche_amnesia.trajectory.replay import Updates
 from avalanche_amnesia.trajectory.revision import combined
+from avalanche_amnesia.trajectory.store import Trajectory
 from avalanche_amnesia.unlearning.claims import Claims, TamperedError
 from avalanche_amnesia.unlearning.compensation import revises
 from avalanche_amnesia.unlearning.host import Host, refuse_unknown_state, unknown_state
@@ -93,7 +94,7 @@ def prepare(
     own = own_parameters(model, *tasks)
     shared = {name: p.detach() for name, p in parameters.items() if name not in own}
     remaining = [task for task in host.ledger.remaining if task not in tasks]
-    readers = _readers(model, remaining)
+    readers = _readers(model, trajectory, tasks, remaining)
     # Revised before the removal is worked out: later updates are then replayed, and logged, behind the revised ones.
     revising = (c for c in host.compensations if revises(c))
     revisions = combined(c.revise(model, trajectory, tasks) for c in revising)
@@ -153,12 +154,21 @@ def _task_buffers(model: nn.Module, tasks: Sequence[int]) -> frozenset[str]:
     return frozenset(model.buffer_names(tasks)) if isinstance(model, MultiHeadModel) else frozenset()
 
 
-def _readers(model: nn.Module, remaining: Sequence[int]) -> Readers:
-    """Entries that the remaining tasks read, where these stay as they are whoever wrote them (WSN); else none."""
+def _readers(model: nn.Module, trajectory: Trajectory, tasks: Sequence[int], remaining: Sequence[int]) -> Readers:
+    """Entries that remaining tasks read, of those who read any that the tasks which go had moved.
+
+    Only where what is read stays as it is, whoever wrote it (WSN); else none.
+    """
     if not isinstance(model, TaskMaskedModel) or not model.keeps_shared_entries:
         return {}
+    masked = frozenset(model.masked_tasks)
+    users = model.users_of(trajectory.moved_with(tasks), [task for task in remaining if task in masked])
     shapes = {name: parameter.shape for name, parameter in parameters_of(model).items()}
-    return {task: {name: reads.expand(shapes[name]) for name, reads in model.entries_of(task)} for task in remaining}
+    return {
+        task: {name: reads.expand(shapes[name]) for name, reads in model.entries_of(task)}
+        for task in remaining
+        if task in users or task not in masked  # as stock strategies train: it uses every entry
+    }
 
 
 def _shared_entries(removal: Removal, readers: Readers) -> dict[str, SharedEntries]:

@@ -18,7 +18,7 @@ class TaskScores(TaskBuffers):
             order: all tasks that have a mask, in training order.
         """
         first = min((order.index(task) for task in tasks if task in order), default=len(order))
-        return [task for task in order[first:] if task in self.tasks]
+        return [task for task in order[first:] if task in self]
 
     def last(self, order: Sequence[int]) -> int | None:
         """The last task whose scores are kept; None where there is none.
