@@ -87,7 +87,7 @@ def subnet_report(model: TaskMaskedModel, task: int) -> SubnetReport:
             input_shape=model.graph.input_shape,
             masked_parameters=sum(p.numel() for p in masked.values()),
             subnet_parameters=sum(p.numel() for p in subnet.parameters()),
-            masked_flops=_flops(lambda: head(model.masked_features(x, mask, parts))),
+            masked_flops=_flops(lambda: head(backbone(x, parts, model.by_layer(mask.float())))),
             subnet_flops=_flops(lambda: subnet(*model.graph.inputs.tensors(x))),
         )
 

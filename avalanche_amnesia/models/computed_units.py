@@ -1,8 +1,9 @@
-"""Units that the forwards of the task in training compute: all but those whose gate is 0 and stays so."""
+"""Units that forwards compute: all but those whose gate is 0, and stays so while a mask is learned."""
 
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 
 import torch
@@ -19,6 +20,33 @@ number of single precision.
 """
 EVERY = 16
 """Steps between two looks whether more units can be left out."""
+MASKS = 32
+"""Masks whose entries are remembered: as many as the tasks that share a mini-batch, mostly."""
+
+EntriesOf = Callable[[Tensor], Mapping[str, OpenEntries]]
+"""From units, bool ``(n_units,)``, to the entries of weights that these read, where it is much less than all."""
+
+
+class EntriesOfMasks:
+    """Entries that fixed masks read, remembered for those that were asked for last.
+
+    Args:
+        entries_of: works them out.
+    """
+
+    def __init__(self, entries_of: EntriesOf) -> None:
+        self._entries_of = entries_of
+        self._known: OrderedDict[tuple[torch.device, bytes], Mapping[str, OpenEntries]] = OrderedDict()
+
+    def __call__(self, units: Tensor) -> Mapping[str, OpenEntries]:
+        """Entries that units, bool ``(n_units,)``, read."""
+        mask = units.device, units.cpu().numpy().tobytes()
+        if mask not in self._known:
+            self._known[mask] = self._entries_of(units)
+            if len(self._known) > MASKS:
+                self._known.popitem(last=False)
+        self._known.move_to_end(mask)
+        return self._known[mask]
 
 
 class ComputedUnits:
@@ -29,13 +57,13 @@ class ComputedUnits:
 
     Args:
         allowed: the units that may open, bool ``(n_units,)``; None: all of them.
-        entries_of: from units, bool ``(n_units,)``, to the entries of weights that these read.
+        entries_of: from units to the entries of weights that these read.
 
     Attributes:
         entries: parameter name → entries of what is computed, where that is much less than all of them.
     """
 
-    def __init__(self, allowed: Tensor | None, entries_of: Callable[[Tensor], Mapping[str, OpenEntries]]) -> None:
+    def __init__(self, allowed: Tensor | None, entries_of: EntriesOf) -> None:
         self.entries: Mapping[str, OpenEntries] = {}
         self._entries_of = entries_of
         self._left_out: Tensor | None = None

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor, nn
 
-from avalanche_amnesia.models.computed_units import ComputedUnits
-from avalanche_amnesia.unit_graph.open_entries import LayerMasks, OpenEntries
+from avalanche_amnesia.models.computed_units import ComputedUnits, EntriesOf
+from avalanche_amnesia.unit_graph.open_entries import LayerMasks
 
 SHUT = 1e-12
 """The network reads a gate up to here as 0. Chosen by measurement: ``experiments/results/shut_gates.md``."""
@@ -28,7 +28,7 @@ class Gate:
         embedding: ``e``, ``(n_units,)``.
         allowed: the units that may open, bool ``(n_units,)``; None: all of them.
         by_layer: cuts a vector over all units into views by layer.
-        entries_of: from units, bool ``(n_units,)``, to the entries of weights that these read.
+        entries_of: from units to the entries of weights that these read.
 
     Attributes:
         value: ``a``, ``(n_units,)``.
@@ -43,7 +43,7 @@ class Gate:
         embedding: nn.Parameter,
         allowed: Tensor | None,
         by_layer: Callable[[Tensor], Mapping[str, Tensor]],
-        entries_of: Callable[[Tensor], Mapping[str, OpenEntries]],
+        entries_of: EntriesOf,
     ) -> None:
         self.embedding, self.allowed = embedding, allowed
         self.value, self._read, self._exponent = (torch.empty_like(embedding) for _ in range(3))

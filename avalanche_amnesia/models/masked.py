@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from avalanche_amnesia.models.computed_units import EntriesOfMasks
 from avalanche_amnesia.models.gate import Gate
 from avalanche_amnesia.models.multi_head import UnknownTaskError, inside_backbone
 from avalanche_amnesia.models.own_modules import OwnModules
@@ -103,6 +104,7 @@ class MaskedModel(TaskMaskedModel):
         self.embedding: nn.Parameter | None = None
         self.current_task: int | None = None
         self._gate: Gate | None = None
+        self._entries_of = EntriesOfMasks(self.graph.open_entries)
         self.generation = 0
 
     def _add_shared_head(self, graph: UnitGraph, n_classes: int) -> UnitGraph:
@@ -159,6 +161,13 @@ class MaskedModel(TaskMaskedModel):
     def by_layer(self, vector: Tensor) -> Mapping[str, Tensor]:
         """A vector over all units ``(…, n_units)`` cut into layers: layer name → ``(…, units)``."""
         return MappingProxyType(dict(zip(self.graph.layers, vector.split(self._sizes, dim=-1), strict=True)))
+
+    def read_mask(self, mask: Tensor) -> LayerMasks:
+        """A fixed mask over all units, ``(n_units,)``, as a forward of the backbone reads it.
+
+        Of what it closes nothing is computed: features depend on none of it.
+        """
+        return LayerMasks(self.by_layer(mask.float()), self._entries_of(mask > 0))
 
     def binary_mask(self, task: int) -> Tensor:
         """The task's mask over all units, bool ``(n_units,)``, copied.
@@ -394,7 +403,7 @@ class MaskedModel(TaskMaskedModel):
             parts: a task's own modules (:meth:`task_parts`); None: fresh ones.
         """
         own = self.fresh_parts().train(self.training) if parts is None else parts
-        return self.backbone(x, own, self.by_layer(mask.float()))
+        return self.backbone(x, own, self.read_mask(mask))
 
     # State ----------------------------------------------------------------------------------------------------
 

@@ -128,7 +128,7 @@ class Shadow:
 
     def masked_features(self, x: Tensor) -> Tensor:
         """Features ``(batch, features)`` through the task's binary mask."""
-        mask = self.model.by_layer(self.model.binary_mask(self.task).float())
+        mask = self.model.read_mask(self.model.binary_mask(self.task))
         return functional_call(self.model.backbone, self._weights(), (x, self.parts, mask))
 
     def learned(self, use: Mapping[str, Tensor], *, updates: bool) -> dict[str, SparseValues]:
