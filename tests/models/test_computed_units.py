@@ -10,7 +10,7 @@ from torch import nn
 
 from avalanche_amnesia.benchmarks import PermutedDigits
 from avalanche_amnesia.models import MLP, MaskedModel
-from avalanche_amnesia.models.computed_units import EVERY, FAR, ComputedUnits
+from avalanche_amnesia.models.computed_units import EVERY, FAR, MASKS, ComputedUnits, EntriesOfMasks
 from avalanche_amnesia.models.gate import SHUT
 from avalanche_amnesia.training import HAT, AdaHAT, AmnesiacHAT
 from avalanche_amnesia.training.hat_formulas import compensate_, embedding_gradient
@@ -177,3 +177,49 @@ def test_allowed_units_that_moved_are_read_anew(learns):
     gate = model.open_gate(400.0, learns=learns)
     assert torch.equal(gate > 0.5, moved)
     assert model.gate_leaves.entries["layers.0.weight"].rows.tolist() == list(range(1, 20, 2))
+
+
+@pytest.mark.usefixtures("every_entry_counts")
+def test_features_through_fixed_masks_are_those_of_all_entries(monkeypatch):
+    torch.manual_seed(0)
+    model = MaskedModel(MLP(64, hidden=(40,), features=30)).double().eval()
+    x, parts = torch.rand(8, 64, dtype=torch.float64), model.fresh_parts().eval()
+    asked, real = [], open_entries.OpenEntries
+    monkeypatch.setattr(unit_graph, "OpenEntries", lambda *parts: asked.append(1) or real(*parts))
+    for share in (0.2, 0.5, 0.2, 1.0, 0.0):
+        mask = torch.rand(model.n_units, generator=torch.Generator().manual_seed(int(10 * share))) < share
+        found, whole = [], []
+        for features, read in ((found, model.read_mask(mask)), (whole, model.by_layer(mask.double()))):
+            model.zero_grad()
+            features += [model.backbone(x, parts, read)]
+            features[0].square().sum().backward()
+            features += [p.grad.clone() for p in model.backbone.parameters() if p.grad is not None]
+        assert len(found) == len(whole) > 2
+        for ours, twin in zip(found, whole, strict=True):
+            torch.testing.assert_close(ours, twin, rtol=1e-12, atol=1e-14)
+        assert torch.equal(model.masked_features(x, mask, parts), found[0])
+    assert len(asked) == 4  # two weights of two masks: the one that came twice was remembered
+
+
+@pytest.mark.usefixtures("every_entry_counts")
+def test_a_kept_mask_that_is_written_into_is_read_as_it_is_now():
+    model = MaskedModel(MLP(64, hidden=(20,), features=10)).eval()
+    model.add_head(0, 2)
+    model.start_task(0, torch.linspace(-1, 1, model.n_units))
+    model.finish_task()
+    x = torch.rand(8, 64)
+    before = model.features(x, 0)
+    model.state_dict()[model.mask_name(0)].data.fill_(True)
+    opened = model.features(x, 0)
+    assert not torch.equal(opened, before)
+    assert torch.equal(opened, model.masked_features(x, torch.ones(model.n_units)))
+
+
+def test_entries_are_remembered_of_the_last_masks_alone():
+    asked = []
+    entries = EntriesOfMasks(lambda units: asked.append(units) or {})
+    masks = [torch.arange(MASKS + 1) == place for place in range(MASKS + 1)]
+    for mask in (*masks, masks[-1], masks[1], masks[0]):  # the first was the one to go
+        entries(mask)
+    assert len(asked) == len(masks) + 1
+    assert torch.equal(asked[-1], masks[0])
