@@ -67,7 +67,7 @@ class TopChoice:
 
     def renew(self, scores: Tensor) -> None:
         """As the protocol's."""
-        if scores.device.type != "cpu":
+        if not scores.is_cpu:
             self._elsewhere.renew(scores)
             return
         for top, part in zip(self._tops, scores.split([top.size for top in self._tops]), strict=True):
@@ -75,7 +75,7 @@ class TopChoice:
 
     def sift(self, layer: int, scores: Tensor, values: Tensor, out: Tensor) -> None:
         """As the protocol's."""
-        if scores.device.type != "cpu":
+        if not scores.is_cpu:
             self._elsewhere.sift(layer, scores, values, out)
             return
         top, others = self._tops[layer], self._tops[layer].others

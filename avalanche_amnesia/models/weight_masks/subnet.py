@@ -156,7 +156,7 @@ class SubnetModel(TaskMaskedModel):
             out: where to write it.
         """
         marks = torch.empty_like(scores) if out is None else out
-        sizes = torch.abs(scores.detach(), out=self._room(len(scores)))
+        sizes = scores.detach().abs()
         near = [top.threshold for top in self._tops] or [None] * len(self._sizes)
         kept = [tensor.kept for tensor in self.graph.layers.values()]
         for part, marked, k, guess in zip(sizes.split(self._sizes), marks.split(self._sizes), kept, near, strict=True):
@@ -176,11 +176,7 @@ class SubnetModel(TaskMaskedModel):
             of_mask: gradient of any part of the mask, ``(n,)``; may be written into.
             scores: that belong to it, ``(n,)``.
         """
-        return of_mask.mul_(torch.sign(scores.detach(), out=self._room(len(scores))))
-
-    def _room(self, size: int) -> Tensor | None:
-        """Tensor to compute in; None outside of a training: a new one."""
-        return None if self._open is None else self._open.room[:size]
+        return of_mask.mul_(scores.detach().sign())
 
     @property
     def _device(self) -> torch.device:
