@@ -19,7 +19,7 @@ from avalanche_amnesia.unit_graph.units import ALWAYS, UnitSets, compact
 Between = Literal["min", "max"]
 _MUCH_LESS = 0.6
 """Share of a weight up to which picking its open entries is the faster way: ``benchmarks/open_entries.py``."""
-_ROW_BY_ROW = 2**14
+_ROW_BY_ROW = 2**13
 """Entries per mask from which on looking at a mask's own rows is faster than a product of matrices for all masks."""
 
 
