@@ -12,6 +12,7 @@ from support.soundness_oracle import assert_masked_right
 from torch import nn
 
 from avalanche_amnesia.models import MLP, MaskedModel
+from avalanche_amnesia.unit_graph import graph as unit_graph
 from avalanche_amnesia.unit_graph import trace_backbone
 
 
@@ -29,8 +30,10 @@ def test_parameter_use_equals_brute_force(name):
             assert torch.equal(covered, reaches), f"covered in vain: {parameter}"
 
 
+@pytest.mark.parametrize("row_by_row", [0, 2**60], ids=["row by row", "by a product"])
 @pytest.mark.parametrize("name", ALL)
-def test_masks_that_cover_an_entry_are_those_whose_reads_meet_it(name):
+def test_masks_that_cover_an_entry_are_those_whose_reads_meet_it(name, row_by_row, monkeypatch):
+    monkeypatch.setattr(unit_graph, "_ROW_BY_ROW", row_by_row)
     model, _ = network(name)
     generator = torch.Generator().manual_seed(0)
     masks = torch.stack([torch.rand(model.n_units, generator=generator) < share for share in (0, 0.1, 0.2, 0.5, 1)])
