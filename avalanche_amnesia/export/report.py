@@ -25,8 +25,8 @@ class SubnetReport:
         input_shape: of the one input that FLOPs are counted on, without the batch.
         masked_parameters: of the masked network: the whole backbone, the task's own norms and its head.
         subnet_parameters: of the subnet, head included.
-        masked_flops: of the masked network, for one input: products and sums of convolutions, matrix products and
-            attention (``torch.utils.flop_counter``).
+        masked_flops: of the masked network with all of its units computed, for one input: products and sums of
+            convolutions, matrix products and attention (``torch.utils.flop_counter``).
         subnet_flops: of the subnet.
     """
 
