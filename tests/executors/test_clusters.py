@@ -88,6 +88,7 @@ def local(tmp_path, monkeypatch):
     """submitit's local executor."""
     pytest.importorskip("submitit", reason='submitit is not installed: pip install "avalanche-amnesia[slurm]"')
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))  # where their jobs are found
+    monkeypatch.setattr("submitit.core.core.Job._results_timeout_s", 1)  # by default a lost job is waited for 15 s
     executor = SlurmExecutor(tmp_path / "logs", workers=2, cluster="local", parameters={"timeout_min": 5})
     yield executor
     executor.close()
@@ -95,7 +96,7 @@ def local(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_submitit_gives_the_same_bytes(local, alone, tmp_path):
-    cells = cells_of(TINY, ["HAT"], ["newest"], [1])  # every job is a process that imports the host
+    cells = cells_of(TINY, ["AmnesiacHAT"], ["newest"], [1])  # every job is a process that imports the host
     assert sweep(cells, local, tmp_path / "out", tmp_path / "store") == {}
     for cell in cells:
         found = (folder_of(cell, tmp_path / "out") / "results.json").read_bytes()

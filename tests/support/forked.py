@@ -14,6 +14,7 @@ import socket
 import struct
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,8 @@ def _run(script: Path, arguments: tuple[str, ...], environment: dict[str, str], 
     sys.argv = [str(script), *arguments]
     sys.path.insert(0, str(script.parent))
     runpy.run_path(str(script), run_name="__main__")
+    # As at every program's end. multiprocessing would wait for other processes first: a minute for loky's idle workers.
+    threading._shutdown()
 
 
 # The process that others are forked from --------------------------------------------------------------------------

@@ -8,7 +8,9 @@ import random
 import numpy as np
 import pytest
 import torch
+import wandb.sdk.launch  # noqa: F401 - a run's start imports it, which takes the longer the more there is already
 
+from avalanche_amnesia.models import MLP, MaskedModel
 from avalanche_amnesia.unit_graph import tracing
 from support import forked
 from support.shallow_stacks import take_kept_frames
@@ -21,6 +23,7 @@ if not torch.accelerator.is_available():  # manual_seed keeps pytest's deep stac
     torch.manual_seed = torch.default_generator.manual_seed
 take_kept_frames()
 
+gc.set_threshold(20_000, 20, 20)  # tests make much and keep little: looking for garbage that often is 4 % of their time
 gc.collect()
 gc.freeze()  # what was imported stays: garbage is not looked for there, which takes half a second each time
 atexit.register(gc.unfreeze)  # else libraries tell of leaks at the very end
@@ -31,6 +34,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """Begin what lives as long as the tests, once all their modules are imported and nothing has run."""
     if session.config.getoption("collectonly"):
         return
+    MaskedModel(MLP(3, hidden=(3,), features=3))  # torch.export's first use takes a second, in every forked process too
     gc.collect()
     gc.freeze()  # the tests' own modules, and what they imported
     forked.begin_server()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -220,8 +221,9 @@ def _settings(prefix: str, thing: Any) -> Iterator[tuple[str, Any]]:
             yield from _settings(f"{prefix}{name}.", value)
 
 
-def _parameters(kind: Any) -> Iterator[str]:
-    yield from inspect.signature(kind.__init__).parameters
+@lru_cache(512)
+def _parameters(kind: Any) -> tuple[str, ...]:
+    return tuple(inspect.signature(kind.__init__).parameters)
 
 
 def _comparable(value: Any) -> Any:
