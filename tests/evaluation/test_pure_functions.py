@@ -26,7 +26,7 @@ from avalanche_amnesia.evaluation import (
 losses = st.lists(st.one_of(st.integers(0, 3).map(float), st.floats(0, 1e30)), min_size=1, max_size=12)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(losses, losses)
 def test_auc_is_scikit_learn_s_ties_included(members, others):
     ours = membership_auc(torch.tensor(members, dtype=torch.float64), torch.tensor(others, dtype=torch.float64))
@@ -159,7 +159,7 @@ def some_masks(draw, least=1):
     return {task: torch.tensor(draw(st.lists(st.booleans(), min_size=n, max_size=n))) for task in tasks}
 
 
-@settings(max_examples=60, deadline=None)  # scikit-learn takes a millisecond for each pair
+@settings(max_examples=200, deadline=None)
 @given(some_masks(least=0))
 def test_overlaps_are_jaccard_s_index(masks):
     matrix, rows = overlap_matrix(masks), list(masks.values())

@@ -96,7 +96,7 @@ def local(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_submitit_gives_the_same_bytes(local, alone, tmp_path):
-    cells = cells_of(TINY, ["AmnesiacHAT"], ["newest"], [1])  # every job is a process that imports the host
+    cells = cells_of(TINY, ["HAT"], ["newest"], [1])  # every job is a process that imports the host
     assert sweep(cells, local, tmp_path / "out", tmp_path / "store") == {}
     for cell in cells:
         found = (folder_of(cell, tmp_path / "out") / "results.json").read_bytes()

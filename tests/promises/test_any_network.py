@@ -15,7 +15,7 @@ from avalanche_amnesia.training import HAT, AmnesiacHAT
 
 ADAM = {"kind": torch.optim.Adam, "lr": 1e-3, "weight_decay": 5e-4}
 MOMENTUM = {"kind": torch.optim.SGD, "lr": 0.02, "momentum": 0.9, "weight_decay": 5e-4}
-_SLOW = {"resnet18"}
+_SLOW = {"resnet18", "resnet50"}
 ALL = [pytest.param(name, marks=pytest.mark.slow) if name in _SLOW else name for name in FAMILIES]
 
 
@@ -125,7 +125,7 @@ def test_the_life_of_tasks(name, data_root):
     ("name", "classifier"),
     [
         *(
-            ("resnet50", "fc"),
+            ("resnet101", "fc"),
             ("resnext50_32x4d", "fc"),
             ("mobilenet_v2", "classifier"),
             ("mobilenet_v3_large", "classifier"),

@@ -58,7 +58,7 @@ def schedules(draw):
     return {"requests": requests, "permanent": sorted(permanent), "deadline": deadline}
 
 
-@settings(max_examples=examples(12), deadline=None, derandomize=True)
+@settings(max_examples=examples(20), deadline=None, derandomize=True)
 @given(schedules(), ANY_METHOD, st.data())
 def test_any_requests_in_any_stream_leave_the_reference(schedule, method, data):
     benchmark = with_unlearning(DIGITS, **schedule)
@@ -77,7 +77,7 @@ def test_any_requests_in_any_stream_leave_the_reference(schedule, method, data):
     assert {record.claim for record in unlearning_plugin(strategy).records} <= {"exact"}
 
 
-@settings(max_examples=examples(8), deadline=None, derandomize=True)
+@settings(max_examples=12, deadline=None, derandomize=True)
 @given(st.lists(st.integers(0, 99), min_size=6, max_size=9), st.sampled_from([None, 1]))
 def test_in_any_order_of_training_a_claim_is_kept(draws, deadline):
     """Out of the stream's order a task may be read before its deadline: its unlearning is then no longer exact."""

@@ -162,7 +162,7 @@ def test_an_error_at_any_line_behind_the_last_epoch_leaves_one_state_or_the_othe
     after = comparable_state(straight)
     assert after != before
     later, undone = state_after(straight, stream[3]), 0
-    for position in sampled(positions, kind, examples(12)):
+    for position in sampled(positions, kind, examples(24)):
         broken = copied()
         with pytest.raises(Interrupted) as error, interrupted_at(position):
             broken._after_training_exp()

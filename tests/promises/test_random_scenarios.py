@@ -74,7 +74,7 @@ def perform(scenario: Scenario, event: tuple) -> None:
 @pytest.mark.filterwarnings("ignore:Plugin .* implements incompatible callbacks")
 @pytest.mark.parametrize("kind", KINDS)
 @settings(
-    max_examples=examples(8),  # of each kind
+    max_examples=examples(12),  # of each kind
     derandomize=True,
     deadline=None,
     database=None,

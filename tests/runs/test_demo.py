@@ -22,12 +22,6 @@ def one_core(monkeypatch):
     monkeypatch.setattr(loky, "cpu_count", lambda: 1)
 
 
-def only(monkeypatch, *names):
-    """Let the main job run with some of its strategies."""
-    chosen = "avalanche_amnesia.runs.demo.contestants"
-    monkeypatch.setattr(chosen, lambda budget: {name: contestants(budget)[name] for name in names})
-
-
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory):
     out = tmp_path_factory.mktemp("demo")
@@ -38,16 +32,11 @@ def demo(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_results_made_again_on_two_cores_are_the_same(demo, tmp_path, monkeypatch):
+def test_results_made_again_on_two_cores_are_the_same_bytes(demo, tmp_path, monkeypatch):
     out, _, _ = demo
     monkeypatch.setattr(loky, "cpu_count", lambda: 2)
-    only(monkeypatch, "AmnesiacHAT", "LwF")
     run_demo(tmp_path, epochs=2, console=Console(file=io.StringIO()))
-    again, first = (json.loads((folder / "results.json").read_text()) for folder in (tmp_path, out))
-    assert json.dumps(again.pop("strategies")) == json.dumps(
-        {name: results for name, results in first.pop("strategies").items() if name in ("AmnesiacHAT", "LwF")}
-    )
-    assert again == first
+    assert (tmp_path / "results.json").read_bytes() == (out / "results.json").read_bytes()
 
 
 def test_results_hold_every_number_of_every_event(demo):
@@ -169,7 +158,7 @@ def test_a_demo_with_a_store_goes_on_where_it_was_interrupted(tmp_path, capsys, 
     assert f"goes on with the references in {tmp_path / 'store'}" in capsys.readouterr().err
     states = len(RunStore(tmp_path / "store").nodes())
     assert states > 0
-    only(monkeypatch, "AmnesiacHAT")
+    monkeypatch.setattr(module, "contestants", lambda budget: {"AmnesiacHAT": contestants(budget)["AmnesiacHAT"]})
     monkeypatch.setattr(module, "observe", observe)
     assert main(command) == 0
     assert len(RunStore(tmp_path / "store").nodes()) == states  # nothing was trained for references that was there
@@ -192,7 +181,6 @@ def test_the_same_job_runs_on_mnist(data_root, tmp_path, monkeypatch):
 
     full = module.SplitMNIST
     monkeypatch.setattr(module, "SplitMNIST", lambda **options: full(n_train=1000, n_test=500, **options))
-    only(monkeypatch, "AmnesiacHAT", "EWC")
     runs = run_demo(tmp_path, data_root=str(data_root), epochs=1, console=Console(file=io.StringIO()))
     assert runs[0].observations[-1].remaining == (2, 3)
     assert json.loads((tmp_path / "results.json").read_text())["settings"]["data"] == "Split MNIST"

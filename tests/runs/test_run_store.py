@@ -408,7 +408,7 @@ def test_two_processes_compute_no_state_twice_and_a_killed_one_is_taken_up(tmp_p
     assert (one["model"], one["after"]) == (other["model"], other["after"])
     assert one["computed"] + other["computed"] == 5
     chance = random.Random(0)
-    for _ in range(2):
+    for _ in range(3):
         process, out = started(tmp_path / "killed")
         while not (out / "begun").exists():
             assert process.is_alive()

@@ -8,7 +8,6 @@ from avalanche.models import MTSlimResNet18, SimpleCNN, SlimResNet18
 from torch import nn
 from torchvision.models.convnext import CNBlockConfig, ConvNeXt
 from torchvision.models.efficientnet import EfficientNet, MBConvConfig
-from torchvision.models.resnet import Bottleneck
 
 from avalanche_amnesia.models import MLP, MaskedModel
 
@@ -106,11 +105,7 @@ NETWORKS = {
     "lenet": (lenet, (1, 28, 28), {"input_shape": (1, 28, 28)}),
     "vgg": (vgg, (3, 32, 32), {"classifier": "classifier.6", "input_shape": (3, 32, 32)}),
     "resnet18": (tv.resnet18, (3, 64, 64), {"classifier": "fc"}),  # traced on other images than it is run on
-    "bottlenecks": (
-        lambda: tv.ResNet(Bottleneck, [1, 2, 1, 1]),
-        (3, 32, 32),
-        {"classifier": "fc", "input_shape": (3, 32, 32)},
-    ),
+    "resnet50": (tv.resnet50, (3, 32, 32), {"classifier": "fc", "input_shape": (3, 32, 32)}),
     "resnet18 on the batch's statistics": (
         lambda: SlimResNet18(5, 8),
         (3, 32, 32),

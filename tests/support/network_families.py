@@ -235,6 +235,7 @@ FAMILIES = {
         {"classifier": "fc"},
     ),
     "resnet18": (zoo.resnet18, (3, 32, 32), {"classifier": "fc"}),
+    "resnet50": (zoo.resnet50, (3, 32, 32), {"classifier": "fc"}),
     "mobilenet v2": (
         lambda: zoo.MobileNetV2(
             width_mult=0.25, inverted_residual_setting=[[1, 16, 1, 1], [3, 24, 2, 2], [3, 32, 1, 2]]
@@ -253,7 +254,7 @@ FAMILIES = {
         (3, 32, 32),
         {"classifier": "classifier"},
     ),
-    "squeezenet": (lambda: zoo.SqueezeNet("1_1", num_classes=16), (3, 32, 32), {"input_shape": (3, 32, 32)}),
+    "squeezenet": (lambda: zoo.SqueezeNet("1_1", num_classes=16), (3, 32, 32), {}),
     "convnext": (
         lambda: ConvNeXt([CNBlockConfig(8, 16, 1), CNBlockConfig(16, None, 2)], stochastic_depth_prob=0.1),
         (3, 32, 32),
@@ -297,7 +298,7 @@ FAMILIES = {
     ),
     "slim resnet": (lambda: slim_resnet("SlimResNet18"), (3, 32, 32), {"classifier": "linear"}),
     "multi-task slim resnet": (lambda: slim_resnet("MTSlimResNet18"), (3, 32, 32), {}),
-    "timm mobilenet": (lambda: timm_model("mobilenetv3_small_050"), (3, 32, 32), {"input_shape": (3, 32, 32)}),
+    "timm mobilenet": (lambda: timm_model("mobilenetv3_small_050"), (3, 32, 32), {}),
     "conv1d": (
         lambda: nn.Sequential(
             *(nn.Conv1d(8, 12, 3), nn.BatchNorm1d(12), nn.GELU(), nn.Conv1d(12, 8, 3), nn.ReLU()),

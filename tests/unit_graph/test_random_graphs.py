@@ -129,7 +129,7 @@ def plans(images, vectors) -> st.SearchStrategy:
     )
 
 
-@settings(max_examples=examples(10), deadline=None, derandomize=True)
+@settings(max_examples=examples(20), deadline=None, derandomize=True)
 @given(plan=plans(ON_IMAGES, ON_VECTORS), seed=st.integers(0, 1000))
 def test_uses_capacity_and_purge_equal_the_twin_s(plan, seed):
     model, x = build(*plan)
@@ -154,7 +154,7 @@ def test_uses_capacity_and_purge_equal_the_twin_s(plan, seed):
         assert torch.equal(free_again, (of_both[name] == 1) & (reaches == 0)), name
 
 
-@settings(max_examples=examples(25), deadline=None, derandomize=True)
+@settings(max_examples=examples(50), deadline=None, derandomize=True)
 @given(
     plan=plans(ON_IMAGES | COVER_MORE_ON_IMAGES, ON_VECTORS | COVER_MORE_ON_VECTORS),
     seed=st.integers(0, 1000),
