@@ -100,7 +100,8 @@ def matrix_figure(
         for (row, column), value in np.ndenumerate(matrix):
             if not math.isnan(value):
                 colour = "white" if value < middle else "black"
-                ax.text(column, row, f"{value:.2f}", ha="center", va="center", color=colour, fontsize=7)
+                number = ax.text(column, row, f"{value:.2f}", ha="center", va="center", color=colour, fontsize=7)
+                number.set_in_layout(False)  # inside of its cell it takes no room, and measuring takes time
     ax.set_title(title, fontsize=9)
     ax.set_xlabel(column_label, fontsize=8)
     ax.set_ylabel(row_label, fontsize=8)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import linecache
 import operator
 import os
+import threading
 import traceback
 from collections.abc import Callable, Collection, Sequence
-from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass, field
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -24,11 +25,13 @@ from avalanche_amnesia.unit_graph.declared_calls import DeclaredCall, DeclaredCa
 from avalanche_amnesia.unit_graph.findings import ModelError
 from avalanche_amnesia.unit_graph.functional import ATEN, inline_regions, write_nothing
 from avalanche_amnesia.unit_graph.inputs import Inputs, first_real
+from avalanche_amnesia.unit_graph.modes import WatchedModes, in_evaluation
 
 PLAIN_AVERAGE = -1.0
 """Momentum that stands for None while a norm is exported: its own code would divide by a count that is not known."""
 # torch.export takes the sizes 0 and 1 for constants; a batch of them would fix the number of samples.
 EXPORTED_BATCH = 3
+_one_at_a_time = threading.RLock()  # torch.export changes nn.Module itself while it traces, for all threads
 
 
 @dataclass
@@ -44,6 +47,7 @@ class Exported:
         batch: symbols of the number of samples, one per input; empty where it is fixed.
         shapes: of the inputs, with the name of its symbol for a size that is free.
         guards: conditions on these sizes, in Python, under which the forward takes the same path.
+        evaluation: of training mode, the other mode's graph where it follows from this one.
     """
 
     graph: fx.Graph
@@ -54,6 +58,7 @@ class Exported:
     batch: set[Any] = field(default_factory=set)
     shapes: list[tuple[int | str, ...]] = field(default_factory=list)
     guards: list[str] = field(default_factory=list)
+    evaluation: Exported | None = None
 
     def size(self, value: Any, batch: int) -> int:
         """A size, or another number, for some number of samples.
@@ -74,14 +79,16 @@ class Exported:
 class _Root(nn.Module):
     """The backbone under one signature: a list of tensors in, features out."""
 
-    def __init__(self, backbone: nn.Module, inputs: Inputs, calls: DeclaredCalls) -> None:
+    def __init__(self, backbone: nn.Module, inputs: Inputs, calls: DeclaredCalls, modes: WatchedModes) -> None:
         super().__init__()
-        self.backbone, self._inputs, self._calls = backbone, inputs, calls
+        self.backbone, self._inputs, self._calls, self._modes = backbone, inputs, calls, modes
 
     def forward(self, tensors: Sequence[Tensor]) -> Tensor:
         self._calls.begin(tensors)
-        watched = _NoStrangers(self.backbone) if torch.compiler.is_exporting() else nullcontext()
-        with watched:
+        with ExitStack() as stack:
+            if torch.compiler.is_exporting():
+                stack.enter_context(self._modes.watching())
+                stack.enter_context(_NoStrangers(self.backbone))
             return features_of(self.backbone, self._inputs, tensors)
 
 
@@ -137,11 +144,12 @@ def export(
     Raises:
         ModelError: if it can't be exported; names the module and the line.
     """
-    calls = DeclaredCalls()
-    root = _Root(backbone, inputs, calls)
+    calls, modes = DeclaredCalls(), WatchedModes(backbone)
+    root = _Root(backbone, inputs, calls, modes)
     modules = dict(backbone.named_modules())
     whole = {name: modules[name] for name in (*frozen, *task_owned) if name in modules}
     with ExitStack() as stack:
+        stack.enter_context(_one_at_a_time)
         stack.enter_context(undisturbed(backbone))
         root.train(training)
         # Frozen modules run in evaluation mode in both graphs: their running statistics would move with every task.
@@ -162,13 +170,18 @@ def export(
                 if signature.inputs_to_buffers.get(node.name, "").endswith("num_batches_tracked")
             )
             # torch's own functionalisation takes any graph, but goes through all of it anew: only where it must be.
-            if not write_nothing(program.graph, counters) or not all(map(_is_plain, program.graph.nodes)):
+            simple = write_nothing(program.graph, counters) and all(map(_is_plain, program.graph.nodes))
+            if not simple:
                 program = program.run_decompositions({})
         except ModelError:
             raise
         except Exception as error:  # torch.export raises whatever the backbone's own code raises
             raise _failure(backbone, error) from error
-    return _as_attributes(backbone, program, calls.seen)
+    exported = _as_attributes(backbone, program, calls.seen)
+    if training and not whole and modes.one_path:
+        graph = in_evaluation(exported.graph, backbone, wrote_over_views=not simple)
+        exported.evaluation = None if graph is None else replace(exported, graph=graph)
+    return exported
 
 
 def _program(root: nn.Module, tensors: list[Tensor], *, any_size: bool) -> Any:

@@ -157,6 +157,7 @@ class _Tracing:
         self.norm, self.frozen, self.task_owned = norm, frozen, task_owned
         self.draft = Draft()
         self.constants: dict[str, torch.Tensor] = {}
+        self.evaluation: Exported | None = None
 
     def run(self) -> tuple[Trace | None, list[Finding]]:
         """Both modes; the trace, or what stands in its way."""
@@ -199,7 +200,10 @@ class _Tracing:
 
     def _exported(self, training: bool) -> Exported:
         backbone, draft = self.backbone, self.draft
-        exported = export(backbone, self.inputs, training=training, frozen=self.frozen, task_owned=self.task_owned)
+        exported = self.evaluation
+        if training or exported is None:
+            exported = export(backbone, self.inputs, training=training, frozen=self.frozen, task_owned=self.task_owned)
+        self.evaluation = exported.evaluation
         for name in exported.written:
             holder = name.rpartition(".")[0]
             reason = f"writes to buffer {name!r}, which all tasks would share"
