@@ -38,7 +38,7 @@ class Draft:
             kind: for people.
             units: how many.
         """
-        places = tuple((part.name, hash(part.place.numpy().tobytes())) for part in weight.parts)
+        places = tuple((p.name, None if p.whole else hash(p.place.numpy().tobytes())) for p in weight.parts)
         key = (places, kind, units)
         if key not in self._names:
             taken = set(self._names.values())
