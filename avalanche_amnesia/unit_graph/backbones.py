@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -48,16 +48,24 @@ def undisturbed(backbone: nn.Module) -> Iterator[None]:
     Torch's own warnings and logs are kept back: what fails is said in our own errors. What is written into tensors
     stays written: inside, tensors are to be fake.
     """
-    held = [(module, dict(vars(module))) for module in backbone.modules()]
-    parts: list[dict[str, Any]] = [part for m, _ in held for part in (m._parameters, m._buffers, m._modules)]
-    inner = [(part, dict(part)) for part in parts]
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)  # one fused operation in the place of attention's layers
     try:
-        with same_draws(backbone), _quiet():
+        with attributes_kept(list(backbone.modules())), same_draws(backbone), _quiet():
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
+
+
+@contextmanager
+def attributes_kept(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """Attributes, tensors and modes of modules, afterwards as before."""
+    held = [(module, dict(vars(module))) for module in modules]
+    parts: list[dict[str, Any]] = [part for m, _ in held for part in (m._parameters, m._buffers, m._modules)]
+    inner = [(part, dict(part)) for part in parts]
+    try:
+        yield
+    finally:
         for module, attributes in held:
             vars(module).clear()
             vars(module).update(attributes)

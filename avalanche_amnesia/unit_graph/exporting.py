@@ -8,7 +8,7 @@ import os
 import threading
 import traceback
 from collections.abc import Callable, Collection, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,12 +20,11 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._sympy.printers import PythonPrinter
 
-from avalanche_amnesia.unit_graph.backbones import undisturbed
+from avalanche_amnesia.unit_graph.backbones import attributes_kept, undisturbed
 from avalanche_amnesia.unit_graph.declared_calls import DeclaredCall, DeclaredCalls
 from avalanche_amnesia.unit_graph.findings import ModelError
 from avalanche_amnesia.unit_graph.functional import ATEN, inline_regions, write_nothing
 from avalanche_amnesia.unit_graph.inputs import Inputs, first_real
-from avalanche_amnesia.unit_graph.modes import WatchedModes, in_evaluation
 
 PLAIN_AVERAGE = -1.0
 """Momentum that stands for None while a norm is exported: its own code would divide by a count that is not known."""
@@ -47,7 +46,6 @@ class Exported:
         batch: symbols of the number of samples, one per input; empty where it is fixed.
         shapes: of the inputs, with the name of its symbol for a size that is free.
         guards: conditions on these sizes, in Python, under which the forward takes the same path.
-        evaluation: of training mode, the other mode's graph where it follows from this one.
     """
 
     graph: fx.Graph
@@ -58,7 +56,6 @@ class Exported:
     batch: set[Any] = field(default_factory=set)
     shapes: list[tuple[int | str, ...]] = field(default_factory=list)
     guards: list[str] = field(default_factory=list)
-    evaluation: Exported | None = None
 
     def size(self, value: Any, batch: int) -> int:
         """A size, or another number, for some number of samples.
@@ -77,18 +74,36 @@ class Exported:
 
 
 class _Root(nn.Module):
-    """The backbone under one signature: a list of tensors in, features out."""
+    """The backbone under one signature: a list of tensors in, features out, for each of some modes.
 
-    def __init__(self, backbone: nn.Module, inputs: Inputs, calls: DeclaredCalls, modes: WatchedModes) -> None:
+    Args:
+        backbone: in the mode asked for, where it is one.
+        inputs: that it takes.
+        calls: of declared modules.
+        modes: each with its features.
+    """
+
+    def __init__(self, backbone: nn.Module, inputs: Inputs, calls: DeclaredCalls, modes: Sequence[bool]) -> None:
         super().__init__()
         self.backbone, self._inputs, self._calls, self._modes = backbone, inputs, calls, modes
+        self._parts = list(backbone.modules())  # themselves: torch.export puts proxies into their places
 
-    def forward(self, tensors: Sequence[Tensor]) -> Tensor:
+    def forward(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        if len(self._modes) == 1:
+            return (self._features(tensors),)
+        features = []
+        for training in self._modes:
+            with attributes_kept(self._parts):
+                for module in self._parts:
+                    module.training = training  # as nn.Module.train does
+                # Each has its own: what returns its input as it is would stand before the other one's as well.
+                features.append(self._features([ATEN.alias.default(tensor) for tensor in tensors]))
+        return tuple(features)
+
+    def _features(self, tensors: Sequence[Tensor]) -> Tensor:
         self._calls.begin(tensors)
-        with ExitStack() as stack:
-            if torch.compiler.is_exporting():
-                stack.enter_context(self._modes.watching())
-                stack.enter_context(_NoStrangers(self.backbone))
+        watched = _NoStrangers(self.backbone) if torch.compiler.is_exporting() else nullcontext()
+        with watched:
             return features_of(self.backbone, self._inputs, tensors)
 
 
@@ -144,8 +159,8 @@ def export(
     Raises:
         ModelError: if it can't be exported; names the module and the line.
     """
-    calls, modes = DeclaredCalls(), WatchedModes(backbone)
-    root = _Root(backbone, inputs, calls, modes)
+    calls = DeclaredCalls()
+    root = _Root(backbone, inputs, calls, [training])
     modules = dict(backbone.named_modules())
     whole = {name: modules[name] for name in (*frozen, *task_owned) if name in modules}
     with ExitStack() as stack:
@@ -156,52 +171,96 @@ def export(
         for name in set(frozen) & modules.keys():
             modules[name].eval()
         stack.enter_context(calls.standing_in(root, whole, inputs))
-        for module in backbone.modules():
-            if isinstance(module, _NormBase) and module.momentum is None:
-                module.momentum = PLAIN_AVERAGE
-        tensors = inputs.tensors(inputs.batch(EXPORTED_BATCH, like=first_real(backbone)))
         try:
-            program = _program(root, tensors, any_size=inputs.guessed)
-            inline_regions(program.graph_module)
-            signature = program.graph_signature
-            counters = frozenset(
-                node
-                for node in program.graph.nodes
-                if signature.inputs_to_buffers.get(node.name, "").endswith("num_batches_tracked")
-            )
-            # torch's own functionalisation takes any graph, but goes through all of it anew: only where it must be.
-            simple = write_nothing(program.graph, counters) and all(map(_is_plain, program.graph.nodes))
-            if not simple:
-                program = program.run_decompositions({})
+            program, _ = _functional_program(root, inputs, [True, False] if inputs.guessed else [False])
         except ModelError:
             raise
         except Exception as error:  # torch.export raises whatever the backbone's own code raises
             raise _failure(backbone, error) from error
-    exported = _as_attributes(backbone, program, calls.seen)
-    if training and not whole and modes.one_path:
-        graph = in_evaluation(exported.graph, backbone, wrote_over_views=not simple)
-        exported.evaluation = None if graph is None else replace(exported, graph=graph)
-    return exported
+    exported, (features,) = _as_attributes(backbone, program, calls.seen)
+    return replace(exported, graph=_graph_of(exported.graph, features))
 
 
-def _program(root: nn.Module, tensors: list[Tensor], *, any_size: bool) -> Any:
-    """Exported program of a backbone, for batches of any size, and inputs of any size where that is asked and works.
+def export_both(backbone: nn.Module, inputs: Inputs) -> dict[bool, Exported] | None:
+    """Export a backbone in both modes at once, which takes little longer than in one.
+
+    Args:
+        backbone: without declared modules; left as it was.
+        inputs: that it takes.
+
+    Returns:
+        By mode, training or not, what :func:`export` returns; None where that is to be asked: the backbone can't be
+        exported, or does more in one mode than compute, so that the other would not begin as if it were alone.
+    """
+    if not all(type(m).train is nn.Module.train and "train" not in vars(m) for m in backbone.modules()):
+        return None
+    with ExitStack() as stack:
+        stack.enter_context(_one_at_a_time)
+        stack.enter_context(undisturbed(backbone))
+        calls, modes = DeclaredCalls(), (False, True)  # norms write their statistics in training mode
+        root = _Root(backbone, inputs, calls, modes)
+        stack.enter_context(calls.standing_in(root, {}, inputs))
+        try:
+            program, wrote_nothing = _functional_program(root, inputs, [inputs.guessed])
+        except Exception:  # its own export says what is wrong, in its words
+            return None
+    signature = program.graph_signature
+    kinds = {kind.kind.name for kind in signature.output_specs}
+    exported, features = _as_attributes(backbone, program, [])
+    if exported.written or not kinds <= {"USER_OUTPUT", "BUFFER_MUTATION"}:
+        return None
+    if exported.constants and not wrote_nothing:  # a tensor that no module registers may be what was written over
+        return None
+    read = [_behind(result) for result in features]
+    if any(node.op == "call_function" and not _is_size(node) for node in read[0] & read[1]):
+        return None
+    graphs = (_graph_of(exported.graph, result) for result in features)
+    return {mode: replace(exported, graph=graph) for mode, graph in zip(modes, graphs, strict=True)}
+
+
+def _functional_program(root: _Root, inputs: Inputs, sizes: Sequence[bool]) -> tuple[Any, bool]:
+    """Exported program of a root, in which nothing is written.
+
+    Args:
+        root: of a backbone that may be disturbed.
+        inputs: that it takes.
+        sizes: whether inputs are to be of any size, one after another until it works.
+
+    Returns:
+        The program, and whether its forward wrote over nothing that others may read.
+    """
+    for module in root.modules():
+        if isinstance(module, _NormBase) and module.momentum is None:
+            module.momentum = PLAIN_AVERAGE
+    tensors = inputs.tensors(inputs.batch(EXPORTED_BATCH, like=first_real(root)))
+    program = _program(root, tensors, sizes)
+    inline_regions(program.graph_module)
+    signature = program.graph_signature
+    counters = frozenset(
+        node
+        for node in program.graph.nodes
+        if signature.inputs_to_buffers.get(node.name, "").endswith("num_batches_tracked")
+    )
+    # torch's own functionalisation takes any graph, but goes through all of it anew: only where it must be.
+    simple = write_nothing(program.graph, counters) and all(map(_is_plain, program.graph.nodes))
+    return program if simple else program.run_decompositions({}), simple
+
+
+def _program(root: nn.Module, tensors: list[Tensor], sizes: Sequence[bool]) -> Any:
+    """Exported program for batches of any size, and for inputs of any size where that is asked for and works.
 
     That takes longer: it works out every inner size as a formula.
     """
-
-    def exported(dims: Callable[[Tensor], Any]) -> Any:
-        free = [dict.fromkeys(dims(tensor), torch.export.Dim.AUTO) for tensor in tensors]
-        return torch.export.export(root, (tensors,), dynamic_shapes=(free,), strict=False)
-
-    if not any_size:
-        return exported(lambda tensor: [0])
+    any_size, *others = sizes
+    free = [dict.fromkeys(range(t.dim()) if any_size else [0], torch.export.Dim.AUTO) for t in tensors]
     try:
-        return exported(lambda tensor: range(tensor.dim()))
+        return torch.export.export(root, (tensors,), dynamic_shapes=(free,), strict=False)
     except ModelError:
         raise
     except Exception:  # its solver of inequalities gives up in many ways; what else it fails on, it fails on again
-        return exported(lambda tensor: [0])
+        if not others:
+            raise
+        return _program(root, tensors, others)
 
 
 def _is_plain(node: fx.Node) -> bool:
@@ -213,7 +272,10 @@ def _is_plain(node: fx.Node) -> bool:
 # What torch.export returned, as one graph ------------------------------------------------------------------------
 
 
-def _as_attributes(backbone: nn.Module, program: Any, calls: list[DeclaredCall]) -> Exported:
+def _as_attributes(
+    backbone: nn.Module, program: Any, calls: list[DeclaredCall]
+) -> tuple[Exported, tuple[fx.Node, ...]]:
+    """One graph of all modes, and its results, one per mode."""
     graph, signature = program.graph, program.graph_signature
     graph.owning_module = None  # its attributes are the backbone's, not those of what torch.export made
     # Tied tensors go by one name: under two, each would count only the units that read it there as its users.
@@ -239,7 +301,36 @@ def _as_attributes(backbone: nn.Module, program: Any, calls: list[DeclaredCall])
             _replace_by_attribute(graph, node, name)
     _drop_idle(graph)
     graph.lint()
-    return exported
+    output = next(node for node in graph.nodes if node.op == "output")
+    return exported, output.args[0]
+
+
+def _behind(result: fx.Node) -> set[fx.Node]:
+    """All nodes that a result is computed from, and itself."""
+    found, left = {result}, [result]
+    while left:
+        new = set(left.pop().all_input_nodes) - found
+        found |= new
+        left += new
+    return found
+
+
+def _is_size(node: fx.Node) -> bool:
+    return not any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(node.meta.get("val")))
+
+
+def _graph_of(graph: fx.Graph, result: Any) -> fx.Graph:
+    """The graph of one result, with names that are the same whatever else was traced beside it."""
+    found, copies = fx.Graph(), dict[fx.Node, fx.Node]()
+    wanted = _behind(result)
+    for node in graph.nodes:
+        if node.op == "placeholder" or node in wanted:
+            args, kwargs = fx.node.map_arg((node.args, node.kwargs), copies.__getitem__)
+            name = node.name if node.op == "placeholder" else None
+            copies[node] = found.create_node(node.op, node.target, args, kwargs, name)
+            copies[node].meta = dict(node.meta)
+    found.output(copies[result])
+    return found
 
 
 def _look_up(backbone: nn.Module, name: str) -> Any:
@@ -310,7 +401,7 @@ def _drop_statistics(graph: fx.Graph, signature: Any) -> set[str]:
         # copies; any other change would be shared by all tasks, and is reported.
         elif kind.kind.name == "BUFFER_MUTATION" and not _is_statistic(result, buffer_of[kind.target], kind.target):
             written.add(kind.target)
-    output.args = (features[0],)
+    output.args = (tuple(features),)
     for node in list(graph.nodes):
         if node.target in _NORMS_OF_EXPORT:
             _as_called(graph, node)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Timer
@@ -16,7 +16,7 @@ from torch import fx, nn
 from avalanche_amnesia.unit_graph import rules
 from avalanche_amnesia.unit_graph.backbones import undisturbed
 from avalanche_amnesia.unit_graph.draft import Draft
-from avalanche_amnesia.unit_graph.exporting import Exported, declaring, export
+from avalanche_amnesia.unit_graph.exporting import Exported, declaring, export, export_both
 from avalanche_amnesia.unit_graph.findings import Finding, ModelError, bake_in, drop
 from avalanche_amnesia.unit_graph.graph import UnitGraph
 from avalanche_amnesia.unit_graph.inputs import Inputs, inputs_of
@@ -157,15 +157,17 @@ class _Tracing:
         self.norm, self.frozen, self.task_owned = norm, frozen, task_owned
         self.draft = Draft()
         self.constants: dict[str, torch.Tensor] = {}
-        self.evaluation: Exported | None = None
 
     def run(self) -> tuple[Trace | None, list[Finding]]:
         """Both modes; the trace, or what stands in its way."""
         draft, outputs, programs = self.draft, {}, {}
+        declared = [name for name in (*self.frozen, *self.task_owned) if name in dict(self.backbone.named_modules())]
+        with without(self.backbone, self.classifier):
+            both = None if declared else export_both(self.backbone, self.inputs)
         for training in (True, False):
             before = len(draft.findings)
             with without(self.backbone, self.classifier):
-                exported = self._exported(training)
+                exported = self._exported(training, both)
             if len(draft.findings) > before:
                 return None, draft.findings
             walk = Walk(
@@ -198,12 +200,10 @@ class _Tracing:
         constants = {**self.constants, **draft.indices}
         return Trace(programs, graph, draft.owned, constants, tuple(sorted(draft.frozen_modules)), self.classifier), []
 
-    def _exported(self, training: bool) -> Exported:
+    def _exported(self, training: bool, both: Mapping[bool, Exported] | None) -> Exported:
         backbone, draft = self.backbone, self.draft
-        exported = self.evaluation
-        if training or exported is None:
-            exported = export(backbone, self.inputs, training=training, frozen=self.frozen, task_owned=self.task_owned)
-        self.evaluation = exported.evaluation
+        declared = {"frozen": self.frozen, "task_owned": self.task_owned}
+        exported = export(backbone, self.inputs, training=training, **declared) if both is None else both[training]
         for name in exported.written:
             holder = name.rpartition(".")[0]
             reason = f"writes to buffer {name!r}, which all tasks would share"

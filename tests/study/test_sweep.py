@@ -118,7 +118,7 @@ def test_a_killed_sweep_goes_on_where_it_was(swept, file, monkeypatch):
     process = subprocess.Popen(program, start_new_session=True)
     while not (there := list(file.glob("runs/tiny/**/settings.yaml"))):
         assert process.poll() is None
-        time.sleep(0.01)
+        time.sleep(0.1)  # looking takes time that the sweep then lacks
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     written = {path: path.stat().st_mtime_ns for path in there}
