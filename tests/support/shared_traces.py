@@ -67,7 +67,7 @@ def _told(part) -> str:
         return f"({','.join(map(_told, part))})"
     if isinstance(part, frozenset):
         return f"{{{','.join(sorted(map(_told, part)))}}}"
-    if isinstance(part, (type, types.FunctionType, types.BuiltinFunctionType)):
+    if isinstance(part, (type, types.FunctionType, types.BuiltinFunctionType)) and part is not type(None):
         if part.__module__ == "__main__" or _named(part.__module__, part.__qualname__) is not part:
             raise _OfOneWorker
         return f"{part.__module__}.{part.__qualname__}"
