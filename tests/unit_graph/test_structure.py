@@ -24,12 +24,18 @@ class Net(nn.Module):
 
 @pytest.fixture
 def exports(monkeypatch):
-    """Exports that were made, a list that grows."""
+    """Modes that were exported, each by itself or two at once: a list that grows."""
     monkeypatch.setattr(tracing, "_known", Known(2))
-    calls = []
-    real = tracing.export
-    monkeypatch.setattr(tracing, "export", lambda *args, **options: (calls.append(args), real(*args, **options))[1])
-    return calls
+    modes, alone, together = [], tracing.export, tracing.export_both
+
+    def both(*args):
+        found = together(*args)
+        modes.extend(found or ())
+        return found
+
+    monkeypatch.setattr(tracing, "export", lambda *args, **options: modes.append(options) or alone(*args, **options))
+    monkeypatch.setattr(tracing, "export_both", both)
+    return modes
 
 
 def test_what_is_built_alike_is_known(exports):
