@@ -182,7 +182,7 @@ def export(
 
 
 def export_both(backbone: nn.Module, inputs: Inputs) -> dict[bool, Exported] | None:
-    """Export a backbone in both modes at once, which takes little longer than in one.
+    """Export a backbone in both modes at once: what is worked out about shapes and guards is worked out once.
 
     Args:
         backbone: without declared modules; left as it was.
