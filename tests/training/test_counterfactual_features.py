@@ -3,6 +3,7 @@
 import pytest
 import torch
 from support.export_networks import HALF, NETWORKS, SPARSE, batch, trained
+from torch.utils.flop_counter import FlopCounterMode
 
 from avalanche_amnesia.bits import state_hashes
 from avalanche_amnesia.export.features import feature_subnet
@@ -39,6 +40,20 @@ def test_they_are_the_masked_model_s(monkeypatch, name, task):
             assert torch.allclose(statistics[name][channels], all_statistics[name][channels], atol=1e-8)
             assert torch.equal(statistics[name][closed], of_parts[name][closed])
     assert state_hashes(model.state_dict()) == before
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["mlp", "lenet", "SimpleCNN", "vit", "timm vit", "gated", "mixed norms", "tokens"])
+def test_no_pass_that_takes_long_is_left_uncounted(monkeypatch, name):
+    model = trained(name)
+    features = CounterfactualFeatures(model, HALF, batch(name, 4), 4)
+    with FlopCounterMode(display=False) as counter:
+        model.masked_features(features.x, model.binary_mask(HALF), model.task_parts(HALF))
+    monkeypatch.setattr(counterfactual_features, "WORTH_CUTTING", counter.get_total_flops())
+    assert features._takes_long()
+    monkeypatch.setattr(counterfactual_features, "WORTH_CUTTING", 1e10)
+    monkeypatch.setattr(counterfactual_features, "FlopCounterMode", None)
+    assert name != "mlp" or not features._takes_long()
 
 
 def test_closed_units_are_not_computed():
