@@ -88,7 +88,7 @@ class CounterfactualFeatures:
     def _takes_long(self) -> bool:
         """Tell whether a masked pass over all samples does; a module that runs under no counter counts as short."""
         # Counting takes as long as a small network's head: not where every weight at every place is too little.
-        places = 1 if self.x.is_floating_point() and self.x.dim() == 2 else self.x[0].numel()
+        places = 1 if self.x.is_floating_point() and self.x.dim() == 2 else self.x[:1].numel()
         weights = sum(parameter.numel() for parameter in self.model.backbone.parameters())
         if 2 * weights * places * len(self.x) < WORTH_CUTTING:
             return False

@@ -161,15 +161,14 @@ def export(
     """
     calls = DeclaredCalls()
     root = _Root(backbone, inputs, calls, [training])
-    modules = dict(backbone.named_modules())
-    whole = {name: modules[name] for name in (*frozen, *task_owned) if name in modules}
+    whole = _modules_of(backbone, (*frozen, *task_owned))
     with ExitStack() as stack:
         stack.enter_context(_one_at_a_time)
         stack.enter_context(undisturbed(backbone))
         root.train(training)
         # Frozen modules run in evaluation mode in both graphs: their running statistics would move with every task.
-        for name in set(frozen) & modules.keys():
-            modules[name].eval()
+        for name in set(frozen) & whole.keys():
+            whole[name].eval()
         stack.enter_context(calls.standing_in(root, whole, inputs))
         try:
             program, _ = _functional_program(root, inputs, [True, False] if inputs.guessed else [False])
@@ -181,18 +180,27 @@ def export(
     return replace(exported, graph=_graph_of(exported.graph, features))
 
 
-def export_both(backbone: nn.Module, inputs: Inputs) -> dict[bool, Exported] | None:
+def _modules_of(backbone: nn.Module, declared: Collection[str]) -> dict[str, nn.Module]:
+    """The modules among the parts that are declared by name; the others are parameters."""
+    modules = dict(backbone.named_modules())
+    return {name: modules[name] for name in declared if name in modules}
+
+
+def export_both(backbone: nn.Module, inputs: Inputs, declared: Collection[str] = ()) -> dict[bool, Exported] | None:
     """Export a backbone in both modes at once: what is worked out about shapes and guards is worked out once.
 
     Args:
-        backbone: without declared modules; left as it was.
+        backbone: left as it was.
         inputs: that it takes.
+        declared: names of its frozen and task-owned parts.
 
     Returns:
-        By mode, training or not, what :func:`export` returns; None where that is to be asked: the backbone can't be
-        exported, or does more in one mode than compute, so that the other would not begin as if it were alone.
+        By mode, training or not, what :func:`export` returns; None where that is to be asked: a module is declared, the
+        backbone can't be exported, or does more in one mode than compute, so that the other would not begin as if it
+        were alone.
     """
-    if not all(type(m).train is nn.Module.train and "train" not in vars(m) for m in backbone.modules()):
+    plain = all(type(module).train is nn.Module.train and "train" not in vars(module) for module in backbone.modules())
+    if not plain or _modules_of(backbone, declared):
         return None
     with ExitStack() as stack:
         stack.enter_context(_one_at_a_time)

@@ -161,9 +161,8 @@ class _Tracing:
     def run(self) -> tuple[Trace | None, list[Finding]]:
         """Both modes; the trace, or what stands in its way."""
         draft, outputs, programs = self.draft, {}, {}
-        declared = [name for name in (*self.frozen, *self.task_owned) if name in dict(self.backbone.named_modules())]
         with without(self.backbone, self.classifier):
-            both = None if declared else export_both(self.backbone, self.inputs)
+            both = export_both(self.backbone, self.inputs, (*self.frozen, *self.task_owned))
         for training in (True, False):
             before = len(draft.findings)
             with without(self.backbone, self.classifier):

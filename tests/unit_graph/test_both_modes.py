@@ -178,6 +178,13 @@ def test_what_does_more_than_compute_is_exported_by_itself(name):
     assert export_both(backbone, inputs_of(backbone, (6,))) is None
 
 
+def test_a_network_with_a_declared_module_is_exported_mode_by_mode():
+    backbone = apart(TOGETHER["norm and dropout"])
+    inputs = inputs_of(backbone, (6,))
+    assert export_both(backbone, inputs, ["a"]) is None
+    assert export_both(backbone, inputs, ["a.weight"]) is not None
+
+
 @torch.no_grad()
 def test_a_network_with_a_train_of_its_own_is_evaluated_as_it_is():
     torch.manual_seed(0)
