@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import linecache
-import operator
 import os
 import threading
 import traceback
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,10 +17,10 @@ from torch._subclasses.fake_tensor import is_fake
 from torch.nn.modules.batchnorm import _NormBase
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
-from torch.utils._sympy.printers import PythonPrinter
 
 from avalanche_amnesia.unit_graph.backbones import attributes_kept, undisturbed
-from avalanche_amnesia.unit_graph.declared_calls import DeclaredCall, DeclaredCalls
+from avalanche_amnesia.unit_graph.declared_calls import DeclaredCalls
+from avalanche_amnesia.unit_graph.exported import Exported, as_attributes, behind, graph_of, is_size
 from avalanche_amnesia.unit_graph.findings import ModelError
 from avalanche_amnesia.unit_graph.functional import ATEN, inline_regions, write_nothing
 from avalanche_amnesia.unit_graph.inputs import Inputs, first_real
@@ -31,46 +30,6 @@ PLAIN_AVERAGE = -1.0
 # torch.export takes the sizes 0 and 1 for constants; a batch of them would fix the number of samples.
 EXPORTED_BATCH = 3
 _one_at_a_time = threading.RLock()  # torch.export changes nn.Module itself while it traces, for all threads
-
-
-@dataclass
-class Exported:
-    """One mode's graph: placeholders are the inputs, parameters, buffers and constants are attributes.
-
-    Attributes:
-        graph: of ATen operations, none of which writes into its arguments.
-        constants: tensors that the forward made or holds, by the name under which the graph looks for them.
-        written: names of buffers that the forward changes, other than the statistics of norms.
-        calls: of modules that were declared, in the order of their nodes.
-        sizes: symbol of a size that may differ between inputs → the size that it had.
-        batch: symbols of the number of samples, one per input; empty where it is fixed.
-        shapes: of the inputs, with the name of its symbol for a size that is free.
-        guards: conditions on these sizes, in Python, under which the forward takes the same path.
-    """
-
-    graph: fx.Graph
-    constants: dict[str, Tensor]
-    written: list[str]
-    calls: list[DeclaredCall]
-    sizes: dict[Any, int] = field(default_factory=dict)
-    batch: set[Any] = field(default_factory=set)
-    shapes: list[tuple[int | str, ...]] = field(default_factory=list)
-    guards: list[str] = field(default_factory=list)
-
-    def size(self, value: Any, batch: int) -> int:
-        """A size, or another number, for some number of samples.
-
-        Raises:
-            ValueError: where it depends on values.
-        """
-        if not isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-            return value
-        known = self.sizes | dict.fromkeys(self.batch, batch)
-        found = value.node.expr.subs(known)
-        if found.free_symbols:
-            raise ValueError(f"it depends on values ({value})")
-        kind = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}[type(value)]
-        return kind(found)
 
 
 class _Root(nn.Module):
@@ -176,8 +135,8 @@ def export(
             raise
         except Exception as error:  # torch.export raises whatever the backbone's own code raises
             raise _failure(backbone, error) from error
-    exported, (features,) = _as_attributes(backbone, program, calls.seen)
-    return replace(exported, graph=_graph_of(exported.graph, features))
+    exported, (features,) = as_attributes(backbone, program, calls.seen)
+    return replace(exported, graph=graph_of(exported.graph, features))
 
 
 def _modules_of(backbone: nn.Module, declared: Collection[str]) -> dict[str, nn.Module]:
@@ -214,15 +173,15 @@ def export_both(backbone: nn.Module, inputs: Inputs, declared: Collection[str] =
             return None
     signature = program.graph_signature
     kinds = {kind.kind.name for kind in signature.output_specs}
-    exported, features = _as_attributes(backbone, program, [])
+    exported, features = as_attributes(backbone, program, [])
     if exported.written or not kinds <= {"USER_OUTPUT", "BUFFER_MUTATION"}:
         return None
     if exported.constants and not wrote_nothing:  # a tensor that no module registers may be what was written over
         return None
-    read = [_behind(result) for result in features]
-    if any(node.op == "call_function" and not _is_size(node) for node in read[0] & read[1]):
+    read = [behind(result) for result in features]
+    if any(node.op == "call_function" and not is_size(node) for node in read[0] & read[1]):
         return None
-    graphs = (_graph_of(exported.graph, result) for result in features)
+    graphs = (graph_of(exported.graph, result) for result in features)
     return {mode: replace(exported, graph=graph) for mode, graph in zip(modes, graphs, strict=True)}
 
 
@@ -275,210 +234,6 @@ def _is_plain(node: fx.Node) -> bool:
     """Tell whether a node is an operation, or works on sizes: torch.vmap leaves calls of its own."""
     target = node.target
     return node.op != "call_function" or "_functorch" not in (getattr(target, "__module__", None) or "")
-
-
-# What torch.export returned, as one graph ------------------------------------------------------------------------
-
-
-def _as_attributes(
-    backbone: nn.Module, program: Any, calls: list[DeclaredCall]
-) -> tuple[Exported, tuple[fx.Node, ...]]:
-    """One graph of all modes, and its results, one per mode."""
-    graph, signature = program.graph, program.graph_signature
-    graph.owning_module = None  # its attributes are the backbone's, not those of what torch.export made
-    # Tied tensors go by one name: under two, each would count only the units that read it there as its users.
-    first_name = {id(value): name for name, value in (*backbone.named_parameters(), *backbone.named_buffers())}
-    exported = Exported(graph, {}, [], calls)
-    _take_sizes(exported, program)
-    written = _drop_statistics(graph, signature)
-    exported.written = sorted(name.removeprefix("backbone.") for name in written)
-    attributes = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
-    constants = signature.inputs_to_lifted_tensor_constants
-    for node in list(graph.nodes):
-        if node.op == "placeholder" and not node.users:
-            # Inputs stay even if unread: they are the signature.
-            if node.name in attributes or node.name in constants:
-                graph.erase_node(node)
-        elif node.op == "placeholder" and node.name in attributes:
-            name = attributes[node.name].removeprefix("backbone.")
-            _replace_by_attribute(graph, node, first_name.get(id(_look_up(backbone, name)), name))
-        elif node.op == "placeholder" and node.name in constants:
-            value = program.constants[constants[node.name]]
-            name = f"_constant_{len(exported.constants)}"
-            exported.constants[name] = value.detach().clone()
-            _replace_by_attribute(graph, node, name)
-    _drop_idle(graph)
-    graph.lint()
-    output = next(node for node in graph.nodes if node.op == "output")
-    return exported, output.args[0]
-
-
-def _behind(result: fx.Node) -> set[fx.Node]:
-    """All nodes that a result is computed from, and itself."""
-    found, left = {result}, [result]
-    while left:
-        new = set(left.pop().all_input_nodes) - found
-        found |= new
-        left += new
-    return found
-
-
-def _is_size(node: fx.Node) -> bool:
-    return not any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(node.meta.get("val")))
-
-
-def _graph_of(graph: fx.Graph, result: Any) -> fx.Graph:
-    """The graph of one result, with names that are the same whatever else was traced beside it."""
-    found, copies = fx.Graph(), dict[fx.Node, fx.Node]()
-    wanted = _behind(result)
-    for node in graph.nodes:
-        if node.op == "placeholder" or node in wanted:
-            args, kwargs = fx.node.map_arg((node.args, node.kwargs), copies.__getitem__)
-            name = node.name if node.op == "placeholder" else None
-            copies[node] = found.create_node(node.op, node.target, args, kwargs, name)
-            copies[node].meta = dict(node.meta)
-    found.output(copies[result])
-    return found
-
-
-def _look_up(backbone: nn.Module, name: str) -> Any:
-    return operator.attrgetter(name)(backbone)
-
-
-def _replace_by_attribute(graph: fx.Graph, node: fx.Node, name: str) -> None:
-    first = next(iter(n for n in graph.nodes if n.op != "placeholder"))
-    with graph.inserting_before(first):
-        attribute = graph.get_attr(name)
-    attribute.meta = dict(node.meta)
-    node.replace_all_uses_with(attribute)
-    graph.erase_node(node)
-
-
-def _take_sizes(exported: Exported, program: Any) -> None:
-    names = program.graph_signature.user_inputs
-    places = [node for node in program.graph.nodes if node.op == "placeholder" and node.name in names]
-    environment: Any = None
-    for node in places:
-        value = node.meta.get("val")
-        if not isinstance(value, Tensor):
-            continue
-        sizes: tuple[Any, ...] = tuple(value.shape)
-        exported.shapes.append(tuple(str(size.node.expr) if _is_free(size) else int(size) for size in sizes))
-        for dim, size in enumerate(value.shape):
-            if isinstance(size, torch.SymInt):
-                symbols = size.node.expr.free_symbols
-                environment = size.node.shape_env
-                known = getattr(environment, "backed_var_to_val", None) or environment.var_to_val  # by torch's version
-                for symbol in symbols:
-                    exported.sizes.setdefault(symbol, int(known[symbol]))
-                if dim == 0:
-                    exported.batch |= symbols
-    if environment is not None:
-        free = {size for shape in exported.shapes for size in shape if isinstance(size, str)}
-        conditions = {environment.replace(guard.expr) for guard in environment.guards}
-        exported.guards = sorted(PythonPrinter().doprint(c) for c in conditions if _compares_sizes(c, free))
-
-
-def _is_free(size: Any) -> bool:
-    return isinstance(size, torch.SymInt) and bool(size.node.expr.is_symbol)
-
-
-def _compares_sizes(condition: Any, free: Collection[str]) -> bool:
-    """Tell whether a condition compares sizes of inputs with each other or with a number.
-
-    Those on sizes of inner values are nearly all torch's own, about how memory lies, and decide nothing.
-    """
-    names = set(map(str, condition.free_symbols))
-    return bool(names) and names <= set(free) and all(part.is_symbol or part.is_Integer for part in condition.args)
-
-
-def _drop_statistics(graph: fx.Graph, signature: Any) -> set[str]:
-    """Replace exported norms by plain calls, without the statistics that they leave in their buffers.
-
-    Returns:
-        Names of all other buffers that the forward changes.
-    """
-    output = next(node for node in graph.nodes if node.op == "output")
-    results = list(output.args[0])
-    buffer_of = {signature.inputs_to_buffers.get(n.name): n for n in graph.nodes if n.op == "placeholder"}
-    written, features = set(), []
-    for result, kind in zip(results, signature.output_specs, strict=True):
-        if kind.kind.name == "USER_OUTPUT":
-            features.append(result)
-        # torch.export returns changed buffers as further results. A norm's statistics are left to the tasks' own
-        # copies; any other change would be shared by all tasks, and is reported.
-        elif kind.kind.name == "BUFFER_MUTATION" and not _is_statistic(result, buffer_of[kind.target], kind.target):
-            written.add(kind.target)
-    output.args = (tuple(features),)
-    for node in list(graph.nodes):
-        if node.target in _NORMS_OF_EXPORT:
-            _as_called(graph, node)
-        elif node.target is ATEN.native_dropout.default:
-            _replace_tuple(graph, node, ATEN.dropout.default, node.args)
-    graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output"))
-    return written
-
-
-def _is_statistic(result: fx.Node, buffer: fx.Node, name: str) -> bool:
-    if name.endswith("num_batches_tracked"):
-        # One is added per call: a norm that is called twice counts twice.
-        while result.target is ATEN.add.Tensor and result.args[1] == 1:
-            result = result.args[0]  # type: ignore[assignment]
-        return result is buffer
-    return _before_norms(result) is buffer
-
-
-def _before_norms(statistic: Any) -> Any:
-    """The buffer that a norm's statistic was before the norm changed it, and other calls of it before."""
-    while isinstance(statistic, fx.Node) and statistic.target is operator.getitem:
-        norm, number = statistic.args
-        if norm.target not in _NORMS_OF_EXPORT or number not in (3, 4):  # type: ignore[union-attr]
-            break
-        statistic = norm.args[number]  # type: ignore[union-attr, index]
-    return statistic
-
-
-_NORMS_OF_EXPORT: dict[Any, Callable[..., tuple[Any, ...]]] = {
-    ATEN._native_batch_norm_legit_functional.default: lambda x, w, b, mean, var, training, momentum, eps: (
-        *(x, w, b, mean, var, training, momentum, eps),
-        False,
-    ),
-    ATEN._native_batch_norm_legit_no_training.default: lambda x, w, b, mean, var, momentum, eps: (
-        *(x, w, b, mean, var, False, momentum, eps),
-        False,
-    ),
-    ATEN._native_batch_norm_legit.no_stats: lambda x, w, b, training, momentum, eps: (
-        *(x, w, b, None, None, training, momentum, eps),
-        False,
-    ),
-}
-
-
-def _as_called(graph: fx.Graph, node: fx.Node) -> None:
-    args = _NORMS_OF_EXPORT[node.target](*node.args)
-    _replace_tuple(graph, node, ATEN.batch_norm.default, (*args[:3], *map(_before_norms, args[3:5]), *args[5:]))
-
-
-def _replace_tuple(graph: fx.Graph, node: fx.Node, target: Any, args: Any) -> None:
-    """One operation in the place of one that returns several tensors, of which only the first is read."""
-    first = [user for user in node.users if user.target is operator.getitem and user.args[1] == 0]
-    with graph.inserting_before(node):
-        made = graph.call_function(target, tuple(args))
-    made.meta = {**node.meta, "val": node.meta["val"][0]}
-    for user in first:
-        user.replace_all_uses_with(made)
-
-
-def _drop_idle(graph: fx.Graph) -> None:
-    # From the end, so that what only an erased node read goes in the same pass.
-    for node in reversed(list(graph.nodes)):
-        name = str(node.target)
-        checks = name.startswith(("aten._assert", "aten.sym_constrain")) or node.target is torch._check
-        idle = node.target is ATEN.dropout.default and (not node.args[2] or node.args[1] == 0)
-        if idle or node.target is ATEN.alias.default:
-            node.replace_all_uses_with(node.args[0])
-        if (node.op == "call_function" and (checks or not node.users)) or (node.op == "get_attr" and not node.users):
-            graph.erase_node(node)
 
 
 # What it failed on -----------------------------------------------------------------------------------------------
