@@ -116,3 +116,14 @@ def task_data(experience: Any, index: Tensor | None = None) -> tuple[Tensor, Ten
     loader = DataLoader(data, batch_size=256, generator=torch.Generator())
     batches = [(batch[0], batch[1]) for batch in loader]
     return torch.cat([x for x, _ in batches]), torch.cat([y for _, y in batches])
+
+
+def targets_of(experience: Any) -> Tensor:
+    """Labels of an experience's samples, in order, int64 ``(n,)``; no sample is made for them.
+
+    Args:
+        experience: any experience with a data set.
+    """
+    held = getattr(experience, "targets", None)  # the host's own sequence looks each label up by itself
+    labels = experience.dataset.targets if held is None else held
+    return torch.tensor([int(label) for label in labels], dtype=torch.int64)

@@ -82,6 +82,11 @@ class TaskExperience(DatasetExperience):
             return None
         return self._samples.tensors(where)
 
+    @property
+    def targets(self) -> list[int] | None:
+        """The labels; None when the experience's data set is no longer the one it was built with."""
+        return self._samples.targets if self._dataset is self._built_with else None
+
     def placed(self, task: int, n_classes: Sequence[int], change: BatchTransform | None = None) -> TaskExperience:
         """The same data as a task of another stream.
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from avalanche_amnesia import checks
-from avalanche_amnesia.benchmarks.data import task_data
+from avalanche_amnesia.benchmarks.data import targets_of, task_data
 from avalanche_amnesia.evaluation.compared import ComparedMetric, by_task_label, some_task_data
 from avalanche_amnesia.evaluation.functional import accuracy
 from avalanche_amnesia.evaluation.probes import ProbeKind
@@ -218,8 +218,7 @@ class FewShot(FreshHead):
     def samples_of(self, task: int) -> tuple[Tensor, Tensor]:
         """The task's shots."""
         experience = self.train_experiences[task]
-        labels = torch.tensor([int(label) for label in experience.dataset.targets])
-        return task_data(experience, few_shots(labels, self.shots, derive_seed(self.seed, "shots", task)))
+        return task_data(experience, few_shots(targets_of(experience), self.shots, derive_seed(self.seed, "shots", task)))
 
     def __str__(self) -> str:
         shots = "FewShot" if self.shots == _SHOTS else f"FewShot{self.shots}"

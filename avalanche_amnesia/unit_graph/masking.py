@@ -68,6 +68,7 @@ class MaskNodes:
         with graph.inserting_after(self.masks):
             self._end = graph.call_function(dict)  # marks a place; taken out again as nobody reads it
         self._emitted: dict[object, fx.Node] = {}
+        self._largest: dict[tuple[tuple[str, ...], ...], fx.Node] = {}
 
     def emit(self, ids: Tensor) -> fx.Node | None:
         """A node with the mask that the sets make, cut to size 1 where it is constant; None where nothing is masked."""
@@ -92,16 +93,7 @@ class MaskNodes:
         if width and all(len(row) == width for row in rows):
             parts = [self._whole_layers([row[place] for row in rows]) for place in range(width)]
             if all(part is not None for part in parts):
-                nodes = [
-                    call(operator.getitem, (self.masks, part[0]))
-                    if len(part) == 1
-                    else call(torch.cat, ([call(operator.getitem, (self.masks, name)) for name in part],))
-                    for part in parts
-                    if part is not None
-                ]
-                while len(nodes) > 1:
-                    nodes = [call(torch.maximum, (nodes[0], nodes[1])), *nodes[2:]]
-                return nodes[0]
+                return self._emit_largest(tuple(tuple(part) for part in parts if part is not None))
         units = self.draft.sets.n_units
         fill = {ALWAYS: [units]}
         filled = [row or fill.get(number, [units + 1]) for row, number in zip(rows, ids.tolist(), strict=True)]
@@ -110,6 +102,21 @@ class MaskNodes:
         self.draft.indices[name] = torch.tensor([row + row[:1] * (width - len(row)) for row in filled]).T.contiguous()
         layers = [call(operator.getitem, (self.masks, layer)) for layer in self.draft.layers]
         return call(use_of_sets, (layers, self.graph.get_attr(name)))
+
+    def _emit_largest(self, parts: tuple[tuple[str, ...], ...]) -> fx.Node:
+        """A node with the maximum of some masks, each of layers one after the other.
+
+        Along a residual stream every mask is that of the place before, and one more: each begins with what is there.
+        """
+        call = self.graph.call_function
+        known = next((length for length in range(len(parts), 0, -1) if parts[:length] in self._largest), 0)
+        for place in range(known, len(parts)):
+            masks = [call(operator.getitem, (self.masks, name)) for name in parts[place]]
+            made = masks[0] if len(masks) == 1 else call(torch.cat, (masks,))
+            if place:
+                made = call(torch.maximum, (self._largest[parts[:place]], made))
+            self._largest[parts[: place + 1]] = made
+        return self._largest[parts]
 
     def _whole_layers(self, units: Sequence[int]) -> list[str] | None:
         """Names of the layers whose units these are, one after the other; None where they are none."""

@@ -3,6 +3,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from avalanche_amnesia.benchmarks import SplitDigits, task_benchmark
+from avalanche_amnesia.benchmarks.data import targets_of
 from avalanche_amnesia.benchmarks.transforms import Scale
 
 
@@ -96,6 +97,18 @@ def test_tensors_is_none_once_the_data_set_was_replaced():
     assert experience.tensors is not None
     experience._dataset = experience.dataset.subset(range(5))
     assert experience.tensors is None
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_labels_are_told_without_samples_and_follow_a_replaced_data_set(lazy):
+    x, y = data()
+    given = WithTargets(x, y.tolist()) if lazy else (x, y)
+    experience = task_benchmark(given, given, [[4, 0], [1, 4, 5]]).train_stream[1]
+    assert targets_of(experience).tolist() == list(experience.dataset.targets)
+    assert not lazy or not given.read
+    experience._dataset = experience.dataset.subset([7, 2, 3])
+    assert targets_of(experience).tolist() == list(experience.dataset.targets)
+    assert len(targets_of(experience)) == 3
 
 
 def test_bytes_reach_the_model_as_floats_of_the_same_value():

@@ -111,6 +111,8 @@ LAYOUTS = {
     "a parameter": torch.nn.Parameter(torch.randn(7)),
     "without numpy": torch.randn(3, 4).bfloat16().T,
     "one of these alone": torch.tensor(3.0).bfloat16(),
+    "much": torch.arange(2**17),
+    "much, transposed": torch.randn(300, 200).T,
     "none of these": torch.zeros(0, 3).bfloat16(),
     "eight bits": torch.randn(6).to(torch.float8_e4m3fn),
     "complex": torch.randn(4, dtype=torch.complex64),

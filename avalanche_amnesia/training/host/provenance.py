@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-import numpy as np
 import torch
 
 from avalanche_amnesia.audit.record import Provenance
+from avalanche_amnesia.benchmarks.data import targets_of
 from avalanche_amnesia.training.host.lookup import find_plugin
 from avalanche_amnesia.training.plugins.seeding import SeedingPlugin
 
@@ -19,9 +19,9 @@ _PLAIN = (bool, int, float, str, type(None))
 
 def labels_fingerprint(experience: Any) -> str:
     """SHA-256 of an experience's labels, in order, and of how many there are; inputs may be many and are not hashed."""
-    labels = np.asarray([int(label) for label in experience.dataset.targets], dtype=np.int64)
+    labels = targets_of(experience)
     digest = hashlib.sha256(f"{len(labels)}:".encode())
-    digest.update(labels.tobytes())
+    digest.update(labels.numpy().tobytes())
     return digest.hexdigest()
 
 
