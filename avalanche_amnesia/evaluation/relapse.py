@@ -218,7 +218,9 @@ class FewShot(FreshHead):
     def samples_of(self, task: int) -> tuple[Tensor, Tensor]:
         """The task's shots."""
         experience = self.train_experiences[task]
-        return task_data(experience, few_shots(targets_of(experience), self.shots, derive_seed(self.seed, "shots", task)))
+        return task_data(
+            experience, few_shots(targets_of(experience), self.shots, derive_seed(self.seed, "shots", task))
+        )
 
     def __str__(self) -> str:
         shots = "FewShot" if self.shots == _SHOTS else f"FewShot{self.shots}"

@@ -33,6 +33,8 @@ from avalanche_amnesia.models.weight_masks.weight_cover import (
 )
 from avalanche_amnesia.unit_graph.backbones import check_backbone
 
+_leaky_relu_backward = torch.ops.aten.leaky_relu_backward.grad_input
+
 
 class SubnetModel(TaskMaskedModel):
     """Any backbone, with one binary mask per task over the weights of its layers, and one head per task.
@@ -172,11 +174,14 @@ class SubnetModel(TaskMaskedModel):
     def straight_through(self, of_mask: Tensor, scores: Tensor) -> Tensor:
         """Gradient of the scores, straight through the choice: ``of_mask ⊙ sign(scores)``, as ``|score|`` is ranked.
 
+        A score of 0 counts as one below: its sign, 0, would hold it there.
+
         Args:
             of_mask: gradient of any part of the mask, ``(n,)``; may be written into.
             scores: that belong to it, ``(n,)``.
         """
-        return of_mask.mul_(scores.detach().sign())
+        # |s| is a leaky ReLU of slope -1, whose derivative takes one pass, where signs and their product take two.
+        return _leaky_relu_backward(of_mask, scores.detach(), -1.0, False, grad_input=of_mask)
 
     @property
     def _device(self) -> torch.device:

@@ -290,6 +290,15 @@ def test_gradients_are_those_of_autograd_through_a_straight_through_estimator():
         assert not ours.view(-1)[~model.by_layer(marks)[name].bool()].any()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_gradients_of_scores_take_their_sign_and_zero_s_is_minus(dtype):
+    model = SubnetModel(MLP(6, hidden=(5,), features=4))
+    scores = torch.tensor([2.0, -3.0, 1e-30, -1e-30, 0.0, -0.0, float("inf")], dtype=dtype)
+    slopes = torch.randn(7, dtype=dtype)
+    signs = torch.tensor([1, -1, 1, -1, -1, -1, 1], dtype=dtype)
+    assert torch.equal(model.straight_through(slopes.clone(), scores), slopes * signs)
+
+
 def test_a_layer_that_no_backward_pass_reached_passes_no_gradient():
     class TwoPaths(nn.Module):
         def __init__(self):
