@@ -111,6 +111,19 @@ def test_labels_are_told_without_samples_and_follow_a_replaced_data_set(lazy):
     assert len(targets_of(experience)) == 3
 
 
+def test_samples_that_are_not_finite_are_found_among_large_ones():
+    x = torch.rand(2500, 2, 3)
+    x[7], x[1100] = 3e38, -3e38  # their sums overflow
+    x[[8, 1030, 2499], 1, 2] = torch.tensor([float("nan"), float("inf"), -float("inf")])
+    x[1031, 0, :2] = torch.tensor([float("inf"), -float("inf")])
+    y = torch.arange(2500) % 2
+    for experience in task_benchmark((x, y), (x, y), [[0, 1], [1]]).train_stream:
+        samples = experience.tensors[0]
+        slow = (~samples.flatten(1).isfinite().all(1)).nonzero()[:, 0]
+        assert torch.equal(experience.not_finite(), slow)
+        assert len(slow)
+
+
 def test_bytes_reach_the_model_as_floats_of_the_same_value():
     x = torch.tensor([[[[0, 255]]], [[[7, 128]]]], dtype=torch.uint8)
     y = torch.tensor([0, 1])
