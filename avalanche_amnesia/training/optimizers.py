@@ -255,3 +255,44 @@ def follow_model(
                 optimizer.state[parameter] = {}
     if fresh:
         optimizer.state = defaultdict(dict)
+
+
+Resting = list[list["nn.Parameter | str"]]
+"""Parameters of an optimizer's groups; of those that rest their names, so that none is kept alive."""
+
+
+def groups_by_name(optimizer: Optimizer, resting: Mapping[int, str]) -> Resting:
+    """Parameters of an optimizer's groups, with the names of those that are to rest in their places.
+
+    Args:
+        optimizer: any.
+        resting: parameters that get no gradient: their ``id``, and their names.
+    """
+    return [[resting.get(id(p), p) for p in group["params"]] for group in optimizer.param_groups]
+
+
+def let_rest(optimizer: Optimizer, groups: Resting) -> None:
+    """Take named parameters out of an optimizer's groups for a while: its step and ``zero_grad`` look at every one.
+
+    Args:
+        optimizer: any.
+        groups: its own, of :func:`groups_by_name`.
+    """
+    for group, held in zip(optimizer.param_groups, groups, strict=True):
+        group["params"] = [p for p in held if not isinstance(p, str)]
+
+
+def end_rest(optimizer: Optimizer, groups: Resting, parameters: Mapping[str, nn.Parameter]) -> None:
+    """Put back what :func:`let_rest` took out, as far as it is still there. May be interrupted, and repeated.
+
+    Args:
+        optimizer: may have gained and lost parameters since.
+        groups: as they were then.
+        parameters: the model's, by name.
+    """
+    for group, held in zip(optimizer.param_groups, groups, strict=False):  # groups that came since need nothing
+        here = {id(p) for p in group["params"]}
+        found = [parameters.get(p) if isinstance(p, str) else p if id(p) in here else None for p in held]
+        back = [p for p in found if p is not None]
+        known = {id(p) for p in back}
+        group["params"] = back + [p for p in group["params"] if id(p) not in known]

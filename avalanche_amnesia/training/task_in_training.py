@@ -15,6 +15,7 @@ from avalanche_amnesia.models.multi_head import MultiHeadModel
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.models.tensors import parameters_of
 from avalanche_amnesia.training.adjuster import Adjuster
+from avalanche_amnesia.training.optimizers import Resting
 
 
 class TaskInTraining:
@@ -30,6 +31,7 @@ class TaskInTraining:
         adjuster: holds back updates of what other tasks use.
         guards_others: whether the optimizer moves parameters without a gradient too, so that other tasks' own are put
             back after every step.
+        resting: the optimizer's groups as they were before other tasks' own were taken out for this training.
     """
 
     adjuster: Adjuster
@@ -38,6 +40,7 @@ class TaskInTraining:
     def __init__(self, task: int) -> None:
         self.task = task
         self.snapshot: TaskSnapshot | None = None
+        self.resting: Resting = []
 
     @property
     def before(self) -> TaskSnapshot:

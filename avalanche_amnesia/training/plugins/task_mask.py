@@ -25,7 +25,14 @@ from avalanche_amnesia.training.host.listening import sees_final_gradients
 from avalanche_amnesia.training.host.rollback import abort_training, begin_finishing, finish, go_back, is_last_to_finish
 from avalanche_amnesia.training.host.samples import fault_of_task
 from avalanche_amnesia.training.mask_warnings import MaskWarning, near_chance
-from avalanche_amnesia.training.optimizers import is_hooked, is_linear, zero_rests
+from avalanche_amnesia.training.optimizers import (
+    end_rest,
+    groups_by_name,
+    is_hooked,
+    is_linear,
+    let_rest,
+    zero_rests,
+)
 from avalanche_amnesia.training.task_in_training import TaskInTraining, TaskSnapshot
 from avalanche_amnesia.training.update_rules import AdjustmentRule, AdjustSpace, TaskUse
 from avalanche_amnesia.transaction import Transaction
@@ -139,11 +146,11 @@ class TaskMaskPlugin(SupervisedPlugin):
         task = None if self.training is None else self.training.task
         if task in model.tasks and task not in model.masked_tasks:
             model.remove_task(task)  # it may have got no further than its head
-        self._end_task(model)
+        self._end_task(strategy)
 
     def _finish(self, strategy: Any) -> None:
         """Let nothing of the task's training be left; the task is finished, unless others have yet to record it."""
-        self._end_task(self.model_of(strategy))
+        self._end_task(strategy)
         if is_last_to_finish(self, strategy):
             finish(strategy)
 
@@ -219,6 +226,10 @@ class TaskMaskPlugin(SupervisedPlugin):
         for other in model.tasks:  # torch's optimizers skip what has no gradient, whatever their decay or momentum
             model.set_trainable(other, other == now.task)
         now.guards_others = not _skips_frozen(strategy.optimizer)
+        own = tuple(f"{container}." for container in model.task_containers)
+        frozen = {id(p): n for n, p in parameters_of(model).items() if not p.requires_grad and n.startswith(own)}
+        now.resting = groups_by_name(strategy.optimizer, frozen)  # known before anything is taken out
+        let_rest(strategy.optimizer, now.resting)
 
     @torch.no_grad()
     def _put_others_back(self, model: TaskMaskedModel) -> None:
@@ -324,12 +335,14 @@ class TaskMaskPlugin(SupervisedPlugin):
                 "again with a smaller learning rate or gradient clipping"
             )
 
-    def _end_task(self, model: TaskMaskedModel) -> None:
+    def _end_task(self, strategy: Any) -> None:
         """Keep nothing of a task beyond its training: what is left here would outlive its unlearning."""
         if self.training is None:
             return
+        model = self.model_of(strategy)
         for task in model.tasks:  # they were frozen for this training alone
             model.set_trainable(task, True)
+        end_rest(strategy.optimizer, self.training.resting, parameters_of(model))
         self.training = None
 
 

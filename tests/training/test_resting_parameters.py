@@ -1,0 +1,120 @@
+"""Parameters that get no gradient in a training: the optimizer looks at none of them, and has them afterwards."""
+
+import pytest
+import torch
+from avalanche.core import SupervisedPlugin
+from support.strategies import DIGITS, amnesiac, mlp
+from torch import nn
+from torch.optim import SGD, Adam
+
+from avalanche_amnesia.benchmarks import UnlearningRequest, with_unlearning
+from avalanche_amnesia.models import MLP, MaskedModel, SubnetModel
+from avalanche_amnesia.models.tensors import parameters_of
+from avalanche_amnesia.training import HAT, WSN
+from avalanche_amnesia.training.optimizers import end_rest, groups_by_name, let_rest
+
+
+def names(strategy):
+    known = {id(p): name for name, p in parameters_of(strategy.model).items()}
+    return [[known[id(p)] for p in group["params"]] for group in strategy.optimizer.param_groups]
+
+
+class Watch(SupervisedPlugin):
+    """Notes the optimizer's parameters in a step, and may do something in the first one."""
+
+    def __init__(self, act=lambda strategy: None):
+        super().__init__()
+        self.act = act
+
+    def after_training_iteration(self, strategy, **kwargs):
+        if strategy.clock.train_exp_iterations == 0:
+            self.act(strategy)
+        self.seen = names(strategy)
+
+
+def hat(plugin):
+    model = MaskedModel(MLP(64, hidden=(24,), features=16, norm="layer"))
+    return HAT(model=model, optimizer=Adam(model.parameters(), lr=1e-2), train_mb_size=40, plugins=[plugin])
+
+
+def wsn(plugin):
+    model = SubnetModel(mlp())
+    return WSN(model=model, optimizer=SGD(model.parameters(), lr=0.1), train_mb_size=40, plugins=[plugin])
+
+
+def with_groups(plugin):
+    """The optimizer begins with biases in a group of their own."""
+    torch.manual_seed(0)
+    model = MaskedModel(mlp())
+    biases = [p for name, p in model.named_parameters() if name.endswith("bias")]
+    others = [p for name, p in model.named_parameters() if not name.endswith("bias")]
+    optimizer = Adam([{"params": others}, {"params": biases, "lr": 1e-3}], lr=1e-2)
+    return HAT(model=model, optimizer=optimizer, train_mb_size=40, plugins=[plugin])
+
+
+@pytest.mark.parametrize("make", [hat, wsn, with_groups, lambda plugin: amnesiac(plugins=[plugin])])
+def test_an_optimizer_holds_what_learns_while_a_task_trains_and_everything_between_tasks(make):
+    watch = Watch()
+    strategy = make(watch)
+    for task, experience in enumerate(DIGITS.train_stream[:3]):
+        before = names(strategy)
+        strategy.train(experience)
+        learning = [name for group in watch.seen for name in group]
+        own = [name for name in learning if not name.startswith("backbone.")]
+        assert own
+        assert all(f".{task}." in name for name in own)
+        assert {name for name in parameters_of(strategy.model) if name.startswith("backbone.")} <= {*learning}
+        now = names(strategy)
+        assert sorted(name for group in now for name in group) == sorted(parameters_of(strategy.model))
+        for held, group in zip(before, now, strict=True):
+            assert group[: len(held)] == held  # in their old places; what is new stands behind them
+
+
+def test_what_an_interrupted_task_took_out_comes_back():
+    def fail(strategy):
+        raise InterruptedError
+
+    watch = Watch()
+    strategy = with_groups(watch)
+    for experience in DIGITS.train_stream[:2]:
+        strategy.train(experience)
+    before = names(strategy)
+    watch.act = fail
+    with pytest.raises(InterruptedError):
+        strategy.train(DIGITS.train_stream[2])
+    assert names(strategy) != before
+    strategy.abort_training()
+    known = {id(p): name for name, p in parameters_of(strategy.model).items()}
+    groups = [[known.get(id(p)) for p in group["params"]] for group in strategy.optimizer.param_groups]
+    assert [[name for name in group if name] for group in groups] == before
+
+
+def test_what_is_unlearned_in_the_middle_of_a_task_does_not_come_back():
+    watch = Watch()
+    strategy = amnesiac(plugins=[watch])
+    requests = [UnlearningRequest((0,), at=2, when="iteration", iteration=3)]
+    strategy.train(with_unlearning(DIGITS, requests).train_stream[:3])
+    assert watch.seen
+    (held,) = names(strategy)
+    assert sorted(held) == sorted(parameters_of(strategy.model))
+    assert not any(name.startswith("heads.0.") for name in held)
+    assert any(name.startswith("heads.1.") for name in held)
+
+
+def test_rest_ends_for_what_is_left_and_may_be_ended_again():
+    first, second, third, fourth = (nn.Parameter(torch.randn(2)) for _ in range(4))
+    optimizer = SGD([{"params": [first, second]}, {"params": [third]}], lr=0.1)
+    groups = groups_by_name(optimizer, {id(first): "first", id(third): "third"})
+    assert groups == [["first", second], ["third"]]
+    let_rest(optimizer, groups)
+    assert [group["params"] for group in optimizer.param_groups] == [[second], []]
+    optimizer.param_groups[0]["params"].append(fourth)
+    for _ in range(2):
+        end_rest(optimizer, groups, {"first": first})  # the third is gone
+        assert [[id(p) for p in group["params"]] for group in optimizer.param_groups] == [
+            [id(first), id(second), id(fourth)],
+            [],
+        ]
+    optimizer.param_groups[0]["params"] = [fourth]  # the second was taken out meanwhile
+    end_rest(optimizer, groups, {"first": first})
+    assert [id(p) for p in optimizer.param_groups[0]["params"]] == [id(first), id(fourth)]
