@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import inspect
 import json
+import math
 import platform
 import subprocess
 import sys
@@ -76,10 +77,13 @@ def table(rows: Sequence[dict[str, Any]], imports: dict[str, float]) -> str:
 
 
 def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """Steps of all methods, with quartiles, a panel per network."""
+    """Steps of all methods, with quartiles, a panel per network, three beside each other."""
     titles = list(dict.fromkeys(row["title"] for row in rows))
-    figure, axes = plt.subplots(1, len(titles), figsize=(5 * len(titles), 4), squeeze=False, layout="constrained")
-    for axis, title in zip(axes[0], titles, strict=True):
+    width, height = min(3, len(titles)), math.ceil(len(titles) / 3)
+    figure, axes = plt.subplots(height, width, figsize=(5 * width, 4 * height), squeeze=False, layout="constrained")
+    for axis in axes.flat[len(titles) :]:
+        axis.set_axis_off()
+    for axis, title in zip(axes.flat, titles, strict=False):
         shown = [row for row in rows if row["title"] == title][::-1]
         middle, low, high = zip(*(row["step"] for row in shown), strict=True)
         ends = [[m - a for m, a in zip(middle, low, strict=True)], [b - m for m, b in zip(middle, high, strict=True)]]
