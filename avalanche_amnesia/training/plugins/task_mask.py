@@ -53,6 +53,9 @@ class TaskMaskPlugin(SupervisedPlugin):
     A subclass calls :meth:`take_snapshot` and sets ``in_training.adjuster`` (:meth:`make_adjuster`) in
     ``before_training_exp``, calls :meth:`hold_back` in ``after_update``, and :meth:`commit` in :meth:`keep_mask`.
 
+    From :meth:`take_snapshot` to the end of the training the other tasks' own parameters (their heads) get no gradient,
+    and are in no group of the optimizer: a step does not get slower with the number of tasks.
+
     Args:
         rule: how far what the remaining tasks use may still move.
         space: where that is enforced, ``update`` or ``gradient``.
