@@ -3,15 +3,18 @@
 import pytest
 import torch
 from avalanche.core import SupervisedPlugin
-from support.strategies import DIGITS, amnesiac, mlp
+from support.strategies import DIGITS, OPTIMIZERS, amnesiac, mlp, trained
+from support.strategy_state import bits, trajectory
 from torch import nn
 from torch.optim import SGD, Adam
 
 from avalanche_amnesia.benchmarks import UnlearningRequest, with_unlearning
+from avalanche_amnesia.bits import tensor_hash
 from avalanche_amnesia.models import MLP, MaskedModel, SubnetModel
 from avalanche_amnesia.models.tensors import parameters_of
 from avalanche_amnesia.training import HAT, WSN
 from avalanche_amnesia.training.optimizers import end_rest, groups_by_name, let_rest
+from avalanche_amnesia.training.plugins import task_mask
 
 
 def names(strategy):
@@ -68,6 +71,30 @@ def test_an_optimizer_holds_what_learns_while_a_task_trains_and_everything_betwe
         assert sorted(name for group in now for name in group) == sorted(parameters_of(strategy.model))
         for held, group in zip(before, now, strict=True):
             assert group[: len(held)] == held  # in their old places; what is new stands behind them
+
+
+@pytest.mark.parametrize("reset", [True, False])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_training_is_the_same_where_the_optimizer_looks_at_every_head(optimizer, reset, monkeypatch):
+    def learned():
+        strategy = trained(3, optimizer=optimizer, reset_optimizer=reset)
+        known = {id(p): name for name, p in parameters_of(strategy.model).items()}
+        moments = {
+            (known[id(p)], name): tensor_hash(torch.as_tensor(value))
+            for p, state in strategy.optimizer.state.items()
+            for name, value in state.items()
+            if value is not None
+        }
+        logs = {
+            (task, name): (tensor_hash(entry.chosen), tensor_hash(entry.values))
+            for task, log in trajectory(strategy).logs.items()
+            for name, entry in log.items()
+        }
+        return bits(strategy.model), moments, logs, names(strategy)
+
+    resting = learned()
+    monkeypatch.setattr(task_mask, "let_rest", lambda optimizer, groups: None)
+    assert learned() == resting
 
 
 def test_what_an_interrupted_task_took_out_comes_back():
