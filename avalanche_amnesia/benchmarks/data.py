@@ -66,11 +66,12 @@ class TensorTask(Dataset[tuple[Tensor, int]]):
         """Positions of the samples that hold NaN or infinity before the transform, int64 (n,)."""
         if not self.base.is_floating_point():
             return torch.zeros(0, dtype=torch.int64)
+        rows = self.base if self.base.dim() > 1 else self.base[:, None]
         # A copy of each part at a time: tasks may be large. A sum takes a fifth of the time of a look at each number.
-        sums = [self.base.index_select(0, part).flatten(1).sum(1) for part in self.index.split(1024)]
+        sums = [rows.index_select(0, part).flatten(1).sum(1) for part in self.index.split(1024)]
         suspects = (~torch.cat(sums).isfinite()).nonzero()[:, 0]  # sums of large numbers overflow
         parts = self.index[suspects].split(1024)
-        return suspects[~torch.cat([self.base[part].flatten(1).isfinite().all(1) for part in parts])]
+        return suspects[~torch.cat([rows[part].flatten(1).isfinite().all(1) for part in parts])]
 
     def _prepared(self, x: Tensor) -> Tensor:
         if x.dtype != torch.int64:  # whole numbers are indices (tokens, columns of a table), which a float is not

@@ -15,7 +15,7 @@ from avalanche_amnesia.models.multi_head import MultiHeadModel
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.models.tensors import parameters_of
 from avalanche_amnesia.training.adjuster import Adjuster
-from avalanche_amnesia.training.optimizers import Resting
+from avalanche_amnesia.training.resting_parameters import Resting
 
 
 class TaskInTraining:
@@ -31,7 +31,7 @@ class TaskInTraining:
         adjuster: holds back updates of what other tasks use.
         guards_others: whether the optimizer moves parameters without a gradient too, so that other tasks' own are put
             back after every step.
-        resting: the optimizer's groups as they were before other tasks' own were taken out for this training.
+        resting: the optimizer's groups as they were before other tasks' own were taken out for an epoch.
     """
 
     adjuster: Adjuster

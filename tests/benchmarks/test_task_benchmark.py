@@ -111,6 +111,11 @@ def test_labels_are_told_without_samples_and_follow_a_replaced_data_set(lazy):
     assert len(targets_of(experience)) == 3
 
 
+def test_a_sample_may_be_one_number_and_is_not_finite_by_itself():
+    x, y = torch.tensor([0.0, float("nan"), 2.0, float("inf")]), torch.tensor([0, 0, 1, 1])
+    assert task_benchmark((x, y), (x, y), [[0, 1]]).train_stream[0].not_finite().tolist() == [1, 3]
+
+
 def test_samples_that_are_not_finite_are_found_among_large_ones():
     x = torch.rand(2500, 2, 3)
     x[7], x[1100] = 3e38, -3e38  # their sums overflow

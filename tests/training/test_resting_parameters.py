@@ -1,5 +1,7 @@
 """Parameters that get no gradient in a training: the optimizer looks at none of them, and has them afterwards."""
 
+import copy
+
 import pytest
 import torch
 from avalanche.core import SupervisedPlugin
@@ -13,8 +15,8 @@ from avalanche_amnesia.bits import tensor_hash
 from avalanche_amnesia.models import MLP, MaskedModel, SubnetModel
 from avalanche_amnesia.models.tensors import parameters_of
 from avalanche_amnesia.training import HAT, WSN
-from avalanche_amnesia.training.optimizers import end_rest, groups_by_name, let_rest
 from avalanche_amnesia.training.plugins import task_mask
+from avalanche_amnesia.training.resting_parameters import end_rest, groups_by_name, let_rest
 
 
 def names(strategy):
@@ -128,20 +130,62 @@ def test_what_is_unlearned_in_the_middle_of_a_task_does_not_come_back():
     assert any(name.startswith("heads.1.") for name in held)
 
 
+@pytest.mark.parametrize("reset", [True, False])
+def test_an_optimizer_s_state_of_an_epoch_may_be_kept_and_given_back_when_the_task_ends(reset):
+    class Keeps(SupervisedPlugin):
+        def after_training_epoch(self, strategy, **kwargs):
+            self.state = copy.deepcopy(strategy.optimizer.state_dict())
+
+        def after_training_exp(self, strategy, **kwargs):
+            strategy.optimizer.load_state_dict(self.state)
+
+    keeps, alone = trained(3, plugins=[Keeps()], reset_optimizer=reset), trained(3, reset_optimizer=reset)
+    assert bits(keeps.model) == bits(alone.model)
+    assert names(keeps) == names(alone)
+
+
+def test_a_plugin_may_give_heads_a_group_of_their_own_when_a_task_begins():
+    class Regroups(SupervisedPlugin):
+        def before_training_exp(self, strategy, **kwargs):
+            optimizer = strategy.optimizer
+            heads = [p for name, p in strategy.model.named_parameters() if name.startswith("heads.")]
+            for group in optimizer.param_groups:
+                group["params"] = [p for p in group["params"] if not any(p is head for head in heads)]
+            if len(optimizer.param_groups) == 1:
+                optimizer.add_param_group({"params": heads, "lr": 1e-3})
+            optimizer.param_groups[1]["params"] = heads
+
+    strategy = trained(3, plugins=[Regroups()])
+    backbone, heads = names(strategy)
+    assert all(name.startswith("backbone.") for name in backbone)
+    assert heads == [f"heads.{task}.{part}" for task in range(3) for part in ("weight", "bias")]
+
+
+def test_an_optimizer_that_is_none_of_torch_s_has_every_head_in_every_step():
+    class Own(SGD):
+        pass
+
+    watch = Watch()
+    torch.manual_seed(0)
+    model = MaskedModel(mlp())
+    strategy = HAT(model=model, optimizer=Own(model.parameters(), lr=0.1), train_mb_size=40, plugins=[watch])
+    for experience in DIGITS.train_stream[:3]:
+        strategy.train(experience)
+        assert watch.seen == names(strategy)
+
+
 def test_rest_ends_for_what_is_left_and_may_be_ended_again():
     first, second, third, fourth = (nn.Parameter(torch.randn(2)) for _ in range(4))
     optimizer = SGD([{"params": [first, second]}, {"params": [third]}], lr=0.1)
     groups = groups_by_name(optimizer, {id(first): "first", id(third): "third"})
-    assert groups == [["first", second], ["third"]]
+    assert groups == [["first", second], None]
     let_rest(optimizer, groups)
-    assert [group["params"] for group in optimizer.param_groups] == [[second], []]
+    assert [group["params"] for group in optimizer.param_groups] == [[second], [third]]
     optimizer.param_groups[0]["params"].append(fourth)
     for _ in range(2):
-        end_rest(optimizer, groups, {"first": first})  # the third is gone
-        assert [[id(p) for p in group["params"]] for group in optimizer.param_groups] == [
-            [id(first), id(second), id(fourth)],
-            [],
-        ]
+        end_rest(optimizer, groups, {"first": first})
+        held = [[id(p) for p in group["params"]] for group in optimizer.param_groups]
+        assert held == [[id(first), id(second), id(fourth)], [id(third)]]
     optimizer.param_groups[0]["params"] = [fourth]  # the second was taken out meanwhile
-    end_rest(optimizer, groups, {"first": first})
-    assert [id(p) for p in optimizer.param_groups[0]["params"]] == [id(first), id(fourth)]
+    end_rest(optimizer, groups, {})  # and the first is gone
+    assert [id(p) for p in optimizer.param_groups[0]["params"]] == [id(fourth)]

@@ -20,7 +20,7 @@ def fault_of_inputs(x: Tensor) -> str | None:
     """
     if not x.is_floating_point() or bool(x.isfinite().all()):
         return None
-    return _not_finite((~x.flatten(1).isfinite().all(1)).nonzero()[:, 0], len(x))
+    return _not_finite((~x.reshape(len(x), -1).isfinite().all(1)).nonzero()[:, 0], len(x))
 
 
 def fault_in_memory(experience: Any) -> str | None:

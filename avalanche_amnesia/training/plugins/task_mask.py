@@ -25,14 +25,8 @@ from avalanche_amnesia.training.host.listening import sees_final_gradients
 from avalanche_amnesia.training.host.rollback import abort_training, begin_finishing, finish, go_back, is_last_to_finish
 from avalanche_amnesia.training.host.samples import fault_of_task
 from avalanche_amnesia.training.mask_warnings import MaskWarning, near_chance
-from avalanche_amnesia.training.optimizers import (
-    end_rest,
-    groups_by_name,
-    is_hooked,
-    is_linear,
-    let_rest,
-    zero_rests,
-)
+from avalanche_amnesia.training.optimizers import is_hooked, is_linear, zero_rests
+from avalanche_amnesia.training.resting_parameters import end_rest, groups_by_name, let_rest
 from avalanche_amnesia.training.task_in_training import TaskInTraining, TaskSnapshot
 from avalanche_amnesia.training.update_rules import AdjustmentRule, AdjustSpace, TaskUse
 from avalanche_amnesia.transaction import Transaction
@@ -53,8 +47,9 @@ class TaskMaskPlugin(SupervisedPlugin):
     A subclass calls :meth:`take_snapshot` and sets ``in_training.adjuster`` (:meth:`make_adjuster`) in
     ``before_training_exp``, calls :meth:`hold_back` in ``after_update``, and :meth:`commit` in :meth:`keep_mask`.
 
-    From :meth:`take_snapshot` to the end of the training the other tasks' own parameters (their heads) get no gradient,
-    and are in no group of the optimizer: a step does not get slower with the number of tasks.
+    From :meth:`take_snapshot` to the end of the training the other tasks' own parameters (their heads) get no gradient.
+    Within an epoch they are in no group of an optimizer of torch's, as long as it remembers nothing of them: a step
+    does not get slower with the number of tasks.
 
     Args:
         rule: how far what the remaining tasks use may still move.
@@ -229,10 +224,31 @@ class TaskMaskPlugin(SupervisedPlugin):
         for other in model.tasks:  # torch's optimizers skip what has no gradient, whatever their decay or momentum
             model.set_trainable(other, other == now.task)
         now.guards_others = not _skips_frozen(strategy.optimizer)
-        own = tuple(f"{container}." for container in model.task_containers)
-        frozen = {id(p): n for n, p in parameters_of(model).items() if not p.requires_grad and n.startswith(own)}
-        now.resting = groups_by_name(strategy.optimizer, frozen)  # known before anything is taken out
+
+    def before_training_epoch(self, strategy: Any, **kwargs: Any) -> None:
+        """Take other tasks' own parameters out of the optimizer's groups, where it would skip each of them."""
+        now: TaskInTraining = self.in_training
+        if now.guards_others:
+            return
+        containers: tuple[str, ...] = self.model_of(strategy).task_containers
+        kept = tuple(f"{container}.{now.task}." for container in containers)
+        own, state = tuple(f"{container}." for container in containers), strategy.optimizer.state
+        others = {
+            id(parameter): name
+            for name, parameter in parameters_of(strategy.model).items()
+            # Of what is remembered of one (reset_optimizer=False) the optimizer must be able to tell whose it is.
+            if name.startswith(own) and not name.startswith(kept) and parameter not in state
+        }
+        now.resting = groups_by_name(strategy.optimizer, others)  # known before anything is taken out
         let_rest(strategy.optimizer, now.resting)
+
+    def after_training_epoch(self, strategy: Any, **kwargs: Any) -> None:
+        """Put back what was taken out of the optimizer's groups."""
+        self._end_rest(strategy)
+
+    def _end_rest(self, strategy: Any) -> None:
+        end_rest(strategy.optimizer, self.in_training.resting, parameters_of(strategy.model))
+        self.in_training.resting = []
 
     @torch.no_grad()
     def _put_others_back(self, model: TaskMaskedModel) -> None:
@@ -345,7 +361,7 @@ class TaskMaskPlugin(SupervisedPlugin):
         model = self.model_of(strategy)
         for task in model.tasks:  # they were frozen for this training alone
             model.set_trainable(task, True)
-        end_rest(strategy.optimizer, self.training.resting, parameters_of(model))
+        self._end_rest(strategy)
         self.training = None
 
 

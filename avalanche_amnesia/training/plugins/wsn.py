@@ -182,6 +182,7 @@ class SubnetPlugin(TaskMaskPlugin):
 
     def before_training_epoch(self, strategy: Any, **kwargs: Any) -> None:
         """Let the scores' learning rate follow the strategy's."""
+        super().before_training_epoch(strategy, **kwargs)
         now: SubnetTask = self.in_training
         rate = strategy.optimizer.param_groups[0].get("lr")
         if strategy.clock.train_exp_epochs == 0:
@@ -193,6 +194,7 @@ class SubnetPlugin(TaskMaskPlugin):
     @torch.no_grad()
     def after_training_epoch(self, strategy: Any, **kwargs: Any) -> None:
         """Keep this step's state if it is the best so far on the held out data."""
+        super().after_training_epoch(strategy, **kwargs)
         now: SubnetTask = self.in_training
         if self.keep == "last":
             return

@@ -1,0 +1,54 @@
+"""Parameters that get no gradient for a while, left out of an optimizer's groups and put back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import nn
+from torch.optim import Optimizer
+
+Resting = list["list[nn.Parameter | str] | None"]
+"""An optimizer's groups: parameters, and names of those that rest, so that none is kept alive; None: none rests."""
+
+
+def groups_by_name(optimizer: Optimizer, resting: Mapping[int, str]) -> Resting:
+    """Parameters of an optimizer's groups, with the names of those that are to rest in their places.
+
+    Nothing rests of a group of which nothing would be left: an optimizer of the user's may rely on its first parameter.
+
+    Args:
+        optimizer: any.
+        resting: parameters that get no gradient: their ``id``, and their names.
+    """
+    groups = [[resting.get(id(p), p) for p in group["params"]] for group in optimizer.param_groups]
+    return [None if all(isinstance(p, str) for p in held) else held for held in groups]
+
+
+def let_rest(optimizer: Optimizer, groups: Resting) -> None:
+    """Take named parameters out of an optimizer's groups for a while: its step and ``zero_grad`` look at every one.
+
+    Args:
+        optimizer: any.
+        groups: its own, of :func:`groups_by_name`.
+    """
+    for group, held in zip(optimizer.param_groups, groups, strict=True):
+        if held is not None:
+            group["params"] = [p for p in held if not isinstance(p, str)]
+
+
+def end_rest(optimizer: Optimizer, groups: Resting, parameters: Mapping[str, nn.Parameter]) -> None:
+    """Put back what :func:`let_rest` took out, as far as it is still there. May be interrupted, and repeated.
+
+    Args:
+        optimizer: may have gained and lost parameters since.
+        groups: as they were then.
+        parameters: the model's, by name.
+    """
+    for group, held in zip(optimizer.param_groups, groups, strict=False):  # groups that came since need nothing
+        if held is None:
+            continue
+        here = {id(p) for p in group["params"]}
+        found = [parameters.get(p) if isinstance(p, str) else p if id(p) in here else None for p in held]
+        back = [p for p in found if p is not None]
+        known = {id(p) for p in back}
+        group["params"] = back + [p for p in group["params"] if id(p) not in known]
