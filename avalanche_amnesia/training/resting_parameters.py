@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from torch import nn
 from torch.optim import Optimizer
 
-Resting = list["list[nn.Parameter | str] | None"]
-"""An optimizer's groups: parameters, and names of those that rest, so that none is kept alive; None: none rests."""
+Resting = list["list[int | str] | None"]
+"""An optimizer's groups: ``id`` of each parameter, or its name where it rests: none is kept alive. None: none rests."""
 
 
 def groups_by_name(optimizer: Optimizer, resting: Mapping[int, str]) -> Resting:
-    """Parameters of an optimizer's groups, with the names of those that are to rest in their places.
+    """Groups of an optimizer, with the names of those that are to rest in their places.
 
     Nothing rests of a group of which nothing would be left: an optimizer of the user's may rely on its first parameter.
 
@@ -20,7 +20,7 @@ def groups_by_name(optimizer: Optimizer, resting: Mapping[int, str]) -> Resting:
         optimizer: any.
         resting: parameters that get no gradient: their ``id``, and their names.
     """
-    groups = [[resting.get(id(p), p) for p in group["params"]] for group in optimizer.param_groups]
+    groups = [[resting.get(id(p), id(p)) for p in group["params"]] for group in optimizer.param_groups]
     return [None if all(isinstance(p, str) for p in held) else held for held in groups]
 
 
@@ -33,7 +33,7 @@ def let_rest(optimizer: Optimizer, groups: Resting) -> None:
     """
     for group, held in zip(optimizer.param_groups, groups, strict=True):
         if held is not None:
-            group["params"] = [p for p in held if not isinstance(p, str)]
+            group["params"] = [p for p, kept in zip(group["params"], held, strict=True) if not isinstance(kept, str)]
 
 
 def end_rest(optimizer: Optimizer, groups: Resting, parameters: Mapping[str, nn.Parameter]) -> None:
@@ -47,8 +47,8 @@ def end_rest(optimizer: Optimizer, groups: Resting, parameters: Mapping[str, nn.
     for group, held in zip(optimizer.param_groups, groups, strict=False):  # groups that came since need nothing
         if held is None:
             continue
-        here = {id(p) for p in group["params"]}
-        found = [parameters.get(p) if isinstance(p, str) else p if id(p) in here else None for p in held]
+        here = {id(p): p for p in group["params"]}
+        found = [parameters.get(p) if isinstance(p, str) else here.get(p) for p in held]
         back = [p for p in found if p is not None]
         known = {id(p) for p in back}
         group["params"] = back + [p for p in group["params"] if id(p) not in known]
