@@ -1,4 +1,4 @@
-"""What torch.export returned, as graphs whose parameters, buffers and constants are attributes."""
+"""Graphs that torch.export returned, with parameters, buffers and constants as attributes by their own names."""
 
 from __future__ import annotations
 

@@ -247,8 +247,9 @@ class TaskMaskPlugin(SupervisedPlugin):
         self._end_rest(strategy)
 
     def _end_rest(self, strategy: Any) -> None:
-        end_rest(strategy.optimizer, self.in_training.resting, parameters_of(strategy.model))
-        self.in_training.resting = []
+        if self.in_training.resting:
+            end_rest(strategy.optimizer, self.in_training.resting, parameters_of(strategy.model))
+            self.in_training.resting = []
 
     @torch.no_grad()
     def _put_others_back(self, model: TaskMaskedModel) -> None:
