@@ -4,9 +4,8 @@ from .benchmarks.requests import with_unlearning as with_unlearning
 from .benchmarks.tasks import task_benchmark as task_benchmark
 from .evaluation.accuracy_difference import accuracy_difference_metrics as accuracy_difference_metrics
 from .evaluation.capacity import capacity_metrics as capacity_metrics
-from .evaluation.divergence import jsd_metrics as jsd_metrics
+from .evaluation.jsd import jsd_metrics as jsd_metrics
 from .evaluation.references import References as References
-from .export.dense import extract as extract
 from .ledger import RequestError as RequestError
 from .logging.wandb import WandBLogger as WandBLogger
 from .models.masked import MaskedModel as MaskedModel

@@ -2,7 +2,7 @@
 
 import sys
 
-from avalanche_amnesia.runs.command_line import main
+from avalanche_amnesia.lab.runs.command_line import main
 
 if __name__ == "__main__":
     sys.exit(main())

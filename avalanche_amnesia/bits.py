@@ -26,15 +26,7 @@ _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def same_bits(a: Tensor, b: Tensor) -> Tensor:
-    """Elementwise equality of the stored bits: 0 and -0 differ, a NaN equals itself.
-
-    Args:
-        a: a real tensor.
-        b: of the same shape and dtype.
-
-    Returns:
-        Bool tensor of the same shape.
-    """
+    """Elementwise equality of the stored bits: 0 and -0 differ, a NaN equals itself."""
     return as_integers(a) == as_integers(b)
 
 
@@ -44,15 +36,7 @@ def as_integers(tensor: Tensor) -> Tensor:
 
 
 def tensor_hash(tensor: Tensor, algorithm: Algorithm = "blake3") -> str:
-    """Hash of a tensor's dtype, shape and bits.
-
-    Args:
-        tensor: any.
-        algorithm: ``blake3``, a tree hash that is three to five times as fast; or ``sha256``, as before.
-
-    Returns:
-        64 hexadecimal digits; those of blake3 behind its name and a colon.
-    """
+    """Hash of a tensor's dtype, shape and bits."""
     heading, data = _heading(tensor.dtype, tensor.shape), _flat_bytes(tensor)
     if algorithm == "blake3" and data.nbytes < _WORTH_UPDATE:
         return f"{_BLAKE3}{blake3(heading + data).hexdigest()}"
@@ -83,12 +67,7 @@ def algorithm_of(digest: str) -> Algorithm:
 
 
 def fits(tensor: Tensor, digest: str) -> bool:
-    """Tell whether :func:`tensor_hash` gave a digest for a tensor of these bits, now or in an earlier version.
-
-    Args:
-        tensor: any.
-        digest: from a record, a file or a saved state.
-    """
+    """Tell whether :func:`tensor_hash` gave a digest for a tensor of these bits, now or in an earlier version."""
     return tensor_hash(tensor, algorithm_of(digest)) == digest
 
 
@@ -109,11 +88,6 @@ def map_two_threads(work: Callable[[T], R], things: Iterable[T], nbytes: int) ->
     """Map ``work`` over things, in order, in two threads where there is much to do and torch may use two.
 
     For work that hardly needs the interpreter (hashing, numpy).
-
-    Args:
-        work: called in two threads; gradients are recorded there unless it says otherwise.
-        things: given to it one by one.
-        nbytes: that it reads or writes in all; for few of them starting a thread would take longer than the work.
     """
     things = list(things)
     if nbytes < _WORTH_THREADS or torch.get_num_threads() < 2:

@@ -25,15 +25,7 @@ class _Entry:
 
 
 class TaskLedger:
-    """Ledger of tasks: remaining, unlearned and permanent ones, and the rules of a request.
-
-    Args:
-        deadline: a task becomes permanent by itself once this many further tasks have been trained, whether
-            those were unlearned later or not; at least 1. None: never.
-
-    Raises:
-        RequestError: ``deadline`` is not None and not an integer of at least 1.
-    """
+    """Ledger of tasks: remaining, unlearned and permanent ones, and the rules of a request."""
 
     def __init__(self, deadline: int | None = None) -> None:
         number = checks.integer(deadline)
@@ -79,29 +71,13 @@ class TaskLedger:
         return self._n_trained
 
     def saw(self, task: int) -> frozenset[int]:
-        """The other tasks that could leave a trace in a remaining task when it was learned.
-
-        Args:
-            task: a remaining task.
-
-        Raises:
-            RequestError: ``task`` does not remain.
-        """
+        """The other tasks that could leave a trace in a remaining task when it was learned."""
         if task not in self._entries:
             raise RequestError(f"saw({task!r}): this task does not remain; remaining are {_listed(self.remaining)}")
         return self._entries[task].saw
 
     def learn(self, task: int, permanent: bool = False, saw: Collection[int] | None = None) -> None:
-        """Record that a task's training is finished.
-
-        Args:
-            task: the task; one that was unlearned may be learned again and leaves ``unlearned``.
-            permanent: declare it permanent at once.
-            saw: the remaining tasks that could leave a trace in it; None: all of them.
-
-        Raises:
-            RequestError: ``task`` is not an int, or is trained and still remains.
-        """
+        """Record that a task's training is finished."""
         label = checks.integer(task)
         if label is None:
             raise RequestError(f"training of task {task!r}: a task is an int, not {type(task).__name__}")
@@ -117,14 +93,7 @@ class TaskLedger:
         self._n_trained += 1
 
     def declare_permanent(self, tasks: Iterable[int]) -> None:
-        """Declare remaining tasks permanent; this is never reversed and may be repeated.
-
-        Args:
-            tasks: remaining tasks.
-
-        Raises:
-            RequestError: one of them does not remain; then none is declared.
-        """
+        """Declare remaining tasks permanent; this is never reversed and may be repeated."""
         try:
             given = tuple(tasks)
         except TypeError:
@@ -147,18 +116,7 @@ class TaskLedger:
         known: Collection[int] | None = None,
         unrecorded: Collection[int] = (),
     ) -> tuple[int, ...]:
-        """The requested tasks as a tuple, if the request is allowed now; nothing changes.
-
-        Args:
-            tasks: the tasks to unlearn, at least one, each once.
-            event: when the request arrives, for the message, e.g. ``"after task 3"``.
-            known: every task that exists; None: not checked.
-            unrecorded: tasks that the model has and that were never trained here.
-
-        Raises:
-            RequestError: the request is malformed, or names a task that is unknown, not yet trained, already
-                unlearned or permanent.
-        """
+        """The requested tasks as a tuple, if the request is allowed now; nothing changes."""
         request = _normalised(tasks, event)
         for task in request:
             broken = self._broken_rule(task, known, unrecorded)
@@ -175,19 +133,7 @@ class TaskLedger:
         event: str = "unlearning request",
         known: Collection[int] | None = None,
     ) -> tuple[int, ...]:
-        """Check a request, then mark all of its tasks unlearned, or none.
-
-        Args:
-            tasks: the tasks to unlearn.
-            event: when the request arrives, for the message.
-            known: every task that exists; None: not checked.
-
-        Returns:
-            The tasks, as a tuple.
-
-        Raises:
-            RequestError: as :meth:`check`.
-        """
+        """Check a request, then mark all of its tasks unlearned, or none."""
         request = self.check(tasks, event, known)
         for task in request:
             del self._entries[task]
@@ -228,14 +174,7 @@ class TaskLedger:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Replace the whole ledger, deadline included, by a saved one.
-
-        Args:
-            state: what :meth:`state_dict` returned, possibly through JSON.
-
-        Raises:
-            ValueError: ``state`` is no such dictionary; then nothing changes.
-        """
+        """Replace the whole ledger, deadline included, by a saved one."""
         try:
             deadline, n_trained = state["deadline"], state["n_trained"]
             entries = {

@@ -25,11 +25,7 @@ _FOREIGN = ("wandb", "threading", "asyncio", "logging", "matplotlib", "_io", "we
 
 
 class Parts:
-    """Modules, parameters and buffers of a model, listed when a module or tensor is first looked for among them.
-
-    Args:
-        model: with many tasks it has many parts; most things hold none, and need no list.
-    """
+    """Modules, parameters and buffers of a model, listed when a module or tensor is first looked for among them."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -56,13 +52,6 @@ def reachable(
     Modules, tensors (their gradients too), arrays, mappings, sequences, sets, attributes and slots, partial
     functions, closures, bound methods and generators are followed. A benchmark's streams, to which an experience leads
     back, are not: they are the user's own.
-
-    Args:
-        root: where to start.
-        name: its name, for the paths.
-        skip: objects that are neither given nor entered.
-        enter: False for an object that is given, but not entered.
-        beside: parts of a model, which are skipped too unless one of them is the root.
     """
     if _is_leaf(root):
         return  # before the many that are to be skipped are looked through
@@ -167,12 +156,6 @@ def memory_of(
 
     Numbers in attributes, containers, closures and the globals that a function names count too: two calls give the same
     as long as nothing of it has changed.
-
-    Args:
-        root: where to start.
-        name: its name, for the paths.
-        skip: objects that are neither read nor entered.
-        beside: parts of a model, which are not either.
     """
     found: list[tuple[str, str]] = []
     for path, thing in reachable(root, name, skip, beside=beside):

@@ -33,12 +33,7 @@ class Transaction:
         self._way_back.pop_all()
 
     def set(self, thing: object, **attributes: Any) -> None:
-        """Set attributes of an object; those that it did not have go on the way back.
-
-        Args:
-            thing: any object, a module too.
-            attributes: new values by name.
-        """
+        """Set attributes of an object; those that it did not have go on the way back."""
         for name, value in attributes.items():
             if hasattr(thing, name):
                 self._way_back.callback(setattr, thing, name, getattr(thing, name))
@@ -47,34 +42,18 @@ class Transaction:
             setattr(thing, name, value)
 
     def keep(self, thing: object, *names: str) -> None:
-        """Note attributes that are replaced later: the way back sets them to what they are now.
-
-        Args:
-            thing: any object.
-            names: of its attributes.
-        """
+        """Note attributes that are replaced later: the way back sets them to what they are now."""
         for name in names:
             self._way_back.callback(setattr, thing, name, getattr(thing, name))
 
     @torch.no_grad()
     def write(self, tensor: Tensor, values: Tensor) -> None:
-        """Write values into a tensor, in place.
-
-        Args:
-            tensor: any tensor.
-            values: of its shape.
-        """
+        """Write values into a tensor, in place."""
         self._way_back.callback(_copy, tensor, tensor.detach().clone())
         tensor.copy_(values)
 
     def call(self, undo: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-        """Note the way back of a change that is made next, by hand.
-
-        Args:
-            undo: takes the change back, however much of it was made; called with the arguments.
-            args: of it.
-            kwargs: of it.
-        """
+        """Note the way back of a change that is made next, by hand."""
         self._way_back.callback(undo, *args, **kwargs)
 
 

@@ -19,7 +19,8 @@ from torch.optim import Adam
 
 from avalanche_amnesia.benchmarks import SplitDigits
 from avalanche_amnesia.evaluation import capacity_metrics
-from avalanche_amnesia.logging import JSONLogger, WandBLogger
+from avalanche_amnesia.lab.logging import JSONLogger
+from avalanche_amnesia.logging import WandBLogger
 from avalanche_amnesia.models import MLP, MaskedModel
 from avalanche_amnesia.training import AmnesiacHAT
 

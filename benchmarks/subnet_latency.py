@@ -22,7 +22,7 @@ import torchvision
 from avalanche.models import SlimResNet18
 from torch import Tensor, nn
 
-from avalanche_amnesia.export import extract, subnet_report
+from avalanche_amnesia.contrib.export import extract, subnet_report
 from avalanche_amnesia.models import MLP, MaskedModel
 
 N_CLASSES = 10

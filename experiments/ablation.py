@@ -22,15 +22,17 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from torch.optim import Adam
 
-from avalanche_amnesia.benchmarks import PermutedMNIST, with_unlearning
+from avalanche_amnesia.benchmarks import with_unlearning
 from avalanche_amnesia.benchmarks.data import task_data
+from avalanche_amnesia.contrib.shadows import BackupPlugin
+from avalanche_amnesia.contrib.streams import PermutedMNIST
 from avalanche_amnesia.evaluation import References, features_of, floor_ratio, jsd, take_probe, trajectory_bytes
 from avalanche_amnesia.evaluation.functional import accuracy
 from avalanche_amnesia.models import MLP, MaskedModel
 from avalanche_amnesia.models.modes import evaluating
 from avalanche_amnesia.training import AmnesiacHAT, HardAttention
 from avalanche_amnesia.training.host import find_plugin
-from avalanche_amnesia.training.plugins import BackupPlugin, UnlearningPlugin
+from avalanche_amnesia.training.plugins import UnlearningPlugin
 from avalanche_amnesia.unlearning.logistic import fit_head
 
 N_TASKS, DEADLINE = 5, 4

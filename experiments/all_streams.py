@@ -18,11 +18,11 @@ from statistics import mean, stdev
 import torch
 from torch.optim import Adam
 
-from avalanche_amnesia.baselines import CLPUDERpp, Independent, NetworkPerTask, SideNetworks
 from avalanche_amnesia.benchmarks import with_unlearning
+from avalanche_amnesia.contrib.baselines import CLPUDERpp, Independent, NetworkPerTask, SideNetworks
 from avalanche_amnesia.isolation import Pools
+from avalanche_amnesia.lab.study.building import STOCK
 from avalanche_amnesia.models import MaskedModel, SubnetModel
-from avalanche_amnesia.study.building import STOCK
 from avalanche_amnesia.training import HAT, WSN, AdaHAT, AmnesiacHAT, HardAttention
 from experiments.stock import make_stock
 from experiments.streams import STREAMS, accuracy_on

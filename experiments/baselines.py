@@ -18,7 +18,7 @@ from statistics import mean
 
 import torch
 
-from avalanche_amnesia.study.building import MEMORY, STOCK
+from avalanche_amnesia.lab.study.building import MEMORY, STOCK
 from experiments.stock import TRIALS, Settings, make_stock, ranking
 from experiments.streams import STREAMS, accuracy_on
 

@@ -26,8 +26,15 @@ from torch import nn
 from torch.optim import SGD, Adam
 
 from avalanche_amnesia import benchmarks
-from avalanche_amnesia.baselines import PALL, CLPUDERpp, DarkReplayPlugin, Independent, NetworkPerTask, SideNetworks
 from avalanche_amnesia.benchmarks import with_unlearning
+from avalanche_amnesia.contrib.baselines import (
+    PALL,
+    CLPUDERpp,
+    DarkReplayPlugin,
+    Independent,
+    NetworkPerTask,
+    SideNetworks,
+)
 from avalanche_amnesia.evaluation import (
     References,
     accuracy_difference_metrics,

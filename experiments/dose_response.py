@@ -19,22 +19,17 @@ import torch
 from matplotlib.figure import Figure
 from torch.optim import Adam
 
-from avalanche_amnesia.benchmarks import PermutedMNIST, RotatedMNIST
 from avalanche_amnesia.benchmarks.data import task_data
-from avalanche_amnesia.evaluation import (
-    References,
-    accuracy,
+from avalanche_amnesia.contrib.metrics import (
     detection_limit,
     dose_response,
-    features_of,
     few_shot_accuracy,
     few_shots,
-    floor_ratio,
-    jsd,
     linear_probe_accuracy,
-    take_probe,
     update_of,
 )
+from avalanche_amnesia.contrib.streams import PermutedMNIST, RotatedMNIST
+from avalanche_amnesia.evaluation import References, accuracy, features_of, floor_ratio, jsd, take_probe
 from avalanche_amnesia.models import MLP, MaskedModel
 from avalanche_amnesia.training import AmnesiacHAT
 

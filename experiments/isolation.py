@@ -15,7 +15,8 @@ from statistics import mean
 import torch
 from torch.optim import Adam
 
-from avalanche_amnesia.benchmarks import PermutedDigits, PermutedMNIST, with_unlearning
+from avalanche_amnesia.benchmarks import PermutedDigits, with_unlearning
+from avalanche_amnesia.contrib.streams import PermutedMNIST
 from avalanche_amnesia.evaluation import accuracy
 from avalanche_amnesia.isolation import Pools
 from avalanche_amnesia.models import MLP, MaskedModel

@@ -15,8 +15,9 @@ from statistics import mean
 import torch
 from torch.optim import Adam
 
-from avalanche_amnesia.benchmarks import PermutedDigits, PermutedMNIST, SplitDigits, SplitMNIST
+from avalanche_amnesia.benchmarks import PermutedDigits, SplitDigits
 from avalanche_amnesia.benchmarks.data import task_data
+from avalanche_amnesia.contrib.streams import PermutedMNIST, SplitMNIST
 from avalanche_amnesia.evaluation.functional import accuracy
 from avalanche_amnesia.models import MLP, MaskedModel
 from avalanche_amnesia.models.modes import evaluating

@@ -18,6 +18,7 @@ from avalanche.logging import BaseLogger
 from avalanche.training.plugins import EvaluationPlugin
 from torch.optim import Adam
 
+from avalanche_amnesia.contrib.shadows import BackupPlugin
 from avalanche_amnesia.evaluation import (
     References,
     accuracy_difference_metrics,
@@ -25,7 +26,7 @@ from avalanche_amnesia.evaluation import (
     unlearned_accuracy_metrics,
 )
 from avalanche_amnesia.models import MaskedModel
-from avalanche_amnesia.training import AmnesiacHAT, BackupPlugin, HardAttention
+from avalanche_amnesia.training import AmnesiacHAT, HardAttention
 from avalanche_amnesia.training.host import remaining_experiences
 from avalanche_amnesia.training.plugins.adahat import PAPER_ALPHA
 from experiments.streams import STREAMS

@@ -11,8 +11,8 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, cast
 
-from avalanche_amnesia.study.building import make_stock as make_built
-from avalanche_amnesia.study.settings import MethodKind, MethodSettings
+from avalanche_amnesia.lab.study.building import make_stock as make_built
+from avalanche_amnesia.lab.study.settings import MethodKind, MethodSettings
 from experiments.streams import STREAMS
 
 TRIALS = Path(__file__).parent / "results" / "baselines.json"
@@ -40,7 +40,7 @@ def make_stock(method: str, stream: str, seed: int, settings: Settings | None = 
     """A fresh strategy with the same initial bits every time, norms of each task's own, and requests obeyed.
 
     Args:
-        method: a kind in :data:`~avalanche_amnesia.study.building.STOCK`.
+        method: a kind in :data:`~avalanche_amnesia.lab.study.building.STOCK`.
         stream: a name in :data:`~experiments.streams.STREAMS`: its network, epochs and batches.
         seed: every draw derives from it and the task.
         settings: by default those that were found for the stream.

@@ -18,14 +18,14 @@ from PIL import Image
 from torch import Tensor, nn
 
 from avalanche_amnesia.benchmarks import with_unlearning
-from avalanche_amnesia.benchmarks.cifar import JPEG, cifar, cifar10_jpeg
 from avalanche_amnesia.benchmarks.data import task_data
 from avalanche_amnesia.benchmarks.families import Images, permuted, rotated, split
-from avalanche_amnesia.benchmarks.idx import load_idx
-from avalanche_amnesia.benchmarks.omniglot import by_alphabet
-from avalanche_amnesia.benchmarks.scenarios import published
 from avalanche_amnesia.benchmarks.subsets import stratified
 from avalanche_amnesia.benchmarks.transforms import Scale, Standardise
+from avalanche_amnesia.contrib.streams.cifar import JPEG, cifar, cifar10_jpeg
+from avalanche_amnesia.contrib.streams.idx import load_idx
+from avalanche_amnesia.contrib.streams.omniglot import by_alphabet
+from avalanche_amnesia.contrib.streams.scenarios import published
 from avalanche_amnesia.evaluation.functional import accuracy
 from avalanche_amnesia.models import MLP, CharacterNet, SmallConvNet
 from avalanche_amnesia.models.modes import evaluating

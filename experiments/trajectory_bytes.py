@@ -27,7 +27,8 @@ from avalanche.training.plugins import EvaluationPlugin
 from torch import Tensor
 from torch.optim import Adam
 
-from avalanche_amnesia.benchmarks import PermutedDigits, PermutedMNIST
+from avalanche_amnesia.benchmarks import PermutedDigits
+from avalanche_amnesia.contrib.streams import PermutedMNIST
 from avalanche_amnesia.evaluation import accuracy, features_of, js_divergence
 from avalanche_amnesia.models import MLP, MaskedModel
 from avalanche_amnesia.training import AmnesiacHAT, HardAttention

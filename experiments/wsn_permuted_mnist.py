@@ -15,7 +15,7 @@ from statistics import mean, stdev
 import torch
 from avalanche.training.plugins import LRSchedulerPlugin
 
-from avalanche_amnesia.benchmarks import PermutedMNIST
+from avalanche_amnesia.contrib.streams import PermutedMNIST
 from avalanche_amnesia.evaluation import accuracy
 from avalanche_amnesia.models import MLP, SubnetModel
 from avalanche_amnesia.training import WSN

@@ -1,4 +1,3 @@
-from .evidence import Evidence as Evidence
 from .fingerprint import Fingerprint as Fingerprint
 from .record import Provenance as Provenance
 from .record import RecordError as RecordError
@@ -7,8 +6,5 @@ from .record import SharedEntries as SharedEntries
 from .record import TensorChange as TensorChange
 from .record import UnlearningPlan as UnlearningPlan
 from .record import UnlearningRecord as UnlearningRecord
-from .report import AuditReport as AuditReport
-from .report import Finding as Finding
-from .scan import audit as audit
 from .signing import SigningError as SigningError
 from .signing import verify as verify

@@ -33,14 +33,7 @@ TELLING = 16
 @saveable
 @dataclass(frozen=True)
 class Trace:
-    """The hash of something that was removed.
-
-    Attributes:
-        kind: what it was.
-        name: the tensor's name in the model.
-        size: its entries.
-        digest: :func:`values_hash`; of a mask :func:`pattern_hash`.
-    """
+    """The hash of something that was removed."""
 
     kind: Kind
     name: str
@@ -51,13 +44,7 @@ class Trace:
 @saveable
 @dataclass(frozen=True)
 class Sketch:
-    """Sums over random groups of entries with random signs, of a task's update and of the tensor without it.
-
-    Attributes:
-        size: entries of the tensor.
-        update: one number per group.
-        after: the same of the tensor right after the unlearning.
-    """
+    """Sums over random groups of entries with random signs, of a task's update and of the tensor without it."""
 
     size: int
     update: tuple[float, ...]

@@ -18,13 +18,6 @@ def signed(record: Mapping[str, Any], private_key: Any) -> str:
     """A record with its signature and public key, as JSON.
 
     What is signed are the bytes of the record as JSON with sorted keys and without spaces, in UTF-8.
-
-    Args:
-        record: in JSON's types.
-        private_key: an ``Ed25519PrivateKey``, its 32 raw bytes, or PEM, unencrypted.
-
-    Raises:
-        SigningError: if the key is none of these, or ``cryptography`` is not installed.
     """
     key = _key(private_key, "private")
     serialization = _cryptography().serialization

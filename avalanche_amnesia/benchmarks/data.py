@@ -15,12 +15,6 @@ class TensorTask(Dataset[tuple[Tensor, int]]):
     """One task's samples inside a base tensor that many tasks share.
 
     A pickled or copied task takes no others' samples along.
-
-    Args:
-        base: all samples, uint8, int64 or float32, shape (N, ...); kept by reference, never copied or written.
-        index: the task's samples, int64, shape (n,), values in [0, N).
-        targets: their labels, n ints.
-        transform: applied to batches of shape (n, ...), float32 or int64, the same for every call; None: none.
     """
 
     def __init__(
@@ -38,22 +32,14 @@ class TensorTask(Dataset[tuple[Tensor, int]]):
         return self._prepared(self.base[self.index[item]].unsqueeze(0))[0], self.targets[item]
 
     def tensors(self, where: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """The task's samples, made anew at each call: x float32 or int64 (n, ...), y int64 (n,).
-
-        Args:
-            where: positions in the task, int64 (n,); None: all.
-        """
+        """The task's samples, made anew at each call: x float32 or int64 (n, ...), y int64 (n,)."""
         index, targets = self.index, torch.tensor(self.targets, dtype=torch.int64)
         if where is not None:
             index, targets = index[where], targets[where]
         return self._prepared(self.base[index]), targets
 
     def alone(self, where: Sequence[int]) -> "TensorTask":
-        """Some of the task's samples, with a base that holds no others.
-
-        Args:
-            where: positions in the task.
-        """
+        """Some of the task's samples, with a base that holds no others."""
         rows = self.base[self.index[torch.tensor(list(where), dtype=torch.int64)]]
         return TensorTask(rows, torch.arange(len(rows)), [self.targets[i] for i in where], self.transform)
 
@@ -80,13 +66,7 @@ class TensorTask(Dataset[tuple[Tensor, int]]):
 
 
 class LazyTask(Dataset[tuple[Any, int]]):
-    """One task's samples inside a data set that makes its items on demand.
-
-    Args:
-        base: a data set of (x, y) items; further parts of an item are dropped.
-        index: the positions of the task's samples, n ints.
-        targets: their labels, n ints, used in place of y.
-    """
+    """One task's samples inside a data set that makes its items on demand."""
 
     def __init__(self, base: Dataset[Any], index: Sequence[int], targets: Sequence[int]) -> None:
         self.base = base
@@ -101,15 +81,7 @@ class LazyTask(Dataset[tuple[Any, int]]):
 
 
 def task_data(experience: Any, index: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Inputs and labels of an experience, as its evaluation sees them, without touching a global random stream.
-
-    Args:
-        experience: any experience with a data set.
-        index: positions of the samples, int64 ``(n,)``; None: all.
-
-    Returns:
-        ``(n, …)`` and ``(n,)``.
-    """
+    """Inputs and labels of an experience, as its evaluation sees them, without touching a global random stream."""
     found: tuple[Tensor, Tensor] | None = getattr(experience, "tensors_at", lambda index: None)(index)
     if found is not None:
         return found
@@ -123,11 +95,7 @@ def task_data(experience: Any, index: Tensor | None = None) -> tuple[Tensor, Ten
 
 
 def targets_of(experience: Any) -> Tensor:
-    """Labels of an experience's samples, in order, int64 ``(n,)``; no sample is made for them.
-
-    Args:
-        experience: any experience with a data set.
-    """
+    """Labels of an experience's samples, in order, int64 ``(n,)``; no sample is made for them."""
     held = getattr(experience, "targets", None)  # the host's own sequence looks each label up by itself
     labels = experience.dataset.targets if held is None else held
     return torch.tensor([int(label) for label in labels], dtype=torch.int64)

@@ -15,16 +15,7 @@ class CorruptDataError(OSError):
 
 
 def data_root(name: str, root: str | Path | None, holds: str) -> Path:
-    """The data root that is given, or that the environment names.
-
-    Args:
-        name: of the data set, for the message.
-        root: the folder; None: the environment variable AMNESIA_DATA.
-        holds: what lies in it, for the message.
-
-    Raises:
-        DataNotFoundError: there is neither.
-    """
+    """The data root that is given, or that the environment names."""
     given = root if root is not None else os.environ.get(ENVIRONMENT)
     if not given:
         raise DataNotFoundError(
@@ -35,15 +26,7 @@ def data_root(name: str, root: str | Path | None, holds: str) -> Path:
 
 
 def missing(name: str, what: str, root: Path, downloads: bool = True, instead: str = "") -> DataNotFoundError:
-    """The error for files that are not there.
-
-    Args:
-        name: of the data set.
-        what: is missing.
-        root: the data root.
-        downloads: torchvision can fetch it.
-        instead: what else can be done with what is there.
-    """
+    """The error for files that are not there."""
     way_out = (", or give download=True" if downloads else "") + (f"; {instead}" if instead else "")
     return DataNotFoundError(
         f"{name}: {what} missing in {root}; put it there, point root= or the environment variable {ENVIRONMENT} to a "

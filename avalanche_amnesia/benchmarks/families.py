@@ -17,14 +17,7 @@ from avalanche_amnesia.seeding import derive_seed
 
 @dataclass(frozen=True)
 class Images:
-    """A labelled set of images, with its usual preparation around a task's own change.
-
-    Args:
-        train: (x, y), x of shape (N, channels, height, width).
-        test: the same.
-        before: transforms ahead of a task's own change.
-        after: transforms behind it.
-    """
+    """A labelled set of images, with its usual preparation around a task's own change."""
 
     train: tuple[Tensor, Tensor]
     test: tuple[Tensor, Tensor]

@@ -13,18 +13,7 @@ Data = tuple[Tensor, Tensor] | Dataset[Any]
 
 
 def labels_of(data: Data, name: str) -> Tensor:
-    """The labels of a tensor pair or data set, in its order.
-
-    Args:
-        data: ``(x, y)``, or a data set of (x, y) items, with or without ``targets``.
-        name: what to call it in a message.
-
-    Returns:
-        int64 tensor of shape (n,).
-
-    Raises:
-        ValueError: labels that aren't integers, or not one per sample.
-    """
+    """The labels of a tensor pair or data set, in its order."""
     if isinstance(data, tuple):
         length = len(data[0])
         labels = _as_int64(data[1], name)

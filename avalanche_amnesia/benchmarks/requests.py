@@ -132,14 +132,6 @@ def without_requests(benchmark: CLScenario) -> CLScenario:
     """A new benchmark whose train experiences carry no request; which tasks are permanent, and when, stays.
 
     A task that came again after a request comes once.
-
-    Args:
-        benchmark: as :func:`with_unlearning` takes it.
-
-    Raises:
-        TypeError: what is no benchmark.
-        ValueError: a train experience without exactly one task label.
-        RequestError: a task that is trained again although it remains.
     """
     tasks = _tasks(benchmark)
     declared, deadline = _permanent(benchmark), _deadline(benchmark, None)
@@ -150,15 +142,7 @@ def without_requests(benchmark: CLScenario) -> CLScenario:
 
 
 def reordered(benchmark: CLScenario, order: Sequence[int]) -> CLScenario:
-    """A new benchmark whose tasks are trained in another order, some of them again; its test stream stays.
-
-    Args:
-        benchmark: without requests.
-        order: positions in its train stream; one that comes again must be unlearned in between.
-
-    Raises:
-        ValueError: a position that does not exist.
-    """
+    """A new benchmark whose tasks are trained in another order, some of them again; its test stream stays."""
     n = len(benchmark.train_stream)
     positions = checks.integers("order", order, "positions of the train stream")
     if any(not 0 <= position < n for position in positions):
@@ -180,9 +164,6 @@ def tasks_after_each(stream: Iterable[Any]) -> Iterator[tuple[tuple[int, ...], t
     """Tasks that were trained, and those of them that remain, after each experience and its requests, in order.
 
     A task that comes again counts where it came last.
-
-    Args:
-        stream: of experiences, with ``requests`` or without.
     """
     trained: list[int] = []
     gone: set[int] = set()

@@ -4,12 +4,7 @@ from typing import Any
 
 
 def label_of_several(task: int, n: int) -> str:
-    """Refusal of one of several experiences with one task label, and the way out.
-
-    Args:
-        task: the label.
-        n: how many experiences of the stream have it.
-    """
+    """Refusal of one of several experiences with one task label, and the way out."""
     return (
         f"training of task {task}: it is already trained and still remains, and {n} experiences of this stream have "
         "that task label, as in a class- or domain-incremental stream. Here every experience is a task of its own: "
@@ -19,11 +14,7 @@ def label_of_several(task: int, n: int) -> str:
 
 
 def why_trained(experience: Any) -> str:
-    """Refusal of an experience whose task label is that of a task which remains, and the way out.
-
-    Args:
-        experience: with one task label.
-    """
+    """Refusal of an experience whose task label is that of a task which remains, and the way out."""
     task = int(experience.task_labels[0])
     stream = getattr(experience, "origin_stream", None) or [experience]
     n = sum(list(other.task_labels) == [task] for other in stream)

@@ -8,20 +8,7 @@ from avalanche_amnesia.seeding import derive_seed
 
 
 def stratified(labels: Tensor, n: int, seed: int, purpose: str) -> Tensor:
-    """The positions of ``n`` samples whose class shares are those of all samples, within one sample.
-
-    Args:
-        labels: int64, shape (N,).
-        n: how many, from the number of classes to N.
-        seed: the user's seed.
-        purpose: what the draw is for.
-
-    Returns:
-        int64 tensor of shape (n,), ascending.
-
-    Raises:
-        ValueError: ``n`` is no int or outside its range.
-    """
+    """The positions of ``n`` samples whose class shares are those of all samples, within one sample."""
     classes, counts = labels.unique(return_counts=True)
     total = len(labels)
     number = checks.integer(n)

@@ -157,12 +157,7 @@ def task_benchmark(
 
 
 def scenario_of(streams: Sequence[EagerCLStream], n_classes: Sequence[int]) -> CLScenario:
-    """A scenario of streams of :class:`TaskExperience`.
-
-    Args:
-        streams: of the same tasks.
-        n_classes: of each task.
-    """
+    """A scenario of streams of :class:`TaskExperience`."""
     benchmark = CLScenario(list(streams))
     benchmark.n_classes = max(n_classes)
     benchmark.n_classes_per_exp = list(n_classes)

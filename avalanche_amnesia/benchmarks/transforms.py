@@ -64,12 +64,7 @@ class Chain:
 
 @dataclass(frozen=True)
 class Fit:
-    """Images of one size and number of colours: bilinear with antialiasing; grey is repeated, colours are averaged.
-
-    Args:
-        size: pixels of a side; None: as they are.
-        channels: 1 or 3; None: as they are.
-    """
+    """Images of one size and number of colours: bilinear with antialiasing; grey is repeated, colours are averaged."""
 
     size: int | None
     channels: int | None

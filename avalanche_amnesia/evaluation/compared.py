@@ -86,14 +86,6 @@ def by_task_label(stream: Iterable[Any]) -> dict[int, Any]:
 
 
 def some_task_data(experience: Any, samples: int) -> tuple[Tensor, Tensor]:
-    """Inputs and labels of at most so many of an experience's samples, evenly spread, as its evaluation sees them.
-
-    Args:
-        experience: any experience with a data set.
-        samples: at least 1.
-
-    Returns:
-        ``(n, …)`` and ``(n,)``.
-    """
+    """Inputs and labels of at most so many of an experience's samples, evenly spread, as its evaluation sees them."""
     n = len(experience.dataset)
     return task_data(experience, None if n <= samples else torch.linspace(0, n - 1, samples).long())

@@ -29,13 +29,7 @@ class Table:
 
 
 class Picture(TensorImage):
-    """A figure as a metric's value: drawn when a logger asks for pixels, skipped by loggers of text.
-
-    Args:
-        draw: makes the figure; a module's function, or a ``functools.partial`` of one, so that it can be pickled.
-        arguments: of ``draw``; must not change any more.
-        table: the numbers in it; None: it has none.
-    """
+    """A figure as a metric's value: drawn when a logger asks for pixels, skipped by loggers of text."""
 
     def __init__(self, draw: Callable[..., Figure], *arguments: Any, table: Table | None = None) -> None:
         self._draw, self._arguments, self.table = draw, arguments, table
@@ -65,21 +59,7 @@ def matrix_figure(
     value_label: str,
     bounds: tuple[float, float] = (0.0, 1.0),
 ) -> Figure:
-    """A matrix with its numbers written into its cells; NaN cells stay empty.
-
-    Args:
-        values: one sequence per row.
-        rows: names of the rows.
-        columns: names of the columns.
-        title: of the figure.
-        row_label: of the axis along which rows are named.
-        column_label: of the axis along which columns are named.
-        value_label: of the colours.
-        bounds: values of the darkest and the brightest colour.
-
-    Raises:
-        ValueError: the names don't fit the values.
-    """
+    """A matrix with its numbers written into its cells; NaN cells stay empty."""
     if len(values) != len(rows) or any(len(row) != len(columns) for row in values):
         raise ValueError(
             f"{len(rows)} names of rows and {len(columns)} of columns for a matrix of {len(values)} rows of "
@@ -119,14 +99,7 @@ def capacity_figure(
     unlearned_now: Sequence[Sequence[int]],
     names: Sequence[str] | None = None,
 ) -> Figure:
-    """Free capacity and bytes of trajectory after every task or event, with the unlearnings marked.
-
-    Args:
-        capacity: at each point, in [0, 1].
-        trajectory_bytes: at each point.
-        unlearned_now: at each point, the tasks unlearned since the last one.
-        names: of the points; None: they are tasks, numbered from 0.
-    """
+    """Free capacity and bytes of trajectory after every task or event, with the unlearnings marked."""
     figure = Figure(figsize=(max(5.6, 0.45 * len(capacity) + 2), 3.2), layout="constrained")
     ax = figure.subplots()
     points = range(len(capacity))
@@ -158,12 +131,7 @@ def _mark(ax: Axes, x: float, text: str) -> None:
 
 
 def overlap_figure(overlap: Mapping[int, Mapping[int, float]], of: str = "all layers") -> Figure:
-    """Overlap of every two tasks' masks.
-
-    Args:
-        overlap: task → other task → intersection over union of their masks, in [0, 1].
-        of: the layers that it covers.
-    """
+    """Overlap of every two tasks' masks."""
     names = [str(task) for task in overlap]
     return matrix_figure(
         [[overlap[task][other] for other in overlap] for task in overlap],

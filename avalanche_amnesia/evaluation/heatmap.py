@@ -44,15 +44,7 @@ def _narrowed(rows: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class LayerMasks:
-    """One layer's masks as a figure shows them: small, whatever the width of the layer.
-
-    Attributes:
-        layer: its name.
-        rows: a row per task, at most 1,024 columns; uint8, 255 where all units of the column are used.
-        units: entries of a mask.
-        used: per task, the share of them that it uses.
-        shared: share of them that several tasks use.
-    """
+    """One layer's masks as a figure shows them: small, whatever the width of the layer."""
 
     layer: str
     rows: np.ndarray
@@ -62,11 +54,7 @@ class LayerMasks:
 
 
 def layer_masks(masks: Mapping[int, Mapping[str, Tensor | Sequence[bool]]]) -> list[LayerMasks]:
-    """Masks layer by layer, made ready to be drawn; of more than 24 layers those evenly spread over the depth.
-
-    Args:
-        masks: task label -> layer -> mask of shape (units,).
-    """
+    """Masks layer by layer, made ready to be drawn; of more than 24 layers those evenly spread over the depth."""
     made = []
     for layer in _shown(list(next(iter(masks.values()), {}))):
         rows = _rows({task: torch.as_tensor(of_task[layer]) for task, of_task in masks.items()})

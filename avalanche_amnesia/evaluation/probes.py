@@ -175,11 +175,7 @@ def take_probe(model: nn.Module, task: int) -> Probe:
 
 
 def unlearning_of(strategy: Any) -> UnlearningPlugin:
-    """The strategy's UnlearningPlugin.
-
-    Raises:
-        TypeError: if it has none.
-    """
+    """The strategy's UnlearningPlugin."""
     plugin = find_plugin(strategy, UnlearningPlugin)
     if plugin is None:
         raise TypeError(

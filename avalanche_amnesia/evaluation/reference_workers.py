@@ -24,10 +24,6 @@ class ReferenceWorkers:
     All references of a process share the workers, which end with the program, or when nothing was asked of them for a
     minute; what they have not begun when the references go is left. Where a worker fails, the run trains what is
     missing itself, and meets the error there.
-
-    Args:
-        references: :class:`References` and its arguments: made anew in every worker.
-        n: how many processes.
     """
 
     def __init__(self, references: Any, n: int) -> None:
@@ -38,11 +34,7 @@ class ReferenceWorkers:
         self._trainings: list[Any] = []
 
     def train(self, paths: Iterable[tuple[Any, tuple[int, ...]]]) -> None:
-        """Train references, in this order.
-
-        Args:
-            paths: variant and tasks of each.
-        """
+        """Train references, in this order."""
         executor = get_reusable_executor(self._n, timeout=60, initializer=_begin)
         settings = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled(), torch.get_default_dtype()
         self._trainings += [executor.submit(_train, str(self._file), settings, *path) for path in paths]

@@ -56,7 +56,7 @@ class References:
             package have one), at the same settings as the run that is measured.
         benchmark: the benchmark of that run; its requests are ignored.
         train_options: keyword arguments of every call of ``strategy.train``.
-        store: a :class:`~avalanche_amnesia.runs.RunStore`, where trainings are kept for other runs and processes, and
+        store: a :class:`~avalanche_amnesia.lab.runs.RunStore`: trainings are kept for other runs and processes, and
             taken from; by default a temporary one, which goes with the process.
         workers: processes that train, while the run goes on, what its metrics will ask for after the requests of the
             benchmark; 0: the run waits for its references. They compute the same bits, on cores that are idle.
@@ -310,13 +310,15 @@ class References:
         return run
 
     def begin(self, variant: Expected = "same") -> Any:
-        """A run through the store (:class:`~avalanche_amnesia.runs.StoredRun`) of a strategy as references train it.
+        """A run through the store (:class:`~avalanche_amnesia.lab.runs.StoredRun`) of a reference strategy.
 
         Args:
             variant: as for :meth:`reference`, or ``full``.
         """
         if self._store is None:
-            from avalanche_amnesia.runs.store import RunStore  # above this room, which a run's own store is given to
+            from avalanche_amnesia.lab.runs.store import (
+                RunStore,  # above this room, which a run's own store is given to
+            )
 
             self._store = RunStore()
         return self._store.run(self._make(variant))

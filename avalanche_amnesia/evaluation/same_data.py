@@ -21,10 +21,6 @@ def difference_of_data(ours: Any, theirs: Any) -> str | None:
 
     All labels are compared, and a few samples, evenly spread, as an evaluation sees them. Transforms that draw are
     given the same random streams; the caller's stay as they were.
-
-    Args:
-        ours: any experience with a data set.
-        theirs: the same.
     """
     if ours.dataset is theirs.dataset:
         return None
@@ -43,9 +39,6 @@ def data_fingerprint(experience: Any) -> str:
     """Hash of an experience's training data, its requests, and the tasks of its stream.
 
     Inputs count as an evaluation sees them: all of them where they lie in memory, else a few, evenly spread.
-
-    Args:
-        experience: any experience with a data set.
     """
     n = len(experience.dataset)
     found = getattr(experience, "tensors_at", lambda where: None)(None)

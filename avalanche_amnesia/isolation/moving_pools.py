@@ -33,27 +33,14 @@ _OF_THE_HOST = (EvaluationPlugin, PeriodicEval, Clock)
 
 
 class MovingPools(LabelledPools):
-    """Pools that lie in any free slot; those of the remaining tasks close the gap when one is unlearned.
-
-    Args:
-        options: as the user gave them.
-        min_units: that a task must find free in every layer.
-
-    Attributes:
-        relocation: the slots in use; None before the first task.
-    """
+    """Pools that lie in any free slot; those of the remaining tasks close the gap when one is unlearned."""
 
     def __init__(self, options: Pools, min_units: int) -> None:
         super().__init__(options, min_units)
         self.relocation: Relocation | None = None
 
     def begin(self, strategy: Any, model: MaskedModel, task: int) -> UnitAllocation:
-        """Units of a free slot, where they lie while the task trains.
-
-        Raises:
-            CapacityError: if no slot is free; nothing changed.
-            ValueError: if units can't move in this run; nothing changed.
-        """
+        """Units of a free slot, where they lie while the task trains."""
         layout = self.layout(strategy, model)
         reason = _in_the_way(strategy, model)
         if self.relocation is None:

@@ -118,14 +118,7 @@ class Pools:
 @saveable
 @dataclass(frozen=True)
 class StreamLayout:
-    """Layout of a stream's tasks over slots, whichever of them a run trains.
-
-    Attributes:
-        tasks: task labels, in the order of the stream.
-        permanent: those that are permanent from their training on.
-        deadline: further tasks after which a task becomes permanent; None: never.
-        given: number of slots, or the slot of every task; None: one for each task.
-    """
+    """Layout of a stream's tasks over slots, whichever of them a run trains."""
 
     tasks: tuple[int, ...]
     permanent: frozenset[int]
@@ -149,11 +142,7 @@ class StreamLayout:
         return len(self.tasks) if self.given is None else self.given
 
     def slot(self, task: int) -> int:
-        """The slot of a task.
-
-        Raises:
-            CapacityError: if every task was to have a slot, and this one was given none.
-        """
+        """The slot of a task."""
         if isinstance(self.given, Mapping):
             if task not in self.given:
                 raise CapacityError(f"task {task} has no slot: Pools(slots=…) names those of {sorted(self.given)}")
@@ -180,12 +169,7 @@ class StreamLayout:
 
 
 class LabelledPools(UnitAllocator):
-    """Pools in the slots that the tasks' labels name.
-
-    Args:
-        options: as the user gave them.
-        min_units: that a task must find free in every layer.
-    """
+    """Pools in the slots that the tasks' labels name."""
 
     isolates = True
 
@@ -219,13 +203,7 @@ class LabelledPools(UnitAllocator):
 
 
 def crowded(layout: StreamLayout, experience: Any, *, moving: bool) -> str | None:
-    """Warning, before the first task, of the first one in the stream that will find no pool of its own.
-
-    Args:
-        layout: of the stream.
-        experience: of the stream; its requests are taken to be obeyed.
-        moving: whether any slot will do.
-    """
+    """Warning, before the first task, of the first one in the stream that will find no pool of its own."""
     gone = departures(list(getattr(experience, "origin_stream", None) or [experience]))
     apart = len({layout.slot(task) for task in layout.permanent}) if moving else 0
     for position, task in enumerate(layout.tasks):
@@ -252,11 +230,6 @@ def pool(sizes: Sequence[int], slots: int, chosen: frozenset[int]) -> Tensor:
 
     Pools are runs of neighbouring units, of the same share in every layer: so the groups of grouped convolutions, the
     heads of an attention and the channels of a residual stream fall into the same pool in all layers of one width.
-
-    Args:
-        sizes: units of each layer.
-        slots: pools per layer.
-        chosen: slots.
     """
     wanted = torch.zeros(slots, dtype=torch.bool)
     wanted[sorted(chosen)] = True
@@ -272,18 +245,7 @@ def opened_to(task: int, model: MaskedModel, layout: StreamLayout) -> frozenset[
 def allocation_of(
     task: int, model: MaskedModel, layout: StreamLayout, *, min_units: int, when_full: WhenFull
 ) -> UnitAllocation:
-    """The units that a task may use in the slot that its label names.
-
-    Args:
-        task: the task that is to be trained.
-        model: its masks are those of the remaining tasks.
-        layout: of the stream.
-        min_units: that a task must find free in every layer.
-        when_full: ``error``, or ``share``: a task without a free pool shares its slot's with the tasks in it.
-
-    Raises:
-        CapacityError: if the layers are too narrow for so many slots, or the task's pool is taken.
-    """
+    """The units that a task may use in the slot that its label names."""
     check_widths(model, layout.slots, min_units)
     free_units = pool([layer.units for layer in model.graph.layers.values()], layout.slots, layout.slots_of(task))
     free_units = free_units.to(model.cumulative_mask().device)
@@ -313,15 +275,7 @@ def allocation_within(
     layout: StreamLayout,
     blocking_tasks: frozenset[int] = frozenset(),
 ) -> UnitAllocation:
-    """The units that a task may use, from those among which it may take some.
-
-    Args:
-        free_units: bool ``(n_units,)``; the task takes those of them that nobody holds.
-        task: the task that is to be trained.
-        model: its masks are those of the remaining tasks.
-        layout: of the stream.
-        blocking_tasks: tasks without which it would have other units to choose from.
-    """
+    """The units that a task may use, from those among which it may take some."""
     open_tasks = opened_to(task, model, layout)
     readable = _union(model, open_tasks)
     free = free_units & ~readable
@@ -353,11 +307,7 @@ def check_widths(model: MaskedModel, slots: int, min_units: int) -> None:
 
 
 def _checked(slots: Mapping[int, int]) -> dict[int, int]:
-    """Slots by task label.
-
-    Raises:
-        ValueError: for none at all, or numbers that are no labels or slots.
-    """
+    """Slots by task label."""
     pairs = {checks.integer(task): checks.integer(slot) for task, slot in slots.items()}
     checked = {t: s for t, s in pairs.items() if t is not None and s is not None and min(t, s) >= 0}
     if not checked or len(checked) < len(slots):

@@ -32,12 +32,7 @@ from avalanche_amnesia.transaction import Transaction
 @saveable
 @dataclass(frozen=True)
 class HeldSlot:
-    """A slot that is in use.
-
-    Attributes:
-        initial_slot: the slot whose initial values its tasks start from.
-        tasks: those that lie in it; several where they share it, or where others had read what a forgotten one left.
-    """
+    """A slot that is in use."""
 
     initial_slot: int
     tasks: tuple[int, ...]
@@ -46,12 +41,7 @@ class HeldSlot:
 @saveable
 @dataclass(frozen=True)
 class FreeUnits:
-    """Units among which a task may take some.
-
-    Attributes:
-        units: bool ``(n_units,)``.
-        blocking_tasks: tasks without which it would have had a slot of its own.
-    """
+    """Units among which a task may take some."""
 
     units: Tensor
     blocking_tasks: frozenset[int] = frozenset()
@@ -62,23 +52,12 @@ class KeptTensors(Protocol):
     """A plugin that keeps tensors like the model's, as these lie between trainings."""
 
     def move_units(self, moved: Callable[[str, Tensor], Tensor], change: Transaction) -> None:
-        """Follow units that move.
-
-        Args:
-            moved: from the name of a tensor of the model, and one like it, to the tensor after the move.
-            change: receives every change.
-        """
+        """Follow units that move."""
 
 
 @dataclass(frozen=True)
 class Tensors:
-    """Everything laid out by units that a task in training has beside the model.
-
-    Attributes:
-        snapshot: values before the task, by the model's names; empty between tasks.
-        optimizer: whose state follows the parameters; None: it has none that is worth keeping.
-        heads: what follows the logs.
-    """
+    """Everything laid out by units that a task in training has beside the model."""
 
     snapshot: Mapping[str, Tensor]
     optimizer: Optimizer | None = None
@@ -101,19 +80,7 @@ class Tensors:
 
 @saveable
 class Relocation:
-    """Slots in use by their holders, and the moves of units between slots.
-
-    Args:
-        model: before its first task.
-        layout: of the stream; slots of its permanent tasks are set apart for these, as long as one is left for others.
-
-    Attributes:
-        held: the slots in use, in the order in which they were taken: their order between trainings.
-        task: the task in training; None between tasks.
-
-    Raises:
-        SlotError: if the model's slots can't change places.
-    """
+    """Slots in use by their holders, and the moves of units between slots."""
 
     def __init__(self, model: MaskedModel, layout: StreamLayout) -> None:
         self.tables = SlotTables(model, layout.slots)
@@ -141,18 +108,7 @@ class Relocation:
     def begin(
         self, task: int, model: MaskedModel, layout: StreamLayout, opened: frozenset[int], when_full: WhenFull
     ) -> FreeUnits:
-        """Give a task its slot, and bring it to the first place.
-
-        Args:
-            task: that is to be trained; it has its head already.
-            model: its masks are those of the remaining tasks.
-            layout: of the stream.
-            opened: the tasks that it may read.
-            when_full: ``error``, or ``share``.
-
-        Raises:
-            CapacityError: if no slot is free; nothing changed.
-        """
+        """Give a task its slot, and bring it to the first place."""
         device = model.cumulative_mask().device
         blocking: frozenset[int] = frozenset()
         if task in layout.permanent:
@@ -205,13 +161,7 @@ class Relocation:
         return key, holders
 
     def end(self, model: MaskedModel, tensors: Tensors, trajectory: Trajectory | None) -> None:
-        """Bring every slot to its place again, after a task was finished or given up.
-
-        Args:
-            model: without a task in training.
-            tensors: of the training that is over.
-            trajectory: the logs of the remaining tasks.
-        """
+        """Bring every slot to its place again, after a task was finished or given up."""
         self.recover()
         if self.task is None and self._held_by(model, _tasks(model)) == self.held:
             return
@@ -265,14 +215,7 @@ class Relocation:
     def rearrange(
         self, model: MaskedModel, tensors: Tensors, trajectory: Trajectory | None, change: Transaction
     ) -> None:
-        """Close the gaps that tasks left, and return to its initial value what no remaining task covers.
-
-        Args:
-            model: whose slots lie as between trainings, with the values that are left without the tasks.
-            tensors: of a task in training.
-            trajectory: whose logs follow.
-            change: receives every change.
-        """
+        """Close the gaps that tasks left, and return to its initial value what no remaining task covers."""
         held = self._held_by(model, _tasks(model))
         source = self._source(tuple(held))
         # In the middle of a training what no mask covers yet may be what the task learned: only freed slots are reset.

@@ -7,11 +7,7 @@ from typing import Any
 
 
 def departures(stream: Sequence[Any]) -> dict[int, int]:
-    """Position of the last training beside which a task is there, for the tasks that a stream requests to unlearn.
-
-    Args:
-        stream: experiences, with ``requests`` or without.
-    """
+    """Position of the last training beside which a task is there, for the tasks that a stream requests to unlearn."""
     gone: dict[int, int] = {}
     for position, experience in enumerate(stream):
         requests = getattr(experience, "requests", ())
@@ -29,10 +25,6 @@ def planned_slots(stream: Sequence[Any], gone: Mapping[int, int]) -> dict[int, i
 
     Tasks that the stream declares permanent have all of their slots in common from the first of them on: nobody else
     ever takes one of these. A task that comes again was there all the while, and has the same slot.
-
-    Args:
-        stream: experiences in their order.
-        gone: as :func:`departures` returns it; tasks that are not in it stay.
     """
     slots: dict[int, int] = {}
     until: list[int] = []  # of each slot, the last training beside which it is taken

@@ -27,12 +27,7 @@ class SlotError(ValueError):
 @saveable
 @dataclass(frozen=True)
 class Axis:
-    """A dimension of a tensor that is laid out by units.
-
-    Attributes:
-        dim: the dimension, counted from the last one (negative).
-        table: indices of each slot, in an order that is the same for all slots, ``(slots, k)``.
-    """
+    """A dimension of a tensor that is laid out by units."""
 
     dim: int
     table: Tensor
@@ -63,13 +58,6 @@ class SlotTables:
 
     A layer of ``n`` units has ``n // slots`` of them in each slot, one slot after the other; what is left over at its
     end is in no slot.
-
-    Args:
-        model: its networks' units are dealt.
-        slots: number of slots, at least 1 and at most the units of the narrowest layer.
-
-    Raises:
-        SlotError: if its slots can't change places.
     """
 
     def __init__(self, model: MaskedModel, slots: int) -> None:
@@ -170,9 +158,6 @@ def _try_out(model: MaskedModel, tables: SlotTables) -> None:
     """Run the network with other weights, in double precision, before and after its slots changed places.
 
     Entries that no unit stands behind may well be laid out by units (a table of positions, a module of the user's own).
-
-    Raises:
-        SlotError: if it does not compute the same.
     """
     if tables.slots == 1:
         return

@@ -1,9 +1,4 @@
-from .audit_run import log_audit as log_audit
-from .json_lines import JSONLogger as JSONLogger
-from .json_lines import JSONRunError as JSONRunError
-from .json_lines import read_json_run as read_json_run
 from .offline import OfflineRun as OfflineRun
 from .offline import OfflineRunError as OfflineRunError
 from .offline import read_offline_run as read_offline_run
-from .sync import sync as sync
 from .wandb import WandBLogger as WandBLogger

@@ -24,14 +24,6 @@ def axis_of(name: str, callback: str | None, origin: object = None) -> str:
 
     The metric's own, where its class names one (`axis = "event"`). Otherwise everything emitted around an unlearning
     goes over `event`, evaluation over `task`, training over `iteration`.
-
-    Args:
-        name: of the value.
-        callback: the one that it was first seen in; None: outside any.
-        origin: the metric that emitted it; None: not known.
-
-    Raises:
-        ValueError: the metric names an axis that there is none of.
     """
     own = getattr(origin, "axis", None)
     if own is not None:
@@ -54,10 +46,6 @@ class Position:
     experience without a label of its own (none, several, or one that its whole stream shares) goes by its number in the
     stream, else by the number of trainings before it. A position that first hears of a strategy which was trained
     before (loaded, resumed) goes on from there.
-
-    Attributes:
-        iteration, task, event: see the names of the axes.
-        in_training: whether a task is in training.
     """
 
     def __init__(self) -> None:

@@ -32,9 +32,6 @@ class EventTable:
     ``event`` that is not of a single task or layer: first ``JSD_own`` with its order floor, their ratio and the old
     head, then ``AccuracyDifference``, ``Capacity`` … Of several values of one event the last one counts. A row tells
     of the tasks that remained then; rows are never changed later.
-
-    Attributes:
-        changed: whether there is anything that :meth:`table` has not given yet.
     """
 
     def __init__(self) -> None:
@@ -56,13 +53,7 @@ class EventTable:
         self._begin(row, None if record is None else record.remaining)
 
     def take(self, name: str, value: float, axis: str) -> None:
-        """Enter a logged number, if it tells of the last event.
-
-        Args:
-            name: of the value.
-            value: it.
-            axis: along which it is drawn.
-        """
+        """Enter a logged number, if it tells of the last event."""
         if not self._rows:
             return
         row = self._rows[-1]

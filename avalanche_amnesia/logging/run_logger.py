@@ -76,10 +76,6 @@ class RunLogger(BaseLogger, ABC):
 
     In the run's summary stand the values as they are at its end: none of a task from before it was unlearned. Rows, and
     rows of tables, are history: what was logged of a task before it was unlearned stays in them.
-
-    Args:
-        writer: where the run is written.
-        named: whether the run has a name.
     """
 
     def __init__(self, writer: RunWriter, *, named: bool) -> None:
@@ -112,9 +108,6 @@ class RunLogger(BaseLogger, ABC):
         """Take values that are written with the callback that Avalanche sends right after them.
 
         Values for a run that is finished are left out with a warning: an unlearning must not fail for a dashboard.
-
-        Raises:
-            RuntimeError: there are values and the run is missing.
         """
         if not metric_values and not self._pending:
             return
@@ -126,45 +119,24 @@ class RunLogger(BaseLogger, ABC):
         self._pending = list(metric_values)
 
     def log_single_metric(self, name: str, value: Any, x_plot: int) -> None:
-        """Write one value at once; `x_plot` is its iteration.
-
-        Raises:
-            RuntimeError: the run is finished or missing.
-        """
+        """Write one value at once; `x_plot` is its iteration."""
         self._open()
         self.log_metrics([MetricValue(None, name, value, x_plot)])
         self._write_pending()
 
     def log_values(self, values: Mapping[str, Any], axis: str = EVENT) -> None:
-        """Write values that no metric emits, as a row at the run's position.
-
-        Args:
-            values: name → value.
-            axis: along which they are drawn: "iteration", "task" or "event".
-
-        Raises:
-            RuntimeError: the run is finished or missing.
-            ValueError: for an axis that there is none of.
-        """
+        """Write values that no metric emits, as a row at the run's position."""
         self._open()
         at = self._position
         self.log_metrics([MetricValue(_Drawn(axis), name, value, at.iteration) for name, value in values.items()])
         self._write_pending()
 
     def use_record(self, record: UnlearningRecord) -> None:
-        """Say that this run is about a record that another run kept, see :func:`log_audit`.
-
-        Raises:
-            RuntimeError: the run is finished or missing.
-        """
+        """Say that this run is about a record that another run kept, see :func:`log_audit`."""
         self._open().use(record)
 
     def finish(self, exit_code: int = 0) -> None:
-        """End the run, passed in or our own, and return when all of it is stored; again does nothing.
-
-        Args:
-            exit_code: 0 for success; anything else marks the run as failed.
-        """
+        """End the run, passed in or our own, and return when all of it is stored; again does nothing."""
         if self._finished or self._writer is None:
             return
         self._write_pending()

@@ -14,15 +14,7 @@ _OLD_NAMES = {"run": "online", "dryrun": "offline"}
 
 
 def resolve_mode(mode: str | None) -> Mode:
-    """The mode for `wandb.init`, found without network and without a prompt.
-
-    Args:
-        mode: "online", "offline", "disabled", or None: WANDB_MODE, then what `wandb offline` has stored, then
-            "online" where credentials are configured, else "offline".
-
-    Raises:
-        ValueError: `mode` or WANDB_MODE is none of these.
-    """
+    """The mode for `wandb.init`, found without network and without a prompt."""
     if mode is not None:
         if mode not in MODES:
             raise ValueError(f"mode={mode!r} is no W&B mode: pass one of {MODES}, or None to choose by WANDB_MODE")

@@ -24,11 +24,7 @@ _RECORD_TYPE = "unlearning-record"
 
 
 class WandBWriter(RunWriter):
-    """Writes to a W&B run.
-
-    Args:
-        run: as `wandb.init` returns it.
-    """
+    """Writes to a W&B run."""
 
     def __init__(self, run: Any) -> None:
         self.run = run

@@ -7,4 +7,4 @@ from .multi_head import MultiHeadModel as MultiHeadModel
 from .multi_head import UnknownTaskError as UnknownTaskError
 from .task_masked import TaskMaskedModel as TaskMaskedModel
 from .task_norm import TaskNormModel as TaskNormModel
-from .weight_masks import SubnetModel as SubnetModel
+from .weight_masks.subnet import SubnetModel as SubnetModel

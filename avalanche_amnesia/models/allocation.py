@@ -15,18 +15,7 @@ from avalanche_amnesia.transaction import Transaction
 
 @dataclass(frozen=True)
 class UnitAllocation:
-    """The units that one task may use.
-
-    Attributes:
-        own: those that it may take, bool ``(n_units,)``.
-        readable: those of other tasks that it may read, bool ``(n_units,)``.
-        open_tasks: tasks whose units it may read although it shares nothing with them.
-        sharing_tasks: remaining tasks with which it has to share its own units.
-        permanent: whether it is permanent from the start, so that what it adjusts is never to be taken back.
-        blocking_tasks: tasks without which it would have other units.
-        entrywise: whether the optimizer moves every entry by that entry's own gradients alone: under any other one
-            what tasks hold elsewhere leaves a trace too.
-    """
+    """The units that one task may use."""
 
     own: Tensor
     readable: Tensor
@@ -70,21 +59,11 @@ class UnitAllocator:
         """Let tasks that find no units of their own share those of others from now on."""
 
     def begin(self, strategy: Any, model: MaskedModel, task: int) -> UnitAllocation | None:
-        """Units of a task whose training begins; None: all of them.
-
-        Raises:
-            CapacityError: if the task finds none; nothing changed.
-        """
+        """Units of a task whose training begins; None: all of them."""
         return None
 
     def end(self, strategy: Any, model: MaskedModel, before: Mapping[str, Tensor]) -> None:
-        """Bring every task's units to their places, after a training was finished or given up.
-
-        Args:
-            strategy: that trained.
-            model: without a task in training.
-            before: values before the task, by the model's names; empty where there are none.
-        """
+        """Bring every task's units to their places, after a training was finished or given up."""
 
     def recover(self) -> None:
         """Take back a move of units that was interrupted."""
@@ -109,8 +88,4 @@ class Isolation(Protocol):
     """Options of an allocation, which a strategy is given as ``isolation=``."""
 
     def allocator(self, min_units: int) -> UnitAllocator:
-        """An allocator for one run.
-
-        Args:
-            min_units: that a task must find free in every layer.
-        """
+        """An allocator for one run."""

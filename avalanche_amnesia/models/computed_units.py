@@ -28,11 +28,7 @@ EntriesOf = Callable[[Tensor], Mapping[str, OpenEntries]]
 
 
 class EntriesOfMasks:
-    """Entries that fixed masks read, remembered for those that were asked for last.
-
-    Args:
-        entries_of: works them out.
-    """
+    """Entries that fixed masks read, remembered for those that were asked for last."""
 
     def __init__(self, entries_of: EntriesOf) -> None:
         self._entries_of = entries_of
@@ -54,13 +50,6 @@ class ComputedUnits:
 
     Units that were left out are looked at in every step, and come back before their gates are read as anything but 0.
     A mask that no longer changes leaves out exactly what it closes.
-
-    Args:
-        allowed: the units that may open, bool ``(n_units,)``; None: all of them.
-        entries_of: from units to the entries of weights that these read.
-
-    Attributes:
-        entries: parameter name → entries of what is computed, where that is much less than all of them.
     """
 
     def __init__(self, allowed: Tensor | None, entries_of: EntriesOf) -> None:
@@ -84,9 +73,6 @@ class ComputedUnits:
         """Follow a gate that learns.
 
         On an accelerator all that is allowed is computed: it would have to be waited for in every step.
-
-        Args:
-            exponent: ``s·e``, ``(n_units,)``; −∞ for units that may not open.
         """
         if exponent.device.type != "cpu":
             return

@@ -14,20 +14,7 @@ from avalanche_amnesia.unit_graph.units import ALWAYS
 
 
 class Description:
-    """Printed, it is a table; its attributes are what the table says.
-
-    Attributes:
-        rows: per weighted layer: name, kind, units, names of the layers that feed it (``input`` for what is always
-            in use), parameters that its masks cover.
-        shares: rule (``masked``, ``per task``, ``first task only``) → share of the backbone's parameters in [0, 1].
-            The first task alone trains what was declared frozen, and what stands behind values that all tasks read.
-        tried: whether it was tried out that masks protect.
-
-    Args:
-        backbone: whose parameters are counted.
-        graph: its unit graph.
-        tried: as above.
-    """
+    """Printed, it is a table; its attributes are what the table says."""
 
     def __init__(self, backbone: nn.Module, graph: UnitGraph, *, tried: bool) -> None:
         names = list(graph.layers)

@@ -23,16 +23,6 @@ class Gate:
     In the leaves a gate up to :data:`SHUT` is exactly 0. A learned embedding closes units at 1e-20 and less for most of
     an epoch: activations and gradients times that fall below the smallest normal float, with which common processors
     compute several times as slowly. The embedding's own gradient and the regulariser are taken at the exact ``a``.
-
-    Args:
-        embedding: ``e``, ``(n_units,)``.
-        allowed: the units that may open, bool ``(n_units,)``; None: all of them.
-        by_layer: cuts a vector over all units into views by layer.
-        entries_of: from units to the entries of weights that these read.
-
-    Attributes:
-        value: ``a``, ``(n_units,)``.
-        leaves: its layers as the network reads them, by name, and the entries of weights that are computed.
     """
 
     _fixed_at: float | None
@@ -54,12 +44,7 @@ class Gate:
 
     @torch.no_grad()
     def open(self, scale: float, *, learns: bool = True) -> None:
-        """Set the gate to a scale ``s``.
-
-        Args:
-            scale: ``s``.
-            learns: whether its leaves collect gradients. A mask that no longer changes needs none, and is read once.
-        """
+        """Set the gate to a scale ``s``."""
         if not learns and scale == self._fixed_at:
             return
         if self._barred is None:

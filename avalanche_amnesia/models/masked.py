@@ -283,11 +283,7 @@ class MaskedModel(TaskMaskedModel):
 
     @property
     def _in_training(self) -> tuple[int, nn.Parameter, Gate]:
-        """Label, embedding and gate of the task in training.
-
-        Raises:
-            ValueError: between tasks.
-        """
+        """Label, embedding and gate of the task in training."""
         if self.current_task is None or self.embedding is None or self._gate is None:
             raise ValueError("no task is in training: start_task begins one")
         return self.current_task, self.embedding, self._gate

@@ -29,11 +29,7 @@ class UnknownTaskError(KeyError):
 
 
 class NoHead(nn.Module):
-    """Head of a task that was never trained, or was unlearned: equal logits for every class.
-
-    Args:
-        n_classes: classes of the task.
-    """
+    """Head of a task that was never trained, or was unlearned: equal logits for every class."""
 
     def __init__(self, n_classes: int) -> None:
         super().__init__()
@@ -235,11 +231,7 @@ class MultiHeadModel(MultiTaskModule):
 
 
 def inside_backbone(values: Mapping[str, Value]) -> dict[str, Value]:
-    """Values of the backbone's parameters, by their names inside it; those of other parameters are left out.
-
-    Args:
-        values: by the parameters' names in the model.
-    """
+    """Values of the backbone's parameters, by their names inside it; those of other parameters are left out."""
     return {name.removeprefix(_BACKBONE): v for name, v in values.items() if is_inside_backbone(name)}
 
 

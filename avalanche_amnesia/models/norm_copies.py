@@ -23,11 +23,7 @@ def norms_of(backbone: nn.Module) -> dict[str, nn.Module]:
 
 
 class NormCopies:
-    """Norms of a backbone as prototypes, which nobody trains, of the copies that its tasks run through.
-
-    Args:
-        prototypes: the backbone's norms; they stay where they are, and stop learning.
-    """
+    """Norms of a backbone as prototypes, which nobody trains, of the copies that its tasks run through."""
 
     def __init__(self, prototypes: Sequence[nn.Module]) -> None:
         self.prototypes = list(prototypes)
@@ -53,12 +49,7 @@ class NormCopies:
             norm.eval()
 
     def standing_in(self, copies: Iterable[nn.Module], *, learn: bool = True) -> list[tuple[Place, Any]]:
-        """Substitutes during a forward: parameters, statistics and mode of a task's copies.
-
-        Args:
-            copies: of all prototypes, in their order, and then whatever else; none: the prototypes run themselves.
-            learn: whether copies in training mode take the batch's statistics; False: all go by their running ones.
-        """
+        """Substitutes during a forward: parameters, statistics and mode of a task's copies."""
         found: list[tuple[Place, Any]] = []
         for prototype, copy in zip(self.prototypes, copies, strict=False):
             found += [((vars(prototype), name), vars(copy)[name]) for name in ("_parameters", "_buffers")]

@@ -10,12 +10,7 @@ from avalanche_amnesia.unit_graph.task_owned import OwnedSpec, TaskNorm
 
 
 class OwnModules(nn.ModuleDict):
-    """A task's own modules besides its head, by name inside the backbone.
-
-    Attributes:
-        learning: whether their statistics may change: only in their own task's training, whatever data they are run
-            on. An unlearning takes out what later tasks did to parameters; to statistics nobody could.
-    """
+    """A task's own modules besides its head, by name inside the backbone."""
 
     learning = True
 
@@ -33,23 +28,12 @@ class OwnModules(nn.ModuleDict):
         return self
 
     def learn(self, learning: bool, mode: bool) -> None:
-        """Let their statistics change from now on, or not.
-
-        Args:
-            learning: whether they may.
-            mode: the model's: training or evaluation.
-        """
+        """Let their statistics change from now on, or not."""
         self.learning = learning
         self.train(mode)
 
     def settle(self, fresh: OwnModules, owned: Mapping[str, OwnedSpec], use: Tensor) -> None:
-        """End their learning; norms return to their initial values outside the task's mask.
-
-        Args:
-            fresh: as they were in the beginning.
-            owned: what tasks have of their own.
-            use: by number of a set of units, whether the task's mask opens it.
-        """
+        """End their learning; norms return to their initial values outside the task's mask."""
         self.learn(False, False)
         for name, spec in owned.items():
             mine, template = self[name], fresh[name]

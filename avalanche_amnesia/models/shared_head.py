@@ -13,11 +13,7 @@ SHARED_HEAD = "_shared_head"
 
 
 class SharedHead(nn.Module):
-    """Placeholder among the heads, for a task whose head is the one that all tasks share.
-
-    Args:
-        n_classes: of the task, and of all others.
-    """
+    """Placeholder among the heads, for a task whose head is the one that all tasks share."""
 
     def __init__(self, n_classes: int) -> None:
         super().__init__()
@@ -25,11 +21,7 @@ class SharedHead(nn.Module):
 
 
 def add_shared_head(backbone: nn.Module, n_features: int, n_classes: int) -> None:
-    """Give a backbone the head that all tasks share: without a bias, which would belong to all tasks at once.
-
-    Raises:
-        ValueError: for a number of classes that is none.
-    """
+    """Give a backbone the head that all tasks share: without a bias, which would belong to all tasks at once."""
     number = checks.integer(n_classes)
     if number is None or number < 1:
         raise ValueError(f"shared_head must be the number of classes (an int of at least 1) or None: {n_classes!r}")
@@ -39,11 +31,7 @@ def add_shared_head(backbone: nn.Module, n_features: int, n_classes: int) -> Non
 
 
 def stand_in(shared: nn.Linear, n_classes: int) -> SharedHead:
-    """Placeholder among the heads for a task of so many classes.
-
-    Raises:
-        ModelError: if the shared head has another number of classes.
-    """
+    """Placeholder among the heads for a task of so many classes."""
     if n_classes != shared.out_features:
         raise ModelError(
             f"a task has {n_classes} classes, the shared head has {shared.out_features}: all tasks must have the "

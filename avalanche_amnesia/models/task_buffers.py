@@ -35,13 +35,7 @@ class TaskBuffers(nn.Module):
         return tuple(int(name) for name in self._buffers)
 
     def match(self, state: Mapping[str, Tensor], prefix: str, device: torch.device) -> None:
-        """Take on the tasks and shapes of a saved state, ready to load it.
-
-        Args:
-            state: of the model around it.
-            prefix: its own name in there, with the dot.
-            device: where new tensors are made.
-        """
+        """Take on the tasks and shapes of a saved state, ready to load it."""
         saved = {int(name.removeprefix(prefix)): value for name, value in state.items() if name.startswith(prefix)}
         for task in set(self.tasks) - set(saved):
             self.drop(task)

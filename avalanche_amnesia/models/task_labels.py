@@ -17,10 +17,6 @@ class OneTask:
 
     Of these :func:`single_task` knows the task without a look at the tensor, for which an accelerator would have to be
     waited for, in every step.
-
-    Args:
-        task: its label.
-        device: of the mini-batches.
     """
 
     def __init__(self, task: int, device: torch.device) -> None:
@@ -35,11 +31,7 @@ class OneTask:
 
 
 def single_task(task_labels: int | Tensor) -> int | None:
-    """The one task of a batch, None where it mixes several.
-
-    Args:
-        task_labels: one label, or one per sample ``(batch,)``.
-    """
+    """The one task of a batch, None where it mixes several."""
     label = checks.integer(task_labels)
     if label is not None:
         return label
@@ -54,13 +46,7 @@ def single_task(task_labels: int | Tensor) -> int | None:
 
 
 def by_task(x: Tensor, task_labels: int | Tensor, run: Callable[[Tensor, int], Tensor]) -> Tensor:
-    """Apply a function of samples and their task to a batch in which tasks may be mixed.
-
-    Args:
-        x: ``(batch, …)``.
-        task_labels: one label, or one per sample ``(batch,)``.
-        run: from samples and the label of all of them to ``(n, features)``.
-    """
+    """Apply a function of samples and their task to a batch in which tasks may be mixed."""
     single = single_task(task_labels)
     if single is not None:
         return run(x, single)

@@ -21,15 +21,7 @@ class MaskCover(Protocol):
         """The parts of a mask vector, by name, in its order."""
 
     def parameter_use(self, *masks: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Use of every parameter by some masks.
-
-        Args:
-            masks: one mapping per task, part of the mask → ``(…,)``, bool or float; uses add up.
-
-        Returns:
-            Parameter name (inside the backbone) → float32 tensor that broadcasts over the parameter. A parameter that
-            no mask can ever cover, because no task trains it, is left out.
-        """
+        """Use of every parameter by some masks."""
 
     def reads(self, mask: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
         """Parameter by parameter, which entries one mask covers: bool tensors that broadcast over the parameters."""
@@ -39,11 +31,7 @@ class MaskCover(Protocol):
 
 
 class TaskMasks(Mapping[int, Mapping[str, Tensor]]):
-    """Binary masks of a model's trained tasks; each is made when it is asked for, as many ask for the labels alone.
-
-    Args:
-        model: its masks.
-    """
+    """Binary masks of a model's trained tasks; each is made when it is asked for, as many ask for the labels alone."""
 
     def __init__(self, model: TaskMaskedModel) -> None:
         self._model = model
@@ -176,11 +164,7 @@ class TaskMaskedModel(MultiHeadModel, ABC):
         """Give up the task in training, with everything that is its own."""
 
     def _check_same_training(self, state: Mapping[str, Any]) -> None:
-        """Let a state from the middle of a task's training back into that training alone (early stopping does so).
-
-        Raises:
-            ValueError: if another task, or none, is in training, or other tasks have masks by now.
-        """
+        """Let a state from the middle of a task's training back into that training alone (early stopping does so)."""
         if self.current_task is None or state.keys() != self.state_dict().keys():
             now = "none is in training now" if self.current_task is None else f"in training is task {self.current_task}"
             raise ValueError(

@@ -19,18 +19,6 @@ ALL_LAYERS = "all"
 def utilisation(model: MaskedModel, *, counts: bool = False) -> pd.DataFrame:
     """Units that each remaining task's mask opens, layer by layer.
 
-    Args:
-        model: its masks are those of the remaining tasks; a task in training is not among them.
-        counts: numbers of open units instead of shares of the layer.
-
-    Returns:
-        One row per masked layer, in the model's order, and a last row ``all`` for the whole network. One column per
-        task label (int), in the order of training; ``any``: units that some task uses (the cumulative mask);
-        ``units``: how many there are (int). Values but for ``units``: float share in [0, 1], or int numbers.
-
-    Raises:
-        ValueError: if a layer of the model is itself called ``all``.
-
     >>> from avalanche_amnesia.models import MLP, MaskedModel
     >>> model = MaskedModel(MLP(4, hidden=(2,), features=4))
     >>> for task, embedding in enumerate(([1, -1, 1, 1, -1, -1], [1, -1, 1, -1, -1, 1])):

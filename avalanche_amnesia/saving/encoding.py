@@ -26,14 +26,7 @@ GIVEN = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.
 
 @dataclass(frozen=True)
 class Adapter:
-    """Way of another library's objects into a state and back, by plain values.
-
-    Attributes:
-        name: in the state.
-        kind: class of the objects.
-        take: plain values of one.
-        make: a new one from these.
-    """
+    """Way of another library's objects into a state and back, by plain values."""
 
     name: str
     kind: type
@@ -47,12 +40,6 @@ class Encoder:
     An object is its attributes, under the name of its class; one that lies at two places is encoded once. The numbers
     are exact to the bit. Tensors of an object whose class says so (``saved_apart = True``) are a group of their own: a
     file that other states can share.
-
-    Args:
-        known: objects that whoever loads the state has already, by name: the model, its parameters, the optimizer.
-        adapters: for objects of other libraries.
-        given: other libraries' classes of which a script gives the objects; those of this package say so themselves
-            (``given_by_the_script = True``). As functions, they are named and not held.
     """
 
     def __init__(
@@ -66,15 +53,7 @@ class Encoder:
         self._alive: list[object] = []  # an id is a name only as long as its object lives
 
     def encode(self, value: Any, path: str) -> Any:
-        """JSON of a value.
-
-        Args:
-            value: to be saved.
-            path: to it, for the message.
-
-        Raises:
-            StateError: for what can't be saved.
-        """
+        """JSON of a value."""
         if value is None or type(value) in (bool, int, str):
             return value
         if type(value) is float:
@@ -166,13 +145,6 @@ class Decoder:
 
     No code is run that the state names: an object that is there already gets its values back in place, one that is not
     is made only where its class is :func:`~avalanche_amnesia.saving.saveable`.
-
-    Args:
-        tensors: by group and name.
-        known: objects by name, as in :class:`Encoder`.
-        templates: makes modules of which one may stand for a saved module that is not there.
-        device: of what did not lie in the main memory.
-        adapters: as in :class:`Encoder`.
     """
 
     def __init__(
@@ -189,16 +161,7 @@ class Decoder:
         self._decoded: dict[tuple[str, str], Tensor] = {}
 
     def decode(self, code: Any, there: Any, path: str) -> Any:
-        """The value of a code.
-
-        Args:
-            code: as :meth:`Encoder.encode` wrote it.
-            there: what lies at its place in the object that the state is loaded into; changed in place if it can be.
-            path: to it, for the message.
-
-        Raises:
-            StateError: for a code that does not fit what is there.
-        """
+        """The value of a code."""
         if code is None or type(code) in (bool, int, float, str):
             return code
         if type(code) is list:

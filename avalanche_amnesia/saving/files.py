@@ -31,17 +31,6 @@ def write_state(
 
     Tensors lie in files named after their content; those that are there already are not written again, and those that
     the new state does not name are deleted.
-
-    Args:
-        path: the directory; made if it does not exist.
-        body: of plain values.
-        tensors: name of a group → names → tensors.
-        blobs: directory for the tensors of many states, where files that no state names are left alone; by default
-            ``path``.
-
-    Raises:
-        StateError: if the directory holds anything else.
-        OSError: if it can't be written; the old state is as it was.
     """
     refuse_foreign(path)
     path.mkdir(parents=True, exist_ok=True)
@@ -53,11 +42,7 @@ def write_state(
 
 
 def refuse_foreign(path: Path) -> None:
-    """Raise unless a state may be written to a directory: it holds one, or nothing, or does not exist.
-
-    Raises:
-        StateError: if it is a file, or holds other files.
-    """
+    """Raise unless a state may be written to a directory: it holds one, or nothing, or does not exist."""
     if not path.exists():
         return
     if not path.is_dir():
@@ -69,25 +54,13 @@ def refuse_foreign(path: Path) -> None:
 
 
 def read_state(path: Path, blobs: Path | None = None) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
-    """Body and tensors of a state; runs no code from it.
-
-    Args:
-        path: its directory.
-        blobs: where the tensors lie; by default ``path``.
-
-    Raises:
-        StateError: if there is none, or it is damaged, truncated or of another format.
-    """
+    """Body and tensors of a state; runs no code from it."""
     body, files = read_body(path)
     return body, {group: _read_blob((blobs or path) / name) for group, name in files.items()}
 
 
 def read_body(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
-    """Body of a state, and the files of its groups of tensors.
-
-    Raises:
-        StateError: if there is none, or it is damaged, truncated or of another format.
-    """
+    """Body of a state, and the files of its groups of tensors."""
     file = path / STATE
     if not file.is_file():
         raise StateError(

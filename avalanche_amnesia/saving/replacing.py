@@ -5,15 +5,7 @@ from pathlib import Path
 
 
 def replace_file(file: Path, content: bytes) -> None:
-    """Write a file as a whole or not at all: killed at any moment, there is the old one or the new one.
-
-    Args:
-        file: in a directory that exists.
-        content: all of it.
-
-    Raises:
-        OSError: if it can't be written.
-    """
+    """Write a file as a whole or not at all: killed at any moment, there is the old one or the new one."""
     part = file.with_name(f"{file.name}.part")
     with part.open("wb") as opened:
         opened.write(content)

@@ -20,24 +20,7 @@ from avalanche_amnesia.training.update_rules import AdjustmentRule, AdjustSpace,
 
 
 class Adjuster:
-    """Applies a rule to a backbone around each optimizer step.
-
-    Args:
-        rule: what is held back; started.
-        space: ``update`` or ``gradient``.
-        use: what the remaining tasks use.
-        parameters: the backbone's, by name inside the backbone.
-        before: their values when the task began; a frozen entry is put back to these after every step.
-        layer_of: from a parameter's name to the index of its layer in the vector of layer sparsities.
-        zero_rests: whether the optimizer leaves an entry whose gradient is 0 as it is, bit for bit. Where entries are
-            frozen or free, and nothing between, their gradients are then set to 0, which costs less than putting the
-            entries back, and comes to the same.
-        linear: whether its step is, besides, the gradient times one number. Then shares between are held back by the
-            gradients as well, which comes to the same but for rounding.
-
-    Attributes:
-        on_gradients: whether gradients are scaled in front of the step, and nothing is taken back behind it.
-    """
+    """Applies a rule to a backbone around each optimizer step."""
 
     def __init__(
         self,

@@ -7,15 +7,15 @@ from typing import Any, Literal
 from torch.optim import Optimizer
 
 from avalanche_amnesia import checks
+from avalanche_amnesia.contrib.ablations.scaled_updates import ScaledUpdatesPlugin
+from avalanche_amnesia.contrib.repair.plugin import RepairPlugin
+from avalanche_amnesia.contrib.shadows.plugin import BackupPlugin
 from avalanche_amnesia.models.allocation import Isolation
 from avalanche_amnesia.models.masked import MaskedModel
 from avalanche_amnesia.training.hard_attention import HardAttention
 from avalanche_amnesia.training.plugins.adahat import AdaHATPlugin
-from avalanche_amnesia.training.plugins.backup import BackupPlugin
 from avalanche_amnesia.training.plugins.counterfactual import CounterfactualPlugin
 from avalanche_amnesia.training.plugins.hat import HATPlugin, IsolationChoice
-from avalanche_amnesia.training.plugins.repair import RepairPlugin
-from avalanche_amnesia.training.plugins.scaling import ScaledUpdatesPlugin
 from avalanche_amnesia.training.plugins.shared_counterfactual import SharedHeadCounterfactualPlugin
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin, recorder_of
 from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin

@@ -14,13 +14,7 @@ _BLOCK = 2**17
 
 
 class _RowsAndColumns:
-    """Shares ``min(rows, columns)`` of a matrix, computed by blocks of rows.
-
-    Args:
-        rows: ``(n, 1)``.
-        columns: ``(1, m)``.
-        room: to compute in, at least a block.
-    """
+    """Shares ``min(rows, columns)`` of a matrix, computed by blocks of rows."""
 
     def __init__(self, rows: Tensor, columns: Tensor, room: Tensor) -> None:
         self.rows, self.columns = rows, columns
@@ -39,9 +33,6 @@ class ConstantShares:
 
     Those of a large matrix are mostly the least of one number per row and one per column: a block of rows at a time is
     computed from these, which takes about as long as reading it would.
-
-    Args:
-        shares: one tensor per parameter, of its shape; best an expanded one where neighbours have one in common.
     """
 
     def __init__(self, shares: Sequence[Tensor]) -> None:

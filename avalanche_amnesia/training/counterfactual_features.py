@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from avalanche_amnesia.export.features import FeatureSubnet, feature_subnet
+from avalanche_amnesia.contrib.export.features import FeatureSubnet, feature_subnet
 from avalanche_amnesia.models.masked import MaskedModel
 from avalanche_amnesia.models.modes import evaluating
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
@@ -32,12 +32,6 @@ class CounterfactualFeatures:
     """Features of a task's samples, and running statistics of its norms, by the backbone as it is when called.
 
     Where a pass over all samples is long enough, it goes through the task's open units alone.
-
-    Args:
-        model: any masked model.
-        task: a task with a kept mask.
-        x: samples ``(n, …)``.
-        mb_size: samples in a mini-batch of its training.
     """
 
     def __init__(self, model: TaskMaskedModel, task: int, x: Tensor, mb_size: int) -> None:

@@ -27,11 +27,7 @@ class EpochLosses:
         self._batches += 1
 
     def end_epoch(self) -> bool:
-        """Begin a new epoch, and tell whether the one before ended with a loss that had hardly fallen.
-
-        Returns:
-            False before the first epoch, and for a loss that was not above 0.
-        """
+        """Begin a new epoch, and tell whether the one before ended with a loss that had hardly fallen."""
         if self._first is None or self._sum is None:
             return False
         first, mean = float(self._first), float(self._sum) / self._batches

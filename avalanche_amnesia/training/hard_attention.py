@@ -124,11 +124,7 @@ class HardAttention:
 
 
 def with_settings(masks: HardAttention, settings: dict[str, Any]) -> HardAttention:
-    """Settings of masks with single ones replaced.
-
-    Raises:
-        TypeError: for a name that they don't have; names the nearest one.
-    """
+    """Settings of masks with single ones replaced."""
     checks.instance("masks", masks, HardAttention, "HardAttention(s_max=100)")
     checks.known_options(settings, [field.name for field in fields(HardAttention)], "HardAttention")
     return replace(masks, **settings)

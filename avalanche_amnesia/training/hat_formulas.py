@@ -17,18 +17,7 @@ LayerSparsity = Sequence[float | Tensor]
 
 
 def mask_scale(batch: int, n_batches: int, s_max: float, annealing: Annealing = "linear") -> float:
-    """Scale ``s`` of the gate for one mini-batch of an epoch.
-
-    Args:
-        batch: index of the mini-batch in its epoch, from 0.
-        n_batches: mini-batches per epoch.
-        s_max: largest scale.
-        annealing: ``linear``: ``1/s_max + (s_max - 1/s_max)·b/(B-1)`` (HAT); ``cosine``: ``s_max/2·(1 + cos 2πp)``
-            (HAT-CL), never below ``1/s_max``.
-
-    Returns:
-        The scale; ``s_max`` where an epoch is one batch.
-    """
+    """Scale ``s`` of the gate for one mini-batch of an epoch."""
     progress = batch / (n_batches - 1) if n_batches > 1 else 1.0
     if annealing == "cosine":
         return max(s_max / 2 * (1 + math.cos(2 * math.pi * progress)), 1 / s_max)
@@ -36,13 +25,7 @@ def mask_scale(batch: int, n_batches: int, s_max: float, annealing: Annealing = 
 
 
 def embedding_gradient(of_gate: Tensor, gate: Tensor, scale: float) -> Tensor:
-    """``∂loss/∂e = ∂loss/∂a · (1 - a)·a·s`` for the gate ``a = σ(s·e)``: exactly 0 where the sigmoid is saturated.
-
-    Args:
-        of_gate: ``∂loss/∂a``, ``(units,)``.
-        gate: ``a``, ``(units,)``.
-        scale: ``s``.
-    """
+    """``∂loss/∂e = ∂loss/∂a · (1 - a)·a·s`` for the gate ``a = σ(s·e)``: exactly 0 where the sigmoid is saturated."""
     return torch.ops.aten.sigmoid_backward(of_gate, gate).mul_(scale)
 
 
@@ -51,13 +34,6 @@ def compensate_(gradient: Tensor, embedding: Tensor, scale: float, s_max: float,
 
     ``q ← s_max·[cosh(clamp(s·e, ±c)) + 1] / (s·[cosh(e) + 1]) · q``, evaluated as published: the shorter form that
     algebra allows differs in float32, where a saturated sigmoid must let no gradient through.
-
-    Args:
-        gradient: ``q``, shape ``(units,)``; changed in place.
-        embedding: ``e``, shape ``(units,)``.
-        scale: ``s`` of the mini-batch.
-        s_max: largest scale.
-        clamp: ``c``.
     """
     numerator = (embedding * scale).clamp_(-clamp, clamp).cosh_().add_(1)
     gradient.mul_(numerator).mul_(s_max / scale).div_(embedding.cosh().add_(1))
@@ -67,17 +43,6 @@ def initial_embedding(
     kind: EmbeddingInit, n_units: int, generator: torch.Generator, last: Tensor | None = None, *, n_tasks: int
 ) -> Tensor:
     """Initial embedding of a task, ``(n_units,)``.
-
-    Args:
-        kind: ``normal`` N(0, 1) (HAT), ``uniform`` U(-1, 1), ``positive`` U(0, 1), ``negative`` U(-1, 0), ``ones``
-            (HAT-CL), ``open`` U(1, 1.01): all open, and in an order where nothing else tells two apart, ``last``: the
-            last remaining task's final embedding (``normal`` for the first task), ``sparse``: |N(0, 1)|, above 0
-            (open) with probability 1/T and below otherwise, independently by unit, so that a task opens its share of
-            a layer on average (``normal`` for T = 2, all open for T = 1).
-        n_units: entries.
-        generator: seeded from (seed, task).
-        last: that embedding, for ``last``.
-        n_tasks: ``T >= 1``, tasks of the stream, for ``sparse``.
 
     Reference: Serrà et al., ICML 2018; ``ones`` and an initialisation by share: Duan, HAT-CL, 2023.
     """
@@ -102,17 +67,7 @@ def layer_rows(sizes: Sequence[int], device: torch.device) -> Tensor:
 
 
 class SparsityRegulariser:
-    """``λ·R``: how much of what is still free the current mask takes; all but the mask is constant within a task.
-
-    Args:
-        weight: ``λ``.
-        mode: ``original`` ``R = Σ a(1-a^{<t}) / Σ (1-a^{<t})`` over all layers; ``cross`` the mean of R and
-            ``1 - Σ a·a^{<t} / Σ a^{<t}`` (R where nothing is in use yet); ``quota`` ``Σ_l max(R_l - 1/T, 0)`` with
-            ``R_l = Σ a(1-a^{<t}) / Σ (1-a^{<t})`` of one layer (HAT-CL, eq. 5).
-        in_use: cumulative mask ``a^{<t}``, bool ``(n_units,)``.
-        sizes: units of each layer, summing up to ``n_units``.
-        n_tasks: ``T``, for ``quota``; infinity takes the quota away and leaves ``Σ_l R_l``.
-    """
+    """``λ·R``: how much of what is still free the current mask takes; all but the mask is constant within a task."""
 
     def __init__(self, weight: float, mode: SparsityMode, in_use: Tensor, sizes: Sequence[int], n_tasks: float) -> None:
         self.weight, self.mode, self.quota = weight, mode, 1 / n_tasks

@@ -23,15 +23,7 @@ _BATCH = 512
 @saveable
 @dataclass(frozen=True)
 class FittedHead:
-    """Head and statistics of a task, fitted to the model as it is, or as it would be without some other tasks.
-
-    Attributes:
-        weight: ``(classes, features)``, or some columns of it.
-        bias: ``(classes,)``; None where it stays.
-        columns: bool ``(features,)``, which columns ``weight`` holds; None: all.
-        others_zero: whether the other columns are 0; they stay as they are otherwise.
-        statistics: of the task's norms in that model, by name in its parts; empty without running statistics.
-    """
+    """Head and statistics of a task, fitted to the model as it is, or as it would be without some other tasks."""
 
     weight: Tensor
     bias: Tensor | None = None
@@ -71,21 +63,7 @@ class FittedHead:
 def fitted_head(
     model: TaskMaskedModel, task: int, features: Tensor, labels: Tensor, gone: Collection[int] = ()
 ) -> FittedHead | None:
-    """Head of a task for these features; of a head that all tasks share, the columns that no other task reads.
-
-    Args:
-        model: its masks say which columns are the task's.
-        task: with a kept mask.
-        features: ``(n, features)``.
-        labels: ``(n,)``.
-        gone: tasks whose masks don't count.
-
-    Returns:
-        None where the task has no column of its own.
-
-    Raises:
-        FitError: for features that are not finite, or overflow when multiplied.
-    """
+    """Head of a task for these features; of a head that all tasks share, the columns that no other task reads."""
     shared = model.shared_head if isinstance(model, MaskedModel) else None
     if shared is None:
         held = dict(model.head(task).named_parameters())
@@ -124,16 +102,7 @@ def _own_columns(model: MaskedModel, task: int, gone: Collection[int]) -> Tensor
 
 @torch.no_grad()
 def fit_trained_head(strategy: Any, task: int, seed: int) -> str | None:
-    """Fit the head of a task whose mask has just been kept, in the place of the one that was trained under its gate.
-
-    Args:
-        strategy: behind the last epoch of the task's training.
-        task: its label.
-        seed: of the draw of samples.
-
-    Returns:
-        Warning where it stays as it was trained.
-    """
+    """Fit the head of a task whose mask has just been kept, in the place of the one that was trained under its gate."""
     model: TaskMaskedModel = strategy.model
     x, labels = training_samples(strategy, MOST_SAMPLES, seed)
     like = next(p for p in model.parameters() if p.is_floating_point())

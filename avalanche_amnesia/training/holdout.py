@@ -15,14 +15,7 @@ from avalanche_amnesia.training.plugins.in_memory_loader import TensorBatches
 
 
 class Holdout:
-    """The validation part of one task's training data.
-
-    Args:
-        strategy: whose ``adapted_dataset`` is the task's whole data; afterwards it is the rest.
-        share: of the data to hold out, in (0, 1); at least one sample is held out and one is left.
-        seed: the draw derives from it and the task.
-        task: label of the task.
-    """
+    """The validation part of one task's training data."""
 
     def __init__(self, strategy: Any, share: float, seed: int, task: int) -> None:
         whole = strategy.adapted_dataset

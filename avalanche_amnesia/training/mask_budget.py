@@ -21,17 +21,7 @@ def units_within(
     *,
     min_units: int,
 ) -> Tensor:
-    """Mask that keeps to a budget in every layer, bool ``(n_units,)``.
-
-    Args:
-        model: names the layers.
-        embedding: of the task's mask at the end of its warm-up, ``(n_units,)``.
-        allowed: units that the task may open, bool ``(n_units,)``.
-        in_use: units that other tasks use, bool ``(n_units,)``.
-        new: share of the free units that it takes; at least one where one is free.
-        reused: largest share of the units in use that it reads, of those whose embedding is above 0.
-        min_units: a layer never has fewer open units.
-    """
+    """Mask that keeps to a budget in every layer, bool ``(n_units,)``."""
     read = strongest_units(model, embedding, allowed & in_use, lambda n: _whole(reused * n)) & (embedding > 0)
     taken = strongest_units(model, embedding, allowed & ~in_use, lambda n: max(1, _whole(new * n)))
     rank = embedding.masked_fill(read | taken, torch.inf)  # what is open already counts first
@@ -39,14 +29,7 @@ def units_within(
 
 
 def strongest_units(model: MaskedModel, embedding: Tensor, among: Tensor, how_many: Callable[[int], int]) -> Tensor:
-    """Units of the largest embeddings in each layer, bool ``(n_units,)``.
-
-    Args:
-        model: names the layers.
-        embedding: ``(n_units,)``.
-        among: units that count, bool ``(n_units,)``.
-        how_many: of a layer, by the number of its units that count.
-    """
+    """Units of the largest embeddings in each layer, bool ``(n_units,)``."""
     strongest, start = torch.zeros_like(among), 0
     for layer in model.graph.layers.values():
         part = slice(start, start + layer.units)

@@ -23,17 +23,7 @@ class MaskWarning(RuntimeWarning):
 
 
 def near_chance(model: TaskMaskedModel, strategy: Any, task: int, seed: int) -> str | None:
-    """Warning for a task whose training samples are classified hardly better than by its most frequent class.
-
-    Args:
-        model: with the task's final mask and head.
-        strategy: behind the task's training.
-        task: its label.
-        seed: of the draw of at most 256 samples.
-
-    Returns:
-        None where there is nothing to warn of, or labels are no classes.
-    """
+    """Warning for a task whose training samples are classified hardly better than by its most frequent class."""
     try:
         hits, labels = _hits(model, strategy, task, seed)
         guess = float(labels.bincount().max()) / len(labels)
@@ -60,14 +50,7 @@ def _hits(model: TaskMaskedModel, strategy: Any, task: int, seed: int) -> tuple[
 
 
 def closed_layers(task: int, mask: Mapping[str, Tensor], allowed: Mapping[str, Tensor], min_units: int) -> str | None:
-    """Warning for layers that a mask has closed but for the units that it was not allowed to close.
-
-    Args:
-        task: its label.
-        mask: binary, by layer.
-        allowed: units that the task may open, by layer.
-        min_units: that are open in any case.
-    """
+    """Warning for layers that a mask has closed but for the units that it was not allowed to close."""
     least = {
         name: int(units.sum())
         for name, units in mask.items()
@@ -82,13 +65,7 @@ def closed_layers(task: int, mask: Mapping[str, Tensor], allowed: Mapping[str, T
 
 
 def whole_layers(task: int, mask: Mapping[str, Tensor], n_batches: int) -> str | None:
-    """Warning for a mask that opens every unit although a regulariser should have closed some.
-
-    Args:
-        task: its label.
-        mask: binary, by layer.
-        n_batches: mini-batches of the task's training.
-    """
+    """Warning for a mask that opens every unit although a regulariser should have closed some."""
     if not all(bool(units.all()) for units in mask.values()):
         return None
     return (
@@ -102,13 +79,6 @@ def full_layers(task: int, free: Mapping[str, Tensor], n_tasks: int, to_come: in
     """Warning for layers that hold too little for the tasks to come, at what tasks have taken so far.
 
     Masks take less where less is free, so that a third of the need is thought enough.
-
-    Args:
-        task: its label.
-        free: units that no task uses, by layer.
-        n_tasks: that use the others.
-        to_come: further tasks of the stream, at least 1.
-        share: of the free units that the next task takes under its budget; None without one.
     """
     short = {}
     for name, units in free.items():

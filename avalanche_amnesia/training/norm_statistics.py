@@ -20,11 +20,6 @@ class TaskStatistics:
     What training leaves behind lags behind the weights where it was short, and mixes the soft masks of every scale
     with hard ones. So the statistics are taken again from the last mini-batches: the very tensors that the network
     was given, after every transform and plugin.
-
-    Args:
-        model: in which the task is trained.
-        task: its label; it has its norms already.
-        n_batches: mini-batches to hold; 0, or a task without running statistics: none are held, nothing is changed.
     """
 
     def __init__(self, model: TaskMaskedModel, task: int, n_batches: int) -> None:
@@ -33,12 +28,7 @@ class TaskStatistics:
         self._seen: deque[Tensor] = deque(maxlen=n_batches if self._norms else 0)
 
     def see(self, x: Tensor, labels: Tensor) -> None:
-        """Hold a mini-batch instead of the oldest one.
-
-        Args:
-            x: ``(batch, …)``.
-            labels: task labels ``(batch,)``; other tasks' samples (replay) are left out.
-        """
+        """Hold a mini-batch instead of the oldest one."""
         if self._norms:
             self._seen.append(x if single_task(labels) == self.task else x[labels == self.task])
 
@@ -51,12 +41,7 @@ class TaskStatistics:
         self.retake_for(self.model.task_parts(self.task), lambda x: self.model.features(x, self.task))
 
     def retake_for(self, parts: nn.Module | None, run: Callable[[Tensor], object]) -> None:
-        """Set the statistics of a copy of the task's own modules in the same way.
-
-        Args:
-            parts: in evaluation mode.
-            run: runs the network that they are part of.
-        """
+        """Set the statistics of a copy of the task's own modules in the same way."""
         with evaluating(self.model):
             retake(running_norms(parts), [x for x in self._seen if len(x) > 1], run)
 
@@ -68,13 +53,7 @@ def running_norms(parts: nn.Module | None) -> list[Any]:
 
 
 def retake(norms: Sequence[Any], batches: Iterable[Tensor], run: Callable[[Tensor], object]) -> None:
-    """Set running statistics to their plain averages over mini-batches.
-
-    Args:
-        norms: whose statistics; in evaluation mode, also afterwards.
-        batches: ``(batch, …)`` each, at least two samples.
-        run: runs the network that the norms are part of, in evaluation mode, without gradients.
-    """
+    """Set running statistics to their plain averages over mini-batches."""
     # Only the norms train: all else stays in evaluation mode, so that they see what they will see in testing. All of
     # them in one pass: a norm in training normalises by its batch, so those behind it read no stale statistic of it.
     momenta = [norm.momentum for norm in norms]

@@ -19,18 +19,7 @@ FAINT = 2.0**26
 
 
 def check_optimizer(optimizer: Any, own: Iterable[nn.Parameter], new: Iterable[nn.Parameter] = ()) -> None:
-    """Check that an optimizer can train a model, task after task.
-
-    Args:
-        optimizer: that was given.
-        own: the model's parameters.
-        new: parameters like those that every task adds.
-
-    Raises:
-        TypeError: for what is no optimizer, the class of one too.
-        ValueError: for an optimizer that needs a closure or sparse gradients, that steps matrices alone where there
-            are others, that is over other parameters than the model's, or that can't begin anew (an older Adagrad).
-    """
+    """Check that an optimizer can train a model, task after task."""
     if not isinstance(optimizer, Optimizer):
         given = f"the class {optimizer.__name__}" if isinstance(optimizer, type) else repr(optimizer)
         raise TypeError(f"optimizer must be a torch optimizer, got {given}: Adam(model.parameters(), lr=1e-3)")
@@ -66,15 +55,7 @@ def check_optimizer(optimizer: Any, own: Iterable[nn.Parameter], new: Iterable[n
 
 
 def check_sibling(optimizer: Optimizer, option: str) -> None:
-    """Check that an optimizer of the same class and settings can be made for a vector.
-
-    Args:
-        optimizer: the strategy's.
-        option: by which the user gives another one.
-
-    Raises:
-        ValueError: if not.
-    """
+    """Check that an optimizer of the same class and settings can be made for a vector."""
     if not _can_step(optimizer, 1):
         name = type(optimizer).__name__
         raise ValueError(
@@ -106,13 +87,7 @@ def can_begin_anew(optimizer: Optimizer) -> bool:
 
 
 def sibling_optimizer(optimizer: Optimizer, parameters: Sequence[nn.Parameter], **changed: Any) -> Optimizer:
-    """A new optimizer of the same class and settings, over other parameters.
-
-    Args:
-        optimizer: the strategy's.
-        parameters: what the new one steps.
-        changed: settings that differ; those that the class does not have are left out.
-    """
+    """A new optimizer of the same class and settings, over other parameters."""
     known = inspect.signature(type(optimizer)).parameters
     settings = {name: value for name, value in {**optimizer.defaults, **changed}.items() if name in known}
     return type(optimizer)(parameters, **settings)
@@ -155,9 +130,6 @@ class BareStep:
     """An optimizer's step without the profiling hooks around it, which cost more than the step of few numbers.
 
     To be called where no gradients are recorded; clears faint numbers by itself.
-
-    Args:
-        optimizer: over any parameters.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
@@ -174,11 +146,7 @@ class BareStep:
 
 
 class BareAdam(BareStep):
-    """Adam's step of one tensor: once the first one has made its state, by its fused kernel alone, in half the time.
-
-    Args:
-        optimizer: torch's Adam over one parameter, with ``fused=True`` and without amsgrad.
-    """
+    """Adam's step of one tensor: once the first one has made its state, by its fused kernel alone, in half the time."""
 
     def _advance(self) -> None:
         (group,) = self.optimizer.param_groups
@@ -213,11 +181,6 @@ def clear_faint(optimizer: Optimizer, step: int) -> None:
     within 800 steps and stays there for ever; under Adam with weight decay the parameter does so too. Common processors
     compute several times as slowly with such numbers. Every entry goes by itself, so that it does not matter where in a
     tensor a unit lies.
-
-    Args:
-        optimizer: any, right behind its step; parameters without a gradient are left alone, and of its state only
-            tensors of their parameter's shape are looked at.
-        step: how many came before within the task.
     """
     if step % FADING:
         return
@@ -235,12 +198,6 @@ def follow_model(
 
     The host looks through the whole optimizer for each parameter, which with hundreds of tasks is most of a task's
     start, and it can't place a new head where there are several parameter groups: new ones go to the first here.
-
-    Args:
-        optimizer: the strategy's. What the model has no longer stays in it.
-        parameters: the model's, by name.
-        known: those of the last call, by name: one that was replaced since gives its place to the new one.
-        fresh: drop the state of all of them, not only of those that are new.
     """
     places = {id(p): (group["params"], at) for group in optimizer.param_groups for at, p in enumerate(group["params"])}
     for name, parameter in parameters.items():

@@ -22,15 +22,7 @@ from avalanche_amnesia.transaction import Transaction
 @saveable
 @dataclass(frozen=True)
 class Samples:
-    """Samples of one task, in the order in which they were drawn: any first part of them is a uniform sample too.
-
-    Attributes:
-        x: inputs ``(n, …)``.
-        y: labels ``(n,)``.
-        logits: what the model gave when they were stored, or :meth:`TaskMemory.renew` was called, ``(n, classes)``.
-            NaN where a sample has none: once a task that had a part in them is gone, they would bring some of it back.
-        known: the tasks that had a part in them.
-    """
+    """Samples of one task, in the order in which they were drawn: any first part of them is a uniform sample too."""
 
     x: Tensor
     y: Tensor
@@ -59,19 +51,7 @@ class Samples:
 
 
 class TaskMemory:
-    """A reservoir per task: a uniform sample of its training data on the CPU, drawn from (seed, task) alone.
-
-    Args:
-        memory_per_task: so many samples are held of each task, at least 1.
-        seed: every draw derives from it and the task.
-        size: of all tasks together instead, in equal parts: those of earlier tasks shrink as tasks come; at least 1.
-
-    Attributes:
-        samples: task → :class:`Samples`; remaining tasks only.
-
-    Raises:
-        ValueError: for a value that is not allowed.
-    """
+    """A reservoir per task: a uniform sample of its training data on the CPU, drawn from (seed, task) alone."""
 
     def __init__(self, memory_per_task: int, seed: int, size: int | None = None) -> None:
         self.memory_per_task = checks.whole_number("memory_per_task", memory_per_task)
@@ -80,14 +60,7 @@ class TaskMemory:
         self.samples: Mapping[int, Samples] = {}
 
     def store(self, model: MultiHeadModel, experience: Any, task: int, known: Collection[int] | None = None) -> None:
-        """Draw samples of a task that has just been trained, with the logits that the model gives now.
-
-        Args:
-            model: that was trained.
-            experience: the task's data.
-            task: its label.
-            known: the tasks that have a part in these logits; by default all that the model has.
-        """
+        """Draw samples of a task that has just been trained, with the logits that the model gives now."""
         others = {other: samples for other, samples in self.samples.items() if other != task}
         quota = self.memory_per_task if self.size is None else self.size // (len(others) + 1)
         generator = torch.Generator().manual_seed(derive_seed(self.seed, "memory", task))
@@ -97,13 +70,7 @@ class TaskMemory:
         self.samples = {other: samples.first(quota) for other, samples in others.items()} | {task: stored}
 
     def renew(self, model: MultiHeadModel, task: int, *, only_right: bool = False) -> None:
-        """Store the logits that the model gives now in place of a task's older ones.
-
-        Args:
-            model: that gives them.
-            task: whose samples they are for.
-            only_right: store none where the largest is not the label's.
-        """
+        """Store the logits that the model gives now in place of a task's older ones."""
         held = self.samples[task]
         logits = _logits(model, held.x, task)
         if only_right:
@@ -111,16 +78,7 @@ class TaskMemory:
         self.samples = {**self.samples, task: replace(held, logits=logits, known=frozenset(model.tasks))}
 
     def draw(self, tasks: Collection[int], n: int, generator: torch.Generator | None = None) -> dict[int, Samples]:
-        """A batch drawn without replacement from what is held of some tasks together.
-
-        Args:
-            tasks: those to draw from; at least one of them is held.
-            n: samples, or all there are.
-            generator: to draw with; None: torch's own stream.
-
-        Returns:
-            Task → its part of the batch; tasks without one are left out.
-        """
+        """A batch drawn without replacement from what is held of some tasks together."""
         held = {task: samples for task, samples in self.samples.items() if task in tasks}
         of = torch.cat([torch.full((len(samples),), task) for task, samples in held.items()])
         within = torch.cat([torch.arange(len(samples)) for samples in held.values()])
@@ -129,15 +87,7 @@ class TaskMemory:
         return {task: part for task, part in parts.items() if len(part)}
 
     def forget(self, tasks: Collection[int], change: Transaction) -> int:
-        """Drop everything of some tasks: their samples, and others' logits that they had a part in.
-
-        Args:
-            tasks: that go.
-            change: receives this change, and the way back from later ones too.
-
-        Returns:
-            The number of samples dropped.
-        """
+        """Drop everything of some tasks: their samples, and others' logits that they had a part in."""
         change.keep(self, "samples")
         dropped = sum(len(samples) for task, samples in self.samples.items() if task in tasks)
         self.samples = {
@@ -154,13 +104,6 @@ class DarkLoss:
 
     Where a sample has no logits its label gets their weight too.
 
-    Args:
-        logit_weight: α, of the squared error, at least 0.
-        label_weight: β, of the cross-entropy, at least 0; not both are 0.
-
-    Raises:
-        ValueError: for a weight that is not allowed.
-
     Reference: Buzzega et al., Dark experience for general continual learning, NeurIPS 2020.
     """
 
@@ -175,12 +118,7 @@ class DarkLoss:
             )
 
     def __call__(self, model: MultiHeadModel, batch: Mapping[int, Samples]) -> Tensor:
-        """The mean over a batch: one forward pass per task in it.
-
-        Args:
-            model: in the mode that is wanted.
-            batch: task → samples of it; at least one sample.
-        """
+        """The mean over a batch: one forward pass per task in it."""
         device, total = next(model.parameters()).device, sum(len(samples) for samples in batch.values())
         parts = []
         for task, samples in batch.items():

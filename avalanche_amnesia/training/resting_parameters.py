@@ -15,35 +15,20 @@ def groups_by_name(optimizer: Optimizer, resting: Mapping[int, str]) -> Resting:
     """Groups of an optimizer, with the names of those that are to rest in their places.
 
     Nothing rests of a group of which nothing would be left: an optimizer of the user's may rely on its first parameter.
-
-    Args:
-        optimizer: any.
-        resting: parameters that get no gradient: their ``id``, and their names.
     """
     groups = [[resting.get(id(p), id(p)) for p in group["params"]] for group in optimizer.param_groups]
     return [None if all(isinstance(p, str) for p in held) else held for held in groups]
 
 
 def let_rest(optimizer: Optimizer, groups: Resting) -> None:
-    """Take named parameters out of an optimizer's groups for a while: its step and ``zero_grad`` look at every one.
-
-    Args:
-        optimizer: any.
-        groups: its own, of :func:`groups_by_name`.
-    """
+    """Take named parameters out of an optimizer's groups for a while: its step and ``zero_grad`` look at every one."""
     for group, held in zip(optimizer.param_groups, groups, strict=True):
         if held is not None:
             group["params"] = [p for p, kept in zip(group["params"], held, strict=True) if not isinstance(kept, str)]
 
 
 def end_rest(optimizer: Optimizer, groups: Resting, parameters: Mapping[str, nn.Parameter]) -> None:
-    """Put back what :func:`let_rest` took out, as far as it is still there. May be interrupted, and repeated.
-
-    Args:
-        optimizer: may have gained and lost parameters since.
-        groups: as they were then.
-        parameters: the model's, by name.
-    """
+    """Put back what :func:`let_rest` took out, as far as it is still there. May be interrupted, and repeated."""
     for group, held in zip(optimizer.param_groups, groups, strict=False):  # groups that came since need nothing
         if held is None:
             continue

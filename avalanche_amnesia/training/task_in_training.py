@@ -58,11 +58,6 @@ class TaskSnapshot:
     """Copies of all parameters of a model, of the task's own statistics and of the optimizer's state.
 
     Taken when the task begins. An optimizer that starts afresh with every task has no state by then to be copied.
-
-    Args:
-        model: its values are copied.
-        task: label of the task that begins.
-        optimizer: its state is copied.
     """
 
     def __init__(self, model: nn.Module, task: int, optimizer: Optimizer) -> None:
@@ -93,23 +88,14 @@ class TaskSnapshot:
 
     @torch.no_grad()
     def commit(self, parameters: Mapping[str, nn.Parameter], keep: Mapping[str, Tensor]) -> None:
-        """Return, bit for bit, every entry that the task does not own.
-
-        Args:
-            parameters: by name in the model.
-            keep: parameter name → bool tensor of its shape: the entries whose new values stay.
-        """
+        """Return, bit for bit, every entry that the task does not own."""
         for name, kept in keep.items():
             parameter = parameters[name]
             parameter.copy_(torch.where(kept, parameter, self.values[name]))
 
 
 class StepActivity:
-    """Count of a task's steps in which each parameter's entries moved.
-
-    Args:
-        model: its parameters are watched from now on.
-    """
+    """Count of a task's steps in which each parameter's entries moved."""
 
     def __init__(self, model: nn.Module) -> None:
         self._parameters = dict(model.named_parameters())

@@ -14,13 +14,7 @@ _MOST_BYTES = 2**31
 
 
 def training_samples(strategy: Any, most: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Samples ``(n, …)`` of the task that a strategy has just trained, and their labels ``(n,)``.
-
-    Args:
-        strategy: behind the last epoch of a training.
-        most: at most so many; fewer where these would take more than 2 GiB of memory.
-        seed: of the draw.
-    """
+    """Samples ``(n, …)`` of the task that a strategy has just trained, and their labels ``(n,)``."""
     experience = strategy.experience
     index = torch.randperm(len(experience.dataset), generator=torch.Generator().manual_seed(seed))[:most]
     of_one = task_data(experience, index[:1])[0].nbytes

@@ -366,11 +366,7 @@ def check_model(model: nn.Module, kind: type[nn.Module]) -> None:
 def split_options(
     options: dict[str, Any], masking: type[TaskMaskPlugin], strategy: type[TaskStrategy]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A strategy's keyword arguments, as those of its masking plugin and the rest.
-
-    Raises:
-        TypeError: for one that neither has; names the nearest one.
-    """
+    """A strategy's keyword arguments, as those of its masking plugin and the rest."""
     of_masking = masking.options()
     of_base = [*inspect.signature(TaskStrategy.__init__).parameters, *HOST_OPTIONS]
     own = [*inspect.signature(strategy.__init__).parameters]

@@ -27,20 +27,7 @@ Importance = Literal["sum", "flat", "number"]
 
 
 class TaskUse:
-    """Entries that the remaining tasks use while another one is trained: constant within that task, so computed once.
-
-    Args:
-        model: the masked model; its masks are those of the remaining tasks.
-        locked: the tasks that count, where they remain; None: every remaining task.
-
-    Attributes:
-        in_use: cumulative mask ``a^{<t}`` of the tasks that count, bool ``(n_units,)``.
-        covered: parameter → 1.0 where ``min`` of the cumulative masks is 1, else 0.0; the parameter's shape, expanded
-            from one number per unit where no mask lies at the other end; computed whenever it is asked for.
-        n_tasks: remaining tasks that count.
-        n_entries: of all parameters in ``covered``.
-        fixed: parameter → 1.0 where an entry must keep its bits whatever the rule says, else 0.0; empty: nowhere.
-    """
+    """Entries that the remaining tasks use while another one is trained: constant within that task."""
 
     def __init__(self, model: TaskMaskedModel, locked: Collection[int] | None = None) -> None:
         self._counted = [task for task in model.masked_tasks if locked is None or task in locked]

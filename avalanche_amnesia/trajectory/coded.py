@@ -28,18 +28,7 @@ KEPT = -128
 @saveable
 @dataclass(frozen=True)
 class SparseUpdates:
-    """Coded updates of chosen entries of a tensor.
-
-    Attributes:
-        chosen: as of :class:`~avalanche_amnesia.trajectory.sparse.SparseValues`.
-        codes: of the chosen entries in order, ``(k,)``: float32, float16, bfloat16 or int8.
-        scales: with int8 one factor per row (first dimension) of the tensor, or one in all for a vector, bfloat16: a
-            code times it is exact in float32; empty otherwise.
-        steps: uint8; how far subtraction misses each chosen entry, in units of the last place, int8 ``(k,)``, or the
-            zlib of these where shorter.
-        values: values before of the entries that it misses by more than 127, in the tensor's dtype.
-        shape: of the tensor.
-    """
+    """Coded updates of chosen entries of a tensor."""
 
     chosen: Tensor
     codes: Tensor
@@ -116,17 +105,7 @@ def _stored(steps: Tensor) -> Tensor:
 
 
 def coded(before: Tensor, after: Tensor, dtype: torch.dtype) -> tuple[Tensor, SparseUpdates]:
-    """Commit a tensor to its coded update.
-
-    Args:
-        before: values before the task.
-        after: values that it left, of the same shape and dtype.
-        dtype: of the codes: float32, float16, bfloat16 or int8.
-
-    Returns:
-        The values ``before + Δ̂`` to which the tensor is to be set, and the updates. An update that the codes can't
-        hold (infinite, NaN) stays as it is; one that they round to nothing is gone.
-    """
+    """Commit a tensor to its coded update."""
     shape, n = tuple(before.shape), before.numel()
     old, new = before.reshape(-1), after.reshape(-1)
     delta = new.double() - old.double()

@@ -25,13 +25,7 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.int8)
 @saveable
 @dataclass(frozen=True)
 class AddedError:
-    """Difference of entries from what the training left.
-
-    Attributes:
-        entries: how many differ.
-        largest: largest absolute difference.
-        squares: sum of squared differences.
-    """
+    """Difference of entries from what the training left."""
 
     entries: int = 0
     largest: float = 0.0
@@ -58,17 +52,7 @@ class AddedError:
 
 @dataclass(frozen=True)
 class Fidelity:
-    """Reductions of a task's update before it is kept: small or inactive entries dropped, lower precision.
-
-    Args:
-        threshold: entries that the task moved by less than this return to their value before it; > 0.
-        min_active_steps: so do entries that moved in less than this share of the task's steps; in (0, 1].
-        dtype: updates are kept as float32, float16, bfloat16 or int8 (with a scale per row), where that is smaller
-            than the tensor's own dtype.
-
-    Raises:
-        ValueError: for a value that is not allowed.
-    """
+    """Reductions of a task's update before it is kept: small or inactive entries dropped, lower precision."""
 
     threshold: float | None = None
     min_active_steps: float | None = None
@@ -89,13 +73,7 @@ class Fidelity:
             )
 
     def commit(self, before: Tensor, after: Tensor, active: Tensor | None) -> Commitment:
-        """Reduce one tensor's update.
-
-        Args:
-            before: values before the task.
-            after: values that its training left.
-            active: share of the task's steps in which each entry moved; needed with ``min_active_steps``.
-        """
+        """Reduce one tensor's update."""
         before, trained = before.detach().cpu(), after.detach().cpu()
         values = trained
         errors: dict[str, AddedError] = {}
@@ -115,13 +93,7 @@ class Fidelity:
 
 @dataclass(frozen=True)
 class Commitment:
-    """A tensor's update as it is kept.
-
-    Attributes:
-        values: that the tensor is to hold, so that the update is the whole truth.
-        entries: the way back.
-        errors: option → the error that it added.
-    """
+    """A tensor's update as it is kept."""
 
     values: Tensor
     entries: SparseEntries

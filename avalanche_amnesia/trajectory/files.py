@@ -47,33 +47,20 @@ class TrajectoryError(ValueError):
 
 
 def check(task: int, log: Log) -> None:
-    """Look whether a log that is mapped from a file is what was written; nothing is done for one in memory.
-
-    Raises:
-        TrajectoryError: if a bit has changed since, or the file was cut.
-    """
+    """Look whether a log that is mapped from a file is what was written; nothing is done for one in memory."""
     if log.file is not None:
         _checksum(task, log)
 
 
 def write_logs(path: Path, logs: Mapping[int, Log], merged: frozenset[int] = frozenset()) -> None:
-    """Write logs to one file, whole or not at all.
-
-    Raises:
-        TrajectoryError: if a log is mapped from a file that was damaged.
-        OSError: if it can't be written.
-    """
+    """Write logs to one file, whole or not at all."""
     checksums = {task: _checksum(task, log) for task, log in logs.items()}
     with _writing(path):
         _write(path, logs, checksums, merged)
 
 
 def read_logs(path: Path) -> tuple[dict[int, Log], frozenset[int]]:
-    """Logs and merged tasks of one file; its tensors are mapped into memory, not loaded.
-
-    Raises:
-        TrajectoryError: if the file can't be read, is damaged, or another one than :func:`write_logs` writes.
-    """
+    """Logs and merged tasks of one file; its tensors are mapped into memory, not loaded."""
     try:
         return _read(path)
     except Exception as error:  # whatever a broken file makes of a reader
@@ -183,11 +170,7 @@ def _unsealed(text: str) -> dict[str, Any]:
 
 
 class LogDirectory:
-    """A directory of undo logs. A pickle of it can take the directory back; a copy of it is none: it stays in memory.
-
-    Args:
-        path: made if it does not exist.
-    """
+    """A directory of undo logs. A pickle can take the directory back; a copy stays in memory."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -202,12 +185,7 @@ class LogDirectory:
         return None
 
     def open(self) -> tuple[dict[int, Log], frozenset[int]]:
-        """The logs that are there, in training order, and the merged tasks.
-
-        Raises:
-            TrajectoryError: if the index is none of ours, a file that it names is missing or damaged, or the directory
-                can't be made, read or written to.
-        """
+        """The logs that are there, in training order, and the merged tasks."""
         logs: dict[int, Log] = {}
         merged: frozenset[int] = frozenset()
         try:
@@ -230,23 +208,11 @@ class LogDirectory:
         return logs, merged
 
     def check(self) -> None:
-        """Raise the error with which :meth:`write` would refuse now.
-
-        Raises:
-            TrajectoryError: if the directory is another trajectory's, or has become one's meanwhile.
-        """
+        """Raise the error with which :meth:`write` would refuse now."""
         self._refuse_others(self._index_on_disk())
 
     def write(self, logs: Mapping[int, Log], merged: frozenset[int]) -> dict[int, Log]:
-        """Make these the directory's logs, new files first and the index last.
-
-        Returns:
-            The same logs, mapped from their files.
-
-        Raises:
-            TrajectoryError: if the directory is another trajectory's, or has become one's meanwhile.
-            OSError: if something can't be written; then the directory is as it was.
-        """
+        """Make these the directory's logs, new files first and the index last."""
         made: list[Path] = []
         mine = self._index
         with _writing(self.path):
@@ -272,11 +238,7 @@ class LogDirectory:
         return written
 
     def sweep(self) -> None:
-        """Delete our files that the index does not name, unless the index is another trajectory's.
-
-        Raises:
-            OSError: if that can't be done.
-        """
+        """Delete our files that the index does not name, unless the index is another trajectory's."""
         with _writing(self.path):
             if self._may_take_back or self._index_on_disk() != self._index:
                 return

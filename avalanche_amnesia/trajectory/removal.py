@@ -23,13 +23,7 @@ Readers = Mapping[int, Mapping[str, Tensor]]
 
 @dataclass(frozen=True)
 class Moved:
-    """The entries of a tensor that a removal changes.
-
-    Attributes:
-        where: bool tensor of the tensor's shape.
-        now: their values with the tasks, in the order of the entries, ``(k,)``.
-        without: their values without them, ``(k,)``.
-    """
+    """The entries of a tensor that a removal changes."""
 
     where: Tensor
     now: Tensor
@@ -37,13 +31,7 @@ class Moved:
 
     @classmethod
     def among(cls, where: Tensor, now: Tensor, without: Tensor) -> Moved | None:
-        """Those of some entries whose bits change; None: none does.
-
-        Args:
-            where: bool tensor on the CPU, which becomes the result's.
-            now: values ``(k,)``.
-            without: values ``(k,)``.
-        """
+        """Those of some entries whose bits change; None: none does."""
         differ = as_integers(now).numpy() != as_integers(without).numpy()
         if not differ.all():
             among = where.numpy()
@@ -61,12 +49,7 @@ class Moved:
 
 
 class WholeTensors(Mapping[str, Tensor]):
-    """Tensor name → all its values without the tasks; each made when it is first asked for, as few ever are.
-
-    Args:
-        moved: tensor name → entries that change.
-        current: tensor name → values now; whoever asks for one after these have changed must have asked before.
-    """
+    """Tensor name → all its values without the tasks; each made when it is first asked for, as few ever are."""
 
     def __init__(self, moved: Mapping[str, Moved], current: Mapping[str, Tensor]) -> None:
         self._moved, self._current = moved, current
@@ -129,18 +112,7 @@ def work_out(
     readers: Readers | None,
     revisions: Revisions | None,
 ) -> Removal:
-    """The state without some writers; see :meth:`~avalanche_amnesia.trajectory.Trajectory.remove`.
-
-    Args:
-        tasks: tasks that go.
-        gone: writers that go: the tasks, and repairs.
-        recorded: all logs, in the order in which they were written.
-        merged: permanent tasks whose logs were merged.
-        current: tensor name → values now.
-        before: values before a task in training; None between tasks.
-        readers: remaining tasks for which what they read stays as it is; None: none.
-        revisions: what the updates of remaining tasks become; None: they stay.
-    """
+    """The state without some writers; see :meth:`~avalanche_amnesia.trajectory.Trajectory.remove`."""
     revisions = {} if revisions is None else revisions
     order = list(recorded)
     first = min(map(order.index, gone), default=len(order))

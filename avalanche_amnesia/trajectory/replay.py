@@ -26,14 +26,7 @@ class Updates(Mapping[str, Tensor]):
         self._values: dict[str, Tensor] = {}
 
     def add(self, name: str, entry: SparseEntries, written: Tensor, kept: Tensor | None = None) -> None:
-        """Enter a tensor.
-
-        Args:
-            name: its name.
-            entry: leads back to the values before the writer.
-            written: what the writer wrote ``(k,)``.
-            kept: bool ``(k,)``, entries that keep it and count as not moved; None: none.
-        """
+        """Enter a tensor."""
         self._parts[name] = entry, written, kept
 
     def where(self, name: str) -> Tensor:

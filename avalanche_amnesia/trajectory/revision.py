@@ -46,11 +46,7 @@ Revisions = Mapping[int, Mapping[str, Revision]]
 
 
 def combined(several: Iterable[Revisions]) -> Revisions:
-    """The revisions of several sources as one.
-
-    Raises:
-        ValueError: if two of them revise a task's update of the same tensor.
-    """
+    """The revisions of several sources as one."""
     result: dict[int, dict[str, Revision]] = {}
     for revisions in several:
         for task, of_task in revisions.items():
@@ -65,15 +61,7 @@ def combined(several: Iterable[Revisions]) -> Revisions:
 
 
 def dropped_entries(order: Iterable[int], revisions: Mapping[int, Revision]) -> dict[int, Tensor]:
-    """Entries of one tensor at which each task's update gives way to a later one's that is to stand alone.
-
-    Args:
-        order: the tasks from the first that goes on, in training order.
-        revisions: task → what its update of the tensor becomes.
-
-    Returns:
-        Task → bool tensor of the flattened tensor; tasks that drop nothing are left out.
-    """
+    """Entries of one tensor at which each task's update gives way to a later one's that is to stand alone."""
     result: dict[int, Tensor] = {}
     later: Tensor | None = None
     for task in reversed(tuple(order)):

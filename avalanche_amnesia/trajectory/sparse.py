@@ -73,13 +73,6 @@ class SparseValues:
 
     Weights that were drawn within bounds have few signs and exponents, and random digits: of their highest bytes zlib
     leaves a third, of the others all.
-
-    Attributes:
-        chosen: uint8; packed bits, one per entry of the flattened tensor, or their zlib where that is shorter.
-        high: uint8; the highest byte of each chosen entry in order, ``(k,)``, or the zlib of these where shorter.
-        low: uint8; their other bytes, ``(k, bytes − 1)``.
-        dtype: of the tensor.
-        shape: of the tensor.
     """
 
     chosen: Tensor
@@ -191,13 +184,7 @@ def chosen_by(entries: Sequence[SparseEntries]) -> np.ndarray:
 
 
 def shrink(data: np.ndarray, *, repeats: bool = True) -> Tensor:
-    """Bytes, or their zlib where that is shorter (uint8).
-
-    Args:
-        data: uint8.
-        repeats: whether to look for repeated stretches. In bytes of weights there are none: Huffman's code alone is
-            shorter by a sixth, and made eighteen times as fast.
-    """
+    """Bytes, or their zlib where that is shorter (uint8)."""
     coder = zlib.compressobj(strategy=zlib.Z_DEFAULT_STRATEGY if repeats else zlib.Z_HUFFMAN_ONLY)
     coded = np.frombuffer(coder.compress(data.tobytes()) + coder.flush(), dtype=np.uint8)
     return torch.from_numpy((data if len(coded) >= len(data) else coded).copy())

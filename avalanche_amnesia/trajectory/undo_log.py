@@ -20,14 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LogFile:
-    """The file that a log is mapped from.
-
-    Attributes:
-        path: its name when it was mapped; files never change, but others may be given their name.
-        place: device and inode, which stay the same as long as it is mapped.
-        size: bytes.
-        checksum: of the log in it.
-    """
+    """The file that a log is mapped from."""
 
     path: Path
     place: tuple[int, int]
@@ -37,15 +30,7 @@ class LogFile:
 
 @saveable
 class Log(dict[str, SparseEntries]):
-    """Tensor name → the entries of it that a task, or a repair, moved, with the way back.
-
-    Args:
-        entries: by tensor name.
-        parameters: how many parameters the task could have moved.
-        errors: option → the error that it added to what the task left.
-        repair_of: of a repair: the tasks with which it goes, those whose data made it; None: it goes with any.
-        file: the file whose tensors these are, mapped; None for a log in memory, which any copy is, unpickled ones too.
-    """
+    """Tensor name → the entries of it that a task, or a repair, moved, with the way back."""
 
     saved_apart = True
 

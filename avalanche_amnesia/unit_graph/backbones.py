@@ -17,12 +17,7 @@ from avalanche_amnesia.unit_graph.findings import ModelError
 
 
 def check_backbone(backbone: nn.Module) -> None:
-    """Check that a module can be a backbone: it has weights by now, and no heads of this package.
-
-    Raises:
-        TypeError: for what is no module, the class of one too.
-        ModelError: for a model of this package, or a module that holds one; for lazy modules that have not run yet.
-    """
+    """Check that a module can be a backbone: it has weights by now, and no heads of this package."""
     checks.instance("backbone", backbone, nn.Module, "a feature extractor, such as MLP(784)")
     kind = type(backbone).__name__
     for name, module in backbone.named_modules():

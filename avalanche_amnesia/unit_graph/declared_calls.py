@@ -23,12 +23,7 @@ _open: list[DeclaredCalls] = []
 
 @dataclass
 class DeclaredCall:
-    """One call of a declared module.
-
-    Attributes:
-        name: of the module.
-        arguments: of its forward, ``(args, kwargs)`` with a number in the place of each tensor and size.
-    """
+    """One call of a declared module."""
 
     name: str
     arguments: Any
@@ -39,9 +34,6 @@ class DeclaredCalls:
 
     What a module returns is found by running the backbone on numbers, once for each of two sizes of batch: what is
     inside may be anything, control flow on values too.
-
-    Attributes:
-        seen: calls of the latest forward, by their numbers.
     """
 
     def __init__(self) -> None:

@@ -30,14 +30,7 @@ class Draft:
     _names: dict[Any, str] = field(default_factory=dict)
 
     def layer_of(self, weight: ParameterValue, wanted: Sequence[str], kind: str, units: int) -> WeightedLayer:
-        """The layer that a weight makes: the same at every call, and in both modes.
-
-        Args:
-            weight: a parameter, a part of one, or computed from several.
-            wanted: names, the best first; the first goes that no other layer has.
-            kind: for people.
-            units: how many.
-        """
+        """The layer that a weight makes: the same at every call, and in both modes."""
         places = tuple((p.name, None if p.whole else hash(p.place.numpy().tobytes())) for p in weight.parts)
         key = (places, kind, units)
         if key not in self._names:
@@ -50,12 +43,7 @@ class Draft:
         return self.layers[name]
 
     def use(self, parameter: ParameterValue, *factors: Tensor) -> None:
-        """Note that parameters are used: an entry of what they make is in use where all the sets of the factors are.
-
-        Args:
-            parameter: what is computed from them.
-            factors: each broadcasts over it.
-        """
+        """Note that parameters are used: an entry of what they make is in use where all the sets of the factors are."""
         for part in parameter.parts:
             if part.owned:
                 continue

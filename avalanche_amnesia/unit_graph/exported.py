@@ -18,18 +18,7 @@ from avalanche_amnesia.unit_graph.functional import ATEN
 
 @dataclass
 class Exported:
-    """One mode's graph: placeholders are the inputs, parameters, buffers and constants are attributes.
-
-    Attributes:
-        graph: of ATen operations, none of which writes into its arguments.
-        constants: tensors that the forward made or holds, by the name under which the graph looks for them.
-        written: names of buffers that the forward changes, other than the statistics of norms.
-        calls: of modules that were declared, in the order of their nodes.
-        sizes: symbol of a size that may differ between inputs → the size that it had.
-        batch: symbols of the number of samples, one per input; empty where it is fixed.
-        shapes: of the inputs, with the name of its symbol for a size that is free.
-        guards: conditions on these sizes, in Python, under which the forward takes the same path.
-    """
+    """One mode's graph: placeholders are the inputs, parameters, buffers and constants are attributes."""
 
     graph: fx.Graph
     constants: dict[str, Tensor]
@@ -41,11 +30,7 @@ class Exported:
     guards: list[str] = field(default_factory=list)
 
     def size(self, value: Any, batch: int) -> int:
-        """A size, or another number, for some number of samples.
-
-        Raises:
-            ValueError: where it depends on values.
-        """
+        """A size, or another number, for some number of samples."""
         if not isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
             return value
         known = self.sizes | dict.fromkeys(self.batch, batch)
@@ -168,11 +153,7 @@ def _compares_sizes(condition: Any, free: Collection[str]) -> bool:
 
 
 def _drop_statistics(graph: fx.Graph, signature: Any) -> set[str]:
-    """Replace exported norms by plain calls, without the statistics that they leave in their buffers.
-
-    Returns:
-        Names of all other buffers that the forward changes.
-    """
+    """Replace exported norms by plain calls, without the statistics that they leave in their buffers."""
     output = next(node for node in graph.nodes if node.op == "output")
     results = list(output.args[0])
     buffer_of = {signature.inputs_to_buffers.get(n.name): n for n in graph.nodes if n.op == "placeholder"}

@@ -33,14 +33,7 @@ _one_at_a_time = threading.RLock()  # torch.export changes nn.Module itself whil
 
 
 class _Root(nn.Module):
-    """The backbone under one signature: a list of tensors in, features out, for each of some modes.
-
-    Args:
-        backbone: in the mode asked for, where it is one.
-        inputs: that it takes.
-        calls: of declared modules.
-        modes: each with its features.
-    """
+    """The backbone under one signature: a list of tensors in, features out, for each of some modes."""
 
     def __init__(self, backbone: nn.Module, inputs: Inputs, calls: DeclaredCalls, modes: Sequence[bool]) -> None:
         super().__init__()
@@ -85,11 +78,7 @@ class _NoStrangers(TorchFunctionMode):
 
 
 def features_of(backbone: nn.Module, inputs: Inputs, tensors: Sequence[Tensor]) -> Tensor:
-    """The features that a backbone returns: a tensor, or the one tensor with two axes in a tuple or mapping.
-
-    Raises:
-        ModelError: where there is none, or more than one.
-    """
+    """The features that a backbone returns: a tensor, or the one tensor with two axes in a tuple or mapping."""
     args, kwargs = inputs.arguments(backbone, tensors)
     result = backbone(*args, **kwargs)
     if isinstance(result, Tensor):
@@ -106,18 +95,7 @@ def features_of(backbone: nn.Module, inputs: Inputs, tensors: Sequence[Tensor]) 
 def export(
     backbone: nn.Module, inputs: Inputs, *, training: bool, frozen: Collection[str], task_owned: Collection[str]
 ) -> Exported:
-    """Export a backbone in one mode.
-
-    Args:
-        backbone: left as it was.
-        inputs: that it takes.
-        training: the mode.
-        frozen: names of parameters, and of modules that stay whole, in evaluation mode.
-        task_owned: names of parameters, and of modules that stay whole.
-
-    Raises:
-        ModelError: if it can't be exported; names the module and the line.
-    """
+    """Export a backbone in one mode."""
     calls = DeclaredCalls()
     root = _Root(backbone, inputs, calls, [training])
     whole = _modules_of(backbone, (*frozen, *task_owned))
@@ -146,18 +124,7 @@ def _modules_of(backbone: nn.Module, declared: Collection[str]) -> dict[str, nn.
 
 
 def export_both(backbone: nn.Module, inputs: Inputs, declared: Collection[str] = ()) -> dict[bool, Exported] | None:
-    """Export a backbone in both modes at once: what is worked out about shapes and guards is worked out once.
-
-    Args:
-        backbone: left as it was.
-        inputs: that it takes.
-        declared: names of its frozen and task-owned parts.
-
-    Returns:
-        By mode, training or not, what :func:`export` returns; None where that is to be asked: a module is declared, the
-        backbone can't be exported, or does more in one mode than compute, so that the other would not begin as if it
-        were alone.
-    """
+    """Export a backbone in both modes at once: what is worked out about shapes and guards is worked out once."""
     plain = all(type(module).train is nn.Module.train and "train" not in vars(module) for module in backbone.modules())
     if not plain or _modules_of(backbone, declared):
         return None
@@ -186,16 +153,7 @@ def export_both(backbone: nn.Module, inputs: Inputs, declared: Collection[str] =
 
 
 def _functional_program(root: _Root, inputs: Inputs, sizes: Sequence[bool]) -> tuple[Any, bool]:
-    """Exported program of a root, in which nothing is written.
-
-    Args:
-        root: of a backbone that may be disturbed.
-        inputs: that it takes.
-        sizes: whether inputs are to be of any size, one after another until it works.
-
-    Returns:
-        The program, and whether its forward wrote over nothing that others may read.
-    """
+    """Exported program of a root, in which nothing is written."""
     for module in root.modules():
         if isinstance(module, _NormBase) and module.momentum is None:
             module.momentum = PLAIN_AVERAGE

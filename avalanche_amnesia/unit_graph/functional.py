@@ -22,14 +22,7 @@ _OTHER_NAMES = {"bernoulli_.float": ATEN.bernoulli.p, "bernoulli_.Tensor": None}
 
 
 def inline_regions(module: fx.GraphModule) -> None:
-    """Put the nodes of regions (``torch.no_grad``, autocast) into the graph around them.
-
-    Args:
-        module: rewritten in place. What comes out of a region without gradients is detached.
-
-    Raises:
-        NotImplementedError: for control flow that torch.export keeps as a region (``torch.cond``, loops).
-    """
+    """Put the nodes of regions (``torch.no_grad``, autocast) into the graph around them."""
     graph = module.graph
     while True:
         regions = [node for node in graph.nodes if isinstance(node.target, torch._ops.HigherOrderOperator)]
@@ -82,15 +75,7 @@ def _detached(graph: fx.Graph, result: Any) -> Any:
 
 
 def write_nothing(graph: fx.Graph, counters: frozenset[fx.Node]) -> bool:
-    """Replace operations that write over a value which only they read by ones that return a new value.
-
-    Args:
-        graph: of torch.export, rewritten in place.
-        counters: placeholders of the numbers of batches that norms have seen; counting on is left out.
-
-    Returns:
-        Whether nothing is left that writes: otherwise only torch's own functionalisation tells who reads what.
-    """
+    """Replace operations that write over a value which only they read by ones that return a new value."""
     left = False
     for node in list(graph.nodes):
         if not _writes(node):

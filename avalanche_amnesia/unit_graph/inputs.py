@@ -19,16 +19,7 @@ _LENGTHS = (64, 128, 32, 256, 100, 16, 1024)
 
 @dataclass(frozen=True)
 class Inputs:
-    """Shapes, types and names of the tensors in a batch.
-
-    Attributes:
-        shapes: of the tensors of one sample.
-        dtypes: their types.
-        names: of a mapping's tensors; empty for one tensor, or several that are given one after the other.
-        several: whether a batch is a tuple, however long.
-        samples: tensors of a few samples; empty: drawn where they are needed.
-        guessed: whether the shape was found by trying, so that inputs may well have other sizes.
-    """
+    """Shapes, types and names of the tensors in a batch."""
 
     shapes: tuple[tuple[int, ...], ...]
     dtypes: tuple[torch.dtype, ...]
@@ -39,16 +30,7 @@ class Inputs:
 
     @classmethod
     def like(cls, example: Any) -> Inputs:
-        """Inputs like those of an example batch.
-
-        Args:
-            example: a tensor ``(batch, …)``, a tuple or list of such tensors, or a mapping of them by the names that
-                the backbone's forward gives them.
-
-        Raises:
-            TypeError: for anything else.
-            ValueError: for tensors without samples, or with different numbers of them.
-        """
+        """Inputs like those of an example batch."""
         named = isinstance(example, Mapping)
         several = isinstance(example, (tuple, list))
         tensors = tuple(example.values()) if named else tuple(example) if several else (example,)
@@ -89,13 +71,7 @@ class Inputs:
         return self.dtypes[0]
 
     def batch(self, size: int, draw: torch.Generator | None = None, like: Tensor | None = None) -> Any:
-        """A batch as the backbone takes it: the example's samples again and again, or numbers that are drawn.
-
-        Args:
-            size: how many samples.
-            draw: where numbers come from; None: seed 0.
-            like: gives the device, and the type of real numbers.
-        """
+        """A batch as the backbone takes it: the example's samples again and again, or numbers that are drawn."""
         draw = torch.Generator().manual_seed(0) if draw is None else draw
         tensors = []
         for number, (shape, dtype) in enumerate(zip(self.shapes, self.dtypes, strict=True)):
@@ -132,19 +108,7 @@ class Inputs:
 
 
 def inputs_of(backbone: nn.Module, given: tuple[int, ...] | None, example: Any = None) -> Inputs:
-    """Inputs that a backbone takes: those given, or found by trying.
-
-    Args:
-        backbone: any module.
-        given: shape of one input without the batch, if the user knows it.
-        example: a batch, if the user gave one.
-
-    Raises:
-        ModelError: if it does not run on what was given, or if no input can be found, or if the features' width depends
-            on its size.
-        TypeError: for an example that is no batch.
-        ValueError: for both, or for an example without samples.
-    """
+    """Inputs that a backbone takes: those given, or found by trying."""
     if example is not None:
         if given is not None:
             raise ValueError(f"give input_shape= or example=, not both; got {given} and an example")
@@ -169,11 +133,7 @@ def first_real(module: nn.Module) -> Tensor:
 
 
 def _runs_on(backbone: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) -> Any:
-    """Run a backbone on two inputs, as shapes and types alone; on zeros where it looks at values.
-
-    Raises:
-        Exception: whatever the backbone raises on them.
-    """
+    """Run a backbone on two inputs, as shapes and types alone; on zeros where it looks at values."""
     inputs = Inputs.of_shape(shape, dtype)
 
     def run(copied: Callable[[Tensor], Tensor], x: Tensor) -> Any:

@@ -24,12 +24,7 @@ def masked(values: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def use_of_sets(masks: Sequence[Tensor], members: Tensor) -> Tensor:
-    """Use of sets of units, ``(sets,)``: the maximum over their members.
-
-    Args:
-        masks: one per layer, in the order in which units are numbered.
-        members: ``(largest set, sets)``: numbers of units; one past the last for "always", two past it for "nothing".
-    """
+    """Use of sets of units, ``(sets,)``: the maximum over their members."""
     known = torch.cat([*masks, masks[0].new_tensor([1.0, 0.0])])
     return known[members].amax(0)
 
@@ -54,11 +49,6 @@ class MaskNodes:
     """Masks as nodes, each made once.
 
     They depend on no other value: they all stand at the beginning of the graph, where every node can read them.
-
-    Args:
-        graph: receives them.
-        draft: names the layers and their sets; receives the indices of sets that are no whole layers.
-        behind: the node of the graph that they stand behind; that of the masks by layer comes next to it.
     """
 
     def __init__(self, graph: fx.Graph, draft: Draft, behind: fx.Node) -> None:

@@ -19,13 +19,7 @@ WORTH_IT = 3_000_000
 
 
 class OpenEntries(NamedTuple):
-    """Entries of a weight ``(units, inputs, …)`` that a mask reads.
-
-    Attributes:
-        rows: numbers of the units that are open; None: all of them are.
-        columns: numbers of the inputs that may differ from 0; None: all of them may.
-        saved: share of the weight that is not read.
-    """
+    """Entries of a weight ``(units, inputs, …)`` that a mask reads."""
 
     rows: Tensor | None
     columns: Tensor | None
@@ -33,11 +27,7 @@ class OpenEntries(NamedTuple):
 
 
 class LayerMasks(dict[str, Tensor]):
-    """Masks by layer, and what they read of large weights.
-
-    Attributes:
-        entries: parameter name → its entries; of a parameter that is not named all are computed.
-    """
+    """Masks by layer, and what they read of large weights."""
 
     entries: Mapping[str, OpenEntries]
 
@@ -60,18 +50,7 @@ def _over_open(
     bias: Tensor | None = None,
     *options: Any,
 ) -> Tensor:
-    """The operation on the entries of a weight that the masks read; 0 in the places of all other units.
-
-    Args:
-        operation: of inputs, weight, bias and options.
-        axis: of inputs and units.
-        masks: by layer.
-        name: the weight's.
-        x: inputs.
-        weight: ``(units, inputs, …)``.
-        bias: ``(units,)``.
-        options: of the operation.
-    """
+    """The operation on the entries of a weight that the masks read; 0 in the places of all other units."""
     entries = masks.entries.get(name) if isinstance(masks, LayerMasks) else None
     if entries is None or entries.saved * weight.numel() * (x.numel() // x.shape[axis]) < WORTH_IT:
         return operation(x, weight, bias, *options)
@@ -115,11 +94,7 @@ _GROUPS = 6
 
 
 def leave_closed_out(graph: fx.Graph) -> None:
-    """Let a graph of torch's functions compute open entries alone, in layers of parameters in one group.
-
-    Args:
-        graph: with the masks as an input.
-    """
+    """Let a graph of torch's functions compute open entries alone, in layers of parameters in one group."""
     masks = next(node for node in graph.nodes if node.op == "placeholder" and node.target == "masks")
     for node in graph.nodes:
         if node.op != "call_function" or node.target not in _OVER_OPEN or node.kwargs:

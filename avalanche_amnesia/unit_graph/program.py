@@ -23,12 +23,7 @@ ATEN: Any = torch.ops.aten
 
 
 class Sizes:
-    """Sizes of inputs for which a graph holds.
-
-    Args:
-        shapes: of the inputs, with a name for a size that may be another one.
-        guards: conditions on these, in Python.
-    """
+    """Sizes of inputs for which a graph holds."""
 
     def __init__(self, shapes: Sequence[tuple[int | str, ...]], guards: Sequence[str]) -> None:
         self._shapes, self._guards = tuple(shapes), tuple(guards)
@@ -38,12 +33,6 @@ class Sizes:
         """Refuse inputs for which the forward would take another path than the one that was read.
 
         Inputs with another number of axes are left to the operations: what is flattened first takes any.
-
-        Args:
-            tensors: the inputs.
-
-        Raises:
-            ModelError: for sizes that the graph takes for others.
         """
         given = tuple(tensor.shape for tensor in tensors)
         if given not in self._known:
@@ -73,18 +62,7 @@ class Sizes:
 
 
 class Program:
-    """One mode of a masked backbone.
-
-    Args:
-        graph: inputs, ``own`` and ``masks`` in, features out; parameters are attributes.
-        values: what is known of its nodes.
-        sizes: of the inputs.
-        dtype: type of the backbone's real numbers when it was exported.
-        parameter: name of a parameter of this type.
-
-    Attributes:
-        samples: axes of a node's value whose size depends on the number of samples.
-    """
+    """One mode of a masked backbone."""
 
     def __init__(
         self, graph: fx.Graph, values: Mapping[fx.Node, Any], sizes: Sizes, dtype: torch.dtype, parameter: str
@@ -124,11 +102,7 @@ class Program:
                     known[node] = found
 
     def compiled(self, owned: Mapping[str, OwnedSpec]) -> Callable[..., Tensor]:
-        """The graph as a function of the module, inputs, own modules and masks.
-
-        Args:
-            owned: what tasks have of their own, by name.
-        """
+        """The graph as a function of the module, inputs, own modules and masks."""
         graph = fx.Graph()
         copies: dict[fx.Node, fx.Node] = {}
         graph.output(graph.graph_copy(self.graph, copies))
@@ -261,12 +235,7 @@ def _as_index(node: fx.Node) -> None:
 
 
 def write_over(graph: fx.Graph, is_fresh: Callable[[fx.Node], bool]) -> None:
-    """Let a ReLU write over what was made for it alone.
-
-    Args:
-        graph: of torch's functions.
-        is_fresh: whether a node's result is a tensor of its own, that nothing needs afterwards for its gradient.
-    """
+    """Let a ReLU write over what was made for it alone."""
     for node in graph.nodes:
         source = node.args[0] if node.target is torch.relu else None
         if isinstance(source, fx.Node) and len(source.users) == 1 and is_fresh(source):

@@ -22,11 +22,7 @@ _OF_EVERY_MODULE = frozenset(vars(nn.Module())) - {"_forward_hooks", "_forward_p
 
 
 class Known(Generic[Result]):
-    """The latest results, by structure.
-
-    Args:
-        most: how many are kept.
-    """
+    """The latest results, by structure."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -48,15 +44,7 @@ class Known(Generic[Result]):
 
 
 def structure_of(backbone: nn.Module, options: Hashable) -> Hashable | None:
-    """All that a trace may depend on: modules, their types and attributes, shapes and types of their tensors.
-
-    Args:
-        backbone: any module.
-        options: whatever else the trace depends on.
-
-    Returns:
-        None where an attribute could hide something: then the backbone is traced each time.
-    """
+    """All that a trace may depend on: modules, their types and attributes, shapes and types of their tensors."""
     numbers: dict[int, int] = {}
     parts: list[Hashable] = [options, torch.get_default_dtype()]
     try:

@@ -21,11 +21,7 @@ NormKind = Literal["batch", "instance", "layer", "rms", "group"]
 
 
 class OwnParameter(nn.Module):
-    """One parameter that a task has of its own.
-
-    Args:
-        initial: its initial values.
-    """
+    """One parameter that a task has of its own."""
 
     def __init__(self, initial: Tensor) -> None:
         super().__init__()
@@ -37,11 +33,6 @@ class TaskNorm(nn.Module):
 
     Norms that mix units (layer, rms, group) take their statistics over the units in the mask alone:
     ``n = Σ_i a_i``, ``mean = Σ_i x_i / n``, ``var = Σ_i a_i·(x_i - mean)² / n``, for ``x`` that is zero where ``a`` is.
-
-    Args:
-        weight: initial scale, or None.
-        bias: initial shift, or None.
-        eps: added to the variance.
     """
 
     def __init__(self, weight: Tensor | None, bias: Tensor | None, eps: float) -> None:
@@ -58,12 +49,7 @@ class TaskNorm(nn.Module):
 
     @torch.no_grad()
     def keep(self, template: TaskNorm, use: Tensor | None) -> None:
-        """Return what lies outside a mask to its initial values, so that nothing is kept of units not in use.
-
-        Args:
-            template: a freshly made norm of the same kind.
-            use: of the norm's channels, broadcasting with its parameters; None: all are in use.
-        """
+        """Return what lies outside a mask to its initial values, so that nothing is kept of units not in use."""
         if use is None:
             return
         for mine, initial in (
@@ -75,17 +61,7 @@ class TaskNorm(nn.Module):
 
 
 class TaskBatchNorm(TaskNorm):
-    """Batch or instance normalisation: every channel for itself.
-
-    Args:
-        weight: as above.
-        bias: as above.
-        eps: as above.
-        statistics: initial running mean and variance; None: the batch's own statistics, in evaluation too.
-        momentum: share of a batch in the running statistics; None: their plain average.
-        instance: statistics per sample.
-        fixed: by the running statistics in training too.
-    """
+    """Batch or instance normalisation: every channel for itself."""
 
     running_mean: Tensor | None
     running_var: Tensor | None
@@ -130,15 +106,7 @@ class TaskBatchNorm(TaskNorm):
 
 
 class TaskLayerNorm(TaskNorm):
-    """Layer or RMS normalisation over the last dimensions, over the units in the mask.
-
-    Args:
-        weight: as above.
-        bias: as above.
-        eps: as above.
-        shape: of the dimensions that are normalised.
-        centred: False for RMS normalisation.
-    """
+    """Layer or RMS normalisation over the last dimensions, over the units in the mask."""
 
     def __init__(
         self, weight: Tensor | None, bias: Tensor | None, eps: float, *, shape: tuple[int, ...], centred: bool
@@ -159,14 +127,7 @@ class TaskLayerNorm(TaskNorm):
 
 
 class TaskGroupNorm(TaskNorm):
-    """Normalisation over groups of channels, over the units in the mask.
-
-    Args:
-        weight: as above.
-        bias: as above.
-        eps: as above.
-        groups: of channels.
-    """
+    """Normalisation over groups of channels, over the units in the mask."""
 
     def __init__(self, weight: Tensor | None, bias: Tensor | None, eps: float, *, groups: int) -> None:
         super().__init__(weight, bias, eps)
@@ -198,20 +159,7 @@ def _normalised(x: Tensor, mask: Tensor, dims: tuple[int, ...], eps: float, cent
 
 @dataclass(frozen=True)
 class OwnedSpec:
-    """Recipe for a task's copy of a part of the backbone.
-
-    Attributes:
-        name: of the module or parameter inside the backbone; the copies go by it.
-        parameters: names of the backbone's parameters that are copied.
-        kind: of a norm, None for a declared module or parameter.
-        eps: of a norm.
-        momentum: of a batch norm.
-        groups: of a group norm.
-        shape: of a layer norm.
-        statistics: names of the backbone's buffers with running mean and variance; empty: none are kept.
-        sets: the sets behind a norm's channels, compact; None where nothing is masked.
-        fixed: whether a batch norm goes by its running statistics in training too, and leaves them as they are.
-    """
+    """Recipe for a task's copy of a part of the backbone."""
 
     name: str
     parameters: tuple[str | None, ...] = ()
@@ -237,11 +185,7 @@ class OwnedSpec:
         return replace(self, fixed=fixed)
 
     def make(self, backbone: nn.Module) -> nn.Module:
-        """A fresh copy, with the backbone's own values.
-
-        Raises:
-            ModelError: for a module that can't be copied.
-        """
+        """A fresh copy, with the backbone's own values."""
         known: Mapping[str, Tensor] = dict((*backbone.named_parameters(), *backbone.named_buffers()))
         if self.kind is None:
             if self.name in known:

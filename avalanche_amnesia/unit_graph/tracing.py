@@ -32,17 +32,7 @@ _ = rules  # imported for its registrations
 
 @dataclass
 class Trace:
-    """Masked graphs and unit graph of a backbone, without its parameters: for every backbone that is built alike.
-
-    Attributes:
-        programs: the masked graphs in training mode (True) and evaluation mode (False).
-        graph: the unit graph.
-        owned: what every task has of its own, by name.
-        constants: tensors that the graphs look for, by name.
-        frozen_modules: names of modules that stay in evaluation mode.
-        classifier: name of the module that is left out.
-        tried: whether it was tried out that masks protect.
-    """
+    """Masked graphs and unit graph of a backbone, without its parameters: for every backbone that is built alike."""
 
     programs: dict[bool, Program]
     graph: UnitGraph
@@ -57,12 +47,7 @@ _known: Known[Trace] = Known(32)
 
 
 def trace(backbone: nn.Module, input_shape: tuple[int, ...] | None = None, **options: Any) -> Trace:
-    """Export a feature extractor and put a mask behind every weighted layer; arguments as of :func:`examine`.
-
-    Raises:
-        ModelError: for anything that can't be masked. Nothing is masked half.
-        ValueError: for a norm or a name that is not known.
-    """
+    """Export a feature extractor and put a mask behind every weighted layer; arguments as of :func:`examine`."""
     found, findings = examine(backbone, input_shape, **options)
     if found is None:
         more = f" (and {len(findings) - 1} more: validate(model) lists them)" if len(findings) > 1 else ""
@@ -80,25 +65,7 @@ def examine(
     frozen: Collection[str] = (),
     task_owned: Collection[str] = (),
 ) -> tuple[Trace | None, list[Finding]]:
-    """Read a feature extractor, and find everything that stands in the way of its masks.
-
-    Args:
-        backbone: any module that torch.export takes, with one output ``(batch, features)``; not changed.
-        input_shape: shape of one input without the batch; found by trying where it does not matter.
-        example: a batch, in place of the shape, where the backbone takes several tensors.
-        classifier: name of the backbone's own classifier, which is left out: the features are what it was given.
-            Avalanche's multi-head classifier is found by itself.
-        norm: ``task`` or ``batch``, see :class:`~avalanche_amnesia.models.MaskedModel`.
-        frozen: names of modules or parameters that the first task alone trains.
-        task_owned: names of modules or parameters of which each task has a copy.
-
-    Returns:
-        The trace, or None and what stands in its way.
-
-    Raises:
-        ModelError: for a backbone that can't be exported at all.
-        ValueError: for a norm or a name that is not known.
-    """
+    """Read a feature extractor, and find everything that stands in the way of its masks."""
     if norm not in get_args(NormChoice):
         raise ValueError(f"norm must be one of {', '.join(map(repr, get_args(NormChoice)))}, got {norm!r}")
     if classifier is None:

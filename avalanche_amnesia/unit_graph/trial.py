@@ -36,17 +36,7 @@ Tensors = dict[str, Tensor]
 def try_out(
     module: nn.Module, graph: UnitGraph, owned: Mapping[str, OwnedSpec], programs: Mapping[bool, Program]
 ) -> None:
-    """Run random masks on random parameters, in both modes, with and without everything outside of them moved.
-
-    Args:
-        module: a masked backbone, called as ``module(x, own, masks)``; not changed.
-        graph: which entries every mask covers.
-        owned: what tasks have of their own, by name.
-        programs: the graphs of both modes, to find the place of a difference.
-
-    Raises:
-        ModelError: if one bit of the features differs; names the first operation where it does.
-    """
+    """Run random masks on random parameters, in both modes, with and without everything outside of them moved."""
     draw = torch.Generator().manual_seed(0)
     like = first_real(module)
     mode = module.training
@@ -77,17 +67,7 @@ def try_out(
 
 @torch.no_grad()
 def compare(backbone: nn.Module, module: nn.Module, graph: UnitGraph, owned: Mapping[str, OwnedSpec]) -> None:
-    """Compare the features of a backbone with those of its masked form under masks that are open.
-
-    Args:
-        backbone: as the user gave it; not changed, and so that it returns features.
-        module: its masked form.
-        graph: its layers.
-        owned: what tasks have of their own, by name.
-
-    Raises:
-        ModelError: if it computes something else.
-    """
+    """Compare the features of a backbone with those of its masked form under masks that are open."""
     like = first_real(module)
     x = graph.inputs.batch(_SAMPLES, None, like)
     open_masks = {name: torch.ones(layer.units, device=like.device) for name, layer in graph.layers.items()}

@@ -76,13 +76,7 @@ class UnitSets:
         return numbers[place].reshape(a.shape).expand(shape)
 
     def merge(self, groups: Tensor, ids: Tensor, n_groups: int) -> Tensor:
-        """The union of the sets of every group, ``(n_groups,)``; ``NOTHING`` for a group without entries.
-
-        Args:
-            groups: the group of each entry, from 0; broadcasts with ``ids``.
-            ids: the set of each entry.
-            n_groups: how many groups there are.
-        """
+        """The union of the sets of every group, ``(n_groups,)``; ``NOTHING`` for a group without entries."""
         a, b = compact_together(*torch.broadcast_tensors(groups, ids))
         pairs = torch.stack([a.reshape(-1), b.reshape(-1)], 1).unique(dim=0)
         group, number = pairs[:, 0], pairs[:, 1]
@@ -118,12 +112,7 @@ class UnitSets:
     # Masks to uses --------------------------------------------------------------------------------------------
 
     def tables(self, device: torch.device) -> list[tuple[Tensor, Tensor]]:
-        """Members of all sets, those of like size together: a set of everything would make one table as wide as itself.
-
-        Returns:
-            Numbers of some sets, and their members ``(largest of them, sets)``, filled up with members named before;
-            ``n_units`` stands for always, one more for nothing.
-        """
+        """Members of all sets, grouped by size: one table would be as wide as the largest set."""
         if self._tables is None or self._tables[0][0].device != device:
             ends = {ALWAYS: [self.n_units], NOTHING: [self.n_units + 1]}
             by_size: dict[int, list[int]] = {}
@@ -138,14 +127,7 @@ class UnitSets:
         return self._tables
 
     def use(self, masks: Tensor) -> Tensor:
-        """Use of every set: the maximum over its units.
-
-        Args:
-            masks: over all units, ``(…, n_units)``, values in [0, 1].
-
-        Returns:
-            ``(…, sets)``: 1 for ``ALWAYS``, 0 for ``NOTHING``.
-        """
+        """Use of every set: the maximum over its units."""
         ends = masks.new_tensor([1.0, 0.0]).expand(*masks.shape[:-1], 2)
         known = torch.cat([masks, ends], -1)
         result = known.new_empty(*masks.shape[:-1], len(self._sets))

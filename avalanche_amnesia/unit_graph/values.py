@@ -84,14 +84,6 @@ class Dependence:
     """Entries of one parameter behind each entry of a tensor that is computed from it.
 
     The parameter's entries fall into groups; an entry of the tensor depends on all entries of one group.
-
-    Attributes:
-        name: of the parameter.
-        size: shape of the parameter.
-        place: the group behind each entry of the tensor.
-        group: the group of each entry of the parameter, flat; None: each is a group of its own.
-        frozen: whether the first task alone trains the parameter.
-        owned: whether each task has a copy of it.
     """
 
     name: str
@@ -107,14 +99,7 @@ class Dependence:
         return self.group is None and self.place.shape == self.size and _counts_up(self.place)
 
     def mixed(self, result: Tensor) -> Dependence:
-        """The same for a tensor whose entries each depend on several entries of this one.
-
-        Args:
-            result: number of the new entry that each entry goes into, from 0; broadcasts over the tensor.
-
-        Returns:
-            With places ``(new entries,)``. Where one group feeds several new entries these depend on all of it.
-        """
+        """The same for a tensor whose entries each depend on several entries of this one."""
         count = int(result.max()) + 1
         small, into = torch.broadcast_tensors(self.place, result)
         edges = torch.stack([small.reshape(-1), into.reshape(-1)]).numpy()

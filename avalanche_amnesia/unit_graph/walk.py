@@ -47,20 +47,7 @@ BATCH = 2
 
 
 class Walk:
-    """One walk over the graph of a backbone in one mode.
-
-    Args:
-        backbone: whose parameters the graph names.
-        exported: its graph in one mode; rewritten in place.
-        draft: receives layers, parameter uses and findings.
-        training: the mode.
-        owned: names of modules and parameters declared task-owned.
-        frozen: names of modules and parameters declared frozen.
-        norm: ``task`` or ``batch``.
-
-    Attributes:
-        values: what is known of every node.
-    """
+    """One walk over the graph of a backbone in one mode."""
 
     def __init__(
         self,
@@ -82,11 +69,7 @@ class Walk:
         self._masked: dict[fx.Node, fx.Node] = {}
 
     def run(self, places: list[fx.Node]) -> Tensor | None:
-        """Walk over the graph; return the sets behind the features, ``(features,)``, or None where there are findings.
-
-        Args:
-            places: of the graph's inputs.
-        """
+        """Walk over the graph; return the sets behind the features, or None where there are findings."""
         for node in places:
             shape = self.result(node)
             self.values[node] = always_in_use(shape.shape, shape.dtype)
@@ -198,11 +181,7 @@ class Walk:
         return fx.node.map_arg(node.args, look_up), fx.node.map_arg(node.kwargs, look_up)
 
     def conservative(self, node: fx.Node) -> Any:
-        """Treat an operation without a rule: it reads +0 where masked, and its result counts as always in use.
-
-        Raises:
-            Unsupported: for an operation that is given a parameter.
-        """
+        """Treat an operation without a rule: it reads +0 where masked, and its result counts as always in use."""
         given = [leaf for leaf in leaves(self.arguments(node)) if isinstance(leaf, ParameterValue)]
         if not all(parameter.fixed for parameter in given):
             names = sorted({name for parameter in given for name in parameter.names})
@@ -216,11 +195,7 @@ class Walk:
         return _as_always(self.result(node))
 
     def result(self, node: fx.Node) -> Any:
-        """Results of a node as tensors of shape and type alone, for a batch of two.
-
-        Raises:
-            Unsupported: where that depends on values.
-        """
+        """Results of a node as tensors of shape and type alone, for a batch of two."""
         try:
             return map_leaves(node.meta["val"], self._concrete)
         except ValueError as error:
@@ -235,11 +210,7 @@ class Walk:
         return self.exported.size(leaf, self.batch)
 
     def value(self, x: Any) -> Value:
-        """A layer's input as a value.
-
-        Raises:
-            Unsupported: for a parameter: nothing tells which tasks' masks it belongs to.
-        """
+        """A layer's input as a value."""
         if isinstance(x, Constant):
             return always_in_use(x.shape, x.dtype)
         if not isinstance(x, Value):

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from avalanche_amnesia.audit.record import RepairSummary, TensorChange, UnlearningRecord
 from avalanche_amnesia.bits import map_two_threads, state_hashes
+from avalanche_amnesia.contrib.repair.carry_out import carry_out
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.models.tensors import parameters_of, state_of
 from avalanche_amnesia.trajectory.entries import fill
@@ -22,7 +23,6 @@ from avalanche_amnesia.unlearning.host import Host
 from avalanche_amnesia.unlearning.optimizer_state import purge_optimizer
 from avalanche_amnesia.unlearning.planning import Unlearning
 from avalanche_amnesia.unlearning.purging.registry import PurgeContext, adapter_of
-from avalanche_amnesia.unlearning.repair import carry_out
 from avalanche_amnesia.unlearning.task_modules import own_parameters, remove_task_modules
 
 Announce = Callable[[str, UnlearningRecord | None, Transaction], None]
@@ -30,14 +30,7 @@ Announce = Callable[[str, UnlearningRecord | None, Transaction], None]
 
 @torch.no_grad()
 def apply(unlearning: Unlearning, announce: Announce, *, fingerprint: bool = False) -> UnlearningRecord:
-    """Carry an unlearning out as a whole; any exception leaves everything as it was.
-
-    Args:
-        unlearning: what :func:`prepare` returned, just now.
-        announce: called with ``before_unlearning`` and ``after_unlearning``, inside the all-or-nothing part, with the
-            record once there is one, and what receives the way back of anything that it changes.
-        fingerprint: let the record keep that by which an audit recognises what goes.
-    """
+    """Carry an unlearning out as a whole; any exception leaves everything as it was."""
     host, plan, removal = unlearning.host, unlearning.plan, unlearning.removal
     model, before = host.model, unlearning.hashes
     evidence = unlearning.evidence().fingerprint() if fingerprint else None

@@ -47,13 +47,7 @@ class TamperedError(RequestError):
 @saveable
 @dataclass(frozen=True)
 class Circumstances:
-    """All that a training depends on beside seed, task and what it could see.
-
-    Attributes:
-        settings: of the optimizer, the length of the training, and the plugins; as comparable values.
-        criterion: numbers and tensors that the criterion held.
-        faults: reasons why the training can't be repeated from (seed, task).
-    """
+    """All that a training depends on beside seed, task and what it could see."""
 
     settings: tuple[object, ...]
     criterion: Memory
@@ -62,13 +56,7 @@ class Circumstances:
 
 @dataclass
 class Claims:
-    """Record of what each training could see, under which circumstances, and what follows for an unlearning.
-
-    Attributes:
-        influences: the tasks that can leave a trace in the task in training; empty between tasks.
-        tainted: remaining tasks whose training saw a task that was unlearned later.
-        changed: names of tensors that something else had written into when a later training began.
-    """
+    """Record of what each training could see, under which circumstances, and what follows for an unlearning."""
 
     influences: frozenset[int] = frozenset()
     tainted: frozenset[int] = frozenset()
@@ -99,13 +87,7 @@ class Claims:
         self._first = self._trainings[task] if self._first is None else self._first
 
     def abandon(self, task: int | None, model: nn.Module, *, first: bool) -> None:
-        """Drop a task that was given up.
-
-        Args:
-            task: its label; None: there is none.
-            model: without it.
-            first: whether no task was trained before it: the next one is the first.
-        """
+        """Drop a task that was given up."""
         self.influences = frozenset()
         if task is not None:
             self._trainings.pop(task, None)
@@ -114,27 +96,14 @@ class Claims:
             self._hashes = state_hashes(state_of(model))
 
     def end(self, task: int, model: nn.Module, forgotten: Collection[int]) -> None:
-        """Enter a task whose training is over, and the state in which it left the model.
-
-        Args:
-            task: its label.
-            model: as the training left it.
-            forgotten: the tasks that were unlearned in the middle of it.
-        """
+        """Enter a task whose training is over, and the state in which it left the model."""
         if self.influences & {*self.tainted, *forgotten}:
             self.tainted |= {task}  # it learned from tasks that are not what the reference has
         self.influences = frozenset()
         self._hashes = state_hashes(state_of(model))
 
     def unlearned(self, host: Host, tasks: Collection[int], hashes: Mapping[str, str], change: Transaction) -> None:
-        """Enter an unlearning.
-
-        Args:
-            host: as it is now. How a task in training leaves the model is noted when it ends, or is given up.
-            tasks: that are gone.
-            hashes: of the model's tensors afterwards.
-            change: receives every change.
-        """
+        """Enter an unlearning."""
         left = dict(hashes) if host.in_training is None else None
         change.set(self, tainted=self.tainted_without(tasks, host.ledger), _hashes=left)
 
@@ -143,14 +112,7 @@ class Claims:
     def tampered(
         self, state: Mapping[str, Tensor], hashes: Mapping[str, str], *, in_training: bool = False
     ) -> frozenset[str]:
-        """Names of tensors that are not as the last training or unlearning left them.
-
-        Args:
-            state: the model's tensors.
-            hashes: of them.
-            in_training: whether a task is in training, whose steps change them too: then only what was found when it
-                began counts.
-        """
+        """Names of tensors that are not as the last training or unlearning left them."""
         left = {} if in_training or self._hashes is None else self._hashes
         other = {name: digest for name, digest in left.items() if hashes.get(name) != digest}
         # A state that an earlier version saved has other hashes of the same bits.
@@ -162,14 +124,7 @@ class Claims:
         return frozenset(task for task in remaining if task in self.tainted or ledger.saw(task) & set(tasks))
 
     def reasons(self, host: Host, tasks: Sequence[int], removal: Removal, tampered: Collection[str]) -> tuple[str, ...]:
-        """Reasons why the state afterwards may differ from a run that never saw the tasks; none: it is exact.
-
-        Args:
-            host: as it is, before they go.
-            tasks: that go.
-            removal: what taking them out leads to.
-            tampered: tensors that something else wrote into.
-        """
+        """Reasons why the state afterwards may differ from a run that never saw the tasks; none: it is exact."""
         strategy, ledger, in_training = host.strategy, host.ledger, host.in_training
         gone = set(tasks)
         remaining = [task for task in ledger.remaining if task not in gone]

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from avalanche_amnesia.audit.record import Provenance
+from avalanche_amnesia.contrib.repair.carry_out import Repair
 from avalanche_amnesia.ledger import TaskLedger
 from avalanche_amnesia.object_walk import Parts
 from avalanche_amnesia.trajectory.store import Trajectory
@@ -17,7 +18,6 @@ from avalanche_amnesia.transaction import Transaction
 from avalanche_amnesia.unlearning.compensation import Compensation
 from avalanche_amnesia.unlearning.purging.learned_state import UnknownStateError, learned_state
 from avalanche_amnesia.unlearning.purging.registry import adapter_of
-from avalanche_amnesia.unlearning.repair import Repair
 
 
 class Masking(Protocol):
@@ -36,24 +36,7 @@ class Masking(Protocol):
 
 @dataclass(frozen=True)
 class Host:
-    """A strategy as an unlearning sees it.
-
-    Attributes:
-        strategy: the strategy itself.
-        ledger: who may be asked for.
-        trajectory: the tasks' updates.
-        before: values before a task that is in training, by parameter name; None between tasks. Replaced in place.
-        in_training: the task in whose training the request fires; None between tasks.
-        plugins: the user's and Avalanche's plugins, and the strategy, to be purged.
-        others: what else belongs to the strategy and is cleaned elsewhere: its evaluator, this package's plugins.
-        masking: the plugin that masks; None without masks.
-        compensations: what makes up to the remaining tasks.
-        repair: what trains the affected tasks again afterwards; None: nothing does.
-        counters: task → the strategy's experience counter when it was trained.
-        provenance: for the record.
-        known: every task of the stream, None where that is not known.
-        shared_state: tensors beside the parameters that trainings changed for all tasks together.
-    """
+    """A strategy as an unlearning sees it."""
 
     strategy: Any
     ledger: TaskLedger
@@ -106,14 +89,7 @@ def unknown_state(host: Host) -> UnknownState:
 
 
 def refuse_unknown_state(unknown: UnknownState) -> None:
-    """Raise if something keeps learned state that nobody knows how to clean.
-
-    Args:
-        unknown: what :func:`unknown_state` found; it walks over all that plugins hold, and is asked once.
-
-    Raises:
-        UnknownStateError: naming all of it.
-    """
+    """Raise if something keeps learned state that nobody knows how to clean."""
     if unknown:
         names = ", ".join(f"{type(plugin).__name__} (in its {path})" for plugin, path in unknown)
         first = type(unknown[0][0]).__name__

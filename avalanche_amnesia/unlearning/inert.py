@@ -30,9 +30,6 @@ def is_inert(plugin: object) -> bool:
 
     Read off its methods' bytecode, with a short list of functions and methods that they may call; what is not on it
     counts as writing.
-
-    Args:
-        plugin: any object; the host's base classes count as inert.
     """
     held = list(getattr(plugin, "__dict__", {}).values())
     if not all(_is_plain(value) for value in held):

@@ -29,23 +29,6 @@ def fit_head(
 
     Whitening makes the problem round, so that a dozen steps of L-BFGS from zero suffice; nothing is drawn. A feature
     that is 0 in all samples, as those of closed units are, has weight 0, and takes no part.
-
-    Args:
-        features: ``(n, features)``.
-        labels: ``(n,)``, in ``[0, n_classes)``.
-        n_classes: classes of the head; one that has no sample gets a small probability.
-        penalty: above 0, as with scikit-learn's ``1/C``.
-        iterations: of L-BFGS, at least 1.
-        tolerance: an iteration that changes the loss, or every weight, by less than this is the last one. By default
-            the loss is then within 1e-4 of the least.
-        has_bias: whether the head has one.
-
-    Returns:
-        Weight ``(n_classes, features)`` and bias ``(n_classes,)`` of the linear head, on the features' device; the bias
-        is 0 where it has none.
-
-    Raises:
-        FitError: for features that are not finite, or overflow when multiplied.
     """
     n = len(features)
     with torch.no_grad():
@@ -110,19 +93,6 @@ def fit_correction(
 
     The penalty is on the change itself, not on whitened features as in :func:`fit_head`: directions in which these
     samples hardly vary must not grow, as other tasks' samples vary there.
-
-    Args:
-        features: that the weights multiply, ``(n, features)``.
-        labels: ``(n,)``.
-        logits: as they are without the change, ``(n, classes)``.
-        penalty: above 0.
-        iterations: of L-BFGS, at least 1.
-
-    Returns:
-        ``D``, ``(classes, features)``, on the features' device.
-
-    Raises:
-        FitError: for features or logits that are not finite, or overflow.
     """
     change = features.new_zeros(logits.shape[1], features.shape[1], requires_grad=True)
     optimizer = torch.optim.LBFGS([change], max_iter=iterations, history_size=iterations, line_search_fn="strong_wolfe")

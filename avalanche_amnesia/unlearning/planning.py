@@ -9,9 +9,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from avalanche_amnesia.audit.evidence import Evidence
 from avalanche_amnesia.audit.record import SharedEntries, UnlearningPlan
 from avalanche_amnesia.bits import state_hashes
+from avalanche_amnesia.contrib.repair.carry_out import repairable
+from avalanche_amnesia.contrib.residue_search.evidence import Evidence
 from avalanche_amnesia.models.multi_head import MultiHeadModel, is_inside_backbone
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.models.tensors import parameters_of, state_of
@@ -23,24 +24,12 @@ from avalanche_amnesia.unlearning.claims import Claims, TamperedError
 from avalanche_amnesia.unlearning.compensation import revises
 from avalanche_amnesia.unlearning.host import Host, refuse_unknown_state, unknown_state
 from avalanche_amnesia.unlearning.purging.registry import adapter_of
-from avalanche_amnesia.unlearning.repair import repairable
 from avalanche_amnesia.unlearning.task_modules import own_parameters
 
 
 @dataclass(frozen=True)
 class Unlearning:
-    """An unlearning that was checked and worked out, and changed nothing yet: on its way to its record.
-
-    Attributes:
-        host: what it looks at and changes.
-        claims: what trainings could see, and under which circumstances.
-        plan: to show, and for the record.
-        removal: of the shared tensors.
-        parameters: the model's, by name, as they are before.
-        own: names of those that go with the tasks.
-        hashes: of the model's tensors, as they are before.
-        started: when the work began.
-    """
+    """An unlearning that was checked and worked out, and changed nothing yet: on its way to its record."""
 
     host: Host
     claims: Claims
@@ -52,11 +41,7 @@ class Unlearning:
     started: float
 
     def evidence(self, samples: Tensor | None = None) -> Evidence:
-        """Copies of what is about to be removed, by which an audit recognises it.
-
-        Args:
-            samples: inputs of the tasks; None: they are not looked for.
-        """
+        """Copies of what is about to be removed, by which an audit recognises it."""
         removed = [name for name in self.plan.removed if name not in self.plan.uninformative_masks]
         return Evidence.of(self.host.model, self.removal, removed, samples, self.host.opened_whole)
 
@@ -64,21 +49,7 @@ class Unlearning:
 def prepare(
     host: Host, claims: Claims, tasks: Iterable[int], event: str, *, strict: bool = False, allow_unknown: bool = True
 ) -> Unlearning:
-    """Check a request and work out what it would do; changes nothing.
-
-    Args:
-        host: what it would change.
-        claims: what trainings could see.
-        tasks: that are to go.
-        event: when it was asked for.
-        strict: raise where something else than trainings and unlearnings here wrote into the model.
-        allow_unknown: leave what keeps learned state and has no adapter as it is; else raise.
-
-    Raises:
-        RequestError: if the ledger does not allow it.
-        TamperedError: where ``strict`` says so.
-        UnknownStateError: unless ``allow_unknown``.
-    """
+    """Check a request and work out what it would do; changes nothing."""
     started = time.perf_counter()
     tasks = host.ledger.check(tasks, event, host.known, host.unrecorded)
     model, trajectory = host.model, host.trajectory

@@ -12,17 +12,19 @@ from support.measured_runs import BENCHMARK, PERMUTED, TEST, hashes, make, silen
 from torch.optim import SGD
 
 from avalanche_amnesia.benchmarks import UnlearningRequest, with_unlearning
-from avalanche_amnesia.evaluation import (
-    References,
-    accuracy_difference_metrics,
-    capacity_metrics,
+from avalanche_amnesia.contrib.metrics import (
     cost_metrics,
-    distance_metrics,
-    jsd_metrics,
     mask_overlap_metrics,
     membership_metrics,
     owners_metrics,
     relapse_metrics,
+)
+from avalanche_amnesia.evaluation import (
+    References,
+    accuracy_difference_metrics,
+    capacity_metrics,
+    distance_metrics,
+    jsd_metrics,
     unlearned_accuracy_metrics,
 )
 from avalanche_amnesia.models import MLP, MultiHeadModel

@@ -14,25 +14,27 @@ from support.strategies import DIGITS
 from torch import nn
 
 from avalanche_amnesia.benchmarks import task_benchmark, with_unlearning
-from avalanche_amnesia.evaluation import (
-    References,
-    accuracy_difference_metrics,
-    capacity_metrics,
-    cka_distance,
-    cosine_distance,
+from avalanche_amnesia.contrib.metrics import (
     cost_metrics,
-    distance_metrics,
-    euclidean_distance,
     few_shot_accuracy,
     few_shot_metrics,
     few_shots,
     linear_probe_accuracy,
     mask_overlap_metrics,
     membership_metrics,
-    network_capacity,
     owners_by_layer,
     owners_metrics,
     relapse_metrics,
+)
+from avalanche_amnesia.evaluation import (
+    References,
+    accuracy_difference_metrics,
+    capacity_metrics,
+    cka_distance,
+    cosine_distance,
+    distance_metrics,
+    euclidean_distance,
+    network_capacity,
     unlearned_accuracy_metrics,
 )
 from avalanche_amnesia.seeding import derive_seed

@@ -12,7 +12,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import jaccard_score, roc_auc_score
 
 from avalanche_amnesia.benchmarks import SplitDigits
-from avalanche_amnesia.evaluation import (
+from avalanche_amnesia.contrib.metrics import (
     few_shot_accuracy,
     few_shots,
     linear_probe_accuracy,

@@ -16,7 +16,7 @@ from avalanche_amnesia.benchmarks import with_unlearning
 from avalanche_amnesia.benchmarks.requests import tasks_after_each
 from avalanche_amnesia.bits import state_hashes
 from avalanche_amnesia.evaluation import References, accuracy_difference_metrics, jsd_metrics
-from avalanche_amnesia.runs import RunStore
+from avalanche_amnesia.lab.runs import RunStore
 
 BENCHMARK = with_unlearning(DIGITS, {1: [0], 3: [1]})
 RUN = int(os.environ.setdefault("PROCESS_OF_THIS_TEST", str(os.getpid())))
@@ -162,7 +162,7 @@ def test_nobody_waits_for_what_is_still_training_when_the_program_ends(tmp_path)
             """
             import json, time, torch
             from avalanche_amnesia import *
-            from avalanche_amnesia.runs import RunStore
+            from avalanche_amnesia.lab.runs import RunStore
 
             benchmark = with_unlearning(SplitDigits(n_train=200, n_test=100), {1: [0], 3: [1]})
 

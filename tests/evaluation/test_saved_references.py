@@ -25,8 +25,20 @@ from torch.optim import Adam
 
 from avalanche_amnesia.benchmarks import PermutedDigits, with_unlearning
 from avalanche_amnesia.evaluation import (
-    References, accuracy_difference_metrics, accuracy_matrix_metrics, capacity_metrics, cost_metrics, distance_metrics,
-    jsd_metrics, mask_overlap_metrics, membership_metrics, owners_metrics, relapse_metrics, unlearned_accuracy_metrics,
+    References,
+    accuracy_difference_metrics,
+    accuracy_matrix_metrics,
+    capacity_metrics,
+    distance_metrics,
+    jsd_metrics,
+    unlearned_accuracy_metrics,
+)
+from avalanche_amnesia.contrib.metrics import (
+    cost_metrics,
+    mask_overlap_metrics,
+    membership_metrics,
+    owners_metrics,
+    relapse_metrics,
 )
 from avalanche_amnesia.logging import WandBLogger
 from avalanche_amnesia.models import MLP, MaskedModel

@@ -16,8 +16,8 @@ from support.thoroughness import examples
 from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock, ResNet
 
-from avalanche_amnesia.audit import audit
 from avalanche_amnesia.benchmarks import UnlearningRequest, with_unlearning
+from avalanche_amnesia.contrib.residue_search import audit
 from avalanche_amnesia.isolation import CapacityError, Pools
 from avalanche_amnesia.isolation.relocation import Relocation
 from avalanche_amnesia.isolation.slots import SlotError, SlotTables

@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch import nn
 
-from avalanche_amnesia.baselines import NetworkPerTask, SideNetworks
 from avalanche_amnesia.bits import tensor_hash
+from avalanche_amnesia.contrib.baselines import NetworkPerTask, SideNetworks
 from avalanche_amnesia.models import MLP, MaskedModel, MultiHeadModel, SubnetModel, TaskNormModel
 from avalanche_amnesia.unit_graph import ModelError, fix, validate
 

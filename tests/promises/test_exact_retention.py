@@ -7,7 +7,8 @@ from avalanche.training.plugins import EWCPlugin, LRSchedulerPlugin, LwFPlugin, 
 from support.small_runs import OPTIMIZERS, assert_retained, logits, make, permuted, split
 from torch import nn
 
-from avalanche_amnesia.benchmarks import SplitMNIST, task_benchmark
+from avalanche_amnesia.benchmarks import task_benchmark
+from avalanche_amnesia.contrib.streams import SplitMNIST
 from avalanche_amnesia.models import MaskedModel, SubnetModel
 from avalanche_amnesia.training import HAT, WSN, AmnesiacHAT
 

@@ -7,12 +7,14 @@ from support.strategy_state import trajectory
 from torch import Tensor
 
 from avalanche_amnesia.benchmarks import PermutedDigits
+from avalanche_amnesia.contrib.repair import RepairPlugin
+from avalanche_amnesia.contrib.shadows import BackupPlugin
+from avalanche_amnesia.contrib.shadows.first_use import entries_in_use
+from avalanche_amnesia.contrib.shadows.shadow import Shadow
 from avalanche_amnesia.models import MaskedModel
 from avalanche_amnesia.training import AmnesiacHAT
-from avalanche_amnesia.training.first_use import entries_in_use
 from avalanche_amnesia.training.host import find_plugin
-from avalanche_amnesia.training.plugins import BackupPlugin, CounterfactualPlugin, RepairPlugin, TrajectoryPlugin
-from avalanche_amnesia.training.shadow import Shadow
+from avalanche_amnesia.training.plugins import CounterfactualPlugin, TrajectoryPlugin
 from avalanche_amnesia.trajectory.sparse import SparseValues
 from avalanche_amnesia.unlearning.task_modules import own_parameters
 

@@ -22,8 +22,8 @@ from support.thoroughness import examples
 from torch import nn
 from torch.optim import SGD, Adam
 
-from avalanche_amnesia.baselines import PALL, CLPUDERpp, Independent, NetworkPerTask, SideNetworks
 from avalanche_amnesia.benchmarks import SplitDigits, UnlearningRequest, with_unlearning
+from avalanche_amnesia.contrib.baselines import PALL, CLPUDERpp, Independent, NetworkPerTask, SideNetworks
 from avalanche_amnesia.isolation import Pools
 from avalanche_amnesia.ledger import TaskLedger
 from avalanche_amnesia.models import MLP, MaskedModel, MultiHeadModel, SubnetModel

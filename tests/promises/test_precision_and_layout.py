@@ -6,9 +6,9 @@ from support.strategies import DIGITS, OPTIMIZERS
 from support.strategy_state import bits, unlearning_plugin
 from torch import nn
 
-from avalanche_amnesia.audit import audit
+from avalanche_amnesia.contrib.export import extract
+from avalanche_amnesia.contrib.residue_search import audit
 from avalanche_amnesia.evaluation import References
-from avalanche_amnesia.export import extract
 from avalanche_amnesia.models import MaskedModel, SubnetModel
 from avalanche_amnesia.training import HAT, WSN, AmnesiacHAT
 from avalanche_amnesia.training.host.saving import load_state

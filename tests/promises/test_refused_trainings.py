@@ -6,15 +6,15 @@ from support.strategy_state import bits, frozen, unlearning_plugin
 from torch.optim import SGD
 
 from avalanche_amnesia.benchmarks import PermutedDigits, UnlearningRequest, with_unlearning
+from avalanche_amnesia.contrib.ablations import ScaledUpdatesPlugin
+from avalanche_amnesia.contrib.repair import RepairPlugin
+from avalanche_amnesia.contrib.shadows import BackupPlugin
 from avalanche_amnesia.models import MaskedModel, MultiHeadModel
 from avalanche_amnesia.training import HAT
 from avalanche_amnesia.training.host import find_plugin
 from avalanche_amnesia.training.plugins import (
-    BackupPlugin,
     CounterfactualPlugin,
     HATPlugin,
-    RepairPlugin,
-    ScaledUpdatesPlugin,
     SharedHeadCounterfactualPlugin,
     TrajectoryPlugin,
     UnlearningPlugin,

@@ -10,8 +10,8 @@ from support.strategy_state import bits, trajectory
 from torch.optim import SGD, Adam
 
 from avalanche_amnesia.benchmarks import PermutedDigits, RotatedDigits, SplitDigits, UnlearningRequest, with_unlearning
+from avalanche_amnesia.contrib.export import extract
 from avalanche_amnesia.evaluation import References
-from avalanche_amnesia.export import extract
 from avalanche_amnesia.models import MLP, MaskedModel
 from avalanche_amnesia.training import HAT, AdaHAT, AmnesiacHAT
 from avalanche_amnesia.training.host import find_plugin

@@ -10,10 +10,10 @@ from avalanche.training.supervised import EWC, MAS, LwF, Naive, Replay
 from support.strategies import stock
 from torch import nn
 
-from avalanche_amnesia.baselines import DarkReplayPlugin
 from avalanche_amnesia.benchmarks import SplitDigits, UnlearningRequest, with_unlearning
 from avalanche_amnesia.benchmarks.data import task_data
 from avalanche_amnesia.bits import tensor_hash
+from avalanche_amnesia.contrib.baselines import DarkReplayPlugin
 from avalanche_amnesia.evaluation import unlearned_accuracy_metrics
 from avalanche_amnesia.evaluation.features import features_of
 from avalanche_amnesia.evaluation.probes import take_probe

@@ -5,10 +5,10 @@ import torch
 from torch import nn
 from torch.optim import Adam
 
-from avalanche_amnesia.audit import audit
-from avalanche_amnesia.baselines import PALL, CLPUDERpp, Independent, NetworkPerTask, SideNetworks
 from avalanche_amnesia.benchmarks import SplitDigits, task_benchmark, with_unlearning
 from avalanche_amnesia.benchmarks.data import task_data
+from avalanche_amnesia.contrib.baselines import PALL, CLPUDERpp, Independent, NetworkPerTask, SideNetworks
+from avalanche_amnesia.contrib.residue_search import audit
 from avalanche_amnesia.isolation import Pools
 from avalanche_amnesia.models import MLP, MaskedModel, SubnetModel
 from avalanche_amnesia.training import HAT, WSN, AmnesiacHAT

@@ -12,18 +12,16 @@ from support.strategies import DIGITS, OPTIMIZERS, ConvNet, amnesiac, mlp, quiet
 from support.strategy_state import frozen
 from torch import nn
 
-from avalanche_amnesia.audit import audit
-from avalanche_amnesia.baselines import PALL, CLPUDERpp, Independent
-from avalanche_amnesia.baselines.networks import NetworkPerTask, SideNetworks
 from avalanche_amnesia.benchmarks import task_benchmark, with_unlearning
 from avalanche_amnesia.bits import state_hashes
+from avalanche_amnesia.contrib.baselines import PALL, CLPUDERpp, Independent
+from avalanche_amnesia.contrib.baselines.networks import NetworkPerTask, SideNetworks
+from avalanche_amnesia.contrib.metrics import cost_metrics, membership_metrics, relapse_metrics
+from avalanche_amnesia.contrib.residue_search import audit
 from avalanche_amnesia.evaluation import (
     References,
     accuracy_difference_metrics,
-    cost_metrics,
     jsd_metrics,
-    membership_metrics,
-    relapse_metrics,
     unlearned_accuracy_metrics,
 )
 from avalanche_amnesia.isolation import Pools

@@ -7,8 +7,8 @@ import torch
 
 from avalanche_amnesia.benchmarks import PermutedDigits
 from avalanche_amnesia.benchmarks.data import task_data
+from avalanche_amnesia.contrib.repair import RepairPlugin
 from avalanche_amnesia.training.host import find_plugin
-from avalanche_amnesia.training.plugins import RepairPlugin
 from support.strategies import amnesiac
 
 PERMUTED = PermutedDigits(4, n_train=600, n_test=300)

@@ -1,6 +1,6 @@
 """Results to report: those of the demo at one seed, and more runs made from them.
 
-``tests/logging/report_of_seed_0`` is the demo's output without LwF and without hashes; what the demo did not measure
+``tests/lab/logging/report_of_seed_0`` is the demo's output without LwF and hashes; what it did not measure
 (chance, controls, relapse, membership, owners …) is invented, with the shapes that observations have.
 """
 
@@ -9,9 +9,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from avalanche_amnesia.logging.report import Results, read_results
+from avalanche_amnesia.lab.report import Results, read_results
 
-FOLDER = Path(__file__).parents[1] / "logging" / "report_of_seed_0"
+FOLDER = Path(__file__).parents[1] / "lab" / "logging" / "report_of_seed_0"
 MEASURED_LATER = (
     "capacity_before",
     "chance",

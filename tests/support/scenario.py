@@ -15,10 +15,12 @@ from torch import Tensor
 
 from avalanche_amnesia.benchmarks import SplitDigits, UnlearningRequest, with_unlearning
 from avalanche_amnesia.bits import same_bits, tensor_hash
+from avalanche_amnesia.contrib.repair import RepairPlugin
+from avalanche_amnesia.contrib.shadows import BackupPlugin
 from avalanche_amnesia.ledger import RequestError
 from avalanche_amnesia.models import TaskMaskedModel
 from avalanche_amnesia.training.host import find_plugin
-from avalanche_amnesia.training.plugins import BackupPlugin, CounterfactualPlugin, RepairPlugin, TrajectoryPlugin
+from avalanche_amnesia.training.plugins import CounterfactualPlugin, TrajectoryPlugin
 from avalanche_amnesia.trajectory.sparse import SparseValues
 from avalanche_amnesia.transaction import Transaction
 from avalanche_amnesia.unlearning.purging import PurgeContext, register_purger

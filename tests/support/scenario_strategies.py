@@ -8,9 +8,10 @@ import torch
 from avalanche.training import EWC, Naive
 
 from avalanche_amnesia.bits import same_bits
+from avalanche_amnesia.contrib.repair import RepairPlugin
 from avalanche_amnesia.models import MLP, MultiHeadModel, SubnetModel
 from avalanche_amnesia.training import WSN
-from avalanche_amnesia.training.plugins import RepairPlugin, TrajectoryPlugin, UnlearningPlugin
+from avalanche_amnesia.training.plugins import TrajectoryPlugin, UnlearningPlugin
 from avalanche_amnesia.unlearning.task_modules import own_parameters
 from support.strategies import OPTIMIZERS, ConvNet, amnesiac, stock
 

@@ -10,8 +10,8 @@ from avalanche.training.plugins import EvaluationPlugin
 
 from avalanche_amnesia.bits import state_hashes
 from avalanche_amnesia.evaluation import capacity_metrics
+from avalanche_amnesia.lab.runs import RunStore
 from avalanche_amnesia.logging import WandBLogger
-from avalanche_amnesia.runs import RunStore
 from avalanche_amnesia.training.plugins import TrajectoryPlugin
 from support.strategies import DIGITS, amnesiac
 

@@ -1,6 +1,6 @@
 """A small experiment on the embedded digits."""
 
-from avalanche_amnesia.study.settings import (
+from avalanche_amnesia.lab.study.settings import (
     Experiment,
     MethodSettings,
     NetworkSettings,

@@ -10,8 +10,8 @@ from support.small_runs import OPTIMIZERS, logits, make, masked_mlp, same_state,
 from torch import nn
 from torch.optim import LBFGS, SGD, Adagrad, Adam, Muon, SparseAdam
 
-from avalanche_amnesia.baselines import PALL, CLPUDERpp, Independent, NetworkPerTask, SideNetworks
 from avalanche_amnesia.benchmarks import PermutedDigits
+from avalanche_amnesia.contrib.baselines import PALL, CLPUDERpp, Independent, NetworkPerTask, SideNetworks
 from avalanche_amnesia.models import MLP, MaskedModel, MultiHeadModel, SubnetModel
 from avalanche_amnesia.training import HAT, WSN, AmnesiacHAT
 from avalanche_amnesia.training.host import remaining_experiences

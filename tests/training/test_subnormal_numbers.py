@@ -8,12 +8,13 @@ from torch import nn
 
 from avalanche_amnesia.benchmarks import PermutedDigits
 from avalanche_amnesia.bits import same_bits
+from avalanche_amnesia.contrib.shadows import BackupPlugin
 from avalanche_amnesia.models import MLP, MaskedModel, SubnetModel, gate
 from avalanche_amnesia.training import HAT, WSN, AdaHAT, AmnesiacHAT, optimizers
 from avalanche_amnesia.training.hat_formulas import compensate_, embedding_gradient
 from avalanche_amnesia.training.host import find_plugin
 from avalanche_amnesia.training.optimizers import FADING, FAINT, BareStep, clear_faint
-from avalanche_amnesia.training.plugins import BackupPlugin, HATPlugin
+from avalanche_amnesia.training.plugins import HATPlugin
 from benchmarks.subnormals import SubnormalWatch
 
 TINY = torch.finfo(torch.float32).tiny

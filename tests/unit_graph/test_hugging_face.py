@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from support.hugging_face_networks import BACKBONES, SIZES, TokenFeatures, bert, first, tokens
 from support.soundness_oracle import assert_sound, features, some_mask
 
-from avalanche_amnesia.benchmarks import MarkovSentences
+from avalanche_amnesia.contrib.streams import MarkovSentences
 from avalanche_amnesia.models import MaskedModel
 from avalanche_amnesia.training import HAT, AmnesiacHAT
 

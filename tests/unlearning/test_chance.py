@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from avalanche_amnesia.audit.recognition import ALIKE, CHANCE, HELD, _by_chance, _ranks, _regress
+from avalanche_amnesia.contrib.residue_search.recognition import ALIKE, CHANCE, HELD, _by_chance, _ranks, _regress
 
 
 def found(x, update, after):

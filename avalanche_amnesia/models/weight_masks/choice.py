@@ -20,23 +20,11 @@ class Choice(Protocol):
         """Choose by the scores of all layers, ``(n_weights,)``."""
 
     def sift(self, layer: int, scores: Tensor, values: Tensor, out: Tensor) -> None:
-        """Write a layer's values where they are chosen, and +0 elsewhere.
-
-        Args:
-            layer: its number.
-            scores: its scores, by which was chosen, ``(n,)``.
-            values: ``n`` of them, in any shape.
-            out: where to write; may be the values.
-        """
+        """Write a layer's values where they are chosen, and +0 elsewhere."""
 
 
 class MarkedChoice:
-    """A choice by marks, however they are set, on any device.
-
-    Args:
-        sizes: of the layers.
-        choose: writes the mask that scores choose, 0 or 1, into its second argument, and returns it.
-    """
+    """A choice by marks, however they are set, on any device."""
 
     def __init__(self, sizes: Sequence[int], choose: Callable[[Tensor, Tensor], Tensor]) -> None:
         self._sizes, self._choose = sizes, choose
@@ -55,12 +43,7 @@ class MarkedChoice:
 
 
 class TopChoice:
-    """The choice of each layer's largest ``|score|`` by a threshold: no mark is written, and none is read.
-
-    Args:
-        tops: the layers' sizes, and how many of them are chosen.
-        elsewhere: the same choice, which takes its place on an accelerator: that would have to be waited for.
-    """
+    """The choice of each layer's largest ``|score|`` by a threshold: no mark is written, and none is read."""
 
     def __init__(self, tops: Sequence[MovingTop], elsewhere: Choice) -> None:
         self._tops, self._elsewhere = tops, elsewhere

@@ -20,14 +20,7 @@ from avalanche_amnesia.models.substitutes import Place
 
 @dataclass(frozen=True)
 class StateSite:
-    """Place where a backbone keeps a tensor.
-
-    Attributes:
-        name: of the tensor, module path included.
-        module: that holds it.
-        is_buffer: whether as a buffer; else as a plain attribute.
-        attribute: its name in the module.
-    """
+    """Place where a backbone keeps a tensor."""
 
     name: str
     module: nn.Module
@@ -72,12 +65,7 @@ class TaskState(nn.Module):
 
 
 class ForwardState:
-    """The tensors that a backbone keeps, and those that it began to keep after it was wrapped.
-
-    Args:
-        backbone: any module.
-        norms: modules whose buffers are looked after elsewhere.
-    """
+    """The tensors that a backbone keeps, and those that it began to keep after it was wrapped."""
 
     def __init__(self, backbone: nn.Module, norms: Collection[nn.Module]) -> None:
         self._backbone = (backbone,)  # a plain container: nobody's submodule
@@ -90,12 +78,7 @@ class ForwardState:
         return TaskState(self.sites)
 
     def standing_in(self, own: TaskState | None, *, learns: bool) -> list[tuple[Place, Tensor]]:
-        """Substitutes during a forward: the task's tensors if it learns, copies that are thrown away if not.
-
-        Args:
-            own: the task's; None: the backbone's.
-            learns: whether the forward may change them.
-        """
+        """Substitutes during a forward: the task's tensors if it learns, copies that are thrown away if not."""
         found = []
         for number, site in enumerate(self.sites):
             mine = None if own is None else own.of(number)

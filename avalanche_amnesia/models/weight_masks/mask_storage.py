@@ -29,18 +29,7 @@ def unpack_bits(packed: Tensor, n: int) -> Tensor:
 
 
 def encode_masks(masks: Sequence[Tensor]) -> bytes:
-    """The masks of several tasks, compressed together.
-
-    Args:
-        masks: bool ``(n,)``, all of the same length, in the order in which the tasks were learned (neighbours resemble
-            each other most).
-
-    Returns:
-        What :func:`decode_masks` takes back, exactly.
-
-    Raises:
-        ValueError: for masks that are not bool vectors of one length.
-    """
+    """The masks of several tasks, compressed together."""
     if any(mask.dtype != torch.bool or mask.ndim != 1 or len(mask) != len(masks[0]) for mask in masks):
         shapes = [f"{mask.dtype} {tuple(mask.shape)}" for mask in masks]
         raise ValueError(f"masks must be bool vectors of one length, got {shapes}")
@@ -58,16 +47,7 @@ def encode_masks(masks: Sequence[Tensor]) -> bytes:
 
 
 def decode_masks(data: bytes, n_tasks: int, n: int) -> list[Tensor]:
-    """The masks that :func:`encode_masks` compressed.
-
-    Args:
-        data: what it returned.
-        n_tasks: how many masks there are.
-        n: their length.
-
-    Raises:
-        ValueError: if it is damaged, or holds more or fewer bytes than so many masks of this length take.
-    """
+    """The masks that :func:`encode_masks` compressed."""
     counts = [min(_GROUP, n_tasks - first) for first in range(0, n_tasks, _GROUP)]
     sizes = [-(-n * _width(count) // 8) for count in counts]
     coder = zlib.decompressobj()

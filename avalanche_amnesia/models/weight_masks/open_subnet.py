@@ -11,19 +11,7 @@ from avalanche_amnesia.models.weight_masks.choice import Choice
 
 
 class OpenSubnet:
-    """``weight ⊙ mask`` of every layer as leaves, whose gradients collect over every forward until the next opening.
-
-    Args:
-        scores: of the task in training, ``(n_weights,)``.
-        weights: the layers' weights, by name, in the scores' order.
-        choice: what scores choose.
-        straight_through: makes of a gradient of the mask that of the scores, ``(gradient, scores)``, for any part of
-            them; may write into the former.
-
-    Attributes:
-        leaves: by name of the layer.
-        choice: as given.
-    """
+    """``weight ⊙ mask`` of every layer as leaves, whose gradients collect over every forward until the next opening."""
 
     @torch.no_grad()
     def __init__(

@@ -21,14 +21,7 @@ _QUANTILES = 65
 
 
 def encode_scores(scores: Tensor, mask: Tensor, sizes: Sequence[int], bits: int) -> Tensor:
-    """Code of scores, uint8, on their device.
-
-    Args:
-        scores: float32 ``(n,)``.
-        mask: of the task, bool ``(n,)``.
-        sizes: entries of each layer, which sum up to ``n``.
-        bits: per score, the mask's one included: at least 1.
-    """
+    """Code of scores, uint8, on their device."""
     levels = 2 ** (bits - 1)
     code, tables = np.zeros(len(scores), dtype=np.uint8), []
     for group, values in _groups(scores.detach().abs().cpu(), mask.cpu(), sizes):
@@ -43,13 +36,7 @@ def encode_scores(scores: Tensor, mask: Tensor, sizes: Sequence[int], bits: int)
 
 
 def decode_scores(data: Tensor, mask: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Scores ``(n,)``, of at least 0, that :func:`encode_scores` would give the same code.
-
-    Args:
-        data: what it returned.
-        mask: as then.
-        sizes: as then.
-    """
+    """Scores ``(n,)``, of at least 0, that :func:`encode_scores` would give the same code."""
     n, n_table = len(mask), 4 * 2 * len(sizes) * _QUANTILES
     coded = data.cpu().numpy()
     tables = coded[:n_table].view("<f4").reshape(-1, _QUANTILES)

@@ -223,11 +223,7 @@ class SubnetModel(TaskMaskedModel):
 
     @property
     def _in_training(self) -> tuple[int, nn.Parameter, OpenSubnet]:
-        """Label, scores and weights of the task in training.
-
-        Raises:
-            ValueError: between tasks.
-        """
+        """Label, scores and weights of the task in training."""
         if self.current_task is None or self.scores is None or self._open is None:
             raise ValueError("no task is in training: start_task begins one")
         return self.current_task, self.scores, self._open
@@ -396,14 +392,7 @@ class SubnetModel(TaskMaskedModel):
         return next((part for part in ([] if parts is None else parts.children()) if isinstance(part, TaskState)), None)
 
     def _run(self, x: Tensor, weights: Mapping[str, Tensor], parts: nn.Module | None, *, learns: bool) -> Tensor:
-        """The backbone's forward with other weights, norms and tensors put in for its duration.
-
-        Args:
-            x: ``(batch, …)``.
-            weights: by name.
-            parts: what a task has of its own; None: as the backbone had it.
-            learns: whether the forward may change the task's tensors.
-        """
+        """The backbone's forward with other weights, norms and tensors put in for its duration."""
         own = self._state_of(parts)
         others: list[tuple[Place, Any]] = [
             ((module._parameters, attribute), weight)

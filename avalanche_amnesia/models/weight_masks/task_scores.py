@@ -11,21 +11,12 @@ class TaskScores(TaskBuffers):
     """Scores ``(n_weights,)``, or their code, by task; each task's began as those of the task before it."""
 
     def descendants(self, tasks: Sequence[int], order: Sequence[int]) -> list[int]:
-        """Tasks whose scores came out of these tasks' ones, themselves included: all from the first of them on.
-
-        Args:
-            tasks: any.
-            order: all tasks that have a mask, in training order.
-        """
+        """Tasks whose scores came out of these tasks' ones, themselves included: all from the first of them on."""
         first = min((order.index(task) for task in tasks if task in order), default=len(order))
         return [task for task in order[first:] if task in self]
 
     def last(self, order: Sequence[int]) -> int | None:
-        """The last task whose scores are kept; None where there is none.
-
-        Args:
-            order: all tasks that have a mask, in training order.
-        """
+        """The last task whose scores are kept; None where there is none."""
         return next((task for task in reversed(order) if task in self), None)
 
     def retain(self, tasks: Sequence[int]) -> None:

@@ -26,18 +26,7 @@ def count_of_share(share: float, size: int) -> int:
 
 
 def mark_largest(values: Tensor, k: int, out: Tensor, near: float | None = None) -> float | None:
-    """Mark the ``k`` largest entries with 1 and all others with 0; among equal ones the lowest index goes first.
-
-    Args:
-        values: non-negative numbers, ``(n,)``, contiguous; NaN counts as smaller than any number.
-        k: how many, in 1..n.
-        out: receives the marks, float ``(n,)``.
-        near: a guess of the ``k``-th largest, such as that of values that have moved a little since: where it is good,
-            few entries are ranked. It changes nothing else.
-
-    Returns:
-        The ``k``-th largest entry; None on an accelerator, which would have to be waited for.
-    """
+    """Mark the ``k`` largest entries with 1 and all others with 0; among equal ones the lowest index goes first."""
     if values.device.type != "cpu":
         mark_by_sorting(values, k, out)
         return None
@@ -87,15 +76,6 @@ class MovingTop:
     """The largest magnitudes of a vector that moves little from one time to the next, as scores do between two steps.
 
     They are told without a mark for every entry: what lies above the threshold, and some of the entries at it.
-
-    Args:
-        size: of the vector, ``n``.
-        k: how many, in 1..n.
-
-    Attributes:
-        size: as given.
-        threshold: a magnitude that most of the largest, and no other entry, exceed; None before the first update.
-        others: where those of the largest lie that do not: indices, ascending; None: all exceed it.
     """
 
     def __init__(self, size: int, k: int) -> None:
@@ -106,11 +86,7 @@ class MovingTop:
         self._room = np.zeros(min(size, _BLOCK), np.float32)
 
     def update(self, vector: Tensor) -> None:
-        """Find the ``k`` largest; among equal ones the lowest index goes first, and NaN is smaller than any number.
-
-        Args:
-            vector: float32 ``(n,)``, contiguous, on the CPU.
-        """
+        """Find the ``k`` largest; among equal ones the lowest index goes first, and NaN is smaller than any number."""
         values = vector.numpy()
         near = self.threshold or 0.0
         shares = (_NARROW, _BAND) if 0 < near < _LARGEST else ()

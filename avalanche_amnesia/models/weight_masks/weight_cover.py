@@ -25,12 +25,7 @@ _WEIGHTED = (nn.Linear, nn.Bilinear, _ConvNd, nn.Embedding)
 
 @dataclass(frozen=True)
 class MaskedTensor:
-    """A parameter of the backbone of which every task uses its best-scored entries.
-
-    Attributes:
-        shape: of the parameter.
-        kept: number of entries that a task uses.
-    """
+    """A parameter of the backbone of which every task uses its best-scored entries."""
 
     shape: torch.Size
     kept: int
@@ -43,23 +38,12 @@ class MaskedTensor:
 
 @dataclass(frozen=True)
 class WeightCover:
-    """The parameters that masks cover, in the order of a mask vector.
-
-    Attributes:
-        layers: parameter name inside the backbone → its shape and how much of it a task uses.
-    """
+    """The parameters that masks cover, in the order of a mask vector."""
 
     layers: Mapping[str, MaskedTensor]
 
     def parameter_use(self, *masks: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Number of tasks that use every weight.
-
-        Args:
-            masks: one mapping per task, parameter name → mask ``(size,)``, bool or float.
-
-        Returns:
-            Parameter name → float32 tensor of the parameter's shape, computed whenever it is asked for.
-        """
+        """Number of tasks that use every weight."""
         plain = [dict(mask) for mask in masks]  # views can't be copied, and with a strategy in training this is
         return Computed(self.layers, partial(self._use, plain))
 
@@ -80,14 +64,7 @@ Site = tuple[nn.Module, str]
 
 @dataclass(frozen=True)
 class Inventory:
-    """Inventory of all that could learn in a backbone.
-
-    Attributes:
-        cover: the masked parameters.
-        sites: masked parameter → where the backbone's modules hold it (more than once, where it is tied).
-        biases: sites of biases to switch off.
-        norms: normalisation modules with parameters or running statistics.
-    """
+    """Inventory of all that could learn in a backbone."""
 
     cover: WeightCover
     sites: Mapping[str, list[Site]]
@@ -96,18 +73,7 @@ class Inventory:
 
 
 def take_inventory(backbone: nn.Module, density: float, bias: BiasRule, norm: NormRule) -> Inventory:
-    """Find a rule for every parameter of a backbone; changes nothing.
-
-    Args:
-        backbone: any module.
-        density: ``c`` in (0, 1]: share of each tensor's entries that a task uses.
-        bias: ``off`` or ``masked``.
-        norm: ``task`` or ``batch``.
-
-    Raises:
-        ValueError: for an option that is not allowed.
-        ModelError: for a parameter without a rule; the message names it, the reason and the fix.
-    """
+    """Find a rule for every parameter of a backbone; changes nothing."""
     if not 0 < density <= 1:
         raise ValueError(f"density must lie in (0, 1], the share of weights that a task uses, got {density}")
     for option, value, allowed in (("bias", bias, BiasRule), ("norm", norm, NormRule)):

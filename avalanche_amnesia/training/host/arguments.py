@@ -14,11 +14,7 @@ PeriodicMode = Literal["experience", "epoch", "iteration"]
 
 
 def checked_options(options: dict[str, Any]) -> dict[str, Any]:
-    """Avalanche's options of a strategy, with whole numbers as Python's own.
-
-    Raises:
-        ValueError: for a size, a number of epochs or an evaluation interval that is none.
-    """
+    """Avalanche's options of a strategy, with whole numbers as Python's own."""
     result = dict(options)
     least = {"train_mb_size": 1, "train_epochs": 1, "eval_mb_size": 1, "eval_every": -1}
     for name in least.keys() & options.keys():
@@ -30,11 +26,7 @@ def checked_options(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def checked_plugins(plugins: Sequence[Any] | None) -> list[Any]:
-    """A strategy's further plugins as a list.
-
-    Raises:
-        TypeError: for anything else than a list of objects with a callback (``before_…``, ``after_…``).
-    """
+    """A strategy's further plugins as a list."""
     if plugins is None:
         return []
     if isinstance(plugins, str) or not isinstance(plugins, Iterable):
@@ -47,22 +39,14 @@ def checked_plugins(plugins: Sequence[Any] | None) -> list[Any]:
 
 
 def checked_evaluator(evaluator: Any) -> EvaluationPlugin:
-    """A strategy's evaluator, made where a function that makes one was given.
-
-    Raises:
-        TypeError: for anything else.
-    """
+    """A strategy's evaluator, made where a function that makes one was given."""
     made = evaluator if isinstance(evaluator, BasePlugin) or not callable(evaluator) else evaluator()
     checks.instance("evaluator", made, EvaluationPlugin, "EvaluationPlugin(accuracy_metrics(stream=True), loggers=[…])")
     return made
 
 
 def checked_criterion(criterion: Any) -> Callable[..., Any]:
-    """A strategy's loss.
-
-    Raises:
-        TypeError: for what can't be called with logits and labels, the class of a loss too.
-    """
+    """A strategy's loss."""
     if isinstance(criterion, type) or not callable(criterion):
         raise TypeError(
             f"criterion must be a loss of logits and labels, got {criterion!r}: criterion=torch.nn.CrossEntropyLoss()"
@@ -72,15 +56,7 @@ def checked_criterion(criterion: Any) -> Callable[..., Any]:
 
 
 def listed(experiences: Any, call: str) -> list[Any]:
-    """One experience, or several, as a list.
-
-    Args:
-        experiences: one, a stream, or any other that gives them one after the other.
-        call: what they are for, as the user writes it.
-
-    Raises:
-        TypeError: for anything else; the message says what to give.
-    """
+    """One experience, or several, as a list."""
     if _is_experience(experiences):
         return [experiences]
     way_out = "give an experience, or a stream or list of them, such as benchmark.train_stream"

@@ -10,25 +10,14 @@ from avalanche_amnesia.transaction import Transaction
 
 
 class TaskHistory:
-    """Counters and data of the tasks that were trained, beside the ledger of those that may be unlearned.
-
-    Attributes:
-        counters: task → the strategy's experience counter when it was trained.
-        data: remaining task → fingerprint of its data's labels.
-    """
+    """Counters and data of the tasks that were trained, beside the ledger of those that may be unlearned."""
 
     def __init__(self) -> None:
         self.counters: dict[int, int] = {}
         self.data: dict[int, str] = {}
 
     def end(self, task: int, experience: Any, counter: int) -> None:
-        """Enter a task whose training is over.
-
-        Args:
-            task: its label.
-            experience: its data.
-            counter: the strategy's experience counter.
-        """
+        """Enter a task whose training is over."""
         self.counters[task] = counter
         self.data[task] = labels_fingerprint(experience)
 

@@ -16,11 +16,7 @@ def unlearning_of(strategy: Any) -> Any:
 
 
 def refuse_second(strategy: Any, kind: type[Any]) -> None:
-    """Raise if a strategy has two plugins of a class that keeps records of its tasks.
-
-    Raises:
-        ValueError: naming the class and the way out.
-    """
+    """Raise if a strategy has two plugins of a class that keeps records of its tasks."""
     n = sum(isinstance(plugin, kind) for plugin in strategy.plugins)
     if n > 1:
         raise ValueError(

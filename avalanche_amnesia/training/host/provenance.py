@@ -26,12 +26,7 @@ def labels_fingerprint(experience: Any) -> str:
 
 
 def provenance_of(strategy: Any, data: Mapping[int, str]) -> Provenance:
-    """Origin of a strategy's model, as a record states it.
-
-    Args:
-        strategy: any strategy.
-        data: task → :func:`labels_fingerprint`.
-    """
+    """Origin of a strategy's model, as a record states it."""
     seeding = find_plugin(strategy, SeedingPlugin)
     optimizer = strategy.optimizer
     options = {type(thing).__name__: _settings(vars(thing)) for thing in (strategy, *strategy.plugins)}

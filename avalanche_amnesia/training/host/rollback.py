@@ -37,10 +37,6 @@ class RollbackPoint:
     of the user's those are noted that Avalanche brings, or a plugin of this package knows (``host_state(strategy)``
     gives attributes of the strategy and plugins); others stay as they are. An object with a ``way_back()`` of its own,
     which returns a function, is asked for that.
-
-    Args:
-        strategy: whose task's training is over, and not finished yet.
-        tensors: what else the end of this task writes in place.
     """
 
     def __init__(self, strategy: Any, tensors: Iterable[Tensor] = ()) -> None:
@@ -147,12 +143,7 @@ def _same(here: Any, there: Any) -> bool:
 
 
 def begin_finishing(strategy: Any, tensors: Iterable[Tensor] = ()) -> None:
-    """Note everything before the first step that ends a task; does nothing from the second one on.
-
-    Args:
-        strategy: whose task's training is over.
-        tensors: what the end of this task writes in place, beside the task's own and buffers that tasks share.
-    """
+    """Note everything before the first step that ends a task; does nothing from the second one on."""
     if not is_finishing(strategy):
         strategy.rollback_point = RollbackPoint(strategy, tensors)
 

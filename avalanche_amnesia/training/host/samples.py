@@ -13,11 +13,7 @@ from avalanche_amnesia.seeding import preserved_rng
 
 
 def fault_of_inputs(x: Tensor) -> str | None:
-    """Number of samples that hold NaN or infinity, and the index of the first, in words.
-
-    Args:
-        x: ``(n, …)``.
-    """
+    """Number of samples that hold NaN or infinity, and the index of the first, in words."""
     if not x.is_floating_point() or bool(x.isfinite().all()):
         return None
     return _not_finite((~x.reshape(len(x), -1).isfinite().all(1)).nonzero()[:, 0], len(x))
@@ -43,13 +39,7 @@ def _not_finite(where: Tensor, n: int) -> str:
 
 
 def fault_of_labels(labels: Tensor, logits: Tensor, criterion: Any) -> str | None:
-    """Labels that a cross-entropy over so many classes has no class for.
-
-    Args:
-        labels: ``(n,)``; of any other shape or type they are for another loss, and nobody's fault.
-        logits: ``(n, classes)``.
-        criterion: the loss; whatever is no cross-entropy knows best what it takes.
-    """
+    """Labels that a cross-entropy over so many classes has no class for."""
     if not isinstance(criterion, nn.CrossEntropyLoss) or labels.dim() != 1 or labels.is_floating_point():
         return None
     taken = labels[labels != criterion.ignore_index]
@@ -66,13 +56,7 @@ def fault_of_labels(labels: Tensor, logits: Tensor, criterion: Any) -> str | Non
 
 
 def fault_of_shape(x: Tensor, model: nn.Module, error: Exception) -> str | None:
-    """Shape or type of samples that a model can't run on, in words; None where they are not to blame.
-
-    Args:
-        x: ``(batch, …)``.
-        model: that failed.
-        error: what it raised; where memory ran out, or the model was made for such samples, these are not to blame.
-    """
+    """Shape or type of samples that a model can't run on, in words; None where they are not to blame."""
     if isinstance(error, torch.OutOfMemoryError):
         return None
     given, made = (tuple(x.shape[1:]), x.dtype), "a backbone that takes them"

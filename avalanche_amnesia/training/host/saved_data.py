@@ -16,11 +16,7 @@ from avalanche_amnesia.saving.files import StateError
 
 
 def taken(data: AvalancheDataset) -> dict[str, Any]:
-    """Samples of a data set and what it says of each: tensors and lists.
-
-    Raises:
-        StateError: unless all samples lie in tensors, which give the same sample at every call.
-    """
+    """Samples of a data set and what it says of each: tensors and lists."""
     others = sorted({type(leaf).__name__ for leaf in _leaves(data._flat_data) if not isinstance(leaf, TensorTask)})
     if others or _transforms(data._flat_data):
         raise StateError(

@@ -61,12 +61,7 @@ def save_state(strategy: Any, path: str | Path) -> Path:
 
 
 def encoded_state(strategy: Any) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
-    """State of a strategy between tasks: plain values, and groups of tensors by name, which are its own.
-
-    Raises:
-        RequestError: in the middle of a task.
-        StateError: if a plugin holds something that can't be saved.
-    """
+    """State of a strategy between tasks: plain values, and groups of tensors by name, which are its own."""
     _refuse_in_training(strategy, "save")
     encoder = Encoder(_known(strategy), [REPLAYED], given=_OF_BENCHMARKS)
     body = {
@@ -100,14 +95,7 @@ def load_state(strategy: Any, path: str | Path) -> None:
 
 
 def give_state(strategy: Any, body: Mapping[str, Any], tensors: Mapping[str, Mapping[str, Tensor]], path: Path) -> None:
-    """Give a strategy a state that was read; as :func:`load_state`.
-
-    Args:
-        strategy: as there.
-        body: of the state.
-        tensors: of the state.
-        path: for messages.
-    """
+    """Give a strategy a state that was read; as :func:`load_state`."""
     try:
         _check_fits(strategy, body, path)
         _give(strategy, body, tensors, path)
@@ -134,11 +122,7 @@ def _give(strategy: Any, body: Mapping[str, Any], tensors: Mapping[str, Mapping[
 
 
 def saved_tensors(path: str | Path) -> dict[str, Tensor]:
-    """Tensors of the model in a saved state, by the names of ``model.state_dict()``.
-
-    Raises:
-        StateError: if there is no state, or it is damaged.
-    """
+    """Tensors of the model in a saved state, by the names of ``model.state_dict()``."""
     body, tensors = read_state(Path(path))
     decoder = Decoder(tensors, {})
     return {name: decoder.decode(code, None, name) for name, code in body["model"]["state"].items()}

@@ -11,11 +11,7 @@ from avalanche_amnesia.training.plugins.task_mask import single_task
 
 
 class StreamRequests:
-    """Unlearning requests of streams, and those of them that were obeyed already.
-
-    Attributes:
-        known: the tasks of all streams so far.
-    """
+    """Unlearning requests of streams, and those of them that were obeyed already."""
 
     def __init__(self) -> None:
         self.known: set[int] = set()
@@ -23,15 +19,7 @@ class StreamRequests:
         self._overdue: list[tuple[int, Any]] = []
 
     def rehearse(self, experience: Any, ledger: TaskLedger) -> None:
-        """Try a task's requests on a copy of the ledger: one that can't be obeyed is an error before the training.
-
-        Args:
-            experience: about to be trained.
-            ledger: of the tasks; not changed.
-
-        Raises:
-            RequestError: for the first request that the ledger would not allow when it fires.
-        """
+        """Try a task's requests on a copy of the ledger: one that can't be obeyed is an error before the training."""
         self.known |= {single_task(other) for other in _stream(experience)}
         task, rehearsed = single_task(experience), ledger.copy()
         unlearned = ledger.unlearned
@@ -45,13 +33,7 @@ class StreamRequests:
             rehearsed.forget(request.tasks, request.event(task), self.known)
 
     def still_due(self, experience: Any, when: str, unlearned: Collection[int]) -> list[Any]:
-        """Requests of a task's training, without those that an interrupted training of it has obeyed already.
-
-        Args:
-            experience: of the task.
-            when: ``before`` or ``iteration``.
-            unlearned: the tasks that are gone.
-        """
+        """Requests of a task's training, without those that an interrupted training of it has obeyed already."""
         task, gone = single_task(experience), set(unlearned)
         return [
             request
@@ -69,11 +51,7 @@ class StreamRequests:
         self._overdue = [*self._overdue, *((task, request) for request in then)]
 
     def overdue(self, unlearned: Collection[int]) -> list[tuple[int, Any]]:
-        """Requests that come after a finished task and were not answered yet, in order, each with that task.
-
-        Args:
-            unlearned: the tasks that are gone: a request was obeyed if all of its tasks are.
-        """
+        """Requests that come after a finished task and were not answered yet, in order, each with that task."""
         gone = set(unlearned)
         self._overdue = [(task, request) for task, request in self._overdue if not gone.issuperset(request.tasks)]
         return self._overdue
@@ -84,22 +62,12 @@ class StreamRequests:
 
 
 def due(experience: Any, when: str) -> list[Any]:
-    """The requests of an experience for one moment, in order; none where the stream has none.
-
-    Args:
-        experience: of any stream.
-        when: ``before``, ``iteration`` or ``after``.
-    """
+    """The requests of an experience for one moment, in order; none where the stream has none."""
     return [request for request in getattr(experience, "requests", ()) if request.when == when]
 
 
 def check_iterations(strategy: Any) -> None:
-    """Check the iterations that a stream's requests name, from a strategy's experience on.
-
-    Raises:
-        RequestError: for an iteration that never comes.
-        ValueError: for a strategy that trains no sample.
-    """
+    """Check the iterations that a stream's requests name, from a strategy's experience on."""
     experience = strategy.experience
     size = checks.whole_number("train_mb_size", strategy.train_mb_size)
     epochs = checks.whole_number("train_epochs", strategy.train_epochs)
@@ -112,11 +80,7 @@ def check_iterations(strategy: Any) -> None:
 
 
 def check_iteration(request: Any, task: int | None, iterations: int) -> None:
-    """Check the iteration that one request names against the number of a task's iterations.
-
-    Raises:
-        RequestError: if it never comes.
-    """
+    """Check the iteration that one request names against the number of a task's iterations."""
     if request.iteration >= iterations:
         raise RequestError(
             f"iteration {request.iteration} of task {task} never comes: the task has {iterations} training "

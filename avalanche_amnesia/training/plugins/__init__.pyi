@@ -1,11 +1,8 @@
 from .adahat import PAPER_ALPHA as PAPER_ALPHA
 from .adahat import AdaHATPlugin as AdaHATPlugin
-from .backup import BackupPlugin as BackupPlugin
 from .counterfactual import CounterfactualPlugin as CounterfactualPlugin
 from .hat import HATPlugin as HATPlugin
 from .in_memory_loader import InMemoryLoaderPlugin as InMemoryLoaderPlugin
-from .repair import RepairPlugin as RepairPlugin
-from .scaling import ScaledUpdatesPlugin as ScaledUpdatesPlugin
 from .seeding import SeedingPlugin as SeedingPlugin
 from .shared_counterfactual import SharedHeadCounterfactualPlugin as SharedHeadCounterfactualPlugin
 from .task_mask import DivergedError as DivergedError

@@ -41,23 +41,7 @@ IsolationChoice = Literal["none", "pools"]
 
 
 class HATTask(TaskInTraining):
-    """A task in training whose mask is learned by hard attention.
-
-    Attributes:
-        allocation: the units that it may use; None: all of them.
-        embedding: of its mask, ``(n_units,)``.
-        statistics: of its norms, taken again when it ends.
-        step_embedding: steps the mask's embedding.
-        regulariser: of the mask's sparsity.
-        generation: of the model's masks for which the regulariser and the adjuster were made.
-        scale: of the gate at this mini-batch.
-        gate: of all units at this mini-batch, ``(n_units,)``.
-        lowest, highest: bounds of the embedding in this epoch, ``(n_units,)``.
-        losses: of its mini-batches.
-        to_come: tasks of the stream that are not trained yet, this one among them; None: not known.
-        warm_up: mini-batches over which the gate closes; None without a budget.
-        fixed: whether the mask stays as it is for the rest of the task.
-    """
+    """A task in training whose mask is learned by hard attention."""
 
     allocation: UnitAllocation | None
     embedding: nn.Parameter
@@ -407,12 +391,7 @@ class HATPlugin(TaskMaskPlugin):
 
 
 def isolation_of(given: Isolation | IsolationChoice) -> Isolation | None:
-    """Options of an allocation from what a strategy was given; None: tasks share freely.
-
-    Raises:
-        ValueError: for a word that is not allowed.
-        TypeError: for anything else that makes no allocator.
-    """
+    """Options of an allocation from what a strategy was given; None: tasks share freely."""
     if isinstance(given, str):
         checks.one_of("isolation", given, IsolationChoice)
         if given == "none":

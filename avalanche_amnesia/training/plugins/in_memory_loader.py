@@ -17,14 +17,6 @@ class TensorBatches:
 
     Draws from the global random stream what a ``DataLoader`` with a ``RandomSampler`` draws, in the same order, so
     that both give the same batches and leave the stream in the same state.
-
-    Args:
-        x: inputs ``(n, …)``.
-        y: labels ``(n,)``.
-        task: task label of all samples.
-        batch_size: samples per batch; the last one may be smaller.
-        shuffle: new order every time.
-        drop_last: leave an incomplete last batch out.
     """
 
     def __init__(self, x: Tensor, y: Tensor, task: int, batch_size: int, *, shuffle: bool, drop_last: bool) -> None:

@@ -19,7 +19,7 @@ from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.models.tensors import parameters_of
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.training.adjuster import Adjuster
-from avalanche_amnesia.training.divergence import what_diverged
+from avalanche_amnesia.training.diverged import what_diverged
 from avalanche_amnesia.training.hat_formulas import LayerSparsity
 from avalanche_amnesia.training.host.listening import sees_final_gradients
 from avalanche_amnesia.training.host.rollback import abort_training, begin_finishing, finish, go_back, is_last_to_finish
@@ -379,11 +379,7 @@ def _skips_frozen(optimizer: Optimizer) -> bool:
 
 
 def single_task(experience: Any) -> int:
-    """The one task label of an experience.
-
-    Raises:
-        TaskError: if it has none, or several.
-    """
+    """The one task label of an experience."""
     labels = list(getattr(experience, "task_labels", []))
     if len(labels) != 1:
         raise TaskError(

@@ -28,11 +28,7 @@ from avalanche_amnesia.unlearning.task_modules import (
 
 
 def recorder_of(given: TrajectoryPlugin | None) -> TrajectoryPlugin:
-    """Plugin that a strategy was given as ``trajectory=``, by default one that keeps all of it, lossless, in memory.
-
-    Raises:
-        TypeError: if it is anything else.
-    """
+    """Plugin that a strategy was given as ``trajectory=``, by default one that keeps all of it, lossless, in memory."""
     if given is not None and not isinstance(given, TrajectoryPlugin):
         raise TypeError(f"trajectory must be a TrajectoryPlugin, got {given!r}: TrajectoryPlugin(path=..., dtype=...)")
     return TrajectoryPlugin() if given is None else given

@@ -26,17 +26,7 @@ KeepRule = Literal["last", "best"]
 
 
 class SubnetTask(TaskInTraining):
-    """A task in training that learns scores.
-
-    Attributes:
-        scores: of its mask, ``(n_weights,)``.
-        step_scores: steps them.
-        first_rate: the strategy's learning rate when the task began; None where it has none.
-        others: tasks with a mask for which the adjuster was made.
-        generation: of the model's masks, by then.
-        holdout: data that was held out, with ``keep="best"``.
-        best: score on it and state of the best epoch so far; None before the first.
-    """
+    """A task in training that learns scores."""
 
     scores: nn.Parameter
     step_scores: BareStep

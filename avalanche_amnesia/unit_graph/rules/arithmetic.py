@@ -64,16 +64,7 @@ def _beside(walk: Walk, x: Any, other: Any, with_constant: Masked | None) -> Val
 
 
 def adopt(walk: Walk, parameter: ParameterValue, ids: torch.Tensor) -> Masked:
-    """Note that a parameter's entries are used by the units of the entries that they meet.
-
-    Args:
-        walk: the walk.
-        parameter: broadcasts over what it meets.
-        ids: the sets of the entries that it meets.
-
-    Returns:
-        What the parameter leaves behind in masked entries.
-    """
+    """Note that a parameter's entries are used by the units of the entries that they meet."""
     if not parameter.owned:
         places = torch.arange(parameter.shape.numel()).reshape(parameter.shape)
         met = walk.draft.sets.merge(places, filled(ids), parameter.shape.numel()).reshape(parameter.shape)

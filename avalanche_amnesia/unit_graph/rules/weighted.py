@@ -43,18 +43,7 @@ def _moves(weight: Any) -> bool:
 def connect(
     walk: Walk, node: fx.Node, x: Any, weight: ParameterValue, bias: Any, *, units: int, unit_axis: int, input_axis: int
 ) -> Value:
-    """A dense layer between the entries of the last axis and units of its own.
-
-    Args:
-        walk: the walk.
-        node: the layer's node.
-        x: its input, zero where masked.
-        weight: of two axes.
-        bias: a parameter or None.
-        units: how many.
-        unit_axis: of the weight.
-        input_axis: of the weight.
-    """
+    """A dense layer between the entries of the last axis and units of its own."""
     x = walk.value(x)
     inputs = walk.draft.sets.over(x.ids, range(x.ids.dim() - 1))
     sets = _layer(walk, node, weight, "Linear", units, rows=unit_axis == 0)

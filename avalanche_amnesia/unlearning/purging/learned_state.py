@@ -27,13 +27,7 @@ class UnknownStateError(RequestError):
 
 
 def learned_state(thing: object, skip: Iterable[object] = (), beside: Parts | None = None) -> str | None:
-    """Path to the first tensor, array or data set that an object holds; None where it holds none.
-
-    Args:
-        thing: a plugin, or a strategy, of which only what its own class adds counts.
-        skip: objects that are cleaned anyway: the optimizer, other plugins.
-        beside: parts of the model: whoever holds a reference to one of them holds nothing of its own.
-    """
+    """Path to the first tensor, array or data set that an object holds; None where it holds none."""
     parts: list[tuple[str, Any]] = [("", thing)]
     if _is_strategy(thing):
         parts = [

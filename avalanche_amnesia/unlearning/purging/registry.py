@@ -19,18 +19,7 @@ from avalanche_amnesia.transaction import Transaction
 
 @dataclass(frozen=True)
 class PurgeContext:
-    """Description of an unlearning, for those who clean up behind it.
-
-    Attributes:
-        tasks: the tasks that go.
-        order: all tasks trained so far and not unlearned before, in training order, those that go included.
-        writers: these and the repairs that stood, in the order in which they wrote.
-        counters: task → the strategy's experience counter when it was trained.
-        own_parameters: names of the parameters that belonged to the tasks alone.
-        removal: the change of the shared parameters.
-        model: the model, from which the tasks are gone already.
-        in_training: the task in whose training the request fires; None between tasks.
-    """
+    """Description of an unlearning, for those who clean up behind it."""
 
     tasks: tuple[int, ...]
     order: tuple[int, ...]
@@ -50,12 +39,7 @@ class PurgeContext:
 
 @dataclass(frozen=True)
 class SavedState:
-    """State that a plugin keeps, as plain data.
-
-    Attributes:
-        tensors: name → tensor, as safetensors takes them.
-        data: everything else, in JSON's types.
-    """
+    """State that a plugin keeps, as plain data."""
 
     tensors: dict[str, Tensor] = field(default_factory=dict)
     data: dict[str, Any] = field(default_factory=dict)
@@ -70,26 +54,11 @@ class StateAdapter(ABC):
 
     @abstractmethod
     def load(self, plugin: Any, state: SavedState, model: nn.Module) -> None:
-        """Put what :meth:`save` returned into a plugin that was built with the same arguments.
-
-        Args:
-            plugin: a fresh one.
-            state: of the old one.
-            model: the strategy's model, with its tasks, to build copies of it from.
-        """
+        """Put what :meth:`save` returned into a plugin that was built with the same arguments."""
 
     @abstractmethod
     def purge(self, plugin: Any, context: PurgeContext, change: Transaction) -> str:
-        """Take the tasks that go out of what the plugin keeps; what can't be taken apart is dropped.
-
-        Args:
-            plugin: to be cleaned.
-            context: what is unlearned.
-            change: receives every change, and its way back before it.
-
-        Returns:
-            One line for the record, which names what was lost.
-        """
+        """Take the tasks that go out of what the plugin keeps; what can't be taken apart is dropped."""
 
     def before_training(self, plugin: Any, task: int) -> None:
         """Get a plugin ready for a training; by default nothing is needed."""
@@ -112,22 +81,14 @@ class PurgerAdapter(StateAdapter):
         return self.purger(plugin, context, change)
 
     def save(self, plugin: Any) -> SavedState:
-        """Not possible.
-
-        Raises:
-            TypeError: always.
-        """
+        """Not possible."""
         raise TypeError(
             f"{type(plugin).__name__} has a purger alone, which can't save: register a StateAdapter, "
             f"@register_adapter({type(plugin).__name__})"
         )
 
     def load(self, plugin: Any, state: SavedState, model: nn.Module) -> None:
-        """Not possible.
-
-        Raises:
-            TypeError: always.
-        """
+        """Not possible."""
         self.save(plugin)
 
 

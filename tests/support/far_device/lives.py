@@ -9,10 +9,11 @@ import torch
 from torch import nn
 from torch.optim import SGD, Adam
 
-from avalanche_amnesia.audit import audit
 from avalanche_amnesia.benchmarks import UnlearningRequest, with_unlearning
-from avalanche_amnesia.evaluation import References, jsd_metrics, membership_metrics, relapse_metrics
-from avalanche_amnesia.export import extract
+from avalanche_amnesia.contrib.export import extract
+from avalanche_amnesia.contrib.metrics import membership_metrics, relapse_metrics
+from avalanche_amnesia.contrib.residue_search import audit
+from avalanche_amnesia.evaluation import References, jsd_metrics
 from avalanche_amnesia.isolation import Pools
 from avalanche_amnesia.models import MLP, MaskedModel, SubnetModel
 from avalanche_amnesia.training import HAT, WSN, AdaHAT, AmnesiacHAT

@@ -10,8 +10,8 @@ from torch import nn
 from torch.optim import SGD, Adam
 from torch.utils.data import TensorDataset
 
-from avalanche_amnesia.baselines import Independent, NetworkPerTask
 from avalanche_amnesia.benchmarks import SplitDigits, task_benchmark
+from avalanche_amnesia.contrib.baselines import Independent, NetworkPerTask
 from avalanche_amnesia.models import MLP, MaskedModel, MultiHeadModel, SubnetModel
 from avalanche_amnesia.training import HAT, WSN, AdaHAT, AmnesiacHAT, head_fit
 from avalanche_amnesia.training.host import find_plugin

@@ -14,8 +14,8 @@ from support.strategies import DIGITS, amnesiac, stock
 from support.strategy_state import unlearning_plugin
 from torch.utils.data import TensorDataset
 
-from avalanche_amnesia.baselines import DarkReplayPlugin
 from avalanche_amnesia.benchmarks import PermutedDigits, task_benchmark, with_unlearning
+from avalanche_amnesia.contrib.baselines import DarkReplayPlugin
 from avalanche_amnesia.object_walk import reachable
 
 TENSORS = tuple(torch.cat(part) for part in zip(*(e.tensors for e in DIGITS.train_stream), strict=True))

@@ -1,0 +1,1 @@
+from .scaled_updates import ScaledUpdatesPlugin as ScaledUpdatesPlugin

@@ -1,0 +1,137 @@
+"""Scaling of a later task's damped update, where the task that it built on goes (``rate`` and ``draft``)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any, Literal
+
+import torch
+from avalanche.core import SupervisedPlugin
+from torch import Tensor
+
+from avalanche_amnesia import checks
+from avalanche_amnesia.contrib.shadows.first_use import entries_in_use
+from avalanche_amnesia.models.masked import MaskedModel
+from avalanche_amnesia.models.multi_head import inside_backbone
+from avalanche_amnesia.training.host.lookup import find_plugin
+from avalanche_amnesia.training.plugins.hat import HATPlugin
+from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
+from avalanche_amnesia.trajectory.removal import Removal
+from avalanche_amnesia.trajectory.revision import Revision, Revisions
+from avalanche_amnesia.trajectory.sparse import SparseValues
+from avalanche_amnesia.trajectory.store import Trajectory
+from avalanche_amnesia.transaction import Transaction
+
+Scaling = Literal["rate", "draft"]
+
+
+class ScaledUpdatesPlugin(SupervisedPlugin):
+    """Scales what the next task wrote where one that goes was the first to use an entry: two ablations.
+
+    The first task's update of an entry is large, and every later one is damped by the adjustment rate, so that after
+    the deletion hardly anything is left. ``rate`` scales the update of the first remaining task that moved the entry
+    by the inverse of the rate with which it was damped (without layer sparsity, κ = 0); ``draft`` multiplies it by α,
+    the literal reading of the method's first draft. With ``adjustment="hat"`` nobody else moves such an entry, and
+    neither changes anything; with AdaHAT both were measured to be harmful (results/ablation).
+
+    Needs :class:`HATPlugin` (or AdaHATPlugin) and :class:`TrajectoryPlugin` in front of it, and
+    :class:`UnlearningPlugin` beside it.
+
+    Args:
+        by: ``rate`` or ``draft``.
+        alpha: α of ``draft``, above 0; by default that of the adjustment, where it has one (``adahat``, ``constant``),
+            and 1 otherwise.
+
+    Attributes:
+        rates: task → parameter name in the backbone → the rates, float16, of the entries that were in use and that
+            the task moved all the same.
+
+    Raises:
+        ValueError: for a value that is not allowed, or where a plugin that it needs is missing.
+        TypeError: before a training, if the model is no :class:`MaskedModel`.
+    """
+
+    def __init__(self, by: Scaling = "rate", *, alpha: float | None = None) -> None:
+        super().__init__()
+        checks.one_of("by", by, Scaling)
+        if alpha is not None:
+            checks.above("alpha", alpha, 0)
+        self.by, self.alpha, self._alpha = by, alpha, 1.0
+        self.rates: dict[int, dict[str, SparseValues]] = {}
+        self._damped: dict[str, SparseValues] = {}
+
+    def before_train_dataset_adaptation(self, strategy: Any, **kwargs: Any) -> None:
+        """Check the model and the plugins beside it, before anything of the task is made."""
+        _surroundings(strategy)
+
+    @torch.no_grad()
+    def begin(self, strategy: Any, task: int, unlearnable: Collection[int]) -> None:
+        """Remember the rates with which the task is damped."""
+        masking, _ = _surroundings(strategy)
+        use = masking.task_use(masking.model_of(strategy))
+        self._damped = {
+            name: SparseValues.of((1 - masking.rule.expected_held(use, name)).half(), covered > 0)
+            for name, covered in use.covered.items()
+        }
+        self._alpha = float(getattr(masking.rule, "alpha", 1.0)) if self.alpha is None else self.alpha
+
+    def prepare(self, strategy: Any, task: int, unlearnable: Collection[int]) -> None:
+        """Keep the rates of the entries that the task moved."""
+        _, recorder = _surroundings(strategy)
+        moved = inside_backbone(recorder.trajectory.moved(task))
+        kept = {n: rates.restricted(moved[n].reshape(-1)) for n, rates in self._damped.items() if n in moved}
+        self.rates[task] = {name: rates for name, rates in kept.items() if len(rates.low)}
+        self._damped = {}
+
+    def undo_training(self, strategy: Any) -> None:
+        """Drop the rates of a task whose training was interrupted."""
+        self._damped = {}
+
+    # As a compensation ----------------------------------------------------------------------------------------
+
+    def covers(self, task: int, gone: Collection[int]) -> bool:
+        """False: revising is all that it does."""
+        return False
+
+    def revise(self, model: MaskedModel, trajectory: Trajectory, gone: Collection[int]) -> Revisions:
+        """Scale, where a task that goes was the first to use an entry, the first remaining task's update of it."""
+        result: dict[int, dict[str, Revision]] = {}
+        orphaned: dict[str, Tensor] = {}
+        occupied: dict[str, Tensor] = {}
+        for task in trajectory.tasks:
+            use = entries_in_use(model, task)
+            if task in gone:
+                for name, used in use.items():
+                    first = used.cpu() & ~occupied.get(name, torch.zeros(used.shape, dtype=torch.bool))
+                    orphaned[name] = first | orphaned.get(name, first)
+                continue
+            occupied = {name: used.cpu() | occupied.get(name, used.cpu()) for name, used in use.items()}
+            for name, rates in self.rates.get(task, {}).items():
+                where = rates.where & orphaned.get(name, torch.zeros_like(rates.where))
+                factor = self._factors(rates, where)
+                if bool(where.any()):
+                    result.setdefault(task, {})[f"backbone.{name}"] = Revision(where, factor=factor)
+            moved = inside_backbone(trajectory.moved(task))
+            orphaned = {name: where & ~moved[name] if name in moved else where for name, where in orphaned.items()}
+        return result
+
+    def _factors(self, rates: SparseValues, where: Tensor) -> Tensor | float:
+        if self.by == "draft":
+            return self._alpha
+        return 1 / rates.restricted(where.reshape(-1)).values.double()
+
+    def compensate(self, model: MaskedModel, gone: Collection[int], removal: Removal, change: Transaction) -> list[str]:
+        """Drop the rates of the tasks that go."""
+        change.set(self, rates={task: rates for task, rates in self.rates.items() if task not in gone})
+        return []
+
+
+def _surroundings(strategy: Any) -> tuple[HATPlugin, TrajectoryPlugin]:
+    masking, recorder = find_plugin(strategy, HATPlugin), find_plugin(strategy, TrajectoryPlugin)
+    if masking is None or recorder is None:
+        raise ValueError(
+            "ScaledUpdatesPlugin() needs HATPlugin() and TrajectoryPlugin() in front of it: "
+            "AmnesiacHAT(compensation='rate')"
+        )
+    masking.model_of(strategy)
+    return masking, recorder

@@ -1,0 +1,148 @@
+"""Rules for a task's norms, without masks: over the kept units, with the statistics of the open units."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from avalanche_amnesia.contrib.export.declared import run_whole
+from avalanche_amnesia.contrib.export.layout import Live, as_they_lie, live, nonzero, one_axis
+from avalanche_amnesia.contrib.export.parts import filled
+from avalanche_amnesia.contrib.export.shrinking import Shrinking, shrinks
+from avalanche_amnesia.contrib.export.weighted import evened, folded
+from avalanche_amnesia.unit_graph.masking import call_owned
+from avalanche_amnesia.unit_graph.task_owned import TaskBatchNorm, TaskGroupNorm, TaskLayerNorm, TaskNorm
+
+A: Any = torch.ops.aten
+_BATCH = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.BatchNorm3d}
+_INSTANCE = {3: nn.InstanceNorm1d, 4: nn.InstanceNorm2d, 5: nn.InstanceNorm3d}
+
+
+@shrinks(call_owned)
+def own(walk: Shrinking, node: fx.Node, modules: Any, name: str, *args: Any, **kwargs: Any) -> Any:
+    """A module of the task's own: a norm, or a declared module as it is."""
+    module = modules[name]
+    rule = {TaskBatchNorm: _by_channel, TaskLayerNorm: _over_last, TaskGroupNorm: _by_group}.get(type(module))
+    if rule is None:
+        return run_whole(walk, node, name, module, args, kwargs)
+    return rule(walk, node, name, module, *args)
+
+
+def _affine(module: TaskNorm, open_: Tensor, at: Any = slice(None)) -> tuple[Tensor | None, Tensor | None]:
+    """Weight and bias, mask included, of the units that are kept; None where they are ones, or zeros."""
+    open_ = open_[at]
+    if module.weight is None and module.bias is None and bool((open_ == 1).all()):
+        return None, None
+    weight = open_ if module.weight is None else module.weight.detach().cpu()[at] * open_
+    return weight, None if module.bias is None else module.bias.detach().cpu()[at] * open_
+
+
+def _by_channel(walk: Shrinking, node: fx.Node, name: str, module: Any, x: Live, mask: Tensor | None) -> Live:
+    """Batch and instance norm: may be folded into the layer in front of it where nobody else reads that."""
+    open_ = torch.ones(x.shape[1], dtype=walk.dtype) if mask is None else mask.reshape(-1).expand(x.shape[1])
+    statistics = [s if s is None else s.cpu() for s in (module.running_mean, module.running_var)]
+    source = node.args[2]
+    assert isinstance(source, fx.Node)
+    readers = [user for user in source.users if user.target is not A.sym_size.int]
+    kept = x.kept(1)
+    layer = walk.parts.module(x.node) if walk.fold and readers == [node] and not module.instance else None
+    if statistics[0] is not None and (len(x.shape) != 2) != isinstance(layer, nn.Linear):
+        mean, var = (s[kept].double() for s in statistics)  # type: ignore[index]
+        weight, bias = _affine(module, open_, kept)
+        scale = (var + module.eps).rsqrt() * (1.0 if weight is None else weight.double())
+        one = folded(layer, scale, (0.0 if bias is None else bias.double()) - mean * scale)
+        if one is not None:
+            return live(walk.layer(str(x.node.target), (x.node, "folded"), x.node.args[0], one), x.shape, 1, kept)  # type: ignore[arg-type]
+    kept = as_they_lie(nonzero(open_), [kept], len(open_))
+    x = walk.bring(x, 1, kept)
+    weight, bias = _affine(module, open_, kept)
+    kind: Any = (_INSTANCE if module.instance else _BATCH)[len(x.shape)]
+    tracked = statistics[0] is not None
+    made = kind(len(kept), eps=module.eps, affine=weight is not None, track_running_stats=tracked, device="meta")
+    if weight is not None:
+        filled(made, weight=weight, bias=torch.zeros_like(weight) if bias is None else bias)
+    if tracked:
+        filled(made, running_mean=statistics[0][kept], running_var=statistics[1][kept])  # type: ignore[index]
+        filled(made, num_batches_tracked=torch.zeros((), dtype=torch.long))
+    walk.norms[name] = made, kept[open_[kept] > 0]
+    return live(walk.layer(name, node, x.node, made), x.shape, 1, kept)
+
+
+def _over_last(walk: Shrinking, node: fx.Node, name: str, module: Any, x: Live, mask: Tensor | None) -> Live:
+    """Layer and RMS norm."""
+    shape, first = list(module.shape), len(x.shape) - len(module.shape)
+    open_ = torch.ones(shape, dtype=walk.dtype) if mask is None else mask.expand(module.shape)
+    cut = one_axis(open_ != 0, torch.arange(open_.numel()).reshape(shape))
+    if cut is None and not bool(open_.all()):
+        walk.note_whole(type(module).__name__)
+        share = (open_ / open_.sum()).expand(shape)
+        dims = list(range(-len(shape), 0))
+        return _written_out(walk, module, walk.whole(x), share, dims, _affine(module, open_), module.centred)
+    at: tuple[Any, ...] = (slice(None),)
+    kept = None
+    x = walk.whole(x) if cut is None or x.axis != first + cut[0] else x
+    if cut is not None:
+        kept = as_they_lie(cut[1], [x.kept(first + cut[0])], shape[cut[0]])
+        x = walk.bring(x, first + cut[0], kept)
+        at = (*(slice(None),) * cut[0], kept)
+        shape[cut[0]] = len(kept)
+    weight, bias = _affine(module, open_, at)
+    options = {"eps": module.eps, "elementwise_affine": weight is not None, "device": "meta"}
+    made: nn.Module = (
+        nn.LayerNorm(shape, bias=bias is not None, **options) if module.centred else nn.RMSNorm(shape, **options)
+    )
+    filled(made, weight=weight, bias=bias)
+    return live(walk.layer(name, node, x.node, made), x.shape, None if cut is None else first + cut[0], kept)
+
+
+def _by_group(walk: Shrinking, node: fx.Node, name: str, module: Any, x: Live, mask: Tensor | None) -> Live:
+    """Group norm: groups that lost the same number of channels stay a group norm."""
+    open_ = torch.ones(x.shape[1], dtype=walk.dtype) if mask is None else mask.reshape(-1).expand(x.shape[1])
+    counts = open_.reshape(module.groups, -1).sum(1)
+    held = nonzero(counts)
+    kept = evened(nonzero(open_), held, module.groups, len(open_) // module.groups)
+    x = walk.bring(x, 1, kept)
+    affine = _affine(module, open_, kept)
+    if len(counts[held].unique()) > 1:
+        share = open_[kept].reshape(len(held), -1) / counts[held][:, None]
+        return _written_out(walk, module, x, share, [2], affine, True, kept)
+    weight, bias = affine
+    made = nn.GroupNorm(len(held), len(kept), eps=module.eps, affine=weight is not None, device="meta")
+    if weight is not None:
+        filled(made, weight=weight, bias=torch.zeros_like(weight) if bias is None else bias)
+    return live(walk.layer(name, node, x.node, made), x.shape, 1, kept)
+
+
+def _written_out(
+    walk: Shrinking,
+    module: Any,
+    x: Live,
+    share: Tensor,
+    dims: list[int],
+    affine: tuple[Tensor | None, Tensor | None],
+    centred: bool,
+    kept: Tensor | None = None,
+) -> Live:
+    """A norm in plain operations; images may be of any size."""
+    call, method, put = walk.new.call_function, walk.new.call_method, walk.parts.put_tensor
+    positions = [] if kept is None else list(range(3, len(x.shape) + 1))
+    shares = put(share.reshape(*share.shape, *(1 for _ in positions)))
+    values = x.node if kept is None else method("unflatten", (x.node, 1, (len(share), -1)))
+
+    def mean(of: fx.Node) -> fx.Node:
+        of = method("mean", (of, positions, True)) if positions else of
+        return method("sum", (call(torch.mul, (of, shares)), dims, True))
+
+    if centred:
+        values = call(torch.sub, (values, mean(values)))
+    variance = call(torch.add, (mean(call(torch.square, (values,))), module.eps))
+    values = call(torch.mul, (values, call(torch.rsqrt, (variance,))))
+    values = values if kept is None else method("reshape_as", (values, x.node))
+    targets: tuple[Any, ...] = (torch.mul, torch.add)
+    for target, part in zip(targets, affine, strict=True):
+        if part is not None:
+            part = part if kept is None else part.reshape(-1, *(1,) * (len(x.shape) - 2))
+            values = call(target, (values, put(part)))
+    return Live(values, x.shape) if kept is None else live(values, x.shape, 1, kept)

@@ -1,0 +1,5 @@
+"""Further metrics: relapse, membership, overlap, ownership, cost, and statistics over seeds."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,192 @@
+"""Recognition of removed tensors in other ones, by hashes, and of removed updates, by regression."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from math import exp, lgamma, sqrt
+
+import torch
+from torch import Tensor
+
+from avalanche_amnesia.audit.fingerprint import Trace, pattern_hash, sketch, telling, values_hash
+from avalanche_amnesia.audit.record import TensorChange, UnlearningRecord
+from avalanche_amnesia.bits import algorithm_of, tensor_hash
+from avalanche_amnesia.contrib.residue_search.evidence import Evidence
+
+Match = tuple[str, str, float]
+"""Kind, name and strength of a finding."""
+
+CHANCE = 1e-9
+"""The largest probability with which chance may make one comparison with one update a finding.
+
+An audit that makes ``n`` comparisons (each tensor with every update of its size) therefore calls an unrelated tensor
+residue with a probability of at most ``n · 1e-9``: one in ten thousand for a hundred thousand of them. Chance means
+entries that have nothing to do with the update's; what training makes alike is kept apart by the parts below.
+"""
+
+HELD = 0.5
+"""The part of an update that counts as held. Updates of different tasks are correlated, but less than that."""
+
+ALIKE = 0.7
+"""Correlation with an update alone, whatever the scale, that counts as a copy of it."""
+
+
+class Recogniser:
+    """Recogniser of what was removed, from a record and from evidence at hand."""
+
+    def __init__(self, record: UnlearningRecord, evidence: Evidence | None = None) -> None:
+        moved = (change.name for change in record.changes if _mask_that_moved(change))
+        uninformative = {*record.plan.uninformative_masks, *moved}
+        known = (change for change in record.changes if change.name not in uninformative)
+        self._bits = {change.before: change for change in known if change.before is not None}
+        self._algorithms = {algorithm_of(digest) for digest in self._bits}
+        self._print = record.fingerprint
+        self._evidence = evidence
+        traces = [*(self._print.traces if self._print else ()), *(evidence.traces() if evidence else ())]
+        self._values: dict[int, dict[str, Trace]] = {}
+        self._patterns: dict[int, dict[str, Trace]] = {}
+        for trace in traces:
+            store = self._patterns if trace.kind == "mask" else self._values
+            store.setdefault(trace.size, {})[trace.digest] = trace
+        self._samples, self._sample_size = self._known_samples()
+
+    def _known_samples(self) -> tuple[frozenset[str], int]:
+        if self._evidence is not None and self._evidence.samples is not None:
+            rows = self._evidence.samples
+            return frozenset(values_hash(row) for row in rows), rows[0].numel()
+        return (frozenset(self._print.samples), self._print.sample_size) if self._print else (frozenset(), 0)
+
+    def matches(self, tensor: Tensor) -> Iterator[Match]:
+        """Matches of a tensor with what was removed; at most one of each sort."""
+        if tensor.is_meta:
+            return
+        tensor = _plain(tensor)
+        if telling(tensor):
+            copy = self._copy(tensor)
+            if copy is not None:
+                yield copy
+                return
+            yield from self._parts(tensor)
+        yield from self._rows(tensor)
+
+    def _copy(self, tensor: Tensor) -> Match | None:
+        masks = self._patterns.get(tensor.numel(), {})
+        for threshold in (0.0, 0.5) if masks else ():
+            mask = masks.get(pattern_hash(tensor > threshold))
+            if mask is not None:
+                return "mask", mask.name, 1.0
+        hashes = (tensor_hash(tensor, algorithm) for algorithm in self._algorithms)
+        change = next((self._bits[digest] for digest in hashes if digest in self._bits), None)
+        if change is not None:
+            return "own tensor" if change.after is None else "state before", change.name, 1.0
+        values = self._values.get(tensor.numel(), {})
+        trace = values.get(values_hash(tensor)) if values else None
+        return None if trace is None else (trace.kind, trace.name, 1.0)
+
+    def _parts(self, tensor: Tensor) -> Iterator[Match]:
+        """Search a tensor for an update, beside a multiple of the state without it and a constant."""
+        if tensor.dtype == torch.bool:
+            return
+        n = tensor.numel()
+        for name, x, update, beside in self._comparable(tensor, n):
+            held, alike, chance = _regress(x, update, beside)
+            if chance <= CHANCE and (held > HELD or abs(alike) > ALIKE):
+                yield "update", name, held if held > HELD else alike
+
+    def _comparable(self, tensor: Tensor, n: int) -> Iterator[tuple[str, Tensor, Tensor, tuple[Tensor, Tensor]]]:
+        if self._evidence is not None:
+            x = tensor.detach().cpu().reshape(-1).double()
+            for name, update in self._evidence.updates.items():
+                if update.numel() == n:
+                    moved = update.reshape(-1) != 0
+                    after = self._evidence.after[name].reshape(-1).double()
+                    yield name, x[moved], update.reshape(-1)[moved], (torch.ones_like(x[moved]), after[moved])
+        elif self._print is not None:
+            for name, known in self._print.sketches.items():
+                if known.size == n:
+                    of_x = sketch(tensor, self._print.seed, name)
+                    of_ones = sketch(torch.ones(n), self._print.seed, name)
+                    assert of_x is not None
+                    assert of_ones is not None
+                    update, after = (torch.tensor(values).double() for values in (known.update, known.after))
+                    yield name, of_x, update, (of_ones, after)
+
+    def _rows(self, tensor: Tensor) -> Iterator[Match]:
+        if not self._samples or tensor.numel() == 0:
+            return
+        rows = tensor.reshape(1, -1) if tensor.numel() == self._sample_size else tensor
+        if rows.dim() < 2 or rows[0].numel() != self._sample_size:
+            return
+        found = sum(values_hash(row) in self._samples for row in rows)
+        if found:
+            yield "sample", f"{found} of {len(rows)}", found / len(rows)
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    """The same numbers, laid out densely and in a type that torch computes with."""
+    tensor = tensor.detach()
+    if tensor.is_quantized:
+        tensor = tensor.dequantize()
+    if tensor.layout != torch.strided:
+        tensor = tensor.to_dense()
+    if tensor.is_complex():
+        parts = torch.view_as_real(tensor)
+        tensor = parts[..., 0] if not bool(parts[..., 1].any()) else parts
+    return tensor.float() if tensor.is_floating_point() and tensor.element_size() == 1 else tensor
+
+
+def _regress(x: Tensor, update: Tensor, beside: Sequence[Tensor]) -> tuple[float, float, float]:
+    """``x = Σ α·beside + β·update + rest``: β, the correlation beside the others, and how probable that is by chance.
+
+    The correlation of unrelated entries is that of a direction drawn at random: in ``ν`` dimensions and one more it
+    reaches ``r`` with a probability of at most ``(1 − r²)^(ν/2)``. One large entry that both happen to have would bring
+    it near 1, so the ranks of the entries, whose correlation by chance depends on no entry's size, must be as
+    improbable; of ``n`` entries no order is more so than ``2 / n!``.
+    """
+    if len(x) < 8 or not bool(x.isfinite().all()):
+        return 0.0, 0.0, 1.0
+    whole = float(x @ x), float(update @ update)
+    basis: list[Tensor] = []
+    for other in beside:
+        size = float(other.norm())
+        part = _without(other, basis)
+        if float(part.norm()) > _NOTHING * size:
+            basis.append(part / part.norm())
+    x, update = _without(x, basis), _without(update, basis)
+    of_x, of_update = float(x @ x), float(update @ update)
+    if of_x <= _NOTHING**2 * whole[0] or of_update <= _NOTHING**2 * whole[1]:
+        return 0.0, 0.0, 1.0
+    held, alike = float(x @ update) / of_update, float(x @ update) / sqrt(of_x * of_update)
+    dimensions = len(x) - 1 - len(basis)
+    chance = _by_chance(alike, dimensions)
+    if chance <= CHANCE:  # ranks take a sort
+        of_ranks = float(torch.corrcoef(torch.stack([_ranks(x), _ranks(update)]))[0, 1])
+        chance = max(chance, _by_chance(of_ranks, dimensions), 2 * exp(-lgamma(len(x) + 1)))
+    return held, alike, chance
+
+
+def _by_chance(correlation: float, dimensions: int) -> float:
+    """A bound on the probability that a direction drawn at random is as near another one, or its opposite."""
+    return max(0.0, 1 - correlation**2) ** (dimensions / 2)
+
+
+def _ranks(vector: Tensor) -> Tensor:
+    """Place of every entry in order of size, float64; equal ones share the mean of theirs."""
+    _, group, sizes = vector.unique(return_inverse=True, return_counts=True)
+    return (sizes.cumsum(0) - (sizes - 1) / 2).double()[group]
+
+
+_NOTHING = 1e-6
+"""The part of a vector that float32 may leave where nothing is."""
+
+
+def _without(vector: Tensor, basis: Sequence[Tensor]) -> Tensor:
+    """Part of a vector that is orthogonal to an orthonormal basis."""
+    for direction in basis:
+        vector = vector - direction * float(vector @ direction)
+    return vector
+
+
+def _mask_that_moved(change: TensorChange) -> bool:
+    """Tell whether a tensor is the mask of a remaining task whose pool moved: another task's may come to lie there."""
+    return change.after is not None and change.name.startswith("_binary.")

@@ -1,0 +1,140 @@
+"""The audit: everything reachable from a strategy, or every file below a folder, against a record."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from avalanche_amnesia.audit.record import UnlearningRecord
+from avalanche_amnesia.contrib.residue_search.audit_report import AuditReport, Finding
+from avalanche_amnesia.contrib.residue_search.evidence import Evidence
+from avalanche_amnesia.contrib.residue_search.files import UnreadableFileError, contents, is_text
+from avalanche_amnesia.contrib.residue_search.recognition import Recogniser
+from avalanche_amnesia.object_walk import reachable
+from avalanche_amnesia.trajectory.sparse import SparseValues
+
+
+def audit(subject: Any, record: UnlearningRecord, *, evidence: Evidence | None = None) -> AuditReport:
+    """Look for what is left of the tasks of a record.
+
+    What can be found depends on what is known. The record alone knows hashes: exact copies of the tasks' own tensors
+    and of the tensors that were changed. With a fingerprint (``UnlearningPlugin(fingerprint=True)``): such copies in
+    any type and shape, masks, and tensors of at least 512 entries that hold half of an update or more. With the
+    evidence at hand: updates in tensors of 16 entries or more, and samples. Data sets are judged by the task labels of
+    what they give out (what they draw from is the user's), tensors in files also by their names. What mixes an update
+    with other things beyond recognition (an importance, a later task's update) is found by no audit: that it is dropped
+    is the purge's part.
+
+    An unrelated tensor is taken for one that holds an update with a probability of at most 1e-9 per comparison, however
+    few its entries: for all that is looked through together, at most 1e-9 times the pairs of a tensor and an update of
+    its size. Of fewer than 13 entries that an update moved, copies alone are recognised.
+
+    Args:
+        subject: a strategy, whose model, optimizer, plugins, evaluator and everything that they hold are looked
+            through; a model; or a folder or file.
+        record: of the unlearning.
+        evidence: what :meth:`UnlearningPlugin.evidence` returned before it.
+
+    Raises:
+        FileNotFoundError: if ``subject`` is a path at which nothing is.
+        TypeError: if ``subject`` is none of these, or ``record`` is no record.
+    """
+    if not isinstance(record, UnlearningRecord):
+        raise TypeError(f"record must be an UnlearningRecord, got {record!r}: UnlearningRecord.load(file) reads one")
+    if not (isinstance(subject, (str, PathLike, nn.Module)) or hasattr(subject, "plugins")):
+        raise TypeError(f"subject must be a strategy, a model, or the path of a folder or file, got {subject!r}")
+    recogniser = Recogniser(record, evidence)
+    if isinstance(subject, (str, PathLike)):
+        return _audit_files(Path(subject), record, recogniser)
+    return _audit_objects(subject, record, recogniser, evidence)
+
+
+def _audit_objects(
+    strategy: Any, record: UnlearningRecord, recogniser: Recogniser, evidence: Evidence | None
+) -> AuditReport:
+    gone = set(record.tasks) - _learned_again(strategy)
+    findings, looked_at = [], 0
+    name = "model" if isinstance(strategy, nn.Module) else "strategy"
+    for path, thing in reachable(strategy, name, [record, evidence], enter=lambda t: _tasks_of(t) is None):
+        if isinstance(thing, SparseValues):
+            thing = _dense(thing)
+        tensor = _as_tensor(thing)
+        if tensor is not None:
+            looked_at += 1
+            findings += [Finding(path, *match) for match in recogniser.matches(tensor)]
+            continue
+        tasks = _tasks_of(thing)
+        if tasks is not None:
+            looked_at += 1
+            findings += [Finding(path, "data set", f"task {task}", 1.0) for task in sorted(tasks & gone)]
+    return AuditReport(tuple(sorted(findings, key=lambda finding: finding.path)), looked_at)
+
+
+def _learned_again(strategy: Any) -> set[int]:
+    ledgers = [plugin.ledger for plugin in getattr(strategy, "plugins", ()) if hasattr(plugin, "ledger")]
+    return {task for ledger in ledgers for task in ledger.remaining}
+
+
+def _dense(entry: SparseValues) -> Tensor:
+    dense = torch.zeros(entry.shape, dtype=entry.values.dtype).reshape(-1)
+    dense[entry.where.reshape(-1)] = entry.values
+    return dense
+
+
+def _as_tensor(thing: object) -> Tensor | None:
+    if isinstance(thing, Tensor):
+        return thing
+    if isinstance(thing, np.ndarray) and thing.dtype.kind in "fiub" and thing.dtype.itemsize <= 8 and thing.size:
+        return torch.from_numpy(np.ascontiguousarray(thing))
+    return None
+
+
+def _tasks_of(thing: object) -> set[int] | None:
+    labels = getattr(thing, "targets_task_labels", None)
+    return None if labels is None else {int(task) for task in labels}
+
+
+def _audit_files(root: Path, record: UnlearningRecord, recogniser: Recogniser) -> AuditReport:
+    if not root.exists():
+        raise FileNotFoundError(f"nothing is at {root}: give a folder or a file to look through")
+    findings: list[Finding] = []
+    unread: list[str] = []
+    looked_at = 0
+    for file in sorted(path for path in [root, *root.rglob("*")] if path.is_file()):
+        if is_text(file):
+            continue
+        try:
+            for inner, thing in contents(file):
+                looked_at += 1
+                path = f"{file}: {inner}".removesuffix(": ")
+                findings += [Finding(path, "name", name, 1.0) for name in _named(inner, thing, record)]
+                tensor = _as_tensor(thing)
+                if tensor is not None:
+                    findings += [Finding(path, *match) for match in recogniser.matches(tensor)]
+                elif _shows(inner, thing, record.tasks):
+                    findings.append(Finding(path, "log", "a picture or histogram of the task", 1.0))
+        except UnreadableFileError as error:
+            unread.append(str(error))
+    return AuditReport(tuple(findings), looked_at, tuple(unread))
+
+
+def _named(path: str, thing: object, record: UnlearningRecord) -> Iterator[str]:
+    """Tensors that are called like one that was removed, or lie in a trajectory under the task's label."""
+    if not isinstance(thing, Tensor):
+        return
+    plain = path.replace("['", ".").replace("']", "")
+    yield from (name for name in record.plan.removed if plain == name or plain.endswith(f".{name}"))
+    entry = re.fullmatch(r"(\d+)/(.+)/\w+", path)
+    if entry and int(entry[1]) in record.tasks:
+        yield f"task {entry[1]}'s update of {entry[2]}"
+
+
+def _shows(path: str, value: object, tasks: Collection[int]) -> bool:
+    return isinstance(value, dict) and "_type" in value and any(f"/Task{task:03d}" in path for task in tasks)

@@ -1,0 +1,1 @@
+from .plugin import BackupPlugin as BackupPlugin

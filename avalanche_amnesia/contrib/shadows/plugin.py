@@ -1,0 +1,370 @@
+"""Shadow copies that learn later tasks in the place of tasks that may be unlearned (``compensation="backup"``)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import torch
+from avalanche.core import SupervisedPlugin
+from torch import Tensor
+
+from avalanche_amnesia import checks
+from avalanche_amnesia.contrib.shadows.first_use import entries_in_use, first_used, units_used
+from avalanche_amnesia.contrib.shadows.fresh_weights import fresh_weights
+from avalanche_amnesia.contrib.shadows.shadow import Shadow
+from avalanche_amnesia.models.masked import MaskedModel
+from avalanche_amnesia.models.multi_head import inside_backbone
+from avalanche_amnesia.models.task_labels import single_task
+from avalanche_amnesia.saving.classes import saveable
+from avalanche_amnesia.seeding import derive_seed
+from avalanche_amnesia.training.host.lookup import find_plugin
+from avalanche_amnesia.training.norm_statistics import TaskStatistics
+from avalanche_amnesia.training.plugins.hat import HATPlugin
+from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
+from avalanche_amnesia.trajectory.removal import Removal
+from avalanche_amnesia.trajectory.revision import Revision, Revisions
+from avalanche_amnesia.trajectory.sparse import SparseValues
+from avalanche_amnesia.trajectory.store import Trajectory
+from avalanche_amnesia.transaction import Transaction
+
+ShadowScope = Literal["entry", "unit"]
+ShadowStart = Literal["before", "delete", "fresh"]
+ShadowOrder = Literal["oldest", "newest"]
+
+
+@saveable
+@dataclass(frozen=True)
+class Backup:
+    """Updates and norms that a task learned in the place of an earlier one."""
+
+    updates: Mapping[str, SparseValues]
+    parts: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class _ShadowedTask:
+    """Shadows of the task in training."""
+
+    recorder: TrajectoryPlugin
+    statistics: TaskStatistics
+    shadows: dict[int, Shadow] = field(default_factory=dict)
+
+    @property
+    def values_before(self) -> Mapping[str, Tensor]:
+        """Values before the task; none of a task whose training has not begun."""
+        snapshot = self.recorder.snapshot
+        return {} if snapshot is None else snapshot.values
+
+    def backups(
+        self, model: MaskedModel, unlearnable: Collection[int], *, updates: bool
+    ) -> Iterator[tuple[int, Backup]]:
+        """Earlier tasks that may be unlearned, with what their shadows learned where both tasks' masks overlap."""
+        mine = entries_in_use(model, self.statistics.task)
+        for other, shadow in self.shadows.items():
+            if other in unlearnable and shadow.settle():
+                self.statistics.retake_for(shadow.parts, shadow.masked_features)
+                parts = {name: value.clone() for name, value in shadow.parts.state_dict().items()}
+                both = {name: mine[name] & used for name, used in entries_in_use(model, other).items()}
+                yield other, Backup(shadow.learned(both, updates=updates), parts)
+
+    def without(self, gone: Collection[int]) -> _ShadowedTask:
+        """The same without the shadows of tasks that are gone."""
+        return replace(self, shadows={other: s for other, s in self.shadows.items() if other not in gone})
+
+
+class BackupPlugin(SupervisedPlugin):
+    """Trains shadows beside a task: for each earlier task that may be unlearned one that learns without it.
+
+    Tasks from which it is isolated (``isolation="pools"``) need none.
+
+    By default a shadow owns the entries that the earlier task was the first to use: nothing is ever written into what
+    tasks before it own. Its cross-entropy, through the head and the mask of the task in training, is added to the loss
+    (mean over the shadows). When the task ends, what the shadow learned is kept where both tasks' masks overlap; an
+    unlearning of the earlier task puts it there, as the later task's own update, and replaces that task's norms by
+    the shadow's. Shadows of tasks that became permanent, or are gone, are dropped.
+
+    ``BackupPlugin(scope="unit", start="fresh", joint=True)`` are the copies of the AmnesiacHAT paper: in layer ``l``
+    ``x ← a ⊙ B_l(x) + (1 − a) ⊙ W_l(x)``, then mask and activation of the task in training. Here a copy also has norms
+    of its own, and dropout masks.
+
+    Needs :class:`HATPlugin` (or AdaHATPlugin) and :class:`TrajectoryPlugin` in front of it, and
+    :class:`UnlearningPlugin` beside it. Where an unlearning names several tasks, a task's norms are those of the
+    shadow of the last trained of them.
+
+    Args:
+        scope: what a shadow ``B`` owns: each ``entry`` that the earlier task was the first to use, or each ``unit`` in
+            the cumulative mask ``a`` up to that task, with all its weights and its bias. What stands in for the earlier
+            task is in both where both tasks' masks overlap; with ``unit`` that may be what tasks before it own.
+        start: where the shadow's entries begin: at the state ``before`` the earlier task, at the current state minus
+            its update (``delete``), or at weights drawn anew for every shadow, by ``reset_parameters`` of the modules
+            (``fresh``). With ``adjustment="hat"`` and ``scope="entry"`` the first two are the same: nobody else
+            writes there. An unlearning puts what a ``fresh`` shadow learned in the place of the values, whatever
+            other tasks wrote; of the others it adds what they learned since their start.
+        order: in which the affected tasks' entries are written over one another: ``oldest`` first, so that the newest
+            task's stay where several overlap, or ``newest`` first.
+        joint: let the shadows' loss train the main weights, the head and the mask as well, as published; permanent
+            tasks then have shadows too, for their loss alone. By default it trains the shadows alone, and the main
+            training is what it would be without them, bit for bit.
+        seed: fresh weights are drawn from it, the task and the earlier task.
+
+    Attributes:
+        kept: task → earlier task → :class:`Backup`.
+        placed: task → parameter name in the backbone → values of fresh shadows that unlearnings put there.
+
+    Raises:
+        ValueError: for a value that is not allowed, or where a plugin that it needs is missing; before a training, for
+            a fresh start of a parameter whose module has no ``reset_parameters``.
+        TypeError: before a training, if the model is no :class:`MaskedModel`.
+
+    Reference: the copies by units, their joint loss and the two orders are those of AmnesiacHAT.
+    """
+
+    def __init__(
+        self,
+        *,
+        scope: ShadowScope = "entry",
+        start: ShadowStart = "before",
+        order: ShadowOrder = "oldest",
+        joint: bool = False,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        checks.one_of("scope", scope, ShadowScope)
+        checks.one_of("start", start, ShadowStart)
+        checks.one_of("order", order, ShadowOrder)
+        self.scope, self.start, self.order, self.joint = scope, start, order, joint
+        self.seed = checks.whole_number("seed", seed, None)
+        self.kept: dict[int, dict[int, Backup]] = {}
+        self.placed: dict[int, dict[str, SparseValues]] = {}
+        self._now: _ShadowedTask | None = None
+
+    # While a task trains --------------------------------------------------------------------------------------
+
+    def before_train_dataset_adaptation(self, strategy: Any, **kwargs: Any) -> None:
+        """Check the model and the plugins beside it, before anything of the task is made."""
+        model, _, _ = _surroundings(strategy)
+        undrawn = sorted(model.graph.factors.keys() - fresh_weights(model.backbone, 0)) if self.start == "fresh" else []
+        if undrawn:
+            raise ValueError(
+                f"start='fresh' draws weights by reset_parameters, which the modules of {undrawn} do not have: write "
+                "that method, or take start='before'"
+            )
+
+    @torch.no_grad()
+    def begin(self, strategy: Any, task: int, unlearnable: Collection[int]) -> None:
+        """Make a shadow of every earlier task that may be unlearned; with ``joint``, of every one that remains.
+
+        What trains the main weights must not depend on who may be unlearned: a deadline counts tasks that are gone, so
+        that a retrained model may have other shadows.
+        """
+        self.undo_training(strategy)
+        model, masking, recorder = _surroundings(strategy)
+        trajectory = recorder.trajectory
+        self._now = _ShadowedTask(recorder, TaskStatistics(model, task, masking.masks.statistics_batches))
+        values = {name: p.detach() for name, p in model.backbone.named_parameters(prefix="backbone")}
+        inside_values = inside_backbone(values)
+        shadowed = trajectory.tasks if self.joint else unlearnable
+        seen = [other for other in shadowed if masking.influences is None or other in masking.influences]
+        for other in seen:  # a task that this one is isolated from takes nothing with it when it goes
+            earlier = trajectory.tasks[: trajectory.tasks.index(other)]
+            region = (
+                first_used(model, other, earlier) if self.scope == "entry" else units_used(model, [*earlier, other])
+            )
+            written = inside_backbone(trajectory.remove([other], values).updates[other])
+            offset = {
+                name: torch.where(inside, 0.0, written[name].to(inside_values[name]))
+                for name, inside in region.items()
+                if name in written
+            }
+            offset = {name: outside for name, outside in offset.items() if bool((outside != 0).any())}
+            region = {name: inside for name, inside in region.items() if bool(inside.any()) or name in offset}
+            if any(bool(inside.any()) for inside in region.values()):
+                start = self._start_values(model, trajectory, task, other, values)
+                self._now.shadows[other] = Shadow(
+                    model, task, region, start, offset, strategy.optimizer, joint=self.joint
+                )
+
+    def _start_values(
+        self, model: MaskedModel, trajectory: Trajectory, task: int, other: int, values: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
+        if self.start == "fresh":
+            return fresh_weights(model.backbone, derive_seed(self.seed, "shadow", task, other))
+        if self.start == "before":
+            result = trajectory.values_before(other, values)
+        else:
+            result = {**values, **trajectory.remove([other], values).values}
+        return inside_backbone(result)
+
+    def before_backward(self, strategy: Any, **kwargs: Any) -> None:
+        """Run the shadows and add their loss; the random streams stay as the main network left them."""
+        now = self._now
+        if now is None or not now.shadows:
+            return
+        task, x, y = now.statistics.task, strategy.mb_x, strategy.mb_y
+        now.statistics.see(x, strategy.mb_task_id)
+        if single_task(strategy.mb_task_id) != task:  # replayed samples of other tasks train the main network alone
+            rows = strategy.mb_task_id == task
+            x, y = x[rows], y[rows]
+            if len(x) < 2:
+                return
+        with torch.random.fork_rng([x.device] if x.is_cuda else []):
+            losses = [strategy._criterion(shadow.logits(x), y) for shadow in now.shadows.values()]
+        strategy.loss = strategy.loss + sum(losses) / len(losses)
+
+    def after_update(self, strategy: Any, **kwargs: Any) -> None:
+        """Step the shadows."""
+        for shadow in () if self._now is None else self._now.shadows.values():
+            shadow.step()
+
+    @torch.no_grad()
+    def prepare(self, strategy: Any, task: int, unlearnable: Collection[int]) -> None:
+        """Keep what the shadows learned of the task that has just been trained."""
+        self.kept = {
+            later: {other: backup for other, backup in of_task.items() if other in unlearnable}
+            for later, of_task in self.kept.items()
+        }
+        updates = self.start != "fresh"
+        backups = () if self._now is None else self._now.backups(strategy.model, unlearnable, updates=updates)
+        self.kept[task] = dict(backups)
+        self.undo_training(strategy)
+
+    def undo_training(self, strategy: Any) -> None:
+        """Drop the shadows of the task in training."""
+        self._now = None
+
+    # As a compensation ----------------------------------------------------------------------------------------
+
+    def covers(self, task: int, gone: Collection[int]) -> bool:
+        """Tell whether the task was learned in the place of one of these."""
+        return not self.kept.get(task, {}).keys().isdisjoint(gone)
+
+    def revise(self, model: MaskedModel, trajectory: Trajectory, gone: Collection[int]) -> Revisions:
+        """Updates that the shadows learned, in the place of the tasks' own; every entry is one task's."""
+        if self.start == "fresh":
+            return self._replacements(trajectory.tasks, gone)
+        return {
+            task: {
+                f"backbone.{name}": Revision(
+                    part.where, factor=0.0, added=part.values.double(), alone=self.start == "before"
+                )
+                for name, part in of_task.items()
+            }
+            for task, of_task in self._won(trajectory.tasks, gone).items()
+        }
+
+    def _won(self, tasks: Sequence[int], gone: Collection[int]) -> dict[int, dict[str, SparseValues]]:
+        """Task → parameter name → what its shadows learned at the entries where it has the last word."""
+        affected = [task for task in tasks if task in self.kept and task not in gone]
+        taken: dict[str, Tensor] = {}
+        result: dict[int, dict[str, SparseValues]] = {}
+        for task in affected if self.order == "newest" else reversed(affected):
+            for name, part in self._asked(task, gone).items():
+                where = part.where & ~taken.get(name, torch.zeros_like(part.where))
+                taken[name] = where | taken.get(name, where)
+                if bool(where.any()):
+                    result.setdefault(task, {})[name] = part.restricted(where.reshape(-1))
+        return result
+
+    def _asked(self, task: int, gone: Collection[int]) -> dict[str, SparseValues]:
+        """Parameter name → what the task's shadows of tasks that go learned; the last of them has the last word."""
+        result: dict[str, SparseValues] = {}
+        of_task = self.kept.get(task, {})
+        for part_of in (of_task[other].updates for other in gone if other in of_task):
+            for name, part in part_of.items():
+                index = part.where.reshape(-1).nonzero()[:, 0]
+                result[name] = result[name].extended(index, part.values) if name in result else part
+        return result
+
+    # Values of fresh shadows stand by themselves. An earlier task that goes later must not be subtracted from them, so
+    # they are put there again with every unlearning, whatever lies below them by then.
+
+    def _replacements(self, tasks: Sequence[int], gone: Collection[int]) -> Revisions:
+        first = min(map(tasks.index, gone), default=len(tasks))
+        result: dict[int, dict[str, Revision]] = {}
+        for task, name, stands, lost, values in self._standing(tasks, gone):
+            where = stands | lost
+            if tasks.index(task) > first and bool(where.any()):
+                revision = Revision(where, factor=0.0, added=values[where].double(), base=(~stands)[where].double())
+                result.setdefault(task, {})[f"backbone.{name}"] = revision
+        return result
+
+    def _placed_without(self, gone: Collection[int]) -> dict[int, dict[str, SparseValues]]:
+        """Values of shadows that stand in the remaining tasks once some are gone, as :attr:`placed`."""
+        result: dict[int, dict[str, SparseValues]] = {}
+        for task, name, stands, _, values in self._standing(tuple(self.kept), gone):
+            if bool(stands.any()):
+                result.setdefault(task, {})[name] = SparseValues.of(values, stands)
+        return result
+
+    def _standing(
+        self, tasks: Sequence[int], gone: Collection[int]
+    ) -> Iterator[tuple[int, str, Tensor, Tensor, Tensor]]:
+        """Remaining task, parameter name, and tensors of its shape once some tasks are gone.
+
+        Bool: the entries that hold values of the task's shadows, and those that another task's shadows took from it;
+        then these values, 0 elsewhere.
+        """
+        won = self._won(tasks, gone)
+        for task in tasks:
+            if task in gone:
+                continue
+            asked, old, new = self._asked(task, gone), self.placed.get(task, {}), won.get(task, {})
+            for name in sorted({*asked, *old}):
+                like = asked[name] if name in asked else old[name]
+                values, stands = torch.zeros(like.shape, dtype=like.dtype), torch.zeros(like.shape, dtype=torch.bool)
+                for part in (of[name] for of in (old, new) if name in of):
+                    values[part.where], stands = part.values, stands | part.where
+                lost = torch.zeros_like(stands)
+                if name in asked:
+                    lost = asked[name].where & ~new[name].where if name in new else asked[name].where
+                stands &= ~lost
+                yield task, name, stands, lost, values * stands
+
+    @torch.no_grad()
+    def compensate(self, model: MaskedModel, gone: Collection[int], removal: Removal, change: Transaction) -> list[str]:
+        """Put the shadows' norms in place, and drop whatever stands in for the tasks that go, or belongs to them."""
+        change.keep(self, "kept", "placed", "_now")
+        self.placed = self._placed_without(gone) if self.start == "fresh" else {}
+        lines = []
+        for task, of_task in self.kept.items():
+            lost = [other for other in of_task if other in gone]  # in training order
+            if task in gone or not lost or not _reads(model, task, removal):
+                continue
+            own = model.task_parts(task)
+            state = {} if own is None else own.state_dict()
+            for name, value in of_task[lost[-1]].parts.items():
+                change.write(state[name], value)
+            lines.append(f"task {task}: shadows of tasks {lost} put in their place")
+        self.kept = {
+            task: {other: backup for other, backup in of_task.items() if other not in gone}
+            for task, of_task in self.kept.items()
+            if task not in gone
+        }
+        if self._now is not None:
+            self._now = self._now.without(gone)
+            values = {n: v for n, v in self._now.values_before.items() if n.startswith("backbone.")}
+            for other, shadow in self._now.shadows.items():
+                trajectory, task = self._now.recorder.trajectory, self._now.statistics.task
+                shadow.start_from(self._start_values(model, trajectory, task, other, values), change)
+        return lines
+
+
+def _surroundings(strategy: Any) -> tuple[MaskedModel, HATPlugin, TrajectoryPlugin]:
+    if not isinstance(strategy.model, MaskedModel):
+        raise TypeError(
+            f"shadow copies need a MaskedModel, got {type(strategy.model).__name__}: they stand in for units, where "
+            "the masks of two tasks overlap"
+        )
+    masking, recorder = find_plugin(strategy, HATPlugin), find_plugin(strategy, TrajectoryPlugin)
+    if masking is None or recorder is None:
+        raise ValueError(
+            "BackupPlugin() needs HATPlugin() and TrajectoryPlugin() in front of it: AmnesiacHAT(compensation='backup')"
+        )
+    return strategy.model, masking, recorder
+
+
+def _reads(model: MaskedModel, task: int, removal: Removal) -> bool:
+    """Tell whether a removal changes an entry that the task uses."""
+    return bool(model.users_of({name: moved.where for name, moved in removal.moved.items()}, [task]))

@@ -1,0 +1,121 @@
+"""A copy of a backbone's entries that learns the task in training in the place of an earlier task's."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.optim import Optimizer
+
+from avalanche_amnesia.bits import same_bits
+from avalanche_amnesia.models.masked import SHARED_HEAD, MaskedModel
+from avalanche_amnesia.training.optimizers import BareStep, sibling_optimizer
+from avalanche_amnesia.trajectory.sparse import SparseValues
+from avalanche_amnesia.transaction import Transaction
+
+
+class Shadow:
+    """Values that a task would write into the entries of an earlier one, learned while the task is in training.
+
+    In each forward pass the shadow's own values stand in its region, and the main weights everywhere else: one layer
+    is run, not two. With the region ``C``: ``W_b = C ⊙ B + (1 − C) ⊙ (W − D)``.
+    """
+
+    def __init__(
+        self,
+        model: MaskedModel,
+        task: int,
+        region: Mapping[str, Tensor],
+        start: Mapping[str, Tensor],
+        offset: Mapping[str, Tensor],
+        optimizer: Optimizer,
+        *,
+        joint: bool,
+    ) -> None:
+        self.model, self.task, self.joint = model, task, joint
+        self.region, self.offset = dict(region), dict(offset)
+        self._main = {name: parameter.detach() for name, parameter in model.backbone.named_parameters()}
+        self._values = {name: nn.Parameter(start[name].clone()) for name in self.region}
+        self._all = {**self._main, **self._values}
+        self._copies = [values.data for values in self._values.values()]
+        self._originals = [self._main[name] for name in self._values]
+        self._outside = [(~self.region[name]).to(values.dtype) for name, values in self._values.items()]
+        self._start = {name: start[name][inside] for name, inside in self.region.items()}
+        self.parts = copy.deepcopy(model.parts_of(task)).train()
+        learned = [*self._values.values(), *self.parts.parameters()]
+        self._learned, self._step = learned, BareStep(sibling_optimizer(optimizer, learned))
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Logits ``(batch, classes)`` of the task in training, through its open gate, in training mode."""
+        head, weights = self.model.head(self.task), self._joint_weights() if self.joint else self._weights()
+        features = functional_call(self.model.backbone, weights, (x, self.parts, self._gate()))
+        if self.model.shared_head is not None:  # its columns have owners like every other entry
+            return F.linear(features, weights[f"{SHARED_HEAD}.weight"])
+        if self.joint:
+            logits: Tensor = head(features)
+            return logits
+        return F.linear(features, head.get_parameter("weight").detach(), head.get_parameter("bias").detach())
+
+    def _gate(self) -> Mapping[str, Tensor]:
+        leaves = self.model.gate_leaves
+        return leaves if self.joint else leaves.detached()
+
+    @torch.no_grad()
+    def _weights(self) -> dict[str, Tensor]:
+        """The weights, cut off from the main ones: outside the region they are copied in, into the shadow's tensors."""
+        torch._foreach_lerp_(self._copies, self._originals, self._outside)  # exact at 0 and 1, and faster than where()
+        for name, offset in self.offset.items():
+            self._values[name].data.sub_(offset)
+        return self._all
+
+    def _joint_weights(self) -> dict[str, Tensor]:
+        weights: dict[str, Tensor] = dict(self.model.backbone.named_parameters())
+        for name, values in self._values.items():
+            weights[name] = torch.where(self.region[name], values, weights[name])
+            if name in self.offset:
+                weights[name] = weights[name] - self.offset[name]
+        return weights
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Step the shadow's values and its copy of the task's norms."""
+        self._step()
+        for parameter in self._learned:
+            parameter.grad = None
+
+    @torch.no_grad()
+    def start_from(self, start: Mapping[str, Tensor], change: Transaction) -> None:
+        """Move to another start, keeping what was learned."""
+        for name, inside in self.region.items():
+            values, old, new = self._values[name].data, self._start[name], start[name][inside]
+            change.call(values.copy_, values.clone())
+            change.call(self._start.__setitem__, name, old)
+            learned = values[inside]
+            moved = (new.double() + (learned.double() - old.double())).to(new.dtype)
+            values[inside] = torch.where(same_bits(old, new), learned, moved)
+            self._start[name] = new
+
+    @torch.no_grad()
+    def settle(self) -> bool:
+        """End the learning, once the task has its mask: what is kept of the norms is what the mask covers."""
+        self.model.settle_parts(self.parts, self.task)
+        return all(bool(parameter.isfinite().all()) for parameter in self._learned)
+
+    def masked_features(self, x: Tensor) -> Tensor:
+        """Features ``(batch, features)`` through the task's binary mask."""
+        mask = self.model.read_mask(self.model.binary_mask(self.task))
+        return functional_call(self.model.backbone, self._weights(), (x, self.parts, mask))
+
+    def learned(self, use: Mapping[str, Tensor], *, updates: bool) -> dict[str, SparseValues]:
+        """Learned values: parameter name → those of the entries that are used."""
+        result = {}
+        for name, inside in self.region.items():
+            learned = torch.zeros_like(self._values[name].data)
+            start = self._start[name] if updates else 0.0
+            learned[inside] = self._values[name].data[inside] - start
+            result[name] = SparseValues.of(learned, inside & use[name])
+        return result

@@ -1,0 +1,5 @@
+"""Streams of real data sets, and request scenarios over them."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,11 @@
+from . import scenarios as scenarios
+from .cifar import SplitCIFAR10 as SplitCIFAR10
+from .cifar import SplitCIFAR100 as SplitCIFAR100
+from .combined import combined_benchmark as combined_benchmark
+from .mnist import PermutedMNIST as PermutedMNIST
+from .mnist import RotatedMNIST as RotatedMNIST
+from .mnist import SplitFashionMNIST as SplitFashionMNIST
+from .mnist import SplitMNIST as SplitMNIST
+from .omniglot import SplitOmniglot as SplitOmniglot
+from .scenarios import Scenario as Scenario
+from .sentences import MarkovSentences as MarkovSentences

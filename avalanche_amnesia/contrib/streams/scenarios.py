@@ -1,0 +1,180 @@
+"""Request scenarios: schedules of unlearning requests for a stream of n tasks, made by a rule.
+
+Tasks are numbered by their position in the stream, from 0.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from avalanche.benchmarks import CLScenario
+
+from avalanche_amnesia import checks
+from avalanche_amnesia.benchmarks.requests import Requests, UnlearningRequest, reordered, with_unlearning
+from avalanche_amnesia.seeding import derive_seed
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A schedule of requests, and what else of a stream goes with it.
+
+    Attributes:
+        requests: as :func:`with_unlearning` takes them.
+        permanent: tasks that are permanent from the end of their training.
+        deadline: further tasks after which a task becomes permanent by itself; None: never.
+        order: tasks in the order of their training, some of them again; None: each once, as the stream has them.
+    """
+
+    requests: Requests = ()
+    permanent: tuple[int, ...] = ()
+    deadline: int | None = None
+    order: tuple[int, ...] | None = None
+
+    def on(self, benchmark: CLScenario) -> CLScenario:
+        """The benchmark with these requests; the given one stays as it is.
+
+        Args:
+            benchmark: of as many tasks as the scenario was made for, with the task labels 0, 1, 2 …
+
+        Raises:
+            RequestError: where a request does not fit the benchmark.
+            ValueError: as of :func:`with_unlearning`; or where ``order`` names a task that the benchmark does not have.
+        """
+        stream = benchmark if self.order is None else reordered(benchmark, self.order)
+        return with_unlearning(stream, self.requests, self.permanent, self.deadline)
+
+    @property
+    def requested(self) -> frozenset[int]:
+        """Tasks that are requested at some time."""
+        requests = self.requests
+        if isinstance(requests, Mapping):
+            return frozenset(task for tasks in requests.values() for task in tasks)
+        return frozenset(task for request in requests for task in request.tasks)
+
+
+def none(n_tasks: int) -> Scenario:
+    """No request."""
+    checks.whole_number("n_tasks", n_tasks)
+    return Scenario()
+
+
+def listed(
+    n_tasks: int,
+    requests: Mapping[int | str, Sequence[int]] | None = None,
+    permanent: Sequence[int] = (),
+    deadline: int | None = None,
+) -> Scenario:
+    """Requests as they are listed, which is how a file of settings gives a schedule of its own."""
+    checks.whole_number("n_tasks", n_tasks)
+    schedule = {int(at): list(tasks) for at, tasks in (requests or {}).items()}
+    return Scenario(schedule, tuple(permanent), deadline)
+
+
+def published(n_tasks: int) -> Scenario:
+    """The AmnesiacHAT paper's schedule: of every five tasks the first goes after the second, the second after the
+    fourth, and the fifth at once.
+    """
+    _check_tasks(n_tasks)
+    pattern = {1: 0, 3: 1, 4: 4}
+    return Scenario({at: [at - at % 5 + pattern[at % 5]] for at in range(n_tasks) if at % 5 in pattern})
+
+
+def at_random(n_tasks: int, rate: float = 0.3, seed: int = 0) -> Scenario:
+    """After every task each remaining one is requested with a probability of its own draw."""
+    _check_tasks(n_tasks)
+    if not 0 <= rate <= 1:
+        raise ValueError(f"rate must lie in 0 to 1, got {rate!r}")
+    requests, remaining = {}, []
+    for at in range(n_tasks):
+        remaining.append(at)
+        drawn = [t for t in remaining if random.Random(derive_seed(seed, "request", t, at)).random() < rate]
+        if len(drawn) == len(remaining):
+            drawn.remove(at)
+        if drawn:
+            requests[at] = drawn
+            remaining = [task for task in remaining if task not in drawn]
+    return Scenario(requests)
+
+
+def oldest_first(n_tasks: int, every: int = 2) -> Scenario:
+    """After every few tasks the one that was learned first of those that remain."""
+    _check_tasks(n_tasks)
+    every = checks.whole_number("every", every, 2)
+    moments = range(every - 1, n_tasks, every)
+    return Scenario({at: [position] for position, at in enumerate(moments)})
+
+
+def newest_first(n_tasks: int, every: int = 2) -> Scenario:
+    """After every few tasks the one that was just learned."""
+    _check_tasks(n_tasks)
+    every = checks.whole_number("every", every, 2)
+    return Scenario({at: [at] for at in range(every - 1, n_tasks, every)})
+
+
+def bursts(n_tasks: int, size: int = 2, every: int = 3) -> Scenario:
+    """After every few tasks several at once, the oldest of those that remain."""
+    size = checks.whole_number("size", size)
+    every = checks.whole_number("every", every, size + 1)
+    checks.whole_number("n_tasks", n_tasks, every)
+    moments = range(every - 1, n_tasks, every)
+    return Scenario({at: list(range(n * size, (n + 1) * size)) for n, at in enumerate(moments)})
+
+
+def deadline(n_tasks: int, tasks: int = 2, every: int = 2) -> Scenario:
+    """Every task becomes permanent a few tasks later, and requests come at the last moment."""
+    tasks, every = checks.whole_number("tasks", tasks, 2), checks.whole_number("every", every, 2)
+    checks.whole_number("n_tasks", n_tasks, tasks + 1)
+    requested = range(0, n_tasks - tasks + 1, every)
+    return Scenario({task + tasks - 1: [task] for task in requested}, deadline=tasks)
+
+
+def permanent(n_tasks: int, every: int = 2) -> Scenario:
+    """Every few tasks one is permanent from the start; each of the others goes when the next task was learned."""
+    checks.whole_number("n_tasks", n_tasks, 3)
+    stays = range(0, n_tasks, checks.whole_number("every", every, 2))
+    return Scenario({at: [at - 1] for at in range(1, n_tasks) if at - 1 not in stays}, tuple(stays))
+
+
+def mid_task(n_tasks: int, iteration: int = 10, every: int = 2) -> Scenario:
+    """In the middle of a task's training the one before it."""
+    _check_tasks(n_tasks)
+    every = checks.whole_number("every", every, 2)
+    iteration = checks.whole_number("iteration", iteration, 0)
+    moments = range(1, n_tasks, every)
+    return Scenario(tuple(UnlearningRequest((at - 1,), at, "iteration", iteration) for at in moments))
+
+
+def relearn(n_tasks: int, tasks: Sequence[int] = (0,), after: int = 1) -> Scenario:
+    """Tasks are unlearned, and come again at the end of the stream."""
+    _check_tasks(n_tasks)
+    again = checks.integers("tasks", tasks, "tasks")
+    after = checks.whole_number("after", after, 0)
+    if after >= n_tasks or not again or any(not 0 <= task <= after for task in again):
+        raise ValueError(
+            f"tasks={list(again)}, after={after}: the tasks must be trained by then, at position {after} of {n_tasks} "
+            "at the latest; give tasks of 0 to after"
+        )
+    return Scenario({after: list(again)}, order=(*range(n_tasks), *again))
+
+
+_MAKERS = (
+    none,
+    listed,
+    published,
+    at_random,
+    oldest_first,
+    newest_first,
+    bursts,
+    deadline,
+    permanent,
+    mid_task,
+    relearn,
+)
+SCENARIOS = {make.__name__: make for make in _MAKERS}
+"""Name → the function that makes the scenario: ``make(n_tasks, **options)``."""
+
+
+def _check_tasks(n_tasks: int) -> None:
+    checks.whole_number("n_tasks", n_tasks, 2)

@@ -1,0 +1,1 @@
+"""Studies: the run store, sweeps, executors, the report and the command line."""

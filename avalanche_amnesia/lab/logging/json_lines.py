@@ -1,0 +1,320 @@
+"""Logger that writes a run as JSON lines, with no other process; `amnesia sync` sends such runs to W&B.
+
+A run is a folder: `run.jsonl`, of which each line is one JSON object with its `kind`, and beside it `media/` (PNG) and
+`records/` (JSON). Lines are appended whole and flushed; a run that was killed leaves what it has logged. At most its
+last line is cut: readers leave it out.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from avalanche_amnesia.audit.record import UnlearningRecord
+from avalanche_amnesia.evaluation.figures import Table
+from avalanche_amnesia.logging.axes import AXES
+from avalanche_amnesia.logging.offline import OfflineRun
+from avalanche_amnesia.logging.run_logger import DEFAULT_PROJECT, RunLogger, RunWriter, refuse_one_string, tells_of
+from avalanche_amnesia.logging.values import Histogram, Payload
+from avalanche_amnesia.saving.replacing import replace_file
+
+RUN_FILE = "run.jsonl"
+_FORMAT = "avalanche-amnesia run"
+_VERSION = 1
+
+
+class JSONRunError(ValueError):
+    """A folder that holds no readable run of JSON lines, or one that can't be written there."""
+
+
+class JSONWriter(RunWriter):
+    """Writes to a run's folder, behind what is there."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        _cut_broken_line(folder / RUN_FILE)
+        self._file = (folder / RUN_FILE).open("a", encoding="utf-8")
+        self._n_media = sum(1 for _ in (folder / "media").glob("*.png"))
+        self._n_records = sum(1 for _ in (folder / "records").glob("*.json"))
+
+    def describe(self, settings: Mapping[str, Any], name: str | None) -> None:
+        """Add a line of settings, which count where no earlier line says otherwise."""
+        self._append("settings", settings=settings, name=name)
+
+    def define(self, metric: str, axis: str) -> None:
+        """Add a line that names the axis."""
+        self._append("metric", metric=metric, axis=axis)
+
+    def log(self, row: Mapping[str, Payload]) -> None:
+        """Add a row; its pictures are files before it is there."""
+        self._append("row", time=round(time.time(), 3), values={name: self._as_json(v) for name, v in row.items()})
+
+    def note(self, texts: Mapping[str, str]) -> None:
+        """Add a line of texts."""
+        self._append("texts", texts=dict(texts))
+
+    def keep(self, record: UnlearningRecord) -> None:
+        """Save a record to a file of its own."""
+        self._append("record", path=self._saved(record))
+
+    def use(self, record: UnlearningRecord) -> None:
+        """Save the record that this run is about; it is the input of the run once that is sent to W&B."""
+        self._append("input", path=self._saved(record))
+
+    def forget(self, tasks: tuple[int, ...]) -> None:
+        """Add a line: values so far of these tasks are not in the summary."""
+        self._append("forget", tasks=list(tasks))
+
+    def finish(self, exit_code: int) -> None:
+        """Add the last line."""
+        self._append("end", exit_code=exit_code)
+        self._file.close()
+
+    def _append(self, kind: str, **content: Any) -> None:
+        self._file.write(json.dumps({"kind": kind, **content}) + "\n")
+        self._file.flush()
+
+    def _saved(self, record: UnlearningRecord) -> str:
+        self._n_records += 1
+        path = f"records/{self._n_records}.json"
+        (self.folder / "records").mkdir(exist_ok=True)
+        record.save(self.folder / path)
+        return path
+
+    def _as_json(self, value: Payload) -> Any:
+        if isinstance(value, Image.Image):
+            self._n_media += 1
+            path = f"media/{self._n_media}.png"
+            (self.folder / "media").mkdir(exist_ok=True)
+            value.save(self.folder / path)
+            return {"_type": "image", "path": path, "width": value.width, "height": value.height}
+        if isinstance(value, Histogram):
+            return {"_type": "histogram", "values": value.counts.tolist(), "bins": value.edges.tolist()}
+        if isinstance(value, Table):
+            return {"_type": "table", "columns": list(value.columns), "data": [list(row) for row in value.rows]}
+        if isinstance(value, float) and not math.isfinite(value):
+            return {"_type": "number", "value": str(value)}  # JSON has no such number
+        return value
+
+
+class JSONLogger(RunLogger):
+    """Logs a run as JSON lines into a folder: what :class:`RunLogger` says, pictures as PNG, records as files.
+
+    There is no process beside it, which is what many short runs want: log to JSON first, and `amnesia sync` the folders
+    to W&B when they are worth it. A pickled logger leaves its run behind; give the loaded one a folder with `attach`.
+
+    Args:
+        folder: of this run, new or empty; made if missing.
+        project: W&B project that it is sent to.
+        name: its name; None: method and seed of the strategy.
+        group: its group, e.g. one experiment with several seeds.
+        job_type: its part in the group: "main", "reference", "full", "audit", or another word.
+        config: further settings of it, beside those of the strategy.
+        tags: its tags.
+
+    Raises:
+        JSONRunError: the folder is a file, or holds something.
+        TypeError: `tags` is one string, or `config` holds what JSON has no place for.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        *,
+        project: str = DEFAULT_PROJECT,
+        name: str | None = None,
+        group: str | None = None,
+        job_type: str | None = None,
+        config: Mapping[str, Any] | None = None,
+        tags: Sequence[str] = (),
+    ) -> None:
+        refuse_one_string(tags)
+        self._folder = Path(folder)
+        start_run(
+            self._folder,
+            project=project,
+            name=name,
+            group=group,
+            job_type=job_type or "main",
+            config=dict(config or {}),
+            tags=list(tags),
+        )
+        super().__init__(JSONWriter(self._folder), named=name is not None)
+
+    @property
+    def folder(self) -> Path:
+        """Folder of the run."""
+        return self._folder
+
+    def attach(self, folder: str | Path) -> None:
+        """Log to the run in a folder from now on, behind its last whole line; for a logger that was loaded without it.
+
+        Args:
+            folder: of a run that a JSONLogger began.
+
+        Raises:
+            JSONRunError: no run is there.
+            RuntimeError: the logger has a run already.
+        """
+        if self._writer is not None:
+            raise RuntimeError(f"this logger writes to {self._folder}: make another JSONLogger for {folder}")
+        read_json_run(folder)
+        self._continue_in(JSONWriter(Path(folder)))
+        self._folder = Path(folder)
+
+    def _missing(self) -> str:
+        if self._finished:
+            return (
+                f"the run in {self._folder} is finished and takes no more values: "
+                "call finish() last, or log to a new JSONLogger"
+            )
+        return f"this logger was loaded without its run: attach({str(self._folder)!r}) goes on in it"
+
+
+def start_run(folder: Path, **about: Any) -> None:
+    """Begin a run: its first line, with an identifier that it keeps wherever the folder goes."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise JSONRunError(f"{folder} is not an empty folder: give each run a new one, e.g. JSONLogger('runs/seed-3')")
+    head = {"kind": "run", "format": _FORMAT, "version": _VERSION, "id": uuid.uuid4().hex[:12], **about}
+    line = json.dumps(head) + "\n"
+    folder.mkdir(parents=True, exist_ok=True)
+    replace_file(folder / RUN_FILE, line.encode())
+
+
+def read_json_run(folder: str | Path) -> OfflineRun:
+    """Read all that a run of JSON lines has logged; of a killed run what is whole, with `complete=False`.
+
+    Args:
+        folder: of the run.
+
+    Raises:
+        JSONRunError: no run is there, it is of another version, or a line in the middle is broken.
+    """
+    run = OfflineRun()
+    replay(folder, _Reader(run), lambda head: _begin(run, head))
+    return run
+
+
+def replay(folder: str | Path, writer: RunWriter, begin: Callable[[dict[str, Any]], None]) -> None:
+    """Write a run of JSON lines once more, line by line."""
+    root = Path(folder)
+    for line in lines_of(root):
+        match line["kind"]:
+            case "run":
+                begin(line)
+            case "settings":
+                writer.describe(line["settings"], line["name"])
+            case "metric":
+                writer.define(line["metric"], line["axis"])
+            case "row":
+                writer.log({name: _from_json(root, value) for name, value in line["values"].items()})
+            case "texts":
+                writer.note(line["texts"])
+            case "record":
+                writer.keep(UnlearningRecord.load(root / line["path"]))
+            case "input":
+                writer.use(UnlearningRecord.load(root / line["path"]))
+            case "forget":
+                writer.forget(tuple(line["tasks"]))
+            case "end":
+                writer.finish(line["exit_code"])
+            case other:
+                raise JSONRunError(f"{root / RUN_FILE} has a line of the unknown kind {other!r}")
+
+
+def lines_of(folder: Path) -> Iterator[dict[str, Any]]:
+    """Whole lines of a run, the first of which says what it is."""
+    file = folder / RUN_FILE
+    if not file.is_file():
+        raise JSONRunError(f"{folder} holds no {RUN_FILE}: give the folder of a JSONLogger")
+    *whole, _cut = file.read_bytes().split(b"\n")
+    for number, text in enumerate(whole, 1):
+        try:
+            line = json.loads(text)
+            kind = line["kind"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise JSONRunError(f"line {number} of {file} is broken: {error}") from error
+        if number == 1 and (kind, line.get("format"), line.get("version")) != ("run", _FORMAT, _VERSION):
+            raise JSONRunError(f"{file} does not begin like a run of version {_VERSION} of JSONLogger")
+        yield line
+    if not whole:
+        raise JSONRunError(f"{file} has no whole line: give the folder of a JSONLogger")
+
+
+def _cut_broken_line(file: Path) -> None:
+    """Take away what a killed writer left of its last line, so that the next one stands on its own."""
+    with file.open("r+b") as stream:
+        content = stream.read()
+        end = content.rfind(b"\n") + 1
+        if end < len(content):
+            stream.truncate(end)
+
+
+def _from_json(folder: Path, value: Any) -> Payload:
+    kind = value.get("_type") if isinstance(value, dict) else None
+    if kind == "image":
+        with Image.open(folder / value["path"]) as image:
+            image.load()
+            return image
+    if kind == "histogram":
+        return Histogram(np.array(value["values"]), np.array(value["bins"]))
+    if kind == "table":
+        return Table(tuple(value["columns"]), tuple(tuple(row) for row in value["data"]))
+    return float(value["value"] if kind == "number" else value)
+
+
+def _begin(run: OfflineRun, head: Mapping[str, Any]) -> None:
+    run.id, run.name, run.project = head["id"], head["name"] or "", head["project"]
+    run.group, run.job_type, run.config = head["group"] or "", head["job_type"], dict(head["config"])
+    run.metrics = dict.fromkeys(AXES)
+
+
+class _Reader(RunWriter):
+    """Fills an :class:`OfflineRun`, with the summary that W&B would make."""
+
+    def __init__(self, run: OfflineRun) -> None:
+        self._run = run
+
+    def describe(self, settings: Mapping[str, Any], name: str | None) -> None:
+        self._run.config = {**settings, **self._run.config}
+        self._run.name = name or self._run.name
+
+    def define(self, metric: str, axis: str) -> None:
+        self._run.metrics[metric] = axis
+
+    def log(self, row: Mapping[str, Payload]) -> None:
+        self._run.rows.append(dict(row))
+        for name, value in row.items():
+            if name in AXES or not isinstance(value, float):
+                self._run.summary[name] = value
+                continue
+            seen = self._run.summary.setdefault(name, {"min": value, "max": value})
+            self._run.summary[name] = {
+                "min": min(seen["min"], value),
+                "max": max(seen["max"], value),
+                "last": value,
+            }
+
+    def note(self, texts: Mapping[str, str]) -> None:
+        self._run.summary.update(texts)
+
+    def keep(self, record: UnlearningRecord) -> None:
+        self._run.records.append(record)
+
+    def use(self, record: UnlearningRecord) -> None:
+        self._run.inputs.append(record)
+
+    def forget(self, tasks: tuple[int, ...]) -> None:
+        for name in [name for name in self._run.summary if tells_of(name, tasks)]:
+            del self._run.summary[name]
+
+    def finish(self, exit_code: int) -> None:
+        self._run.complete = True

@@ -1,0 +1,153 @@
+"""Runs of JSON lines sent to W&B, each as one run, however often; W&B's offline runs are handed to `wandb sync`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from avalanche_amnesia.lab.logging.json_lines import RUN_FILE, lines_of, replay
+from avalanche_amnesia.logging.run_mode import Mode, resolve_mode
+from avalanche_amnesia.logging.wandb import WandBWriter
+from avalanche_amnesia.saving.replacing import replace_file
+
+SENT = "sent.json"
+"""File in a run's folder that says what of it was sent where."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Result of sending one run."""
+
+    run: Path
+    result: Literal["sent", "unchanged", "left", "failed"]
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.run}: {self.message}"
+
+
+def sync(paths: Iterable[str | Path], *, project: str | None = None, mode: str | None = None) -> list[Outcome]:
+    """Send every run below some folders to W&B.
+
+    A run of JSON lines keeps the identifier of its first line, so that it is one run at W&B: sent again it is left out
+    if nothing was added, and replaces what was sent else. In mode "offline" it becomes a W&B offline run in its own
+    folder. Offline runs of W&B are passed to ``wandb sync`` where the mode is "online".
+
+    Args:
+        paths: folders of runs, or folders that hold some at any depth.
+        project: W&B project for all of them; None: the one that each names.
+        mode: "online", "offline", or None: as for a ``WandBLogger``.
+
+    Returns:
+        One outcome per run; a run that fails does not keep the others.
+
+    Raises:
+        FileNotFoundError: a folder does not exist, or has no run; nothing was sent.
+        ValueError: for another mode.
+    """
+    run_mode = resolve_mode(mode)
+    if run_mode == "disabled":
+        raise ValueError("mode 'disabled' sends nothing: pass 'online' or 'offline', or unset WANDB_MODE")
+    json_runs: dict[Path, None] = {}
+    offline_runs: dict[Path, None] = {}
+    for path in map(Path, paths):
+        if not path.is_dir():
+            raise FileNotFoundError(f"there is no folder {path}: give folders that hold runs")
+        here = sorted(file.parent for file in path.rglob(RUN_FILE))
+        theirs = [path] if path.name.startswith("offline-run-") else sorted(path.rglob("offline-run-*"))
+        theirs = [folder for folder in theirs if not _is_copy(folder)]
+        if not here and not theirs:
+            raise FileNotFoundError(f"{path} holds no run: neither {RUN_FILE} of a JSONLogger nor offline-run-* of W&B")
+        json_runs |= dict.fromkeys(here)
+        offline_runs |= dict.fromkeys(theirs)
+    sent = [_send(folder, project, run_mode) for folder in json_runs]
+    return sent + [_pass_on(folder, project, run_mode) for folder in offline_runs]
+
+
+def _is_copy(offline_run: Path) -> bool:
+    """Tell whether an offline run is what was made of the run of JSON lines around it."""
+    return (offline_run.parent.parent / RUN_FILE).exists()
+
+
+def _send(folder: Path, project: str | None, mode: Mode) -> Outcome:
+    try:
+        head = next(lines_of(folder))
+        target = {
+            "content": hashlib.sha256((folder / RUN_FILE).read_bytes()).hexdigest(),
+            "project": project or head["project"],
+            "mode": mode,
+            "run": head["id"],
+        }
+        if _sent_before(folder) == target:
+            return Outcome(folder, "unchanged", f"run {head['id']} was sent before ({mode}), nothing was added")
+        rows = _write(folder, head, target)
+    except Exception as error:  # W&B raises what it likes; the other runs must not suffer
+        return Outcome(folder, "failed", f"failed, {type(error).__name__}: {error}")
+    replace_file(folder / SENT, (json.dumps(target) + "\n").encode())
+    where = "sent to" if mode == "online" else "written as an offline run of"
+    return Outcome(folder, "sent", f"{rows} rows {where} project {target['project']}, run {head['id']}")
+
+
+def _sent_before(folder: Path) -> Any:
+    with suppress(OSError, ValueError):
+        return json.loads((folder / SENT).read_text())
+    return None
+
+
+def _write(folder: Path, head: dict[str, Any], target: dict[str, Any]) -> int:
+    """Write a run to W&B; what an earlier, or interrupted, sending made of it offline goes."""
+    import wandb
+
+    rows = sum(line["kind"] == "row" for line in lines_of(folder))  # all of it can be read, or nothing is sent
+    for old in folder.glob(f"wandb/offline-run-*-{head['id']}"):
+        shutil.rmtree(old)
+    run = wandb.init(
+        id=head["id"],  # without resume=, a run of this identifier is written anew
+        project=target["project"],
+        name=head["name"],
+        group=head["group"],
+        job_type=head["job_type"],
+        config=head["config"],
+        tags=head["tags"],
+        mode=target["mode"],
+        dir=str(folder),
+        reinit="create_new",
+    )
+    writer = _EndLater(run)
+    try:
+        replay(folder, writer, lambda head: None)
+    except BaseException:
+        run.finish(exit_code=1)
+        raise
+    WandBWriter.finish(writer, 1 if writer.exit_code is None else writer.exit_code)
+    return rows
+
+
+class _EndLater(WandBWriter):
+    """Notes how a run ended; a run that was killed has no end, and is sent as a failed one."""
+
+    exit_code: int | None = None
+
+    def finish(self, exit_code: int) -> None:
+        self.exit_code = exit_code
+
+
+def _pass_on(folder: Path, project: str | None, mode: Mode) -> Outcome:
+    if list(folder.glob("run-*.wandb.synced")):
+        return Outcome(folder, "unchanged", "W&B's offline run was sent before")
+    if mode == "offline":
+        return Outcome(folder, "left", "is W&B's offline run already: sync it in mode online")
+    command = [sys.executable, "-m", "wandb", "sync", *(["--project", project] if project else []), str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode == 0:
+        return Outcome(folder, "sent", "W&B's offline run was passed to wandb sync")
+    said = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]
+    return Outcome(folder, "failed", f"wandb sync failed: {said[-1] if said else f'exit status {done.returncode}'}")

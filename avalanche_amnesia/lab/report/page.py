@@ -1,0 +1,117 @@
+"""The page: results of runs as one HTML file that asks for nothing else, not even a font."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from avalanche_amnesia.lab.report.answers import Answer, answer
+from avalanche_amnesia.lab.report.contents import not_measured, sections
+from avalanche_amnesia.lab.report.reading import Entry, Results, entries, grouped, value_of
+from avalanche_amnesia.lab.report.sections.stream import summary_table
+from avalanche_amnesia.lab.report.wording import listed, points, tasks
+
+
+def report_page(results: Sequence[Results]) -> str:
+    """One page about what was forgotten, whether it really was, and what that cost the other tasks.
+
+    Runs whose settings differ in nothing but the seed are shown as one, with the range over the seeds. The same results
+    give the same bytes.
+
+    Args:
+        results: of one or more folders, from :func:`read_results`.
+
+    Returns:
+        HTML with its style, script and charts in it.
+
+    Raises:
+        ValueError: for no results, or two of the same settings and seed.
+    """
+    groups = grouped(results)
+    found = entries(groups)
+    answers = [answer(entry) for entry in found]
+    shown = sections(groups, found)
+    return (
+        _environment()
+        .get_template("page.html.jinja")
+        .render(
+            about=_about(groups),
+            opening=_opening(found, answers),
+            answers=answers,
+            summary=summary_table(found),
+            sections=shown,
+            missing=listed(not_measured(shown)),
+            records=[(entry.name, _records(entry)) for entry in found if any(run.records for run in entry.runs)],
+        )
+    )
+
+
+def _about(groups: Sequence[Sequence[Results]]) -> str:
+    """Data and seeds, in one line."""
+    seeds = list(dict.fromkeys(results.seed for group in groups for results in group if results.seed is not None))
+    data = list(dict.fromkeys(str(group[0].settings["data"]) for group in groups if "data" in group[0].settings))
+    parts = [listed(data)] if data else []
+    parts += [f"seed{'s' * (len(seeds) > 1)} {listed(seeds)}"] if seeds else []
+    parts += [f"{len(groups)} choices of settings"] if len(groups) > 1 else []
+    return ", ".join(parts)
+
+
+def _opening(found: Sequence[Entry], answers: Sequence[Answer]) -> list[tuple[str, str]]:
+    """The verdicts on all strategies, a line each, with what it cost the others."""
+    told = {
+        "exact": "Provably forgotten, bit for bit",
+        "clear": "No trace found, but no proof",
+        "trace": "Traces found",
+        "open": "Undecided by what was measured",
+        "nothing": "Nothing to forget",
+    }
+    asked = list(dict.fromkeys(each.forgotten for each in answers))
+    lines: dict[str, list[str]] = {}
+    for entry, each in zip(found, answers, strict=True):
+        difference = entry.spread(value_of("accuracy_difference"))
+        cost = (
+            ""
+            if difference is None or not entry.unlearned
+            else f" (other tasks: {points(difference.mean)} of accuracy)"
+        )
+        lines.setdefault(each.verdict, []).append(f"{each.name}{cost}")
+    opening = [("Asked to forget", asked[0])] if len(asked) == 1 else []
+    return opening + [(words, listed(lines[verdict])) for verdict, words in told.items() if verdict in lines]
+
+
+def _records(entry: Entry) -> list[tuple[str, list[tuple[str, list[str]]]]]:
+    """(title, (label, lines)) of every record."""
+    found = []
+    for run in entry.runs:
+        for record in run.records:
+            plan = record.get("plan") or {}
+            touched = sum((plan.get("entries") or {}).values())
+            rows = [
+                ("claim", [plan.get("claim", "–")]),
+                ("reasons", plan.get("reasons") or (["none: it is exact"] if plan.get("claim") == "exact" else [])),
+                ("remaining", [tasks(record.get("remaining") or [])]),
+                ("affected", [tasks(plan["affected"])] if plan.get("affected") else []),
+                ("compensated", [tasks(plan["compensated"])] if plan.get("compensated") else []),
+                ("repaired", [tasks(plan["repaired"])] if plan.get("repaired") else []),
+                ("taken out", [f"{touched:,} entries of {len(plan['entries'])} tensors"] if touched else []),
+                ("removed", list(plan.get("removed") or [])),
+                ("cleaned", list(record.get("purged") or [])),
+                ("not cleaned", list(plan.get("unpurged") or [])),
+            ]
+            seed = "" if run.seed is None else f", seed {run.seed}"
+            title = f"{tasks(plan.get('tasks') or []).capitalize()}, {plan.get('event', '')}{seed}"
+            found.append((title, [(label, [str(line) for line in lines]) for label, lines in rows if lines]))
+    return found
+
+
+@cache
+def _environment() -> Environment:
+    return Environment(
+        loader=PackageLoader("avalanche_amnesia.lab.report"),
+        autoescape=True,  # names and reasons are anybody's text
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )

@@ -1,0 +1,67 @@
+"""Wording of numbers: with their units, and the range over seeds where there are several."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+from avalanche_amnesia.audit.wording import seconds_in_words
+from avalanche_amnesia.lab.report.reading import Spread
+
+MISSING = "–"
+_SPACE = "\u00a0"  # a number and its unit stay on one line
+
+
+def percent(value: float) -> str:
+    """A share: ``61.1 %``."""
+    return f"{100 * value:.1f}{_SPACE}%"
+
+
+def points(value: float) -> str:
+    """A difference of shares: ``+0.7 points``."""
+    rounded = round(100 * value, 1)
+    sign = "−" if rounded < 0 else "+"
+    return f"{sign}{abs(rounded):.1f}{_SPACE}points" if rounded else f"0.0{_SPACE}points"
+
+
+def bits(value: float) -> str:
+    """A divergence: ``0.011``."""
+    return "0" if value == 0 else f"{value:.2g}" if value >= 1e-3 else f"{value:.1e}".replace("e-0", "e-")
+
+
+def times(value: float) -> str:
+    """A ratio: ``1.8 ×``."""
+    return f"{value:.1f}{_SPACE}×"
+
+
+def share(value: float) -> str:
+    """A number between 0 and 1: ``0.64``."""
+    return f"{value:.3f}"
+
+
+def seconds(value: float) -> str:
+    """A time with a unit that fits."""
+    return seconds_in_words(value).replace(" ", _SPACE)
+
+
+def over_seeds(value: Spread | None, words: Callable[[float], str]) -> str:
+    """A number over seeds: the mean, and behind it the range if there is one; a dash for None."""
+    if value is None:
+        return MISSING
+    mean, low, high = words(value.mean), words(value.low), words(value.high)
+    if low == high:
+        return mean
+    if low.partition(_SPACE)[2] == high.partition(_SPACE)[2]:
+        low = low.partition(_SPACE)[0]  # the unit once
+    return f"{mean} ({low} to {high})"
+
+
+def listed(items: Collection[Any]) -> str:
+    """``0``, ``0 and 1``, ``0, 1 and 4``."""
+    words = [str(item) for item in items]
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+
+
+def tasks(labels: Collection[int]) -> str:
+    """``task 0``, ``tasks 0, 1 and 4``, ``no task``."""
+    return f"task{'s' * (len(labels) > 1)} {listed(labels)}" if labels else "no task"

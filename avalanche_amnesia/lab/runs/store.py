@@ -1,0 +1,423 @@
+"""Store of runs: every state that a training or an unlearning leads to, computed once, whichever run asks for it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import types
+import warnings
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+from filelock import FileLock
+
+from avalanche_amnesia.audit.record import UnlearningRecord, package_versions
+from avalanche_amnesia.bits import state_hashes
+from avalanche_amnesia.evaluation.same_data import data_fingerprint
+from avalanche_amnesia.lab.runs.script_code import script_code
+from avalanche_amnesia.ledger import RequestError
+from avalanche_amnesia.object_walk import reachable
+from avalanche_amnesia.saving.files import BLOB, STATE, StateError, read_body, read_state, write_state
+from avalanche_amnesia.training.host.lookup import unlearning_of
+from avalanche_amnesia.training.host.saving import differing_parts, encoded_state, give_state
+from avalanche_amnesia.unit_graph.masked_backbone import MaskedBackbone
+
+
+@dataclass(frozen=True)
+class Node:
+    """One state in a store.
+
+    Attributes:
+        key: hash of all that it depends on.
+        parent: key of the state before it.
+        trained: tasks that were trained on the way to it, in order.
+        step: what leads to it from its parent: ``train 3`` or ``unlearn 0, 2``.
+        seconds: that the step took.
+        nbytes: of its own file; tensors are shared between nodes.
+        used: when it was written or last used, seconds since the epoch.
+    """
+
+    key: str
+    parent: str
+    trained: tuple[int, ...]
+    step: str
+    seconds: float
+    nbytes: int
+    used: float
+
+
+class RunStore:
+    """A directory of states, one per training or unlearning, shared by all runs, references and processes.
+
+    The key of a state is a hash of the state before it and of the step: the strategy as it was built (method, settings,
+    initial weights, seed), versions of the packages, the data of the task, and its requests. A state is written as a
+    whole or not at all, under a lock of the file system (``fcntl``), so that several processes compute none twice.
+
+    It holds models that know every task. To erase one, prune it (:meth:`prune`).
+
+    Args:
+        path: the directory, made if it does not exist; None: a temporary one, which goes with the process.
+        keep: bytes that it may take: beyond that the states that were not used for longest go; None: no limit.
+
+    Raises:
+        StateError: if the directory holds anything else.
+    """
+
+    def __init__(self, path: str | Path | None = None, *, keep: int | None = None) -> None:
+        self._temporary: tempfile.TemporaryDirectory[str] | None = None
+        if path is None:  # a worker that was just ended may still write
+            self._temporary = tempfile.TemporaryDirectory(prefix="amnesia-runs-", ignore_cleanup_errors=True)
+            path = self._temporary.name
+        self.path = Path(path)
+        self.keep = keep
+        foreign = [f.name for f in self.path.iterdir() if f.name not in _OURS] if self.path.is_dir() else []
+        if foreign or self.path.is_file():
+            raise StateError(f"{self.path} is no store of runs ({foreign[:3] or 'a file'}): give a new directory")
+        for name in ("nodes", "blobs", "locks"):
+            (self.path / name).mkdir(parents=True, exist_ok=True)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_temporary": None}  # another process opens the directory, and leaves it there
+
+    @property
+    def temporary(self) -> bool:
+        """True: it goes with the process."""
+        return self._temporary is not None
+
+    def run(self, strategy: Any) -> StoredRun:
+        """A run that begins with a strategy as it was built, and finds its states here or puts them here.
+
+        Args:
+            strategy: not trained yet.
+        """
+        return StoredRun(self, strategy)
+
+    def nodes(self) -> list[Node]:
+        """All states, those that were used last in front."""
+        found = []
+        for folder in (self.path / "nodes").iterdir():
+            try:
+                body, _ = read_body(folder)
+                status = (folder / STATE).stat()
+            except (StateError, OSError):  # another process removes it, or was killed before it was whole
+                continue
+            node = body["node"]
+            node["trained"] = tuple(node["trained"])
+            found.append(Node(folder.name, **node, nbytes=status.st_size, used=status.st_mtime))
+        return sorted(found, key=lambda node: -node.used)
+
+    def nbytes(self) -> int:
+        """Bytes that all files take."""
+        return sum(file.stat().st_size for file in self.path.rglob("*") if file.is_file())
+
+    def prune(self, keep: int | None = None, *, tasks: Collection[int] = (), spare: Collection[str] = ()) -> int:
+        """Delete states, and the tensors that no other state names.
+
+        Args:
+            keep: bytes that may stay: the states that were not used for longest go; None: as many as there are.
+            tasks: every state goes on whose way one of these was trained, unlearned later or not.
+            spare: keys of states that stay.
+
+        Returns:
+            Bytes that were freed.
+
+        Raises:
+            ValueError: if neither ``keep`` nor ``tasks`` says what may go.
+        """
+        if keep is None and not tasks:
+            raise ValueError("say what may go: keep=0 for every state, keep=500_000_000 for the oldest, tasks=[2]")
+        with self._lock("store"):
+            before = self.nbytes()
+            stay = [node for node in self.nodes() if node.key in spare or not set(node.trained) & set(tasks)]
+            tensors = {node.key: set(read_body(self._folder(node.key))[1].values()) for node in stay}
+            size = {file.name: file.stat().st_size for file in (self.path / "blobs").iterdir()}
+            named_by = Counter(name for names in tensors.values() for name in names)
+            total = sum(size[name] for name in named_by) + sum(node.nbytes for node in stay)
+            for node in [node for node in reversed(stay) if node.key not in spare]:  # the oldest first
+                if keep is None or total <= keep:
+                    break
+                stay.remove(node)
+                named_by -= Counter(tensors[node.key])
+                total -= node.nbytes + sum(size[name] for name in tensors[node.key] if name not in named_by)
+            self._delete_all_but({node.key for node in stay}, set(named_by))
+            return before - self.nbytes()
+
+    # For a run ------------------------------------------------------------------------------------------------
+
+    def has(self, key: str) -> bool:
+        """Tell whether a state is there."""
+        return (self._folder(key) / STATE).is_file()
+
+    def seconds(self, key: str) -> float:
+        """Seconds that the step to a state took."""
+        return float(read_body(self._folder(key))[0]["node"]["seconds"])
+
+    def read(self, key: str) -> tuple[dict[str, Any], dict[str, dict[str, torch.Tensor]]]:
+        """A state; it counts as used now."""
+        os.utime(self._folder(key) / STATE)
+        return read_state(self._folder(key), self.path / "blobs")
+
+    def write(self, key: str, body: Mapping[str, Any], tensors: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
+        """Put a state in, and delete others where that takes the store beyond its limit."""
+        with self._lock("store"):  # nobody sweeps while files are there that no state names yet
+            write_state(self._folder(key), body, tensors, self.path / "blobs")
+        if self.keep is not None and self.nbytes() > self.keep:
+            self.prune(self.keep, spare=[key])
+
+    @contextmanager
+    def computing(self, key: str) -> Iterator[None]:
+        """Wait until nobody else computes a state; a lock ends with its process, however that ends."""
+        with self._lock(key):
+            yield
+
+    def _lock(self, name: str) -> FileLock:
+        return FileLock(self.path / "locks" / name)
+
+    def _folder(self, key: str) -> Path:
+        return self.path / "nodes" / key
+
+    def _delete_all_but(self, keys: Collection[str], blobs: Collection[str]) -> None:
+        """Delete states, and then tensors: killed in between, no state lacks any."""
+        for folder in (self.path / "nodes").iterdir():
+            if folder.name not in keys:
+                (folder / STATE).unlink(missing_ok=True)
+                shutil.rmtree(folder)
+        for file in (self.path / "blobs").iterdir():
+            if BLOB.fullmatch(file.name) and file.name not in blobs:
+                file.unlink()
+
+
+_OURS = frozenset({"nodes", "blobs", "locks"})
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One training or unlearning of a run: key of the state that it leads to, and how."""
+
+    key: str
+    parent: str
+    told: str
+    trained: tuple[int, ...]
+    do: Callable[[Any], None]
+
+
+class StoredRun:
+    """A path through a store: trains and unlearns where no state is there yet, and takes it from there where it is.
+
+    Where a strategy holds what can't be saved (see :func:`~avalanche_amnesia.training.save_state`) that is told once,
+    and its states are this run's alone.
+
+    Args:
+        store: for its states.
+        strategy: as it was built; from here on the run's own.
+
+    Attributes:
+        computed: steps that this run computed itself; all others were there.
+    """
+
+    def __init__(self, store: RunStore, strategy: Any) -> None:
+        self._store, self._strategy = store, strategy
+        self._fresh: Any = None
+        self._path: list[_Step] = []
+        self._seconds: dict[str, float] = {}
+        self._data: dict[int, tuple[Any, str]] = {}
+        self.computed = 0
+        try:
+            self._fresh = deepcopy(encoded_state(strategy))  # its tensors are the strategy's own
+        except StateError as error:
+            self._tell(error)
+        self._root = self._held = _root_key(strategy, self._fresh)
+
+    @property
+    def stored(self) -> bool:
+        """False: the strategy's states can't be saved, and are this run's alone."""
+        return self._fresh is not None
+
+    @property
+    def key(self) -> str:
+        """Key of the state at which the run stands."""
+        return self._path[-1].key if self._path else self._root
+
+    @property
+    def trained(self) -> tuple[int, ...]:
+        """Tasks that were trained so far, in order, whether unlearned later or not."""
+        return self._path[-1].trained if self._path else ()
+
+    @property
+    def strategy(self) -> Any:
+        """The strategy, in the state at which the run stands."""
+        if self._held != self.key:
+            self._settle()
+        return self._strategy
+
+    def restart(self) -> None:
+        """Go back to the strategy as it was built.
+
+        Raises:
+            StateError: if it has done a step and its states can't be saved: nothing leads back.
+        """
+        if self._path and not self.stored:
+            raise StateError("the states of this run can't be saved, so that it can't go back: build the strategy anew")
+        self._path = []
+
+    def train(self, experience: Any, **options: Any) -> None:
+        """Train a task, with the requests that its experience carries.
+
+        Args:
+            experience: of the strategy's stream.
+            options: of ``strategy.train``.
+        """
+        self._go(self._training(self.key, self.trained, experience, options))
+
+    def unlearn(self, tasks: Iterable[int], **options: Any) -> UnlearningRecord:
+        """Unlearn tasks.
+
+        Args:
+            tasks: as for ``strategy.unlearn``.
+            options: of ``UnlearningPlugin.unlearn``.
+
+        Returns:
+            The record; of a state that was there already, the one of its own unlearning.
+
+        Raises:
+            RequestError: if the strategy does not unlearn, or not these tasks now; the run stays where it is.
+        """
+        tasks = sorted(tasks)
+        if unlearning_of(self._strategy) is None:
+            raise RequestError(
+                f"{type(self._strategy).__name__} does not unlearn: give it plugins=[TrajectoryPlugin(), "
+                "UnlearningPlugin()], or use AmnesiacHAT or WSN"
+            )
+
+        def unlearn(strategy: Any) -> None:
+            unlearning_of(strategy).unlearn(strategy, tasks, **options)
+
+        told = f"unlearn {', '.join(map(str, tasks))}"
+        key = _digest([self.key, {"unlearn": tasks, "options": _told(options)}])
+        self._go(_Step(key, self.key, told, self.trained, unlearn))
+        record: UnlearningRecord = unlearning_of(self.strategy).records[-1]
+        return record
+
+    def seconds(self) -> float:
+        """Seconds that the last step took, when it was computed."""
+        return self._seconds[self.key] if self.key in self._seconds else self._store.seconds(self.key)
+
+    def keys_of(self, experiences: Iterable[Any], **options: Any) -> list[str]:
+        """Keys of the states that training some tasks from the beginning would lead to; computes nothing.
+
+        Args:
+            experiences: in order.
+            options: of ``strategy.train``.
+        """
+        keys: list[str] = []
+        for experience in experiences:
+            keys.append(self._training(keys[-1] if keys else self._root, (), experience, options).key)
+        return keys
+
+    def _training(self, parent: str, trained: tuple[int, ...], experience: Any, options: Mapping[str, Any]) -> _Step:
+        task = int(experience.task_label)
+        if id(experience) not in self._data:
+            self._data[id(experience)] = (experience, data_fingerprint(experience))
+        key = _digest([parent, {"train": task, "data": self._data[id(experience)][1], "options": _told(options)}])
+        return _Step(
+            key, parent, f"train {task}", (*trained, task), lambda strategy: strategy.train(experience, **options)
+        )
+
+    def _go(self, step: _Step) -> None:
+        self._path.append(step)
+        try:
+            if not (self.stored and self._store.has(step.key)):
+                self._settle()
+        except BaseException:
+            self._path.pop()
+            raise
+
+    def _settle(self) -> None:
+        """Bring the strategy to where the run stands: from the last state that is there, computing the rest."""
+        ahead: list[_Step] = []
+        for step in reversed(self._path):
+            if self._held == step.key or self._takes(step.key):
+                break
+            ahead.append(step)
+        else:
+            if self._held != self._root:
+                body, tensors = deepcopy(self._fresh)
+                give_state(self._strategy, body, tensors, self._store.path)
+                self._held = self._root
+        for step in reversed(ahead):
+            with self._store.computing(step.key):
+                if not self._takes(step.key):  # another process may have computed it meanwhile
+                    self._compute(step)
+
+    def _takes(self, key: str) -> bool:
+        """Give the strategy a state of the store, if it is there and whole."""
+        if not self.stored or not self._store.has(key):
+            return False
+        try:
+            give_state(self._strategy, *self._store.read(key), self._store.path)
+        except (StateError, OSError) as error:
+            self._held = ""
+            warnings.warn(f"{error}; that state is computed again", stacklevel=5)
+            return False
+        self._held = key
+        return True
+
+    def _compute(self, step: _Step) -> None:
+        started = perf_counter()
+        self._held = ""  # whatever interrupts the step: where it began is read again
+        step.do(self._strategy)
+        self._held = step.key
+        self._seconds[step.key] = perf_counter() - started
+        self.computed += 1
+        if self.stored:
+            try:
+                body, tensors = encoded_state(self._strategy)
+            except StateError as error:
+                self._fresh = None
+                self._tell(error)
+                return
+            node = {"parent": step.parent, "trained": step.trained, "step": step.told}
+            self._store.write(step.key, {**body, "node": {**node, "seconds": self._seconds[step.key]}}, tensors)
+
+    def _tell(self, error: StateError) -> None:
+        warnings.warn(f"the states of this run are not stored: {error}", stacklevel=6)
+
+
+def _root_key(strategy: Any, state: Any) -> str:
+    """Hash of a strategy as it was built, of the versions that it runs on, and of the functions that it was given."""
+    if state is None:
+        return os.urandom(16).hex()
+    body, tensors = state
+    held = {group: state_hashes(of, "sha256") for group, of in tensors.items()}  # stores that exist have it so
+    return _digest(
+        [differing_parts(body), held, package_versions(), strategy.device.type, *_given_by_the_script(strategy)]
+    )
+
+
+def _given_by_the_script(strategy: Any) -> list[Any]:
+    """Code of networks, plugins, losses and callbacks that are no part of a package, and the networks' own graphs."""
+    parts = [*strategy.model.modules(), *strategy.plugins, strategy._criterion, strategy.optimizer]
+    skip = [strategy, strategy.model, strategy.optimizer, strategy.evaluator]
+    held = (thing for part in (*strategy.plugins, strategy._criterion) for _, thing in reachable(part, skip=skip))
+    functions = [thing for thing in held if isinstance(thing, (types.FunctionType, types.MethodType))]
+    traced = [part for part in strategy.model.modules() if isinstance(part, MaskedBackbone)]
+    graphs = [backbone.code(training) for backbone in traced for training in (False, True)]
+    return [script_code([*functions, *{type(part) for part in parts}], skip), graphs]
+
+
+def _told(options: Mapping[str, Any]) -> dict[str, str]:
+    return {name: repr(value) for name, value in sorted(options.items())}
+
+
+def _digest(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]

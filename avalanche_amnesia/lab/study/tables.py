@@ -1,0 +1,235 @@
+"""Tables and figures of a study: every run's numbers, means over seeds, a picture per experiment, JSON per seed."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any, TypeVar
+
+import yaml
+from matplotlib.figure import Figure
+
+from avalanche_amnesia.lab.study.grid import SETTINGS, result_folders, slug
+from avalanche_amnesia.lab.study.settings import OBEY_NOTHING
+from avalanche_amnesia.saving.replacing import replace_file
+
+Key = TypeVar("Key", str, int)
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A column."""
+
+    title: str
+    meaning: str
+    of: Callable[[Mapping[str, Any]], float | None]
+    percent: bool = False
+
+
+MEASURES = {
+    "remaining": Measure(
+        "remaining", "test accuracy of the tasks that remain, %", lambda end: end["mean_accuracy"], True
+    ),
+    "difference": Measure(
+        "AD", "accuracy difference to the model that never unlearned, points", lambda e: e["accuracy_difference"], True
+    ),
+    "control": Measure(
+        "AD control",
+        "what that model gains with its heads fitted anew: only what AD has beyond it is due to unlearning",
+        lambda end: end["accuracy_difference_control"],
+        True,
+    ),
+    "jsd": Measure(
+        "JSD", "bits between the features here and in the retrained model", lambda end: end["jsd"].get("JSD_own")
+    ),
+    "ratio": Measure(
+        "JSD / floor",
+        "the same in units of its order floor, two retrained models apart; about 1: nothing more than chance",
+        lambda end: end["jsd"].get("JSD_own_ratio_order"),
+    ),
+    "unlearned": Measure(
+        "old head",
+        "accuracy on the unlearned tasks through the head and mask that they had, %",
+        lambda end: end["mean_unlearned_accuracy"],
+        True,
+    ),
+    "reference": Measure(
+        "old head, retrained",
+        "what the same heads read from the retrained model, %: what old head has beyond it is a trace",
+        lambda end: end["reference_unlearned_accuracy"],
+        True,
+    ),
+    "capacity": Measure("capacity", "share of the network that is free, %", lambda end: end["capacity"], True),
+}
+"""Name → measure of a run's end."""
+_OF_TASKS = (
+    *("task", "remaining", "unlearned", "accuracy", "reference_accuracy", "full_accuracy"),
+    *("unlearned_accuracy", "reference_unlearned", "jsd_by_task"),
+)
+_KEYS = ("experiment", "method", "scenario", "seed")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A finished run."""
+
+    experiment: str
+    method: str
+    scenario: str
+    seed: int
+    claim: str
+    values: Mapping[str, float | None]
+    settings: Mapping[str, Any]
+    after: Sequence[Mapping[str, Any]]
+
+
+def read_rows(folder: Path) -> list[Row]:
+    """Finished runs of a folder."""
+    rows = []
+    for place in result_folders(folder):
+        settings = yaml.safe_load((place / SETTINGS).read_text())
+        (strategy,) = json.loads((place / "results.json").read_text())["strategies"].values()
+        values = [{name: measure.of(event) for name, measure in MEASURES.items()} for event in strategy["events"]]
+        after = [{name: event[name] for name in _OF_TASKS} for event in strategy["events"]]
+        names = settings["method"]["name"], settings["scenario"]["name"], settings["seed"]
+        obeys = settings["method"]["kind"] not in OBEY_NOTHING
+        claim = (strategy["events"][-1]["claim"] or "") if obeys else ""
+        numbers = [tasks | {"measures": of_all} for tasks, of_all in zip(after, values, strict=True)]
+        rows.append(Row(settings["experiment"], *names, claim, values[-1], settings, numbers))
+    if not rows:
+        raise ValueError(f"{folder} holds no results of amnesia run or amnesia sweep (settings.yaml, results.json)")
+    return rows
+
+
+def as_csv(rows: Sequence[Row]) -> str:
+    """One line per run: names, claim, and every measure as it is."""
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow([*_KEYS, "claim", *MEASURES])
+    for row in rows:
+        values = ["" if value is None else repr(value) for value in row.values.values()]
+        table.writerow([row.experiment, row.method, row.scenario, row.seed, row.claim, *values])
+    return text.getvalue()
+
+
+def as_json(rows: Sequence[Row]) -> str:
+    """All numbers of runs after every task, with their settings: a list, a line per run."""
+    runs = [{"claim": row.claim, "settings": row.settings, "after": row.after} for row in rows]
+    return "[\n" + ",\n".join(json.dumps(run, ensure_ascii=False) for run in runs) + "\n]\n"
+
+
+def as_markdown(rows: Sequence[Row]) -> str:
+    """Tables of means ± standard deviations over the seeds: one per experiment and scenario, a line per method.
+
+    In front of those of several scenarios stand two with a column each: the remaining tasks' accuracy, and the JSD.
+    """
+    lines: list[str] = []
+    for experiment, of_experiment in _grouped(rows, lambda row: row.experiment).items():
+        lines += [f"# {experiment}", "", _told(of_experiment[0].settings), ""]
+        scenarios = _grouped(of_experiment, lambda row: row.scenario)
+        if len(scenarios) > 1:
+            for name in ("remaining", "ratio"):
+                lines += [*_side_by_side(of_experiment, list(scenarios), name), ""]
+        for scenario, of_scenario in scenarios.items():
+            lines += [f"## {scenario}", ""]
+            lines += ["| method | seeds | claim | " + " | ".join(m.title for m in MEASURES.values()) + " |"]
+            lines += ["|---" * (len(MEASURES) + 3) + "|"]
+            for method, mine in _grouped(of_scenario, lambda row: row.method).items():
+                cells = [_cell([row.values[name] for row in mine], measure) for name, measure in MEASURES.items()]
+                seeds = ", ".join(str(row.seed) for row in sorted(mine, key=lambda row: row.seed))
+                claims = ", ".join(dict.fromkeys(row.claim or "–" for row in mine))
+                lines.append(f"| {method} | {seeds} | {claims} | {' | '.join(cells)} |")
+            lines.append("")
+    lines += ["Means ± standard deviations over the seeds, at the end of the stream.", ""]
+    lines += [f"* *{measure.title}*: {measure.meaning}" for measure in MEASURES.values()]
+    lines += ["* *claim*: exact: equal to the retrained model to the bit, by construction; approximate: see the rest;"]
+    lines += ["  none: nothing was asked for, or the method obeys no request"]
+    return "\n".join(lines) + "\n"
+
+
+def _side_by_side(rows: Sequence[Row], scenarios: Sequence[str], name: str) -> list[str]:
+    measure = MEASURES[name]
+    lines = [f"## All scenarios: {measure.title}", "", f"| method | {' | '.join(scenarios)} |"]
+    lines.append("|---" * (len(scenarios) + 1) + "|")
+    for method, mine in _grouped(rows, lambda row: row.method).items():
+        cells = [_cell([row.values[name] for row in mine if row.scenario == one], measure) for one in scenarios]
+        lines.append(f"| {method} | {' | '.join(cells)} |")
+    return lines
+
+
+def figure(rows: Sequence[Row]) -> Figure:
+    """Accuracy of the remaining tasks beside the distance from the retrained model, a panel per scenario."""
+    scenarios = _grouped(rows, lambda row: row.scenario)
+    methods = list(_grouped(rows, lambda row: row.method))
+    picture = Figure(figsize=(9, 0.9 + len(scenarios) * (0.7 + 0.28 * len(methods))), layout="constrained")
+    axes = picture.subplots(len(scenarios), 2, squeeze=False, sharey=True)
+    shown = (("remaining", 100.0, "accuracy of remaining tasks (%)"), ("ratio", 1.0, "JSD in units of its order floor"))
+    for (scenario, mine), pair in zip(scenarios.items(), axes, strict=True):
+        for axis, (name, factor, label) in zip(pair, shown, strict=True):
+            points = [(factor * value, methods.index(r.method)) for r in mine if (value := r.values[name]) is not None]
+            axis.scatter([x for x, _ in points], [y for _, y in points], s=22, alpha=0.7, color="#1f6f8b", linewidths=0)
+            axis.set(xlabel=label, title=scenario, ylim=(len(methods) - 0.5, -0.5))
+            axis.set_yticks(range(len(methods)), methods)
+            axis.grid(axis="x", alpha=0.3)
+            if not points:
+                axis.text(0.5, 0.5, "none was measured", ha="center", transform=axis.transAxes)
+                axis.set_xticks([])
+            elif name == "ratio":
+                largest = max(1.0, *(x for x, _ in points))
+                if largest > 10:
+                    axis.set_xscale("symlog", linthresh=1)
+                axis.set_xlim(-0.2, 1.3 * largest)
+                axis.axvline(1, color="grey", linewidth=0.8, linestyle=":")
+    return picture
+
+
+def write_tables(folder: Path, out: Path) -> list[Path]:
+    """Write ``results.csv``, ``results.md``, and per experiment a figure and a JSON file of each seed."""
+    rows = read_rows(folder)
+    out.mkdir(parents=True, exist_ok=True)
+    contents = {"results.csv": as_csv(rows).encode(), "results.md": as_markdown(rows).encode()}
+    for experiment, mine in _grouped(rows, lambda row: row.experiment).items():
+        picture = io.BytesIO()
+        drawn = figure(mine)
+        dots_per_inch = min(130, 2600 / drawn.get_figheight())  # a study of many scenarios stays a file for a page
+        drawn.savefig(picture, format="png", dpi=dots_per_inch, metadata={"Software": None})
+        contents[f"{slug(experiment)}.png"] = picture.getvalue()
+        for seed, of_seed in sorted(_grouped(mine, lambda row: row.seed).items()):
+            contents[f"{slug(experiment)}_seed{seed}.json"] = as_json(of_seed).encode()
+    for name, content in contents.items():
+        replace_file(out / name, content)
+    return [out / name for name in contents]
+
+
+def _grouped(rows: Sequence[Row], by: Callable[[Row], Key]) -> dict[Key, list[Row]]:
+    groups: dict[Key, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(by(row), []).append(row)
+    return groups
+
+
+def _cell(values: Sequence[float | None], measure: Measure) -> str:
+    found = [value * (100 if measure.percent else 1) for value in values if value is not None]
+    if not found:
+        return "–"
+    digits = 1 if measure.percent else 3
+    spread = f" ± {stdev(found):.{digits}f}" if len(found) > 1 else ""
+    return f"{fmean(found):.{digits}f}{spread}"
+
+
+def _told(settings: Mapping[str, Any]) -> str:
+    """Stream, network and budget in one line."""
+    stream, training = settings["stream"], settings["training"]
+    images = "all training images" if stream["n_train"] is None else f"{stream['n_train']:,} training images"
+    options = "".join(f", {name}: {value}" for name, value in stream["options"].items())
+    network = settings["network"]["name"]
+    widths = f" {'-'.join(map(str, settings['network']['widths']))}" if network == "MLP" else ""
+    return (
+        f"{stream['name']}, {stream['n_tasks']} tasks{options}, {images}; {network}{widths}; "
+        f"{training['epochs']} epochs of mini-batches of {training['batch_size']} per task."
+    )

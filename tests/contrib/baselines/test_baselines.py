@@ -1,0 +1,301 @@
+"""Rival methods on the same operation: each shows the behaviour that it was published for."""
+
+import pytest
+import torch
+from avalanche.core import SupervisedPlugin
+from avalanche.training import EWC, Naive, Replay
+from support.strategies import amnesiac, quiet, stock
+from support.strategy_state import bits, stray, trajectory, unlearning_plugin
+from torch.optim import Adam
+
+from avalanche_amnesia.benchmarks import PermutedDigits, UnlearningRequest, with_unlearning
+from avalanche_amnesia.contrib.baselines import (
+    PALL,
+    CLPUDERpp,
+    CLPUPlugin,
+    DarkReplayPlugin,
+    Independent,
+    NetworkPerTask,
+    PALLPlugin,
+    SideNetworks,
+)
+from avalanche_amnesia.evaluation import References, jsd_metrics
+from avalanche_amnesia.models import MLP, SubnetModel
+from avalanche_amnesia.training.host import find_plugin
+from avalanche_amnesia.training.plugins import UnlearningPlugin
+
+STREAM = PermutedDigits(4, n_train=300, n_test=150)
+WRAPS = {Independent: NetworkPerTask, CLPUDERpp: SideNetworks, PALL: SubnetModel}
+
+
+def rival(kind, **options):
+    torch.manual_seed(0)
+    model = WRAPS[kind](MLP(64, hidden=(48,), features=32))
+    options = {"train_mb_size": 25, "train_epochs": 4, "eval_mb_size": 200, "evaluator": quiet(), **options}
+    options |= {"score_lr": 1e-2} if kind is PALL else {}
+    return kind(model=model, optimizer=Adam(model.parameters(), lr=1e-2), **options)
+
+
+def train(strategy, benchmark=STREAM, n=4):
+    for experience in benchmark.train_stream[:n]:
+        strategy.train(experience)
+    return strategy
+
+
+@torch.no_grad()
+def accuracy(strategy, task) -> float:
+    x, y = STREAM.test_stream[task].tensors
+    strategy.model.eval()
+    return float((strategy.model(x, task).argmax(1) == y).float().mean())
+
+
+@torch.no_grad()
+def logits(strategy, task):
+    strategy.model.eval()
+    return strategy.model(STREAM.test_stream[task].tensors[0], task)
+
+
+def weights(strategy):
+    return {name: p.detach().clone() for name, p in strategy.model.named_parameters()}
+
+
+class Fails(SupervisedPlugin):
+    """Raises at the very end of an unlearning."""
+
+    on = True
+
+    def after_unlearning(self, strategy, **kwargs):
+        if self.on:
+            raise RuntimeError("injected")
+
+
+# Networks of their own ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [Independent, CLPUDERpp])
+@pytest.mark.parametrize("when", ["after", "before"])
+def test_deleting_a_network_equals_retraining_bit_for_bit(kind, when):
+    benchmark = with_unlearning(STREAM, [UnlearningRequest((1,), 2, when)], permanent=[0])
+    strategy = train(rival(kind), benchmark)
+    record = unlearning_plugin(strategy).records[0]
+    assert record.claim == "exact"
+    assert all(name.startswith(("heads.1.", "networks.1.")) for name in record.plan.removed)
+    reference = References(lambda **options: rival(kind, **options), benchmark).reference([0, 2, 3])
+    assert bits(strategy.model) == bits(reference)
+    assert {id(p) for g in strategy.optimizer.param_groups for p in g["params"]} == set(
+        map(id, strategy.model.parameters())
+    )
+
+
+def test_unlearned_clpu_is_as_far_from_a_reference_as_references_are_from_each_other():
+    benchmark = with_unlearning(STREAM, {2: [1]}, permanent=[0])
+    references = References(lambda **options: rival(CLPUDERpp, **options), benchmark)
+    distance = {}
+    for obey in (True, False):
+        strategy = rival(CLPUDERpp)
+        strategy.evaluator.metrics.extend(jsd_metrics(references, probes=["own"]))
+        unlearning_plugin(strategy).obey = obey
+        train(strategy, benchmark, 3)
+        results = strategy.eval(benchmark.test_stream)
+        distance[obey] = results["JSD_own/eval_phase/test_stream"]
+        floor = results["JSD_own_floor_order/eval_phase/test_stream"]
+    assert floor > 0
+    assert distance[True] <= floor < distance[False]
+
+
+def test_clpu_merges_what_becomes_permanent():
+    strategy = train(rival(CLPUDERpp, memory_per_task=80), with_unlearning(STREAM, {}, permanent=[0]))
+    before = [accuracy(strategy, task) for task in range(4)]
+    side = {id(p) for p in strategy.model.network(2).parameters()}
+    strategy.mark_permanent([2])
+    assert strategy.model.main_tasks == (0, 2)
+    after = [accuracy(strategy, task) for task in range(4)]
+    assert after[1] == before[1]
+    assert after[3] == before[3]
+    assert after[0] > before[0] - 0.1
+    assert after[2] > before[2] - 0.2
+    assert not side & {id(p) for group in strategy.optimizer.param_groups for p in group["params"]}
+    assert strategy.unlearn([3]).claim == "approximate"  # without task 3 the main network might have merged otherwise
+    assert 3 not in find_plugin(strategy, CLPUPlugin).memory.samples
+
+
+def test_clpu_merges_at_the_deadline_and_the_first_as_it_is():
+    strategy = rival(CLPUDERpp, train_epochs=1)
+    stream = with_unlearning(STREAM, {}, deadline=2).train_stream
+    strategy.train(stream[0])
+    expected = logits(strategy, 0)
+    strategy.train(stream[1])
+    assert strategy.model.main_tasks == ()
+    strategy.train(stream[2])
+    assert strategy.model.main_tasks == (0,)
+    assert torch.equal(logits(strategy, 0), expected)
+    assert strategy.model.merged_late
+
+
+# PALL -----------------------------------------------------------------------------------------------------------
+
+
+def test_pall_resets_what_the_task_trained_and_fine_tunes_what_others_read():
+    initial = weights(rival(PALL))
+    results = {}
+    for steps in (0, 100):
+        strategy = train(rival(PALL, repair_steps=steps))
+        model = strategy.model
+        trained = {name: where.clone() for name, where in trajectory(strategy).moved(1).items()}
+        untouched = weights(strategy)
+        kept = logits(strategy, 0)
+        record = strategy.unlearn([1])
+        assert record.claim == "approximate"
+        assert record.affected == (2, 3)
+        assert torch.equal(logits(strategy, 0), kept)
+        others = {name: torch.zeros_like(where) for name, where in trained.items()}
+        for mask in model.masks.values():
+            for name, use in model.graph.parameter_use(mask).items():
+                others[f"backbone.{name}"] |= use > 0
+        shared = 0
+        for name, where in trained.items():
+            now = weights(strategy)[name]
+            alone = where & ~others[name]
+            assert bool(alone.any())
+            assert torch.equal(now[alone], initial[name][alone])
+            assert torch.equal(now[~where], untouched[name][~where])
+            read = where & others[name]
+            shared += int(read.sum())
+            assert bool((now[read] == initial[name][read]).all()) == (steps == 0)
+        assert shared > 100
+        results[steps] = min(accuracy(strategy, 2), accuracy(strategy, 3))
+    assert results[100] > results[0] + 0.02, results
+
+
+def test_pall_undoes_a_repair_with_every_task_whose_samples_it_used():
+    initial = weights(rival(PALL))
+    strategy = train(rival(PALL))
+    strategy.unlearn([1])
+    (repair,) = trajectory(strategy).repairs
+    touched = trajectory(strategy).moved(repair)
+    assert trajectory(strategy).repairs[repair] == {2, 3}
+    strategy.unlearn([3])
+    assert {2} == set().union(*trajectory(strategy).repairs.values())
+    now = weights(strategy)
+    use = strategy.model.graph.parameter_use(strategy.model.masks[2])
+    for name, where in touched.items():  # what task 2 does not read is as if it had never been repaired
+        free = where & ~(use[name.removeprefix("backbone.")] > 0)
+        assert torch.equal(now[name][free], initial[name][free])
+    strategy.unlearn([0, 2])
+    assert all(torch.equal(value, initial[name]) for name, value in weights(strategy).items())
+    assert not find_plugin(strategy, PALLPlugin).memory.samples
+    assert not trajectory(strategy).logs
+
+
+def test_pall_unlearns_the_last_task_exactly():
+    strategy = train(rival(PALL), n=3)
+    assert strategy.unlearn([2]).claim == "exact"
+    reference = References(lambda **options: rival(PALL, **options), STREAM).reference([0, 1])
+    assert bits(strategy.model) == bits(reference)
+
+
+def test_pall_repairs_in_the_middle_of_a_task():
+    stream = with_unlearning(STREAM, [UnlearningRequest((0,), 2, "iteration", 5)])
+    strategy = train(rival(PALL), stream, 3)
+    (repair,) = trajectory(strategy).repairs
+    initial, now = weights(rival(PALL)), weights(strategy)
+    moved = sum(int((now[n] != initial[n])[where].sum()) for n, where in trajectory(strategy).moved(repair).items())
+    assert moved > 50
+    assert min(accuracy(strategy, 1), accuracy(strategy, 2)) > 0.5
+
+
+@pytest.mark.parametrize("kind", WRAPS)
+def test_rivals_unlearn_as_a_whole_or_not_at_all(kind):
+    fails = Fails()
+    strategy = train(rival(kind, train_epochs=1, plugins=[fails]), n=3)
+    before = bits(strategy.model), trajectory(strategy).logs, unlearning_plugin(strategy).ledger.remaining
+    plugin = find_plugin(strategy, PALLPlugin if kind is PALL else CLPUPlugin)
+    samples = None if plugin is None else plugin.memory.samples
+    with pytest.raises(RuntimeError, match="injected"):
+        strategy.unlearn([1])
+    assert (bits(strategy.model), trajectory(strategy).logs, unlearning_plugin(strategy).ledger.remaining) == before
+    assert plugin is None or plugin.memory.samples is samples
+    fails.on = False
+    strategy.unlearn([1])
+    assert len(trajectory(strategy).repairs) == (kind is PALL)
+
+
+# Deletion as in HAT-CL, and controls ----------------------------------------------------------------------------
+
+
+def test_hat_cl_returns_exclusive_entries_and_changes_no_other_task():
+    strategy = train(amnesiac(deletion="exclusive", train_epochs=8))
+    initial = weights(amnesiac())
+    kept = {task: logits(strategy, task) for task in (0, 2, 3)}
+    record = strategy.unlearn([1])
+    assert record.affected == ()
+    assert record.plan.shared
+    assert all(torch.equal(logits(strategy, task), before) for task, before in kept.items())
+    backbone = {name.removeprefix("backbone."): value for name, value in initial.items() if "backbone" in name}
+    assert not stray(strategy.model, backbone)
+    strategy.unlearn([0, 2, 3])
+    assert all(torch.equal(value, initial[name]) for name, value in weights(strategy).items())
+
+
+@pytest.mark.parametrize(("make", "options"), [(Naive, {}), (EWC, {"ewc_lambda": 1.0}), (Replay, {"mem_size": 40})])
+def test_the_control_drops_heads_and_leaves_every_shared_entry(make, options):
+    strategy = stock(make, unlearning=UnlearningPlugin(obey="head"), epochs=1, **options)
+    train(strategy, n=2)
+    before = weights(strategy)
+    record = unlearning_plugin(strategy).unlearn(strategy, [0])
+    assert record.plan.entries == {}
+    assert record.claim == "approximate"
+    now = weights(strategy)
+    assert {name for name in before if name not in now} == {"heads.0.weight", "heads.0.bias"}
+    assert all(torch.equal(value, before[name]) for name, value in now.items())
+    strategy.train(STREAM.train_stream[2])  # it goes on
+    assert unlearning_plugin(strategy).unlearn(strategy, [1]).plan.entries == {}
+
+
+def test_a_control_is_named():
+    with pytest.raises(ValueError, match="obey must be one of True, False, 'head'"):
+        UnlearningPlugin(obey="heads")
+
+
+# Dark replay ----------------------------------------------------------------------------------------------------
+
+
+def test_dark_replay_remembers_and_is_purged():
+    plain = train(stock(epochs=4))
+    replays = DarkReplayPlugin(memory_per_task=40)
+    strategy = train(stock(epochs=4, plugins=[replays]))
+    assert accuracy(strategy, 0) > accuracy(plain, 0) + 0.1
+    kept = replays.memory.samples[2]
+    record = unlearning_plugin(strategy).unlearn(strategy, [0, 1])
+    assert any("80 samples" in line for line in record.purged)
+    assert set(replays.memory.samples) == {2, 3}
+    assert replays.memory.samples[2].x is kept.x
+    assert kept.has_logits.all()
+    assert not replays.memory.samples[2].has_logits.any()  # tasks 0 and 1 had a part in them
+
+
+@pytest.mark.parametrize("options", [{"memory_per_task": 0}, {"logit_weight": -1.0}])
+def test_a_memory_that_is_not_allowed_is_named(options):
+    with pytest.raises(ValueError, match=next(iter(options))):
+        DarkReplayPlugin(**options)
+
+
+@pytest.mark.parametrize("kind", WRAPS)
+def test_a_rival_names_the_model_that_it_needs(kind):
+    model = MLP(64, hidden=(8,), features=8)
+    with pytest.raises(TypeError, match=WRAPS[kind].__name__):
+        kind(model=model, optimizer=Adam(model.parameters()))
+
+
+def test_networks_of_mixed_batches_and_saved_states():
+    strategy = train(rival(CLPUDERpp, train_epochs=1), with_unlearning(STREAM, {}, permanent=[0]), 3)
+    model = strategy.model.eval()
+    x, labels = STREAM.test_stream[0].tensors[0][:7], torch.tensor([2, 0, 1, 0, 2, 1, 1])
+    with torch.no_grad():
+        mixed = model(x, labels)
+        for row, task in enumerate(labels.tolist()):
+            torch.testing.assert_close(mixed[row], model(x[row : row + 1], task)[0])
+        twin = SideNetworks(MLP(64, hidden=(48,), features=32))
+        twin.load_state_dict(model.state_dict())
+        assert twin.main_tasks == (0,)
+        assert torch.equal(twin.eval()(x, 2), model(x, 2))

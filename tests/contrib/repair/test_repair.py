@@ -1,0 +1,208 @@
+"""Repair of affected tasks: it helps, and moves nothing else by a bit."""
+
+import pytest
+import torch
+from support.fault_injection import raiser
+from support.repaired_strategies import MODES, PERMUTED, accuracy, logits, own_names, plugin_of, trained, values
+from support.strategies import amnesiac, stock
+from support.strategy_state import bits, fingerprint, unlearning_plugin
+from torch import nn
+
+from avalanche_amnesia.benchmarks.data import task_data
+from avalanche_amnesia.bits import same_bits
+from avalanche_amnesia.contrib.repair import RepairPlugin
+from avalanche_amnesia.seeding import rng_state
+from avalanche_amnesia.training.plugins import DivergedError
+from avalanche_amnesia.training.replay_memory import DarkLoss
+
+
+@pytest.mark.parametrize("optimizer", ["momentum", "adam", "adamw"])
+@pytest.mark.parametrize("mode", MODES)
+def test_nothing_outside_the_overlap_moves_by_a_bit(optimizer, mode):
+    plain, ours = trained(optimizer=optimizer), trained(mode, optimizer=optimizer)
+    before = values(plain)
+    assert all(same_bits(before[name], value).all() for name, value in values(ours).items())
+    plain.unlearn([1])
+    untouched = logits(plain, 0)
+    record = ours.unlearn([1])
+    assert record.plan.repaired == record.affected == (2, 3)
+    assert same_bits(logits(ours, 0), untouched).all()
+    model = ours.model
+    use, of_others = (model.graph.parameter_use(*(model.masks[t] for t in tasks)) for tasks in ((2, 3), (0,)))
+    after, own = values(ours), own_names(ours, (2, 3))
+    moved_at_all = 0
+    for name, value in values(plain).items():
+        moved = ~same_bits(value, after[name])
+        assert record.repair.entries.get(name, 0) == int(moved.sum())
+        if name in own or not bool(moved.any()):
+            continue
+        inside = name.removeprefix("backbone.")
+        overlap = ~same_bits(before[name], value) & (use[inside] > 0) & (of_others[inside] == 0)
+        assert not bool((moved & ~overlap).any()), name
+        moved_at_all += int(moved.sum())
+    assert moved_at_all > 0
+    assert record.claim == "approximate"
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_earlier_tasks_that_got_their_entries_back_keep_them(mode):
+    plain, ours = trained(adjustment="adahat"), trained(mode, adjustment="adahat")
+    assert plain.unlearn([1]).affected == (0, 2, 3)  # task 1 had moved what task 0 reads
+    record = ours.unlearn([1])
+    assert record.plan.repaired == (2, 3)
+    assert sum(record.repair.entries.values()) > 0
+    assert same_bits(logits(ours, 0), logits(plain, 0)).all()
+
+
+def batch_normed():
+    return nn.Sequential(
+        *(nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(8, 12, 3, padding=1), nn.BatchNorm2d(12), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten()),
+    )
+
+
+def test_norms_of_affected_tasks_are_repaired_and_those_of_others_are_left():
+    plain, ours = (trained(repair, net=batch_normed, optimizer="adamw") for repair in ("none", "joint"))
+    affected = plain.unlearn([1]).affected
+    assert ours.unlearn([1]).plan.repaired == affected
+    a, b = plain.model.state_dict(), ours.model.state_dict()
+    moved = {name for name in a if not same_bits(a[name], b[name]).all()}
+    of_affected = tuple(f"{kind}.{task}." for kind in ("heads", "own") for task in affected)
+    assert all(name.startswith(("backbone.", *of_affected)) for name in moved)
+    assert any(name.endswith("running_mean") for name in moved)
+    assert same_bits(logits(ours, 0), logits(plain, 0)).all()
+    assert sum(accuracy(ours, t) for t in affected) > sum(accuracy(plain, t) for t in affected) + 0.1
+    columns = ours.model.by_layer(ours.model.binary_mask(3))["4"]  # decay does not move what the task never reads
+    closed = (~columns).repeat_interleave(4)
+    assert bool(closed.any())
+    assert same_bits(a["heads.3.weight"][:, closed], b["heads.3.weight"][:, closed]).all()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_affected_tasks_gain_on_data_that_the_repair_never_saw(mode):
+    plain, ours = trained(), trained(mode)
+    affected = plain.unlearn([1]).affected
+    record = ours.unlearn([1])
+    assert record.repair.samples == {2: 50, 3: 50}
+    assert record.repair.steps == (50 if mode == "joint" else 100)
+    assert '"repair": {' in record.to_json()
+    assert sum(accuracy(ours, t) for t in affected) > sum(accuracy(plain, t) for t in affected) + 0.1
+
+
+def test_beside_counterfactual_heads_it_keeps_what_they_gained():
+    options = {"compensation": "counterfactual", "train_epochs": 12, "budget": None, "sparsity_weight": 0.5}
+    heads, both = (trained(repair, **options) for repair in ("none", "joint"))
+    affected = heads.unlearn([1]).affected
+    assert both.unlearn([1]).plan.compensated == affected
+    assert sum(accuracy(both, t) for t in affected) > sum(accuracy(heads, t) for t in affected) - 0.02
+    older = plugin_of(trained("joint", **options)).memory.samples[2]
+    stored = plugin_of(both).memory.samples[2]  # what saw task 1 gave way to the logits of the head that did not
+    assert torch.equal(stored.x, older.x)
+    with torch.no_grad():
+        distances = [(both.model(s.x, 2) - s.logits).square().mean() for s in (stored, older)]
+    assert distances[0] < distances[1] / 4
+
+
+def test_sequentially_each_task_holds_what_the_former_read(monkeypatch):
+    for mode, holds in (("sequential", True), ("sequential_adahat", False)):
+        strategy = trained(RepairPlugin(mode, alpha=1.0))
+        seen, train = [], RepairPlugin._train
+
+        def watch(self, model, *args, train=train, seen=seen, strategy=strategy):
+            train(self, model, *args)
+            seen.append(logits(strategy, 1))
+
+        with monkeypatch.context() as patch:
+            patch.setattr(RepairPlugin, "_train", watch)
+            assert strategy.unlearn([0]).plan.repaired == (1, 2, 3)
+        assert [bool(same_bits(later, seen[0]).all()) for later in seen[1:]] == [holds, holds]
+
+
+def test_what_nothing_was_built_on_goes_exactly_and_needs_no_repair():
+    for adjustment in ("hat", "adahat"):  # adahat: earlier tasks read what the last one moved, and get it back
+        strategy = trained("joint", adjustment=adjustment)
+        record = strategy.unlearn([3])
+        assert (record.claim, record.repair, record.plan.repaired) == ("exact", None, ())
+        assert 3 not in plugin_of(strategy).memory.samples
+    assert record.affected == (0, 1, 2)
+
+
+@pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
+@pytest.mark.parametrize("standing", [False, True], ids=["first", "second"])
+@pytest.mark.parametrize("where", ["step", "behind"])
+def test_an_error_in_the_middle_leaves_everything(monkeypatch, error, standing, where):
+    strategy = trained("sequential", net=batch_normed, compensation="counterfactual", train_epochs=1)
+    if standing:
+        strategy.unlearn([0])
+    plugin, loss = plugin_of(strategy), DarkLoss.__call__
+
+    def state():
+        samples = {t: (s.x, s.y, s.logits) for t, s in plugin.memory.samples.items()}
+        grads = [(p.requires_grad, p.grad) for p in strategy.model.parameters()]
+        modes = [module.training for module in strategy.model.modules()]
+        random = [part.tolist() if isinstance(part, torch.Tensor) else str(part) for part in rng_state()]
+        return fingerprint(strategy, samples), str(grads), modes, random
+
+    def fail(self, *args, calls=[]):  # noqa: B006 - counts its calls
+        calls.append(1)
+        torch.rand(1)
+        if len(calls) == 60:
+            raise error("injected")
+        return loss(self, *args)
+
+    before = state()
+    with monkeypatch.context() as patch:
+        if where == "step":
+            patch.setattr(DarkLoss, "__call__", fail)
+        else:
+            patch.setattr(unlearning_plugin(strategy).ledger, "forget", raiser(error))
+        with pytest.raises(error, match="injected"):
+            strategy.unlearn([1])
+    assert state() == before
+    assert strategy.unlearn([1]).plan.repaired == (2, 3)
+
+
+def test_a_repair_that_diverges_is_an_error_and_nothing_is_unlearned():
+    strategy = trained(RepairPlugin(optimizer=lambda parameters: torch.optim.SGD(parameters, lr=1e30)))
+    before = fingerprint(strategy)
+    with pytest.raises(DivergedError, match=r"the repair of tasks \[2, 3\] diverged"):
+        strategy.unlearn([1])
+    assert fingerprint(strategy) == before
+
+
+def test_memory_is_a_uniform_sample_of_remaining_tasks_and_shrinks_to_a_common_size():
+    strategy = amnesiac(train_epochs=1, repair=RepairPlugin(size=60))
+    plugin, first = plugin_of(strategy), None
+    for position, experience in enumerate(PERMUTED.train_stream, start=1):
+        assert int(experience.task_label) not in plugin.memory.samples
+        strategy.train(experience)
+        first = plugin.memory.samples[0] if first is None else first
+        assert [len(s) for s in plugin.memory.samples.values()] == [60 // position] * position
+    assert torch.equal(plugin.memory.samples[0].x, first.x[:15])
+    x, _ = task_data(PERMUTED.train_stream[0])
+    assert all((x == sample).flatten(1).all(1).any() for sample in first.x)
+    strategy.unlearn([0, 2])
+    assert list(plugin.memory.samples) == [1, 3]
+    strategy.train(PERMUTED.train_stream[0])
+    assert [len(s) for s in plugin.memory.samples.values()] == [15, 15, 20]
+
+
+def test_training_does_not_notice_the_memory():
+    assert bits(trained().model) == bits(trained("joint").model)
+
+
+def test_options_that_are_not_allowed_are_refused():
+    for options in ({"steps": 0}, {"batch_size": 1.5}, {"samples_per_task": 0}, {"size": 0}):
+        with pytest.raises(ValueError, match="int of at least 1"):
+            RepairPlugin(**options)
+    with pytest.raises(ValueError, match="weights of at least 0"):
+        RepairPlugin(logits=0.0, labels=0.0)
+    with pytest.raises(ValueError, match="mode must be one of"):
+        RepairPlugin("all")
+    with pytest.raises(ValueError, match="repair must be one of 'none', 'joint'"):
+        amnesiac(repair="all")
+    with pytest.raises(TypeError, match="model with masks"):
+        stock(plugins=[RepairPlugin()]).train(PERMUTED.train_stream[0])
+
+
+# In the trajectory ------------------------------------------------------------------------------------------------

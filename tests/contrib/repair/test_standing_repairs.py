@@ -1,0 +1,242 @@
+"""Repairs that stand: what later tasks, requests and records find of them; nothing outlives the next request."""
+
+from itertools import permutations
+
+import pytest
+import torch
+from avalanche.core import SupervisedPlugin
+from avalanche.training.plugins import EWCPlugin
+from support.repaired_strategies import MODES, PERMUTED, plugin_of, trained, values
+from support.strategies import amnesiac
+from support.strategy_state import bits, initial_values, stray, trajectory, unlearning_plugin
+
+from avalanche_amnesia.benchmarks import UnlearningRequest, with_unlearning
+from avalanche_amnesia.bits import same_bits
+from avalanche_amnesia.contrib.repair import RepairPlugin
+from avalanche_amnesia.training.host import find_plugin
+from avalanche_amnesia.training.plugins import CounterfactualPlugin, TrajectoryPlugin
+from avalanche_amnesia.trajectory import Trajectory, TrajectoryError
+
+
+@pytest.mark.parametrize("compensation", ["none", "counterfactual"])
+def test_the_next_request_finds_nothing_of_a_repair(monkeypatch, compensation):
+    plain, ours = trained(compensation=compensation), trained("joint", compensation=compensation)
+    for gone in ([1], [2], [0]):
+        plain.unlearn(gone)
+        found, repair = [], RepairPlugin.repair
+
+        def look(self, model, *args, repair=repair, found=found):
+            found.append(bits(model))
+            return repair(self, model, *args)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(RepairPlugin, "repair", look)
+            record = ours.unlearn(gone)
+        assert found == [bits(plain.model)]
+        assert record.repair.steps == 50
+        assert bits(ours.model) != bits(plain.model)
+    assert trajectory(ours).tasks == (3,)
+
+
+def test_a_second_request_that_touches_no_repaired_task_repeats_the_repair_bit_for_bit():
+    strategy = trained("joint")
+    strategy.unlearn([0, 3])
+    first = bits(strategy.model)
+    strategy.train(PERMUTED.train_stream[3])
+    assert strategy.unlearn([3]).plan.repaired == (1, 2)
+    assert bits(strategy.model) == first
+
+
+@pytest.mark.parametrize("repair", MODES)
+def test_all_tasks_gone_leave_the_initial_bits(repair):
+    torch.manual_seed(0)
+    initial = initial_values(amnesiac().model)
+    for order in ([[0], [2], [1], [3]], [[1], [0, 3], [2]], [[2], [0, 1, 3]]):
+        strategy = trained(repair)
+        for gone in order:
+            strategy.unlearn(gone)
+            assert stray(strategy.model, initial) == []
+            assert sorted(plugin_of(strategy).memory.samples) == list(trajectory(strategy).tasks)
+        assert trajectory(strategy).logs == {}
+        assert all(torch.equal(p, initial[name]) for name, p in strategy.model.backbone.named_parameters())
+
+
+@pytest.mark.parametrize("adjustment", ["hat", "adahat"])
+@pytest.mark.parametrize("compensation", ["none", "counterfactual"])
+def test_a_request_in_the_middle_of_a_task_repairs_the_values_before_it(adjustment, compensation):
+    benchmark = with_unlearning(PERMUTED, [UnlearningRequest((0,), 3, "iteration", 20)])
+    options = {"train_epochs": 3, "adjustment": adjustment, "compensation": compensation}
+    strategy, plain = (amnesiac(repair=repair, **options) for repair in ("joint", "none"))
+    for s in (strategy, plain):
+        for experience in benchmark.train_stream:
+            s.train(experience)
+    (record,) = unlearning_plugin(strategy).records
+    assert record.plan.repaired == (1, 2)
+    assert not {name for name in trajectory(strategy).logs[3] if name.startswith("heads.")}
+    strategy.unlearn([3])  # takes the repair out, and brings no older head back
+    plain.unlearn([3])
+    stored = trajectory(strategy).remove((), values(strategy))
+    without = values(strategy) | dict(stored.values)
+    assert all(same_bits(value, without[name]).all() for name, value in values(plain).items() if "heads" in name)
+    strategy.unlearn([1, 2])
+    initial = initial_values(amnesiac().model)
+    assert all(torch.equal(p, initial[name]) for name, p in strategy.model.backbone.named_parameters())
+
+
+def test_an_interrupted_training_keeps_the_repair_made_in_its_middle():
+    class Stops(RepairPlugin):
+        def before_update(self, strategy, **kwargs):
+            if unlearning_plugin(strategy).records:
+                raise KeyboardInterrupt
+
+    benchmark = with_unlearning(PERMUTED, [UnlearningRequest((0,), 2, "iteration", 5)])
+    strategy = amnesiac(train_epochs=2, repair=Stops())
+    for experience in benchmark.train_stream[:2]:
+        strategy.train(experience)
+    with pytest.raises(KeyboardInterrupt):
+        strategy.train(benchmark.train_stream[2])
+    strategy.abort_training()
+    between = amnesiac(train_epochs=2, repair="joint")
+    for experience in PERMUTED.train_stream[:2]:
+        between.train(experience)
+    between.unlearn([0])
+    assert bits(strategy.model) == bits(between.model)
+
+
+def test_a_repair_stands_when_a_task_is_given_up_that_was_recorded_and_not_in_the_ledger():
+    class Fails(SupervisedPlugin):
+        on = False
+
+        def after_training_exp(self, strategy, **kwargs):
+            if self.on:
+                raise MemoryError("injected")
+
+    strategy = amnesiac(train_epochs=2, repair="joint", plugins=[fails := Fails()])
+    for experience in PERMUTED.train_stream[:3]:
+        strategy.train(experience)
+    strategy.unlearn([0])
+    before, logs, fails.on = bits(strategy.model), trajectory(strategy).logs, True
+    with pytest.raises(MemoryError, match="injected"):
+        strategy.train(PERMUTED.train_stream[3])
+    assert trajectory(strategy).tasks == (1, 2, 3)
+    strategy.abort_training()
+    assert bits(strategy.model) == before
+    assert trajectory(strategy).logs == logs
+
+
+def test_a_task_learned_on_a_repair_has_a_head_for_the_model_without_it():
+    strategy = amnesiac(train_epochs=4, repair="joint")
+    for experience in PERMUTED.train_stream[:3]:
+        strategy.train(experience)
+    strategy.unlearn([0])
+    strategy.mark_permanent([1])
+    strategy.train(PERMUTED.train_stream[3])
+    assert set(find_plugin(strategy, CounterfactualPlugin).heads[3]) >= {frozenset()}
+    assert 3 in strategy.plan_unlearning([2]).compensated
+
+
+def test_anchors_of_tasks_trained_on_a_repair_lose_it_too():
+    strategy = amnesiac(train_epochs=2, compensation="none", repair="joint", plugins=[EWCPlugin(0.1)])
+    for experience in PERMUTED.train_stream[:3]:
+        strategy.train(experience)
+    assert strategy.unlearn([0]).plan.repaired == (1, 2)
+    repaired = trajectory(strategy).moved(-1)
+    strategy.train(PERMUTED.train_stream[3])
+    anchor = find_plugin(strategy, EWCPlugin).saved_params[3]
+    before = {name: anchor[name].data.clone() for name in repaired if not name.startswith("heads.1.")}
+    strategy.unlearn([1])
+    now = values(strategy)
+    without_repair = now | dict(trajectory(strategy).remove((), now).values)
+    anchor = find_plugin(strategy, EWCPlugin).saved_params[3]
+    assert any(not torch.equal(value, anchor[name].data) for name, value in before.items())
+    for name in before:
+        torch.testing.assert_close(anchor[name].data, without_repair[name], atol=1e-6, rtol=0)
+
+
+def test_no_marked_part_of_a_forgotten_update_comes_back():
+    """Updates are powers of two: a value tells which tasks, and how much of a repair, are in it."""
+    for gone in permutations(range(4), 3):
+        store, value = Trajectory(), torch.zeros(3)
+        for task in range(4):
+            before, value = value, value + torch.tensor([2.0**task, 2.0**task, 0.0 if task % 2 else 2.0**task])
+            store.record(task, {"w": before}, {"w": value})
+        left = set(range(4))
+        for round_, task in enumerate(gone):
+            removal = store.remove([task], {"w": value})
+            store.apply(removal)
+            value = removal.values.get("w", value)
+            left -= {task}
+            total = sum(2.0**t for t in left)
+            assert value.tolist() == [total, total, sum(2.0**t for t in left if t % 2 == 0)]
+            repaired = value + torch.tensor([0.5 / 2**round_, 0.0, 0.25])
+            store.record_repair({"w": value}, {"w": repaired})
+            value = repaired
+            assert store.tasks == tuple(sorted(left))
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"dtype": torch.int8}, {"threshold": 0.3}], ids=["lossless", "int8", "threshold"]
+)
+def test_a_repair_is_taken_out_bit_for_bit_whatever_the_tasks_logs_are_like(tmp_path, options):
+    generator = torch.Generator().manual_seed(0)
+    store, value = Trajectory(path=tmp_path, **options), torch.randn(6, 5, generator=generator)
+    for task in range(2):
+        after = value + torch.randn(6, 5, generator=generator)
+        value = store.record(task, {"w": value}, {"w": after}).get("w", after)
+    repaired = value.clone()
+    repaired[::2] += torch.randn(3, 5, generator=generator)
+    store.record_repair({"w": value}, {"w": repaired})
+    with pytest.raises(TrajectoryError, match="a repair is recorded already"):
+        store.record_repair({"w": value}, {"w": repaired})
+    store = Trajectory(path=tmp_path, **options)
+    assert store.tasks == (0, 1)
+    assert list(store.report().index) == [0, 1]
+    assert store.nbytes() > store.nbytes(0) + store.nbytes(1)
+    assert store.moved_with(())["w"].sum() == 15
+    assert same_bits(store.remove((), {"w": repaired}).values["w"], value).all()
+    twin = Trajectory(path=None, **options)
+    twin.restore({task: log for task, log in store.logs.items() if task >= 0})
+    for gone in ([0], [1]):
+        assert same_bits(
+            store.remove(gone, {"w": repaired}).values["w"], twin.remove(gone, {"w": value}).values["w"]
+        ).all()
+
+
+def test_a_repair_goes_with_the_tasks_whose_data_made_it(tmp_path):
+    """Again powers of two; on disk, and in one file."""
+    store, value = Trajectory(path=tmp_path / "logs"), torch.zeros(2)
+    for task in range(4):
+        before, value = value, value + torch.tensor([2.0**task, 0.0])
+        store.record(task, {"w": before}, {"w": value})
+    for part, tasks in ((0.5, [0, 1]), (0.25, [1, 2]), (0.125, [3])):
+        before, value = value, value + part
+        store.record_repair({"w": before}, {"w": value}, tasks)
+    store.save(tmp_path / "all.safetensors")
+    for stored in (store, Trajectory(path=tmp_path / "logs"), Trajectory.load(tmp_path / "all.safetensors")):
+        assert stored.tasks == (0, 1, 2, 3)
+        assert stored.repairs == {-1: {0, 1}, -2: {1, 2}, -3: {3}}
+        assert stored.values_before(3, {"w": value})["w"].tolist() == [7, 0]
+        for gone, tasks, repairs in (([0], 14, 0.375), ([1], 13, 0.125), ([2, 3], 3, 0.5), ([], 15, 0.875)):
+            new = stored.remove(gone, {"w": value}).values.get("w", value)
+            assert new.tolist() == [tasks + repairs, repairs]
+    store.apply(store.remove([0], {"w": value}))
+    store.record_repair({"w": value}, {"w": value + 1}, [2])
+    assert store.repairs == {-2: {1, 2}, -3: {3}, -4: {2}}
+    with pytest.raises(TrajectoryError, match="negative numbers are those of repairs"):
+        store.record(-5, {"w": value}, {"w": value + 1})
+
+
+def test_it_works_on_disk_with_coded_updates_and_merged_permanent_tasks(tmp_path):
+    recorder = TrajectoryPlugin(path=tmp_path, dtype=torch.int8, merge_permanent=True)
+    strategy = amnesiac(train_epochs=2, repair="joint", trajectory=recorder)
+    strategy.train(PERMUTED.train_stream[0])
+    strategy.train(PERMUTED.train_stream[1])
+    strategy.unlearn([0])
+    strategy.mark_permanent([1])
+    for experience in PERMUTED.train_stream[2:]:
+        strategy.train(experience)
+    assert strategy.unlearn([2]).plan.repaired
+    assert sorted(plugin_of(strategy).memory.samples) == [1, 3]
+    assert Trajectory(path=tmp_path).repairs == {-1: None}
+    strategy.unlearn([3])
+    assert trajectory(strategy).tasks == (1,)

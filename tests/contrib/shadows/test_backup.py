@@ -1,0 +1,395 @@
+"""Shadow copies: they stand in for a task that goes, never touch tasks before it, and keep nothing of it."""
+
+import copy
+import functools
+from dataclasses import replace
+
+import pytest
+import torch
+from support.fault_injection import raiser
+from support.strategies import DIGITS, amnesiac, stock
+from support.strategy_state import (
+    assert_requests_leave_nothing_stray,
+    bits,
+    fingerprint,
+    initial_values,
+    mark,
+    owned,
+    stray,
+    trajectory,
+    unlearning_plugin,
+)
+from torch import nn
+
+from avalanche_amnesia.benchmarks import PermutedDigits, UnlearningRequest, with_unlearning
+from avalanche_amnesia.benchmarks.data import task_data
+from avalanche_amnesia.bits import same_bits
+from avalanche_amnesia.contrib.shadows import BackupPlugin
+from avalanche_amnesia.contrib.shadows.first_use import entries_in_use, first_used
+from avalanche_amnesia.contrib.shadows.shadow import Shadow
+from avalanche_amnesia.models import MLP, MaskedModel
+from avalanche_amnesia.training import AmnesiacHAT
+from avalanche_amnesia.training.host import find_plugin
+from avalanche_amnesia.training.plugins import TrajectoryPlugin
+
+PERMUTED = PermutedDigits(4, n_train=600, n_test=300)
+STARTS = ["before", "delete"]
+ADJUSTMENTS = ["hat", "adahat"]
+
+
+def batch_normed():
+    return nn.Sequential(
+        *(nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(8, 12, 3, padding=1), nn.BatchNorm2d(12), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()),
+    )
+
+
+def learned(n_tasks=3, benchmark=PERMUTED, compensation="backup", **options):
+    strategy = amnesiac(**{"train_epochs": 2, "compensation": compensation, **options})
+    for experience in list(benchmark.train_stream)[:n_tasks]:
+        strategy.train(experience)
+    return strategy
+
+
+@functools.cache
+def trained_once(adjustment, **form):
+    return learned(4, compensation=BackupPlugin(**form), adjustment=adjustment)
+
+
+@functools.cache
+def plain_once(adjustment):
+    return learned(4, compensation="none", adjustment=adjustment)
+
+
+@functools.cache
+def learned_and_initial(adjustment, start, dtype):
+    """A strategy that learned all tasks, and its values before."""
+    strategy = amnesiac(
+        compensation=BackupPlugin(start=start),
+        adjustment=adjustment,
+        trajectory=TrajectoryPlugin(dtype=dtype),
+        train_epochs=1,
+    )
+    initial = initial_values(strategy.model)
+    for experience in PERMUTED.train_stream:
+        strategy.train(experience)
+    return strategy, initial
+
+
+def backups(strategy):
+    return find_plugin(strategy, BackupPlugin)
+
+
+def backbone(strategy):
+    return {name: value.detach().clone() for name, value in strategy.model.backbone.named_parameters()}
+
+
+def accuracy(strategy, task, benchmark=PERMUTED):
+    x, y = task_data(benchmark.test_stream[task])
+    strategy.model.eval()
+    with torch.no_grad():
+        return float((strategy.model(x, task).argmax(1) == y).double().mean())
+
+
+@pytest.mark.parametrize("adjustment", ADJUSTMENTS)
+def test_affected_tasks_gain(adjustment):
+    plain, ours = (learned(compensation=c, adjustment=adjustment, train_epochs=5) for c in ("none", "backup"))
+    plain.unlearn([0])
+    record = ours.unlearn([0])
+    assert record.plan.compensated == record.affected == (1, 2)
+    assert sum(accuracy(ours, t) for t in (1, 2)) > sum(accuracy(plain, t) for t in (1, 2)) + 0.1
+
+
+@pytest.mark.parametrize("net", ["mlp", "conv"])
+@pytest.mark.parametrize("optimizer", ["adam", "momentum"])
+def test_the_main_training_does_not_notice_detached_shadows(net, optimizer):
+    def dropped_out():
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 24), nn.ReLU(), nn.Dropout(0.3), nn.Linear(24, 16), nn.ReLU())
+
+    options = {"net": batch_normed if net == "conv" else dropped_out, "optimizer": optimizer, "benchmark": DIGITS}
+    with_shadows, without = learned(**options), learned(compensation="none", **options)
+    assert bits(with_shadows.model) == bits(without.model)
+    joint = learned(compensation=BackupPlugin(joint=True), **options)
+    assert bits(joint.model)["heads.0.weight"] == bits(without.model)["heads.0.weight"]
+    for part in ("heads.2.weight", "_embeddings.2"):
+        assert bits(joint.model)[part] != bits(without.model)[part]
+    a, b = backbone(joint), backbone(without)
+    assert any(not torch.equal(a[name], b[name]) for name in a)
+
+
+@pytest.mark.parametrize("adjustment", ADJUSTMENTS)
+@pytest.mark.parametrize("start", STARTS)
+@pytest.mark.parametrize("order", ["oldest", "newest"])
+def test_what_tasks_before_own_is_what_plain_deletion_leaves(adjustment, start, order):
+    plain = copy.deepcopy(plain_once(adjustment))
+    ours = copy.deepcopy(trained_once(adjustment, start=start, order=order))
+    before = {task: entries_in_use(ours.model, task) for task in (0, 1)}
+    logits = ours.model.eval()(task_data(PERMUTED.test_stream[0])[0], 0)
+    region = first_used(ours.model, 2, [0, 1])
+    plain.unlearn([2])
+    ours.unlearn([2])
+    a, b = backbone(plain), backbone(ours)
+    for name in a:
+        of_earlier = before[0][name] | before[1][name]
+        assert bool(of_earlier.any())
+        assert same_bits(a[name], b[name])[of_earlier].all()
+        assert same_bits(a[name], b[name])[~region[name]].all()
+    assert any(not torch.equal(a[name], b[name]) for name in a)
+    if adjustment == "hat":
+        assert torch.equal(logits, ours.model.eval()(task_data(PERMUTED.test_stream[0])[0], 0))
+
+
+@pytest.mark.parametrize(("order", "adjustment"), [("oldest", "hat"), ("newest", "hat"), ("oldest", "adahat")])
+def test_overlapping_entries_are_the_newest_tasks_or_the_oldest_ones(order, adjustment):
+    """With AdaHAT tasks in between moved them too: what these wrote is dropped, the shadow's values stand alone."""
+    strategy = learned(4, compensation=BackupPlugin(order=order), adjustment=adjustment)
+    plugin, values = backups(strategy), backbone(strategy)
+    initial = {
+        n: trajectory(strategy).values_before(0, {f"backbone.{n}": v})[f"backbone.{n}"] for n, v in values.items()
+    }
+    winner, loser = (3, 1) if order == "oldest" else (1, 3)
+    kept = plugin.kept
+    strategy.unlearn([0])
+    overlaps = 0
+    for name, value in backbone(strategy).items():
+        ours, other = kept[winner][0].updates[name], kept[loser][0].updates[name]
+        wanted = (initial[name][ours.where].double() + ours.values.double()).float()
+        assert torch.equal(value[ours.where], wanted)
+        overlaps += int((ours.where & other.where).sum())
+    assert overlaps > 0
+
+
+@pytest.mark.parametrize("adjustment", ADJUSTMENTS)
+@pytest.mark.parametrize("start", STARTS)
+@pytest.mark.parametrize("dtype", [None, torch.int8])
+@pytest.mark.parametrize("requests", [[[0], [1], [2], [3]], [[1], [3, 0], [2]], [[0, 1], [2, 3]], [[2], [0], [1, 3]]])
+def test_what_nobody_owns_is_its_initial_value_after_any_requests(adjustment, start, dtype, requests):
+    strategy, initial = copy.deepcopy(learned_and_initial(adjustment, start, dtype))
+    assert_requests_leave_nothing_stray(strategy, initial, requests)
+    assert not any(bool(entries.any()) for entries in owned(strategy.model).values())
+    assert backups(strategy).kept == {}
+
+
+def test_unlearning_the_last_task_later_takes_out_what_its_shadow_put_in():
+    strategy = learned(2)
+    before_last = learned(1)
+    before_last.unlearn([0])
+    strategy.unlearn([0])
+    changed = backbone(strategy)
+    strategy.unlearn([1])
+    for name, value in backbone(strategy).items():
+        assert torch.equal(value, backbone(before_last)[name])
+    assert any(not torch.equal(changed[name], value) for name, value in backbone(strategy).items())
+
+
+@pytest.mark.parametrize("adjustment", ADJUSTMENTS)
+@pytest.mark.parametrize("start", STARTS)
+def test_a_shadow_sees_nothing_of_the_task_that_it_replaces(monkeypatch, adjustment, start):
+    """One step of a later task, with an earlier task's update as it is and with a marked one in its place."""
+    seen, logits = [], Shadow.logits
+
+    def watched(self, x):
+        seen.append({name: value.detach().clone() for name, value in self._weights().items()})
+        return logits(self, x)
+
+    updates = []
+    for size in (0.0, 0.25):
+        strategy = learned(2, compensation=BackupPlugin(start=start), adjustment=adjustment)
+        mark(strategy, 1, size)
+        monkeypatch.setattr(Shadow, "logits", watched)
+        strategy.train_epochs, strategy.train_mb_size = 1, 600
+        strategy.train(PERMUTED.train_stream[2])
+        monkeypatch.setattr(Shadow, "logits", logits)
+        updates.append(backups(strategy).kept[2][1].updates)
+    of_0, of_1, marked_of_0, marked_of_1 = seen
+    tolerance = 0 if adjustment == "hat" else 1e-6
+    assert all(torch.allclose(of_1[name], marked_of_1[name], rtol=0, atol=tolerance) for name in of_1)
+    assert any(not torch.allclose(of_0[name], marked_of_0[name]) for name in of_0)  # of task 0 alone it is kept free
+    for name, learned_ in updates[0].items():
+        both = learned_.where & updates[1][name].where  # the main training sees the mark, and so may the mask
+        a, b = (u.values[both[u.where]] for u in (learned_, updates[1][name]))
+        assert torch.allclose(a, b, rtol=0, atol=100 * tolerance)
+    assert sum(int(u.where.sum()) for u in updates[0].values()) > 0
+
+
+@pytest.mark.parametrize("adjustment", ADJUSTMENTS)
+@pytest.mark.parametrize("start", STARTS)
+@pytest.mark.parametrize("requests", [[[1], [2]], [[2], [1]], [[1, 2]], [[0], [2]], [[2], [0]], [[0], [1]]])
+def test_the_coefficient_of_a_forgotten_update_is_zero(adjustment, start, requests):
+    """Each forgotten task's update is marked after training; no mark may be left in anything that remains."""
+    plain, marked = (copy.deepcopy(trained_once(adjustment, start=start)) for _ in range(2))
+    for request in requests:
+        for task in request:
+            mark(marked, task)
+    for strategy in (plain, marked):
+        for request in requests:
+            strategy.unlearn(request)
+    a, b = backbone(plain), backbone(marked)
+    for name in a:
+        assert torch.allclose(a[name], b[name], rtol=0, atol=2e-5), name
+    remaining = unlearning_plugin(plain).ledger.remaining
+    for task in remaining:  # nor does it come back from the logs
+        for strategy in (plain, marked):
+            strategy.unlearn([task])
+    assert bits(plain.model) == bits(marked.model)
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_a_request_in_the_middle_of_a_task_drops_its_shadow_and_moves_the_others(start):
+    requests = [UnlearningRequest((1,), at=2, when="iteration", iteration=7), UnlearningRequest((0,), at=3)]
+    benchmark = with_unlearning(PERMUTED, requests)
+    strategy = amnesiac(compensation=BackupPlugin(start=start), adjustment="adahat", train_epochs=1)
+    initial = initial_values(strategy.model)
+    for experience in list(benchmark.train_stream)[:3]:
+        strategy.train(experience)
+    plugin = backups(strategy)
+    assert {task: set(of_task) for task, of_task in plugin.kept.items()} == {0: set(), 2: {0}}
+    assert plugin._now is None
+    strategy.train(benchmark.train_stream[3])
+    assert unlearning_plugin(strategy).records[-1].plan.compensated == (2, 3)
+    assert stray(strategy.model, initial) == []
+
+
+def test_shadows_of_tasks_that_became_permanent_are_dropped():
+    strategy = learned(4, deadline=2, train_epochs=1)
+    assert {task: set(of_task) for task, of_task in backups(strategy).kept.items()} == {
+        0: set(),
+        1: set(),
+        2: set(),
+        3: {2},
+    }
+    strategy.unlearn([2])
+    assert {task: set(of_task) for task, of_task in backups(strategy).kept.items()} == {0: set(), 1: set(), 3: set()}
+
+
+def test_a_permanent_tasks_merged_update_is_revised_too():
+    def trained(start):
+        strategy = amnesiac(
+            compensation=BackupPlugin(start=start),
+            adjustment="adahat",
+            trajectory=TrajectoryPlugin(merge_permanent=True),
+            train_epochs=1,
+        )
+        initial = initial_values(strategy.model)
+        benchmark = with_unlearning(PERMUTED, {}, permanent=[1])
+        for experience in benchmark.train_stream:
+            strategy.train(experience)
+        return strategy, initial
+
+    for start in STARTS:
+        strategy, initial = trained(start)
+        assert 1 in strategy.unlearn([0]).plan.compensated
+        strategy.unlearn([2, 3])
+        assert stray(strategy.model, initial) == []
+
+
+def test_norms_are_those_of_the_shadow_and_go_with_it():
+    plain, ours = (learned(2, DIGITS, net=batch_normed, compensation=c) for c in ("none", "backup"))
+    state = backups(ours).kept[1][0].parts
+    kept_before = bits(ours.model)
+    plain.unlearn([0])
+    ours.unlearn([0])
+    own = ours.model.task_parts(1).state_dict()
+    assert {name for name, value in own.items() if value.dim()} == {n for n, v in state.items() if v.dim()}
+    assert all(torch.equal(own[name], value) for name, value in state.items())
+    assert any(kept_before[f"own.1.{name}"] != bits(ours.model)[f"own.1.{name}"] for name in state)
+    ours.unlearn([1])
+    assert backups(ours).kept == {}
+    assert not any(name.startswith("own.1") for name in bits(ours.model))
+
+
+def test_an_error_in_the_middle_puts_shadows_and_norms_back(monkeypatch):
+    strategy = learned(3, DIGITS, net=batch_normed, train_epochs=1)
+    plugin = backups(strategy)
+    before, kept = fingerprint(strategy), plugin.kept
+    with monkeypatch.context() as patch:
+        patch.setattr(unlearning_plugin(strategy).ledger, "forget", raiser(MemoryError))
+        with pytest.raises(MemoryError, match="injected"):
+            strategy.unlearn([1])
+    assert fingerprint(strategy) == before
+    assert plugin.kept is kept
+    assert strategy.unlearn([1]).plan.compensated == (2,)
+
+
+def test_an_interrupted_training_leaves_no_shadow(monkeypatch):
+    strategy = learned(1)
+    with monkeypatch.context() as patch:
+        patch.setattr(Shadow, "step", lambda self: (_ for _ in ()).throw(MemoryError("injected")))
+        with pytest.raises(MemoryError, match="injected"):
+            strategy.train(PERMUTED.train_stream[1])
+    assert backups(strategy)._now.shadows
+    strategy.abort_training()
+    assert backups(strategy)._now is None
+    other = learned(1)
+    for s in (strategy, other):
+        s.train(PERMUTED.train_stream[1])
+    assert bits(strategy.model) == bits(other.model)
+
+
+def test_a_task_that_is_learned_again_has_shadows_of_those_before_it():
+    strategy = learned(3, train_epochs=1)
+    strategy.unlearn([0])
+    strategy.train(PERMUTED.train_stream[0])
+    assert set(backups(strategy).kept[0]) <= {1, 2}
+    assert strategy.unlearn([1]).plan.compensated
+
+
+def test_values_and_surroundings_that_are_not_allowed_are_refused():
+    for options in ({"start": "after"}, {"order": "random"}):
+        with pytest.raises(ValueError, match="must be one of"):
+            BackupPlugin(**options)
+    with pytest.raises(TypeError, match="MaskedModel"):
+        stock(plugins=[BackupPlugin()]).train(DIGITS.train_stream[0])
+
+
+def test_a_task_that_reads_nothing_of_what_goes_keeps_its_norms():
+    """All that the other task moved was too little to be kept, and no unit is open in both."""
+    strategy = learned(2, DIGITS, net=batch_normed, trajectory=TrajectoryPlugin(threshold=10.0))
+    of_task = backups(strategy).kept[1]
+    of_task[0] = replace(of_task[0], updates={})
+    before = bits(strategy.model)
+    assert strategy.unlearn([0]).affected == ()
+    assert {name: before[name] for name in bits(strategy.model)} == bits(strategy.model)
+
+
+def test_a_tensor_that_the_shadow_alone_moved_is_revised():
+    """Plain SGD leaves a bias in front of BatchNorm where it was; rounding may move the shadow's."""
+    strategy = learned(2, DIGITS, net=batch_normed)
+    name = "backbone.0.bias"
+    logs = dict(trajectory(strategy).logs)
+    logs[0] = logs[0].with_entries({n: e for n, e in logs[0].items() if n != name})
+    trajectory(strategy).restore(logs)
+    assert name.removeprefix("backbone.") in backups(strategy).kept[1][0].updates
+    assert strategy.unlearn([0]).plan.compensated == (1,)
+
+
+@pytest.mark.parametrize("joint", [False, True])
+def test_isolated_tasks_have_no_shadows_of_each_other(joint):
+    """A joint shadow trains the main weights: of a task that must leave no trace there can be none."""
+    strategy = learned(3, DIGITS, compensation=BackupPlugin(joint=joint), isolation="pools", train_epochs=1)
+    retrained = amnesiac(compensation=BackupPlugin(joint=joint), isolation="pools", train_epochs=1)
+    for task in (0, 2):
+        retrained.train(DIGITS.train_stream[task])
+    assert strategy.unlearn([1]).claim == "exact"
+    assert bits(strategy.model) == bits(retrained.model)
+
+
+@pytest.mark.parametrize("joint", [False, True])
+def test_columns_of_a_shared_head_have_shadows_too(joint):
+    torch.manual_seed(0)
+    model = MaskedModel(MLP(64, hidden=(24,), features=16), shared_head=10)
+    strategy = AmnesiacHAT(
+        model=model,
+        optimizer=torch.optim.Adam(model.parameters(), lr=1e-2),
+        compensation=BackupPlugin(joint=joint),
+        train_mb_size=40,
+    )
+    initial = initial_values(model)
+    for experience in PERMUTED.train_stream[:3]:
+        strategy.train(experience)
+    learned_ = backups(strategy).kept[2][0].updates["_shared_head.weight"]
+    assert bool((learned_.values != 0).any())
+    assert strategy.unlearn([0]).plan.compensated == (1, 2)
+    assert stray(model, initial) == []
+    strategy.unlearn([1, 2])
+    assert all(torch.equal(p, initial[name]) for name, p in model.backbone.named_parameters())

@@ -1,0 +1,215 @@
+"""CIFAR, Omniglot and streams of several data sets: images as torchvision gives them, tasks as they should be split."""
+
+import hashlib
+import pickle
+import zipfile
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torchvision import datasets
+
+from avalanche_amnesia.benchmarks import (
+    CorruptDataError,
+    DataNotFoundError,
+    SplitDigits,
+    task_benchmark,
+    with_unlearning,
+)
+from avalanche_amnesia.benchmarks.transforms import Fit
+from avalanche_amnesia.contrib.streams import (
+    SplitCIFAR10,
+    SplitCIFAR100,
+    SplitMNIST,
+    SplitOmniglot,
+    combined_benchmark,
+)
+
+FAMILIES = {"CIFAR10": (SplitCIFAR10, 10, "labels"), "CIFAR100": (SplitCIFAR100, 100, "fine_labels")}
+
+
+@pytest.fixture(params=FAMILIES)
+def family(request, tmp_path, monkeypatch):
+    """A root with few images in the files of the data set, whose checksums torchvision takes for the published ones."""
+    make, n_classes, key = FAMILIES[request.param]
+    kind = getattr(datasets, request.param)
+    folder = tmp_path / kind.base_folder
+    folder.mkdir()
+    drawn = np.random.default_rng(0)
+
+    def written(name, content):
+        (folder / name).write_bytes(pickle.dumps(content))
+        return hashlib.md5((folder / name).read_bytes()).hexdigest()
+
+    for part in ("train_list", "test_list"):
+        files = []
+        for name, _ in getattr(kind, part):
+            images = drawn.integers(0, 256, (2 * n_classes, 3072), dtype=np.uint8)
+            labels = drawn.permutation(np.arange(2 * n_classes) % n_classes).tolist()
+            files.append([name, written(name, {"data": images, key: labels})])
+        monkeypatch.setattr(kind, part, files)
+    names = [str(n) for n in range(n_classes)]
+    meta = dict(kind.meta)
+    meta["md5"] = written(meta["filename"], {meta["key"]: names})
+    monkeypatch.setattr(kind, "meta", meta)
+    return make, kind, n_classes, tmp_path
+
+
+def test_images_and_labels_are_torchvision_s(family):
+    make, kind, n_classes, root = family
+    benchmark = make(root=root, standardise=False)
+    assert len(benchmark.train_stream) == {10: 5, 100: 20}[n_classes]
+    for train, stream in ((True, benchmark.train_stream), (False, benchmark.test_stream)):
+        reference = kind(root, train=train)
+        for experience in stream:
+            where = np.isin(reference.targets, experience.original_classes).nonzero()[0]
+            x, y = experience.tensors
+            assert torch.equal(x, torch.from_numpy(reference.data[where]).permute(0, 3, 1, 2) / 255)
+            assert [experience.original_classes[label] for label in y] == [reference.targets[i] for i in where]
+
+
+def test_a_damaged_or_missing_file_is_named(family, monkeypatch):
+    make, kind, _, root = family
+    damaged = root / kind.base_folder / kind.train_list[0][0]
+    damaged.write_bytes(damaged.read_bytes() + b"x")
+    with pytest.raises(CorruptDataError, match="not what was published"):
+        make(root=root)
+    damaged.unlink()
+    with pytest.raises(DataNotFoundError, match=rf"{damaged.name} of {kind.base_folder} missing.*download=True"):
+        make(root=root)
+    monkeypatch.delenv("AMNESIA_DATA", raising=False)
+    with pytest.raises(DataNotFoundError, match="AMNESIA_DATA"):
+        make()
+
+
+def test_downloading_is_left_to_torchvision(family, monkeypatch):
+    make, kind, _, root = family
+    asked = []
+    monkeypatch.setattr(kind, "download", lambda self: asked.append(self.root))
+    make(root=root, download=True)
+    assert asked == []  # all is there
+    (root / kind.base_folder / kind.train_list[0][0]).unlink()
+    with pytest.raises(CorruptDataError):  # and nothing came
+        make(root=root, download=True)
+    assert asked == [root]
+
+
+def test_cifar_from_jpeg_is_balanced_and_close_to_standard(data_root):
+    benchmark = SplitCIFAR10(root=data_root, jpeg=True, n_train=500)
+    x = torch.cat([experience.tensors[0] for experience in benchmark.train_stream])
+    assert x.shape == (500, 3, 32, 32)
+    assert abs(float(x.mean())) < 0.1
+    assert float(x.std()) == pytest.approx(1, abs=0.1)
+    assert all(y.bincount().tolist() == [1000, 1000] for _, y in (e.tensors for e in benchmark.test_stream))
+
+
+def test_where_the_jpeg_copy_alone_is_there_the_message_says_how_to_read_it(tmp_path):
+    (tmp_path / "cifar10-jpeg").mkdir()
+    (tmp_path / "cifar10-jpeg" / "cifar10_jpeg.npz").touch()
+    with pytest.raises(DataNotFoundError, match=r"cifar-10-batches-py missing.*jpeg=True reads"):
+        SplitCIFAR10(root=tmp_path)
+    with pytest.raises(DataNotFoundError, match=r"download=True$"):
+        SplitCIFAR100(root=tmp_path)
+
+
+def test_no_jpeg_file(tmp_path):
+    with pytest.raises(DataNotFoundError, match=r"cifar10_jpeg\.npz missing"):
+        SplitCIFAR10(root=tmp_path, jpeg=True)
+
+
+def test_omniglot_has_an_alphabet_per_task(data_root):
+    benchmark = SplitOmniglot(root=data_root)
+    sizes = [len(e.original_classes) for e in benchmark.train_stream]
+    assert (len(sizes), sum(sizes)) == (8, 242)
+    for trained, tested in zip(benchmark.train_stream, benchmark.test_stream, strict=True):
+        assert trained.tensors[1].bincount().tolist() == [14] * len(trained.original_classes)
+        assert tested.tensors[1].bincount().tolist() == [6] * len(trained.original_classes)
+    rows = [experience.tensors[0].flatten(1) for stream in benchmark.streams.values() for experience in stream]
+    assert len({row.numpy().tobytes() for part in rows for row in part}) > 4838  # of 4,840: none is there twice
+    assert 0.02 < float(benchmark.train_stream[0].tensors[0].mean()) < 0.3  # thin strokes: ink is 1
+    assert len(SplitOmniglot(3, root=data_root).train_stream) == 3
+
+
+def test_all_alphabets_are_read_from_torchvision_s_folder(data_root, tmp_path):
+    with zipfile.ZipFile(data_root / "omniglot-small" / "images_background_small1.zip") as archive:
+        drawings = [name for name in archive.namelist() if name.endswith(".png")]
+        chosen = [n for n in drawings if n.split("/")[1] in sorted({d.split("/")[1] for d in drawings})[:2]]
+        for name in chosen:
+            target = tmp_path / "omniglot-py" / "images_background" / name.split("/", 1)[1]
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(archive.read(name))
+    benchmark = SplitOmniglot(alphabets="background", root=tmp_path)
+    small = SplitOmniglot(2, root=data_root)
+    assert len(benchmark.train_stream) == 2
+    assert [len(e.original_classes) for e in benchmark.train_stream] == [
+        len(e.original_classes) for e in small.train_stream
+    ]
+
+
+def test_omniglot_s_errors(tmp_path, data_root, monkeypatch):
+    with pytest.raises(DataNotFoundError, match=r"images_background_small1\.zip and .*small2\.zip missing"):
+        SplitOmniglot(root=tmp_path)
+    with pytest.raises(DataNotFoundError, match=r"images_background/ missing.*download=True"):
+        SplitOmniglot(alphabets="background", root=tmp_path)
+    with pytest.raises(ValueError, match="'small', 'background'"):
+        SplitOmniglot(alphabets="large", root=data_root)
+    with pytest.raises(ValueError, match="there are 8 alphabets"):
+        SplitOmniglot(9, root=data_root)
+    asked = []
+    monkeypatch.setattr(datasets.Omniglot, "__init__", lambda self, root, **options: asked.append((root, options)))
+    with pytest.raises(DataNotFoundError):
+        SplitOmniglot(alphabets="background", root=tmp_path, download=True)
+    assert asked == [(str(tmp_path), {"background": True, "download": True})]
+
+
+def test_several_data_sets_are_one_stream_of_images_of_one_size(data_root):
+    parts = [SplitDigits(2), SplitMNIST(1, root=data_root, n_train=50, n_test=20)]
+    parts += [SplitCIFAR10(1, root=data_root, jpeg=True, n_train=50, n_test=20), SplitOmniglot(2, root=data_root)]
+    benchmark = combined_benchmark(parts)
+    assert [e.task_label for e in benchmark.train_stream] == list(range(6))
+    assert benchmark.n_classes_per_exp == [5, 5, 10, 10, *SplitOmniglot(2, root=data_root).n_classes_per_exp]
+    sources = [e for part in parts for e in part.train_stream]
+    for experience, source in zip(benchmark.train_stream, sources, strict=True):
+        (x, y), (own, labels) = experience.tensors, source.tensors
+        assert x.shape == (len(own), 3, 32, 32)
+        assert torch.equal(y, labels)
+        assert torch.equal(experience.dataset[3][0], x[3])
+    assert torch.equal(benchmark.train_stream[3].tensors[0], sources[3].tensors[0])  # had that size and colours
+    carried = with_unlearning(benchmark, {1: [0]}).train_stream[1].requests
+    assert [request.tasks for request in carried] == [(0,)]
+    grey = combined_benchmark(parts, size=16, channels=1)
+    assert all(e.tensors[0].shape[1:] == (1, 16, 16) for e in grey.test_stream)
+
+
+def test_a_combined_stream_of_equal_images_changes_none():
+    digits = SplitDigits(2)
+    twice = combined_benchmark([digits, digits], size=None, channels=None)
+    for experience, source in zip(twice.train_stream, [*digits.train_stream] * 2, strict=True):
+        assert torch.equal(experience.tensors[0], source.tensors[0])
+
+
+def test_colours_are_averaged_and_grey_is_repeated():
+    colours = torch.rand(2, 3, 4, 4)
+    grey = Fit(None, 1)(colours)
+    assert torch.allclose(grey, colours.mean(1, keepdim=True))
+    assert torch.equal(Fit(None, 3)(grey)[:, 2], grey[:, 0])
+    smooth = Fit(8, None)(torch.full((1, 1, 4, 4), 0.5))
+    assert smooth.shape == (1, 1, 8, 8)
+    assert torch.allclose(smooth, torch.tensor(0.5))
+
+
+def test_combined_streams_refuse_what_they_can_t_change(tmp_path):
+    with pytest.raises(ValueError, match="benchmarks is empty"):
+        combined_benchmark([])
+    with pytest.raises(ValueError, match="channels must be 1, 3 or None"):
+        combined_benchmark([SplitDigits()], channels=2)
+    for label in ("a", "b"):
+        (tmp_path / label).mkdir()
+        Image.fromarray(np.full((4, 4, 3), 7, np.uint8)).save(tmp_path / label / "one.png")
+    folder = datasets.ImageFolder(tmp_path, transform=lambda image: torch.from_numpy(np.array(image)).float())
+    lazy = task_benchmark(folder, folder, [[0, 1]])
+    with pytest.raises(ValueError, match="lazy"):
+        combined_benchmark([lazy])
+    (experience,) = combined_benchmark([lazy], size=None, channels=None).train_stream
+    assert len(experience.dataset) == 2

@@ -1,0 +1,175 @@
+import gzip
+import math
+import shutil
+
+import pytest
+import torch
+from torchvision import datasets, transforms
+
+from avalanche_amnesia.benchmarks import CorruptDataError, DataNotFoundError
+from avalanche_amnesia.contrib.streams import PermutedMNIST, RotatedMNIST, SplitFashionMNIST, SplitMNIST
+
+
+@pytest.fixture(scope="module")
+def extracted(data_root, tmp_path_factory):
+    """A root where torchvision finds every file extracted."""
+    root = tmp_path_factory.mktemp("extracted")
+    for name in ("MNIST", "FashionMNIST"):
+        raw = root / name / "raw"
+        raw.mkdir(parents=True)
+        for gz, _ in getattr(datasets, name).resources:
+            (raw / gz.removesuffix(".gz")).write_bytes(gzip.decompress((data_root / name / "raw" / gz).read_bytes()))
+    return root
+
+
+@pytest.mark.parametrize(
+    ("make", "name", "mean", "std"),
+    [(SplitMNIST, "MNIST", 0.1307, 0.3081), (SplitFashionMNIST, "FashionMNIST", 0.2860, 0.3530)],
+)
+def test_values_equal_torchvisions(make, name, mean, std, data_root, extracted):
+    prepare = transforms.Compose([transforms.ToTensor(), transforms.Normalize((mean,), (std,))])
+    reference = getattr(datasets, name)(extracted, train=False, transform=prepare)
+    for root in (data_root, extracted):
+        stream = make(root=root, n_train=10).test_stream
+        for task, experience in enumerate(stream):
+            where = torch.isin(reference.targets, torch.tensor(experience.original_classes)).nonzero()[:, 0]
+            x, y = experience.tensors
+            assert torch.equal(y + 2 * task, reference.targets[where])
+            for item in range(0, len(where), 97):
+                assert torch.equal(x[item], reference[int(where[item])][0])
+                assert torch.equal(experience.dataset[item][0], x[item])
+
+
+def test_the_training_set_equals_torchvisions_pixel_for_pixel(data_root, extracted):
+    reference = datasets.MNIST(extracted, train=True)
+    x, y = SplitMNIST(1, root=data_root, standardise=False).train_stream[0].tensors
+    assert torch.equal(x[:, 0], reference.data.float() / 255)
+    assert torch.equal(y, reference.targets)
+
+
+def test_reading_leaves_the_root_as_it_is(data_root, tmp_path):
+    shutil.copytree(data_root / "MNIST", tmp_path / "MNIST")
+    before = sorted(tmp_path.rglob("*"))
+    SplitMNIST(root=tmp_path, download=True, n_train=10, n_test=10)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_the_environment_variable_is_the_default_root(data_root, monkeypatch):
+    monkeypatch.setenv("AMNESIA_DATA", str(data_root))
+    assert len(SplitMNIST(n_train=100, n_test=50).train_stream) == 5
+    monkeypatch.delenv("AMNESIA_DATA")
+    with pytest.raises(DataNotFoundError, match=r"MNIST needs a data root: give root=.*AMNESIA_DATA"):
+        SplitMNIST()
+
+
+def test_missing_files_are_named(data_root, tmp_path):
+    raw = tmp_path / "MNIST" / "raw"
+    raw.mkdir(parents=True)
+    shutil.copy(data_root / "MNIST" / "raw" / "t10k-labels-idx1-ubyte.gz", raw)
+    with pytest.raises(FileNotFoundError, match="train-images-idx3-ubyte") as caught:
+        SplitMNIST(root=tmp_path)
+    message = str(caught.value)
+    assert "t10k-labels" not in message
+    for help_with in (str(raw), "AMNESIA_DATA", "download=True", "root="):
+        assert help_with in message
+
+
+def test_missing_files_go_to_torchvision_with_download(tmp_path, monkeypatch):
+    asked = []
+
+    class Refused(RuntimeError):
+        pass
+
+    def refuse(self):
+        asked.append(self.root)
+        raise Refused
+
+    monkeypatch.setattr(datasets.MNIST, "download", refuse)
+    with pytest.raises(Refused):
+        SplitMNIST(root=tmp_path, download=True)
+    assert [str(root) for root in asked] == [str(tmp_path)]
+
+
+def test_a_corrupt_archive_is_named(data_root, tmp_path):
+    raw = tmp_path / "MNIST" / "raw"
+    shutil.copytree(data_root / "MNIST" / "raw", raw)
+    bad = raw / "t10k-labels-idx1-ubyte.gz"
+    bad.chmod(0o644)
+    bad.write_bytes(bad.read_bytes()[:-1] + b"!")
+    with pytest.raises(CorruptDataError, match=r"t10k-labels-idx1-ubyte.gz .* checksum"):
+        SplitMNIST(root=tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"", b"\0\0\x08\x01", b"\0\0\x08\x01\0\0\0\x05abcd", b"\0\0\x0d\x01\0\0\0\x01a"])
+def test_a_truncated_file_is_named(content, data_root, tmp_path):
+    raw = tmp_path / "MNIST" / "raw"
+    shutil.copytree(data_root / "MNIST" / "raw", raw)
+    raw.chmod(0o755)
+    (raw / "train-images-idx3-ubyte").write_bytes(content)
+    with pytest.raises(CorruptDataError, match="train-images-idx3-ubyte is no complete idx file"):
+        SplitMNIST(root=tmp_path)
+
+
+def test_permuted_tasks_share_one_base_of_bytes(data_root):
+    train = PermutedMNIST(10, root=data_root, n_train=200, n_test=50).train_stream
+    assert len({e._samples.base.data_ptr() for e in train}) == 1
+    assert train[0]._samples.base.dtype == torch.uint8
+    plain, moved = train[0].tensors[0].flatten(1), train[9].tensors[0].flatten(1)
+    assert torch.equal(plain.sort(dim=1).values, moved.sort(dim=1).values)
+    assert not torch.equal(plain, moved)
+
+
+def slowly_rotated(image: torch.Tensor, degrees: float) -> torch.Tensor:
+    """Counter-clockwise about the centre, pixel by pixel, bilinear, zeros outside."""
+    size = len(image)
+    centre, angle = (size - 1) / 2, math.radians(degrees)
+    result = torch.zeros_like(image)
+
+    def pixel(row: int, column: int) -> float:
+        return float(image[row, column]) if 0 <= row < size and 0 <= column < size else 0.0
+
+    for row in range(size):
+        for column in range(size):
+            right, up = column - centre, centre - row
+            from_right = math.cos(angle) * right + math.sin(angle) * up
+            from_up = -math.sin(angle) * right + math.cos(angle) * up
+            r, c = centre - from_up, centre + from_right
+            top, left = math.floor(r), math.floor(c)
+            result[row, column] = (
+                (1 - (r - top)) * (1 - (c - left)) * pixel(top, left)
+                + (1 - (r - top)) * (c - left) * pixel(top, left + 1)
+                + (r - top) * (1 - (c - left)) * pixel(top + 1, left)
+                + (r - top) * (c - left) * pixel(top + 1, left + 1)
+            )
+    return result
+
+
+def test_rotations_against_a_slow_twin(data_root):
+    angles = [0, 30, -75.5, 90]
+    train = RotatedMNIST(4, angles=angles, root=data_root, n_train=10, n_test=10, standardise=False).train_stream
+    plain = train[0].tensors[0]
+    for experience, angle in zip(train, angles, strict=True):
+        turned = experience.tensors[0]
+        for item in range(3):
+            torch.testing.assert_close(turned[item, 0], slowly_rotated(plain[item, 0], angle), atol=1e-4, rtol=0)
+            torch.testing.assert_close(experience.dataset[item][0], turned[item], atol=1e-6, rtol=0)
+
+
+def test_corners_are_black_before_standardising(data_root):
+    stream = RotatedMNIST(3, root=data_root, n_train=10, n_test=10).train_stream
+    corner = stream[1].tensors[0][:, 0, 0, 0]
+    torch.testing.assert_close(corner, torch.full((10,), -0.1307 / 0.3081))
+
+
+def test_angles_are_evenly_spaced_by_default(data_root):
+    stream = RotatedMNIST(4, root=data_root, n_train=10, n_test=10).train_stream
+    assert [e._samples.transform.steps[1].degrees for e in list(stream)[1:]] == [30.0, 60.0, 90.0]
+    assert torch.equal(
+        stream[0].tensors[0],
+        PermutedMNIST(1, root=data_root, n_train=10, n_test=10).train_stream[0].tensors[0],
+    )
+
+
+def test_angles_must_fit_the_tasks(data_root):
+    with pytest.raises(ValueError, match="2 angles for 3 tasks"):
+        RotatedMNIST(3, angles=[0, 10], root=data_root, n_train=10, n_test=10)

@@ -1,0 +1,155 @@
+"""Request scenarios: every schedule is one that a stream accepts, by its rule, and some task always remains."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.strategies import DIGITS, amnesiac
+
+from avalanche_amnesia.benchmarks import UnlearningRequest, task_benchmark
+from avalanche_amnesia.benchmarks.requests import reordered, tasks_after_each, without_requests
+from avalanche_amnesia.bits import state_hashes
+from avalanche_amnesia.contrib.streams import scenarios
+from avalanche_amnesia.contrib.streams.scenarios import SCENARIOS, Scenario
+from avalanche_amnesia.evaluation import References
+from avalanche_amnesia.lab.runs import RunStore, plan_runs
+from avalanche_amnesia.lab.runs.observation import observe
+from avalanche_amnesia.ledger import RequestError
+from avalanche_amnesia.training.host.lookup import unlearning_of
+
+
+def small(n_tasks):
+    x, y = torch.zeros(2 * n_tasks, 3), torch.arange(2 * n_tasks) % n_tasks
+    return task_benchmark((x, y), (x, y), [[task] for task in range(n_tasks)])
+
+
+def remaining_after(scenario, n_tasks):
+    return [remaining for _, remaining in tasks_after_each(scenario.on(small(n_tasks)).train_stream)]
+
+
+@settings(deadline=None)
+@given(st.integers(3, 30))
+def test_every_scenario_is_accepted_and_leaves_a_task_at_any_time(n_tasks):
+    for name, make in SCENARIOS.items():
+        scenario = make(n_tasks)
+        remaining = remaining_after(scenario, n_tasks)
+        assert all(remaining), name
+        assert bool(scenario.requested) == (name not in ("none", "listed"))
+        carried = [r for e in scenario.on(small(n_tasks)).train_stream for r in e.requests]
+        assert {task for request in carried for task in request.tasks} == scenario.requested
+
+
+@settings(deadline=None)
+@given(st.integers(2, 12), st.integers(2, 5), st.integers(1, 4), st.integers(0, 99))
+def test_options_keep_to_the_rules(n_tasks, every, size, seed):
+    made = [scenarios.oldest_first(n_tasks, every), scenarios.newest_first(n_tasks, every)]
+    made += [scenarios.mid_task(n_tasks, 3, every), scenarios.at_random(n_tasks, seed / 99, seed)]
+    if n_tasks > size:
+        made.append(scenarios.bursts(n_tasks, size, size + 1))
+    if n_tasks > every:
+        made.append(scenarios.deadline(n_tasks, every, every))
+    for scenario in made:
+        assert all(remaining_after(scenario, n_tasks))
+
+
+def test_listed_requests_are_what_was_listed():
+    scenario = scenarios.listed(4, {"1": [0], 3: [2]}, permanent=[3])  # keys as JSON has them, and as Python does
+    assert (scenario.requests, scenario.permanent) == ({1: [0], 3: [2]}, (3,))
+    assert remaining_after(scenario, 4)[-1] == (1, 3)
+    with pytest.raises(RequestError, match="permanent"):
+        scenarios.listed(4, {3: [0]}, permanent=[0]).on(small(4))
+
+
+def test_the_published_schedule():
+    assert scenarios.published(5).requests == {1: [0], 3: [1], 4: [4]}
+    published = {2: 1, 4: 2, 5: 5, 7: 6, 9: 7, 10: 10, 12: 11, 14: 12, 15: 15, 17: 16, 19: 17, 20: 20}
+    assert scenarios.published(20).requests == {after - 1: [task - 1] for after, task in published.items()}
+
+
+def test_each_goes_by_its_rule():
+    assert scenarios.oldest_first(6).requests == {1: [0], 3: [1], 5: [2]}
+    assert scenarios.newest_first(6).requests == {1: [1], 3: [3], 5: [5]}
+    assert scenarios.bursts(7).requests == {2: [0, 1], 5: [2, 3]}
+    last_moment = scenarios.deadline(6, tasks=3)
+    assert (last_moment.requests, last_moment.deadline) == ({2: [0], 4: [2]}, 3)
+    stays = scenarios.permanent(6)
+    assert (stays.requests, stays.permanent) == ({2: [1], 4: [3]}, (0, 2, 4))
+    assert scenarios.mid_task(4, 7).requests == (
+        UnlearningRequest((0,), 1, "iteration", 7),
+        UnlearningRequest((2,), 3, "iteration", 7),
+    )
+    again = scenarios.relearn(4, tasks=(1, 0), after=2)
+    assert (again.requests, again.order) == ({2: [1, 0]}, (0, 1, 2, 3, 1, 0))
+    assert remaining_after(again, 4) == [(0,), (0, 1), (2,), (2, 3), (2, 3, 1), (2, 3, 1, 0)]
+
+
+def test_deadline_requests_come_at_the_last_moment():
+    late = scenarios.deadline(6, tasks=2)
+    one_later = Scenario({at + 1: tasks for at, tasks in late.requests.items()}, deadline=2)
+    late.on(small(7))
+    with pytest.raises(RequestError, match="deadline has expired"):
+        one_later.on(small(7))
+
+
+def test_random_requests_depend_on_seed_and_rate_alone():
+    assert scenarios.at_random(9, 0.3, 1) == scenarios.at_random(9, 0.3, 1) != scenarios.at_random(9, 0.3, 2)
+    assert scenarios.at_random(9, 0.0).requests == {}
+    assert remaining_after(scenarios.at_random(5, 1.0), 5) == [(task,) for task in range(5)]
+    counts = [len(scenarios.at_random(40, 0.02, seed).requested) for seed in range(20)]
+    assert 8 < sum(counts) / len(counts) < 16  # of 40 · 41 / 2 draws at .02 each, less what is gone already
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: scenarios.published(1), "n_tasks must be an int of at least 2"),
+        (lambda: scenarios.at_random(5, 1.5), "rate must lie in 0 to 1, got 1.5"),
+        (lambda: scenarios.oldest_first(5, every=1), "every must be an int of at least 2"),
+        (lambda: scenarios.bursts(5, size=3, every=3), "every must be an int of at least 4"),
+        (lambda: scenarios.deadline(3, tasks=3), "n_tasks must be an int of at least 4"),
+        (lambda: scenarios.relearn(3, tasks=[2], after=1), "trained by then"),
+        (lambda: reordered(small(3), [0, 3]), "positions 0 to 2"),
+    ],
+)
+def test_values_that_are_not_allowed(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def make(**options):
+    return amnesiac(train_epochs=1, **options)
+
+
+def test_a_task_that_comes_again_is_learned_again_and_compared_with_the_model_that_learned_it_last():
+    benchmark = scenarios.relearn(5).on(DIGITS)
+    assert [e.task_label for e in without_requests(benchmark).train_stream] == list(range(5))
+    run = observe("again", make, benchmark, noise_floor=())
+    assert [seen.remaining for seen in run.observations[-2:]] == [(1, 2, 3, 4), (1, 2, 3, 4, 0)]
+    assert set(run.observations[-1].accuracy) == {0, 1, 2, 3, 4}
+    assert run.observations[-1].accuracy[0] > 0.8
+    reference = References(make, benchmark).reference([1, 2, 3, 4, 0])
+    x, y = DIGITS.test_stream[0].tensors
+    expected = (reference(x, 0).argmax(1) == y).double().mean().item()
+    assert run.observations[-1].reference_accuracy[0] == pytest.approx(expected)
+
+
+def test_a_stream_that_comes_again_is_planned(tmp_path):
+    plan = plan_runs(make, scenarios.relearn(5).on(DIGITS), RunStore(tmp_path))
+    assert [runs.trainings for runs in plan.runs] == [6, 5, 1]
+
+
+def test_a_request_in_the_middle_of_a_task_is_obeyed_there():
+    strategy = make()
+    for experience in scenarios.mid_task(4, iteration=1).on(DIGITS).train_stream:
+        strategy.train(experience)
+    records = unlearning_of(strategy).records
+    assert [record.plan.tasks for record in records] == [(0,), (2,)]
+    assert strategy.model.tasks == (1, 3, 4)
+
+
+def test_a_scenario_leaves_the_benchmark_as_it_was():
+    before = [vars(experience).keys() for experience in DIGITS.train_stream]
+    scenarios.relearn(5).on(DIGITS)
+    assert [vars(experience).keys() for experience in DIGITS.train_stream] == before
+    assert len(DIGITS.train_stream) == 5
+    assert state_hashes({"x": DIGITS.train_stream[0].tensors[0]})

@@ -1,0 +1,126 @@
+"""Sweeps on a Ray cluster of two nodes, and through submitit: workers are lost, the results are the same bytes."""
+
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from support.at_once import AtOnce
+from support.lost_jobs import ended
+from support.tiny_study import TINY
+
+from avalanche_amnesia.lab.executors import Job, RayExecutor, SlurmExecutor, run_jobs
+from avalanche_amnesia.lab.runs import RunStore
+from avalanche_amnesia.lab.study.grid import cells_of, folder_of
+from avalanche_amnesia.lab.study.sweep import sweep
+
+CELLS = cells_of(TINY, seeds=[1])
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """Results of a sweep in this process, by run, and the keys of its store."""
+    folder = tmp_path_factory.mktemp("alone")
+    assert sweep(CELLS, AtOnce(), folder / "out", folder / "store") == {}
+    return results(folder / "out"), keys(folder / "store")
+
+
+def results(out):
+    return {cell.method + cell.scenario: (folder_of(cell, out) / "results.json").read_bytes() for cell in CELLS}
+
+
+def keys(store):
+    return {node.key for node in RunStore(store).nodes()}
+
+
+@pytest.fixture
+def cluster(monkeypatch):
+    """Two nodes of one core each, on this machine."""
+    ray = pytest.importorskip("ray", reason='Ray is not installed: pip install "avalanche-amnesia[ray]"')
+    from ray.cluster_utils import Cluster
+
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    small = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
+    cluster = Cluster(initialize_head=True, head_node_args={**small, "include_dashboard": False})
+    cluster.add_node(**small)
+    yield cluster
+    ray.shutdown()
+    cluster.shutdown()
+
+
+def lose(cluster, store, lost, stop):
+    """Once states are written: kill the workers of one node, and then the node itself."""
+    import psutil
+
+    while len(list((store / "nodes").glob("*"))) < 3 and not stop.is_set():
+        time.sleep(0.05)
+    worker = next(node for node in cluster.list_all_nodes() if not node.head)
+    raylet = next(process for kind, process in worker.live_processes() if kind == "raylet")
+    for process in psutil.Process(raylet.pid).children():
+        if "train_references" in process.name() or "train_references" in " ".join(process.cmdline()):
+            lost.append(process.pid)
+            process.send_signal(signal.SIGKILL)
+    time.sleep(1)
+    cluster.remove_node(worker, allow_graceful=False)
+    lost.append("node")
+
+
+@pytest.mark.slow
+def test_a_ray_cluster_that_loses_workers_and_a_node_gives_the_same_bytes(cluster, alone, tmp_path):
+    stop, lost = threading.Event(), []
+    killer = threading.Thread(target=lose, args=(cluster, tmp_path / "store", lost, stop))
+    executor = RayExecutor(cluster.address)
+    killer.start()
+    try:
+        assert sweep(CELLS, executor, tmp_path / "out", tmp_path / "store") == {}
+    finally:
+        stop.set()
+        killer.join()
+        executor.close()
+    assert "node" in lost
+    assert len(lost) > 1  # a worker died in the middle of its job
+    assert (results(tmp_path / "out"), keys(tmp_path / "store")) == alone
+
+
+@pytest.fixture
+def local(tmp_path, monkeypatch):
+    """submitit's local executor."""
+    pytest.importorskip("submitit", reason='submitit is not installed: pip install "avalanche-amnesia[slurm]"')
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))  # where their jobs are found
+    monkeypatch.setattr("submitit.core.core.Job._results_timeout_s", 1)  # by default a lost job is waited for 15 s
+    executor = SlurmExecutor(tmp_path / "logs", workers=2, cluster="local", parameters={"timeout_min": 5})
+    yield executor
+    executor.close()
+
+
+@pytest.mark.slow
+def test_submitit_gives_the_same_bytes(local, alone, tmp_path):
+    cells = cells_of(TINY, ["HAT"], ["newest"], [1])  # every job is a process that imports the host
+    assert sweep(cells, local, tmp_path / "out", tmp_path / "store") == {}
+    for cell in cells:
+        found = (folder_of(cell, tmp_path / "out") / "results.json").read_bytes()
+        assert found == alone[0][cell.method + cell.scenario]
+
+
+@pytest.mark.slow
+def test_a_lost_submitit_job_is_begun_again_and_an_error_is_not(local, tmp_path):
+    told = []
+    jobs = [Job("lost", ended, (str(tmp_path / "marks"), 1)), Job("wrong", int, ("x",))]
+    failed = run_jobs(jobs, local, told=told.append)
+    assert set(failed) == {"wrong"}
+    assert "invalid literal" in str(failed["wrong"])
+    assert len(list((tmp_path / "marks").iterdir())) == 1
+
+
+def test_slurm_gives_whole_gpus(tmp_path):
+    pytest.importorskip("submitit", reason='submitit is not installed: pip install "avalanche-amnesia[slurm]"')
+    with pytest.raises(ValueError, match="whole GPUs"):
+        SlurmExecutor(tmp_path, gpus=0.5, cluster="local")
+
+
+@pytest.mark.parametrize(("make", "extra"), [(RayExecutor, "ray"), (lambda: SlurmExecutor(Path("logs")), "slurm")])
+def test_an_absent_extra_is_named(make, extra, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, {"ray": "ray", "slurm": "submitit"}[extra], None)
+    with pytest.raises(ImportError, match=rf"avalanche-amnesia\[{extra}\]"):
+        make()

@@ -1,0 +1,110 @@
+"""Jobs: each when those are done that it needs, again where its worker was lost; the others go on where one fails."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from support.at_once import AtOnce
+
+from avalanche_amnesia.lab.executors import Job, NeedFailedError, ProcessExecutor, run_jobs
+
+
+def named(name):
+    return name
+
+
+def failing(name):
+    raise ValueError(f"{name} can't")
+
+
+def job(name, *needs, function=named):
+    return Job(name, function, (name,), frozenset(needs))
+
+
+def test_needs_come_first_and_everything_is_told():
+    executor, told = AtOnce(), []
+    jobs = [job("c", "a", "b"), job("b", "a"), job("a"), job("d")]
+    assert run_jobs(jobs, executor, told=told.append) == {}
+    order = [name for (name,) in executor.calls]
+    assert sorted(order) == ["a", "b", "c", "d"]
+    assert order.index("a") < order.index("b") < order.index("c")
+    assert [(done.job.name, done.result, done.error) for done in told] == [(n, n, None) for n in ("a", "d", "b", "c")]
+    assert [(done.n_done, done.n_jobs) for done in told] == [(n, 4) for n in (1, 2, 3, 4)]
+
+
+def test_the_first_of_the_list_are_done_first_where_workers_are_few():
+    jobs = [job("a"), job("b"), job("c", "a", "b"), job("d"), job("e", "d")]
+    few, many = AtOnce(workers=1), AtOnce()
+    assert run_jobs(jobs, few) == run_jobs(jobs, many) == {}
+    assert [name for (name,) in few.calls] == ["a", "b", "c", "d", "e"]
+    assert [name for (name,) in many.calls][:3] == ["a", "b", "d"]  # all at once that need nothing
+    executor = AtOnce(["a"], workers=1)
+    assert run_jobs([job("a", function=failing), *jobs[1:]], executor).keys() == {"a", "c"}
+
+
+def test_what_needs_a_failed_job_is_not_begun_and_the_rest_is():
+    executor = AtOnce()
+    failed = run_jobs([job("a", function=failing), job("b", "a"), job("c", "b"), job("d")], executor)
+    assert isinstance(failed["a"], ValueError)
+    assert isinstance(failed["b"], NeedFailedError)
+    assert "a failed" in str(failed["b"])
+    assert isinstance(failed["c"], NeedFailedError)
+    assert [name for (name,) in executor.calls] == ["a", "d"]
+
+
+@pytest.mark.parametrize(("losses", "begun", "fails"), [(2, 3, False), (3, 3, True)])
+def test_a_job_whose_worker_is_lost_is_begun_again_so_often(losses, begun, fails):
+    executor = AtOnce(["a"] * losses)
+    failed = run_jobs([job("a"), job("b", "a")], executor, retries=2)
+    assert executor.calls.count(("a",)) == begun
+    assert set(failed) == ({"a", "b"} if fails else set())
+
+
+@pytest.mark.parametrize(
+    ("jobs", "message"),
+    [
+        ([job("a"), job("a")], "distinct names"),
+        ([job("a", "z")], r"a needs \['z'\], which is no job"),
+        ([job("a", "b"), job("b", "a")], "waits for a itself"),
+    ],
+)
+def test_impossible_jobs_are_refused_before_any_begins(jobs, message):
+    executor = AtOnce()
+    with pytest.raises(ValueError, match=message):
+        run_jobs([job("x"), *jobs], executor)
+    assert executor.calls == []
+
+
+def killed_once(mark):
+    """Ends its own process the first time."""
+    if not Path(mark).exists():
+        Path(mark).touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return os.getpid()
+
+
+@pytest.mark.slow
+def test_processes_compute_and_a_killed_one_is_replaced(tmp_path):
+    executor, told = ProcessExecutor(1), []
+    try:
+        jobs = [Job("killed", killed_once, (str(tmp_path / "mark"),)), Job("after", time.sleep, (0,), {"killed"})]
+        assert run_jobs(jobs, executor, told=told.append) == {}
+    finally:
+        executor.close()
+    assert told[0].result != os.getpid()
+
+
+def test_shares_of_gpus_are_checked(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(ValueError, match="no GPU"):
+        ProcessExecutor(gpus=0.5)
+    with pytest.raises(ValueError, match="0 to 1"):
+        ProcessExecutor(gpus=2)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert ProcessExecutor(gpus=0.25).workers == 8
+    assert ProcessExecutor(3, gpus=0.25).workers == 3
+    with pytest.raises(ValueError, match="workers must be an int of at least 1"):
+        ProcessExecutor(0)

@@ -1,0 +1,174 @@
+"""The same run in W&B and in TensorBoard: numbers, pictures of masks, overlap, capacity and accuracies, tables."""
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from avalanche.evaluation.metrics import accuracy_metrics, loss_metrics
+from avalanche.logging import InteractiveLogger, TensorboardLogger
+from avalanche.training.plugins import EvaluationPlugin
+from PIL import Image
+from support.strategies import DIGITS, amnesiac
+from support.wandb_recorder import run_folders
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from avalanche_amnesia.contrib.metrics import mask_overlap_metrics, mask_regulariser_metrics
+from avalanche_amnesia.evaluation import (
+    References,
+    accuracy_difference_metrics,
+    accuracy_matrix_metrics,
+    capacity_metrics,
+    distance_metrics,
+    jsd_metrics,
+    unlearned_accuracy_metrics,
+)
+from avalanche_amnesia.lab.logging import JSONLogger, read_json_run
+from avalanche_amnesia.logging import WandBLogger, read_offline_run
+
+DISTANCES = ("JSD_own", "JSD_remaining", "JSD_none", "Euclidean_own", "Cosine_own", "CKA_own")
+BESIDE = ("", "_floor_order", "_ratio_order")
+PICTURES = ("Figure/Masks", "Figure/Overlap", "Figure/Capacity", "Figure/AccuracyMatrix")
+
+
+class Shown:
+    """Tasks 3, 0, 2, then 0 is unlearned by hand, then 0 again; everything is in W&B and in TensorBoard."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        references = References(lambda **options: amnesiac(train_epochs=1, **options), DIGITS)
+        self.board = TensorboardLogger(folder / "tb")
+        with WandBLogger(dir=folder, mode="offline") as logger, JSONLogger(folder / "json") as lines:
+            self.evaluator = EvaluationPlugin(
+                accuracy_metrics(experience=True),
+                loss_metrics(minibatch=True, epoch=True),
+                capacity_metrics(),
+                mask_overlap_metrics(),
+                accuracy_matrix_metrics(),
+                mask_regulariser_metrics(),
+                jsd_metrics(references),
+                distance_metrics(references),
+                unlearned_accuracy_metrics(DIGITS, references),
+                accuracy_difference_metrics(references),
+                loggers=[InteractiveLogger(), self.board, logger, lines],
+            )
+            masks = {"budget": None, "sparsity_weight": 0.5}  # so that there is a regulariser to show
+            self.strategy = amnesiac(train_epochs=1, evaluator=self.evaluator, **masks)
+            for task in (3, 0, 2):
+                self.strategy.train(DIGITS.train_stream[task])
+                self.strategy.eval(DIGITS.test_stream)
+            self.record = self.strategy.unlearn([0], keep_probes=True)
+            self.strategy.eval(DIGITS.test_stream)
+            self.strategy.train(DIGITS.train_stream[0])
+            self.results = self.strategy.eval(DIGITS.test_stream)
+        self.board.writer.flush()
+        self.run = read_offline_run(*run_folders(folder))
+        self.events = EventAccumulator(str(folder / "tb"), size_guidance={"images": 0, "scalars": 0})
+        self.events.Reload()
+
+    def rows_with(self, name: str) -> list[dict[str, Any]]:
+        return [row for row in self.run.rows if name in row]
+
+    def last_table(self, name: str) -> list[dict[str, Any]]:
+        (folder,) = run_folders(self.folder)
+        table = json.loads((folder / "files" / self.rows_with(name)[-1][name]["path"]).read_text())
+        return [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WANDB_SILENT", "true")
+        patch.setenv("WANDB_CONSOLE", "off")
+        yield Shown(tmp_path_factory.mktemp("shown"))
+
+
+def test_json_lines_have_the_same_numbers(shown: Shown) -> None:
+    lines = read_json_run(shown.folder / "json").rows
+    for name in (f"{distance}{suffix}/eval_phase/test_stream" for distance in DISTANCES for suffix in BESIDE):
+        assert [row[name] for row in lines if name in row] == [row[name] for row in shown.rows_with(name)] != []
+
+
+def test_tensorboard_has_the_same_numbers(shown: Shown) -> None:
+    collected = shown.evaluator.get_all_metrics()
+    numbers = {name: values for name, (_, values) in collected.items() if isinstance(values[0], float | int)}
+    assert {"Capacity", "AccuracyDifference/eval_phase/test_stream", "JSD_own/eval_phase/test_stream"} <= set(numbers)
+    assert set(shown.events.Tags()["scalars"]) == set(numbers)
+    assert {f"{name}{suffix}/eval_phase/test_stream" for name in DISTANCES for suffix in BESIDE} <= set(numbers)
+    for name, values in numbers.items():
+        assert [event.value for event in shown.events.Scalars(name)] == pytest.approx(values, rel=1e-6)
+        assert [row[name] for row in shown.rows_with(name)] == values
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_tensorboard_and_w_and_b_show_the_same_pictures(shown: Shown, name: str) -> None:
+    (folder,) = run_folders(shown.folder)
+    boards = [np.asarray(Image.open(io.BytesIO(e.encoded_image_string))) for e in shown.events.Images(name)]
+    files = [np.asarray(Image.open(folder / "files" / row[name]["path"])) for row in shown.rows_with(name)]
+    # Four tasks and an unlearning; one task alone overlaps with none.
+    assert len(boards) == len(files) == (4 if name == "Figure/Overlap" else 5)
+    for board, file in zip(boards, files, strict=True):
+        assert (board == file).all()
+    assert any(not np.array_equal(files[0], later) for later in files[1:])
+
+
+def test_each_event_has_a_row(shown: Shown) -> None:
+    rows = shown.last_table("Events")
+    assert [(row["event"], row["what"], row["task"], row["unlearned"], row["remaining"]) for row in rows] == [
+        (1, "trained", 3, None, "3"),
+        (2, "trained", 0, None, "3, 0"),
+        (3, "trained", 2, None, "3, 0, 2"),
+        (4, "unlearned", 2, "0", "3, 2"),
+        (5, "trained", 0, None, "3, 2, 0"),
+    ]
+    assert rows[3]["claim"] == shown.record.claim
+    assert rows[3]["affected"] == ", ".join(map(str, shown.record.affected))
+    for row in rows:
+        at = [r for r in shown.run.rows if r["event"] == row["event"]]
+        for column, name in {
+            "Capacity": "Capacity",
+            "JSD_own": "JSD_own/eval_phase/test_stream",
+            "AccuracyDifference": "AccuracyDifference/eval_phase/test_stream",
+        }.items():
+            values = [r[name] for r in at if name in r]
+            assert row[column] == (values[-1] if values else None)
+        average = "AverageAccuracy/eval_phase/test_stream"
+        assert row["accuracy"] == pytest.approx([r[average] for r in at if average in r][-1])
+    assert rows[3]["JSD_own"] is not None
+    assert rows[3]["JSD_own_ratio_order"] == pytest.approx(rows[3]["JSD_own"] / rows[3]["JSD_own_floor_order"])
+    together = ["JSD_own", "JSD_own_floor_order", "JSD_own_ratio_order", "UnlearnedAccuracy"]
+    start = list(rows[3]).index("accuracy") + 1
+    assert list(rows[3])[start : start + 5] == [*together, "UnlearnedAccuracy_reference"]
+
+
+def test_the_accuracy_matrix_is_a_table(shown: Shown) -> None:
+    rows = shown.last_table("Figure/AccuracyMatrix/table")
+    assert [row["after"] for row in rows] == ["task 3", "task 0", "task 2", "unlearned 0", "task 0"]
+    given = [{name for name, value in row.items() if value is not None} - {"after"} for row in rows]
+    assert given == [
+        {"task 3"},
+        {"task 0", "task 3"},
+        {"task 0", "task 2", "task 3"},
+        {"task 2", "task 3"},
+        {"task 0", "task 2", "task 3"},
+    ]
+
+
+def test_the_loss_s_regulariser_lies_beside_it(shown: Shown) -> None:
+    name = "MaskRegulariser_Epoch/train_phase/train_stream/Task003"
+    (row,) = shown.rows_with(name)
+    masks = shown.strategy.plugins  # a fresh network: all units are free, and R is the mean of the gate
+    assert shown.run.metrics[name] == "iteration"
+    assert 0 < row[name] <= next(plugin.masks.sparsity_weight for plugin in masks if hasattr(plugin, "masks"))
+
+
+def test_training_loss_lies_over_iterations(shown: Shown) -> None:
+    epoch, minibatch = "Loss_Epoch/train_phase/train_stream/Task003", "Loss_MB/train_phase/train_stream/Task003"
+    assert shown.run.metrics[epoch] == shown.run.metrics[minibatch] == "iteration"
+    steps = [row["iteration"] for row in shown.rows_with(minibatch)]
+    assert steps == list(range(len(steps)))
+    assert len(steps) == -(-len(DIGITS.train_stream[3].dataset) // 40)
+    assert [row["task"] for row in shown.rows_with(minibatch)] == [-1] * len(steps)
+    assert shown.rows_with("Loss_MB/train_phase/train_stream/Task002")[0]["task"] == 0

@@ -1,0 +1,205 @@
+"""Runs of JSON lines: the same as W&B's offline run, readable after a kill, continued after a pickle."""
+
+import json
+import math
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from avalanche.evaluation.metric_results import AlternativeValues, MetricValue
+from avalanche.evaluation.metrics import accuracy_metrics, loss_metrics
+from avalanche.training.plugins import EvaluationPlugin
+from PIL import Image
+from support.strategies import DIGITS, amnesiac
+from support.wandb_recorder import run_folders
+
+from avalanche_amnesia.audit.record import UnlearningRecord
+from avalanche_amnesia.benchmarks import with_unlearning
+from avalanche_amnesia.evaluation import accuracy_matrix_metrics, capacity_metrics, unlearned_accuracy_metrics
+from avalanche_amnesia.evaluation.figures import Table
+from avalanche_amnesia.lab.logging import JSONLogger, JSONRunError, read_json_run
+from avalanche_amnesia.lab.logging.json_lines import RUN_FILE
+from avalanche_amnesia.logging import OfflineRun, WandBLogger, read_offline_run
+from avalanche_amnesia.logging.values import Histogram
+from avalanche_amnesia.training import load_state
+from avalanche_amnesia.training.host.lookup import unlearning_of
+
+BENCHMARK = with_unlearning(DIGITS, {1: [0]})
+
+
+def train(*loggers: Any) -> Any:
+    metrics = (
+        accuracy_metrics(experience=True),
+        loss_metrics(epoch=True),
+        unlearned_accuracy_metrics(BENCHMARK),
+        capacity_metrics(),
+        accuracy_matrix_metrics(),
+    )
+    strategy = amnesiac(train_epochs=1, seed=7, evaluator=EvaluationPlugin(*metrics, loggers=list(loggers)))
+    for experience in BENCHMARK.train_stream[:3]:
+        strategy.train(experience)
+        strategy.eval(BENCHMARK.test_stream)
+    return strategy
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, OfflineRun, OfflineRun, Any]:
+    folder = tmp_path_factory.mktemp("both")
+    about: dict[str, Any] = {"group": "seeds", "job_type": "reference", "config": {"note": "mine"}, "tags": ["digits"]}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WANDB_SILENT", "true")
+        patch.setenv("WANDB_CONSOLE", "off")
+        with (
+            JSONLogger(folder / "json", **about) as of_json,
+            WandBLogger(dir=folder, mode="offline", **about) as of_wandb,
+        ):
+            strategy = train(of_json, of_wandb)
+    return folder / "json", read_json_run(folder / "json"), read_offline_run(*run_folders(folder)), strategy
+
+
+def numbers(row: dict[str, Any]) -> dict[str, float]:
+    return {name: value for name, value in row.items() if isinstance(value, int | float) and not name.startswith("_")}
+
+
+def test_it_says_what_w_and_b_s_offline_run_says(both: Any) -> None:
+    _, ours, theirs, _ = both
+    for name in ("name", "project", "group", "job_type", "config", "metrics", "complete"):
+        assert getattr(ours, name) == getattr(theirs, name), name
+    assert [numbers(row) for row in ours.rows] == [numbers(row) for row in theirs.rows]
+    assert [set(row) for row in ours.rows] == [{n for n in row if not n.startswith("_")} for row in theirs.rows]
+    summaries = [
+        {name: value for name, value in run.summary.items() if isinstance(value, dict) and "last" in value}
+        for run in (ours, theirs)
+    ]
+    named = {name for name in summaries[0] if "Figure" not in name}
+    assert len(named) > 10
+    assert {name: summaries[0][name] for name in named} == {name: summaries[1][name] for name in named}
+    assert not any(name.startswith("Top1") and "Task000" in name for name in ours.summary)
+
+
+def test_records_and_pictures_are_files(both: Any) -> None:
+    folder, run, _, strategy = both
+    assert run.records == [UnlearningRecord.from_json(r.to_json()) for r in unlearning_of(strategy).records]
+    assert run.records
+    assert len(list((folder / "media").glob("*.png"))) == sum(
+        isinstance(value, Image.Image) for row in run.rows for value in row.values()
+    )
+    masks = [row["Figure/Masks"] for row in run.rows if "Figure/Masks" in row]
+    assert len(masks) == 4  # three tasks and an unlearning
+    assert all(picture.width == 800 for picture in masks)
+
+
+def test_values_of_every_kind(tmp_path: Path) -> None:
+    table = Table(("a", "b"), ((1, None), ("x", 2.5)))
+    values = {
+        "float": 0.1,
+        "nan": math.nan,
+        "infinite": -math.inf,
+        "picture": AlternativeValues(Image.new("RGB", (3, 2), (255, 0, 0))),
+        "histogram": torch.arange(10.0),
+        "table": table,
+        "text": "exact",
+        "taken apart": {"x": np.float32(0.5)},
+    }
+    with JSONLogger(tmp_path / "run") as logger:
+        logger.log_metrics([MetricValue(None, name, value, 4) for name, value in values.items()])
+    run = read_json_run(tmp_path / "run")
+    (row,) = run.rows
+    assert (row["float"], row["infinite"], row["taken apart/x"], row["iteration"]) == (0.1, -math.inf, 0.5, 4)
+    assert math.isnan(row["nan"])
+    assert row["picture"].getpixel((2, 1)) == (255, 0, 0)
+    assert isinstance(row["histogram"], Histogram)
+    assert row["histogram"].counts.sum() == 10
+    assert row["table"] == table
+    assert run.summary["text"] == "exact"
+    for line in (tmp_path / "run" / RUN_FILE).read_text().splitlines():
+        json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+
+
+def test_a_killed_run_leaves_all_but_a_cut_line(tmp_path: Path) -> None:
+    with JSONLogger(tmp_path / "run") as logger:
+        for step in range(5):
+            logger.log_single_metric("x", step, step)
+    file = tmp_path / "run" / RUN_FILE
+    whole = file.read_bytes()
+    ends = [i + 1 for i, byte in enumerate(whole) if byte == ord("\n")]
+    for size in range(ends[0], len(whole)):
+        file.write_bytes(whole[:size])
+        run = read_json_run(tmp_path / "run")
+        assert not run.complete
+        assert [row["x"] for row in run.rows] == list(range(max(0, sum(end <= size for end in ends) - 2)))
+
+
+def test_a_pickled_logger_goes_on_behind_the_last_whole_line(tmp_path: Path) -> None:
+    logger = JSONLogger(tmp_path / "run")
+    logger.log_single_metric("x", 1, 0)
+    loaded = pickle.loads(pickle.dumps(logger))
+    with pytest.raises(RuntimeError, match="loaded without its run: attach"):
+        loaded.log_single_metric("x", 2, 1)
+    with pytest.raises(RuntimeError, match="make another JSONLogger"):
+        logger.attach(tmp_path / "run")
+    with (tmp_path / "run" / RUN_FILE).open("a") as file:
+        file.write('{"kind": "row", "val')  # killed here
+    loaded.attach(tmp_path / "run")
+    loaded.log_single_metric("x", 2, 1)
+    loaded.finish()
+    loaded.finish()
+    with pytest.raises(RuntimeError, match="is finished"):
+        loaded.log_single_metric("x", 3, 2)
+    run = read_json_run(tmp_path / "run")
+    assert [row["x"] for row in run.rows] == [1, 2]
+    assert run.complete
+
+
+def test_a_strategy_that_was_loaded_describes_itself_in_its_new_run(tmp_path: Path) -> None:
+    strategy = train(JSONLogger(tmp_path / "first"))
+    strategy.save(tmp_path / "state")
+    with JSONLogger(tmp_path / "second") as logger:
+        loaded = amnesiac(
+            train_epochs=1, seed=7, evaluator=EvaluationPlugin(capacity_metrics(images=False), loggers=[logger])
+        )
+        load_state(loaded, tmp_path / "state")
+        loaded.unlearn([1])
+    run = read_json_run(tmp_path / "second")
+    assert (run.name, run.config["method"]) == ("AmnesiacHAT, seed 7", "AmnesiacHAT")
+    assert [(row["task"], row["event"]) for row in run.rows if "Capacity" in row] == [(2, 5)]  # 3 tasks, 2 unlearnings
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "no whole line"),
+        ('{"kind": "row"}\n', "does not begin like"),
+        ("[]\n", "line 1 of .* is broken"),
+        ('{"kind": "run", "format": "avalanche-amnesia run", "version": 2}\n', "does not begin like"),
+    ],
+)
+def test_what_is_no_run_is_refused(tmp_path: Path, content: str, message: str) -> None:
+    with pytest.raises(JSONRunError, match=f"holds no {RUN_FILE}"):
+        read_json_run(tmp_path)
+    (tmp_path / RUN_FILE).write_text(content)
+    with pytest.raises(JSONRunError, match=message):
+        read_json_run(tmp_path)
+
+
+def test_a_folder_holds_one_run(tmp_path: Path) -> None:
+    JSONLogger(tmp_path / "run").finish()
+    with pytest.raises(JSONRunError, match="not an empty folder"):
+        JSONLogger(tmp_path / "run")
+    with pytest.raises(TypeError, match=r"tags=\['digits'\]"):
+        JSONLogger(tmp_path / "other", tags="digits")
+    with pytest.raises(TypeError, match="not JSON serializable"):
+        JSONLogger(tmp_path / "other", config={"net": object()})
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_broken_line_in_the_middle_is_named(tmp_path: Path) -> None:
+    with JSONLogger(tmp_path / "run") as logger:
+        logger.log_single_metric("x", 1, 0)
+    file = tmp_path / "run" / RUN_FILE
+    file.write_text(file.read_text().replace('"metric": "x"', '"metric: "x"'))
+    with pytest.raises(JSONRunError, match="line 2 of"):
+        read_json_run(tmp_path / "run")

@@ -1,0 +1,157 @@
+"""Runs sent to W&B: as W&B's own logger would have written them, once, and each by itself."""
+
+import json
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import wandb
+from support.wandb_recorder import run_folders
+
+from avalanche_amnesia.audit.record import UnlearningPlan, UnlearningRecord
+from avalanche_amnesia.contrib.residue_search.audit_report import AuditReport, Finding
+from avalanche_amnesia.lab.logging import JSONLogger, log_audit, read_json_run, sync
+from avalanche_amnesia.lab.logging.json_lines import RUN_FILE
+from avalanche_amnesia.lab.runs.command_line import main
+from avalanche_amnesia.logging import WandBLogger, read_offline_run
+from avalanche_amnesia.logging.wandb import artefact_name
+
+PLAN = UnlearningPlan((1, 2), "after 3 trainings", {}, (), (), (), {}, "approximate", 0, (), ())
+RECORD = UnlearningRecord(PLAN, (), (), (0,), 3, 30, 0.1)
+REPORT = AuditReport((Finding("plugins[0].memory", "sample", "task 1", 1.0),), looked_at=7)
+
+
+def short_run(folder: Path, value: float = 1.0, **about: Any) -> Path:
+    with JSONLogger(folder, **about) as logger:
+        for step in range(3):
+            logger.log_single_metric("Loss/train_phase", value * step, step)
+        logger.log_single_metric("MaskUse/layers.1", 0.5, 3)
+        logger.log_single_metric("claim", "exact", 3)
+    return folder
+
+
+def test_a_run_is_sent_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    short_run(tmp_path / "runs" / "a", name="A", group="seeds", job_type="reference", config={"lr": 0.1}, tags=["x"])
+    short_run(tmp_path / "runs" / "b", value=2.0)
+    command = ["sync", str(tmp_path / "runs"), "--mode", "offline", "--project", "digits"]
+    assert main(command) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert [line.endswith(read_json_run(tmp_path / "runs" / name).id) for name, line in zip("ab", said, strict=True)]
+    assert "4 rows written as an offline run of project digits" in said[0]
+    ours = read_json_run(tmp_path / "runs" / "a")
+    theirs = read_offline_run(*run_folders(tmp_path / "runs" / "a"))
+    assert theirs.project == "digits"
+    for name in ("id", "name", "group", "job_type", "config", "metrics", "complete"):
+        assert getattr(ours, name) == getattr(theirs, name), name
+    assert [{k: v for k, v in row.items() if not k.startswith("_")} for row in theirs.rows] == ours.rows
+    assert theirs.summary["claim"] == "exact"
+    for name in ("Loss/train_phase", "MaskUse/layers.1"):
+        assert theirs.summary[name] == ours.summary[name]
+    assert main(command) == 0
+    assert all("was sent before" in line for line in capsys.readouterr().out.splitlines())
+    assert len(run_folders(tmp_path / "runs" / "a")) == 1
+
+
+def test_a_run_that_has_grown_is_sent_anew_under_its_identifier(tmp_path: Path) -> None:
+    folder = tmp_path / "a"
+    logger = JSONLogger(folder)
+    logger.log_single_metric("x", 1.0, 0)
+    (outcome,) = sync([folder], mode="offline")
+    assert outcome.result == "sent"
+    assert read_offline_run(*run_folders(folder)).complete
+    logger.log_single_metric("x", 2.0, 1)
+    logger.finish()
+    (outcome,) = sync([folder], mode="offline")
+    assert outcome.result == "sent"
+    run = read_offline_run(*run_folders(folder))
+    assert [row["x"] for row in run.rows] == [1, 2]
+    assert run.id == read_json_run(folder).id
+
+
+def test_a_broken_run_does_not_keep_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = short_run(tmp_path / "a") / RUN_FILE
+    file.write_text(file.read_text().replace('"kind": "row"', '"kind": row', 1))
+    short_run(tmp_path / "b")
+    assert main(["sync", str(tmp_path), "--mode", "offline"]) == 1
+    broken, whole = capsys.readouterr().out.splitlines()
+    assert "failed, JSONRunError: line 3 of" in broken
+    assert "4 rows written" in whole
+    assert run_folders(tmp_path / "a") == []
+
+
+def test_where_there_is_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sync", str(tmp_path / "absent")]) == 2
+    assert main(["sync", str(tmp_path)]) == 2
+    assert "holds no run" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="'disabled' sends nothing"):
+        sync([tmp_path], mode="disabled")
+
+
+def test_offline_runs_are_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with WandBLogger(dir=tmp_path, mode="offline") as logger:
+        logger.log_single_metric("x", 1, 0)
+    short_run(tmp_path / "json")
+    (made, left) = sync([tmp_path], mode="offline")
+    assert (made.result, left.result) == ("sent", "left")
+    calls: list[list[str]] = []
+    answer = SimpleNamespace(returncode=0, stdout="", stderr="")
+
+    def run(command: list[str], **options: Any) -> Any:
+        calls.append(command)
+        return answer
+
+    monkeypatch.setattr(subprocess, "run", run)
+    (folder,) = run_folders(tmp_path)
+    (outcome,) = sync([folder], mode="online", project="digits")
+    assert outcome.result == "sent"
+    assert calls[0][1:] == ["-m", "wandb", "sync", "--project", "digits", str(folder)]
+    answer.returncode, answer.stderr = 1, "no network\n"
+    (outcome,) = sync([folder], mode="online")
+    assert str(outcome) == f"{folder}: wandb sync failed: no network"
+    (folder / f"run-{logger.run_id}.wandb.synced").touch()
+    (outcome,) = sync([folder], mode="online")
+    assert outcome.result == "unchanged"
+
+
+def test_an_audit_run_names_the_record_that_it_used(tmp_path: Path) -> None:
+    with JSONLogger(tmp_path / "json", job_type="audit") as logger:
+        log_audit(logger, REPORT, RECORD)
+    run = read_json_run(tmp_path / "json")
+    assert (run.job_type, run.inputs, run.records) == ("audit", [RECORD], [])
+    assert run.rows[0]["Audit/findings"].rows == (("sample", 1.0, "task 1", "plugins[0].memory"),)
+    assert run.summary["Audit/n_findings"]["last"] == 1
+    assert run.summary["Audit/verdict"] == "residue found"
+    with WandBLogger(dir=tmp_path, mode="offline", job_type="audit") as of_wandb:
+        log_audit(of_wandb, REPORT, RECORD)
+    theirs = read_offline_run(*run_folders(tmp_path))
+    assert theirs.config == {"record": artefact_name(RECORD)}
+    table = theirs.rows[0]["Audit/findings"]
+    assert json.loads((run_folders(tmp_path)[0] / "files" / table["path"]).read_text())["data"] == [
+        ["sample", 1.0, "task 1", "plugins[0].memory"]
+    ]
+
+
+def test_sent_online_an_audit_run_uses_the_artefact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with JSONLogger(tmp_path / "audit", job_type="audit") as logger:
+        log_audit(logger, REPORT, RECORD)
+    begun: dict[str, Any] = {}
+    used: list[Any] = []
+    begin = wandb.init
+
+    def init(**options: Any) -> Any:
+        begun.update(options)
+        run = begin(**{**options, "mode": "offline"})
+        monkeypatch.setattr(type(run), "offline", False)
+        monkeypatch.setattr(type(run), "use_artifact", lambda self, artefact: used.append(artefact))
+        return run
+
+    monkeypatch.setattr(wandb, "init", init)
+    (outcome,) = sync([tmp_path], mode="online")
+    assert outcome.result == "sent", outcome
+    assert (begun["mode"], begun["id"], begun["job_type"]) == ("online", read_json_run(tmp_path / "audit").id, "audit")
+    assert "resume" not in begun
+    (artefact,) = used
+    assert (artefact.name, artefact.type) == (artefact_name(RECORD), "unlearning-record")
+    assert UnlearningRecord.from_json(Path(artefact.manifest.entries["record.json"].local_path).read_text()) == RECORD

@@ -1,0 +1,186 @@
+"""The main job: the same results for the same seed, everything it promises in its folder, errors that say why."""
+
+import io
+import json
+from unittest import mock
+
+import loky
+import pytest
+from PIL import Image
+from rich.console import Console
+
+from avalanche_amnesia.lab.runs import RunStore
+from avalanche_amnesia.lab.runs.command_line import main
+from avalanche_amnesia.lab.runs.contestants import contestants
+from avalanche_amnesia.lab.runs.demo import REQUESTS, run_demo
+from avalanche_amnesia.logging import read_offline_run
+
+
+@pytest.fixture(autouse=True)
+def one_core(monkeypatch):
+    """No process of its own for references: importing the host there takes longer than to train them."""
+    monkeypatch.setattr(loky, "cpu_count", lambda: 1)
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory):
+    out = tmp_path_factory.mktemp("demo")
+    printed = io.StringIO()
+    with mock.patch.object(loky, "cpu_count", return_value=1):
+        runs = run_demo(out, epochs=2, console=Console(file=printed, width=60))
+    return out, runs, printed.getvalue()
+
+
+@pytest.mark.slow
+def test_results_made_again_on_two_cores_are_the_same_bytes(demo, tmp_path, monkeypatch):
+    out, _, _ = demo
+    monkeypatch.setattr(loky, "cpu_count", lambda: 2)
+    run_demo(tmp_path, epochs=2, console=Console(file=io.StringIO()))
+    assert (tmp_path / "results.json").read_bytes() == (out / "results.json").read_bytes()
+
+
+def test_results_hold_every_number_of_every_event(demo):
+    out, runs, _ = demo
+    strategies = json.loads((out / "results.json").read_text())["strategies"]
+    assert list(strategies) == ["AmnesiacHAT", "AmnesiacHAT pools", "EWC", "LwF"] == [run.name for run in runs]
+    for name, results in strategies.items():
+        events = results["events"]
+        assert [event["unlearned_now"] for event in events] == [REQUESTS.get(t, []) for t in range(5)]
+        last = events[-1]
+        assert last["remaining"] == [2, 3]
+        assert set(last["accuracy"]) == {"2", "3"}
+        assert set(last["unlearned_accuracy"]) == {"0", "1", "4"}
+        assert 0 <= last["reference_unlearned_accuracy"] <= 1
+        assert events[0]["reference_unlearned_accuracy"] is None
+        probes, beside = ("own", "remaining", "none"), ("", "_floor_order", "_floor_seed")
+        expected = {f"JSD_{probe}{suffix}" for probe in probes for suffix in beside}
+        expected |= {f"JSD_{probe}_ratio_order" for probe in probes if last["jsd"][f"JSD_{probe}_floor_order"] > 0}
+        assert set(last["jsd"]) == expected
+        assert (last["capacity"] is not None) == name.startswith("AmnesiacHAT")
+        assert [record["plan"]["tasks"] for record in results["unlearnings"]] == [[0], [1, 4]]
+        assert all(
+            change["before"] != change["after"] for record in results["unlearnings"] for change in record["changes"]
+        )
+
+
+def test_the_mean_accuracy_is_that_of_the_remaining_tasks(demo):
+    _, runs, _ = demo
+    for run in runs:
+        last = run.observations[-1]
+        assert last.mean_accuracy == pytest.approx((last.accuracy[2] + last.accuracy[3]) / 2)
+
+
+def test_seconds_are_kept_apart_from_results(demo):
+    out, runs, _ = demo
+    assert "seconds" not in (out / "results.json").read_text()
+    timings = json.loads((out / "timings.json").read_text())
+    for run in runs:
+        after_two, after_all = timings[run.name]
+        assert [timing["after_task"] for timing in timings[run.name]] == [1, 4]
+        assert all(timing["unlearn"] > 0 for timing in timings[run.name])
+        assert 0 < after_two["retrain"] != after_all["retrain"] > 0
+
+
+def test_pools_are_exact_and_nothing_tells_them_from_the_retrained_model(demo):
+    _, runs, _ = demo
+    pools = next(run for run in runs if run.name == "AmnesiacHAT pools")
+    assert [record["plan"]["claim"] for record in pools.records] == ["exact", "exact"]
+    for seen in pools.observations[1:]:
+        assert seen.jsd["JSD_own"] == 0
+        assert seen.jsd["JSD_remaining"] == 0
+        assert seen.mean_unlearned_accuracy == pytest.approx(seen.reference_unlearned_accuracy)
+
+
+def test_the_last_request_returns_more_capacity_than_the_task_before_it_took(demo):
+    _, runs, _ = demo
+    for run in runs[:2]:
+        *_, before, after = (seen.capacity for seen in run.observations)
+        assert after > before
+
+
+def test_the_report_has_every_strategy_and_the_numbers_of_the_results(demo):
+    out, runs, _ = demo
+    page = (out / "report.html").read_text()
+    assert all(f"<h3>{run.name}</h3>" in page for run in runs)
+    assert f'data-value="{runs[2].observations[-1].jsd["JSD_own"]!r}"' in page
+    assert "exact: provably forgotten" in page
+
+
+def test_figures_and_offline_runs_lie_in_the_folder(demo):
+    out, runs, _ = demo
+    for figure in ("accuracy_matrix.png", "masks.png", "capacity.png"):
+        assert min(Image.open(out / figure).size) > 200
+    offline = [read_offline_run(path) for path in (out / "wandb").glob("offline-run-*")]
+    assert sorted(run.name for run in offline) == ["AmnesiacHAT", "AmnesiacHAT pools", "EWC", "LwF"]
+    assert {run.group for run in offline} == {"demo"}
+    amnesiac = next(run for run in offline if run.name == "AmnesiacHAT")
+    logged = [row["JSD_own/eval_phase/test_stream"] for row in amnesiac.rows if "JSD_own/eval_phase/test_stream" in row]
+    assert logged[-1] == pytest.approx(runs[0].observations[-1].jsd["JSD_own"])
+    assert amnesiac.metrics["JSD_own/eval_phase/test_stream"] == "event"
+
+
+def test_tables_fit_sixty_columns(demo):
+    out, _, printed = demo
+    assert "…" not in printed
+    lines = [line for line in printed.splitlines() if str(out) not in line]
+    assert max(map(len, lines)) <= 60
+    assert "At the end: unlearned tasks" in printed
+    assert f"Open {out / 'report.html'}" in printed
+
+
+def test_an_interrupted_demo_ends_in_one_line_and_writes_no_result(tmp_path, capsys, monkeypatch):
+    def interrupted(*args, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("avalanche_amnesia.lab.runs.demo.observe", interrupted)
+    assert main(["demo", "--out", str(tmp_path / "out")]) == 130
+    told = capsys.readouterr().err.splitlines()  # W&B may have said something before
+    assert told[-1] == "amnesia: interrupted, no result was written; the same command starts again"
+    assert {file.name for file in (tmp_path / "out").iterdir()} <= {"wandb"}
+
+
+@pytest.mark.slow
+def test_a_demo_with_a_store_goes_on_where_it_was_interrupted(tmp_path, capsys, monkeypatch):
+    import avalanche_amnesia.lab.runs.demo as module
+
+    runs, observe, full = [], module.observe, module.SplitDigits
+    monkeypatch.setattr(module, "SplitDigits", lambda **options: full(n_train=300, n_test=100, **options))
+
+    def interrupted(name, *args, **options):
+        if len(runs) == 1:
+            raise KeyboardInterrupt
+        runs.append(observe(name, *args, **options))
+        return runs[-1]
+
+    command = ["demo", "--epochs", "1", "--out", str(tmp_path / "out"), "--store", str(tmp_path / "store")]
+    monkeypatch.setattr(module, "observe", interrupted)
+    assert main(command) == 130
+    assert f"goes on with the references in {tmp_path / 'store'}" in capsys.readouterr().err
+    states = len(RunStore(tmp_path / "store").nodes())
+    assert states > 0
+    monkeypatch.setattr(module, "contestants", lambda budget: {"AmnesiacHAT": contestants(budget)["AmnesiacHAT"]})
+    monkeypatch.setattr(module, "observe", observe)
+    assert main(command) == 0
+    assert len(RunStore(tmp_path / "store").nodes()) == states  # nothing was trained for references that was there
+
+
+def test_missing_data_is_an_error_in_words_and_leaves_nothing(tmp_path, capsys):
+    assert main(["demo", "--data-root", str(tmp_path / "nowhere"), "--out", str(tmp_path / "out")]) == 2
+    assert "MNIST" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_impossible_budget_is_refused(tmp_path, capsys):
+    assert main(["demo", "--epochs", "0", "--out", str(tmp_path / "out")]) == 2
+    assert "at least 1" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_same_job_runs_on_mnist(data_root, tmp_path, monkeypatch):
+    import avalanche_amnesia.lab.runs.demo as module
+
+    full = module.SplitMNIST
+    monkeypatch.setattr(module, "SplitMNIST", lambda **options: full(n_train=1000, n_test=500, **options))
+    runs = run_demo(tmp_path, data_root=str(data_root), epochs=1, console=Console(file=io.StringIO()))
+    assert runs[0].observations[-1].remaining == (2, 3)
+    assert json.loads((tmp_path / "results.json").read_text())["settings"]["data"] == "Split MNIST"

@@ -1,0 +1,109 @@
+"""A state is unlearned, audited and verified by a process that never saw the training script."""
+
+import os
+import sys
+
+import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from support.forked import run_script
+
+from avalanche_amnesia.audit.record import UnlearningRecord
+from avalanche_amnesia.lab.runs.command_line import main
+
+SCRIPT = """
+import sys
+import torch
+from torch.optim import Adam
+from avalanche_amnesia import AmnesiacHAT, MaskedModel
+from avalanche_amnesia.benchmarks import SplitDigits
+from avalanche_amnesia.models import MLP
+
+def make_strategy():
+    torch.manual_seed(0)
+    model = MaskedModel(MLP(64, hidden=(24,), features=16))
+    return AmnesiacHAT(model=model, optimizer=Adam(model.parameters(), lr=1e-2), train_mb_size=40, train_epochs=2)
+
+if __name__ == "__main__":
+    strategy = make_strategy()
+    for experience in SplitDigits(n_train=400, n_test=200).train_stream[:3]:
+        strategy.train(experience)
+    strategy.save("state")
+"""
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run")
+    (folder / "train.py").write_text(SCRIPT)
+    run_script(folder / "train.py")
+    return folder
+
+
+@pytest.fixture
+def run_folder(trained, monkeypatch):
+    monkeypatch.chdir(trained)
+    yield trained
+    sys.modules.pop("train", None)
+
+
+def unlearn(*words: str) -> int:
+    return main(["unlearn", "state", "--tasks", "1", "--factory", "train:make_strategy", *words])
+
+
+def test_unlearned_audited_and_verified(run_folder, capsys):
+    assert unlearn("--record", "r.json", "--out", "after") == 0
+    told = capsys.readouterr().out
+    assert "Unlearned task 1 (after 3 trainings)" in told
+    assert max(map(len, told.splitlines())) <= 60
+    assert UnlearningRecord.load("r.json").remaining == (0, 2)
+    assert main(["audit", "state", "--record", "r.json"]) == 1
+    assert main(["audit", "after", "--record", "r.json"]) == 0
+    assert main(["verify", "r.json", "--state", "after"]) == 0
+    capsys.readouterr()
+    assert main(["verify", "r.json", "--state", "state"]) == 1
+    assert "tensors differ" in capsys.readouterr().out
+
+
+def test_a_record_is_signed_and_its_signature_checked(run_folder, capsys):
+    key = Ed25519PrivateKey.generate()
+    pem = serialization.Encoding.PEM
+    private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    public = key.public_key().public_bytes(pem, serialization.PublicFormat.SubjectPublicKeyInfo)
+    (run_folder / "key.pem").write_bytes(private)
+    (run_folder / "public.pem").write_bytes(public)
+    assert unlearn("--record", "signed.json", "--out", "signed", "--sign", "key.pem") == 0
+    assert main(["verify", "signed.json", "--public-key", "public.pem", "--state", "signed"]) == 0
+    forged = (run_folder / "signed.json").read_text().replace('"approximate"', '"exact"')
+    (run_folder / "forged.json").write_text(forged)
+    assert main(["verify", "forged.json", "--public-key", "public.pem"]) == 2
+    assert "signature" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--tasks", "7"], "task 7"),
+        (["--factory", "train"], "MODULE:NAME"),
+        (["--factory", "train:missing"], "missing"),
+        (["--factory", "absent:make"], "No module named"),
+        (["--out", "."], "no part of a state"),
+        (["--sign", "absent.pem"], "absent.pem"),
+    ],
+)
+def test_a_bad_request_changes_nothing(words, told, run_folder, capsys):
+    before = {file.name: file.read_bytes() for file in (run_folder / "state").iterdir()}
+    assert unlearn("--record", "bad.json", *words) == 2
+    assert told in capsys.readouterr().err
+    assert {file.name: file.read_bytes() for file in (run_folder / "state").iterdir()} == before
+    assert not os.path.exists("bad.json")
+
+
+def test_missing_options_are_named_as_they_are_given(capsys):
+    with pytest.raises(SystemExit):
+        main(["unlearn", "state", "--tasks", "1"])
+    told = capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["unlearn"])
+    assert capsys.readouterr().err.endswith("required: state, --tasks, --factory, --record\n")
+    assert told == "amnesia: the following arguments are required: --factory, --record\n"

@@ -1,0 +1,83 @@
+"""A store from the command line: trainings that it would still have to compute, and states deleted from it."""
+
+import sys
+
+import pytest
+from support.strategies import DIGITS, amnesiac
+
+from avalanche_amnesia.benchmarks import with_unlearning
+from avalanche_amnesia.evaluation import References
+from avalanche_amnesia.lab.runs import RunStore, plan_runs
+from avalanche_amnesia.lab.runs.command_line import main
+
+BENCHMARK = with_unlearning(DIGITS, {1: [0], 2: [2], 3: [1]})
+
+
+def make(**options):
+    return amnesiac(train_epochs=1, **options)
+
+
+def test_a_plan_counts_what_is_to_be_computed(tmp_path):
+    store = RunStore(tmp_path)
+    plan = plan_runs(make, BENCHMARK, store)
+    # main: 5 tasks, of which only the first comes without a request, as in the full run; references: 1; 1; 3
+    counts = {runs.what: (runs.trainings, runs.shared, runs.there, runs.to_compute) for runs in plan.runs}
+    assert counts == {"main run": (5, 0, 0, 5), "full run": (5, 1, 0, 4), "references": (3, 1, 0, 2)}
+    assert plan.seconds is None
+    assert store.nodes() == []
+
+
+def test_a_plan_knows_what_is_there_and_comes_true(tmp_path):
+    store = RunStore(tmp_path)
+    references = References(make, BENCHMARK, store=store)
+    references.reference([1])
+    plan = plan_runs(make, BENCHMARK, store)
+    assert [runs.there for runs in plan.runs] == [0, 0, 1]
+    assert plan.seconds > 0
+    assert "references" in str(plan)
+    assert max(map(len, str(plan).splitlines())) <= 60
+    run = store.run(make())
+    for experience in BENCHMARK.train_stream:
+        run.train(experience)
+    references.full(5)
+    references.reference([3])
+    assert run.computed + references.trainings - 1 == sum(runs.to_compute for runs in plan.runs)
+    assert plan_runs(make, BENCHMARK, store).seconds == 0
+
+
+@pytest.fixture
+def script(tmp_path, monkeypatch):
+    (tmp_path / "trained.py").write_text(
+        "from test_store_commands import BENCHMARK, make\n\ndef made_benchmark():\n    return BENCHMARK\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield tmp_path
+    sys.modules.pop("trained", None)
+
+
+def test_plan_and_prune(script, capsys):
+    store = RunStore(script / "store")
+    run = store.run(make())
+    for task in (0, 1):
+        run.train(DIGITS.train_stream[task])
+    for benchmark in ("trained:BENCHMARK", "trained:made_benchmark"):
+        assert main(["plan", str(script / "store"), "--factory", "trained:make", "--benchmark", benchmark]) == 0
+        assert "main run" in capsys.readouterr().out
+    assert main(["prune", str(script / "store"), "--keep", "1G"]) == 0
+    assert "0 of 2 states deleted" in capsys.readouterr().out
+    assert main(["prune", str(script / "store"), "--task", "1"]) == 0
+    assert "1 of 2 states deleted" in capsys.readouterr().out
+    assert main(["prune", str(script / "store"), "--keep", "0"]) == 0
+    assert "1 of 1 states deleted" in capsys.readouterr().out
+    assert store.nodes() == []
+
+
+def test_what_is_no_store_is_refused(tmp_path, capsys):
+    assert main(["prune", str(tmp_path / "absent"), "--keep", "0"]) == 2
+    assert not (tmp_path / "absent").exists()
+    (tmp_path / "thesis.tex").write_text("years of work")
+    assert main(["prune", str(tmp_path), "--keep", "0"]) == 2
+    assert "thesis.tex" in capsys.readouterr().err
+    for size in ("much", "-3"):
+        with pytest.raises(SystemExit):
+            main(["prune", str(tmp_path), "--keep", size])

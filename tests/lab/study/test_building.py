@@ -1,0 +1,216 @@
+"""Streams, networks and strategies from settings: each is what a script would have made."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import get_args
+
+import pytest
+import torch
+from support.tiny_study import TINY
+
+from avalanche_amnesia.benchmarks import DataNotFoundError, PermutedDigits, SplitDigits
+from avalanche_amnesia.bits import state_hashes
+from avalanche_amnesia.contrib.shadows import BackupPlugin
+from avalanche_amnesia.contrib.streams.scenarios import SCENARIOS
+from avalanche_amnesia.lab.runs.experiment_file import read_experiment
+from avalanche_amnesia.lab.runs.parser import Commands
+from avalanche_amnesia.lab.runs.study_commands import add_study_commands, experiment_of
+from avalanche_amnesia.lab.study import settings as kinds
+from avalanche_amnesia.lab.study.building import (
+    OWN,
+    STOCK,
+    build,
+    make_network,
+    make_scenario,
+    make_stream,
+)
+from avalanche_amnesia.lab.study.grid import cells_of
+from avalanche_amnesia.lab.study.settings import (
+    Cell,
+    MethodSettings,
+    NetworkSettings,
+    ScenarioSettings,
+    StreamSettings,
+)
+from avalanche_amnesia.models import MLP, MaskedModel
+from avalanche_amnesia.training import AmnesiacHAT, HardAttention, find_plugin
+from avalanche_amnesia.training.host.lookup import unlearning_of
+from avalanche_amnesia.training.plugins import HATPlugin
+from experiments.stock import TRIALS, chosen
+
+EXPERIMENTS = sorted((Path(__file__).parents[3] / "experiments").glob("*.yaml"))
+
+
+def test_the_kinds_that_settings_name_are_those_that_there_are():
+    assert set(get_args(kinds.MethodKind)) == {*OWN, *STOCK}
+    assert set(get_args(kinds.ScenarioName)) == set(SCENARIOS)
+    assert all(kind in OWN for kind in kinds.OBEY_NOTHING)
+
+
+def test_a_strategy_is_the_one_that_a_script_makes():
+    benchmark, make = build(Cell(TINY, "AmnesiacHAT", "published", 3))
+    torch.manual_seed(3)
+    model = MaskedModel(MLP(64, hidden=(16,), features=12))
+    plain = AmnesiacHAT(
+        model=model,
+        optimizer=torch.optim.Adam(model.parameters(), lr=1e-3),
+        train_mb_size=20,
+        train_epochs=1,
+        eval_mb_size=512,
+        seed=3,
+    )
+    made = make()
+    for strategy in (made, plain):
+        for experience in benchmark.train_stream:
+            strategy.train(experience)
+    assert state_hashes(made.model.state_dict()) == state_hashes(plain.model.state_dict())
+    assert made.model.tasks == (2, 3)
+    data = SplitDigits(5, seed=3, n_train=100, n_test=50)
+    assert torch.equal(benchmark.train_stream[4].tensors[0], data.train_stream[4].tensors[0])
+
+
+@pytest.mark.parametrize("kind", get_args(kinds.MethodKind))
+def test_every_method_learns_and_answers_requests(kind):
+    options = {"EWC": {"ewc_lambda": 1.0}, "LwF": {"alpha": 1.0, "temperature": 2.0}}.get(kind, {})
+    experiment = replace(TINY, methods={"it": MethodSettings(kind, options=options)})
+    benchmark, make = build(Cell(experiment, "it", "published", 0))
+    strategy = make()
+    for experience in benchmark.train_stream[:2]:
+        strategy.train(experience)
+    assert unlearning_of(strategy).ledger.unlearned == (0,)
+    kept = tuple(strategy.model.tasks)
+    assert kept == ((0, 1) if kind in kinds.OBEY_NOTHING else (1,))
+
+
+def test_options_that_are_objects_in_a_script_are_plain_values_here():
+    options = {"isolation": "planned", "masks": {"sparsity_weight": 0.5}}
+    pooled = replace(TINY, methods={"it": MethodSettings("AmnesiacHAT", options=options)})
+    strategy = build(Cell(pooled, "it", "published", 0))[1]()
+    plugin = find_plugin(strategy, HATPlugin)
+    assert plugin.isolation.slots == {0: 0, 1: 1, 2: 0, 3: 2, 4: 1}
+    assert plugin.masks == HardAttention(sparsity_weight=0.5)
+    backup = {"masks": {}, "compensation": {"scope": "unit", "start": "fresh", "joint": True}}
+    published = replace(TINY, methods={"it": MethodSettings("AmnesiacHAT", options=backup)})
+    made = build(Cell(published, "it", "published", 7))[1]()
+    assert find_plugin(made, BackupPlugin).scope == "unit"
+    assert find_plugin(made, BackupPlugin).seed == 7
+
+
+def test_clpu_is_told_what_stays():
+    experiment = replace(TINY, methods={"it": MethodSettings("CLPU-DER++")})
+    benchmark, _ = build(Cell(experiment, "it", "published", 0))
+    assert [e.permanent for e in benchmark.train_stream] == [False, False, True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: make_stream(StreamSettings(options={"clas_order": [1]}), 0), TypeError, "did you mean 'class_order'"),
+        (lambda: make_stream(StreamSettings("SplitOmniglot", n_train=5), 0), TypeError, "no option 'n_train'"),
+        (lambda: make_stream(StreamSettings("Combined", 6), 0, "/nowhere"), ValueError, "1 to 5 tasks"),
+        (lambda: make_stream(StreamSettings("SplitMNIST"), 0, "/nowhere"), DataNotFoundError, "/nowhere"),
+        (lambda: make_scenario(ScenarioSettings("bursts", {"sise": 2}), 5), TypeError, "did you mean 'size'"),
+        (lambda: make_scenario(ScenarioSettings("at_random", {"rate": 2}), 5), ValueError, "rate must lie in 0 to 1"),
+    ],
+)
+def test_errors_say_what_is_allowed(make, error, message):
+    with pytest.raises(error, match=message):
+        make()
+
+
+def test_networks_fit_their_images():
+    for name, shape in (("CharacterNet", (1, 28, 28)), ("SmallConvNet", (3, 32, 32)), ("ResNet18", (3, 32, 32))):
+        network = make_network(NetworkSettings(name), torch.zeros(shape))
+        assert network(torch.zeros(2, *shape)).shape == (2, network.features)
+    assert MaskedModel(make_network(NetworkSettings("ResNet18"), torch.zeros(3, 32, 32))).n_units > 1000
+
+
+def experiment(content):
+    commands = Commands()
+    add_study_commands(commands)
+    return experiment_of(commands.parse(["sweep", "--config", json.dumps(content)])[1])
+
+
+OWN_QUESTION = {
+    *(
+        "ablation",
+        "adahat_alpha",
+        "as_published",
+        "hat_cl",
+        "permuted_mnist_5_dil",
+        "recycling",
+        "rotated_mnist_dil",
+        "wsn",
+    ),
+}
+"""Experiments that are no comparison of all methods."""
+
+
+@pytest.mark.parametrize("file", EXPERIMENTS, ids=lambda file: file.stem)
+def test_every_experiment_file_is_one(file):
+    small, full = (experiment(read_experiment(file, profile)) for profile in ("small", "full"))
+    assert small.name == full.name == file.stem
+    found = {method.kind for method in full.methods.values()}
+    assert file.stem in OWN_QUESTION or found == {*OWN, *STOCK}
+    for settings in (small, full):
+        assert cells_of(settings)
+        data = PermutedDigits(settings.stream.n_tasks, n_train=20, n_test=20)
+        for scenario in settings.scenarios.values():
+            assert make_scenario(scenario, settings.stream.n_tasks).on(data)
+
+
+@pytest.mark.parametrize("file", ["split_mnist", "combined", "omniglot", "split_cifar10"])
+def test_streams_and_networks_of_experiments_fit(file, data_root):
+    found = experiment(read_experiment(EXPERIMENTS[0].with_name(f"{file}.yaml"), "small"))
+    few = {"n_train": None if found.stream.name == "SplitOmniglot" else 60}
+    options = {"jpeg": True} if found.stream.name in ("SplitCIFAR10", "Combined") else {}
+    stream = replace(found.stream, options=found.stream.options | options, **few)
+    (cell,) = cells_of(replace(found, stream=stream), ["EWC"], [*found.scenarios][:1], [1])
+    _, make = build(cell, data_root)
+    assert make().model is not None
+
+
+def test_options_of_every_experiment_are_those_of_its_methods():
+    """Every method that differs in more than a number is made once, on digits."""
+    made = {}
+    for file in EXPERIMENTS:
+        for name, method in experiment(read_experiment(file)).methods.items():
+            words = {key: value for key, value in method.options.items() if not isinstance(value, float)}
+            made.setdefault((method.kind, json.dumps(words, sort_keys=True)), (file.stem, name, method))
+    for stem, name, method in made.values():
+        settings = replace(TINY, name=stem, methods={name: method})
+        assert build(Cell(settings, name, "published", 1))[1]().model is not None
+
+
+def test_a_method_of_one_head_learns_and_forgets():
+    file = EXPERIMENTS[0].with_name("rotated_mnist_dil.yaml")
+    method = experiment(read_experiment(file)).methods["AmnesiacHAT"]
+    stream = StreamSettings("RotatedDigits", 5, n_train=60, n_test=50)
+    settings = replace(TINY, methods={"it": method}, stream=stream)
+    benchmark, make = build(Cell(settings, "it", "published", 0))
+    strategy = make()
+    for experience in benchmark.train_stream[:2]:
+        strategy.train(experience)
+    assert strategy.model.shared_head.out_features == 10
+    assert strategy.model.tasks == (1,)
+
+
+SEARCHED = {
+    "permuted_mnist_5": "permuted",
+    "permuted_mnist_20": "permuted 20",
+    "rotated_mnist": "rotated",
+    "split_fashion_mnist": "split fashion",
+    "omniglot": "omniglot",
+    "split_cifar10": "split cifar",
+}
+
+
+@pytest.mark.parametrize("file", SEARCHED)
+def test_stock_settings_are_those_that_were_found(file):
+    methods = read_experiment(EXPERIMENTS[0].parent / f"{file}.yaml")["methods"]
+    for name in STOCK:
+        found = chosen(SEARCHED[file], name, TRIALS)
+        given = methods[name]
+        assert (given["optimizer"], given["lr"]) == (found.optimizer, found.lr), name
+        assert given.get("options", {}) == dict(found.options), name

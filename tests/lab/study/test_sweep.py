@@ -1,0 +1,357 @@
+"""Sweeps: every run once, references shared, the same results as alone; tables of them; the commands for all that."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from dataclasses import asdict, replace
+
+import pytest
+import yaml
+from PIL import Image
+from support.at_once import AtOnce
+from support.tiny_study import TINY
+
+from avalanche_amnesia import __version__
+from avalanche_amnesia.lab.executors import ProcessExecutor
+from avalanche_amnesia.lab.runs import RunStore
+from avalanche_amnesia.lab.runs.command_line import main
+from avalanche_amnesia.lab.runs.experiment_file import expanded, read_experiment
+from avalanche_amnesia.lab.study.grid import cells_of, folder_of, is_done
+from avalanche_amnesia.lab.study.planning import plan_sweep
+from avalanche_amnesia.lab.study.running import run_cell
+from avalanche_amnesia.lab.study.settings import MethodSettings, ScenarioSettings
+from avalanche_amnesia.lab.study.sweep import jobs_of, sweep
+from avalanche_amnesia.lab.study.tables import MEASURES, Row, figure, read_rows
+
+CELLS = cells_of(TINY)
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory):
+    """Folder of a whole sweep, its plan before it, and what was told."""
+    folder = tmp_path_factory.mktemp("sweep")
+    plan, told = plan_sweep(CELLS, RunStore(folder / "store")), []
+    assert sweep(CELLS, AtOnce(), folder / "out", folder / "store", told=told.append) == {}
+    return folder, plan, told
+
+
+def results(folder):
+    return (folder / "results.json").read_bytes()
+
+
+def test_every_run_has_its_results_and_its_settings(swept):
+    folder, _, _ = swept
+    assert len(CELLS) == 8
+    for cell in CELLS:
+        place = folder_of(cell, folder / "out")
+        assert is_done(cell, place)
+        saved = yaml.safe_load((place / "settings.yaml").read_text())
+        assert saved["method"] == {"name": cell.method, **asdict(TINY.methods[cell.method])}
+        assert (saved["seed"], saved["training"]) == (cell.seed, asdict(TINY.training))
+        (events,) = [run["events"] for run in json.loads(results(place))["strategies"].values()]
+        gone = {"published": [0, 1, 4], "newest": [1, 3]}[cell.scenario]
+        assert sorted(events[-1]["unlearned"]) == gone
+        assert events[-1]["full_accuracy"].keys() == events[-1]["accuracy"].keys()
+
+
+def test_references_are_trained_as_planned_and_shared_by_scenarios(swept):
+    folder, plan, told = swept
+    trained = sum(done.result for done in told if isinstance(done.result, int))
+    planned = {group.what: group for group in plan.runs}
+    assert planned["main runs"].to_compute == 5 * len(CELLS)
+    assert trained == sum(group.to_compute for group in plan.runs) - 5 * len(CELLS)
+    assert planned["full runs"].shared > 0
+    assert len(RunStore(folder / "store").nodes()) == trained  # and the runs themselves trained no reference
+    assert all(group.to_compute == 0 for group in plan_sweep(CELLS, RunStore(folder / "store")).runs[1:])
+
+
+def test_a_run_alone_gives_the_same_bytes(swept, tmp_path):
+    cell = CELLS[1]
+    run_cell(cell, tmp_path)
+    assert results(tmp_path) == results(folder_of(cell, swept[0] / "out"))
+
+
+def test_a_run_is_without_the_hosts_own_deprecations(tmp_path, capfd):
+    stock = replace(TINY, methods={"Replay": MethodSettings("Replay")})
+    with warnings.catch_warnings(record=True) as seen:
+        run_cell(cells_of(stock, seeds=[1])[0], tmp_path)
+    assert [str(w.message) for w in seen if w.category is DeprecationWarning] == []
+
+
+def test_what_is_done_is_not_run_again_and_what_changed_is(swept):
+    folder, _, _ = swept
+    assert jobs_of(CELLS, folder / "out", folder / "store") == []
+    longer = replace(TINY, training=replace(TINY.training, epochs=2))
+    assert len(jobs_of(cells_of(longer, ["HAT"], seeds=[1]), folder / "out", folder / "store")) == 3
+    (place,) = (folder_of(cell, folder / "out") for cell in cells_of(TINY, ["HAT"], ["newest"], [2]))
+    kept = results(place)
+    (place / "results.json").unlink()
+    jobs = jobs_of(CELLS, folder / "out", folder / "store")
+    assert [job.name for job in jobs] == ["HAT, seed 2: references (same, full)", "HAT, seed 2: newest"]
+    assert jobs[1].needs == {jobs[0].name}
+    executor, told = AtOnce(), []
+    sweep(CELLS, executor, folder / "out", folder / "store", told=told.append)
+    assert told[0].result == 0  # all references were there
+    assert results(place) == kept
+
+
+@pytest.mark.slow
+def test_processes_give_the_same_bytes(swept, tmp_path):
+    cells, executor = cells_of(TINY, ["AmnesiacHAT"], seeds=[1]), ProcessExecutor(2)
+    try:
+        assert sweep(cells, executor, tmp_path / "out", tmp_path / "store") == {}
+    finally:
+        executor.close()
+    for cell in cells:
+        assert results(folder_of(cell, tmp_path / "out")) == results(folder_of(cell, swept[0] / "out"))
+
+
+@pytest.mark.slow
+def test_a_killed_sweep_goes_on_where_it_was(swept, file, monkeypatch):
+    words = ["sweep", "tiny.yaml", "method=HAT", "seed=1"]
+    program = [sys.executable, "-m", "avalanche_amnesia", *words, "--workers", "1"]
+    process = subprocess.Popen(program, start_new_session=True)
+    while not (there := list(file.glob("runs/tiny/**/settings.yaml"))):
+        assert process.poll() is None
+        time.sleep(0.1)  # looking takes time that the sweep then lacks
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    written = {path: path.stat().st_mtime_ns for path in there}
+    monkeypatch.setattr("avalanche_amnesia.lab.executors.ProcessExecutor", lambda workers, gpus: AtOnce())
+    assert main(words) == 0
+    assert {path: path.stat().st_mtime_ns for path in there} == written  # what was finished is not run again
+    for cell in cells_of(TINY, ["HAT"], seeds=[1]):
+        assert results(folder_of(cell, file / "runs")) == results(folder_of(cell, swept[0] / "out"))
+
+
+@pytest.mark.parametrize("ratios", [(0.0, 0.5), (0.3, 2.0), (1.0, 95.0)])
+def test_every_dot_lies_inside_of_its_panel(ratios):
+    rows = [Row("x", "A", "newest", 1, "", {"remaining": 0.9, "ratio": ratio}, {}, []) for ratio in ratios]
+    picture = figure(rows)
+    picture.canvas.draw()
+    axis = picture.axes[1]
+    left, right = axis.get_xlim()
+    assert left < min(ratios)
+    assert right > 1.1 * max(*ratios, 1.0)  # not cut in half by the frame
+    assert axis.get_xscale() == ("symlog" if max(ratios) > 10 else "linear")
+
+
+def test_tables_have_the_numbers_of_the_runs(swept, tmp_path, capsys):
+    folder, _, _ = swept
+    assert main(["report", str(folder / "out"), "--tables", str(tmp_path / "tables")]) == 0
+    assert "results.md" in capsys.readouterr().out
+    with (tmp_path / "tables" / "results.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == len(CELLS)
+    row = next(r for r in rows if (r["method"], r["scenario"], r["seed"]) == ("AmnesiacHAT", "newest", "2"))
+    (cell,) = cells_of(TINY, ["AmnesiacHAT"], ["newest"], [2])
+    end = json.loads(results(folder_of(cell, folder / "out")))["strategies"]["AmnesiacHAT"]["events"][-1]
+    assert float(row["remaining"]) == end["mean_accuracy"]
+    assert float(row["jsd"]) == end["jsd"]["JSD_own"]
+    assert (row["ratio"], row["claim"]) == ("", end["claim"])  # no floor was measured
+    runs = json.loads((tmp_path / "tables" / "tiny_seed2.json").read_text())
+    (mine,) = [
+        r
+        for r in runs
+        if (r["settings"]["method"]["name"], r["settings"]["scenario"]["name"]) == ("AmnesiacHAT", "newest")
+    ]
+    assert [after["task"] for after in mine["after"]] == [0, 1, 2, 3, 4]
+    assert mine["after"][-1]["accuracy"] == end["accuracy"]
+    assert mine["after"][-1]["measures"]["remaining"] == end["mean_accuracy"]
+    text = (tmp_path / "tables" / "results.md").read_text()
+    mine = [r for r in read_rows(folder) if (r.method, r.scenario) == ("HAT", "newest")]
+    accuracies = [100 * r.values["remaining"] for r in mine]
+    spread = abs(accuracies[0] - accuracies[1]) / 2**0.5
+    assert f"| HAT | 1, 2 | – | {sum(accuracies) / 2:.1f} ± {spread:.1f} |" in text
+    scenarios = list(dict.fromkeys(r.scenario for r in read_rows(folder)))
+    overview = text.split("## All scenarios: remaining\n")[1].split("\n## ")[0]
+    assert f"| method | {' | '.join(scenarios)} |" in overview
+    (of_hat,) = [line.split(" | ") for line in overview.splitlines() if line.startswith("| HAT |")]
+    assert of_hat[1 + scenarios.index("newest")].strip(" |") == f"{sum(accuracies) / 2:.1f} ± {spread:.1f}"
+    assert all(measure.meaning in text for measure in MEASURES.values())
+    assert min(Image.open(tmp_path / "tables" / "tiny.png").size) > 100
+
+
+def test_a_folder_without_runs_is_refused(tmp_path, capsys):
+    assert main(["report", str(tmp_path), "--tables", str(tmp_path / "tables")]) == 2
+    assert "holds no results of amnesia run" in capsys.readouterr().err
+    assert not (tmp_path / "tables").exists()
+
+
+# Commands ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def file(tmp_path, monkeypatch):
+    """An experiment's file in the working directory."""
+    monkeypatch.chdir(tmp_path)
+    content = asdict(TINY) | {"profiles": {"short": {"seeds": [5], "stream": {"n_train": 60}}}}
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
+    return tmp_path
+
+
+def test_run_takes_overrides_and_a_profile(file, capsys):
+    words = [
+        "run",
+        "tiny.yaml",
+        "method=HAT",
+        "scenario=newest",
+        "training.batch_size=10",
+        "--profile",
+        "short",
+        "methods.HAT.lr=0.01",
+    ]
+    assert main(words) == 0
+    told = capsys.readouterr().out
+    place = file / "runs" / "tiny" / "HAT" / "newest" / "seed5"
+    assert str(place.relative_to(file)) in told
+    saved = yaml.safe_load((place / "settings.yaml").read_text())
+    assert (saved["stream"]["n_train"], saved["training"]["batch_size"], saved["method"]["lr"]) == (60, 10, 0.01)
+    assert main(words) == 0
+    assert "there already" in capsys.readouterr().out
+
+
+def test_plan_and_sweep_a_part_of_an_experiment(file, capsys, monkeypatch):
+    monkeypatch.setattr("avalanche_amnesia.lab.executors.ProcessExecutor", lambda workers, gpus: AtOnce())
+    words = ["tiny.yaml", "method=[HAT]", "scenario=[newest]", "seed=[1]"]
+    assert main(["plan", *words]) == 0
+    told = capsys.readouterr().out
+    assert "1 runs, 0 done already" in told
+    assert "main runs" in told
+    assert main(["sweep", *words]) == 0
+    assert "[2/2] HAT, seed 1: newest: accuracy" in capsys.readouterr().out
+    assert main(["sweep", *words]) == 0
+    assert "1 runs, 1 done already" in capsys.readouterr().out
+    assert main(["sweep", *words[:3], "seed=[1]", "training.epochs=0"]) == 1
+    assert "failed: ValueError" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["training.epoks=3"], "did you mean 'training.epochs'?"),
+        (["trainin.epochs=3"], "did you mean 'training.epochs'?"),
+        (["training.epochs=many"], "Got value: many"),
+        (["stream.name=SplitMNST"], "did you mean 'SplitMNIST'?"),
+        (["methods.HAT.kind=HATT"], "did you mean 'HAT'?"),
+        (["method=HATT"], "it has 'AmnesiacHAT', 'HAT'; did you mean 'HAT'?"),
+        (["scenario=latest"], "it has 'published', 'newest'"),
+        (["--profile", "shrt"], "did you mean 'short'?"),
+        (["stream.options.clas_order=[1]"], "did you mean 'class_order'?"),
+        (["stream.n_tasks=3"], "n_tasks=3 does not split 10 classes"),
+    ],
+)
+def test_mistakes_are_told_with_what_was_meant(file, words, told, capsys):
+    try:
+        status = main(["run", "tiny.yaml", *words])
+    except SystemExit as end:
+        status = end.code
+    assert status == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert told in lines[-1]
+    assert not (file / "runs" / "tiny").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("- a", "holds no settings"),
+        ("a: [", "is no YAML"),
+        ("name: x\nmethods: {A: {kin: HAT}}", "did you mean 'kind'?"),
+        (
+            "extends: tiny.yaml\ntraining: {epoch: 2}",
+            "unknown option 'training.epoch'; did you mean 'training.epochs'?",
+        ),
+        ("extends: tiny.yaml\ntrainin: {epochs: 2}", "did you mean 'training.epochs'?"),
+        ("extends: tiny.yaml\nseeds: 1", 'option "seeds": Expected a list. Got value: 1'),
+        ("extends: odd.yaml", "odd.yaml extends itself"),
+        ("extends: tinny.yaml", "did you mean 'tiny.yaml'?"),
+    ],
+)
+def test_files_that_are_no_experiments(file, content, told, capsys):
+    (file / "odd.yaml").write_text(content)
+    try:
+        status = main(["run", "odd.yaml"])
+    except SystemExit as end:
+        status = end.code
+    assert status == 2
+    assert told in capsys.readouterr().err
+
+
+def test_a_file_takes_over_what_others_have_and_changes_it(file):
+    (file / "parts").mkdir()
+    (file / "parts" / "more.yaml").write_text("methods: {WSN: {kind: WSN, lr: 0.1}}\nprofiles: {long: {seeds: [7, 8]}}")
+    (file / "own.yaml").write_text(
+        "name: own\nextends: [tiny.yaml, parts/more.yaml]\nmethods: {HAT: null, WSN: {lr: 0.2}}\nseeds: [4]"
+    )
+    found, tiny = read_experiment(file / "own.yaml"), read_experiment(file / "tiny.yaml")
+    assert found["methods"] == {"AmnesiacHAT": tiny["methods"]["AmnesiacHAT"], "WSN": {"kind": "WSN", "lr": 0.2}}
+    assert (found["name"], found["seeds"], found["stream"]) == ("own", [4], tiny["stream"])
+    assert read_experiment(file / "own.yaml", "long")["seeds"] == [7, 8]
+    assert read_experiment(file / "own.yaml", "short")["seeds"] == [5]
+
+
+def test_options_of_a_method_are_overridden_one_by_one(file):
+    words = ["run", "tiny.yaml", "methods.HAT.options.masks.s_max=50", "methods.HAT.options.locked=[0]", "seed=3"]
+    command, config, content, *rest = expanded(words)
+    assert (command, config, rest) == ("run", "--config", ["--seed=3"])
+    assert json.loads(content)["methods"]["HAT"]["options"] == {"masks": {"s_max": 50}, "locked": [0]}
+
+
+def test_without_a_file(file, capsys):
+    assert main(["run"]) == 2
+    assert "run needs an experiment's file" in capsys.readouterr().err
+    assert main(["run", "none.yaml"]) == 2
+    assert "none.yaml" in capsys.readouterr().err
+
+
+def test_a_method_that_still_has_a_task_does_not_learn_it_again(file, capsys):
+    again = replace(TINY, scenarios={"again": ScenarioSettings("relearn")})
+    assert {cell.method for cell in cells_of(again)} == {"AmnesiacHAT"}
+    with pytest.raises(ValueError, match="obeys no request"):
+        cells_of(again, ["HAT"], ["again"])
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--version"], __version__),
+        (["run", "--help"], "usage: amnesia run FILE [key=value ...]"),
+        (["run", "--help"], "passes over each task's training images (type: int, default: 2)"),
+        (["sweep", "--help"], "GPUs of a job"),
+        (["--print_completion", "shtab-bash"], "training.batch_size"),
+    ],
+)
+def test_the_command_line_explains_itself(words, told, capsys):
+    with pytest.raises(SystemExit) as end:
+        main(words)
+    assert end.value.code in (0, None)
+    assert told in " ".join(capsys.readouterr().out.split())
+
+
+def test_data_sets_are_listed_and_downloaded_by_torchvision(tmp_path, data_root, capsys, monkeypatch):
+    assert main(["data", "--data-root", str(data_root)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    states = {line.split()[0]: line.split()[1] for line in lines[1:]}
+    assert states["digits"] == states["MNIST"] == states["Omniglot-small"] == "there"
+    assert states["CIFAR100"] == "--download"
+    asked = []
+    monkeypatch.setattr("torchvision.datasets.CIFAR100", lambda root, download: asked.append((root, download)))
+    monkeypatch.setattr("avalanche_amnesia.lab.runs.catalogue.DataSet.is_there", lambda self, root: False)
+    assert main(["data", "--data-root", str(tmp_path / "new"), "--download", "CIFAR100"]) == 0
+    assert asked == [(str(tmp_path / "new"), True)]
+    monkeypatch.delenv("AMNESIA_DATA", raising=False)
+    assert main(["data"]) == 0
+    assert "no data root" in capsys.readouterr().out
+    for words, told in (
+        (["--download", "CIFAR1000"], "did you mean 'CIFAR100'?"),
+        (["--download", "MNIST"], "needs a data root"),
+        (["--data-root", str(tmp_path), "--download", "Omniglot-small"], "can't be downloaded by torchvision"),
+    ):
+        assert main(["data", *words]) == 2
+        assert told in capsys.readouterr().err
