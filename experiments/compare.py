@@ -27,6 +27,7 @@ from torch.optim import SGD, Adam
 
 from avalanche_amnesia import benchmarks
 from avalanche_amnesia.benchmarks import with_unlearning
+from avalanche_amnesia.contrib import streams
 from avalanche_amnesia.contrib.baselines import (
     PALL,
     CLPUDERpp,
@@ -51,11 +52,11 @@ from avalanche_amnesia.training.plugins import InMemoryLoaderPlugin, SeedingPlug
 STREAMS = {
     "split_digits": benchmarks.SplitDigits,
     "permuted_digits": benchmarks.PermutedDigits,
-    "split_mnist": benchmarks.SplitMNIST,
-    "permuted_mnist": benchmarks.PermutedMNIST,
+    "split_mnist": streams.SplitMNIST,
+    "permuted_mnist": streams.PermutedMNIST,
     "rotated_digits": benchmarks.RotatedDigits,
-    "rotated_mnist": benchmarks.RotatedMNIST,
-    "split_fashion_mnist": benchmarks.SplitFashionMNIST,
+    "rotated_mnist": streams.RotatedMNIST,
+    "split_fashion_mnist": streams.SplitFashionMNIST,
 }
 OWN = {
     "hat": (HAT, MaskedModel, {}),

@@ -65,7 +65,8 @@ def make_stream(
     settings: StreamSettings, seed: int, root: str | Path | None = None, download: bool = False
 ) -> CLScenario:
     """The tasks, without requests."""
-    make = _combined if settings.name == "Combined" else getattr(benchmarks, settings.name)
+    room = benchmarks if hasattr(benchmarks, settings.name) else streams
+    make = _combined if settings.name == "Combined" else getattr(room, settings.name)
     takes = inspect.signature(make).parameters
     given = {"n_train": settings.n_train, "n_test": settings.n_test}
     known_options([name for name, value in given.items() if value is not None], takes, settings.name)
