@@ -9,6 +9,7 @@ this net and in one that kept everything. The net has ten slots: full before the
 import argparse
 import json
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 
@@ -21,14 +22,15 @@ from avalanche_amnesia.evaluation import accuracy
 from avalanche_amnesia.isolation import Pools
 from avalanche_amnesia.models import MLP, MaskedModel
 from avalanche_amnesia.training import AmnesiacHAT, HardAttention
+from avalanche_amnesia.training.host import find_plugin
+from avalanche_amnesia.training.plugins import HATPlugin
 
 LEARNED, REQUESTED, NEW = range(10), (1, 4, 7), (11, 14, 17)
 PERMANENT = (0, 2, 3, 5, 8)
 CONTENDERS = {
     "sharing": ({}, ()),
-    "pools": ({"isolation": Pools(slots=10, moving=True)}, ()),
-    "pools by label": ({"isolation": Pools(slots=10)}, ()),
-    "pools, half permanent": ({"isolation": Pools(slots=10, moving=True)}, PERMANENT),
+    "pools": ({"isolation": Pools(slots=10)}, ()),
+    "pools, half permanent": ({"isolation": Pools(slots=10)}, PERMANENT),
 }
 COLUMNS = {
     "learned": "accuracy, 10 tasks learned",
@@ -79,7 +81,8 @@ def run(contender, options, seed):
     record = strategy.unlearn(REQUESTED)
     after = accuracies(strategy, benchmark, remaining)
     if settings:
-        full.plugins[2].when_full = "share"
+        masking = find_plugin(full, HATPlugin)
+        masking.isolation = replace(masking.isolation, when_full="share")
     for task in NEW:
         strategy.train(benchmark.train_stream[task])
         full.train(benchmark.train_stream[task])

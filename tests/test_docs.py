@@ -23,7 +23,7 @@ WITH_PYTHON = [name for name in [*PAGES, "first_request.ipynb"] if name not in W
 NOTEBOOK_ENDS = "exact – audit finds nothing: True\nall bits equal: True"
 PRINTS = {
     "getting_started.md": ["torch.Size([16])", "approximate"],
-    "forgetting.md": ["exact", "task 2 was trained beside task 1", "(2,)"],
+    "forgetting.md": ["exact", "task 2 was trained beside task 1"],
     "compliance.md": ["exact"],
     "first_request.ipynb": [NOTEBOOK_ENDS],
 }

@@ -58,8 +58,6 @@ class UnlearningPlan:
         trajectory_bytes: bytes of trajectory that are freed.
         purges: host plugins that would be cleaned, by class name.
         unpurged: plugins that hold learned state and have no purger, by class name.
-        moved: remaining tasks some of whose units move to the places that become free (pools): their values stay, their
-            logits are summed in another order. ``entries`` counts what is taken out, before that.
         uninformative_masks: masks among ``removed`` that say nothing of the tasks: they open a whole pool, as another
             task's may. An audit does not look for them.
         shared_state: tensors beside the parameters (buffers, attributes of modules) that trainings changed for all
@@ -79,7 +77,6 @@ class UnlearningPlan:
     purges: tuple[str, ...]
     unpurged: tuple[str, ...]
     repaired: tuple[int, ...] = ()
-    moved: tuple[int, ...] = ()
     uninformative_masks: tuple[str, ...] = ()
     shared_state: tuple[str, ...] = ()
     reasons: tuple[str, ...] = ()

@@ -64,8 +64,6 @@ def _of_plan(plan: UnlearningPlan) -> Iterator[tuple[str, str]]:
         yield "compensated", tasks_in_words(plan.compensated)
     if plan.repaired:
         yield "repaired", f"{tasks_in_words(plan.repaired)}, on samples of theirs"
-    if plan.moved:
-        yield "moved", f"units of {tasks_in_words(plan.moved)}, to the places that become free"
     if plan.unpurged:
         yield "not cleaned", ", ".join(plan.unpurged)
 

@@ -341,10 +341,10 @@ class References:
                 "be repeated: plugins=[SeedingPlugin(seed), …] must come first"
             )
         masking = find_plugin(strategy, HATPlugin)
-        if masking is not None:
-            if variant == "full" and isinstance(masking.isolation, Pools):
-                masking.isolate(replace(masking.isolation, slots=None))
-            masking.allocator.share_when_full()  # the full model keeps every task, maybe more than there are slots
+        if masking is not None and isinstance(masking.isolation, Pools):
+            # The full model keeps every task, maybe more than there are slots.
+            slots = None if variant == "full" else masking.isolation.slots
+            masking.isolation = replace(masking.isolation, slots=slots, when_full="share")
         if variant == "order":
             seeding.order_seed = derive_seed(seeding.order_seed, "another order")
         elif variant == "seed":

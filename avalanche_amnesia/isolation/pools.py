@@ -2,7 +2,7 @@
 
 Every layer is cut into as many equal pools as there are *slots*. A task that may still be unlearned trains units of its
 own slot's pool, and reads nothing but those and the units of tasks that can never be unlearned. Which slot that is, and
-which tasks those are, follows from the stream alone and never from which other tasks were trained: so a training is the
+which tasks those are, follows from the stream and never from which other tasks were trained: so a training is the
 same, to the bit, as in a run that never saw the tasks unlearned before or after it.
 """
 
@@ -31,11 +31,9 @@ from torch.optim import (
 )
 
 from avalanche_amnesia import checks
-from avalanche_amnesia.isolation.slot_plan import departures, planned_slots
 from avalanche_amnesia.ledger import TaskLedger
-from avalanche_amnesia.models.allocation import UnitAllocation, UnitAllocator
+from avalanche_amnesia.models.allocation import UnitAllocation
 from avalanche_amnesia.models.masked import MaskedModel
-from avalanche_amnesia.saving.classes import saveable
 
 WhenFull = Literal["error", "share"]
 
@@ -65,8 +63,6 @@ class Pools:
             ``{0: 0, 1: 1, 2: 0}``, counted from 0. Tasks that the stream declares permanent have their slots' pools in
             common. A task's slot is its label modulo ``slots`` where that is a number, and by default the rank of its
             label in the stream. :meth:`planned` deals as few slots as the stream's requests allow.
-        moving: a task takes any slot that is free, and those of the remaining tasks close the gap when one is
-            unlearned. That needs layers that can be permuted, plugins that follow, and a lossless trajectory.
         when_full: what becomes of a task that finds no slot: ``error``, or ``share`` the pool of a task that may still
             be unlearned as HAT does, after which records of unlearning these tasks say ``approximate``.
 
@@ -75,7 +71,6 @@ class Pools:
     """
 
     slots: int | Mapping[int, int] | None = None
-    moving: bool = False
     when_full: WhenFull = "error"
 
     def __post_init__(self) -> None:
@@ -86,7 +81,7 @@ class Pools:
         checks.one_of("when_full", self.when_full, WhenFull)
 
     @classmethod
-    def planned(cls, benchmark: Any, *, moving: bool = False, when_full: WhenFull = "error") -> Self:
+    def planned(cls, benchmark: Any, *, when_full: WhenFull = "error") -> Self:
         """Pools in as few slots as a stream needs whose requests are known: a slot is free again once its task is gone.
 
         The fewer slots, the more units a task has. The slots follow from the stream's requests and not from what is
@@ -96,26 +91,37 @@ class Pools:
         Args:
             benchmark: its train stream carries the requests
                 (:func:`~avalanche_amnesia.benchmarks.with_unlearning`).
-            moving: as for the class.
             when_full: as for the class.
         """
         stream = list(benchmark.train_stream)
-        return cls(planned_slots(stream, departures(stream)), moving, when_full)
+        return cls(planned_slots(stream, departures(stream)), when_full)
 
-    def allocator(self, min_units: int) -> UnitAllocator:
-        """An allocator for one run.
+    def allocate(self, strategy: Any, model: MaskedModel, task: int, min_units: int) -> UnitAllocation:
+        """Units of a task whose training begins: those of its slot, and those that it may read.
 
         Args:
-            min_units: that a task must find free in every layer.
+            strategy: which trains it.
+            model: the strategy's.
+            task: its label.
+            min_units: that it must find free in every layer.
+
+        Raises:
+            CapacityError: if it finds fewer; nothing changed.
         """
-        if self.moving:
-            from avalanche_amnesia.isolation.moving_pools import MovingPools
+        # Tasks past the deadline are open because the ledger allows no request for them any more: its deadline counts,
+        # which a user may have set to another number than the stream's.
+        ledgers = (getattr(plugin, "ledger", None) for plugin in strategy.plugins)
+        ledger = next((found for found in ledgers if isinstance(found, TaskLedger)), None)
+        deadline = getattr(strategy.experience, "deadline", None) if ledger is None else ledger.deadline
+        layout = StreamLayout.of(strategy.experience, self.slots, deadline)
+        check_widths(model, layout.slots, min_units)
+        text = None if model.masks or self.when_full == "share" else crowded(layout, strategy.experience)
+        if text is not None:
+            warnings.warn(text, CapacityWarning, stacklevel=2)
+        found = allocation_of(task, model, layout, min_units=min_units, when_full=self.when_full)
+        return replace(found, entrywise=is_entrywise(strategy.optimizer))
 
-            return MovingPools(self, min_units)
-        return LabelledPools(self, min_units)
 
-
-@saveable
 @dataclass(frozen=True)
 class StreamLayout:
     """Layout of a stream's tasks over slots, whichever of them a run trains."""
@@ -128,8 +134,7 @@ class StreamLayout:
     @classmethod
     def of(cls, experience: Any, given: int | Mapping[int, int] | None, deadline: int | None) -> StreamLayout:
         """Read an experience's stream; the experience alone, where it belongs to none."""
-        # All of the stream, though a run may train only some of it: a retrained model must come to the same slots.
-        stream = list(getattr(experience, "origin_stream", None) or [experience])
+        stream = _stream_of(experience)
         tasks = tuple(int(label) for e in stream for label in e.task_labels)
         permanent = frozenset(int(e.task_labels[0]) for e in stream if getattr(e, "permanent", False))
         return cls(tasks, permanent, deadline, given)
@@ -168,61 +173,72 @@ class StreamLayout:
         return self.deadline is not None and distance > self.deadline
 
 
-class LabelledPools(UnitAllocator):
-    """Pools in the slots that the tasks' labels name."""
-
-    isolates = True
-
-    def __init__(self, options: Pools, min_units: int) -> None:
-        self.options, self.min_units = options, min_units
-
-    def share_when_full(self) -> None:
-        """Let tasks that find no pool share another one's from now on."""
-        self.options = replace(self.options, when_full="share")
-
-    def layout(self, strategy: Any, model: MaskedModel) -> StreamLayout:
-        """The layout of the stream that a strategy trains, checked against the model's widths."""
-        # Tasks past the deadline are open because the ledger allows no request for them any more: its deadline counts,
-        # which a user may have set to another number than the stream's.
-        ledgers = (getattr(plugin, "ledger", None) for plugin in strategy.plugins)
-        ledger = next((found for found in ledgers if isinstance(found, TaskLedger)), None)
-        deadline = getattr(strategy.experience, "deadline", None) if ledger is None else ledger.deadline
-        layout = StreamLayout.of(strategy.experience, self.options.slots, deadline)
-        check_widths(model, layout.slots, self.min_units)
-        if not model.masks and self.options.when_full == "error":
-            text = crowded(layout, strategy.experience, moving=self.options.moving)
-            if text is not None:
-                warnings.warn(text, CapacityWarning, stacklevel=2)
-        return layout
-
-    def begin(self, strategy: Any, model: MaskedModel, task: int) -> UnitAllocation:
-        """Units of the slot that the task's label names."""
-        layout = self.layout(strategy, model)
-        found = allocation_of(task, model, layout, min_units=self.min_units, when_full=self.options.when_full)
-        return replace(found, entrywise=is_entrywise(strategy.optimizer))
+def _stream_of(experience: Any) -> list[Any]:
+    """All of an experience's stream, though a run may train only some: a retrained model must find the same slots."""
+    return list(getattr(experience, "origin_stream", None) or [experience])
 
 
-def crowded(layout: StreamLayout, experience: Any, *, moving: bool) -> str | None:
+# Slots by the stream's requests ------------------------------------------------------------------------------------
+
+
+def departures(stream: Sequence[Any]) -> dict[int, int]:
+    """Position of the last training beside which a task is there, for the tasks that a stream requests to unlearn."""
+    gone: dict[int, int] = {}
+    for position, experience in enumerate(stream):
+        requests = getattr(experience, "requests", ())
+        for request in (r for r in requests if r.when == "before"):
+            gone |= dict.fromkeys(request.tasks, position - 1)
+        for task in experience.task_labels:
+            gone.pop(int(task), None)  # learned again
+        for request in (r for r in requests if r.when != "before"):
+            gone |= dict.fromkeys(request.tasks, position)
+    return gone
+
+
+def planned_slots(stream: Sequence[Any], gone: Mapping[int, int]) -> dict[int, int]:
+    """Slots of a stream's tasks, as few as their stays allow: each takes the first one that is free when it comes.
+
+    Tasks that the stream declares permanent have all of their slots in common from the first of them on: nobody else
+    ever takes one of these. A task that comes again was there all the while, and has the same slot.
+    """
+    slots: dict[int, int] = {}
+    until: list[int] = []  # of each slot, the last training beside which it is taken
+    for position, experience in enumerate(stream):
+        for task in map(int, experience.task_labels):
+            if task in slots:
+                continue
+            permanent = getattr(experience, "permanent", False)
+            free = (number for number, taken in enumerate(until) if taken < position and not permanent)
+            slots[task] = next(free, len(until))
+            until[slots[task] : slots[task] + 1] = [gone.get(task, len(stream))]
+    return slots
+
+
+def crowded(layout: StreamLayout, experience: Any) -> str | None:
     """Warning, before the first task, of the first one in the stream that will find no pool of its own."""
-    gone = departures(list(getattr(experience, "origin_stream", None) or [experience]))
-    apart = len({layout.slot(task) for task in layout.permanent}) if moving else 0
+    gone = departures(_stream_of(experience))
     for position, task in enumerate(layout.tasks):
         if task in layout.permanent:  # these share what they have
             continue
-        there = [other for other in dict.fromkeys(layout.tasks[:position]) if gone.get(other, position) >= position]
-        there = [other for other in there if other != task and not (moving and other in layout.permanent)]
-        if not moving:
-            there = [other for other in there if layout.slots_of(other) & layout.slots_of(task)]
-        if len(there) < (max(1, layout.slots - apart) if moving else 1):
+        others = (other for other in dict.fromkeys(layout.tasks[:position]) if other != task)
+        there = [
+            other
+            for other in others
+            if gone.get(other, position) >= position and layout.slots_of(other) & layout.slots_of(task)
+        ]
+        if not there:
             continue
         late = [other for other in there if layout.is_open(other, task)]
         why = f", of which {late} can't be unlearned any more by then" if late else ""
         return (
-            f"task {task} will find {'all ' if moving else 'one of '}the {layout.slots} slots taken by tasks "
-            f"{there}{why}, unless they are unlearned in time; the stream requests no more. {CHOICES[0].upper()}"
-            f"{CHOICES[1:]}. Pools.planned(benchmark) deals slots by the stream's requests"
+            f"task {task} will find one of the {layout.slots} slots taken by tasks {there}{why}, unless they are "
+            f"unlearned in time; the stream requests no more. {CHOICES[0].upper()}{CHOICES[1:]}. "
+            "Pools.planned(benchmark) deals slots by the stream's requests"
         )
     return None
+
+
+# Units of a slot ---------------------------------------------------------------------------------------------------
 
 
 def pool(sizes: Sequence[int], slots: int, chosen: frozenset[int]) -> Tensor:
@@ -235,11 +251,6 @@ def pool(sizes: Sequence[int], slots: int, chosen: frozenset[int]) -> Tensor:
     wanted[sorted(chosen)] = True
     # Unit u lies in pool u·slots // size: what a width leaves over is spread, so that pools differ by one unit at most.
     return torch.cat([wanted[torch.arange(size) * slots // size] for size in sizes])
-
-
-def opened_to(task: int, model: MaskedModel, layout: StreamLayout) -> frozenset[int]:
-    """The remaining tasks whose units a task may read."""
-    return frozenset(other for other in model.masks if layout.is_open(other, task))
 
 
 def allocation_of(
@@ -268,15 +279,9 @@ def allocation_of(
     return allocation
 
 
-def allocation_within(
-    free_units: Tensor,
-    task: int,
-    model: MaskedModel,
-    layout: StreamLayout,
-    blocking_tasks: frozenset[int] = frozenset(),
-) -> UnitAllocation:
+def allocation_within(free_units: Tensor, task: int, model: MaskedModel, layout: StreamLayout) -> UnitAllocation:
     """The units that a task may use, from those among which it may take some."""
-    open_tasks = opened_to(task, model, layout)
+    open_tasks = frozenset(other for other in model.masks if layout.is_open(other, task))
     readable = _union(model, open_tasks)
     free = free_units & ~readable
     sharing = frozenset(
@@ -285,9 +290,7 @@ def allocation_within(
     taken = _union(model, sharing)
     # With tasks in its slot it shares as in HAT: it may read all units of theirs, and takes those that are left.
     # Tasks that are permanent from the start share freely with each other: a full region is still readable.
-    return UnitAllocation(
-        free & ~taken, readable | taken, open_tasks, sharing, task in layout.permanent, blocking_tasks
-    )
+    return UnitAllocation(free & ~taken, readable | taken, open_tasks, sharing, task in layout.permanent)
 
 
 CHOICES = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -30,17 +30,6 @@ class FittedHead:
     columns: Tensor | None = None
     others_zero: bool = False
     statistics: Mapping[str, Tensor] = field(default_factory=dict)
-
-    def moved(self, move: Callable[[str, Tensor], Tensor], task: int) -> FittedHead:
-        """The head behind a move of units, see :class:`~avalanche_amnesia.isolation.relocation.KeptTensors`."""
-        name = f"heads.{task}.weight"
-        statistics = {key: move(f"own.{task}.{key}", value) for key, value in self.statistics.items()}
-        if self.columns is None:
-            return replace(self, weight=move(name, self.weight), statistics=statistics)
-        weight = self.weight.new_zeros(len(self.weight), len(self.columns))
-        weight[:, self.columns] = self.weight
-        columns = move(name, self.columns.expand_as(weight))[0]
-        return replace(self, weight=move(name, weight)[:, columns], columns=columns, statistics=statistics)
 
     def places(self, model: TaskMaskedModel, task: int) -> Iterator[tuple[Tensor, Tensor]]:
         """The model's tensors that it replaces, and their values."""

@@ -149,16 +149,6 @@ class SparseValues:
         where = self.where.reshape(-1)
         return self._made(pack(where & keep), self.values[keep[where]], self.shape)
 
-    def rearranged(self, source: Tensor) -> SparseValues:
-        """The entries in other places: at flat index ``i`` that of ``source[i]``, int64 ``(n,)``, a permutation."""
-        where = self.where.reshape(-1)
-        if torch.equal(source[where], where.nonzero()[:, 0]):
-            return self
-        values = torch.zeros(size(self.shape), dtype=self.dtype)
-        values[where] = self.values
-        where, values = where[source], values[source]
-        return self._made(pack(where), values[where], self.shape)
-
 
 def pack(where: Tensor) -> Tensor:
     """A bool tensor as packed bits, or as their zlib where that is shorter (uint8).

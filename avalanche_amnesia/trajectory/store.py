@@ -285,29 +285,6 @@ class Trajectory:
         """
         self._swap(removal.logs, self._merged)
 
-    def rearrange(self, sources: Mapping[str, Tensor]) -> None:
-        """Follow a permutation of the entries of some tensors; on disk the old files stay until :meth:`settle`.
-
-        Args:
-            sources: tensor name → for each entry, by flat index, the one whose place it takes, int64 ``(n,)``.
-
-        Raises:
-            TrajectoryError: if an economy is in use: what it keeps of an entry depends on the entry's place; or a log
-                was damaged on disk.
-            OSError: if the logs can't be written; the trajectory is as it was.
-        """
-        self._look_at(self._logs)
-        logs = {}
-        for task, log in self._logs.items():
-            entries = dict(log)
-            for name in entries.keys() & sources.keys():
-                entry = entries[name]
-                if not isinstance(entry, SparseValues):
-                    raise TrajectoryError(f"task {task}: coded updates of {name} can't move; leave dtype= out")
-                entries[name] = entry.rearranged(sources[name])
-            logs[task] = log.with_entries(entries).unless_same(log)
-        self._swap(logs, self._merged)
-
     @property
     def logs(self) -> Mapping[int, Log]:
         """All logs, for :meth:`restore`; a reference, not a copy."""

@@ -55,9 +55,9 @@ def apply(unlearning: Unlearning, announce: Announce, *, fingerprint: bool = Fal
             purged += compensation.compensate(model, plan.tasks, removal, change)
         repaired = _repair(unlearning, purged, change)
         _hold_own(host, change)
-        # Units move last: all that was worked out before names entries by their places until then.
         if host.masking is not None:
-            host.masking.rearrange(host.strategy, change)
+            left = {task: layers for task, layers in host.opened_whole.items() if task not in plan.tasks}
+            change.set(host.masking, opened_whole=left)
         context = PurgeContext(
             tasks=plan.tasks,
             order=order,

@@ -14,7 +14,6 @@ from avalanche_amnesia.contrib.repair.carry_out import Repair
 from avalanche_amnesia.ledger import TaskLedger
 from avalanche_amnesia.object_walk import Parts
 from avalanche_amnesia.trajectory.store import Trajectory
-from avalanche_amnesia.transaction import Transaction
 from avalanche_amnesia.unlearning.compensation import Compensation
 from avalanche_amnesia.unlearning.purging.learned_state import UnknownStateError, learned_state
 from avalanche_amnesia.unlearning.purging.registry import adapter_of
@@ -26,12 +25,6 @@ class Masking(Protocol):
     @property
     def opened_whole(self) -> Mapping[int, Collection[str]]:
         """Task → layers whose mask says nothing of it, because the task opened all that it could (a pool)."""
-
-    def rearrange(self, strategy: Any, change: Transaction) -> None:
-        """Move the remaining tasks' units together, once the tasks are out; ``change`` receives all of it."""
-
-    def moved_without(self, strategy: Any, tasks: Sequence[int]) -> tuple[int, ...]:
-        """The remaining tasks whose units would move if some tasks were taken out, in training order."""
 
 
 @dataclass(frozen=True)

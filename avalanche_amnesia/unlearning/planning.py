@@ -92,7 +92,6 @@ def prepare(
         purges=tuple(type(plugin).__name__ for plugin in host.plugins if adapter_of(plugin)),
         unpurged=tuple(type(plugin).__name__ for plugin, _ in unknown),
         repaired=repairable(host.repair, model, affected, claims.tainted_without(tasks, host.ledger)),
-        moved=() if host.masking is None else host.masking.moved_without(host.strategy, tasks),
         uninformative_masks=_uninformative_masks(model, tasks, host.opened_whole),
         shared_state=tuple(sorted(host.shared_state)),
     )

@@ -2,7 +2,6 @@
 
 import warnings
 from copy import copy
-from dataclasses import replace
 
 import pytest
 import torch
@@ -74,10 +73,9 @@ def test_it_is_free_for_the_training_that_begins_behind_the_request(request_, th
     assert [slots[0], slots[1], slots[2]] == [0, 1, third]
 
 
-@pytest.mark.parametrize("moving", [False, True])
-def test_what_remains_is_the_model_that_never_saw_the_others(moving):
+def test_what_remains_is_the_model_that_never_saw_the_others():
     benchmark = with_unlearning(DIGITS, PUBLISHED)
-    pools = Pools.planned(benchmark, moving=moving)
+    pools = Pools.planned(benchmark)
     strategy, told = learn(benchmark, pools)
     assert told == []
     assert strategy.model.tasks == (2, 3)
@@ -104,13 +102,9 @@ def test_permanent_tasks_have_slots_that_nobody_else_takes():
     benchmark = with_unlearning(DIGITS, {2: [1]}, permanent=[0, 3])
     pools = Pools.planned(benchmark)
     assert pools.slots == {0: 0, 1: 1, 2: 2, 3: 3, 4: 1}
-    strategy, told = learn(benchmark, replace(pools, moving=True))
+    strategy, told = learn(benchmark, pools)
     assert told == []
     assert strategy.model.tasks == (0, 2, 3, 4)
-    first = with_unlearning(DIGITS, [UnlearningRequest((0, 1), at=2)], permanent=[3])
-    assert learn(first, Pools.planned(first, moving=True))[1] == []
-    _, told = learn(with_unlearning(DIGITS, permanent=[3]), Pools(slots=3, moving=True), [0, 1])
-    assert "task 2 will find all the 3 slots taken by tasks [0, 1]" in told[0]
 
 
 def test_a_task_that_comes_again_keeps_its_slot():

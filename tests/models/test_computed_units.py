@@ -164,8 +164,8 @@ def test_a_copy_in_the_middle_of_a_task_goes_on_by_itself():
 
 @pytest.mark.usefixtures("every_entry_counts")
 @pytest.mark.parametrize("learns", [True, False])
-def test_allowed_units_that_moved_are_read_anew(learns):
-    """An unlearning in the middle of a task may move units."""
+def test_allowed_units_that_were_written_over_are_read_again(learns):
+    """As a state does that is loaded in the middle of a task."""
     model = MaskedModel(MLP(64, hidden=(20,), features=10))
     model.add_head(0, 2)
     allowed = torch.arange(model.n_units) % 2 == 0

@@ -104,7 +104,6 @@ USES = {
     "moved": lambda store, state: store.moved(1),
     "moved_with": lambda store, state: store.moved_with([1]),
     "merge": lambda store, state: store.merge([0]),
-    "rearrange": lambda store, state: store.rearrange({"w": torch.arange(20).flip(0)}),
     "report": lambda store, state: store.report(),
     "save": lambda store, state: store.save(store.logs[1].file.path.parent.with_name("saved.safetensors")),
 }

@@ -24,7 +24,6 @@ from avalanche_amnesia.evaluation import (
     jsd_metrics,
     unlearned_accuracy_metrics,
 )
-from avalanche_amnesia.isolation import Pools
 from avalanche_amnesia.ledger import RequestError
 from avalanche_amnesia.models import MaskedModel, MultiHeadModel, SubnetModel
 from avalanche_amnesia.saving import StateError
@@ -63,7 +62,6 @@ STRATEGIES = {
     "AmnesiacHAT": ours(AmnesiacHAT),
     "kept momentum": ours(AmnesiacHAT, optimizer="momentum", reset_optimizer=False),
     "pools": ours(AmnesiacHAT, isolation="pools"),
-    "moving pools": ours(AmnesiacHAT, isolation=lambda: Pools(moving=True)),
     "backup": ours(AmnesiacHAT, compensation="backup"),
     "rate": ours(AmnesiacHAT, compensation="rate"),
     "repair": ours(AmnesiacHAT, repair="sequential_adahat"),

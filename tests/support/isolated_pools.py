@@ -34,9 +34,8 @@ NETS = {
 }
 
 
-def pools(net="mlp", *, slots=None, when_full="error", moving=True, **options):
-    isolation = Pools(slots=slots, moving=moving, when_full=when_full)
-    return amnesiac(net=NETS[net], isolation=isolation, **options)
+def pools(net="mlp", *, slots=None, when_full="error", **options):
+    return amnesiac(net=NETS[net], isolation=Pools(slots=slots, when_full=when_full), **options)
 
 
 def references(benchmark=DIGITS, **options):

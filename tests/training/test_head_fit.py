@@ -119,21 +119,3 @@ def test_a_compacted_head_is_the_head_to_half_precision_without_columns_of_close
     value = placed(kept, nn.Linear(10, 4))
     assert value.dtype == torch.float32
     assert torch.equal(value, weight.to(dtype).float())
-
-
-@pytest.mark.parametrize("compact", [True, False])
-def test_a_head_moves_with_its_units(compact):
-    torch.manual_seed(0)
-    order, weight, opened = torch.randperm(10), torch.randn(4, 10).half().float(), torch.arange(10) < 6
-    weight[:, ~opened] = 0
-    head = head_fit.FittedHead(weight, statistics={"norm.mean": torch.arange(10.0)})
-    names = set()
-
-    def move(name, value):
-        names.add(name)
-        return value[..., order]
-
-    moved = (head_fit.compacted(head) if compact else head).moved(move, 3)
-    assert torch.equal(placed(moved, nn.Linear(10, 4)), weight[:, order])
-    assert torch.equal(moved.statistics["norm.mean"], torch.arange(10.0)[order])
-    assert names == {"heads.3.weight", "own.3.norm.mean"}

@@ -78,25 +78,6 @@ def test_the_same_entries_with_other_values(where):
     assert same_bits(rebased.values, other[where]).all()
 
 
-@given(where=CHOICES, source=st.permutations(range(20)).map(torch.tensor))
-def test_rearranged_entries_are_those_of_the_rearranged_tensor(where, source):
-    tensor = drawn()
-    moved = SparseValues.of(tensor, where).rearranged(source)
-    blank = torch.full((20,), 7.0)
-    expected = torch.where(where.reshape(-1), tensor.reshape(-1), blank)[source]
-    assert torch.equal(moved.where.reshape(-1), where.reshape(-1)[source])
-    assert same_bits(dense(moved, blank), expected).all()
-
-
-def test_entries_that_stay_in_their_places_are_not_copied():
-    where = torch.zeros(SHAPE, dtype=torch.bool)
-    where[0, :2] = True
-    entries = SparseValues.of(drawn(), where)
-    source = torch.arange(20)
-    source[[5, 6]] = source[[6, 5]]
-    assert entries.rearranged(source) is entries
-
-
 @given(first=CHOICES, second=CHOICES)
 def test_entries_that_any_choice_has(first, second):
     tensor = drawn()

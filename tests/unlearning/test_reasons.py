@@ -119,10 +119,9 @@ def test_a_plugin_that_was_there_for_one_task_is_a_reason():
     assert any("beside other plugins" in reason for reason in reasons)
 
 
-@pytest.mark.parametrize("moving", [False, True])
-def test_unlearned_in_the_middle_of_a_training_that_was_given_up_it_is_as_it_was_left(moving, monkeypatch):
+def test_unlearned_in_the_middle_of_a_training_that_was_given_up_it_is_as_it_was_left(monkeypatch):
     """Changes of a request in the middle stay, and are nobody else's writing."""
-    strategy = amnesiac(isolation=Pools(moving=moving), train_epochs=1)
+    strategy = amnesiac(isolation=Pools(), train_epochs=1)
     benchmark = with_unlearning(DIGITS, [UnlearningRequest((0,), 2, "iteration", 1)])
     for task in (0, 1):
         strategy.train(benchmark.train_stream[task])

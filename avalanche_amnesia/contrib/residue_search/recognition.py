@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from avalanche_amnesia.audit.fingerprint import Trace, pattern_hash, sketch, telling, values_hash
-from avalanche_amnesia.audit.record import TensorChange, UnlearningRecord
+from avalanche_amnesia.audit.record import UnlearningRecord
 from avalanche_amnesia.bits import algorithm_of, tensor_hash
 from avalanche_amnesia.contrib.residue_search.evidence import Evidence
 
@@ -35,9 +35,7 @@ class Recogniser:
     """Recogniser of what was removed, from a record and from evidence at hand."""
 
     def __init__(self, record: UnlearningRecord, evidence: Evidence | None = None) -> None:
-        moved = (change.name for change in record.changes if _mask_that_moved(change))
-        uninformative = {*record.plan.uninformative_masks, *moved}
-        known = (change for change in record.changes if change.name not in uninformative)
+        known = (change for change in record.changes if change.name not in record.plan.uninformative_masks)
         self._bits = {change.before: change for change in known if change.before is not None}
         self._algorithms = {algorithm_of(digest) for digest in self._bits}
         self._print = record.fingerprint
@@ -185,8 +183,3 @@ def _without(vector: Tensor, basis: Sequence[Tensor]) -> Tensor:
     for direction in basis:
         vector = vector - direction * float(vector @ direction)
     return vector
-
-
-def _mask_that_moved(change: TensorChange) -> bool:
-    """Tell whether a tensor is the mask of a remaining task whose pool moved: another task's may come to lie there."""
-    return change.after is not None and change.name.startswith("_binary.")

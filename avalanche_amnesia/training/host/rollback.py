@@ -9,7 +9,7 @@ last: until then giving the task up goes back to here first, and may itself be i
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from functools import cache
 from typing import Any
 
@@ -19,7 +19,7 @@ from avalanche.benchmarks.utils import AvalancheDataset
 from avalanche.training.plugins import EvaluationPlugin
 from avalanche.training.plugins.clock import Clock
 from avalanche.training.templates.base_sgd import PeriodicEval
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from avalanche_amnesia.models.task_buffers import TaskBuffers
@@ -33,13 +33,13 @@ class RollbackPoint:
 
     Objects and containers are noted by what they hold, which copies nothing; the values of tensors only where they are
     written in place and no snapshot has the old ones: the model's buffers, but for those of single tasks (masks, as
-    :class:`~avalanche_amnesia.models.task_buffers.TaskBuffers`), and what ``tensors`` names. Of the host's plugins and
-    of the user's those are noted that Avalanche brings, or a plugin of this package knows (``host_state(strategy)``
-    gives attributes of the strategy and plugins); others stay as they are. An object with a ``way_back()`` of its own,
-    which returns a function, is asked for that.
+    :class:`~avalanche_amnesia.models.task_buffers.TaskBuffers`). Of the host's plugins and of the user's those are
+    noted that Avalanche brings, or a plugin of this package knows (``host_state(strategy)`` gives attributes of the
+    strategy and plugins); others stay as they are. An object with a ``way_back()`` of its own, which returns a
+    function, is asked for that.
     """
 
-    def __init__(self, strategy: Any, tensors: Iterable[Tensor] = ()) -> None:
+    def __init__(self, strategy: Any) -> None:
         model = strategy.model
         self._strategy = strategy
         self._attributes = {name: getattr(strategy, name) for name in ("optimizer", "optimized_param_id")}
@@ -56,7 +56,7 @@ class RollbackPoint:
         self._contents = [(part, list(part.items() if isinstance(part, dict) else part)) for part in holders]
         modules = [module for module in model.modules() if not isinstance(module, TaskBuffers)]
         buffers = [buffer for module in modules for buffer in module._buffers.values() if buffer is not None]
-        self._values = [(tensor, tensor.detach().clone()) for tensor in (*buffers, *tensors)]
+        self._values = [(tensor, tensor.detach().clone()) for tensor in buffers]
         going_back: list[Any] = [thing for thing in found if hasattr(type(thing), "way_back")]
         self._ways_back = [thing.way_back() for thing in going_back]
 
@@ -142,10 +142,10 @@ def _same(here: Any, there: Any) -> bool:
 # The task in its last steps ----------------------------------------------------------------------------------------
 
 
-def begin_finishing(strategy: Any, tensors: Iterable[Tensor] = ()) -> None:
+def begin_finishing(strategy: Any) -> None:
     """Note everything before the first step that ends a task; does nothing from the second one on."""
     if not is_finishing(strategy):
-        strategy.rollback_point = RollbackPoint(strategy, tensors)
+        strategy.rollback_point = RollbackPoint(strategy)
 
 
 def is_finishing(strategy: Any) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from itertools import combinations
@@ -58,8 +58,6 @@ class CounterfactualPlugin(SupervisedPlugin):
         ValueError: for a value that is not allowed; before a training, without a :class:`TrajectoryPlugin`.
         TypeError: before a training, if the model has no masks.
     """
-
-    follows_units = True
 
     def __init__(self, *, max_sets: int = 31, samples: int = MOST_SAMPLES, seed: int = 0) -> None:
         super().__init__()
@@ -144,13 +142,6 @@ class CounterfactualPlugin(SupervisedPlugin):
         self.sources = {task: sources & possible for task, sources in self.sources.items()}
         self.heads = {
             task: {gone: head for gone, head in heads.items() if gone <= possible} for task, heads in self.heads.items()
-        }
-
-    def move_units(self, moved: Callable[[str, Tensor], Tensor], change: Transaction) -> None:
-        """Follow units that move, see :class:`~avalanche_amnesia.isolation.relocation.KeptTensors`."""
-        change.keep(self, "heads")
-        self.heads = {
-            task: {gone: head.moved(moved, task) for gone, head in heads.items()} for task, heads in self.heads.items()
         }
 
     # As a compensation ----------------------------------------------------------------------------------------

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterable
 from dataclasses import fields
 from typing import Any, Literal
 
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from avalanche_amnesia import checks
-from avalanche_amnesia.models.allocation import Isolation, UnitAllocation, UnitAllocator
+from avalanche_amnesia.models.allocation import Isolation, UnitAllocation
 from avalanche_amnesia.models.masked import MaskedModel
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.seeding import derive_seed
@@ -26,7 +25,7 @@ from avalanche_amnesia.training.hat_formulas import (
     initial_embedding,
     mask_scale,
 )
-from avalanche_amnesia.training.host.rollback import abort_training, go_back
+from avalanche_amnesia.training.host.rollback import abort_training
 from avalanche_amnesia.training.mask_budget import strongest_units, units_within
 from avalanche_amnesia.training.mask_warnings import closed_layers, full_layers, whole_layers
 from avalanche_amnesia.training.norm_statistics import TaskStatistics
@@ -34,7 +33,6 @@ from avalanche_amnesia.training.optimizers import BareStep, check_sibling, clear
 from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin, single_task
 from avalanche_amnesia.training.task_in_training import TaskInTraining
 from avalanche_amnesia.training.update_rules import AdjustmentRule, AdjustSpace, ConstantRule, RandomRule, TaskUse
-from avalanche_amnesia.transaction import Transaction
 
 Adjustment = Literal["hat", "random", "constant"]
 IsolationChoice = Literal["none", "pools"]
@@ -126,14 +124,9 @@ class HATPlugin(TaskMaskPlugin):
         super().__init__(rule, space, checks.whole_number("seed", seed, None), fit_head=fit_head)
         self.masks = with_settings(HardAttention() if masks is None else masks, settings)
         self.locked = None if locked is None else _task_labels("locked", locked)
-        self.isolate(isolation_of(isolation))
-        if self.allocator.isolates:
+        self.isolation = isolation_of(isolation)
+        if self.isolation is not None:
             _check_isolated(self.masks.embedding_init, space, self.locked)
-
-    def isolate(self, isolation: Isolation | None) -> None:
-        """Choose, before the first task, who deals units to tasks; None: they share freely."""
-        self.isolation = isolation
-        self.allocator = UnitAllocator() if isolation is None else isolation.allocator(self.masks.min_units)
 
     def _make_rule(self, adjustment: Adjustment | AdjustmentRule, alpha: float | None) -> AdjustmentRule:
         if not isinstance(adjustment, AdjustmentRule):
@@ -197,41 +190,15 @@ class HATPlugin(TaskMaskPlugin):
     def _allocate(self, strategy: Any, model: MaskedModel, task: int) -> UnitAllocation | None:
         """The units that the task may use; None: all of them."""
         self.influences = None
+        if self.isolation is None:
+            return None
         try:
-            allocation = self.allocator.begin(strategy, model, task)
+            allocation = self.isolation.allocate(strategy, model, task, self.masks.min_units)
         except Exception:
             abort_training(strategy)
             raise
-        if allocation is not None:
-            self.influences = allocation.influences
+        self.influences = allocation.influences
         return allocation
-
-    def undo_training(self, strategy: Any) -> None:
-        """As the base class's; every other task's units lie at their places again."""
-        go_back(strategy)
-        before = self._before
-        self.allocator.recover()
-        super().undo_training(strategy)
-        self.allocator.end(strategy, self.model_of(strategy), before)
-
-    def at_rest(self, strategy: Any) -> AbstractContextManager[None]:
-        """As the base class's: in the middle of a training units may lie elsewhere."""
-        return self.allocator.at_rest(strategy, self.model_of(strategy), self._before)
-
-    def rearrange(self, strategy: Any, change: Transaction) -> None:
-        """As the base class's: the remaining tasks' units may move."""
-        masked = self.model_of(strategy).masked_tasks
-        change.set(self, opened_whole={task: layers for task, layers in self.opened_whole.items() if task in masked})
-        self.allocator.rearrange(strategy, self.model_of(strategy), self._before, change)
-
-    def moved_without(self, strategy: Any, tasks: Sequence[int]) -> tuple[int, ...]:
-        """As the base class's."""
-        return self.allocator.moved_without(self.model_of(strategy), tasks)
-
-    @property
-    def _before(self) -> dict[str, Tensor]:
-        """Values before the task in training; empty between tasks."""
-        return {} if self.snapshot is None else self.snapshot.values
 
     def _prepare(self, strategy: Any) -> None:
         """Make what depends on the other tasks' masks; again when one of them goes in the middle of this task."""
@@ -297,10 +264,6 @@ class HATPlugin(TaskMaskPlugin):
         now.embedding.copy_(torch.where(is_open, size, -size))
         now.fixed = True
 
-    def written_at_end(self, strategy: Any) -> Iterable[Tensor]:
-        """As the base class's: every task's units go to their places again."""
-        return self.allocator.written_at_end(self.model_of(strategy), self._before)
-
     @torch.no_grad()
     def keep_mask(self, strategy: Any) -> None:
         """Binarise the mask, return every entry outside it to its bits before the task (commit), settle the norms."""
@@ -315,7 +278,6 @@ class HATPlugin(TaskMaskPlugin):
         self._look_at_mask(strategy)
         if now.allocation is not None:
             self._note_opened(model, now.task, now.allocation)
-        self.allocator.end(strategy, model, now.before.values)
 
     def _look_at_mask(self, strategy: Any) -> None:
         """Note what of the new mask is probably not what was wanted."""
@@ -344,7 +306,6 @@ class HATPlugin(TaskMaskPlugin):
         now: HATTask = self.in_training
         model = self.model_of(strategy)
         if model.generation != now.generation:
-            model.reread_gate()  # an unlearning may have moved units
             self._prepare(strategy)
         now.embedding.grad = None  # not sooner: others (SI) read every gradient behind the step
         batch, batches = strategy.clock.train_epoch_iterations, len(strategy.dataloader)
@@ -399,7 +360,7 @@ def isolation_of(given: Isolation | IsolationChoice) -> Isolation | None:
         from avalanche_amnesia.isolation.pools import Pools  # not sooner: who shares freely needs nothing of it
 
         return Pools()
-    if isinstance(given, type) or not hasattr(given, "allocator"):
+    if isinstance(given, type) or not hasattr(given, "allocate"):
         raise TypeError(f"isolation must be 'none', 'pools' or Pools(slots=…), got {given!r}")
     return given
 

@@ -45,7 +45,6 @@ class InMemoryLoaderPlugin(SupervisedPlugin):
     """
 
     repeatable = True
-    follows_units = True
 
     def before_training_exp(self, strategy: Any, shuffle: bool = True, drop_last: bool = False, **kwargs: Any) -> None:
         """Set the training loader, unless a loader with workers was asked for."""

@@ -26,7 +26,6 @@ class SeedingPlugin(SupervisedPlugin):
 
     repeatable = True
     seeds_tasks = True
-    follows_units = True
 
     def __init__(self, seed: int = 0, order_seed: int | None = None) -> None:
         super().__init__()

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
 import torch
 from avalanche.core import SupervisedPlugin
-from torch import Tensor
 from torch.optim import SGD, Optimizer
 
 from avalanche_amnesia.benchmarks.shared_labels import why_trained
@@ -29,7 +26,6 @@ from avalanche_amnesia.training.optimizers import is_hooked, is_linear, zero_res
 from avalanche_amnesia.training.resting_parameters import end_rest, groups_by_name, let_rest
 from avalanche_amnesia.training.task_in_training import TaskInTraining, TaskSnapshot
 from avalanche_amnesia.training.update_rules import AdjustmentRule, AdjustSpace, TaskUse
-from avalanche_amnesia.transaction import Transaction
 from avalanche_amnesia.unit_graph.findings import ModelError
 
 
@@ -69,7 +65,6 @@ class TaskMaskPlugin(SupervisedPlugin):
 
     repeatable = True
     commits_to_mask = True
-    follows_units = True
 
     finishing_step = 1
     model_class: ClassVar[type[TaskMaskedModel]]
@@ -152,13 +147,9 @@ class TaskMaskPlugin(SupervisedPlugin):
         if is_last_to_finish(self, strategy):
             finish(strategy)
 
-    def written_at_end(self, strategy: Any) -> Iterable[Tensor]:
-        """Tensors that the end of a task writes in place, beside the task's own and buffers that tasks share."""
-        return ()
-
     def after_training_exp(self, strategy: Any, **kwargs: Any) -> None:
         """Keep the task's mask, and return what it does not own; until the task is finished there is a way back."""
-        begin_finishing(strategy, self.written_at_end(strategy))
+        begin_finishing(strategy)
         self.keep_mask(strategy)
         self._finish(strategy)
 
@@ -190,30 +181,13 @@ class TaskMaskPlugin(SupervisedPlugin):
         raise NotImplementedError
 
     def settle_head(self, strategy: Any) -> None:
-        """Fit the task's head, where it is to be, and look whether the task was learned.
-
-        Behind ``finish_task``, while the units lie as they were trained: at the places that other tasks leave them the
-        sums of the fit would have another order, and other bits.
-        """
+        """Fit the task's head, where it is to be, and look whether the task was learned; behind ``finish_task``."""
         task: int = self.in_training.task
         if self.fit_head:
             from avalanche_amnesia.training.head_fit import fit_trained_head  # not sooner: HAT alone fits none
 
             self.notice("head", fit_trained_head(strategy, task, derive_seed(self.seed, "head", task)))
         self.notice("chance", near_chance(strategy.model, strategy, task, derive_seed(self.seed, "accuracy", task)))
-
-    # Where masks move units ----------------------------------------------------------------------------------
-
-    def at_rest(self, strategy: Any) -> AbstractContextManager[None]:
-        """Context in the middle of a training: everything lies as between trainings, for the length of a block."""
-        return nullcontext()
-
-    def rearrange(self, strategy: Any, change: Transaction) -> None:
-        """Follow the loss of tasks that were just taken out of the model, at rest; ``change`` receives all of it."""
-
-    def moved_without(self, strategy: Any, tasks: Sequence[int]) -> tuple[int, ...]:
-        """The remaining tasks whose units would move if some tasks were taken out, in training order."""
-        return ()
 
     def take_snapshot(self, strategy: Any) -> None:
         """Remember the values before the task, and let it train no other task's own modules."""

@@ -73,7 +73,6 @@ class TrajectoryPlugin(SupervisedPlugin):
     """
 
     repeatable = True
-    follows_units = True
 
     finishing_step = 2
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import nullcontext
 from typing import Any, Literal
 
 import torch
@@ -74,7 +73,6 @@ class UnlearningPlugin(SupervisedPlugin):
 
     repeatable = True
     answers_requests = True
-    follows_units = True
 
     finishing_step = 3
 
@@ -343,18 +341,16 @@ class UnlearningPlugin(SupervisedPlugin):
                 self._drop_moments_before(strategy, change)
             trigger_plugins(strategy, name)
 
-        masking = find_plugin(strategy, TaskMaskPlugin)
-        with nullcontext() if masking is None else masking.at_rest(strategy):
-            may_stay = not self.obey or (self.allow_unknown if allow_unknown is None else allow_unknown)
-            unlearning = self._prepare(strategy, tasks, event, strict=strict, allow_unknown=may_stay)
-            self.current, self.keeps_probes = unlearning.plan, keep_probes
-            try:
-                if not self.obey:
-                    return ledger_only(unlearning, announce)
-                kept = self.fingerprint if fingerprint is None else fingerprint
-                return apply(unlearning, announce, fingerprint=kept)
-            finally:
-                self.current = None
+        may_stay = not self.obey or (self.allow_unknown if allow_unknown is None else allow_unknown)
+        unlearning = self._prepare(strategy, tasks, event, strict=strict, allow_unknown=may_stay)
+        self.current, self.keeps_probes = unlearning.plan, keep_probes
+        try:
+            if not self.obey:
+                return ledger_only(unlearning, announce)
+            kept = self.fingerprint if fingerprint is None else fingerprint
+            return apply(unlearning, announce, fingerprint=kept)
+        finally:
+            self.current = None
 
     def _drop_moments_before(self, strategy: Any, change: Transaction) -> None:
         """Drop moments that mix a forgotten task's gradients: a task that is given up must not bring them back."""

@@ -114,7 +114,7 @@ def built(**options):
         ({}, {"adam": {"betas": (0.8, 0.999)}}),
         ({}, {"sparsity_weight": 0.1}),
         ({}, {"isolation": "pools"}),
-        ({"isolation": "pools"}, {"isolation": Pools(moving=True)}),
+        ({"isolation": "pools"}, {"isolation": Pools(slots=3)}),
         ({}, {"compensation": "none"}),
         ({}, {"reset_optimizer": False}),
         ({}, {"criterion": nn.CrossEntropyLoss(label_smoothing=0.1)}),

@@ -14,7 +14,6 @@ from avalanche_amnesia.contrib.export import extract
 from avalanche_amnesia.contrib.metrics import membership_metrics, relapse_metrics
 from avalanche_amnesia.contrib.residue_search import audit
 from avalanche_amnesia.evaluation import References, jsd_metrics
-from avalanche_amnesia.isolation import Pools
 from avalanche_amnesia.models import MLP, MaskedModel, SubnetModel
 from avalanche_amnesia.training import HAT, WSN, AdaHAT, AmnesiacHAT
 from avalanche_amnesia.training.host import find_plugin
@@ -119,7 +118,6 @@ LIVES = {
     "shadows": life(AmnesiacHAT, compensation="backup"),
     "repair": life(AmnesiacHAT, repair="joint"),
     "pools": life(AmnesiacHAT, isolation="pools"),
-    "moving pools": life(AmnesiacHAT, isolation=Pools(slots=4, moving=True)),
     # Its own Adam is fused where torch has that.
     "WSN": life(WSN, score_optimizer=lambda p: Adam(p, lr=1e-3)),
     "WSN, codes": life(WSN, score_optimizer=lambda p: Adam(p, lr=1e-3), score_bits=2, keep="best", optimizer=SGD),

@@ -1,0 +1,151 @@
+"""Networks of every kind in pools: the state is that of a model that never saw the others."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from support.isolated_pools import NETS, equal, pools, references
+from support.strategies import DIGITS
+from support.strategy_state import bits
+from torch import Tensor, nn
+
+from avalanche_amnesia.contrib.residue_search import audit
+from avalanche_amnesia.isolation import CapacityError
+from avalanche_amnesia.trajectory import Trajectory
+
+
+class ResidualNet(nn.Module):
+    """A small ResNet with BatchNorm, global pooling and a shortcut that changes the width."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.norm = nn.Conv2d(1, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8)
+        self.first, self.first_norm = nn.Conv2d(8, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8)
+        self.second, self.second_norm = nn.Conv2d(8, 12, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(12)
+        self.shortcut, self.shortcut_norm = nn.Conv2d(8, 12, 1, stride=2, bias=False), nn.BatchNorm2d(12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.norm(self.stem(x)))
+        x = torch.relu(x + self.first_norm(self.first(x)))
+        x = torch.relu(self.shortcut_norm(self.shortcut(x)) + self.second_norm(self.second(x)))
+        return torch.flatten(F.adaptive_avg_pool2d(x, 1), 1)
+
+
+class Heads(nn.Module):
+    """Two heads of attention over the rows of an image: a third of the units is no whole number of heads."""
+
+    features = 16
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.attend = nn.Linear(8, 16), nn.MultiheadAttention(16, 2, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embed(x.flatten(1, 2))
+        return self.attend(x, x, x, need_weights=False)[0].mean(1)
+
+
+class Straddling(nn.Module):
+    """Two groups of channels, normalised together."""
+
+    features = 12
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(1, 12, 3), nn.GroupNorm(2, 12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.norm(self.conv(x))).mean((2, 3))
+
+
+class Grouped(nn.Module):
+    """A convolution in two groups."""
+
+    features = 12
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.grouped = nn.Conv2d(1, 12, 3), nn.Conv2d(12, 12, 3, groups=2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.grouped(torch.relu(self.conv(x)))).mean((2, 3))
+
+
+class Positions(nn.Module):
+    """Every channel has a shift that no task trains."""
+
+    features = 12
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 12, 3)
+        self.register_buffer("shift", torch.linspace(0, 1, 12).reshape(1, 12, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.conv(x) + self.shift).mean((2, 3))
+
+
+class Neighbours(nn.Module):
+    """Every channel is divided by what its neighbours are, on either side of a slot's border."""
+
+    features = 12
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(1, 12, 3), nn.LocalResponseNorm(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(torch.relu(self.conv(x))).mean((2, 3))
+
+
+MORE = {
+    "resnet": ResidualNet,
+    "heads": Heads,
+    "neighbours": Neighbours,
+    "group norm": Straddling,
+    "grouped": Grouped,
+    "positions": Positions,
+}
+
+
+@pytest.mark.parametrize("net", MORE)
+def test_pools_hold_whatever_lies_across_their_borders(net, monkeypatch):
+    monkeypatch.setitem(NETS, net, MORE[net])
+    strategy, refs = pools(net, slots=3), references(net=net, slots=3)
+    for task in (0, 1, 2):
+        strategy.train(DIGITS.train_stream[task])
+    assert strategy.unlearn([1]).claim == "exact"
+    with pytest.raises(CapacityError, match=r"task 3 .*slot \[0\] of 3.* by tasks \[0\]"):
+        strategy.train(DIGITS.train_stream[3])
+    strategy.train(DIGITS.train_stream[4])
+    assert equal(strategy, refs)
+
+
+def test_an_audit_finds_nothing_of_a_task_whose_slot_was_taken_again():
+    strategy = pools(slots=3)
+    for task in (0, 1, 2):
+        strategy.train(DIGITS.train_stream[task])
+    record = strategy.unlearn([0], fingerprint=True)
+    assert audit(strategy, record).clean
+    strategy.train(DIGITS.train_stream[3])  # its mask opens the same pool
+    assert audit(strategy, record).clean
+
+
+def test_a_task_that_can_not_be_recorded_gives_its_slot_back(monkeypatch):
+    strategy, refs = pools(slots=3), references(slots=3)
+    for task in (0, 1):
+        strategy.train(DIGITS.train_stream[task])
+    before = bits(strategy.model)
+
+    def full_disk(*args, **kwargs):
+        raise OSError("no space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trajectory, "record", full_disk)
+        with pytest.raises(OSError, match="no space"):
+            strategy.train(DIGITS.train_stream[2])
+    assert bits(strategy.model) == before
+    strategy.abort_training()
+    assert bits(strategy.model) == before
+    strategy.train(DIGITS.train_stream[2])
+    assert strategy.unlearn([0]).claim == "exact"
+    assert equal(strategy, refs)
