@@ -19,6 +19,7 @@ import argparse
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -116,7 +117,7 @@ def run(benchmark: Any, adjustment: Any, epochs: int, setting: dict[str, Any]) -
     for train, test in zip(benchmark.train_stream, benchmark.test_stream, strict=True):
         strategy.train(train)
         divergences.append(added_divergence(model, store.trained, test))
-    report = store.report()
+    report = list(store.report().values())
     learned = mean_accuracy(model, benchmark.test_stream)
     request = [len(report) // 2]
     current = {name: p.detach() for name, p in model.backbone.named_parameters(prefix="backbone")}
@@ -124,10 +125,10 @@ def run(benchmark: Any, adjustment: Any, epochs: int, setting: dict[str, Any]) -
     differences = [(values[0].get(n, c) - values[1].get(n, c)).abs().max() for n, c in current.items()]
     strategy.unlearn(request)
     return {
-        "moved": report["share"].mean(),
-        "byte": report["bytes_per_parameter"].mean(),
-        "max": report["error_max"].max(),
-        "L2": report["error_l2"].mean(),
+        "moved": fmean(row["share"] for row in report),
+        "byte": fmean(row["bytes_per_parameter"] for row in report),
+        "max": max(row["error_max"] for row in report),
+        "L2": fmean(row["error_l2"] for row in report),
         "JSD": sum(divergences) / len(divergences),
         "accuracy": learned,
         "request": float(torch.stack(differences).max()),

@@ -2,13 +2,14 @@
 
 import io
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from avalanche.evaluation.metric_results import AlternativeValues, TensorImage
 from matplotlib.figure import Figure
-from PIL import Image
+from matplotlib.image import imread
 from torch import Tensor
+from torchvision.transforms.functional import to_pil_image
 
 from avalanche_amnesia.evaluation.figures import Picture, Table
 
@@ -20,7 +21,23 @@ class Histogram(NamedTuple):
     edges: np.ndarray
 
 
-Payload = float | str | Image.Image | Histogram | Table
+@runtime_checkable
+class Image(Protocol):
+    """An image of PIL, which the host's libraries bring and no code here imports: what loggers need of it."""
+
+    @property
+    def width(self) -> int:
+        """Pixels across."""
+
+    @property
+    def height(self) -> int:
+        """Pixels down."""
+
+    def save(self, fp: Any) -> None:
+        """Write it to a file."""
+
+
+Payload = float | str | Image | Histogram | Table
 
 SUPPORTED = (
     "numbers (Python, numpy, 0-dim tensors), strings, PIL images, matplotlib figures, "
@@ -52,14 +69,12 @@ def payload_of(value: Any) -> Payload | None:
         return float(value)
     if isinstance(value, Figure):
         return _rendered(value)
-    if isinstance(value, Image.Image):
-        return value
     if isinstance(value, TensorImage):
         pixels = _pixels(_as_array(value.image))
-        return None if pixels is None else Image.fromarray(pixels)
+        return None if pixels is None else to_pil_image(pixels)
     if isinstance(value, Tensor | np.ndarray):
         return _payload_of_array(_as_array(value), maybe_channels_first=isinstance(value, Tensor))
-    return None
+    return value if isinstance(value, Image) else None
 
 
 def _payload_of_array(array: np.ndarray, maybe_channels_first: bool) -> Payload | None:
@@ -72,7 +87,7 @@ def _payload_of_array(array: np.ndarray, maybe_channels_first: bool) -> Payload 
     if array.size and (is_bytes or is_chw):
         pixels = _pixels(array)
         if pixels is not None:
-            return Image.fromarray(pixels)
+            return to_pil_image(pixels)
     return _histogram(array)
 
 
@@ -100,12 +115,12 @@ def _pixels(array: np.ndarray) -> np.ndarray | None:
     return None
 
 
-def _rendered(figure: Figure) -> Image.Image:
+def _rendered(figure: Figure) -> Image:
     """The figure as pixels; the figure stays open and as it was."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png")
     buffer.seek(0)
-    return Image.open(buffer)
+    return to_pil_image((imread(buffer) * 255).round().astype(np.uint8))  # a PNG is read as shares of 255
 
 
 def _histogram(array: np.ndarray) -> Histogram | None:

@@ -9,15 +9,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
-
 from avalanche_amnesia.audit.record import UnlearningRecord
 from avalanche_amnesia.evaluation.figures import Table
 from avalanche_amnesia.logging.axes import AXES
 from avalanche_amnesia.logging.offline import is_finished
 from avalanche_amnesia.logging.run_logger import DEFAULT_PROJECT, RunLogger, RunWriter, refuse_one_string, tells_of
 from avalanche_amnesia.logging.run_mode import resolve_mode
-from avalanche_amnesia.logging.values import Histogram, Payload
+from avalanche_amnesia.logging.values import Histogram, Image, Payload
 
 _FLUSH_SECONDS = 30.0
 _RECORD_TYPE = "unlearning-record"
@@ -90,13 +88,11 @@ def _artefact(record: UnlearningRecord) -> Any:
 def _to_wandb(value: Payload) -> Any:
     import wandb
 
-    if isinstance(value, Image.Image):
-        return wandb.Image(value)
     if isinstance(value, Histogram):
         return wandb.Histogram(np_histogram=tuple(value))
     if isinstance(value, Table):
         return wandb.Table(columns=list(value.columns), data=[list(row) for row in value.rows], allow_mixed_types=True)
-    return value
+    return wandb.Image(value) if isinstance(value, Image) else value
 
 
 class WandBLogger(RunLogger):

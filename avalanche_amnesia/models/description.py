@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor, nn
 
+from avalanche_amnesia.text_table import text_table
 from avalanche_amnesia.unit_graph.graph import UnitGraph
 from avalanche_amnesia.unit_graph.units import ALWAYS
 
@@ -39,19 +37,18 @@ class Description:
         self.tried = tried
 
     def __str__(self) -> str:
-        table = Table("layer", "kind", "units", "fed by", "parameters")
-        for name, kind, units, sources, parameters in self.rows:
-            table.add_row(name, kind, str(units), _shortened(sources), f"{parameters:,}")
+        head = ("layer", "kind", "units", "fed by", "parameters")
+        rows = [
+            (name, kind, str(units), _shortened(sources), f"{parameters:,}")
+            for name, kind, units, sources, parameters in self.rows
+        ]
         shares = ", ".join(f"{rule} {share:.1%}" for rule, share in self.shares.items() if share)
         last = (
             f"{sum(row[2] for row in self.rows):,} units in {len(self.rows)} layers; {self.features} features; "
             f"{self.parameters:,} parameters: {shares}; traced on inputs of shape {self.input_shape}; "
             + ("tried out in both modes" if self.tried else "not tried out (trial=False)")
         )
-        text = io.StringIO()
-        console = Console(file=text, width=120)
-        console.print(table, last, sep="\n")
-        return text.getvalue()
+        return f"{text_table(head, rows)}\n{last}\n"
 
     __repr__ = __str__
 

@@ -25,8 +25,6 @@ from avalanche_amnesia.unit_graph.open_entries import LayerMasks
 from avalanche_amnesia.unit_graph.tracing import NormChoice
 
 if TYPE_CHECKING:
-    import pandas
-
     from avalanche_amnesia.models.description import Description
 
 
@@ -207,11 +205,15 @@ class MaskedModel(TaskMaskedModel):
     def _device(self) -> torch.device:
         return next(self.backbone.parameters()).device
 
-    def utilisation(self, *, counts: bool = False) -> pandas.DataFrame:
+    def utilisation(self, *, counts: bool = False) -> dict[str, dict[int | str, float]]:
         """Share of every layer that each task uses; see :func:`~avalanche_amnesia.models.utilisation.utilisation`.
 
         Args:
             counts: numbers of open units instead of shares.
+
+        Returns:
+            Layer → a row: each task's share, "any" (what any task uses), and "units" (how many there are); last the
+            row "all", of all layers together. `pandas.DataFrame.from_dict(rows, orient="index")` makes a frame of them.
         """
         from avalanche_amnesia.models.utilisation import utilisation
 

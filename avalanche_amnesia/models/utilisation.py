@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-import pandas as pd
 import torch
 from torch import Tensor
 
@@ -16,7 +15,7 @@ ALL_LAYERS = "all"
 """Row of a utilisation table that takes all layers together."""
 
 
-def utilisation(model: MaskedModel, *, counts: bool = False) -> pd.DataFrame:
+def utilisation(model: MaskedModel, *, counts: bool = False) -> dict[str, dict[int | str, float]]:
     """Units that each remaining task's mask opens, layer by layer.
 
     >>> from avalanche_amnesia.models import MLP, MaskedModel
@@ -24,9 +23,9 @@ def utilisation(model: MaskedModel, *, counts: bool = False) -> pd.DataFrame:
     >>> for task, embedding in enumerate(([1, -1, 1, 1, -1, -1], [1, -1, 1, -1, -1, 1])):
     ...     _ = model.start_task(task, torch.tensor(embedding).float())
     ...     model.finish_task()
-    >>> utilisation(model)["any"].to_list()
+    >>> [row["any"] for row in utilisation(model).values()]
     [0.5, 0.75, 0.6666666666666666]
-    >>> utilisation(model, counts=True).loc["all"].to_dict()
+    >>> utilisation(model, counts=True)["all"]
     {0: 3, 1: 3, 'any': 4, 'units': 6}
 
     Reference: the share of active mask entries by layer and task, Duan, HAT-CL, 2023.
@@ -41,16 +40,15 @@ def utilisation(model: MaskedModel, *, counts: bool = False) -> pd.DataFrame:
         name: torch.stack([torch.zeros(n, dtype=torch.bool), *(mask[name].cpu() for mask in remaining.values())]).any(0)
         for name, n in units.items()
     }
-    columns: dict[int | str, Mapping[str, Tensor]] = dict(remaining.items())
-    columns["any"] = in_use
-    active = pd.DataFrame(
-        {column: [int(mask[name].sum()) for name in units] for column, mask in columns.items()},
-        index=pd.Index(units, name="layer"),
-    )
-    active["units"] = list(units.values())
-    active.loc[ALL_LAYERS] = active.sum()
-    active.columns.name = "task"
+    columns: dict[int | str, Mapping[str, Tensor]] = {**dict(remaining.items()), "any": in_use}
+    table: dict[str, dict[int | str, float]] = {
+        name: {**{column: int(mask[name].sum()) for column, mask in columns.items()}, "units": n}
+        for name, n in units.items()
+    }
+    table[ALL_LAYERS] = {column: sum(row[column] for row in table.values()) for column in (*columns, "units")}
     if counts:
-        return active
-    shares = active.div(active["units"], axis="index")
-    return shares.assign(units=active["units"])
+        return table
+    return {
+        name: {column: n if column == "units" else n / row["units"] for column, n in row.items()}
+        for name, row in table.items()
+    }

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,9 +35,6 @@ from avalanche_amnesia.trajectory.replay import wind_back
 from avalanche_amnesia.trajectory.revision import Revisions
 from avalanche_amnesia.trajectory.sparse import SparseValues
 from avalanche_amnesia.trajectory.undo_log import Log, report
-
-if TYPE_CHECKING:
-    import pandas
 
 
 class Trajectory:
@@ -104,11 +101,11 @@ class Trajectory:
                 result[name] = result[name] | where if name in result else where
         return result
 
-    def report(self) -> pandas.DataFrame:
+    def report(self) -> dict[int, dict[str, float]]:
         """Table of every task's log: bytes, and the error that keeping it this way added to the model.
 
         Returns:
-            A row per task with ``entries``, ``share`` (of the parameters that it could have moved), ``bytes``,
+            Task → a row with ``entries``, ``share`` (of the parameters that it could have moved), ``bytes``,
             ``bytes_per_parameter``, ``error_max`` and ``error_l2`` (of its weights, against what its training left),
             the same two for each economy in use (``threshold_max`` …), and ``merged``.
         """

@@ -8,14 +8,11 @@ from functools import reduce
 from math import sqrt
 from operator import add
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from avalanche_amnesia.saving.classes import saveable
 from avalanche_amnesia.trajectory.fidelity import AddedError, Commitment
 from avalanche_amnesia.trajectory.sparse import SparseEntries
-
-if TYPE_CHECKING:
-    import pandas
 
 
 @dataclass(frozen=True)
@@ -74,12 +71,10 @@ class Log(dict[str, SparseEntries]):
         return other if same else self
 
 
-def report(logs: Mapping[int, Log], merged: frozenset[int]) -> pandas.DataFrame:
+def report(logs: Mapping[int, Log], merged: frozenset[int]) -> dict[int, dict[str, float]]:
     """A row per task: entries, bytes, error added; see :meth:`Trajectory.report`."""
-    import pandas  # not sooner: it takes as long as the rest of the package
-
     options = list(dict.fromkeys(option for log in logs.values() for option in log.errors))
-    rows = {}
+    rows: dict[int, dict[str, float]] = {}
     for task, log in logs.items():
         entries = sum(int(entry.where.sum()) for entry in log.values())
         errors = log.errors.values()
@@ -95,4 +90,4 @@ def report(logs: Mapping[int, Log], merged: frozenset[int]) -> pandas.DataFrame:
             error = log.errors.get(option, AddedError())
             rows[task] |= {f"{option}_max": error.largest, f"{option}_l2": error.l2}
         rows[task]["merged"] = task in merged
-    return pandas.DataFrame.from_dict(rows, orient="index").rename_axis("task")
+    return rows

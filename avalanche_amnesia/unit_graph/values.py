@@ -7,10 +7,7 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Any
 
-import numpy as np
 import torch
-from scipy.sparse import coo_matrix
-from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 from avalanche_amnesia.unit_graph.units import ALWAYS, NOTHING, compact
@@ -102,13 +99,23 @@ class Dependence:
         """The same for a tensor whose entries each depend on several entries of this one."""
         count = int(result.max()) + 1
         small, into = torch.broadcast_tensors(self.place, result)
-        edges = torch.stack([small.reshape(-1), into.reshape(-1)]).numpy()
         groups = int(self.size.numel() if self.group is None else self.group.max() + 1)
-        ones = np.ones(edges.shape[1], dtype=np.int8)
-        links = coo_matrix((ones, (edges[0], edges[1] + groups)), shape=(groups + count,) * 2)
-        labels = torch.from_numpy(connected_components(links, directed=False)[1].astype(np.int64))
+        labels = _components(groups + count, small.reshape(-1), into.reshape(-1) + groups)
         own = torch.arange(groups) if self.group is None else self.group
         return replace(self, place=labels[groups:], group=labels[:groups][own])
+
+
+def _components(n: int, first: Tensor, second: Tensor) -> Tensor:
+    """Number of the connected component of each of ``n`` nodes, where edges lead from ``first`` to ``second``."""
+    least = torch.arange(n)
+    while True:
+        before = least
+        ends = least[torch.cat([first, second])]
+        lower = least[first].minimum(least[second]).repeat(2)
+        least = least.scatter_reduce(0, ends, lower, "amin")
+        least = least[least]  # each round joins whole components found so far: a long chain takes few
+        if torch.equal(least, before):
+            return ((least == torch.arange(n)).cumsum(0) - 1)[least]
 
 
 def _counts_up(place: Tensor) -> bool:

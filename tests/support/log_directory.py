@@ -11,7 +11,7 @@ from support.strategy_state import frozen
 def contents(store):
     """Everything that a trajectory knows, comparable."""
     logs = [(task, {name: dict(entry.parts) for name, entry in log.items()}) for task, log in store.logs.items()]
-    return frozen(logs), store.report().to_json()
+    return frozen(logs), store.report()
 
 
 def files(path):

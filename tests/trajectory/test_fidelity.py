@@ -65,7 +65,7 @@ def test_any_sequence_agrees_with_the_slow_twin_bit_for_bit(options, events, see
             assert_same(committed, expected)
             twin.record(task, state, expected)
             distance = torch.cat([(expected[n].double() - after[n].double()).reshape(-1) for n in state])
-            row = store.report().loc[task]
+            row = store.report()[task]
             assert row["error_max"] == float(distance.abs().max())
             assert math.isclose(row["error_l2"], float(distance.norm()), rel_tol=1e-12, abs_tol=0.0)
             state = committed
@@ -189,7 +189,7 @@ def test_an_economical_log_leaves_nothing_behind_and_keeps_the_claim(monkeypatch
     for experience in DIGITS.train_stream[:3]:
         lossless.train(experience)
         strategy.train(experience)
-        row = trajectory(strategy).report().loc[experience.task_label]
+        row = trajectory(strategy).report()[experience.task_label]
         distance = torch.cat(
             [(p.detach().double() - trained[n].double()).reshape(-1) for n, p in strategy.model.named_parameters()]
         )
@@ -211,8 +211,8 @@ def test_a_dense_log_in_int8_takes_the_last_task_back_bit_for_bit():
     before = {n: p.detach().clone() for n, p in strategy.model.named_parameters() if "heads" not in n}
     strategy.train(DIGITS.train_stream[1])
     report = trajectory(strategy).report()
-    assert (report["bytes_per_parameter"] < 2).all()
-    assert (report["share"] <= 1).all()
+    assert all(row["bytes_per_parameter"] < 2 for row in report.values())
+    assert all(row["share"] <= 1 for row in report.values())
     unlearning_plugin(strategy).unlearn(strategy, [1])
     parameters = dict(strategy.model.named_parameters())
     assert all(same_bits(parameters[name].detach(), value).all() for name, value in before.items())

@@ -97,11 +97,15 @@ def test_merged_tasks_can_not_be_taken_apart():
     store.record(0, s[0], s[1])
     store.record(1, s[1], s[2])
     store.merge([0])
-    assert store.report()["merged"].tolist() == [True, False]
+    assert [row["merged"] for row in store.report().values()] == [True, False]
     with pytest.raises(TrajectoryError, match=r"tasks \[0\] can't be taken out.*merge_permanent=False"):
         store.remove([0, 1], s[2])
     with pytest.raises(TrajectoryError, match="task 7 is not recorded"):
         store.merge([7])
+
+
+def sizes_of_logs(strategy):
+    return {task: row["bytes"] for task, row in trajectory(strategy).report().items()}
 
 
 def test_a_masked_run_with_a_deadline_holds_what_may_still_go():
@@ -110,9 +114,9 @@ def test_a_masked_run_with_a_deadline_holds_what_may_still_go():
         for experience in DIGITS.train_stream[:5]:
             strategy.train(experience)
         assert unlearning_plugin(strategy).ledger.permanent == {0, 1, 2}
-    report = trajectory(runs[0]).report()
-    assert report.index.tolist() == [0, 1, 2, 3, 4]
-    assert report["bytes"].tolist()[:3] == [0, 0, 0] < trajectory(runs[1]).report()["bytes"].tolist()[:3]
+    sizes = [sizes_of_logs(strategy) for strategy in runs]
+    assert list(sizes[0]) == [0, 1, 2, 3, 4]
+    assert list(sizes[0].values())[:3] == [0, 0, 0] < list(sizes[1].values())[:3]
     for strategy in runs:
         strategy.unlearn([3])
     assert bits(runs[0].model) == bits(runs[1].model)
@@ -127,7 +131,7 @@ def test_a_dense_run_with_a_permanent_task_between():
                 unlearning_plugin(strategy).mark_permanent([1, 2])
             strategy.train(experience)
         assert trajectory(strategy).tasks == (0, 1, 2, 3)
-    sizes = [trajectory(strategy).report()["bytes"] for strategy in runs]
+    sizes = [sizes_of_logs(strategy) for strategy in runs]
     assert sizes[0][2] < sizes[1][2] / 2  # what 1 holds stands for 2 as well
     for strategy in runs:
         unlearning_plugin(strategy).unlearn(strategy, [0])

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from avalanche_amnesia.contrib.export.dense import extract, masked_model
 from avalanche_amnesia.models.modes import evaluating
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
+from avalanche_amnesia.text_table import text_table
 
 
 @dataclass(frozen=True)
@@ -48,17 +46,12 @@ class SubnetReport:
         return self.subnet_flops / self.masked_flops if self.masked_flops else 1.0
 
     def __str__(self) -> str:
-        table = Table(f"task {self.task}", "masked", "subnet", "share")
-        rows = (
+        counts = (
             ("parameters", self.masked_parameters, self.subnet_parameters, self.parameter_share),
             (f"FLOPs, input {self.input_shape}", self.masked_flops, self.subnet_flops, self.flop_share),
         )
-        for name, masked, subnet, share in rows:
-            table.add_row(name, f"{masked:,}", f"{subnet:,}", f"{share:.1%}")
-        text = io.StringIO()
-        console = Console(file=text, width=120)
-        console.print(table)
-        return text.getvalue()
+        rows = [(name, f"{masked:,}", f"{subnet:,}", f"{share:.1%}") for name, masked, subnet, share in counts]
+        return text_table((f"task {self.task}", "masked", "subnet", "share"), rows)
 
 
 def subnet_report(model: TaskMaskedModel, task: int) -> SubnetReport:

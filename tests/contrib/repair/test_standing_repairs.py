@@ -190,7 +190,7 @@ def test_a_repair_is_taken_out_bit_for_bit_whatever_the_tasks_logs_are_like(tmp_
         store.record_repair({"w": value}, {"w": repaired})
     store = Trajectory(path=tmp_path, **options)
     assert store.tasks == (0, 1)
-    assert list(store.report().index) == [0, 1]
+    assert list(store.report()) == [0, 1]
     assert store.nbytes() > store.nbytes(0) + store.nbytes(1)
     assert store.moved_with(())["w"].sum() == 15
     assert same_bits(store.remove((), {"w": repaired}).values["w"], value).all()
