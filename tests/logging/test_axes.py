@@ -14,6 +14,7 @@ from support.wandb_recorder import Recorder
 
 from avalanche_amnesia import evaluation
 from avalanche_amnesia.benchmarks import with_unlearning
+from avalanche_amnesia.contrib import metrics as contrib_metrics
 from avalanche_amnesia.logging.axes import EVENT, axis_of
 
 
@@ -58,9 +59,12 @@ def test_an_axis_that_there_is_none_of_is_refused() -> None:
 
 
 def test_the_metrics_of_unlearning_go_over_events() -> None:
-    public = [getattr(evaluation, name) for name in evaluation.__all__]
+    public = [getattr(room, name) for room in (evaluation, contrib_metrics) for name in room.__all__]
     metrics = [thing for thing in public if isinstance(thing, type) and issubclass(thing, PluginMetric)]
-    assert [kind for kind in metrics if kind.axis != EVENT] == [evaluation.MaskRegulariser, evaluation.StepCapacity]
+    assert [kind for kind in metrics if kind.axis != EVENT] == [
+        evaluation.StepCapacity,
+        contrib_metrics.MaskRegulariser,
+    ]
     assert len(metrics) > 9
 
 
