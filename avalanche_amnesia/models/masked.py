@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,12 +11,9 @@ from torch import Tensor, nn
 
 from avalanche_amnesia.models.computed_units import EntriesOfMasks
 from avalanche_amnesia.models.gate import Gate
-from avalanche_amnesia.models.multi_head import UnknownTaskError, inside_backbone
+from avalanche_amnesia.models.multi_head import inside_backbone
 from avalanche_amnesia.models.own_modules import OwnModules
-from avalanche_amnesia.models.per_task import PerTask
 from avalanche_amnesia.models.shared_head import SHARED_HEAD, SharedHead, add_shared_head, stand_in
-from avalanche_amnesia.models.task_buffers import TaskBuffers
-from avalanche_amnesia.models.task_labels import by_task
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.unit_graph.graph import UnitGraph
 from avalanche_amnesia.unit_graph.masked_backbone import MaskedBackbone, trace_backbone
@@ -67,6 +63,9 @@ class MaskedModel(TaskMaskedModel):
     """
 
     task_containers = ("heads", "own")
+    learned_by = "embedding"
+    mask_store, learned_store = "_binary", "_embeddings"
+    stores = (mask_store, learned_store, "own")
     backbone: MaskedBackbone
     graph: UnitGraph
 
@@ -93,22 +92,17 @@ class MaskedModel(TaskMaskedModel):
             task_owned=task_owned,
             trial=trial,
         )
-        super().__init__(module, len(graph.output))
-        self.graph = graph if shared_head is None else self._add_shared_head(graph, shared_head)
-        self._sizes = [layer.units for layer in graph.layers.values()]
-        self._binary = TaskBuffers()
-        self._embeddings = TaskBuffers()
-        self.own = PerTask()
-        self.embedding: nn.Parameter | None = None
-        self.current_task: int | None = None
-        self._gate: Gate | None = None
+        sizes = [layer.units for layer in graph.layers.values()]
+        super().__init__(module, len(graph.output), graph, sizes)
+        if shared_head is not None:
+            self._add_shared_head(shared_head)
         self._entries_of = EntriesOfMasks(self.graph.open_entries)
-        self.generation = 0
 
-    def _add_shared_head(self, graph: UnitGraph, n_classes: int) -> UnitGraph:
+    def _add_shared_head(self, n_classes: int) -> None:
         """Make the head that all tasks share, and enter it into the graph: a column is in use as its feature is."""
         add_shared_head(self.backbone, self.n_features, n_classes)
-        return replace(graph, factors={**graph.factors, f"{SHARED_HEAD}.weight": (graph.output.reshape(1, -1),)})
+        column_use = {f"{SHARED_HEAD}.weight": (self.graph.output.reshape(1, -1),)}
+        self.graph = replace(self.graph, factors={**self.graph.factors, **column_use})
 
     @property
     def shared_head(self) -> nn.Linear | None:
@@ -151,15 +145,6 @@ class MaskedModel(TaskMaskedModel):
         """Units of all weighted layers together."""
         return sum(self._sizes)
 
-    @property
-    def masked_tasks(self) -> tuple[int, ...]:
-        """As the base class's."""
-        return self._binary.tasks
-
-    def by_layer(self, vector: Tensor) -> Mapping[str, Tensor]:
-        """A vector over all units ``(…, n_units)`` cut into layers: layer name → ``(…, units)``."""
-        return MappingProxyType(dict(zip(self.graph.layers, vector.split(self._sizes, dim=-1), strict=True)))
-
     def read_mask(self, mask: Tensor) -> LayerMasks:
         """A fixed mask over all units, ``(n_units,)``, as a forward of the backbone reads it.
 
@@ -167,43 +152,26 @@ class MaskedModel(TaskMaskedModel):
         """
         return LayerMasks(self.by_layer(mask.float()), self._entries_of(mask > 0))
 
-    def binary_mask(self, task: int) -> Tensor:
-        """The task's mask over all units, bool ``(n_units,)``, copied.
+    def _chosen(self) -> Tensor:
+        _, gate = self._in_training
+        return gate.open_units()
 
-        Raises:
-            UnknownTaskError: if the task has no mask.
-        """
-        if task == self.current_task:
-            return self._in_training[2].open_units()
-        if task not in self._binary:
-            raise UnknownTaskError(f"task {task} has no mask; tasks with one: {list(self._binary.tasks)}")
-        return self._binary.get(task).clone()
+    def _packed_mask(self, mask: Tensor) -> Tensor:
+        return mask
+
+    def _unpacked(self, kept: Tensor) -> Tensor:
+        return kept.clone()
 
     def task_embedding(self, task: int) -> Tensor:
         """The embedding that the task's mask was read from, ``(n_units,)``, copied."""
-        return self._embeddings.get(task).clone()
-
-    def mask_name(self, task: int) -> str:
-        """As the base class's."""
-        return f"_binary.{task}"
-
-    def cumulative_mask(self, tasks: Iterable[int] | None = None) -> Tensor:
-        """As the base class's, over all units."""
-        masks = [self._binary.get(task) for task in (self._binary.tasks if tasks is None else tasks)]
-        if not masks:
-            return torch.zeros(self.n_units, dtype=torch.bool, device=self._device)
-        return torch.stack(masks).any(0)
+        return self._learned.get(task).clone()
 
     def users_of(self, entries: Mapping[str, Tensor], tasks: Sequence[int]) -> frozenset[int]:
         """As the base class's."""
         if not tasks:
             return frozenset()
-        found = self.graph.covering(torch.stack([self._binary.get(task) for task in tasks]), inside_backbone(entries))
+        found = self.graph.covering(torch.stack([self._masks.get(task) for task in tasks]), inside_backbone(entries))
         return frozenset(task for task, reads in zip(tasks, found.tolist(), strict=True) if reads)
-
-    @property
-    def _device(self) -> torch.device:
-        return next(self.backbone.parameters()).device
 
     def utilisation(self, *, counts: bool = False) -> dict[str, dict[int | str, float]]:
         """Share of every layer that each task uses; see :func:`~avalanche_amnesia.models.utilisation.utilisation`.
@@ -225,15 +193,10 @@ class MaskedModel(TaskMaskedModel):
         """As the base class's; in a training only the norms of its own tasks learn, whatever samples are replayed."""
         super().adaptation(experience)
         if self.training:
-            labels = {int(task) for task in experience.task_labels} - set(self._binary.tasks)
+            labels = {int(task) for task in experience.task_labels} - set(self.masked_tasks)
             for task, own in self._own_modules.items():
                 if own.learning or task in labels:  # what does not learn is in evaluation mode already
                     own.learn(task in labels, True)
-
-    def add_head(self, task: int, n_classes: int) -> None:
-        """Add a freshly drawn head ``features → n_classes`` for a task, and its own norms."""
-        super().add_head(task, n_classes)
-        self.own[str(task)] = self.fresh_parts().train(self.training)
 
     def fresh_parts(self) -> OwnModules:
         """A copy of everything, besides a head, that tasks have of their own, with the backbone's values."""
@@ -257,7 +220,7 @@ class MaskedModel(TaskMaskedModel):
             parts: what the task has of its own (:meth:`parts_of`), or a copy of it.
             task: its label; its mask is binary by now.
         """
-        use = self.graph.sets.use(self._binary.get(task).float())
+        use = self.graph.sets.use(self._masks.get(task).float())
         parts.settle(self.fresh_parts(), self.backbone.owned, use)
 
     # Life of a task -------------------------------------------------------------------------------------------
@@ -274,75 +237,27 @@ class MaskedModel(TaskMaskedModel):
         Returns:
             The embedding, to be stepped by an optimizer of its own.
         """
-        if task in self._binary or self.current_task is not None:
-            raise ValueError(f"task {task} can't start: masks {self._binary.tasks}, in training {self.current_task}")
-        self.embedding = nn.Parameter(embedding.detach().clone().to(self._device))
-        self.current_task = task
+        learned = self._begin(task, embedding)
         may = None if allowed is None else allowed.to(self._device)
-        self._gate = Gate(self.embedding, may, self.by_layer, self.graph.open_entries)
-        self.generation += 1
-        return self.embedding
-
-    @property
-    def _in_training(self) -> tuple[int, nn.Parameter, Gate]:
-        """Label, embedding and gate of the task in training."""
-        if self.current_task is None or self.embedding is None or self._gate is None:
-            raise ValueError("no task is in training: start_task begins one")
-        return self.current_task, self.embedding, self._gate
+        self._opened = Gate(learned, may, self.by_layer, self.graph.open_entries)
+        return learned
 
     def finish_task(self) -> None:
         """Keep the binary mask ``a > 0.5`` of the task in training, which ends its training."""
-        task, embedding, gate = self._in_training
-        self._binary.put(task, gate.open_units())
-        self._embeddings.put(task, embedding.detach())
+        task, gate = self._in_training
+        self._keep(task, gate.open_units(), gate.embedding.detach())
         if str(task) in self.own:
             self.settle_parts(self.parts_of(task), task)
-        self._end_training()
-
-    def drop_current_task(self) -> None:
-        """Give up the task in training: its embedding and head go."""
-        task = self.current_task
-        self._end_training()
-        if task is not None and str(task) in self.heads:
-            self.remove_task(task)
-
-    def _end_training(self) -> None:
-        self.embedding, self._gate, self.current_task = None, None, None
-        self.generation += 1
-
-    def remove_task(self, task: int) -> None:
-        """Take out the task's head, mask, embedding and norms."""
-        super().remove_task(task)
-        if task in self._binary:
-            self._binary.drop(task)
-            self._embeddings.drop(task)
-        self.generation += 1
-
-    def task_state(self) -> Any:
-        """As the base class's, with masks and embeddings."""
-        return super().task_state(), dict(self._binary._buffers), dict(self._embeddings._buffers)
-
-    def restore_task_state(self, state: Any) -> None:
-        """As the base class's."""
-        modules, binary, embeddings = state
-        super().restore_task_state(modules)
-        self._binary._buffers, self._embeddings._buffers = dict(binary), dict(embeddings)
-        self.generation += 1
-
-    @property
-    def gate(self) -> Tensor | None:
-        """The soft mask ``a`` of the task in training, ``(n_units,)``; None while there is none."""
-        return None if self._gate is None else self._gate.value
 
     @property
     def allowed(self) -> Tensor | None:
         """The units that the task in training may open, bool ``(n_units,)``; None: all of them, or no task trains."""
-        return None if self._gate is None else self._gate.allowed
+        return None if self._opened is None else self._opened.allowed
 
     @property
     def gate_leaves(self) -> LayerMasks:
         """The open gate's layers, which collect gradients; empty while no task is in training."""
-        return LayerMasks({}) if self._gate is None else self._gate.leaves
+        return LayerMasks({}) if self._opened is None else self._opened.leaves
 
     def open_gate(self, scale: float, *, learns: bool = True) -> Tensor:
         """Set the soft mask ``σ(scale · e)`` through which the task in training is run in training mode.
@@ -356,36 +271,29 @@ class MaskedModel(TaskMaskedModel):
         Returns:
             The gate ``a``, ``(n_units,)``.
         """
-        _, _, gate = self._in_training
+        _, gate = self._in_training
         gate.open(scale, learns=learns)
         return gate.value
 
     def reread_gate(self) -> None:
         """Let :meth:`open_gate` read embedding and allowed units anew, where something else than a step wrote there."""
-        self._in_training[2].reread()
+        _, gate = self._in_training
+        gate.reread()
 
     def gate_gradient(self) -> Tensor:
         """``∂loss/∂a`` of the open gate, ``(n_units,)``; zero for layers that no backward pass reached."""
-        return self._in_training[2].gradient()
-
-    def buffer_names(self, tasks: Sequence[int]) -> list[str]:
-        """Names, in ``state_dict``, of the tasks' masks, embeddings and statistics."""
-        vectors = [f"{kind}.{task}" for kind in ("_binary", "_embeddings") for task in tasks if task in self._binary]
-        return [*vectors, *super().buffer_names(tasks)]
+        _, gate = self._in_training
+        return gate.gradient()
 
     # Forward --------------------------------------------------------------------------------------------------
 
     def _binary_gate(self, task: int) -> Tensor:
         """The 0/1 vector that masks a task's forward; all ones where the task has no mask."""
         if task == self.current_task:
-            return self._in_training[2].open_units().float()
-        if task in self._binary:
-            return self._binary.get(task).float()
+            return self._chosen().float()
+        if task in self._masks:
+            return self._masks.get(task).float()
         return torch.ones(self.n_units, device=self._device)
-
-    def features(self, x: Tensor, task: int | Tensor) -> Tensor:
-        """Features ``(batch, features)`` through the task's mask; one label, or one per sample ``(batch,)``."""
-        return by_task(x, task, self._features)
 
     def _features(self, x: Tensor, task: int) -> Tensor:
         if task == self.current_task and self.training:
@@ -406,13 +314,9 @@ class MaskedModel(TaskMaskedModel):
     # State ----------------------------------------------------------------------------------------------------
 
     def _match_tasks(self, state: Mapping[str, Any]) -> None:
-        if "embedding" in state:
-            self._check_same_training(state)
+        super()._match_tasks(state)
+        if self.current_task is not None:  # the middle of its training, loaded again
             self.reread_gate()
             return
-        super()._match_tasks(state)
-        self._binary.match(state, "_binary.", self._device)
-        self._embeddings.match(state, "_embeddings.", self._device)
         for task, own in self._own_modules.items():
-            own.learn(task not in self._binary, self.training)
-        self._end_training()
+            own.learn(task not in self._masks, self.training)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +33,11 @@ class TaskBuffers(nn.Module):
     def tasks(self) -> tuple[int, ...]:
         """Tasks that have a tensor, in the order in which they got it."""
         return tuple(int(name) for name in self._buffers)
+
+    def reorder(self, tasks: Sequence[int]) -> None:
+        """Take on an order of the tasks; those that it does not name go last."""
+        places = {task: place for place, task in enumerate(tasks)}
+        self._buffers = dict(sorted(self._buffers.items(), key=lambda item: places.get(int(item[0]), len(places))))
 
     def match(self, state: Mapping[str, Tensor], prefix: str, device: torch.device) -> None:
         """Take on the tasks and shapes of a saved state, ready to load it."""

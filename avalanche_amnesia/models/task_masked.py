@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from types import MappingProxyType
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from avalanche_amnesia.models.modes import every_part
 from avalanche_amnesia.models.multi_head import MultiHeadModel, UnknownTaskError
+from avalanche_amnesia.models.per_task import PerTask
+from avalanche_amnesia.models.task_buffers import TaskBuffers
+from avalanche_amnesia.models.task_labels import by_task
 
 
 class MaskCover(Protocol):
@@ -54,8 +58,15 @@ class TaskMasks(Mapping[int, Mapping[str, Tensor]]):
 class TaskMaskedModel(MultiHeadModel, ABC):
     """A multi-head model of which every task uses the part that its binary mask names.
 
-    Base of :class:`MaskedModel` (masks over units) and :class:`SubnetModel` (masks over weights): what plans, records,
-    adjustment, metrics and pictures read, so that they serve both.
+    Base of :class:`MaskedModel` (masks over units) and :class:`SubnetModel` (masks over weights): masks by task, the
+    life of a task, and the state are theirs in common. A subclass says what a mask covers, how one is learned, kept and
+    run through.
+
+    Args:
+        backbone: maps ``(batch, …)`` to features ``(batch, features)``.
+        n_features: width of the features.
+        graph: what the entries of a mask stand for.
+        sizes: numbers of entries of the mask's parts, in order.
 
     Attributes:
         graph: what the entries of a mask stand for.
@@ -65,12 +76,101 @@ class TaskMaskedModel(MultiHeadModel, ABC):
             (the record lists it). False: the forgotten task's update is taken out of it.
     """
 
-    graph: MaskCover
-    current_task: int | None
-    generation: int
     keeps_shared_entries: bool = False
     features_per_task = True
     state_per_task = True
+    learned_by: ClassVar[str]
+    """Name of the parameter by which the task in training learns its mask."""
+    stores: ClassVar[Sequence[str]]
+    """Names of what tasks have besides heads, in the order of ``state_dict``."""
+    mask_store: ClassVar[str]
+    """Name of the store of masks."""
+    learned_store: ClassVar[str]
+    """Name of the store of what :attr:`learned_by` was when a task ended."""
+
+    def __init__(self, backbone: nn.Module, n_features: int | None, graph: MaskCover, sizes: Sequence[int]) -> None:
+        super().__init__(backbone, n_features)
+        self.graph: Any = graph
+        self.current_task: int | None = None
+        self.generation = 0
+        self._sizes = list(sizes)
+        self._opened: Any = None
+        self.register_parameter(self.learned_by, None)
+        for name in self.stores:
+            self.add_module(name, PerTask() if name in self.task_containers else TaskBuffers())
+
+    @property
+    def _masks(self) -> TaskBuffers:
+        return getattr(self, self.mask_store)
+
+    @property
+    def _learned(self) -> TaskBuffers:
+        return getattr(self, self.learned_store)
+
+    @property
+    def _device(self) -> torch.device:
+        return next(self.backbone.parameters()).device
+
+    # Masks ----------------------------------------------------------------------------------------------------
+
+    @property
+    def masked_tasks(self) -> tuple[int, ...]:
+        """Tasks that have a mask, in the order in which they were trained."""
+        return self._masks.tasks
+
+    @property
+    def masks(self) -> Mapping[int, Mapping[str, Tensor]]:
+        """Binary masks of the trained tasks: task → part of the mask → bool tensor, one-dimensional, copied."""
+        return TaskMasks(self)
+
+    def by_layer(self, vector: Tensor) -> Mapping[str, Tensor]:
+        """A vector over a whole mask ``(…, n)`` cut into its parts, by name."""
+        return MappingProxyType(dict(zip(self.graph.layers, vector.split(self._sizes, dim=-1), strict=True)))
+
+    def binary_mask(self, task: int) -> Tensor:
+        """A task's mask, bool ``(n,)``, a new tensor.
+
+        Raises:
+            UnknownTaskError: if the task has no mask.
+        """
+        if task == self.current_task:
+            return self._chosen()
+        if task not in self._masks:
+            raise UnknownTaskError(f"task {task} has no mask; tasks with one: {list(self.masked_tasks)}")
+        return self._unpacked(self._masks.get(task))
+
+    def cumulative_mask(self, tasks: Iterable[int] | None = None) -> Tensor:
+        """Entries that any of some tasks uses, bool ``(n,)``: ``a^{≤t}``, rebuilt from the masks at every call.
+
+        Args:
+            tasks: with masks; None: every remaining task.
+        """
+        total = self._packed_mask(torch.zeros(sum(self._sizes), dtype=torch.bool, device=self._device))
+        for task in self.masked_tasks if tasks is None else tasks:
+            total |= self._masks.get(task)
+        return self._unpacked(total)
+
+    def mask_name(self, task: int) -> str:
+        """Name, in ``state_dict``, of the tensor that holds a task's mask."""
+        return f"{self.mask_store}.{task}"
+
+    @abstractmethod
+    def _chosen(self) -> Tensor:
+        """Mask that the task in training would have if it ended now, bool ``(n,)``."""
+
+    @abstractmethod
+    def _packed_mask(self, mask: Tensor) -> Tensor:
+        """A mask, bool ``(n,)``, as the store holds it."""
+
+    @abstractmethod
+    def _unpacked(self, kept: Tensor) -> Tensor:
+        """A mask, bool ``(n,)``, a new tensor, from what the store holds."""
+
+    def mask_bits(self) -> float | None:
+        """Bits per weight and task that the masks take in ``compressed_state``; None where none is compressed."""
+        return None
+
+    # Entries of the backbone ----------------------------------------------------------------------------------
 
     def entries_of(self, task: int) -> Iterator[tuple[str, Tensor]]:
         """Entries of the backbone that a task reads and may write: those that its mask covers.
@@ -107,43 +207,27 @@ class TaskMaskedModel(MultiHeadModel, ABC):
         """Names of the backbone's parameters that are frozen where they are in use, whatever the adjustment."""
         return frozenset()
 
-    @property
-    @abstractmethod
-    def masked_tasks(self) -> tuple[int, ...]:
-        """Tasks that have a mask, in the order in which they were trained."""
-
-    @property
-    def masks(self) -> Mapping[int, Mapping[str, Tensor]]:
-        """Binary masks of the trained tasks: task → part of the mask → bool tensor, one-dimensional, copied."""
-        return TaskMasks(self)
-
-    @abstractmethod
-    def by_layer(self, vector: Tensor) -> Mapping[str, Tensor]:
-        """A vector over a whole mask ``(…, n)`` cut into its parts."""
-
-    @abstractmethod
-    def binary_mask(self, task: int) -> Tensor:
-        """A task's mask, bool ``(n,)``, copied."""
-
-    @abstractmethod
-    def cumulative_mask(self, tasks: Iterable[int] | None = None) -> Tensor:
-        """Entries that any of some tasks uses, bool ``(n,)``: ``a^{≤t}``, rebuilt from the masks at every call.
-
-        Args:
-            tasks: with masks; None: every remaining task.
-        """
-
-    @abstractmethod
-    def mask_name(self, task: int) -> str:
-        """Name, in ``state_dict``, of the tensor that holds a task's mask."""
-
-    def mask_bits(self) -> float | None:
-        """Bits per weight and task that the masks take in ``compressed_state``; None where none is compressed."""
-        return None
-
     def shared_state(self) -> list[str]:
         """Names of tensors that forwards changed, or began to keep, and that all tasks share; empty: there are none."""
         return []
+
+    # Life of a task -------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def fresh_parts(self) -> nn.Module | None:
+        """What a task that begins has of its own besides its head, with the backbone's values; None: nothing."""
+
+    def task_parts(self, task: int) -> nn.Module | None:
+        """The task's own normalisation, on which its features depend besides its mask; None where it has none."""
+        (held,) = self._containers[1:]
+        return held[str(task)] if str(task) in held else None  # noqa: SIM401 - it has no get
+
+    def add_head(self, task: int, n_classes: int) -> None:
+        """Add a freshly drawn head ``features → n_classes`` for a task, and what else it has of its own."""
+        super().add_head(task, n_classes)
+        parts = self.fresh_parts()
+        if parts is not None:
+            self._containers[1][str(task)] = parts.train(self.training)
 
     def set_trainable(self, task: int, learn: bool) -> None:
         """Let a task's own modules (its head) receive gradients, or not; drops those that they have."""
@@ -155,27 +239,71 @@ class TaskMaskedModel(MultiHeadModel, ABC):
             if parameter.grad is not None:
                 parameter.grad = None
 
+    def _begin(self, task: int, values: Tensor) -> nn.Parameter:
+        """Make the parameter ``(n,)`` by which a task learns its mask."""
+        if task in self._masks or self.current_task is not None:
+            raise ValueError(f"task {task} can't start: masks {self.masked_tasks}, in training {self.current_task}")
+        learned = nn.Parameter(values.detach().clone().to(self._device))
+        setattr(self, self.learned_by, learned)
+        self.current_task = task
+        self._masks_changed()
+        return learned
+
+    @property
+    def _in_training(self) -> tuple[int, Any]:
+        """Label of the task in training, and what it is run through."""
+        if self.current_task is None or self._opened is None:
+            raise ValueError("no task is in training: start_task begins one")
+        return self.current_task, self._opened
+
+    def _keep(self, task: int, mask: Tensor, learned: Tensor | None) -> None:
+        """Keep the mask, bool ``(n,)``, of the task in training, and what it was learned by; ends the training."""
+        self._masks.put(task, self._packed_mask(mask))
+        if learned is not None:
+            self._learned.put(task, learned)
+        self._end_training()
+
     @abstractmethod
     def finish_task(self) -> None:
         """Keep the mask of the task in training, which ends its training."""
 
-    @abstractmethod
+    def _end_training(self) -> None:
+        setattr(self, self.learned_by, None)
+        self._opened, self.current_task = None, None
+        self._masks_changed()
+
+    def _masks_changed(self) -> None:
+        """Note that a mask came or went, or begins to be learned."""
+        self.generation += 1
+
     def drop_current_task(self) -> None:
         """Give up the task in training, with everything that is its own."""
+        task = self.current_task
+        self._end_training()
+        if task is not None and str(task) in self.heads:
+            self.remove_task(task)
 
-    def _check_same_training(self, state: Mapping[str, Any]) -> None:
-        """Let a state from the middle of a task's training back into that training alone (early stopping does so)."""
-        if self.current_task is None or state.keys() != self.state_dict().keys():
-            now = "none is in training now" if self.current_task is None else f"in training is task {self.current_task}"
-            raise ValueError(
-                f"this state was saved in the middle of a task, and can be loaded in the same training alone; {now}: "
-                "save between tasks"
-            )
+    def remove_task(self, task: int) -> None:
+        """Take out everything of a task: its head, its own modules, its mask, and what was learned from it."""
+        for other in self._learned_from([task]):
+            self._learned.drop(other)
+        super().remove_task(task)
+        self._masks.drop(task)
+        self._masks_changed()
 
-    def task_parts(self, task: int) -> nn.Module | None:
-        """The task's own normalisation, on which its features depend besides its mask; None where it has none."""
-        (held,) = self._containers[1:]
-        return held[str(task)] if str(task) in held else None  # noqa: SIM401 - it has no get
+    def _learned_from(self, tasks: Sequence[int]) -> list[int]:
+        """Tasks whose learned values are kept, and came out of those of some tasks."""
+        return [task for task in tasks if task in self._learned]
+
+    # Forward --------------------------------------------------------------------------------------------------
+
+    def features(self, x: Tensor, task: int | Tensor) -> Tensor:
+        """Features ``(batch, features)`` through the task's mask; one label, or one per sample ``(batch,)``."""
+        return by_task(x, task, self._features)
+
+    @abstractmethod
+    def _features(self, x: Tensor, task: int) -> Tensor:
+        """Features of samples of one task."""
 
     @abstractmethod
     def masked_features(self, x: Tensor, mask: Tensor, parts: nn.Module | None = None) -> Tensor:
@@ -186,3 +314,42 @@ class TaskMaskedModel(MultiHeadModel, ABC):
             mask: ``(n,)``.
             parts: a task's :meth:`task_parts`; None: as the backbone has them.
         """
+
+    # State ----------------------------------------------------------------------------------------------------
+
+    def buffer_names(self, tasks: Sequence[int]) -> list[str]:
+        """Names, in ``state_dict``, of the tasks' masks, of what was learned from them, and of their statistics."""
+        return [
+            *(self.mask_name(task) for task in tasks if task in self._masks),
+            *(f"{self.learned_store}.{task}" for task in self._learned_from(tasks)),
+            *super().buffer_names(tasks),
+        ]
+
+    def task_state(self) -> Any:
+        """As the base class's, with masks and what they were learned by."""
+        return super().task_state(), dict(self._masks._buffers), dict(self._learned._buffers)
+
+    def restore_task_state(self, state: Any) -> None:
+        """As the base class's."""
+        modules, masks, learned = state
+        super().restore_task_state(modules)
+        self._masks._buffers, self._learned._buffers = dict(masks), dict(learned)
+        self._masks_changed()
+
+    def _match_tasks(self, state: Mapping[str, Any]) -> None:
+        if self.learned_by in state:
+            self._check_same_training(state)
+            return
+        super()._match_tasks(state)
+        for store, name in ((self._masks, self.mask_store), (self._learned, self.learned_store)):
+            store.match(state, f"{name}.", self._device)
+        self._end_training()
+
+    def _check_same_training(self, state: Mapping[str, Any]) -> None:
+        """Let a state from the middle of a task's training back into that training only (early stopping does so)."""
+        if self.current_task is None or state.keys() != self.state_dict().keys():
+            now = "none is in training now" if self.current_task is None else f"in training is task {self.current_task}"
+            raise ValueError(
+                f"this state was saved in the middle of a task, and can be loaded in the same training alone; {now}: "
+                "save between tasks"
+            )

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from avalanche_amnesia.models.multi_head import UnknownTaskError, inside_backbone
+from avalanche_amnesia.models.multi_head import inside_backbone
 from avalanche_amnesia.models.norm_copies import NormCopies
-from avalanche_amnesia.models.per_task import PerTask
 from avalanche_amnesia.models.substitutes import Place, Substitutes
-from avalanche_amnesia.models.task_buffers import TaskBuffers
-from avalanche_amnesia.models.task_labels import by_task
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.models.weight_masks.choice import Choice, MarkedChoice, TopChoice
 from avalanche_amnesia.models.weight_masks.forward_state import ForwardState, TaskState
 from avalanche_amnesia.models.weight_masks.mask_storage import decode_masks, encode_masks, pack_bits, unpack_bits
 from avalanche_amnesia.models.weight_masks.open_subnet import OpenSubnet
 from avalanche_amnesia.models.weight_masks.score_code import decode_scores, encode_scores
-from avalanche_amnesia.models.weight_masks.task_scores import TaskScores
 from avalanche_amnesia.models.weight_masks.top_share import MovingTop, mark_largest
 from avalanche_amnesia.models.weight_masks.weight_cover import (
     BiasRule,
@@ -68,6 +63,9 @@ class SubnetModel(TaskMaskedModel):
     graph: WeightCover
     keeps_shared_entries = True
     task_containers = ("heads", "norms")
+    learned_by = "scores"
+    mask_store, learned_store = "_packed", "_scores"
+    stores = ("norms", mask_store, learned_store)
 
     def __init__(
         self,
@@ -80,26 +78,17 @@ class SubnetModel(TaskMaskedModel):
     ) -> None:
         check_backbone(backbone)
         inventory = take_inventory(backbone, density, bias, norm)
-        super().__init__(backbone, n_features)
+        super().__init__(backbone, n_features, inventory.cover, [t.size for t in inventory.cover.layers.values()])
         self.density, self.bias = density, bias
         switch_off(inventory.biases)
         if norm == "batch":
             strip_normalisation(inventory.norms)
-        self.graph = inventory.cover
-        self._sizes = [tensor.size for tensor in self.graph.layers.values()]
         self._sites = inventory.sites
         self._copies = NormCopies(inventory.norms if norm == "task" else [])
         self._state = ForwardState(backbone, inventory.norms)
         self._substitutes = Substitutes()
-        self.norms = PerTask()
-        self._packed = TaskBuffers()
-        self._scores = TaskScores()
         self.register_buffer("_order", torch.zeros(0, dtype=torch.int64))
-        self.scores: nn.Parameter | None = None
-        self.current_task: int | None = None
-        self._open: OpenSubnet | None = None
         self._tops: list[MovingTop] = []
-        self.generation = 0
         self.train(self.training)
 
     # Masks ----------------------------------------------------------------------------------------------------
@@ -109,44 +98,26 @@ class SubnetModel(TaskMaskedModel):
         """Weights (and masked biases) that a mask covers."""
         return sum(self._sizes)
 
-    @property
-    def masked_tasks(self) -> tuple[int, ...]:
-        """As the base class's."""
-        return tuple(self._order.tolist())
+    def _chosen(self) -> Tensor:
+        _, subnet = self._in_training
+        return self.choose(subnet.scores.detach()).bool()
 
-    def by_layer(self, vector: Tensor) -> Mapping[str, Tensor]:
-        """A vector over all masked weights ``(…, n_weights)`` cut by parameter: name → ``(…, size)``."""
-        return MappingProxyType(dict(zip(self.graph.layers, vector.split(self._sizes, dim=-1), strict=True)))
+    def _packed_mask(self, mask: Tensor) -> Tensor:
+        return pack_bits(mask)
 
-    def binary_mask(self, task: int) -> Tensor:
-        """The task's mask, bool ``(n_weights,)``, a new tensor.
+    def _unpacked(self, kept: Tensor) -> Tensor:
+        return unpack_bits(kept, self.n_weights)
 
-        Raises:
-            UnknownTaskError: if the task has no mask.
-        """
-        if task == self.current_task:
-            return self.choose(self._in_training[1].detach()).bool()
-        if task not in self._packed:
-            raise UnknownTaskError(f"task {task} has no mask; tasks with one: {list(self.masked_tasks)}")
-        return unpack_bits(self._packed.get(task), self.n_weights)
-
-    def mask_name(self, task: int) -> str:
-        """As the base class's."""
-        return f"_packed.{task}"
-
-    def cumulative_mask(self, tasks: Iterable[int] | None = None) -> Tensor:
-        """As the base class's, over all masked weights."""
-        total = torch.zeros(-(-self.n_weights // 8), dtype=torch.uint8, device=self._device)
-        for task in self.masked_tasks if tasks is None else tasks:
-            total |= self._packed.get(task)
-        return unpack_bits(total, self.n_weights)
+    def _masks_changed(self) -> None:
+        super()._masks_changed()
+        self._order = torch.tensor(self.masked_tasks, dtype=torch.int64, device=self._device)
 
     def users_of(self, entries: Mapping[str, Tensor], tasks: Sequence[int]) -> frozenset[int]:
         """As the base class's."""
         nothing, inside = torch.zeros(0, dtype=torch.bool), inside_backbone(entries)
         parts = [(inside.get(name, nothing).reshape(-1).cpu(), of.size) for name, of in self.graph.layers.items()]
         asked = pack_bits(torch.cat([p if len(p) else p.new_zeros(size) for p, size in parts])).numpy()
-        return frozenset(task for task in tasks if (self._packed.get(task).cpu().numpy() & asked).any())
+        return frozenset(task for task in tasks if (self._masks.get(task).cpu().numpy() & asked).any())
 
     def choose(self, scores: Tensor, out: Tensor | None = None) -> Tensor:
         """The mask that scores choose: 1 at each layer's ``k`` largest ``|score|``, else 0, float ``(n_weights,)``.
@@ -183,10 +154,6 @@ class SubnetModel(TaskMaskedModel):
         # |s| is a leaky ReLU of slope -1, whose derivative takes one pass, where signs and their product take two.
         return _leaky_relu_backward(of_mask, scores.detach(), -1.0, False, grad_input=of_mask)
 
-    @property
-    def _device(self) -> torch.device:
-        return self._order.device
-
     # Life of a task -------------------------------------------------------------------------------------------
 
     def _new_head(self, n_classes: int) -> nn.Linear:
@@ -194,11 +161,11 @@ class SubnetModel(TaskMaskedModel):
         biased = self.bias != "off"
         return nn.Linear(self.n_features, n_classes, bias=biased, device=like.device, dtype=like.dtype)
 
-    def add_head(self, task: int, n_classes: int) -> None:
-        """As the base class's; the task's normalisation and other tensors of its own begin as the backbone's."""
-        super().add_head(task, n_classes)
-        if self._copies.prototypes or self._state.sites:
-            self.norms[str(task)] = nn.ModuleList([*self._copies.begun(), self._state.begun()]).train(self.training)
+    def fresh_parts(self) -> nn.ModuleList | None:
+        """The task's normalisation, and other tensors of its own, as the backbone's; None: the backbone keeps none."""
+        if not self._copies.prototypes and not self._state.sites:
+            return None
+        return nn.ModuleList([*self._copies.begun(), self._state.begun()])
 
     def start_task(self, task: int, scores: Tensor) -> nn.Parameter:
         """Begin to learn a task's mask.
@@ -210,34 +177,25 @@ class SubnetModel(TaskMaskedModel):
         Returns:
             The scores, to be stepped by an optimizer of their own.
         """
-        if task in self._packed or self.current_task is not None:
-            raise ValueError(f"task {task} can't start: masks {self.masked_tasks}, in training {self.current_task}")
-        self.scores = nn.Parameter(scores.detach().clone().to(self._device))
-        self.current_task = task
+        learned = self._begin(task, scores)
         weights = {name: self._weight(name) for name in self.graph.layers}
         self._tops = [MovingTop(tensor.size, tensor.kept) for tensor in self.graph.layers.values()]
-        choice = self._choice(self.scores.detach(), weights.values())
-        self._open = OpenSubnet(self.scores, weights, choice, self.straight_through)
-        self.generation += 1
-        return self.scores
-
-    @property
-    def _in_training(self) -> tuple[int, nn.Parameter, OpenSubnet]:
-        """Label, scores and weights of the task in training."""
-        if self.current_task is None or self.scores is None or self._open is None:
-            raise ValueError("no task is in training: start_task begins one")
-        return self.current_task, self.scores, self._open
+        choice = self._choice(learned.detach(), weights.values())
+        self._opened = OpenSubnet(learned, weights, choice, self.straight_through)
+        return learned
 
     def open_subnet(self) -> None:
         """Choose weights by the scores; the task in training runs through them in training mode until the next call.
 
         ``weight ⊙ mask`` are leaves, whose gradients collect over every forward until the next call.
         """
-        self._in_training[2].open()
+        _, subnet = self._in_training
+        subnet.open()
 
     def pass_gradients(self) -> None:
         """Hand the gradient of ``weight ⊙ mask`` on to weights and scores, see :meth:`OpenSubnet.pass_gradients`."""
-        self._in_training[2].pass_gradients()
+        _, subnet = self._in_training
+        subnet.pass_gradients()
 
     def finish_task(self, keep_scores: bool = True, score_bits: int | None = None) -> None:
         """Keep the mask of the task in training, which ends its training.
@@ -246,57 +204,45 @@ class SubnetModel(TaskMaskedModel):
             keep_scores: whether to keep its scores too, for a later task to start from.
             score_bits: bits per score that are kept, with the mask's; None: the scores as they are.
         """
-        task, scores, _ = self._in_training
-        mask = self.binary_mask(task)
-        self._packed.put(task, pack_bits(mask))
+        task, subnet = self._in_training
+        mask, scores = self.binary_mask(task), subnet.scores
         own = self._state_of(self.task_parts(task))
         if own is not None:
             own.drop_unchanged(self._state.sites)
+        kept = None
         if keep_scores:
-            coded = None if score_bits is None else encode_scores(scores, mask, self._sizes, score_bits)
-            self._scores.put(task, scores.detach() if coded is None else coded)
-        self._order = torch.tensor([*self.masked_tasks, task], device=self._device)
-        self._end_training()
-
-    def drop_current_task(self) -> None:
-        """Give up the task in training: its scores, head and normalisation go."""
-        task = self.current_task
-        self._substitutes.take_back()  # a forward may have been interrupted
-        self._end_training()
-        if task is not None and str(task) in self.heads:
-            super().remove_task(task)
+            kept = scores.detach() if score_bits is None else encode_scores(scores, mask, self._sizes, score_bits)
+        self._keep(task, mask, kept)
 
     def _end_training(self) -> None:
-        self.scores, self._open, self.current_task = None, None, None
+        self._substitutes.take_back()  # a forward may have been interrupted
         self._tops = []
-        self.generation += 1
+        super()._end_training()
         self.train(self.training)
 
-    def remove_task(self, task: int) -> None:
-        """Take out the task's head, normalisation, mask and scores, and the scores that came out of its own."""
-        super().remove_task(task)
-        for descendant in self._scores.descendants([task], self.masked_tasks):
-            self._scores.drop(descendant)
-        self._packed.drop(task)
-        self._order = self._order[self._order != task]
-        self.generation += 1
+    def _learned_from(self, tasks: Sequence[int]) -> list[int]:
+        """As the base class's: each task's scores began as those of the task before it."""
+        order = self.masked_tasks
+        first = min((order.index(task) for task in tasks if task in order), default=len(order))
+        return [task for task in order[first:] if task in self._learned]
 
     def last_scores(self) -> Tensor | None:
         """The scores of the last trained task, ``(n_weights,)``, copied; None where there are none.
 
         After tasks were taken out: those of the last one that had been trained before the first of them.
         """
-        task = self._scores.last(self.masked_tasks)
+        task = next((task for task in reversed(self.masked_tasks) if task in self._learned), None)
         if task is None:
             return None
-        kept = self._scores.get(task)
+        kept = self._learned.get(task)
         if kept.dtype == torch.uint8:
             return decode_scores(kept, self.binary_mask(task), self._sizes)
         return kept.clone()
 
     def retain_scores(self, tasks: Sequence[int]) -> None:
         """Drop the scores of all tasks but these."""
-        self._scores.retain(tasks)
+        for task in set(self._learned.tasks) - set(tasks):
+            self._learned.drop(task)
 
     def set_trainable(self, task: int, learn: bool) -> None:
         """As the base class's; normalisation that the backbone's maker had frozen never learns."""
@@ -304,34 +250,6 @@ class SubnetModel(TaskMaskedModel):
         own = self.task_parts(task)
         if own is not None:
             self._copies.set_trainable(own.children(), learn)
-
-    def task_state(self) -> Any:
-        """As the base class's, with masks and scores."""
-        buffers = dict(self._packed._buffers), dict(self._scores._buffers)
-        return super().task_state(), buffers, self._order
-
-    def restore_task_state(self, state: Any) -> None:
-        """As the base class's."""
-        modules, (packed, scores), order = state
-        super().restore_task_state(modules)
-        self._packed._buffers, self._scores._buffers, self._order = dict(packed), dict(scores), order
-        self.generation += 1
-
-    def buffer_names(self, tasks: Sequence[int]) -> list[str]:
-        """Names, in ``state_dict``, of masks, running statistics and scores that go with the tasks."""
-        statistics = [
-            f"norms.{task}.{name}" for task in tasks for name, _ in self._named_statistics(self.task_parts(task))
-        ]
-        masks = [self.mask_name(task) for task in tasks if task in self._packed]
-        return [
-            *masks,
-            *(f"_scores.{task}" for task in self._scores.descendants(tasks, self.masked_tasks)),
-            *statistics,
-        ]
-
-    @staticmethod
-    def _named_statistics(module: nn.Module | None) -> list[tuple[str, Tensor]]:
-        return [] if module is None else list(module.named_buffers())
 
     # Forward --------------------------------------------------------------------------------------------------
 
@@ -344,12 +262,8 @@ class SubnetModel(TaskMaskedModel):
         self._copies.hold()
         return self
 
-    def features(self, x: Tensor, task: int | Tensor) -> Tensor:
-        """Features ``(batch, features)`` through the task's subnetwork; one label, or one per sample ``(batch,)``."""
-        return by_task(x, task, self._features)
-
     def _features(self, x: Tensor, task: int) -> Tensor:
-        learns = self.training and task not in self._packed
+        learns = self.training and task not in self._masks
         return self._run(x, self._weights_of(task), self.task_parts(task), learns=learns)
 
     def masked_features(self, x: Tensor, mask: Tensor, parts: nn.Module | None = None) -> Tensor:
@@ -376,9 +290,10 @@ class SubnetModel(TaskMaskedModel):
 
     def _weights_of(self, task: int) -> Mapping[str, Tensor]:
         """Weights that run in the place of the backbone's."""
-        if self._open is not None and task == self.current_task and self.training:
-            return self._open.leaves
-        if task == self.current_task or task in self._packed:
+        if task == self.current_task and self.training:
+            leaves: dict[str, Tensor] = self._opened.leaves
+            return leaves
+        if task == self.current_task or task in self._masks:
             return self._masked_weights(self.binary_mask(task))
         return {}
 
@@ -420,7 +335,7 @@ class SubnetModel(TaskMaskedModel):
 
     def compressed_state(self) -> dict[str, Tensor]:
         """As ``state_dict``, with the masks of all tasks compressed together: one uint8 tensor, ``masks``."""
-        rest = {name: value for name, value in self.state_dict().items() if not name.startswith("_packed.")}
+        rest = {name: value for name, value in self.state_dict().items() if not name.startswith(f"{self.mask_store}.")}
         return rest | {"masks": torch.frombuffer(bytearray(self._encoded_masks()), dtype=torch.uint8)}
 
     def load_compressed_state(self, state: Mapping[str, Tensor]) -> None:
@@ -436,15 +351,13 @@ class SubnetModel(TaskMaskedModel):
         self.load_state_dict(rest | packed)
 
     def _match_tasks(self, state: Mapping[str, Any]) -> None:
-        if "scores" in state:
-            self._check_same_training(state)
-            return
         super()._match_tasks(state)
+        if self.current_task is not None:
+            return
         for task in self.tasks:
             own = self._state_of(self.task_parts(task))
             if own is not None:
                 own.drop_all_but(state, f"norms.{task}.{len(self._copies.prototypes)}.")
-        self._packed.match(state, "_packed.", self._device)
-        self._scores.match(state, "_scores.", self._device)
-        self._order = state["_order"].detach().clone().to(self._device) if "_order" in state else self._order
-        self._end_training()
+        if "_order" in state:
+            self._masks.reorder(state["_order"].tolist())
+            self._masks_changed()
