@@ -18,7 +18,7 @@ from torch import nn
 from avalanche_amnesia import checks
 from avalanche_amnesia.benchmarks.requests import tasks_after_each, without_requests
 from avalanche_amnesia.bits import tensor_hash
-from avalanche_amnesia.evaluation.reference_workers import ReferenceWorkers
+from avalanche_amnesia.evaluation.retraining import Retraining, Run, Store, Workers
 from avalanche_amnesia.evaluation.same_data import difference_of_data
 from avalanche_amnesia.isolation.pools import CapacityWarning, Pools
 from avalanche_amnesia.seeding import derive_seed, preserved_rng
@@ -57,16 +57,17 @@ class References:
         benchmark: the benchmark of that run; its requests are ignored.
         train_options: keyword arguments of every call of ``strategy.train``.
         store: a :class:`~avalanche_amnesia.lab.runs.RunStore`: trainings are kept for other runs and processes, and
-            taken from; by default a temporary one, which goes with the process.
-        workers: processes that train, while the run goes on, what its metrics will ask for after the requests of the
-            benchmark; 0: the run waits for its references. They compute the same bits, on cores that are idle.
+            taken from; None: they are these references' own, and go with the process.
+        workers: :class:`~avalanche_amnesia.lab.runs.ReferenceWorkers`, processes that train into the store, while the
+            run goes on, what its metrics will ask for after the requests of the benchmark; None: the run waits for its
+            references. They compute the same bits, on cores that are idle.
 
     Attributes:
         trainings: how many trainings of single tasks these references took so far, beside those that were there.
 
     Raises:
         ReferencesError: if ``make_strategy`` can't be called so, or returns no strategy; if two calls of it differ,
-            or its strategy is not seeded by task; for a benchmark that is none.
+            or its strategy is not seeded by task; for a benchmark that is none; for workers without a store.
     """
 
     given_by_the_script = True  # no state of a strategy holds them
@@ -77,10 +78,15 @@ class References:
         benchmark: Any,
         *,
         train_options: Mapping[str, Any] | None = None,
-        store: Any = None,
-        workers: int = 0,
+        store: Store | None = None,
+        workers: Workers | None = None,
     ) -> None:
         _check_maker(make_strategy)
+        if workers is not None and store is None:
+            raise ReferencesError(
+                "workers= train into a store that they share with the run: give store=RunStore(), a temporary one, or "
+                "store=RunStore(path)"
+            )
         if not hasattr(benchmark, "streams"):
             raise ReferencesError(f"the second argument is the benchmark of the run, got {benchmark!r}")
         self.make_strategy: Callable[..., Any] | None = make_strategy
@@ -90,16 +96,15 @@ class References:
         self._experiences = {int(experience.task_label): experience for experience in stream}
         self._models: dict[tuple[Expected, tuple[int, ...]], nn.Module] = {}
         self._seconds: dict[tuple[Expected, tuple[int, ...]], float] = {}
-        self._store = store
-        self.workers = checks.whole_number("workers", workers, 0)
-        self._ahead: ReferenceWorkers | None = None
+        self.store, self.workers = store, workers
+        self._ahead = False
         self._expected: set[Expected] = set()
         self.trainings = 0
-        self._runs: dict[Expected, Any] = {}
+        self._runs: dict[Expected, Run] = {}
         self._labels: dict[int, str] = {}
         with preserved_rng():
-            made = self._make("same")
-            first, second = _state_hashes(made.model), _state_hashes(self._make("same").model)
+            made = self.fresh_strategy("same")
+            first, second = _state_hashes(made.model), _state_hashes(self.fresh_strategy("same").model)
         # Slots that are dealt by requests have no place for the tasks of a model that never unlearns.
         self._full_variant: Expected = "full" if _deals_slots(made) else "same"
         self._initial = first
@@ -121,7 +126,7 @@ class References:
         """
         _check_maker(make_strategy)
         with preserved_rng():
-            hashes = _state_hashes(self._make("same", make_strategy).model)
+            hashes = _state_hashes(self.fresh_strategy("same", make_strategy).model)
         if hashes != self._initial:
             differing = sorted(n for n in {*hashes, *self._initial} if hashes.get(n) != self._initial.get(n))
             raise ReferencesError(
@@ -131,7 +136,7 @@ class References:
         self.make_strategy = make_strategy
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "make_strategy": None, "_runs": {}, "_store": None, "_ahead": None}
+        return {**self.__dict__, "make_strategy": None, "_runs": {}, "store": None, "workers": None}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> References:
         return self
@@ -159,8 +164,8 @@ class References:
             here, there = (getattr(e, name, default) for e in (experience, own))
             if here != there:
                 self._refuse(f"task {task}: {name}={here!r} in the run, and {name}={there!r} there")
-        if self.workers and self._expected:
-            self._train_ahead()
+        if self.workers is not None and self._expected:
+            self._train_ahead(self.workers)
 
     def check_labels(self, trained: Mapping[int, str]) -> None:
         """Check the tasks that a run has trained, of which the data may be gone by now, by their labels.
@@ -262,32 +267,26 @@ class References:
                 paths += [(variant, remaining) for variant in get_args(Variant) if variant in self._expected]
         return list(dict.fromkeys(paths))
 
-    def _train_ahead(self) -> None:
-        """Start the workers, once; tell of one that failed."""
-        if self._ahead is not None:
-            error = self._ahead.failure()
+    def _train_ahead(self, workers: Workers) -> None:
+        """Start the workers, once; warn of one that failed."""
+        if self._ahead:
+            error = workers.failure()
             if error is not None:
                 warnings.warn(f"a worker that trains references failed, the run trains them: {error!r}", stacklevel=4)
             return
         with preserved_rng():
-            if self.make_strategy is None or not self.begin().stored:
-                self.workers = 0  # nothing that another process computes could be taken from there
+            if not self._begin("same").stored:
+                self.workers = None  # nothing that another process computes could be taken from there
                 return
-        arguments = {
-            "make_strategy": self.make_strategy,
-            "benchmark": self.benchmark,
-            "train_options": self.train_options,
-            "store": self._store,
-        }
-        self._ahead = ReferenceWorkers((References, arguments), self.workers)
-        self._ahead.train(self.expected())
+        workers.begin(self, self.expected())
+        self._ahead = True
 
     def _train(self, path: tuple[int, ...], variant: Expected) -> None:
         run = self.train_along(path, variant)
         self._models[variant, path] = deepcopy(run.strategy.model).eval()
 
-    def train_along(self, path: tuple[int, ...], variant: Expected) -> Any:
-        """Train tasks one after another, as :meth:`reference` does; the run through the store that leads there.
+    def train_along(self, path: tuple[int, ...], variant: Expected) -> Run:
+        """Train tasks one after another, as :meth:`reference` does; the run that leads there.
 
         Args:
             path: the tasks.
@@ -295,7 +294,7 @@ class References:
         """
         run = self._runs.pop(variant, None)  # taken out while it trains: an interrupted one is not continued
         if run is None or not (run.stored or run.trained == path[: len(run.trained)]):
-            run = self.begin(variant)
+            run = self._begin(variant)
         if run.trained != path[: len(run.trained)]:
             run.restart()
         for position in range(len(run.trained), len(path)):
@@ -309,21 +308,20 @@ class References:
         self._runs[variant] = run
         return run
 
-    def begin(self, variant: Expected = "same") -> Any:
-        """A run through the store (:class:`~avalanche_amnesia.lab.runs.StoredRun`) of a reference strategy.
+    def _begin(self, variant: Expected) -> Run:
+        strategy = self.fresh_strategy(variant)
+        return Retraining(strategy) if self.store is None else self.store.run(strategy)
+
+    def fresh_strategy(self, variant: Expected = "same", make_strategy: Callable[..., Any] | None = None) -> Any:
+        """A strategy as a reference is trained by it.
 
         Args:
             variant: as for :meth:`reference`, or ``full``.
+            make_strategy: what makes it; None: these references' own.
+
+        Raises:
+            ReferencesError: if it makes none that can be a reference.
         """
-        if self._store is None:
-            from avalanche_amnesia.lab.runs.store import (
-                RunStore,  # above this room, which a run's own store is given to
-            )
-
-            self._store = RunStore()
-        return self._store.run(self._make(variant))
-
-    def _make(self, variant: Expected, make_strategy: Callable[..., Any] | None = None) -> Any:
         make = make_strategy or self.make_strategy
         if make is None:
             raise ReferencesError(

@@ -1,6 +1,7 @@
 from .observation import Observation as Observation
 from .observation import Run as Run
 from .observation import observe as observe
+from .reference_workers import ReferenceWorkers as ReferenceWorkers
 from .results import write_results as write_results
 from .run_plan import RunPlan as RunPlan
 from .run_plan import plan_runs as plan_runs

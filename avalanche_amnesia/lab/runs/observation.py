@@ -29,6 +29,8 @@ from avalanche_amnesia.evaluation.jsd import jsd_metrics
 from avalanche_amnesia.evaluation.probes import unlearning_of
 from avalanche_amnesia.evaluation.references import References
 from avalanche_amnesia.evaluation.unlearned_accuracy import unlearned_accuracy_metrics
+from avalanche_amnesia.lab.runs.reference_workers import ReferenceWorkers
+from avalanche_amnesia.lab.runs.store import RunStore
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.training.host.remaining import remaining_experiences
 
@@ -173,9 +175,10 @@ def observe(
         loggers: Avalanche loggers of the main run.
         progress: called with a few words whenever a step is finished; once per task.
         store: a :class:`RunStore` for the references; by default a temporary one.
-        workers: processes that train references while the run goes on, as for :class:`References`.
+        workers: processes that train references while the run goes on (:class:`ReferenceWorkers`).
     """
-    references = References(make_strategy, benchmark, store=store, workers=workers)
+    ahead = ReferenceWorkers(workers) if workers else None
+    references = References(make_strategy, benchmark, store=store or RunStore(), workers=ahead)
     (matrix,), before = accuracy_matrix_metrics(), _Before()
     (difference,) = accuracy_difference_metrics(references, controls=("heads", "reference"))
     evaluator = EvaluationPlugin(

@@ -62,7 +62,7 @@ def plan_runs(make_strategy: Callable[..., Any], benchmark: Any, store: RunStore
     stream, alone = benchmark.train_stream, without_requests(benchmark).train_stream
     of_task = {int(experience.task_label): experience for experience in alone}
     main = store.run(make_strategy(evaluator=EvaluationPlugin(loggers=[BaseLogger()])))
-    reference = References(make_strategy, benchmark, store=store).begin()
+    reference = store.run(References(make_strategy, benchmark).fresh_strategy())
     after_each = [remaining for _, remaining in tasks_after_each(stream)]
     after_requests = [remaining for e, remaining in zip(stream, after_each, strict=True) if e.requests]
     paths = {

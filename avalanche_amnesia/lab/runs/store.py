@@ -89,11 +89,6 @@ class RunStore:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_temporary": None}  # another process opens the directory, and leaves it there
 
-    @property
-    def temporary(self) -> bool:
-        """True: it goes with the process."""
-        return self._temporary is not None
-
     def run(self, strategy: Any) -> StoredRun:
         """A run that begins with a strategy as it was built, and finds its states here or puts them here.
 

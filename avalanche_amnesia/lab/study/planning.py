@@ -22,10 +22,10 @@ def plan_sweep(cells: Sequence[Cell], store: RunStore, root: Path | None = None)
         n_main += len(benchmark.train_stream)
         kinds: tuple[Expected, ...] = ("full", "same", *cell.experiment.floors)
         for kind in kinds:
-            references = References(make, benchmark, store=store)
+            references = References(make, benchmark)
             references.expect(kind)
             run = None
             for variant, tasks in references.expected():
-                run = run or references.begin(variant)
+                run = run or store.run(references.fresh_strategy(variant))
                 paths[group[kind]].append(run.keys_of([references.train_experience(task) for task in tasks]))
     return plan_paths(paths, store, [PlannedRuns("main runs", n_main, 0, 0)])

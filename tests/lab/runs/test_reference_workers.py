@@ -15,8 +15,8 @@ from support.strategies import DIGITS, amnesiac, stock
 from avalanche_amnesia.benchmarks import with_unlearning
 from avalanche_amnesia.benchmarks.requests import tasks_after_each
 from avalanche_amnesia.bits import state_hashes
-from avalanche_amnesia.evaluation import References, accuracy_difference_metrics, jsd_metrics
-from avalanche_amnesia.lab.runs import RunStore
+from avalanche_amnesia.evaluation import References, ReferencesError, accuracy_difference_metrics, jsd_metrics
+from avalanche_amnesia.lab.runs import ReferenceWorkers, RunStore
 
 BENCHMARK = with_unlearning(DIGITS, {1: [0], 3: [1]})
 RUN = int(os.environ.setdefault("PROCESS_OF_THIS_TEST", str(os.getpid())))
@@ -32,12 +32,16 @@ def make_here_alone(**options):
     return make(**options)
 
 
+def with_a_worker(maker):
+    return References(maker, BENCHMARK, store=RunStore(), workers=ReferenceWorkers(1))
+
+
 def begun(references):
     """References whose workers have done their part of the benchmark."""
     jsd_metrics(references, noise_floor=["order"])
     accuracy_difference_metrics(references)
     references.check(BENCHMARK.train_stream[0])
-    for training in references._ahead._trainings:
+    for training in references.workers._trainings:
         training.exception(timeout=200)
     return references
 
@@ -54,8 +58,8 @@ def test_tasks_after_each():
 
 @pytest.mark.slow
 def test_what_metrics_ask_for_is_there_and_is_what_the_run_would_have_trained():
-    alone, references = References(make, BENCHMARK), begun(References(make, BENCHMARK, workers=1))
-    assert references._ahead.failure() is None
+    alone, references = References(make, BENCHMARK), begun(with_a_worker(make))
+    assert references.workers.failure() is None
     paths = [remaining for trained, remaining in tasks_after_each(BENCHMARK.train_stream) if trained != remaining]
     asked = [(path, variant) for path in paths for variant in ("same", "order")]
     asked += [(range(n), "same") for n in (2, 3, 4, 5)]
@@ -63,29 +67,36 @@ def test_what_metrics_ask_for_is_there_and_is_what_the_run_would_have_trained():
         models = [each.reference(path, variant) for each in (alone, references)]
         assert state_hashes(models[0].state_dict()) == state_hashes(models[1].state_dict())
     assert (references.trainings, alone.trainings) == (0, 15)
-    assert len(references._store.nodes()) == 15
+    assert len(references.store.nodes()) == 15
     assert references.reference([4], "seed") is not None  # which no metric announced
     assert references.trainings == 1
 
 
 @pytest.mark.slow
 def test_a_failed_worker_is_told_and_the_run_trains_by_itself():
-    references = begun(References(make_here_alone, BENCHMARK, workers=1))
+    references = begun(with_a_worker(make_here_alone))
     with pytest.warns(UserWarning, match="no data on this machine"):
         references.check(BENCHMARK.train_stream[1])
     assert references.reference([1]) is not None
     assert references.trainings == 1
 
 
+def test_workers_need_a_store_that_they_share_with_the_run():
+    with pytest.raises(ReferencesError, match=r"store=RunStore\(\)"):
+        References(make, BENCHMARK, workers=ReferenceWorkers(1))
+    with pytest.raises(ValueError, match="n must be an int of at least 1"):
+        ReferenceWorkers(0)
+
+
 def test_where_states_can_t_be_saved_there_are_no_workers():
     def agem(**options):
         return stock(AGEM, patterns_per_exp=10, sample_size=10, epochs=1, **options)
 
-    references = References(agem, BENCHMARK, workers=1)
+    references = with_a_worker(agem)
     jsd_metrics(references)
     with pytest.warns(UserWarning, match="not stored"):
         references.check(BENCHMARK.train_stream[0])
-    assert references.workers == 0
+    assert references.workers is None
 
 
 def test_a_pickled_store_is_the_same_directory_and_leaves_it_there(tmp_path):
@@ -99,11 +110,11 @@ def test_a_pickled_store_is_the_same_directory_and_leaves_it_there(tmp_path):
 
 
 def test_loaded_references_start_no_workers():
-    references = References(make, BENCHMARK, workers=1)
+    references = with_a_worker(make)
     jsd_metrics(references)
     loaded = pickle.loads(pickle.dumps(references))
     loaded.check(BENCHMARK.train_stream[0])
-    assert loaded._ahead is None
+    assert loaded.workers is None
 
 
 @pytest.mark.slow
@@ -116,6 +127,7 @@ def test_a_script_without_a_guard_and_with_classes_of_its_own_shares_with_its_wo
             from avalanche.logging import BaseLogger
             from avalanche.training.plugins import EvaluationPlugin
             from avalanche_amnesia import *
+            from avalanche_amnesia.lab.runs import ReferenceWorkers, RunStore
 
             benchmark = with_unlearning(SplitDigits(n_train=200, n_test=100), {0: [0], 1: [1]})
             scale = 2.0
@@ -139,16 +151,16 @@ def test_a_script_without_a_guard_and_with_classes_of_its_own_shares_with_its_wo
                 optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
                 return AmnesiacHAT(model=model, optimizer=optimizer, criterion=loss, train_mb_size=50, **options)
 
-            references = References(make_strategy, benchmark, workers=1)
+            references = References(make_strategy, benchmark, store=RunStore(), workers=ReferenceWorkers(1))
             metrics = [*jsd_metrics(references), *accuracy_difference_metrics(references)]
             references.check(benchmark.train_stream[0])
-            for training in references._ahead._trainings:
+            for training in references.workers._trainings:
                 training.result(timeout=200)
             strategy = make_strategy(evaluator=EvaluationPlugin(metrics, loggers=[BaseLogger()]))
             for experience in benchmark.train_stream[:2]:
                 strategy.train(experience)
                 strategy.eval(benchmark.test_stream)
-            print(json.dumps([references.trainings, len(references._store.nodes())]))
+            print(json.dumps([references.trainings, len(references.store.nodes())]))
             """
         )
     )
@@ -162,7 +174,7 @@ def test_nobody_waits_for_what_is_still_training_when_the_program_ends(tmp_path)
             """
             import json, time, torch
             from avalanche_amnesia import *
-            from avalanche_amnesia.lab.runs import RunStore
+            from avalanche_amnesia.lab.runs import ReferenceWorkers, RunStore
 
             benchmark = with_unlearning(SplitDigits(n_train=200, n_test=100), {1: [0], 3: [1]})
 
@@ -173,8 +185,8 @@ def test_nobody_waits_for_what_is_still_training_when_the_program_ends(tmp_path)
                 return AmnesiacHAT(model=model, optimizer=optimizer, train_epochs=20, **options)
 
             store = RunStore("store")
-            kept = References(make_strategy, benchmark, store=store, workers=1)
-            gone = References(make_strategy, benchmark, workers=1)
+            kept = References(make_strategy, benchmark, store=store, workers=ReferenceWorkers(1))
+            gone = References(make_strategy, benchmark, store=RunStore(), workers=ReferenceWorkers(1))
             for references in (kept, gone):
                 jsd_metrics(references, noise_floor=["order"])
                 references.check(benchmark.train_stream[0])

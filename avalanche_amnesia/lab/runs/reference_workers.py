@@ -14,6 +14,9 @@ import cloudpickle
 import torch
 from loky import get_reusable_executor
 
+from avalanche_amnesia import checks
+from avalanche_amnesia.evaluation.references import References
+
 _loaded: tuple[str, Any] = ("", None)
 """References that this process trains, where it is a worker, and the file that they came from."""
 
@@ -21,23 +24,27 @@ _loaded: tuple[str, Any] = ("", None)
 class ReferenceWorkers:
     """Worker processes on the cores that a run leaves idle; what they train lies in the references' store.
 
-    All references of a process share the workers, which end with the program, or when nothing was asked of them for a
-    minute; what they have not begun when the references go is left. Where a worker fails, the run trains what is
-    missing itself, and meets the error there.
+    All of a process are the same ones, which end with the program, or when nothing was asked of them for a minute; what
+    they have not begun when the references go is left. Where a worker fails, the run trains what is missing itself, and
+    meets the error there.
+
+    Args:
+        n: how many at a time, at least 1; one object per :class:`~avalanche_amnesia.evaluation.References`.
     """
 
-    def __init__(self, references: Any, n: int) -> None:
+    def __init__(self, n: int = 1) -> None:
+        self._n = checks.whole_number("n", n)
         self._folder = tempfile.TemporaryDirectory(prefix="amnesia-references-", ignore_cleanup_errors=True)
-        self._file = Path(self._folder.name) / "references"
-        self._file.write_bytes(cloudpickle.dumps(references))  # once: a benchmark may be large
-        self._n = n
         self._trainings: list[Any] = []
 
-    def train(self, paths: Iterable[tuple[Any, tuple[int, ...]]]) -> None:
-        """Train references, in this order."""
+    def begin(self, references: References, paths: Iterable[tuple[Any, tuple[int, ...]]]) -> None:
+        """Train what these references will be asked for, in this order."""
+        names = ("make_strategy", "benchmark", "train_options", "store")
+        file = Path(self._folder.name) / "references"
+        file.write_bytes(cloudpickle.dumps({name: getattr(references, name) for name in names}))  # may be large: once
         executor = get_reusable_executor(self._n, timeout=60, initializer=_begin)
         settings = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled(), torch.get_default_dtype()
-        self._trainings += [executor.submit(_train, str(self._file), settings, *path) for path in paths]
+        self._trainings += [executor.submit(_train, str(file), settings, *path) for path in paths]
         _end_with_the_program(executor)
 
     def failure(self) -> BaseException | None:
@@ -71,6 +78,5 @@ def _train(file: str, settings: tuple[int, bool, torch.dtype], variant: Any, pat
     torch.use_deterministic_algorithms(deterministic)
     torch.set_default_dtype(dtype)
     if _loaded[0] != file:
-        make, arguments = cloudpickle.loads(Path(file).read_bytes())
-        _loaded = (file, make(**arguments))
+        _loaded = (file, References(**cloudpickle.loads(Path(file).read_bytes())))
     _loaded[1].train_along(path, variant)

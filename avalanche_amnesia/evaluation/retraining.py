@@ -1,0 +1,112 @@
+"""Training of a strategy along paths of tasks: what two paths begin with alike is trained once."""
+
+from __future__ import annotations
+
+import tempfile
+import warnings
+from collections.abc import Iterable
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Protocol
+
+from avalanche_amnesia.saving.files import StateError, read_state, write_state
+from avalanche_amnesia.training.host.saving import encoded_state, give_state
+
+
+class Run(Protocol):
+    """A strategy that is trained task by task and goes back to where it began."""
+
+    computed: int
+
+    @property
+    def stored(self) -> bool:
+        """False: the strategy's states can't be saved, so that the run only goes on."""
+
+    @property
+    def trained(self) -> tuple[int, ...]:
+        """Tasks so far, in order."""
+
+    @property
+    def strategy(self) -> Any:
+        """The strategy, in the state at which the run stands."""
+
+    def train(self, experience: Any, **options: Any) -> None:
+        """Train a task, or take its state from where it is kept."""
+
+    def restart(self) -> None:
+        """Go back to the strategy as it was built."""
+
+    def seconds(self) -> float:
+        """Seconds that the last training took, when it was computed."""
+
+
+class Store(Protocol):
+    """Where runs keep their states: :class:`avalanche_amnesia.lab.runs.RunStore`."""
+
+    def run(self, strategy: Any) -> Run:
+        """A run that begins with a strategy as it was built."""
+
+
+class Workers(Protocol):
+    """Processes that train references ahead: :class:`avalanche_amnesia.lab.runs.ReferenceWorkers`."""
+
+    def begin(self, references: Any, paths: Iterable[tuple[Any, tuple[int, ...]]]) -> None:
+        """Train what these references will be asked for into their store."""
+
+    def failure(self) -> BaseException | None:
+        """The first error that a worker met."""
+
+
+class Retraining:
+    """A run of its own, without a store: its states lie in a temporary folder."""
+
+    def __init__(self, strategy: Any) -> None:
+        self._strategy = strategy
+        self._folder = tempfile.TemporaryDirectory(prefix="amnesia-references-", ignore_cleanup_errors=True)
+        self._tensors = Path(self._folder.name) / "tensors"  # which states share
+        self._tensors.mkdir()
+        self._seconds: dict[tuple[int, ...], float] = {}
+        self._held: tuple[int, ...] | None = ()
+        self.trained: tuple[int, ...] = ()
+        self.computed = 0
+        self.stored = True
+        self._keep(())
+
+    @property
+    def strategy(self) -> Any:
+        """The strategy, in the state at which the run stands."""
+        if self._held != self.trained:
+            state = read_state(self._place(self.trained), self._tensors)
+            give_state(self._strategy, *state, self._tensors)
+            self._held = self.trained
+        return self._strategy
+
+    def train(self, experience: Any, **options: Any) -> None:
+        """Train a task, unless this path was trained before."""
+        path = (*self.trained, int(experience.task_label))
+        if path not in self._seconds:
+            strategy, started = self.strategy, perf_counter()
+            self._held = None  # interrupted, the strategy is in no state of a path
+            strategy.train(experience, **options)
+            self._held, self._seconds[path] = path, perf_counter() - started
+            self.computed += 1
+            self._keep(path)
+        self.trained = path
+
+    def restart(self) -> None:
+        """Go back to the strategy as it was built."""
+        self.trained = ()
+
+    def seconds(self) -> float:
+        """Seconds that the last training took."""
+        return self._seconds[self.trained]
+
+    def _keep(self, path: tuple[int, ...]) -> None:
+        try:
+            write_state(self._place(path), *encoded_state(self._strategy), self._tensors)
+        except StateError as error:
+            self.stored = False
+            warnings.warn(f"the states of this run are not stored: {error}", stacklevel=6)
+
+    def _place(self, path: tuple[int, ...]) -> Path:
+        return Path(self._folder.name) / "-".join(map(str, ("state", *path)))
