@@ -13,7 +13,7 @@ from avalanche_amnesia import checks
 
 
 def derive_seed(seed: int, *purpose: int | str) -> int:
-    """A 63-bit seed that depends on ``seed`` and on the draw's purpose alone."""
+    """A 63-bit seed that depends on ``seed`` and on the draw's purpose only."""
     text = "/".join(str(part) for part in (checks.whole_number("seed", seed, None), *purpose))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 

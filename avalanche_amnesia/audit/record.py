@@ -51,7 +51,7 @@ class UnlearningPlan:
         removed: tensors that go with the tasks (heads, masks, embeddings).
         affected: remaining tasks that use entries which change, in training order.
         compensated: those of them for which something was prepared that makes up for the loss.
-        repaired: those of them that would be trained on samples of theirs.
+        repaired: those of them that would be trained on their kept samples.
         shared: shared tensor → the entries of it that keep what the tasks that go had trained, because remaining tasks
             read them (WSN); empty where their updates are taken out.
         claim: what the state afterwards can be called.

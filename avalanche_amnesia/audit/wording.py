@@ -63,7 +63,7 @@ def _of_plan(plan: UnlearningPlan) -> Iterator[tuple[str, str]]:
     if plan.compensated:
         yield "compensated", tasks_in_words(plan.compensated)
     if plan.repaired:
-        yield "repaired", f"{tasks_in_words(plan.repaired)}, on samples of theirs"
+        yield "repaired", f"{tasks_in_words(plan.repaired)}, on kept samples"
     if plan.unpurged:
         yield "not cleaned", ", ".join(plan.unpurged)
 

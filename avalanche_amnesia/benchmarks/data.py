@@ -32,7 +32,7 @@ class TensorTask(Dataset[tuple[Tensor, int]]):
         return self._prepared(self.base[self.index[item]].unsqueeze(0))[0], self.targets[item]
 
     def tensors(self, where: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """The task's samples, made anew at each call: x float32 or int64 (n, ...), y int64 (n,)."""
+        """The task's samples, made at each call: x float32 or int64 (n, ...), y int64 (n,)."""
         index, targets = self.index, torch.tensor(self.targets, dtype=torch.int64)
         if where is not None:
             index, targets = index[where], targets[where]
@@ -44,7 +44,7 @@ class TensorTask(Dataset[tuple[Tensor, int]]):
         return TensorTask(rows, torch.arange(len(rows)), [self.targets[i] for i in where], self.transform)
 
     def __getstate__(self) -> dict[str, Any]:
-        if len(self.index) == len(self.base):  # a base of these samples alone, which other tasks may share
+        if len(self.index) == len(self.base):  # a base of only these samples, which other tasks may share
             return self.__dict__
         return vars(self.alone(range(len(self))))
 

@@ -49,7 +49,7 @@ def PermutedDigits(
     Args:
         n_tasks: at least 1.
         seed: draws the train/test split, the subsets, and each task's order of pixels, which depends on the
-            seed and the task alone.
+            seed and the task only.
         n_train: images per task (the same ones in every task), stratified, 10 to 1,437; None: all.
         n_test: the same of the test set, 10 to 360.
 
@@ -84,7 +84,7 @@ def RotatedDigits(
 
 @cache
 def _all_digits() -> tuple[Tensor, Tensor]:
-    """Read the digits, which scikit-learn keeps as text, once; copied by whoever takes some."""
+    """Read the digits, which scikit-learn keeps as text, once; whoever takes some copies them."""
     from sklearn.datasets import load_digits
 
     bunch = load_digits()

@@ -26,7 +26,7 @@ class UnlearningRequest:
         tasks: task labels, at least one.
         at: position in the train stream, from 0, of the experience that carries the request.
         when: before that experience's training, after it, or at an iteration of it.
-        iteration: for ``when="iteration"`` alone: the number of finished iterations of that experience's
+        iteration: only for ``when="iteration"``: the number of finished iterations of that experience's
             training, from 0.
 
     Raises:
@@ -123,7 +123,7 @@ def with_unlearning(
             raise
         raise RequestError(
             f"{error}. The benchmark carries requests already, {_named(carried)}, and these come in addition: to begin "
-            "anew, give with_unlearning the benchmark without requests"
+            "again, give with_unlearning the benchmark without requests"
         ) from error
     return _scheduled(benchmark, schedule, declared, ledger.deadline)
 

@@ -1,4 +1,4 @@
-"""Stratified draws that depend on the seed and on their purpose alone."""
+"""Stratified draws that depend on the seed and on their purpose only."""
 
 import torch
 from torch import Tensor

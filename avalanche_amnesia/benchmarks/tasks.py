@@ -66,14 +66,14 @@ class TaskExperience(DatasetExperience):
 
     @property
     def tensors(self) -> tuple[Tensor, Tensor] | None:
-        """The data, made anew at each call: x float32 or int64 (n, ...), y int64 (n,).
+        """The data, made at each call: x float32 or int64 (n, ...), y int64 (n,).
 
         None for a lazy data set, and when the experience's data set is no longer the one it was built with.
         """
         return self.tensors_at(None)
 
     def tensors_at(self, where: Tensor | None) -> tuple[Tensor, Tensor] | None:
-        """As :attr:`tensors`, of some samples alone.
+        """As :attr:`tensors`, of some samples only.
 
         Args:
             where: positions in the task, int64 (n,); None: all.

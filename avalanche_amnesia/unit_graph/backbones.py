@@ -44,7 +44,7 @@ def undisturbed(backbone: nn.Module) -> Iterator[None]:
     stays written: inside, tensors are to be fake.
     """
     fast = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)  # one fused operation in the place of attention's layers
+    torch.backends.mha.set_fastpath_enabled(False)  # one fused operation instead of attention's layers
     try:
         with attributes_kept(list(backbone.modules())), same_draws(backbone), _quiet():
             yield

@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 class Computed(Mapping[str, Tensor]):
-    """Name → tensor, computed anew each time: one for every weight of a network would be as large as the network."""
+    """Name → tensor, computed each time: one for every weight of a network would be as large as the network."""
 
     def __init__(self, names: Collection[str], compute: Callable[[str], Tensor]) -> None:
         self._names, self._compute = names, compute

@@ -216,7 +216,7 @@ def _as_called(graph: fx.Graph, node: fx.Node) -> None:
 
 
 def _replace_tuple(graph: fx.Graph, node: fx.Node, target: Any, args: Any) -> None:
-    """One operation in the place of one that returns several tensors, of which only the first is read."""
+    """Replace an operation that returns several tensors, of which only the first is read."""
     first = [user for user in node.users if user.target is operator.getitem and user.args[1] == 0]
     with graph.inserting_before(node):
         made = graph.call_function(target, tuple(args))

@@ -88,7 +88,7 @@ def features_of(backbone: nn.Module, inputs: Inputs, tensors: Sequence[Tensor]) 
         return found[0]
     raise ModelError(
         f"{type(backbone).__name__} returns a {type(result).__name__} with {len(found)} tensors of shape "
-        "(batch, features), from which the features can't be told; wrap it in a module that returns one tensor"
+        "(batch, features), and it is not clear which are the features; wrap it in a module that returns one tensor"
     )
 
 
@@ -166,7 +166,7 @@ def _functional_program(root: _Root, inputs: Inputs, sizes: Sequence[bool]) -> t
         for node in program.graph.nodes
         if signature.inputs_to_buffers.get(node.name, "").endswith("num_batches_tracked")
     )
-    # torch's own functionalisation takes any graph, but goes through all of it anew: only where it must be.
+    # torch's own functionalisation takes any graph, but goes through all of it again: only where it must be.
     simple = write_nothing(program.graph, counters) and all(map(_is_plain, program.graph.nodes))
     return program if simple else program.run_decompositions({}), simple
 
@@ -228,7 +228,7 @@ _LIBRARIES = (os.path.dirname(torch.__file__), os.path.dirname(__file__), "<")
 
 def declaring(name: str, *options: str) -> str:
     """Advice to declare a module, for error messages; the backbone itself can't be declared."""
-    meaning = {"frozen": "trained by the first task alone", "task_owned": "a copy per task"}
+    meaning = {"frozen": "trained only by the first task", "task_owned": "a copy per task"}
     ways = " or ".join(f"{option}=[{name or '…'!r}] ({meaning[option]})" for option in options or meaning)
     if name:
         return f"declare the module that holds it: MaskedModel(backbone, {ways})"

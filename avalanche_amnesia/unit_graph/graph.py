@@ -51,7 +51,7 @@ class UnitGraph:
             of them are (its unit, and the units that feed it).
         output: set numbers behind the features, ``(features,)``.
         owned: names of parameters of which every task has its own.
-        frozen: names of parameters declared to be trained by the first task alone.
+        frozen: names of parameters declared to be trained only by the first task.
         inputs: what the backbone is given.
     """
 
@@ -161,7 +161,7 @@ class UnitGraph:
         """
         in_use = self.sets.use(masks.float()).cpu().numpy() > 0
         found = np.zeros(len(masks), dtype=bool)
-        # Small parameters first: mostly they have told of every mask before a large one is looked at.
+        # Small parameters first: mostly they decide about every mask before a large one is looked at.
         for name in sorted(entries.keys() & self.factors.keys(), key=lambda name: entries[name].numel()):
             where, asked = entries[name].cpu().numpy(), np.flatnonzero(~found)
             if where.size and len(asked):
@@ -227,12 +227,12 @@ class UnitGraph:
         return {name: of_sets[factors[0].to(of_sets.device)] > 0 for name, factors in self.factors.items()}
 
     def sources(self, layer: str) -> Tensor | None:
-        """Set numbers that feed a layer, one per input; None where it has no weight of two factors (a bias alone)."""
+        """Set numbers that feed a layer, one per input; None where it has no weight of two factors (only a bias)."""
         factors = next((f for name, f in self.factors.items() if name.startswith(layer) and len(f) > 1), None)
         return None if factors is None else compact(factors[1]).reshape(-1)
 
     def layer_of(self, parameter: str) -> int:
-        """Index of the layer whose sparsity a parameter goes by: that of its (first) unit."""
+        """Index of the layer whose sparsity decides about a parameter: that of its (first) unit."""
         if not self._layer_of:
             starts = torch.tensor([0, *(layer.units for layer in self.layers.values())]).cumsum(0)
             for name, factors in self.factors.items():

@@ -133,7 +133,7 @@ def first_real(module: nn.Module) -> Tensor:
 
 
 def _runs_on(backbone: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) -> Any:
-    """Run a backbone on two inputs, as shapes and types alone; on zeros where it looks at values."""
+    """Run a backbone on two inputs, as shapes and types only; on zeros where it looks at values."""
     inputs = Inputs.of_shape(shape, dtype)
 
     def run(copied: Callable[[Tensor], Tensor], x: Tensor) -> Any:

@@ -17,7 +17,7 @@ from avalanche_amnesia.unit_graph.units import ALWAYS, compact
 def masked(values: Tensor, mask: Tensor | None) -> Tensor:
     """``values · mask``, +0 where the mask is 0; no mask: all units are open.
 
-    A product alone leaves −0 of a negative value: the sign of what nobody protects, which ``copysign``, ``signbit``,
+    A product leaves −0 of a negative value: the sign of what nobody protects, which ``copysign``, ``signbit``,
     ``atan2`` or a division read as well as any value. Adding +0 takes the sign away, and moves nothing else.
     """
     return values if mask is None else (values * mask.to(values.dtype)).add_(0.0)

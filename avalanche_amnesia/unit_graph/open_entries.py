@@ -94,7 +94,7 @@ _GROUPS = 6
 
 
 def leave_closed_out(graph: fx.Graph) -> None:
-    """Let a graph of torch's functions compute open entries alone, in layers of parameters in one group."""
+    """Let a graph of torch's functions compute only open entries, in layers of parameters in one group."""
     masks = next(node for node in graph.nodes if node.op == "placeholder" and node.target == "masks")
     for node in graph.nodes:
         if node.op != "call_function" or node.target not in _OVER_OPEN or node.kwargs:

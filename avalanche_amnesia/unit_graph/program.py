@@ -203,7 +203,7 @@ def _leaves(node: fx.Node) -> list[Any]:
 
 
 def as_function(node: fx.Node) -> None:
-    """Call torch's function in the place of the operator: it is the same, and quicker from Python."""
+    """Call torch's function instead of the operator: it is the same, and quicker from Python."""
     target = node.target
     if node.op != "call_function" or not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
         return
@@ -235,7 +235,7 @@ def _as_index(node: fx.Node) -> None:
 
 
 def write_over(graph: fx.Graph, is_fresh: Callable[[fx.Node], bool]) -> None:
-    """Let a ReLU write over what was made for it alone."""
+    """Let a ReLU write over what was made only for it."""
     for node in graph.nodes:
         source = node.args[0] if node.target is torch.relu else None
         if isinstance(source, fx.Node) and len(source.users) == 1 and is_fresh(source):

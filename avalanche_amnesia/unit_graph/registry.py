@@ -16,7 +16,7 @@ Rule = Callable[..., Any]
 RULES: dict[Any, Rule] = {}
 """Of operations on values, by overload (``torch.ops.aten.add.Tensor``) or by all overloads (``torch.ops.aten.add``)."""
 DERIVATIONS: dict[Any, Rule] = {}
-"""Of operations on parameters alone, likewise."""
+"""The same for operations on parameters only."""
 NEEDS_ZEROS: set[Rule] = set()
 NORMS_BY_CHANNEL: set[Any] = set()
 """Norms of single channels, into which the mask of what they read can be folded."""
@@ -43,7 +43,7 @@ def rule(*targets: Any, zeros: bool = False, by_channel: bool = False) -> Callab
 
 
 def derives(*targets: Any) -> Callable[[Rule], Rule]:
-    """Register what operations make of parameters alone: which entries stand behind each entry of the result."""
+    """Register what operations make of parameters only: which entries stand behind each entry of the result."""
 
     def register(function: Rule) -> Rule:
         DERIVATIONS.update(dict.fromkeys(targets, function))

@@ -31,7 +31,7 @@ class OwnParameter(nn.Module):
 class TaskNorm(nn.Module):
     """A norm of one task. The mask of its units is folded into its weight and bias, so that masked units come out +0.
 
-    Norms that mix units (layer, rms, group) take their statistics over the units in the mask alone:
+    Norms that mix units (layer, rms, group) take their statistics only over the units in the mask:
     ``n = Σ_i a_i``, ``mean = Σ_i x_i / n``, ``var = Σ_i a_i·(x_i - mean)² / n``, for ``x`` that is zero where ``a`` is.
     """
 
@@ -44,7 +44,7 @@ class TaskNorm(nn.Module):
     def _folded(self, mask: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         mask = mask.to(dtype if self.weight is None else self.weight.dtype)  # a float32 mask would widen the result
         weight = mask if self.weight is None else self.weight * mask
-        # A shift of +0, even where the norm has none: the product with the weight alone would keep a value's sign.
+        # A shift of +0, even where the norm has none: the product with only the weight would keep a value's sign.
         return weight, torch.zeros_like(weight) if self.bias is None else (self.bias * mask).add_(0.0)
 
     @torch.no_grad()
@@ -181,7 +181,7 @@ class OwnedSpec:
         return replace(self, sets=sets)
 
     def with_fixed(self, fixed: bool) -> OwnedSpec:
-        """The same norm, going by its running statistics alone, or not."""
+        """The same norm, with its running statistics only, or not."""
         return replace(self, fixed=fixed)
 
     def make(self, backbone: nn.Module) -> nn.Module:

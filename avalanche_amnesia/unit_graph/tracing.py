@@ -150,7 +150,7 @@ class _Tracing:
             outputs[training] = walk.run(places)
             programs[training] = self._program(exported, walk.values)
             if not exported.batch and not draft.findings:
-                reason = "it can be exported for batches of one size alone (len(x), int(x.shape[0]), a list of samples)"
+                reason = "it can be exported only for batches of one size (len(x), int(x.shape[0]), a list of samples)"
                 fix = "take the number of samples as x.shape[0], and keep samples apart"
                 draft.findings.append(Finding(f"forward of {type(self.backbone).__name__}", reason, fix))
         learning, evaluation = outputs[True], outputs[False]

@@ -124,7 +124,7 @@ def _counts_up(place: Tensor) -> bool:
 
 @dataclass(frozen=True)
 class ParameterValue:
-    """A tensor computed from parameters alone: a parameter, a part of one, or what several make together.
+    """A tensor computed only from parameters: a parameter, a part of one, or what several make together.
 
     Attributes:
         shape: of the tensor.

@@ -116,7 +116,7 @@ class Walk:
             return args[0][args[1]]
         values = any(isinstance(leaf, Value) for leaf in known)
         parameters = any(isinstance(leaf, ParameterValue) for leaf in known)
-        # What depends on the input goes by the operation's rule, what is made of parameters alone by its derivation;
+        # What depends on the input follows the operation's rule, what is made only of parameters its derivation;
         # the rest is constant, and computed here.
         if node.target is DECLARED:
             found: Rule | None = RULES[DECLARED]
@@ -155,7 +155,7 @@ class Walk:
         return self.values[own]
 
     def _constant(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
-        """Value of an operation on constants alone: computed now, unless it is another one at every call."""
+        """Value of an operation on constants only: computed now, unless it differs at every call."""
         target: Any = node.target
         random = torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())
         if random or "empty" in str(target):
@@ -189,13 +189,13 @@ class Walk:
                 f"it is given parameters {names}, and has no masking rule for them", declaring(module_of(node))
             )
         for parameter in given:
-            # Set 0 is ``ALWAYS``: these entries count as in use under every mask, and the first task alone moves them.
+            # Set 0 is ``ALWAYS``: these entries count as in use under every mask, and only the first task moves them.
             self.draft.use(parameter, torch.zeros((1,) * len(parameter.shape), dtype=torch.long))
         self.zero_inputs(node, dirty_only=True)
         return _as_always(self.result(node))
 
     def result(self, node: fx.Node) -> Any:
-        """Results of a node as tensors of shape and type alone, for a batch of two."""
+        """Results of a node as tensors of shape and type only, for a batch of two."""
         try:
             return map_leaves(node.meta["val"], self._concrete)
         except ValueError as error:
@@ -265,7 +265,7 @@ class Walk:
         """Refuse units along an axis whose length depends on the batch: for another one they lie elsewhere."""
         if any(size > 1 and self.follows_batch(node, dim) for dim, size in enumerate(compact(value.ids).shape)):
             raise Unsupported(
-                "units and samples lie on one axis, so that a mask would hold for one size of batch alone",
+                "units and samples lie on one axis, so that a mask would hold only for one size of batch",
                 "keep the samples on an axis of their own (x.reshape(x.shape[0], -1, …))",
             )
 

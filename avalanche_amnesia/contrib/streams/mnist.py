@@ -83,7 +83,7 @@ def PermutedMNIST(
 
     Args:
         n_tasks: at least 1; all tasks share one copy of the images.
-        seed: draws the subsets and each task's order of pixels, which depends on the seed and the task alone.
+        seed: draws the subsets and each task's order of pixels, which depends on the seed and the task only.
         n_train: images per task (the same ones in every task), stratified, 10 to 60,000; None: all.
         n_test: the same of the test set, 10 to 10,000.
         root, download, standardise: as of :func:`SplitMNIST`.

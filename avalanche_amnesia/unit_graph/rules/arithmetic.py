@@ -56,7 +56,7 @@ def _beside(walk: Walk, x: Any, other: Any, with_constant: Masked | None) -> Val
     if isinstance(other, ParameterValue):
         shape = torch.broadcast_shapes(x.shape, other.shape)
         met = max(x.masked, adopt(walk, other, x.ids.expand(shape)))
-        # Zero times another task's parameter is zero, with the sign of that parameter: it is masked anew.
+        # Zero times another task's parameter is zero, with the sign of that parameter: it is masked again.
         zero = x.masked is Masked.ZERO and with_constant is Masked.ZERO and met is Masked.CONSTANT
         return Value(x.ids.expand(shape), x.dtype, Masked.ZERO if zero else met)
     shape = torch.broadcast_shapes(x.shape, other.shape) if isinstance(other, Constant) else x.shape

@@ -22,7 +22,7 @@ def attended(
 ) -> Any:
     """Attention: zero where the values' unit is masked, whatever the weights are; these count as always in use."""
     for learned in (query, key, attn_mask):
-        if isinstance(learned, ParameterValue):  # behind weights that all tasks read: the first task alone trains it
+        if isinstance(learned, ParameterValue):  # behind weights that all tasks read: only the first task trains it
             adopt(walk, learned, torch.full((1,) * len(learned.shape), ALWAYS).expand(learned.shape))
     if not isinstance(value, Value) or value.masked is not Masked.ZERO:
         return walk.conservative(node)

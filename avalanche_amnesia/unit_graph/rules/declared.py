@@ -1,4 +1,4 @@
-"""Modules that the user declared: a copy per task, or trained by the first task alone."""
+"""Modules that the user declared: a copy per task, or trained only by the first task."""
 
 from __future__ import annotations
 

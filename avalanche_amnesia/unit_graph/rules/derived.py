@@ -1,4 +1,4 @@
-"""Operations on parameters alone: weights that are computed from others (``W + BA``, standardised, normed)."""
+"""Operations on parameters only: weights that are computed from others (``W + BA``, standardised, normed)."""
 
 from __future__ import annotations
 

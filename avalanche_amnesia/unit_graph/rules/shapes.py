@@ -178,7 +178,7 @@ def _written(part: Any) -> Value | None:
 
 @rule(A.copy)
 def copied(walk: Walk, node: fx.Node, x: Any, source: Any, *rest: Any) -> Any:
-    """Another value's entries in the place of one's own."""
+    """Slice assignment."""
     result = walk.result(node)
     if not isinstance(source, Value):
         return always_in_use(result.shape, result.dtype) if isinstance(source, Constant) else walk.conservative(node)
