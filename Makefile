@@ -4,11 +4,14 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PYTEST_FLAGS ?= -n 2 --dist worksteal -q
 TESTS ?= tests
+# Two jobs, each with its own closing line: the core by itself, and what stands around it.
+AROUND := tests/contrib tests/lab tests/scripts
+CORE := tests $(AROUND:%=--ignore=%)
 
 # Some machines forbid bytecode; without it every program that a test starts compiles the host anew, for 15 seconds.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test lint types docs notebook tables format bench package lowest newest clean
+.PHONY: setup demo test test-core test-around lint types docs notebook tables format bench package lowest newest clean
 setup: $(READY)
 
 $(READY): pyproject.toml
@@ -45,8 +48,15 @@ test: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	@{ said=$$($(MAKE) --no-print-directory --keep-going types docs 2>&1); status=$$?; echo "$$said"; exit $$status; } & \
-	beside=$$!; $(BIN)/python -m pytest $(PYTEST_FLAGS); tests=$$?; \
-	wait $$beside || { echo "mypy or the site failed: see above, or make lint docs" >&2; exit 1; }; exit $$tests
+	beside=$$!; $(MAKE) --no-print-directory --keep-going test-core test-around; tests=$$?; \
+	wait $$beside || { echo "mypy or the site failed: see above, or make lint docs" >&2; exit 1; }; \
+	exit $$tests
+
+test-core: $(READY)
+	$(BIN)/python -m pytest $(PYTEST_FLAGS) $(CORE)
+
+test-around: $(READY)
+	$(BIN)/python -m pytest $(PYTEST_FLAGS) $(AROUND)
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks $(ARGS)
