@@ -63,7 +63,7 @@ class AmnesiacHAT(HardAttentionStrategy):
         deadline: a task becomes permanent once this many further tasks have been trained; by default the stream's.
         trajectory: how updates are kept, ``TrajectoryPlugin(threshold=…, dtype=…, path=…)``; by default all of them,
             lossless, in memory.
-        allow_unknown: unlearn although a plugin keeps learned state that no adapter can clean; the record says so.
+        allow_unknown: unlearn although a plugin keeps learned state that no purger can clean; the record says so.
         isolation: ``none``, ``pools`` or :class:`~avalanche_amnesia.isolation.Pools` with options of its own: units
             for each task alone, which makes unlearning exact to the bit.
         seed: every draw derives from it and the task.

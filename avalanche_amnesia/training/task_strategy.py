@@ -249,7 +249,7 @@ class TaskStrategy(OwnArguments, ListenerDispatch, KeptState, SupervisedTemplate
         Args:
             tasks: labels of remaining, not permanent tasks.
             keep_probes: whether metrics may keep the tasks' masks and heads for measuring.
-            allow_unknown: leave plugins that keep learned state and have no adapter as they are, and say so in the
+            allow_unknown: leave plugins that keep learned state and have no purger as they are, and say so in the
                 record; by default as the strategy's :class:`UnlearningPlugin` was told.
             fingerprint: let the record keep hashes and sketches by which an audit recognises what was removed.
             strict: raise where something else than trainings and unlearnings here wrote into the model (a weight
@@ -257,7 +257,7 @@ class TaskStrategy(OwnArguments, ListenerDispatch, KeptState, SupervisedTemplate
 
         Raises:
             RequestError: if they can't be requested now; nothing changed.
-            UnknownStateError: if a plugin keeps learned state and has no adapter; nothing changed.
+            UnknownStateError: if a plugin keeps learned state and has no purger; nothing changed.
             TamperedError: where ``strict`` says so; nothing changed.
         """
         return self._unlearning().unlearn(

@@ -29,7 +29,7 @@ class WSN(HardAttentionStrategy):
         deadline: a task becomes permanent once this many further tasks have been trained; by default the stream's.
         trajectory: how updates are kept, ``TrajectoryPlugin(threshold=…, dtype=…, path=…)``; by default all of them,
             lossless, in memory.
-        allow_unknown: unlearn although a plugin keeps learned state that no adapter can clean; the record says so.
+        allow_unknown: unlearn although a plugin keeps learned state that no purger can clean; the record says so.
         seed: every draw derives from it and the task.
         options: those of :class:`SubnetPlugin` (``scores``, ``score_init``, ``score_lr``, ``keep`` …) and of
             :class:`HardAttentionStrategy` (``train_mb_size``, ``train_epochs``, ``plugins``, ``evaluator`` …).

@@ -22,7 +22,7 @@ from avalanche_amnesia.transaction import Transaction
 from avalanche_amnesia.unlearning.host import Host
 from avalanche_amnesia.unlearning.optimizer_state import purge_optimizer
 from avalanche_amnesia.unlearning.planning import Unlearning
-from avalanche_amnesia.unlearning.purging.registry import PurgeContext, adapter_of
+from avalanche_amnesia.unlearning.purging.registry import PurgeContext, purger_of
 from avalanche_amnesia.unlearning.task_modules import own_parameters, remove_task_modules
 
 Announce = Callable[[str, UnlearningRecord | None, Transaction], None]
@@ -37,13 +37,13 @@ def apply(unlearning: Unlearning, announce: Announce, *, fingerprint: bool = Fal
     parameters = unlearning.parameters
     with Transaction() as change:
         announce("before_unlearning", None, change)
-        # With the tasks that go still in them: adapters tell by it which stored states knew them.
+        # With the tasks that go still in them: purgers tell by it which stored states knew them.
         order, logs = host.ledger.remaining, host.trajectory.logs
         # First: it finds the tasks' own parameters, and the entries that change, in the model as it still is.
         purged = [purge_optimizer(unlearning, change)]
-        adapters = [(plugin, adapter) for plugin in host.plugins if (adapter := adapter_of(plugin)) is not None]
-        if adapters:
-            dict(removal.values)  # made now: an adapter asks for them when the model has changed
+        purgers = [(plugin, purge) for plugin in host.plugins if (purge := purger_of(plugin)) is not None]
+        if purgers:
+            dict(removal.values)  # made now: a purger asks for them when the model has changed
         _move(removal, parameters, change)
         _replace(host.before, removal.before, unlearning.own, change)
         for task in plan.tasks:
@@ -68,7 +68,7 @@ def apply(unlearning: Unlearning, announce: Announce, *, fingerprint: bool = Fal
             model=model,
             in_training=host.in_training,
         )
-        purged += [adapter.purge(plugin, context, change) for plugin, adapter in adapters]
+        purged += [purge(plugin, context, change) for plugin, purge in purgers]
         _forget(unlearning, change)
         after = state_hashes(state_of(model))
         unlearning.claims.unlearned(host, plan.tasks, after, change)

@@ -16,7 +16,7 @@ from avalanche_amnesia.object_walk import Parts
 from avalanche_amnesia.trajectory.store import Trajectory
 from avalanche_amnesia.unlearning.compensation import Compensation
 from avalanche_amnesia.unlearning.purging.learned_state import UnknownStateError, learned_state
-from avalanche_amnesia.unlearning.purging.registry import adapter_of
+from avalanche_amnesia.unlearning.purging.registry import purger_of
 
 
 class Masking(Protocol):
@@ -74,10 +74,10 @@ UnknownState = Sequence[tuple[object, str]]
 
 
 def unknown_state(host: Host) -> UnknownState:
-    """Plugins (or the strategy) that keep something learned and have no adapter, with the path to what they keep."""
+    """Plugins (or the strategy) that keep something learned and have no purger, with the path to what they keep."""
     known = [host.optimizer, *host.plugins, *host.others]
     beside = Parts(host.model)
-    paths = ((p, learned_state(p, known, beside)) for p in host.plugins if adapter_of(p) is None)
+    paths = ((p, learned_state(p, known, beside)) for p in host.plugins if purger_of(p) is None)
     return [(plugin, path) for plugin, path in paths if path is not None]
 
 

@@ -23,7 +23,7 @@ from avalanche_amnesia.trajectory.store import Trajectory
 from avalanche_amnesia.unlearning.claims import Claims, TamperedError
 from avalanche_amnesia.unlearning.compensation import revises
 from avalanche_amnesia.unlearning.host import Host, refuse_unknown_state, unknown_state
-from avalanche_amnesia.unlearning.purging.registry import adapter_of
+from avalanche_amnesia.unlearning.purging.registry import purger_of
 from avalanche_amnesia.unlearning.task_modules import own_parameters
 
 
@@ -89,7 +89,7 @@ def prepare(
         claim="approximate" if reasons else "exact",
         reasons=reasons,
         trajectory_bytes=sum(trajectory.nbytes(task) for task in tasks),
-        purges=tuple(type(plugin).__name__ for plugin in host.plugins if adapter_of(plugin)),
+        purges=tuple(type(plugin).__name__ for plugin in host.plugins if purger_of(plugin)),
         unpurged=tuple(type(plugin).__name__ for plugin, _ in unknown),
         repaired=repairable(host.repair, model, affected, claims.tainted_without(tasks, host.ledger)),
         uninformative_masks=_uninformative_masks(model, tasks, host.opened_whole),

@@ -69,7 +69,7 @@ def purge_kept(plugin, context, change):
 
 @pytest.fixture
 def registered(monkeypatch):
-    monkeypatch.setitem(registry._ADAPTERS, Kept, registry.PurgerAdapter(purge_kept))
+    monkeypatch.setitem(registry._PURGERS, Kept, purge_kept)
 
 
 ERRORS = [RuntimeError, KeyboardInterrupt, MemoryError]
@@ -133,7 +133,7 @@ def test_a_purger_that_fails_after_others_leaves_everything(registered, monkeypa
     class Second(Kept):
         pass
 
-    monkeypatch.setitem(registry._ADAPTERS, Second, registry.PurgerAdapter(raiser(RuntimeError)))
+    monkeypatch.setitem(registry._PURGERS, Second, raiser(RuntimeError))
     strategy = amnesiac(plugins=[Kept(), Second()], train_epochs=1)
     strategy.train(DIGITS.train_stream[0])
     before = fingerprint(strategy, [plugin.kept for plugin in strategy.plugins if isinstance(plugin, Kept)])

@@ -1,6 +1,7 @@
 """Whatever happens to a strategy, in whatever order, and whatever fails on the way: what is promised holds."""
 
 import pytest
+from avalanche.training.plugins import EWCPlugin
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from support.fault_injection import UNLEARNING_STEPS
@@ -11,9 +12,9 @@ from support.thoroughness import examples
 from avalanche_amnesia.benchmarks import UnlearningRequest
 from avalanche_amnesia.training.plugins import CounterfactualPlugin
 from avalanche_amnesia.unlearning import applying
-from avalanche_amnesia.unlearning.purging.importances import EWCAdapter
+from avalanche_amnesia.unlearning.purging import registry
 
-STEPS = [*UNLEARNING_STEPS, (CounterfactualPlugin, "compensate"), (EWCAdapter, "purge")]
+STEPS = [*UNLEARNING_STEPS, (CounterfactualPlugin, "compensate"), (registry._PURGERS, EWCPlugin)]
 
 
 def failures(*events: str) -> st.SearchStrategy:

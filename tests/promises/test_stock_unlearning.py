@@ -97,13 +97,13 @@ def test_a_forgotten_task_does_not_come_back(method, model, when):
 @pytest.mark.parametrize("model", MODELS)
 def test_without_the_purge_ewc_brings_it_back(model, when, monkeypatch):
     """The control: without it the test above would prove nothing."""
-    monkeypatch.setattr(registry, "_ADAPTERS", {})
+    monkeypatch.setattr(registry, "_PURGERS", {})
     _, accuracies = forget("ewc", model, when, unlearning=UnlearningPlugin(allow_unknown=True))
     assert accuracies[-1] > 0.45, accuracies
 
 
 def test_without_the_purge_the_teacher_of_lwf_still_knows_the_forgotten_head(monkeypatch):
-    monkeypatch.setattr(registry, "_ADAPTERS", {})
+    monkeypatch.setattr(registry, "_PURGERS", {})
     with pytest.raises(KeyError):
         forget("lwf", "ours", "after", unlearning=UnlearningPlugin(allow_unknown=True))
 

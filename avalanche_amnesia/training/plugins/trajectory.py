@@ -18,7 +18,7 @@ from avalanche_amnesia.training.task_in_training import StepActivity, TaskInTrai
 from avalanche_amnesia.trajectory.store import Trajectory
 from avalanche_amnesia.transaction import Transaction
 from avalanche_amnesia.unit_graph.findings import ModelError
-from avalanche_amnesia.unlearning.purging import keeps_own_state, own_attributes
+from avalanche_amnesia.unlearning.purging import own_attributes, purger_of
 from avalanche_amnesia.unlearning.task_modules import (
     own_parameters,
     remove_task_modules,
@@ -146,17 +146,17 @@ class TrajectoryPlugin(SupervisedPlugin):
 
     def host_state(self, strategy: Any) -> tuple[dict[str, Any], list[object]]:
         """State that the host itself keeps of tasks, and its plugins that keep some: to go back to, see rollback."""
-        own = own_attributes(strategy) if keeps_own_state(strategy) else {}
-        return own, [plugin for plugin in strategy.plugins if keeps_own_state(plugin)]
+        own = own_attributes(strategy) if purger_of(strategy) is not None else {}
+        return own, [plugin for plugin in strategy.plugins if purger_of(plugin) is not None]
 
     def before_training_epoch(self, strategy: Any, **kwargs: Any) -> None:
         """Let go of what the last epoch's end noted: requests may change everything in the epoch that begins."""
-        if keeps_own_state(strategy):
+        if purger_of(strategy) is not None:
             finish(strategy)
 
     def after_training_epoch(self, strategy: Any, **kwargs: Any) -> None:
         """Note where a strategy with a memory of its own stands, as it updates that in front of all plugins."""
-        if keeps_own_state(strategy):
+        if purger_of(strategy) is not None:
             begin_finishing(strategy)
 
     def before_update(self, strategy: Any, **kwargs: Any) -> None:

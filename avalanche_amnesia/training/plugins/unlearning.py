@@ -34,7 +34,7 @@ from avalanche_amnesia.unlearning.claims import Claims
 from avalanche_amnesia.unlearning.compensation import compensates, revises
 from avalanche_amnesia.unlearning.host import Host, refuse_unknown_state, unknown_state
 from avalanche_amnesia.unlearning.planning import Unlearning, own_modules_only, prepare
-from avalanche_amnesia.unlearning.purging.registry import adapter_of
+from avalanche_amnesia.unlearning.purging.registry import prepare_training
 
 Obedience = Literal[True, False, "head"]
 _OURS = (SeedingPlugin, InMemoryLoaderPlugin, TaskMaskPlugin, TrajectoryPlugin, RepairPlugin)
@@ -54,7 +54,7 @@ class UnlearningPlugin(SupervisedPlugin):
             measure how well it was forgotten. They are residue of the task, kept in the metrics alone.
         deadline: a task becomes permanent by itself once this many further tasks have been trained; by default the
             stream's.
-        allow_unknown: leave plugins that keep learned state and have no adapter as they are, and say so in the record,
+        allow_unknown: leave plugins that keep learned state and have no purger as they are, and say so in the record,
             instead of refusing every request.
         fingerprint: let every record keep hashes and sketches by which an audit recognises what was removed, see
             :class:`~avalanche_amnesia.audit.Fingerprint`.
@@ -136,7 +136,7 @@ class UnlearningPlugin(SupervisedPlugin):
 
         Raises:
             RequestError: if they can't be requested now; nothing changed.
-            UnknownStateError: if a plugin, or the strategy, keeps learned state and has no adapter; nothing changed.
+            UnknownStateError: if a plugin, or the strategy, keeps learned state and has no purger; nothing changed.
             TamperedError: where ``strict`` says so; nothing changed.
         """
         event = self._between_tasks(strategy)
@@ -248,9 +248,7 @@ class UnlearningPlugin(SupervisedPlugin):
         self.current_task = single_task(strategy.experience)
         self.claims.begin(strategy, self.ledger)
         for plugin in (*strategy.plugins, strategy):
-            adapter = adapter_of(plugin)
-            if adapter is not None:
-                adapter.before_training(plugin, self.current_task)
+            prepare_training(plugin, self.current_task)
         self._upcoming = self._requests.still_due(strategy.experience, "iteration", self.ledger.unlearned)
         for request in self._upcoming:
             check_iteration(request, self.current_task, strategy.train_epochs * len(strategy.dataloader))

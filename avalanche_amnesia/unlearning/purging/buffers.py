@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from copy import copy
 from typing import Any
 
-import torch
 from avalanche.benchmarks.utils import (
     AvalancheDataset,
-    _make_taskaware_classification_dataset,
-    make_avalanche_dataset,
 )
 from avalanche.benchmarks.utils.data_attribute import DataAttribute
 from avalanche.benchmarks.utils.flat_data import FlatData
-from avalanche.training.storage_policy import ParametricBuffer, ReservoirSamplingBuffer, _ParametricSingleBuffer
-from torch import Tensor
 from torch.utils.data import ConcatDataset, TensorDataset
 
 from avalanche_amnesia.transaction import Transaction
-from avalanche_amnesia.unlearning.purging.registry import SavedState
 
 _COUNTS = ("max_size", "_num_exps", "seen_classes", "seen_groups")
 
@@ -117,74 +111,3 @@ def single_buffers(policy: Any) -> list[Any]:
     """The buffers inside a storage policy that hold samples."""
     groups = getattr(policy, "buffer_groups", None)
     return [policy] if groups is None else [single for group in groups.values() for single in single_buffers(group)]
-
-
-def save_policy(policy: Any, prefix: str = "buffer") -> SavedState:
-    """A storage policy's samples, labels and weights; samples as an evaluation sees them, without random transforms."""
-    data: dict[str, Any] = {"counts": {}}
-    for name in _COUNTS:
-        if hasattr(policy, name):
-            value = getattr(policy, name)
-            data["counts"][name] = sorted(value) if isinstance(value, set) else value
-    tensors: dict[str, Tensor] = {}
-    if hasattr(policy, "buffer_groups"):
-        data["groups"] = {}
-        for key, group in policy.buffer_groups.items():
-            saved = save_policy(group, f"{prefix}/{key}")
-            tensors |= saved.tensors
-            data["groups"][str(key)] = saved.data
-        return SavedState(tensors, data)
-    data["n"] = len(policy.buffer)
-    if data["n"]:
-        tensors |= save_samples(policy.buffer, prefix)
-    if hasattr(policy, "_buffer_weights"):
-        tensors[f"{prefix}/weights"] = policy._buffer_weights.clone()
-    return SavedState(tensors, data)
-
-
-def load_policy(policy: Any, state: SavedState, data: dict[str, Any] | None = None, prefix: str = "buffer") -> None:
-    """Fill a policy of the same kind with what :func:`save_policy` returned."""
-    data = state.data if data is None else data
-    for name, value in data["counts"].items():
-        setattr(policy, name, set(value) if isinstance(value, list) else value)
-    if "groups" in data:
-        policy.buffer_groups = {}
-        for key, of_group in data["groups"].items():
-            group = _group_maker(policy)(of_group["counts"]["max_size"])
-            load_policy(group, state, of_group, f"{prefix}/{key}")
-            policy.buffer_groups[int(key)] = group
-        return
-    if data["n"]:
-        policy.buffer = load_samples(state.tensors, prefix)
-    if f"{prefix}/weights" in state.tensors:
-        policy._buffer_weights = state.tensors[f"{prefix}/weights"].clone()
-
-
-def _group_maker(policy: Any) -> Callable[[int], Any]:
-    if isinstance(policy, ParametricBuffer):
-        return lambda size: _ParametricSingleBuffer(size, policy.selection_strategy)
-    return ReservoirSamplingBuffer
-
-
-def save_samples(data: AvalancheDataset, prefix: str) -> dict[str, Tensor]:
-    """The columns of a data set (``x``, ``y``, task label, and logits where there are any), stacked."""
-    items = data.eval()
-    columns = zip(*(items[i] for i in range(len(items))), strict=True)
-    return {
-        f"{prefix}/column{number}": torch.stack([torch.as_tensor(value) for value in column])
-        for number, column in enumerate(columns)
-    }
-
-
-def load_samples(tensors: Mapping[str, Tensor], prefix: str) -> AvalancheDataset:
-    """The data set that :func:`save_samples` saved, without its transforms."""
-    x, y, task = (tensors[f"{prefix}/column{number}"] for number in range(3))
-    samples = list(zip(x.clone(), y.tolist(), strict=True))
-    data = _make_taskaware_classification_dataset(samples, targets=y.tolist(), task_labels=task.tolist())
-    for attribute in list(data._data_attributes.values()):
-        set_attribute(data, attribute, list(attribute))
-    logits = tensors.get(f"{prefix}/column3")
-    if logits is None:
-        return data
-    attribute = DataAttribute(FlatData([list(logits.clone())]), "logits", use_in_getitem=True)
-    return make_avalanche_dataset(data, data_attributes=[attribute])

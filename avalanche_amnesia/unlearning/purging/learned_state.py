@@ -1,4 +1,4 @@
-"""Search for learned state that a plugin or a strategy keeps and no adapter knows."""
+"""Search for learned state that a plugin or a strategy keeps and no purger knows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _OF_EVERY_STRATEGY = frozenset(
 
 
 class UnknownStateError(RequestError):
-    """Something keeps learned state that no adapter can clean; nothing has changed when it is raised."""
+    """Something keeps learned state that no purger can clean; nothing has changed when it is raised."""
 
 
 def learned_state(thing: object, skip: Iterable[object] = (), beside: Parts | None = None) -> str | None:

@@ -1,4 +1,4 @@
-"""Adapters that save, load and purge what a host's plugin or strategy keeps of the tasks: one per class.
+"""Purgers, which take tasks out of what a host's plugin or strategy keeps of them: a function per class.
 
 Without this a stock strategy brings a forgotten task back: EWC pulls the weights to anchors that hold it, LwF is
 taught by a model that knows it, Replay trains on its samples.
@@ -6,12 +6,11 @@ taught by a model that knows it, Replay trains on its samples.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from torch import Tensor, nn
+from torch import nn
 
 from avalanche_amnesia.trajectory.removal import Removal
 from avalanche_amnesia.transaction import Transaction
@@ -37,91 +36,44 @@ class PurgeContext:
         return any(self.order.index(gone) < self.order.index(task) for gone in self.tasks)
 
 
-@dataclass(frozen=True)
-class SavedState:
-    """State that a plugin keeps, as plain data."""
-
-    tensors: dict[str, Tensor] = field(default_factory=dict)
-    data: dict[str, Any] = field(default_factory=dict)
-
-
-class StateAdapter(ABC):
-    """Saves, loads and purges what one kind of plugin (or strategy) keeps of the tasks that it has seen."""
-
-    @abstractmethod
-    def save(self, plugin: Any) -> SavedState:
-        """State that the plugin keeps, as plain data."""
-
-    @abstractmethod
-    def load(self, plugin: Any, state: SavedState, model: nn.Module) -> None:
-        """Put what :meth:`save` returned into a plugin that was built with the same arguments."""
-
-    @abstractmethod
-    def purge(self, plugin: Any, context: PurgeContext, change: Transaction) -> str:
-        """Take the tasks that go out of what the plugin keeps; what can't be taken apart is dropped."""
-
-    def before_training(self, plugin: Any, task: int) -> None:
-        """Get a plugin ready for a training; by default nothing is needed."""
-        return
-
-
 Purger = Callable[[Any, PurgeContext, Transaction], str]
-Adapter = TypeVar("Adapter", bound=type[StateAdapter])
-_ADAPTERS: dict[type, StateAdapter] = {}
+Preparation = Callable[[Any, int], None]
+Registered = TypeVar("Registered")
+_PURGERS: dict[type, Purger] = {}
+_PREPARATIONS: dict[type, Preparation] = {}
 
 
-class PurgerAdapter(StateAdapter):
-    """An adapter made of a user's purging function, which neither saves nor loads."""
-
-    def __init__(self, purger: Purger) -> None:
-        self.purger = purger
-
-    def purge(self, plugin: Any, context: PurgeContext, change: Transaction) -> str:
-        """Call the function."""
-        return self.purger(plugin, context, change)
-
-    def save(self, plugin: Any) -> SavedState:
-        """Not possible."""
-        raise TypeError(
-            f"{type(plugin).__name__} has a purger alone, which can't save: register a StateAdapter, "
-            f"@register_adapter({type(plugin).__name__})"
-        )
-
-    def load(self, plugin: Any, state: SavedState, model: nn.Module) -> None:
-        """Not possible."""
-        self.save(plugin)
-
-
-def register_adapter(*classes: type) -> Callable[[Adapter], Adapter]:
-    """Decorator of a :class:`StateAdapter` class, for plugins or strategies of these classes and their subclasses."""
-
-    def register(adapter: Adapter) -> Adapter:
-        _ADAPTERS.update(dict.fromkeys(classes, adapter()))
-        return adapter
-
-    return register
-
-
-def register_purger(plugin_class: type) -> Callable[[Purger], Purger]:
-    """Decorator: the function cleans plugins (or strategies) of this class.
+def register_purger(*classes: type, before_training: Preparation | None = None) -> Callable[[Purger], Purger]:
+    """Decorator: the function cleans plugins (or strategies) of these classes and their subclasses.
 
     The function gets the plugin, a :class:`PurgeContext` and a :class:`~avalanche_amnesia.transaction.Transaction`,
     through which it makes its changes (``change.set(plugin, memory={})``); it returns one line for the record.
+
+    Args:
+        classes: of plugins, or of strategies with a memory of their own.
+        before_training: called with the plugin and the task when a training begins, for what a purge has to leave open.
     """
 
     def register(purger: Purger) -> Purger:
-        _ADAPTERS[plugin_class] = PurgerAdapter(purger)
+        _PURGERS.update(dict.fromkeys(classes, purger))
+        if before_training is not None:
+            _PREPARATIONS.update(dict.fromkeys(classes, before_training))
         return purger
 
     return register
 
 
-def adapter_of(plugin: object) -> StateAdapter | None:
-    """The registered adapter of an object's class or its nearest base, None if there is none."""
-    return next((_ADAPTERS[kind] for kind in type(plugin).__mro__ if kind in _ADAPTERS), None)
+def purger_of(plugin: object) -> Purger | None:
+    """The function registered for an object's class or its nearest base, None if there is none."""
+    return _nearest(_PURGERS, plugin)
 
 
-def keeps_own_state(plugin: object) -> bool:
-    """Tell whether it is known, by a full adapter, what an object keeps of the tasks."""
-    adapter = adapter_of(plugin)
-    return adapter is not None and not isinstance(adapter, PurgerAdapter)
+def prepare_training(plugin: object, task: int) -> None:
+    """Call what is registered for an object as ``before_training``."""
+    prepare = _nearest(_PREPARATIONS, plugin)
+    if prepare is not None:
+        prepare(plugin, task)
+
+
+def _nearest(table: Mapping[type, Registered], plugin: object) -> Registered | None:
+    return next((table[kind] for kind in type(plugin).__mro__ if kind in table), None)

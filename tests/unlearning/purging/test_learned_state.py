@@ -1,4 +1,4 @@
-"""Learned state that no adapter knows: found wherever it hides, refused, or left by consent; a purger of one's own."""
+"""Learned state that no purger knows: found wherever it hides, refused, or left by consent; a purger of one's own."""
 
 import pytest
 import torch
@@ -112,7 +112,7 @@ def test_what_only_refers_to_the_strategy_is_no_learned_state():
 
 
 def test_a_registered_purger_is_called_for_its_class_and_subclasses(monkeypatch):
-    monkeypatch.setattr(registry, "_ADAPTERS", dict(registry._ADAPTERS))
+    monkeypatch.setattr(registry, "_PURGERS", dict(registry._PURGERS))
     seen = []
 
     class Mine(SupervisedPlugin):
