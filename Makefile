@@ -61,14 +61,16 @@ test-around: $(READY)
 bench: $(READY)
 	$(BIN)/python -m benchmarks $(ARGS)
 
-# The wheel, made from the sdist, without any extra, away from the sources.
+# The wheel, made from the sdist, away from the sources: first without any extra, then with the lab.
 package: $(READY)
 	rm -rf build/package
 	$(BIN)/uv build --quiet --out-dir build/package/dist
 	$(BIN)/uv venv --quiet build/package/venv
 	$(BIN)/uv pip install --quiet --python build/package/venv build/package/dist/*.whl
 	cp tests/support/installed.py build/package/
-	cd build/package && venv/bin/python -I installed.py && venv/bin/amnesia --help >/dev/null
+	cd build/package && venv/bin/python -I installed.py
+	$(BIN)/uv pip install --quiet --python build/package/venv "$$(echo $(CURDIR)/build/package/dist/*.whl)[lab]"
+	cd build/package && venv/bin/amnesia --help >/dev/null
 
 # The oldest version of each direct dependency; and the newest Avalanche and torch, whatever the bounds say.
 lowest: $(READY)

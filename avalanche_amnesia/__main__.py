@@ -1,8 +1,19 @@
-"""``python -m avalanche_amnesia``."""
+"""The program ``amnesia``, or ``python -m avalanche_amnesia``: the lab's commands, where the lab is installed."""
 
 import sys
 
-from avalanche_amnesia.lab.runs.command_line import main
+
+def main() -> int:
+    """Run a command, or say what it needs."""
+    try:
+        import avalanche_amnesia.lab  # noqa: F401
+    except ImportError as error:
+        sys.stderr.write(f"amnesia: {error}\n")
+        return 2
+    from avalanche_amnesia.lab.runs.command_line import main as run
+
+    return run()
+
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -5,10 +5,8 @@ from __future__ import annotations
 import difflib
 import operator
 from collections.abc import Iterable
+from numbers import Real
 from typing import get_args
-
-import numpy as np
-from torch import Tensor
 
 
 def one_of(name: str, value: object, choices: object) -> None:
@@ -20,7 +18,7 @@ def one_of(name: str, value: object, choices: object) -> None:
 
 def above(name: str, value: float, bound: float, *, inclusive: bool = False) -> None:
     """Check a number against a lower bound."""
-    number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
+    number = isinstance(value, Real) and not isinstance(value, bool)
     if not number or not (value >= bound if inclusive else value > bound):
         raise ValueError(f"{name} must be {'at least' if inclusive else 'above'} {bound}, got {value!r}")
 
@@ -43,9 +41,9 @@ def instance(name: str, value: object, kind: type, way_out: str) -> None:
 
 def integer(value: object) -> int | None:
     """An integer of Python, numpy or torch as Python's ``int``; None for anything else, bools and floats included."""
-    if isinstance(value, (bool, np.bool_)) or getattr(value, "ndim", 0) != 0:
+    if getattr(value, "ndim", 0) != 0:
         return None
-    if isinstance(value, (Tensor, np.ndarray)):
+    if hasattr(value, "item"):  # numpy's and torch's numbers, neither of which is imported here: --help is quick
         value = value.item()
     try:
         return None if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
@@ -66,11 +64,16 @@ def integers(name: str, values: Iterable[object], what: str) -> tuple[int, ...]:
     return numbers
 
 
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """``; did you mean 'relearn'?`` where a name that exists is near, else nothing: the end of an error's message."""
+    near = difflib.get_close_matches(word, [*known], 1)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
 def known_options(given: Iterable[str], known: Iterable[str], owner: str) -> None:
     """Raise for an option that does not exist."""
     names = sorted(known)
     for name in given:
         if name not in names:
-            nearest = difflib.get_close_matches(name, names, 1)
-            hint = f"did you mean {nearest[0]!r}?" if nearest else f"it has {', '.join(names)}"
-            raise TypeError(f"{owner} has no option {name!r}: {hint}")
+            hint = did_you_mean(name, names) or f"; it has {', '.join(names)}"
+            raise TypeError(f"{owner} has no option {name!r}{hint}")

@@ -6,5 +6,5 @@ from .record import SharedEntries as SharedEntries
 from .record import TensorChange as TensorChange
 from .record import UnlearningPlan as UnlearningPlan
 from .record import UnlearningRecord as UnlearningRecord
+from .record import verify as verify
 from .signing import SigningError as SigningError
-from .signing import verify as verify

@@ -14,7 +14,7 @@ from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from avalanche_amnesia.audit.fingerprint import Fingerprint
-from avalanche_amnesia.audit.signing import signed
+from avalanche_amnesia.audit.signing import checked, signed
 from avalanche_amnesia.audit.wording import as_html, plan_in_words, record_in_words
 from avalanche_amnesia.saving.classes import saveable
 
@@ -256,7 +256,7 @@ class UnlearningRecord:
         return cls.from_json(Path(path).read_text())
 
     def sign(self, private_key: Any) -> str:
-        """The record as JSON, signed; see :func:`~avalanche_amnesia.audit.signing.verify`.
+        """The record as JSON, signed; see :func:`~avalanche_amnesia.audit.verify`.
 
         Args:
             private_key: an ``Ed25519PrivateKey`` of the package ``cryptography``, its 32 raw bytes, or its PEM file
@@ -266,6 +266,20 @@ class UnlearningRecord:
             SigningError: if it is none of these, or ``cryptography`` is not installed (extra ``sign``).
         """
         return signed(asdict(self), private_key)
+
+
+def verify(document: str, public_key: Any) -> UnlearningRecord:
+    """The record inside a signed document, if its signature is that of a key.
+
+    Args:
+        document: what :meth:`UnlearningRecord.sign` returned.
+        public_key: of the signer, from a source that you trust: an ``Ed25519PublicKey``, its 32 raw bytes, or PEM.
+            The one inside the document proves nothing.
+
+    Raises:
+        SigningError: if the document is not signed, or was changed, or was signed with another key.
+    """
+    return UnlearningRecord.from_json(json.dumps(checked(document, public_key)))
 
 
 def _revived(kind: Any, value: Any) -> Any:

@@ -31,22 +31,8 @@ def signed(record: Mapping[str, Any], private_key: Any) -> str:
     return json.dumps(document, indent=2) + "\n"
 
 
-def verify(document: str, public_key: Any) -> Any:
-    """The record inside a signed document, if its signature is that of a key.
-
-    Args:
-        document: what :meth:`UnlearningRecord.sign` returned.
-        public_key: of the signer, from a source that you trust: an ``Ed25519PublicKey``, its 32 raw bytes, or PEM.
-            The one inside the document proves nothing.
-
-    Returns:
-        The :class:`UnlearningRecord`.
-
-    Raises:
-        SigningError: if the document is not signed, or was changed, or was signed with another key.
-    """
-    from avalanche_amnesia.audit.record import UnlearningRecord
-
+def checked(document: str, public_key: Any) -> dict[str, Any]:
+    """The record inside a signed document, as plain values, if its signature is that of a key."""
     key = _key(public_key, "public")
     try:
         data = json.loads(document)
@@ -61,7 +47,7 @@ def verify(document: str, public_key: Any) -> Any:
         raise SigningError(
             "the signature does not hold: the record was changed after signing, or another key signed it"
         ) from None
-    return UnlearningRecord.from_json(json.dumps(record))
+    return dict(record)
 
 
 def _canonical(record: Mapping[str, Any]) -> bytes:

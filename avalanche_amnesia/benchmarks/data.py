@@ -1,5 +1,6 @@
 """The data of one task as a torch data set: a view of shared tensors, or of a lazy data set."""
 
+import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -99,3 +100,11 @@ def targets_of(experience: Any) -> Tensor:
     held = getattr(experience, "targets", None)  # the host's own sequence looks each label up by itself
     labels = experience.dataset.targets if held is None else held
     return torch.tensor([int(label) for label in labels], dtype=torch.int64)
+
+
+def labels_fingerprint(experience: Any) -> str:
+    """SHA-256 of an experience's labels, in order, and of how many there are; inputs may be many and are not hashed."""
+    labels = targets_of(experience)
+    digest = hashlib.sha256(f"{len(labels)}:".encode())
+    digest.update(labels.numpy().tobytes())
+    return digest.hexdigest()

@@ -16,6 +16,7 @@ from avalanche.training.templates.base import BaseTemplate
 from torch import nn
 
 from avalanche_amnesia import checks
+from avalanche_amnesia.benchmarks.data import labels_fingerprint
 from avalanche_amnesia.benchmarks.requests import tasks_after_each, without_requests
 from avalanche_amnesia.bits import tensor_hash
 from avalanche_amnesia.evaluation.retraining import Retraining, Run, Store, Workers
@@ -23,7 +24,6 @@ from avalanche_amnesia.evaluation.same_data import difference_of_data
 from avalanche_amnesia.isolation.pools import CapacityWarning, Pools
 from avalanche_amnesia.seeding import derive_seed, preserved_rng
 from avalanche_amnesia.training.host.lookup import find_plugin
-from avalanche_amnesia.training.host.provenance import labels_fingerprint
 from avalanche_amnesia.training.mask_warnings import MaskWarning
 from avalanche_amnesia.training.plugins.hat import HATPlugin
 from avalanche_amnesia.training.plugins.seeding import SeedingPlugin

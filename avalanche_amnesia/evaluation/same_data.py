@@ -7,10 +7,9 @@ from typing import Any
 
 import torch
 
-from avalanche_amnesia.benchmarks.data import task_data
+from avalanche_amnesia.benchmarks.data import labels_fingerprint, task_data
 from avalanche_amnesia.bits import tensor_hash
 from avalanche_amnesia.seeding import preserved_rng, seed_all
-from avalanche_amnesia.training.host.provenance import labels_fingerprint
 
 _SAMPLES = 8
 """Number of samples that are compared: tasks that differ in their inputs (permuted, rotated) do so in nearly all."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from avalanche_amnesia.training.host.lookup import unlearning_of
-
 ITERATION = "iteration"
 """Training iterations so far (the strategy's clock)."""
 TASK = "task"
@@ -37,6 +35,12 @@ def axis_of(name: str, callback: str | None, origin: object = None) -> str:
     if "train_phase" in name or callback is None:
         return ITERATION
     return TASK if "_eval" in callback else ITERATION
+
+
+def ledger_keeper(strategy: Any) -> Any:
+    """The plugin that answers a strategy's requests and keeps its ledger; None where a host has none, or no plugins."""
+    plugins = getattr(strategy, "plugins", ())
+    return next((plugin for plugin in plugins if getattr(plugin, "answers_requests", False)), None)
 
 
 class Position:
@@ -86,7 +90,7 @@ class Position:
 
     def _follow(self, strategy: Any) -> None:
         """Take over what the strategy knows of its trainings: it may have been loaded, or have given a task up."""
-        plugin = unlearning_of(strategy) if hasattr(strategy, "plugins") else None
+        plugin = ledger_keeper(strategy)
         clock = getattr(strategy, "clock", None)
         past = 0 if plugin is None else len(plugin.records)
         if plugin is not None:

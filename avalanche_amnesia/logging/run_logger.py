@@ -14,12 +14,11 @@ from avalanche.core import SupervisedPlugin
 from avalanche.evaluation.metric_results import MetricValue
 from avalanche.logging import BaseLogger
 
+from avalanche_amnesia.audit.provenance import provenance_of
 from avalanche_amnesia.audit.record import UnlearningRecord
-from avalanche_amnesia.logging.axes import AXES, EVENT, ITERATION, TASK, Position, axis_of
+from avalanche_amnesia.logging.axes import AXES, EVENT, ITERATION, TASK, Position, axis_of, ledger_keeper
 from avalanche_amnesia.logging.event_table import EventTable
 from avalanche_amnesia.logging.values import SUPPORTED, Payload, flattened, payload_of
-from avalanche_amnesia.training.host.lookup import unlearning_of
-from avalanche_amnesia.training.host.provenance import provenance_of
 
 DEFAULT_PROJECT = "avalanche-amnesia"
 EVENTS = "Events"
@@ -194,7 +193,7 @@ class RunLogger(BaseLogger, ABC):
 
     def _begin_event(self, callback: str, strategy: Any) -> None:
         """Begin the row of an event; a task's end is heard before the ledger is told of it."""
-        at, plugin = self._position, _ledger_keeper(strategy)
+        at, plugin = self._position, ledger_keeper(strategy)
         if callback == "after_unlearning":
             self._events.unlearned(at.event, at.task, plugin.records[-1] if plugin and plugin.records else None)
             return
@@ -205,7 +204,7 @@ class RunLogger(BaseLogger, ABC):
 
     def _unlearned(self, strategy: Any) -> None:
         """Keep the record of an unlearning, and take the tasks that are gone out of the summary."""
-        plugin = _ledger_keeper(strategy)
+        plugin = ledger_keeper(strategy)
         if plugin is not None and plugin.records:
             writer, record = self._open(), plugin.records[-1]
             writer.forget(record.tasks)
@@ -295,10 +294,6 @@ class _Drawn:
     """Origin of values that no metric emits."""
 
     axis: str
-
-
-def _ledger_keeper(strategy: Any) -> Any:
-    return unlearning_of(strategy) if hasattr(strategy, "plugins") else None
 
 
 def refuse_one_string(tags: object) -> None:

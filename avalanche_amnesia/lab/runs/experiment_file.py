@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from avalanche_amnesia.spelling import did_you_mean
+from avalanche_amnesia.checks import did_you_mean
 
 PROFILES = "profiles"
 """Key of an experiment's file: profile → the settings that it changes."""

@@ -61,8 +61,7 @@ def _unlearn(options: Namespace) -> int:
 
 
 def _verify(options: Namespace) -> int:
-    from avalanche_amnesia.audit.record import UnlearningRecord
-    from avalanche_amnesia.audit.signing import verify
+    from avalanche_amnesia.audit.record import UnlearningRecord, verify
     from avalanche_amnesia.bits import fits
 
     if options.public_key is None:
@@ -86,8 +85,7 @@ def _verify(options: Namespace) -> int:
 
 
 def _audit(options: Namespace) -> int:
-    from avalanche_amnesia.audit.record import UnlearningRecord
-    from avalanche_amnesia.audit.signing import verify
+    from avalanche_amnesia.audit.record import UnlearningRecord, verify
     from avalanche_amnesia.contrib.residue_search.scan import audit
 
     if options.public_key is None:

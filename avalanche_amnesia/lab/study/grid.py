@@ -11,9 +11,9 @@ from typing import Any
 
 import yaml
 
+from avalanche_amnesia.checks import did_you_mean
 from avalanche_amnesia.lab.study.settings import OBEY_NOTHING, Cell, Experiment
 from avalanche_amnesia.saving.replacing import replace_file
-from avalanche_amnesia.spelling import did_you_mean
 
 SETTINGS = "settings.yaml"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from avalanche_amnesia.training.host.provenance import labels_fingerprint
+from avalanche_amnesia.benchmarks.data import labels_fingerprint
 from avalanche_amnesia.transaction import Transaction
 
 

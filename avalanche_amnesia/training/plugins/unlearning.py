@@ -13,6 +13,7 @@ from avalanche.training.templates.base_sgd import PeriodicEval
 from avalanche.training.utils import trigger_plugins
 
 from avalanche_amnesia import checks
+from avalanche_amnesia.audit.provenance import provenance_of
 from avalanche_amnesia.audit.record import UnlearningPlan, UnlearningRecord
 from avalanche_amnesia.benchmarks.data import task_data
 from avalanche_amnesia.contrib.repair.plugin import RepairPlugin
@@ -21,7 +22,6 @@ from avalanche_amnesia.ledger import RequestError, TaskLedger
 from avalanche_amnesia.training.host.evaluation import drop_last_values, preserved_minibatch
 from avalanche_amnesia.training.host.history import TaskHistory
 from avalanche_amnesia.training.host.lookup import find_plugin, refuse_second
-from avalanche_amnesia.training.host.provenance import provenance_of
 from avalanche_amnesia.training.host.rollback import abort_training, finish, go_back, is_finishing
 from avalanche_amnesia.training.host.stream_requests import StreamRequests, check_iteration, check_iterations, due
 from avalanche_amnesia.training.plugins.in_memory_loader import InMemoryLoaderPlugin

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
@@ -10,24 +9,13 @@ from typing import Any
 import torch
 
 from avalanche_amnesia.audit.record import Provenance
-from avalanche_amnesia.benchmarks.data import targets_of
-from avalanche_amnesia.training.host.lookup import find_plugin
-from avalanche_amnesia.training.plugins.seeding import SeedingPlugin
 
 _PLAIN = (bool, int, float, str, type(None))
 
 
-def labels_fingerprint(experience: Any) -> str:
-    """SHA-256 of an experience's labels, in order, and of how many there are; inputs may be many and are not hashed."""
-    labels = targets_of(experience)
-    digest = hashlib.sha256(f"{len(labels)}:".encode())
-    digest.update(labels.numpy().tobytes())
-    return digest.hexdigest()
-
-
 def provenance_of(strategy: Any, data: Mapping[int, str]) -> Provenance:
     """Origin of a strategy's model, as a record states it."""
-    seeding = find_plugin(strategy, SeedingPlugin)
+    seeding = next((plugin for plugin in strategy.plugins if getattr(plugin, "seeds_tasks", False)), None)
     optimizer = strategy.optimizer
     options = {type(thing).__name__: _settings(vars(thing)) for thing in (strategy, *strategy.plugins)}
     options[type(optimizer).__name__] = _settings(optimizer.defaults)

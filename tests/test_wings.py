@@ -1,0 +1,139 @@
+"""The package's cut: three wings, rooms that know only rooms below them, no circle of files, nothing undeclared."""
+
+import ast
+import functools
+import re
+import sys
+import tomllib
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = "avalanche_amnesia"
+FILES = sorted((ROOT / PACKAGE).rglob("*.py"))
+DOOR = f"{PACKAGE}.__main__"
+"""What ``amnesia`` calls: it opens the lab, or says what to install."""
+
+FLOORS = (
+    ("checks", "bits", "text_table", "seeding", "object_walk", "transaction"),
+    ("saving", "unit_graph"),
+    ("ledger",),
+    ("models", "benchmarks", "trajectory", "audit"),
+    ("isolation", "unlearning"),
+    ("training",),
+    ("evaluation",),
+    ("logging",),
+    ("contrib",),
+    ("lab",),
+)
+"""Rooms and single files, the lowest first: each knows those of floors below, and none beside it but in the lowest."""
+
+TO_TURN = {
+    ("training.amnesiac_hat", "contrib"),
+    ("training.counterfactual_features", "contrib"),
+    ("training.plugins.unlearning", "contrib"),
+    ("unlearning.applying", "contrib"),
+    ("unlearning.host", "contrib"),
+    ("unlearning.planning", "contrib"),
+}
+"""Files whose arrows up to a room are still to be turned round."""
+
+NAMES = {
+    "avalanche": "avalanche-lib",
+    "lazy_loader": "lazy-loader",
+    "PIL": "pillow",
+    "sklearn": "scikit-learn",
+    "yaml": "pyyaml",
+}
+"""Modules whose distributions have another name."""
+
+
+def name_of(file):
+    return ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+@functools.cache
+def homes():
+    """Name of a room's face → the file that has it."""
+    found = {}
+    for stub in ROOT.glob(f"{PACKAGE}/**/__init__.pyi"):
+        room = ".".join(stub.relative_to(ROOT).parent.parts)
+        for node in ast.walk(ast.parse(stub.read_text())):
+            if isinstance(node, ast.ImportFrom):
+                found |= {f"{room}.{name.asname or name.name}": f"{room}.{node.module}" for name in node.names}
+    return found
+
+
+@functools.cache
+def imports_of(file):
+    """Modules that a file imports anywhere, lazily too, but not for its annotations alone."""
+    tree = ast.parse(file.read_text())
+    unseen = [part for part in ast.walk(tree) if isinstance(part, ast.If) and "TYPE_CHECKING" in ast.unparse(part.test)]
+    for part in unseen:
+        part.body = []
+    modules, own = set(), {name_of(each) for each in FILES}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            modules |= {name.name for name in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}: imports are absolute"
+            for name in node.names:
+                full = f"{node.module}.{name.name}"
+                modules.add(full if full in own else homes().get(full, node.module))
+    return modules
+
+
+def arrows():
+    for file in FILES:
+        for module in imports_of(file):
+            if module.partition(".")[0] == PACKAGE and name_of(file) not in (PACKAGE, DOOR):
+                yield name_of(file).removeprefix(f"{PACKAGE}."), module.removeprefix(PACKAGE).removeprefix(".")
+
+
+def floor_of(module):
+    room = module.partition(".")[0]
+    return next(number for number, rooms in enumerate(FLOORS) if room in rooms)
+
+
+def test_rooms_know_only_rooms_below_them():
+    up = set()
+    for file, module in arrows():
+        room, other = file.partition(".")[0], module.partition(".")[0]
+        if other and room != other and (floor_of(room) <= floor_of(other) != 0):
+            up.add((file, other))
+    assert up == TO_TURN
+
+
+def test_no_circle_of_files():
+    graph = {name_of(file): {module for module in imports_of(file) if module.startswith(PACKAGE)} for file in FILES}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(f"files import each other: {' ← '.join(error.args[1])}")
+
+
+def declared():
+    """Distributions that each wing may use."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = {
+        name: {re.split(r"[\[<>=;]", each)[0] for each in packages}
+        for name, packages in project["optional-dependencies"].items()
+    }
+    core = {re.split(r"[\[<>=;]", each)[0] for each in project["dependencies"]}
+    anywhere = set().union(*(extras[name] for name in ("sign", "timm", "transformers", "ray", "slurm")))
+    contrib = core | extras["contrib"]
+    return {"core": core | anywhere, "contrib": contrib | anywhere, "lab": contrib | extras["lab"] | anywhere}
+
+
+def test_what_is_imported_is_declared_and_the_core_needs_ten():
+    allowed, undeclared = declared(), set()
+    for file in FILES:
+        wing = name_of(file).removeprefix(f"{PACKAGE}.").partition(".")[0]
+        tops = {module.partition(".")[0] for module in imports_of(file)} - set(sys.stdlib_module_names) - {PACKAGE}
+        missing = {NAMES.get(top, top) for top in tops} - allowed.get(wing, allowed["core"])
+        undeclared |= {(name_of(file), distribution) for distribution in missing}
+    assert undeclared == {(f"{PACKAGE}.logging.offline", "google")}  # goes with the reader of W&B's files
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert len(project["dependencies"]) <= 10
