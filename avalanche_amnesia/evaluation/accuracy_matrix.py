@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from statistics import fmean
@@ -12,7 +11,7 @@ from avalanche.evaluation import PluginMetric
 from avalanche.evaluation.metric_results import MetricValue
 from matplotlib.figure import Figure
 
-from avalanche_amnesia.evaluation.figures import Picture, Table, matrix_figure
+from avalanche_amnesia.evaluation.figures import Cell, Picture, Table, matrix_figure
 from avalanche_amnesia.training.host.lookup import unlearning_of
 from avalanche_amnesia.training.host.rollback import is_finishing
 
@@ -203,14 +202,14 @@ def _name(strategy: Any, before: tuple[int, int]) -> str:
 
 
 def _matrix_figure(table: Table) -> Figure:
+    cells = [[None if value is None else Cell(value) for value in row[1:]] for row in table.rows]
     return matrix_figure(
-        [[math.nan if value is None else value for value in row[1:]] for row in table.rows],
+        {"test accuracy (%)": cells},
         rows=[row[0] for row in table.rows],
         columns=[name.removeprefix("task ") for name in table.columns[1:]],
-        title="test accuracy; empty: not trained yet, or unlearned",
         row_label="after",
         column_label="tested on task",
-        value_label="accuracy",
+        note="empty: not trained yet, or unlearned",
     )
 
 

@@ -50,11 +50,11 @@ class Capacity(EventMetric):
         super().__init__()
         self.images = images
         self._before: float | None = None
-        self._events: list[tuple[str, float, int, tuple[int, ...]]] = []
+        self._events: list[tuple[str, float, int, bool]] = []
 
     def after_training_exp(self, strategy: Any) -> list[MetricValue]:
         """Values once a task is trained."""
-        return self.emit(strategy, self._noted(strategy, f"task {strategy.experience.task_label}", ()))
+        return self.emit(strategy, self._noted(strategy, f"task {strategy.experience.task_label}", False))
 
     def before_unlearning(self, strategy: Any) -> list[MetricValue]:
         """Capacity with the tasks that are about to go."""
@@ -64,7 +64,8 @@ class Capacity(EventMetric):
     def after_unlearning(self, strategy: Any) -> list[MetricValue]:
         """Values once tasks are unlearned, and the capacity that came back."""
         plan = getattr(unlearning_of(strategy), "current", None)
-        named = self._noted(strategy, "unlearning", () if plan is None else plan.tasks)
+        gone = () if plan is None else plan.tasks
+        named = self._noted(strategy, f"unlearned {', '.join(map(str, gone))}", True)
         if self._before is not None:
             named["CapacityReturned"] = named["Capacity"] - self._before
         return self.emit(strategy, named)
@@ -79,16 +80,15 @@ class Capacity(EventMetric):
             named["MaskBits"] = model.mask_bits()
         return named
 
-    def _noted(self, strategy: Any, event: str, unlearned: tuple[int, ...]) -> dict[str, Any]:
+    def _noted(self, strategy: Any, event: str, requested: bool) -> dict[str, Any]:
         """Values and pictures at an event, which is one more in the picture of the capacity."""
         named = self.named(strategy)
         if named["Capacity"] is not None:
-            self._events.append((event, named["Capacity"], named["TrajectoryBytes"] or 0, unlearned))
+            self._events.append((event, named["Capacity"], named["TrajectoryBytes"] or 0, requested))
         model = strategy.model
         if self.images and self._events and isinstance(model, TaskMaskedModel):
-            names, history, sizes, gone = zip(*self._events, strict=True)
             named["Figure/Masks"] = Picture(layers_figure, list(model.masks), layer_masks(model.masks))
-            named["Figure/Capacity"] = Picture(capacity_figure, history, sizes, gone, names)
+            named["Figure/Capacity"] = Picture(capacity_figure, *zip(*self._events, strict=True))
         return named
 
     def reset(self, strategy: Any = None) -> None:

@@ -1,23 +1,89 @@
-"""Figures of metrics, as matplotlib figures without pyplot's global state, and as values that every logger can take."""
+"""Figures: data in, a matplotlib figure out, without pyplot's global state; and their place among the metrics' values.
+
+Colours, dashes and marks belong to roles (``here``, ``retrained``, ``never``, ``chance``, ``order``, ``seed``), which
+mean the same in every figure.
+"""
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
+import matplotlib
 import numpy as np
 import torch
 from avalanche.evaluation.metric_results import TensorImage
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from torch import Tensor
 
-DPI = 100
+WIDTH = 360
+"""Points; about the pixels of a phone, so that text keeps its size there."""
+COLOURS = {
+    "page": "#fefefe",  # not quite white: numbers on dark cells stay white where the page is dark
+    "ink": "#1b1f24",
+    "quiet": "#4f5963",
+    "rule": "#c8d0d8",
+    "bad": "#a32020",
+    "here": "#0b5cad",
+    "retrained": "#a84300",
+    "never": "#75329b",
+    "order": "#006b54",
+    "seed": "#7d5a00",
+}
+"""Name → colour; the report has another one of each name for dark pages."""
+ROLES: dict[str, dict[str, Any]] = {
+    "here": {"color": COLOURS["here"], "marker": "o", "linestyle": "-"},
+    "retrained": {"color": COLOURS["retrained"], "marker": "s", "linestyle": (0, (3.5, 1.5))},
+    "never": {"color": COLOURS["never"], "marker": "^", "linestyle": "-."},
+    "chance": {"color": COLOURS["quiet"], "marker": "|", "markersize": 15, "markeredgewidth": 3},
+    "order": {"color": COLOURS["order"], "marker": "D", "linestyle": ":"},
+    "seed": {"color": COLOURS["seed"], "marker": "x", "markeredgewidth": 2, "linestyle": "--"},
+}
+"""Role → how its lines and marks look."""
+REQUEST: dict[str, Any] = {"color": COLOURS["bad"], "linewidth": 1, "linestyle": (0, (2, 3))}
+SHARES = LinearSegmentedColormap.from_list("shares", ["#ecf3fa", "#084081"])
+_FRAME: Sequence[dict[str, Any]] = (
+    {"edgecolor": "#ffffff", "linewidth": 4},
+    {"edgecolor": "#c01c28", "linewidth": 2, "linestyle": (0, (2.5, 1))},
+)
+_WHITE_FROM = 0.685  # white and black are equally easy to read there
+SMALL = 9.5
+_DPI = 100
 _MAX_CELLS_WITH_NUMBERS = 400
+
+house_style = matplotlib.rc_context(
+    {
+        "axes.axisbelow": True,
+        "axes.facecolor": "none",
+        "axes.labelcolor": COLOURS["quiet"],
+        "axes.labelsize": 11,
+        **{f"axes.spines.{side}": False for side in ("left", "right", "top", "bottom")},
+        "figure.constrained_layout.h_pad": 0.03,
+        "figure.constrained_layout.use": True,
+        "font.family": "sans-serif",
+        "font.sans-serif": ["DejaVu Sans"],
+        "font.size": 11,
+        "grid.color": COLOURS["rule"],
+        "legend.fontsize": 11,
+        "legend.frameon": False,
+        "lines.linewidth": 2,
+        "text.color": COLOURS["ink"],
+        "text.parse_math": False,  # names are anybody's text
+        "xtick.color": COLOURS["quiet"],
+        "xtick.major.size": 0,
+        "ytick.color": COLOURS["quiet"],
+        "ytick.major.size": 0,
+    }
+)
+"""Decorator of every function that draws."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +105,7 @@ class Picture(TensorImage):
         """Pixels, uint8 of shape ``(3, height, width)``."""
         figure = self._draw(*self._arguments)
         canvas = FigureCanvasAgg(figure)
-        figure.set_dpi(DPI)
+        figure.set_dpi(_DPI)
         canvas.draw()
         pixels = np.asarray(canvas.buffer_rgba())[..., :3]
         return torch.from_numpy(np.ascontiguousarray(np.moveaxis(pixels, -1, 0)))
@@ -48,97 +114,124 @@ class Picture(TensorImage):
         return f"Picture({getattr(self._draw, '__name__', self._draw)})"
 
 
+def as_png(figure: Figure) -> bytes:
+    """A figure as a file; the same figure gives the same bytes."""
+    picture = io.BytesIO()
+    dots_per_inch = min(130, 2600 / figure.get_figheight())  # a figure of many panels stays a file for a page
+    figure.savefig(picture, format="png", dpi=dots_per_inch, metadata={"Software": None})
+    return picture.getvalue()
+
+
+def new_figure(height: float, width: float = WIDTH) -> Figure:
+    """An empty figure of so many points."""
+    return Figure(figsize=(width / 72, height / 72))
+
+
+class Cell(NamedTuple):
+    """A share in [0, 1] in a matrix, small words below it, and whether it is framed."""
+
+    value: float
+    below: Sequence[str] = ()
+    framed: bool = False
+
+
+@house_style
 def matrix_figure(
-    values: Sequence[Sequence[float]],
+    panels: Mapping[str, Sequence[Sequence[Cell | None]]],
     *,
-    rows: Sequence[str],
-    columns: Sequence[str],
-    title: str,
+    rows: Sequence[Any],
+    columns: Sequence[Any],
     row_label: str,
     column_label: str,
-    value_label: str,
-    bounds: tuple[float, float] = (0.0, 1.0),
+    note: str = "",
 ) -> Figure:
-    """A matrix with its numbers written into its cells; NaN cells stay empty."""
-    if len(values) != len(rows) or any(len(row) != len(columns) for row in values):
-        raise ValueError(
-            f"{len(rows)} names of rows and {len(columns)} of columns for a matrix of {len(values)} rows of "
-            f"{sorted({len(row) for row in values})} values: give a name for each"
-        )
+    """Matrices of shares beside each other: cells with their percentages, dark where they are large.
+
+    Args:
+        panels: title → cells by row and column, each in [0, 1]; None stays empty.
+        note: words below all of them.
+    """
+    for title, cells in panels.items():
+        if len(cells) != len(rows) or any(len(row) != len(columns) for row in cells):
+            raise ValueError(
+                f"{len(rows)} names of rows and {len(columns)} of columns for a matrix {title!r} of {len(cells)} rows "
+                f"of {sorted({len(row) for row in cells})} values: give a name for each"
+            )
+    lines = max((len(cell.below) for cells in panels.values() for row in cells for cell in row if cell), default=0)
+    names = 7 * max((len(str(row)) for row in rows), default=0)
+    width = max(WIDTH, min(52 * len(columns), 720) + names + 40)
+    figure = new_figure(min((32 + 12 * lines) * len(rows), 720) + 70, len(panels) * width)
     if not rows or not columns:
-        figure = Figure(figsize=(4, 1.2))
-        figure.text(0.5, 0.5, f"{title}: nothing to show", ha="center", va="center", fontsize=9)
+        figure.text(0.5, 0.5, "nothing to show", ha="center", va="center")
         return figure
-    cell = 0.5 if max(len(rows), len(columns)) <= 12 else 0.28
-    size = max(3.4, cell * len(columns) + 2.2), max(2.2, cell * len(rows) + 1.4)
-    figure = Figure(figsize=size, layout="constrained")
-    ax = figure.subplots()
-    matrix = np.array(values, dtype=float).reshape(len(rows), len(columns))
-    picture = ax.imshow(matrix, vmin=bounds[0], vmax=bounds[1], cmap="viridis", aspect="auto")
-    if matrix.size <= _MAX_CELLS_WITH_NUMBERS:
-        middle = bounds[0] + 0.6 * (bounds[1] - bounds[0])
-        for (row, column), value in np.ndenumerate(matrix):
-            if not math.isnan(value):
-                colour = "white" if value < middle else "black"
-                number = ax.text(column, row, f"{value:.2f}", ha="center", va="center", color=colour, fontsize=7)
-                number.set_in_layout(False)  # inside of its cell it takes no room, and measuring takes time
-    ax.set_title(title, fontsize=9)
-    ax.set_xlabel(column_label, fontsize=8)
-    ax.set_ylabel(row_label, fontsize=8)
-    ax.set_xticks(range(len(columns)), columns, fontsize=7)
-    ax.set_yticks(range(len(rows)), rows, fontsize=7)
-    colours = figure.colorbar(picture, ax=ax, shrink=0.9)
-    colours.set_label(value_label, fontsize=8)
-    colours.ax.tick_params(labelsize=7)
+    all_axes = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
+    for ax, (title, cells) in zip(all_axes, panels.items(), strict=True):
+        drawn = _draw_cells(ax, cells)
+        ax.set(title=title, xlabel=column_label)
+        for axis, names_of in ((ax.xaxis, columns), (ax.yaxis, rows)):
+            step = math.ceil(len(names_of) / 20)  # more would run into each other
+            axis.set_ticks(np.arange(0, len(names_of), step) + 0.5, [str(name) for name in names_of[::step]])
+    all_axes[0].set(ylabel=row_label, ylim=(len(rows), 0))
+    if len(rows) * len(columns) > _MAX_CELLS_WITH_NUMBERS:
+        figure.colorbar(drawn, ax=list(all_axes), format="{x:.0%}")
+    if note:
+        figure.supxlabel(note, x=0.01, ha="left", fontsize=SMALL)
     return figure
 
 
+def _draw_cells(ax: Axes, cells: Sequence[Sequence[Cell | None]]) -> Any:
+    values = np.ma.masked_invalid([[math.nan if cell is None else cell.value for cell in row] for row in cells])
+    numbered = values.size <= _MAX_CELLS_WITH_NUMBERS
+    edges: dict[str, Any] = {"edgecolors": COLOURS["page"], "linewidth": 2} if numbered else {}
+    drawn = ax.pcolormesh(values, cmap=SHARES, vmin=0, vmax=1, **edges)
+    for row, of_row in enumerate(cells if numbered else ()):
+        for column, cell in enumerate(of_row):
+            if cell is None:
+                continue
+            for style in _FRAME if cell.framed else ():
+                ax.add_patch(Rectangle((column + 0.06, row + 0.07), 0.88, 0.86, fill=False, **style))
+            for n, words in enumerate([f"{100 * cell.value:.0f}", *cell.below]):
+                ax.annotate(
+                    words,
+                    (column + 0.5, row + 0.5),
+                    xytext=(0, 6 * len(cell.below) - 11 * n),
+                    textcoords="offset points",
+                    ha="center",
+                    va="center",
+                    color="#ffffff" if cell.value > _WHITE_FROM else "#000000",
+                    fontsize=SMALL if n else 11,
+                    fontweight="normal" if n else "bold",
+                ).set_in_layout(False)  # within its cell it takes no room, and measuring takes time
+    return drawn
+
+
+@house_style
 def capacity_figure(
-    capacity: Sequence[float],
-    trajectory_bytes: Sequence[int],
-    unlearned_now: Sequence[Sequence[int]],
-    names: Sequence[str] | None = None,
+    names: Sequence[str], capacity: Sequence[float], trajectory_bytes: Sequence[int], requested: Sequence[bool]
 ) -> Figure:
-    """Free capacity and bytes of trajectory after every task or event, with the unlearnings marked."""
-    figure = Figure(figsize=(max(5.6, 0.45 * len(capacity) + 2), 3.2), layout="constrained")
-    ax = figure.subplots()
-    points = range(len(capacity))
-    ax.plot(points, capacity, marker="o", color="tab:blue")
-    ax.set(
-        xlabel="after task (and its requests)" if names is None else "after",
-        ylabel="network capacity (1: all free)",
-        ylim=(0, 1.02),
-    )
-    ax.set_xticks(points, [str(point) for point in points] if names is None else names)
-    if names is not None:
-        ax.tick_params(axis="x", labelsize=7, labelrotation=30 if len(names) > 8 else 0)
-    ax.yaxis.label.set_color("tab:blue")
-    other = ax.twinx()
-    other.plot(points, [b / 1024 for b in trajectory_bytes], marker="s", linestyle="--", color="tab:orange")
-    other.set_ylabel("trajectory (KiB)")
-    other.yaxis.label.set_color("tab:orange")
-    other.set_ylim(bottom=0)
-    for point, gone in enumerate(unlearned_now):
-        if gone:
-            _mark(ax, point, "unlearned " + ", ".join(map(str, gone)))
+    """Free capacity and bytes of trajectory after every event; those are marked that were requested."""
+    figure = new_figure(320, max(WIDTH, 32 * len(names) + 80))
+    above, below = axes = figure.subplots(2, 1, sharex=True)
+    above.plot(capacity, **ROLES["here"])
+    above.set(ylabel="capacity (1: all free)", ylim=(0, 1.02))
+    below.plot([size / 1024 for size in trajectory_bytes], **ROLES["order"])
+    below.set(ylabel="trajectory (KiB)", xlabel="after")
+    below.set_ylim(bottom=0)
+    below.set_xticks(range(len(names)), names, rotation=30, ha="right", rotation_mode="anchor")
+    for ax in axes:
+        ax.grid(axis="y")
+        for place in np.flatnonzero(requested):
+            ax.axvline(place, **REQUEST)
+    figure.align_ylabels()
     return figure
 
 
-def _mark(ax: Axes, x: float, text: str) -> None:
-    ax.axvline(x, color="crimson", linewidth=1, linestyle=":")
-    label = ax.text(x, 0.03, text, rotation=90, va="bottom", ha="right", fontsize=8, color="crimson")
-    label.set_transform(ax.get_xaxis_transform())
-
-
-def overlap_figure(overlap: Mapping[int, Mapping[int, float]], of: str = "all layers") -> Figure:
+def overlap_figure(tasks: Sequence[int], overlap: Sequence[Sequence[float]]) -> Figure:
     """Overlap of every two tasks' masks."""
-    names = [str(task) for task in overlap]
     return matrix_figure(
-        [[overlap[task][other] for other in overlap] for task in overlap],
-        rows=names,
-        columns=names,
-        title=f"overlap of masks, {of}",
+        {"overlap of masks (%)": [[Cell(share) for share in row] for row in overlap]},
+        rows=tasks,
+        columns=tasks,
         row_label="task",
-        column_label="task",
-        value_label="intersection over union",
+        column_label="with task",
     )

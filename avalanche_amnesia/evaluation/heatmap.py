@@ -3,12 +3,12 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import matplotlib
 import numpy as np
 import torch
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch
 from torch import Tensor
+
+from avalanche_amnesia.evaluation.figures import SHARES, SMALL, house_style, new_figure
 
 MAX_WIDTH = 1024
 """Pixels; wider layers show the mean of neighbouring units in one column."""
@@ -80,24 +80,21 @@ def masks_figure(masks: Mapping[int, Mapping[str, Tensor | Sequence[bool]]]) -> 
     return layers_figure(list(masks), layer_masks(masks))
 
 
+@house_style
 def layers_figure(tasks: Sequence[int], layers: Sequence[LayerMasks]) -> Figure:
     """The figure of :func:`masks_figure`, from what :func:`layer_masks` made ready."""
-    height = 0.8 + max(len(layers), 1) * (0.62 + 0.16 * max(len(tasks), 1))
-    figure = Figure(figsize=(8, height), layout="constrained")
+    figure = new_figure(60 + max(len(layers), 1) * (48 + 14 * max(len(tasks), 1)), width=580)
     if not layers:
         figure.text(0.5, 0.5, "no task remains: no mask", ha="center", va="center")
         return figure
-    axes = np.atleast_1d(figure.subplots(len(layers), 1))
+    axes = figure.subplots(len(layers), 1, squeeze=False)[:, 0]
     for ax, masks in zip(axes, layers, strict=True):
         span = (-0.5, masks.units - 0.5, len(tasks) - 0.5, -0.5)
-        ax.imshow(masks.rows, aspect="auto", interpolation="nearest", cmap="Blues", vmin=0, vmax=255, extent=span)
+        ax.imshow(masks.rows, aspect="auto", interpolation="nearest", cmap=SHARES, vmin=0, vmax=255, extent=span)
         title = f"{masks.layer}: {masks.units} entries, {masks.shared:.0%} shared by several tasks"
-        ax.set_title(title, fontsize=8, loc="left")
+        ax.set_title(title, fontsize=SMALL, loc="left")
         names = [f"task {task}: {used:.0%}" for task, used in zip(tasks, masks.used, strict=True)]
-        ax.set_yticks(range(len(tasks)), names, fontsize=7)
-        ax.tick_params(axis="x", labelsize=7)
-    axes[-1].set_xlabel("unit (or weight) of the layer", fontsize=8)
-    colours = {"used": matplotlib.colormaps["Blues"](1.0), "not used": "white"}
-    handles = [Patch(facecolor=colour, edgecolor="grey", label=name) for name, colour in colours.items()]
-    figure.legend(handles=handles, loc="outside upper right", ncols=2, fontsize=7, frameon=False)
+        ax.set_yticks(range(len(tasks)), names)
+        ax.tick_params(labelsize=SMALL)
+    axes[-1].set_xlabel("unit (or weight) of the layer; dark: used")
     return figure

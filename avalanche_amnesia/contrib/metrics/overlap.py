@@ -65,8 +65,7 @@ class MaskOverlap(EventMetric):
         matrix = overlap_matrix({task: model.binary_mask(task) for task in model.masks})
         named: dict[str, Any] = {str(self): mean_overlap(matrix)}
         if self.images:
-            rows = [dict(zip(model.masks, row, strict=True)) for row in matrix.tolist()]
-            named["Figure/Overlap"] = Picture(overlap_figure, dict(zip(model.masks, rows, strict=True)))
+            named["Figure/Overlap"] = Picture(overlap_figure, list(model.masks), matrix.tolist())
         return named
 
     def __str__(self) -> str:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import loky
 import torch
-from matplotlib.figure import Figure
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
@@ -17,11 +15,12 @@ from avalanche_amnesia.audit.wording import tasks_in_words
 from avalanche_amnesia.benchmarks.digits import SplitDigits
 from avalanche_amnesia.benchmarks.requests import with_unlearning
 from avalanche_amnesia.contrib.streams.mnist import SplitMNIST
-from avalanche_amnesia.lab.logging.run_figures import accuracy_figure, capacity_figure, masks_figure
+from avalanche_amnesia.evaluation.figures import Cell, as_png, capacity_figure, matrix_figure
+from avalanche_amnesia.evaluation.heatmap import masks_figure
 from avalanche_amnesia.lab.report.page import report_page
 from avalanche_amnesia.lab.report.reading import read_results
 from avalanche_amnesia.lab.runs.contestants import Budget, contestants
-from avalanche_amnesia.lab.runs.observation import Run, observe
+from avalanche_amnesia.lab.runs.observation import Observation, Run, observe
 from avalanche_amnesia.lab.runs.results import write_results
 from avalanche_amnesia.lab.runs.store import RunStore
 from avalanche_amnesia.lab.runs.tables import cost_table, events_table, forgotten_table, remaining_table
@@ -135,22 +134,31 @@ _FILES = {
 def _write(out: Path, runs: Sequence[Run], settings: dict[str, Any]) -> None:
     write_results(out, runs, settings)
     replace_file(out / "report.html", report_page([read_results(out)]).encode())
-    matrices = {run.name: [seen.accuracy | seen.unlearned_accuracy for seen in run.observations] for run in runs}
-    unlearned = [seen.unlearned for seen in runs[0].observations]
-    _write_figure(out / "accuracy_matrix.png", accuracy_figure(matrices, unlearned))
     masked = next(run for run in runs if isinstance(run.strategy.model, MaskedModel))
-    masks = {
-        t: {layer: m.tolist() for layer, m in of_task.items()} for t, of_task in masked.strategy.model.masks.items()
-    }
-    _write_figure(out / "masks.png", masks_figure(masks))
     seen = masked.observations
-    capacity = capacity_figure(
-        [s.capacity or 0.0 for s in seen], [s.trajectory_bytes or 0 for s in seen], [s.unlearned_now for s in seen]
-    )
-    _write_figure(out / "capacity.png", capacity)
+    tasks = [each.task for each in seen]
+    matrices = {run.name: [[_cell(each, task) for task in tasks] for each in run.observations] for run in runs}
+    figures = {
+        "accuracy_matrix.png": matrix_figure(
+            matrices,
+            rows=tasks,
+            columns=tasks,
+            row_label="after task",
+            column_label="tested on task",
+            note="framed: unlearned, read through the head and mask it had; near chance (50) is good",
+        ),
+        "masks.png": masks_figure(masked.strategy.model.masks),
+        "capacity.png": capacity_figure(
+            [", ".join([f"task {each.task}", *(f"unlearned {gone}" for gone in each.unlearned_now)]) for each in seen],
+            [each.capacity or 0.0 for each in seen],
+            [each.trajectory_bytes or 0 for each in seen],
+            [bool(each.unlearned_now) for each in seen],
+        ),
+    }
+    for name, figure in figures.items():
+        replace_file(out / name, as_png(figure))
 
 
-def _write_figure(file: Path, figure: Figure) -> None:
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png", dpi=130, bbox_inches="tight")
-    replace_file(file, picture.getvalue())
+def _cell(seen: Observation, task: int) -> Cell | None:
+    accuracy = (seen.accuracy | seen.unlearned_accuracy).get(task)
+    return None if accuracy is None else Cell(accuracy, framed=task in seen.unlearned)

@@ -14,6 +14,9 @@ from typing import Any, TypeVar
 import yaml
 from matplotlib.figure import Figure
 
+from avalanche_amnesia.evaluation.figures import COLOURS, as_png, house_style, new_figure
+from avalanche_amnesia.lab.report.charts import draw_dots
+from avalanche_amnesia.lab.report.reading import spread
 from avalanche_amnesia.lab.study.grid import SETTINGS, result_folders, slug
 from avalanche_amnesia.lab.study.settings import OBEY_NOTHING
 from avalanche_amnesia.saving.replacing import replace_file
@@ -162,29 +165,35 @@ def _side_by_side(rows: Sequence[Row], scenarios: Sequence[str], name: str) -> l
     return lines
 
 
+@house_style
 def figure(rows: Sequence[Row]) -> Figure:
-    """Accuracy of the remaining tasks beside the distance from the retrained model, a panel per scenario."""
+    """Accuracy of the remaining tasks beside the distance from the retrained model, a panel per scenario.
+
+    A dot is the mean over the seeds, the line behind it their range.
+    """
     scenarios = _grouped(rows, lambda row: row.scenario)
     methods = list(_grouped(rows, lambda row: row.method))
-    picture = Figure(figsize=(9, 0.9 + len(scenarios) * (0.7 + 0.28 * len(methods))), layout="constrained")
+    picture = new_figure(60 + len(scenarios) * (50 + 20 * len(methods)), width=650)
     axes = picture.subplots(len(scenarios), 2, squeeze=False, sharey=True)
-    shown = (("remaining", 100.0, "accuracy of remaining tasks (%)"), ("ratio", 1.0, "JSD in units of its order floor"))
-    for (scenario, mine), pair in zip(scenarios.items(), axes, strict=True):
-        for axis, (name, factor, label) in zip(pair, shown, strict=True):
-            points = [(factor * value, methods.index(r.method)) for r in mine if (value := r.values[name]) is not None]
-            axis.scatter([x for x, _ in points], [y for _, y in points], s=22, alpha=0.7, color="#1f6f8b", linewidths=0)
-            axis.set(xlabel=label, title=scenario, ylim=(len(methods) - 0.5, -0.5))
-            axis.set_yticks(range(len(methods)), methods)
-            axis.grid(axis="x", alpha=0.3)
-            if not points:
-                axis.text(0.5, 0.5, "none was measured", ha="center", transform=axis.transAxes)
-                axis.set_xticks([])
-            elif name == "ratio":
-                largest = max(1.0, *(x for x, _ in points))
-                if largest > 10:
-                    axis.set_xscale("symlog", linthresh=1)
-                axis.set_xlim(-0.2, 1.3 * largest)
-                axis.axvline(1, color="grey", linewidth=0.8, linestyle=":")
+    for (scenario, mine), (left, right) in zip(scenarios.items(), axes, strict=True):
+        of_methods = _grouped(mine, lambda row: row.method)
+        for ax, name in ((left, "remaining"), (right, "ratio")):
+            found = [spread(row.values[name] for row in of_methods.get(method, ())) for method in methods]
+            draw_dots(ax, [{"here": value} if value else {} for value in found], {"here": MEASURES[name].title})
+            ax.set(title=scenario, ylim=(len(methods) - 0.5, -0.5))
+            largest = max((value.high for value in found if value), default=None)
+            if largest is None:
+                ax.text(0.5, 0.5, "none was measured", ha="center", transform=ax.transAxes)
+                ax.set_xticks([])
+        left.set_yticks(range(len(methods)), methods)
+        left.xaxis.set_major_formatter("{x:.0%}")
+        left.set_xlabel("accuracy of remaining tasks")
+        right.set_xlabel("JSD in units of its order floor")
+        if largest is not None:
+            if largest > 10:
+                right.set_xscale("symlog", linthresh=1)
+            right.set_xlim(-0.2, 1.3 * max(1.0, largest))
+            right.axvline(1, color=COLOURS["quiet"], linewidth=1, linestyle=":")
     return picture
 
 
@@ -194,11 +203,7 @@ def write_tables(folder: Path, out: Path) -> list[Path]:
     out.mkdir(parents=True, exist_ok=True)
     contents = {"results.csv": as_csv(rows).encode(), "results.md": as_markdown(rows).encode()}
     for experiment, mine in _grouped(rows, lambda row: row.experiment).items():
-        picture = io.BytesIO()
-        drawn = figure(mine)
-        dots_per_inch = min(130, 2600 / drawn.get_figheight())  # a study of many scenarios stays a file for a page
-        drawn.savefig(picture, format="png", dpi=dots_per_inch, metadata={"Software": None})
-        contents[f"{slug(experiment)}.png"] = picture.getvalue()
+        contents[f"{slug(experiment)}.png"] = as_png(figure(mine))
         for seed, of_seed in sorted(_grouped(mine, lambda row: row.seed).items()):
             contents[f"{slug(experiment)}_seed{seed}.json"] = as_json(of_seed).encode()
     for name, content in contents.items():

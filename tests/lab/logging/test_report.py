@@ -8,7 +8,6 @@ from support.report_results import FOLDER, MEASURED_LATER, another_seed, content
 
 from avalanche_amnesia.lab.report import Results, read_results, report_page
 from avalanche_amnesia.lab.report.answers import answer
-from avalanche_amnesia.lab.report.charts.matrix import luminance, shade
 from avalanche_amnesia.lab.report.evidence import jsd_reading
 from avalanche_amnesia.lab.report.reading import Spread, entries, grouped
 from avalanche_amnesia.lab.report.wording import bits, listed, over_seeds, percent, points
@@ -184,19 +183,6 @@ def test_seeds_are_shown_as_one_with_their_range(results):
     assert as_number(summary[2]["accuracy on remaining tasks"]) == pytest.approx(mean - 0.01)
     assert over_seeds(Spread(mean - 0.01, mean - 0.02, mean, 3), percent) in page.text
     assert {row["seed"] for row in page.rows("accuracy-table-1")} == {"0", "1", "2"}
-
-
-def test_bands_are_drawn_for_several_seeds_alone(results):
-    assert 'class="band' not in report_page([results])
-    pages = report_page([results, results_with(lambda c: _other_seed(c))])
-    assert 'class="band here"' in pages
-
-
-def _other_seed(changed):
-    changed["settings"]["seed"] = 1
-    for run in changed["strategies"].values():
-        for event in run["events"]:
-            event["relapse"] = {task: value / 2 for task, value in event["relapse"].items()}
 
 
 def test_other_settings_are_strategies_of_their_own(results):
@@ -386,13 +372,6 @@ def test_words_of_numbers():
     assert over_seeds(None, percent) == "–"
     assert over_seeds(Spread(0.5, 0.4, 0.6, 2), percent) == "50.0\xa0% (40.0 to 60.0\xa0%)"
     assert over_seeds(Spread(0.5, 0.5, 0.5, 2), percent) == "50.0\xa0%"
-
-
-def test_text_on_every_shade_can_be_read():
-    for step in range(101):
-        fill, ink = shade(step / 100)
-        light, dark = (luminance([int(c[n : n + 2], 16) for n in (1, 3, 5)]) for c in (fill, ink))
-        assert (max(light, dark) + 0.05) / (min(light, dark) + 0.05) >= 4.5
 
 
 def test_the_fixture_is_small():

@@ -105,14 +105,11 @@ def test_charts_tables_and_buttons_have_names(opened):
     page = opened()
     charts = page.get_by_role("img").all()
     assert len(charts) == page.locator("figure").count() > 20
-    names = [chart.evaluate("e => e.querySelector('title').textContent") for chart in charts]
+    names = [chart.get_attribute("aria-label") for chart in charts]
     assert "AmnesiacHAT: free capacity" in names
     assert len(set(names)) == len(names)
-    assert all(chart.evaluate("e => e.querySelector('desc').textContent.length > 40") for chart in charts)
-    labels = page.locator("svg[role=img]").evaluate_all(
-        "all => all.flatMap(e => e.getAttribute('aria-labelledby').split(' ')).every(id => document.getElementById(id))"
-    )
-    assert labels
+    described = "e => document.getElementById(e.getAttribute('aria-describedby')).textContent.trim().length > 40"
+    assert all(chart.evaluate(described) for chart in charts)
     assert page.get_by_role("table", name="All strategies at the end of the stream").count() == 1
     for button in page.locator("button").all():
         assert button.get_attribute("aria-label") or button.text_content().strip()
@@ -150,6 +147,17 @@ def test_text_in_charts_stays_within_them(opened):
     assert outside == []
 
 
+def test_no_text_in_charts_lies_on_another(opened):
+    overlapping = opened().evaluate("""() => [...document.querySelectorAll("figure svg[role=img]")].flatMap((svg) => {
+      const boxes = [...svg.querySelectorAll("text")].map((text) => [text.textContent, text.getBoundingClientRect()]);
+      return boxes.flatMap(([words, a], n) => boxes.slice(n + 1).filter(([, b]) =>
+        Math.min(a.right, b.right) - Math.max(a.left, b.left) > 1
+        && Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top) > 4  // boxes are a line high, letters less
+      ).map(([other]) => [svg.getAttribute("aria-label"), words, other]));
+    })""")
+    assert overlapping == []
+
+
 def test_tables_are_sorted_by_a_click_on_a_column(opened):
     page = opened()
     table = page.locator("#summary-table")
@@ -178,7 +186,7 @@ def test_a_table_is_copied_as_csv_with_its_numbers_in_full(opened, allowed):
     page = opened(permissions=["clipboard-read", "clipboard-write"])
     if not allowed:  # as for a file in a browser that gives it no clipboard
         page.evaluate("() => { navigator.clipboard.writeText = () => Promise.reject(new Error('refused')); }")
-    page.locator("#difference details").evaluate("part => { part.open = true; }")
+    page.locator("#difference > details").evaluate("part => { part.open = true; }")
     page.get_by_role("button", name="Copy as CSV: Accuracy difference").click()
     page.get_by_text("Copied", exact=True).wait_for()
     copied = page.evaluate("navigator.clipboard.readText()")

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from avalanche_amnesia.lab.report.charts.dots import dot_chart
-from avalanche_amnesia.lab.report.charts.lines import LineChart
-from avalanche_amnesia.lab.report.charts.parts import Axis
+from avalanche_amnesia.lab.report.charts import Axis, Chart, dot_chart
 from avalanche_amnesia.lab.report.evidence import is_distance, jsd_name, jsd_of, jsd_reading, ratio_of
 from avalanche_amnesia.lab.report.reading import Entry, Event, mean_of, of_task, value_of
 from avalanche_amnesia.lab.report.sections.section import (
@@ -50,7 +48,7 @@ def old_head(entries: Sequence[Entry]) -> Section:
 def jsd(entries: Sequence[Entry]) -> Section:
     """JSD to the retrained model, beside its floors."""
     probes = {"JSD_own": ", own masks", "JSD_remaining": ", masks of remaining tasks", "JSD_none": ", no masks"}
-    charts: list[LineChart] = []
+    charts: list[Chart] = []
     for entry in entries:
         series = series_of(
             entry,
@@ -94,7 +92,7 @@ def _probed(entries: Sequence[Entry], key: str, probe: str, axis: Axis) -> Secti
                 f"{axis.label}, retrained model": number(of_task(f"{key}_reference", int(task))(event), axis.words),
             }
 
-    charts: list[LineChart] = []
+    charts: list[Chart] = []
     for entry in entries:
         series = series_of(
             entry,

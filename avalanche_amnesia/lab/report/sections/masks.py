@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from avalanche_amnesia.lab.report.charts.bars import Bars, owner_bars
-from avalanche_amnesia.lab.report.charts.lines import LineChart, Series
-from avalanche_amnesia.lab.report.charts.matrix import Shown, matrix
-from avalanche_amnesia.lab.report.charts.parts import Axis
+from avalanche_amnesia.evaluation.figures import Cell, matrix_figure
+from avalanche_amnesia.lab.report.charts import Axis, Chart, Series, owner_bars
 from avalanche_amnesia.lab.report.reading import Entry, Event, Spread, value_of
 from avalanche_amnesia.lab.report.sections.section import Row, Section, lines, request_places, table_of_events
 from avalanche_amnesia.lab.report.tables import number, table, text
@@ -17,7 +15,7 @@ from avalanche_amnesia.lab.report.wording import MISSING, percent, share
 def capacity(entries: Sequence[Entry]) -> Section:
     """Free capacity, before and after each request."""
     axis = Axis("capacity (1: all free)", share, "{:g}".format, (0.0, 1.0))
-    charts: list[LineChart] = []
+    charts: list[Chart] = []
     for entry in entries:
         seen = _capacities(entry)
         series = [Series("here", "before and after the requests of each task", seen)] if seen else []
@@ -27,7 +25,7 @@ def capacity(entries: Sequence[Entry]) -> Section:
 
 def owners(entries: Sequence[Entry]) -> Section:
     """Owners of every layer's units around each request, in the run of the first seed."""
-    charts: list[Bars] = []
+    charts: list[Chart] = []
     rows: list[Row] = []
     for entry in entries:
         for event in entry.requests:
@@ -58,23 +56,21 @@ def overlap(entries: Sequence[Entry]) -> Section:
         measured = [event["overlap"] for event in entry.first.events if (event.get("overlap") or {}).get("tasks")]
         if measured:
             tasks = measured[-1]["tasks"]
-            shown = {
-                (row, column): Shown(value)
-                for row, shares in zip(tasks, measured[-1]["shares"], strict=True)
-                for column, value in zip(tasks, shares, strict=True)
-                if value is not None
-            }
-            charts.append(
-                matrix(
-                    f"{entry.name}: overlap (%)",
-                    tasks,
-                    tasks,
-                    shown,
-                    x_label="with task",
-                    y_label="task",
-                    words=lambda value: f"{100 * value:.0f}",
-                )
+            shares = measured[-1]["shares"]
+            figure = matrix_figure(
+                {"": [[None if share is None else Cell(share) for share in row] for row in shares]},
+                rows=tasks,
+                columns=tasks,
+                row_label="task",
+                column_label="with task",
             )
+            numbers = [
+                f"task {task} with task {other}: {percent(share)}"
+                for task, row in zip(tasks, shares, strict=True)
+                for other, share in zip(tasks, row, strict=True)
+                if share is not None
+            ]
+            charts.append(Chart(f"{entry.name}: overlap (%)", numbers, figure))
     return Section("overlap", charts)
 
 

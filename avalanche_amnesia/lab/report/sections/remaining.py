@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from avalanche_amnesia.lab.report.charts.lines import LineChart
-from avalanche_amnesia.lab.report.charts.parts import Axis
+from avalanche_amnesia.lab.report.charts import Axis, Chart
 from avalanche_amnesia.lab.report.reading import Entry, Event, SeedRun, value_of
 from avalanche_amnesia.lab.report.sections.section import (
     Row,
@@ -24,7 +23,7 @@ def difference(entries: Sequence[Entry]) -> Section:
     keys = ("accuracy_difference", "accuracy_difference_control")
     found = [event.get(key) or 0.0 for entry in entries for run in entry.runs for event in run.events for key in keys]
     axis = Axis("points of accuracy", points, _signed, (min(found), max(found)))
-    charts: list[LineChart] = []
+    charts: list[Chart] = []
     for entry in entries:
         series = series_of(
             entry,

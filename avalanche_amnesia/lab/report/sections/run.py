@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from avalanche_amnesia.lab.report.charts.dots import dot_chart
-from avalanche_amnesia.lab.report.charts.parts import Axis
+from avalanche_amnesia.lab.report.charts import Axis, dot_chart
 from avalanche_amnesia.lab.report.reading import Entry, Results, SeedRun, flat, spread
 from avalanche_amnesia.lab.report.sections.section import Row, Section, measured, table_of_seeds
 from avalanche_amnesia.lab.report.tables import Table, number, text

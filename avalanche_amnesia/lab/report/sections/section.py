@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from avalanche_amnesia.lab.report.charts.lines import LineChart, Series, line_chart
-from avalanche_amnesia.lab.report.charts.parts import Axis, Chart
+from avalanche_amnesia.lab.report.charts import Axis, Chart, Series, line_chart
 from avalanche_amnesia.lab.report.prose import LEADS, TITLES
 from avalanche_amnesia.lab.report.reading import Entry, Event, SeedRun, Spread
 from avalanche_amnesia.lab.report.tables import Table, TableCell, table, text
@@ -53,7 +52,7 @@ def table_of_events(caption: str, entries: Sequence[Entry], rows_of: Callable[[E
     return table_of_seeds(caption, entries, rows_of_run)
 
 
-def lines(entry: Entry, title: str, series: Sequence[Series], axis: Axis) -> list[LineChart]:
+def lines(entry: Entry, title: str, series: Sequence[Series], axis: Axis) -> list[Chart]:
     """Lines of a strategy over its stream; none where nothing was measured of it itself."""
     if all(each.role != "here" for each in series):
         return []

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
+from avalanche_amnesia.evaluation.figures import Cell, matrix_figure
 from avalanche_amnesia.lab.report.answers import claim
-from avalanche_amnesia.lab.report.charts.matrix import Matrix, Shown, matrix
-from avalanche_amnesia.lab.report.charts.timeline import timeline
+from avalanche_amnesia.lab.report.charts import Chart, timeline
 from avalanche_amnesia.lab.report.evidence import jsd_of, jsd_ratio
 from avalanche_amnesia.lab.report.reading import Entry, Event, mean_of, of_task, spread, value_of
 from avalanche_amnesia.lab.report.sections.section import Row, Section, table_of_events
@@ -68,28 +68,28 @@ def _gone(entry: Entry) -> dict[int, int]:
     return {task: event["task"] for event in entry.requests for task in event["unlearned_now"]}
 
 
-def _accuracy_matrix(entry: Entry) -> Matrix:
+def _accuracy_matrix(entry: Entry) -> Chart:
     tasks = sorted({int(task) for run in entry.runs for event in run.events for task in _accuracies(event)})
-    shown = {(after, task): _shown(entry, after, task) for after in entry.after for task in tasks}
-    return matrix(
-        f"{entry.name}: test accuracy (%)",
-        entry.after,
-        tasks,
-        {place: content for place, content in shown.items() if content is not None},
-        x_label="tested on task",
-        y_label="after task",
-        words=lambda value: f"{100 * value:.0f}",
-        legend=[("frame", "unlearned: read through its old head")],
+    shown = [[_shown(entry, after, task) for task in tasks] for after in entry.after]
+    figure = matrix_figure(
+        {"": [[cell for cell, _ in row] for row in shown]},
+        rows=entry.after,
+        columns=tasks,
+        row_label="after task",
+        column_label="tested on task",
+        note="framed: unlearned, read through its old head",
     )
+    return Chart(f"{entry.name}: test accuracy (%)", [words for row in shown for _, words in row if words], figure)
 
 
-def _shown(entry: Entry, after: int, task: int) -> Shown | None:
+def _shown(entry: Entry, after: int, task: int) -> tuple[Cell | None, str]:
+    """Cell of the matrix, and the same in words."""
     found = entry.spread(lambda event: _accuracies(event).get(str(task)), after)
     if found is None:
-        return None
+        return None, ""
     words = f"after task {after}, task {task}: {over_seeds(found, percent)}"
     if entry.spread(of_task("unlearned_accuracy", task), after) is None:
-        return Shown(found.mean, words)
+        return Cell(found.mean), words
     words, below = f"{words} through its old head", []
     for key, name, short in (
         ("reference_unlearned", "on the retrained model", "retr."),
@@ -99,7 +99,7 @@ def _shown(entry: Entry, after: int, task: int) -> Shown | None:
         if value is not None:
             words += f", {name} {over_seeds(value, percent)}"
             below.append(f"{short} {100 * value.mean:.0f}")
-    return Shown(found.mean, words, below, framed=True)
+    return Cell(found.mean, below, framed=True), words
 
 
 def _accuracy_rows(event: Event) -> Iterator[Row]:

@@ -1,0 +1,126 @@
+"""Charts of the page: their numbers in the drawing and in words, the page's colours, nothing that asks for a file."""
+
+import re
+from importlib import resources
+
+import pytest
+from matplotlib.figure import Figure
+
+from avalanche_amnesia.evaluation.figures import COLOURS, ROLES
+from avalanche_amnesia.lab.report.charts import Axis, Chart, Series, dot_chart, line_chart, owner_bars, timeline
+from avalanche_amnesia.lab.report.reading import Spread
+from avalanche_amnesia.lab.report.wording import bits, percent
+
+SHARE = Axis("accuracy", percent, "{:.0%}".format, (0.0, 1.0))
+BITS = Axis("JSD (bit)", bits, bits)
+SECONDS = Axis("seconds", "{:g} s".format, "{:g}".format)
+
+
+def spread(value: float, apart: float = 0.0) -> Spread:
+    return Spread(value, value - apart, value + apart, 1 + bool(apart))
+
+
+def lines(apart: float = 0.0) -> Chart:
+    series = [
+        Series("here", "this $model$", [(1, spread(0.3, apart)), (2, spread(0.2, apart))]),
+        Series("order", "floor: order", [(1, spread(0.1)), (2, spread(0.25))]),
+        Series("seed", "floor: seed", [(2, spread(0.15))]),
+    ]
+    return line_chart("x", series, BITS, after=[3, 0, 2], requests=[1, 2])
+
+
+def words_in(figure: Figure) -> list[str]:
+    """Texts of a figure's legends."""
+    return [text.get_text() for legend in figure.legends for text in legend.get_texts()]
+
+
+def test_lines_stand_at_their_numbers_beside_the_limit_of_detection() -> None:
+    chart = lines()
+    (ax,) = chart.figure.axes
+    here, order, seed, *requests = ax.lines
+    assert (here.get_xdata().tolist(), here.get_ydata().tolist()) == ([1, 2], [0.3, 0.2])
+    assert [line.get_color() for line in (here, order, seed)] == [COLOURS[role] for role in ("here", "order", "seed")]
+    assert [line.get_xdata() for line in requests] == [[1, 1], [2, 2]]
+    limits = {bar.get_x() + bar.get_width() / 2: bar.get_height() for bar in ax.patches}
+    assert limits == {1: 0.1, 2: 0.25}  # the higher floor, wherever one was measured
+    assert ax.get_ylim()[0] == 0
+    assert ax.get_ylim()[1] >= 0.3
+    assert [label.get_text() for label in ax.get_xticklabels()] == ["3", "0", "2"]
+    names = {"this $model$", "floor: order", "floor: seed", "request", "up to the limit of detection"}
+    assert set(words_in(chart.figure)) == names
+    assert "this $model$, after task 0: 0.3" in chart.numbers
+    assert "floor: seed, after task 2: 0.15" in chart.numbers
+    assert len(chart.numbers) == 5
+
+
+def test_bands_are_drawn_for_several_seeds_alone() -> None:
+    assert not lines().figure.axes[0].collections
+    (band,) = lines(apart=0.05).figure.axes[0].collections
+    assert band.get_datalim(band.axes.transData).intervaly.tolist() == pytest.approx([0.15, 0.35])
+    assert "this $model$, after task 0: 0.3 (0.25 to 0.35)" in lines(apart=0.05).numbers
+
+
+def test_dots_of_a_row_stand_at_their_numbers() -> None:
+    rows = [("task 0", {"here": spread(0.7, 0.1), "chance": spread(0.5)}), ("mean", {"here": spread(0.6)})]
+    chart = dot_chart("x", rows, {"here": "this model", "retrained": "retrained", "chance": "chance"}, SHARE)
+    (ax,) = chart.figure.axes
+    here, chance = ax.lines
+    assert (here.get_xdata().tolist(), list(here.get_ydata())) == ([0.7, 0.6], [0, 1])
+    assert (chance.get_xdata().tolist(), list(chance.get_ydata())) == ([0.5], [0])
+    assert here.get_zorder() > chance.get_zorder()
+    assert [text.get_text() for text in ax.texts] == ["task 0", "mean"]
+    assert words_in(chart.figure) == ["this model", "chance"]
+    assert chart.numbers[0] == "task 0: this model 70.0\xa0% (60.0 to 80.0\xa0%), chance 50.0\xa0%"
+    assert ax.get_xlim() == (0, 1)
+
+
+@pytest.mark.parametrize(("low", "high", "ends"), [(0.02, 7.0, (0.01, 10.0)), (1.0, 1.0, (1.0, 10.0))])
+def test_times_have_a_logarithmic_scale_that_encloses_them(low: float, high: float, ends: tuple[float, float]) -> None:
+    rows = [("x", {"here": spread(low), "retrained": spread(high)})]
+    (ax,) = dot_chart("x", rows, {"here": "unlearn", "retrained": "retrain"}, SECONDS).figure.axes
+    assert ax.get_xscale() == "log"
+    assert ax.get_xlim() == ends
+
+
+def test_bars_reach_from_training_to_unlearning() -> None:
+    chart = timeline("x", [3, 0, 2], {3: 0})
+    (ax,) = chart.figure.axes
+    assert [(bar.get_x(), bar.get_width()) for bar in ax.patches] == [(0, 2), (1, 2), (2, 1)]
+    remaining = ["task 0: trained, remains", "task 2: trained, remains"]
+    assert chart.numbers == ["task 3: trained, unlearned after task 0", *remaining]
+
+
+def test_owners_are_named_where_there_is_room() -> None:
+    owners = {"task 0": 0.25, "task 12": 0.01, "free": 0.74}
+    roles = {"task 0": "task0", "task 12": "task0", "free": "free"}
+    chart = owner_bars("x", {"fc": {"before": owners, "after": {"free": 1.0}}}, percent, roles)
+    (ax,) = chart.figure.axes
+    assert [bar.get_width() for bar in ax.patches] == pytest.approx([0.25, 0.01, 0.74, 1.0])
+    assert [text.get_text() for text in ax.texts] == ["fc", "0", "free", "free"]
+    assert chart.numbers[0] == "fc, before: task 0 25.0\xa0%, task 12 1.0\xa0%, free 74.0\xa0%"
+
+
+def test_what_is_drawn_stands_on_a_page_with_others() -> None:
+    one, other = (lines(apart=0.05).svg(key) for key in ("jsd-1", "jsd-2"))
+    assert one == lines(apart=0.05).svg("jsd-1")
+    ids = [set(re.findall(r'\bid="(.*?)"', drawn)) for drawn in (one, other)]
+    assert ids[0]
+    assert not ids[0] & ids[1]
+    assert set(re.findall(r'href="(.*?)"', one)) <= {f"#{name}" for name in ids[0]}
+    assert not re.search(r"url\(|https?:|<style|<\?xml|<!DOCTYPE", one)
+    assert ">this $model$<" in one  # text as text, and no formula
+    assert len(one) < 30_000
+
+
+def test_colours_are_those_of_the_page_in_light_and_dark() -> None:
+    style = resources.files("avalanche_amnesia.lab.report").joinpath("templates/page.css").read_text()
+    light, dark, paper = (dict(re.findall(r"--(\w+): (#\w{6});", part)) for part in style.split(":root {")[1:4])
+    assert light == paper
+    assert light.keys() == dark.keys()
+    assert COLOURS.items() - {("page", COLOURS["page"])} <= light.items()
+    drawn = lines(apart=0.05).svg("x")
+    assert not any(colour in drawn for colour in COLOURS.values())
+    assert {f"var(--{role})" for role in ("here", "order", "seed", "quiet", "bad")} <= set(
+        re.findall(r"var\(.*?\)", drawn)
+    )
+    assert len({ROLES[role]["marker"] for role in ROLES}) == len(ROLES)  # colour is never the only difference
