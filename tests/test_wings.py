@@ -33,10 +33,6 @@ FLOORS = (
 TO_TURN = {
     ("training.amnesiac_hat", "contrib"),
     ("training.counterfactual_features", "contrib"),
-    ("training.plugins.unlearning", "contrib"),
-    ("unlearning.applying", "contrib"),
-    ("unlearning.host", "contrib"),
-    ("unlearning.planning", "contrib"),
 }
 """Files whose arrows up to a room are still to be turned round."""
 

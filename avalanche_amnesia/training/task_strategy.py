@@ -42,6 +42,7 @@ from avalanche_amnesia.training.plugins.task_mask import TaskError, TaskMaskPlug
 if TYPE_CHECKING:  # a strategy that does not unlearn needs nothing of it
     from avalanche_amnesia.audit.record import UnlearningPlan, UnlearningRecord
     from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
+    from avalanche_amnesia.unlearning.applying import TakeFingerprint
 
 HOST_OPTIONS = ("train_mb_size", "train_epochs", "eval_mb_size", "device", "eval_every", "peval_mode")
 """Avalanche's own options of a supervised strategy, which ours pass on."""
@@ -241,7 +242,7 @@ class TaskStrategy(OwnArguments, ListenerDispatch, KeptState, SupervisedTemplate
         *,
         keep_probes: bool = False,
         allow_unknown: bool | None = None,
-        fingerprint: bool | None = None,
+        fingerprint: TakeFingerprint | None = None,
         strict: bool = False,
     ) -> UnlearningRecord:
         """Unlearn tasks, as a whole or not at all; at any moment outside a training call.
@@ -251,7 +252,8 @@ class TaskStrategy(OwnArguments, ListenerDispatch, KeptState, SupervisedTemplate
             keep_probes: whether metrics may keep the tasks' masks and heads for measuring.
             allow_unknown: leave plugins that keep learned state and have no purger as they are, and say so in the
                 record; by default as the strategy's :class:`UnlearningPlugin` was told.
-            fingerprint: let the record keep hashes and sketches by which an audit recognises what was removed.
+            fingerprint: makes hashes and sketches for the record, by which an audit recognises what was removed:
+                :func:`~avalanche_amnesia.contrib.residue_search.take_fingerprint`. By default the plugin's own.
             strict: raise where something else than trainings and unlearnings here wrote into the model (a weight
                 changed by hand, a loaded state), instead of saying so in the record.
 

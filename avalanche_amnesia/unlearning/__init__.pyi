@@ -1,6 +1,7 @@
 from .claims import TamperedError as TamperedError
 from .compensation import Compensation as Compensation
+from .compensation import Repair as Repair
 from .compensation import RevisingCompensation as RevisingCompensation
-from .purging import PurgeContext as PurgeContext
+from .context import UnlearningContext as UnlearningContext
 from .purging import UnknownStateError as UnknownStateError
 from .purging import register_purger as register_purger

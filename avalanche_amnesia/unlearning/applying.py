@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -11,67 +12,57 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from avalanche_amnesia.audit.record import RepairSummary, TensorChange, UnlearningRecord
+from avalanche_amnesia.audit.fingerprint import Fingerprint
+from avalanche_amnesia.audit.record import Provenance, RepairSummary, TensorChange, UnlearningRecord
 from avalanche_amnesia.bits import map_two_threads, state_hashes
-from avalanche_amnesia.contrib.repair.carry_out import carry_out
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.models.tensors import parameters_of, state_of
 from avalanche_amnesia.trajectory.entries import fill
 from avalanche_amnesia.trajectory.removal import Removal
 from avalanche_amnesia.transaction import Transaction
-from avalanche_amnesia.unlearning.host import Host
-from avalanche_amnesia.unlearning.optimizer_state import purge_optimizer
-from avalanche_amnesia.unlearning.planning import Unlearning
-from avalanche_amnesia.unlearning.purging.registry import PurgeContext, purger_of
+from avalanche_amnesia.unlearning.claims import Claims
+from avalanche_amnesia.unlearning.context import UnlearningContext
+from avalanche_amnesia.unlearning.planning import NOTHING_SHARED
+from avalanche_amnesia.unlearning.purging.registry import purger_of
 from avalanche_amnesia.unlearning.task_modules import own_parameters, remove_task_modules
 
 Announce = Callable[[str, UnlearningRecord | None, Transaction], None]
+TakeFingerprint = Callable[[UnlearningContext], Fingerprint]
 
 
 @torch.no_grad()
-def apply(unlearning: Unlearning, announce: Announce, *, fingerprint: bool = False) -> UnlearningRecord:
+def apply(
+    context: UnlearningContext,
+    claims: Claims,
+    announce: Announce,
+    provenance: Provenance,
+    fingerprint: TakeFingerprint | None = None,
+) -> UnlearningRecord:
     """Carry an unlearning out as a whole; any exception leaves everything as it was."""
-    host, plan, removal = unlearning.host, unlearning.plan, unlearning.removal
-    model, before = host.model, unlearning.hashes
-    evidence = unlearning.evidence().fingerprint() if fingerprint else None
-    parameters = unlearning.parameters
+    model, plan, removal, before = context.model, context.plan, context.removal, context.hashes
+    evidence = None if fingerprint is None else fingerprint(context)
     with Transaction() as change:
         announce("before_unlearning", None, change)
-        # With the tasks that go still in them: purgers tell by it which stored states knew them.
-        order, logs = host.ledger.remaining, host.trajectory.logs
         # First: it finds the tasks' own parameters, and the entries that change, in the model as it still is.
-        purged = [purge_optimizer(unlearning, change)]
-        purgers = [(plugin, purge) for plugin in host.plugins if (purge := purger_of(plugin)) is not None]
+        purged = [_purge_optimizer(context, claims, change)]
+        purgers = [(plugin, purge) for plugin in context.plugins if (purge := purger_of(plugin)) is not None]
         if purgers:
             dict(removal.values)  # made now: a purger asks for them when the model has changed
-        _move(removal, parameters, change)
-        _replace(host.before, removal.before, unlearning.own, change)
+        _move(removal, context.parameters, change)
+        _replace(context, change)
         for task in plan.tasks:
             remove_task_modules(model, task, change)
-        change.call(host.trajectory.restore, logs)
-        host.trajectory.apply(removal)
+        change.call(context.trajectory.restore, context.trajectory.logs)
+        context.trajectory.apply(removal)
         # Compensations and repairs build on a model and a trajectory without the tasks.
-        for compensation in host.compensations:
+        for compensation in context.compensations:
             purged += compensation.compensate(model, plan.tasks, removal, change)
-        repaired = _repair(unlearning, purged, change)
-        _hold_own(host, change)
-        if host.masking is not None:
-            left = {task: layers for task, layers in host.opened_whole.items() if task not in plan.tasks}
-            change.set(host.masking, opened_whole=left)
-        context = PurgeContext(
-            tasks=plan.tasks,
-            order=order,
-            writers=tuple(logs),
-            counters=host.counters,
-            own_parameters=unlearning.own,
-            removal=removal,
-            model=model,
-            in_training=host.in_training,
-        )
+        repaired = _repair(context, purged, change)
+        _hold_own(context, change)
         purged += [purge(plugin, context, change) for plugin, purge in purgers]
-        _forget(unlearning, change)
+        _forget(context, change)
         after = state_hashes(state_of(model))
-        unlearning.claims.unlearned(host, plan.tasks, after, change)
+        claims.unlearned(context, after, change)
         record = UnlearningRecord(
             plan=plan,
             changes=tuple(
@@ -83,60 +74,88 @@ def apply(unlearning: Unlearning, announce: Announce, *, fingerprint: bool = Fal
             purged=tuple(purged),
             fingerprint=evidence,
             repair=repaired,
-            **_stamp(unlearning),
+            **_stamp(context, provenance),
         )
         announce("after_unlearning", record, change)
         # Old log files are deleted last, when all else has succeeded; a failure here can still be taken back.
-        host.trajectory.settle()
+        context.trajectory.settle()
         change.commit()
     return record
 
 
-def ledger_only(unlearning: Unlearning, announce: Announce) -> UnlearningRecord:
+def ledger_only(context: UnlearningContext, announce: Announce, provenance: Provenance) -> UnlearningRecord:
     """Enter the request into the ledger and announce it, and leave everything as it is: a control."""
-    nothing: dict[str, Any] = {
-        "entries": {},
-        "removed": (),
-        "affected": (),
-        "compensated": (),
-        "repaired": (),
-        "shared": {},
-        "trajectory_bytes": 0,
-    }
     reasons = ("obey=False: requests are only entered into the ledger",)
-    plan = replace(unlearning.plan, claim="approximate", reasons=reasons, **nothing)
+    nothing = {**NOTHING_SHARED, "removed": (), "trajectory_bytes": 0}
     with Transaction() as change:
         announce("before_unlearning", None, change)
-        _forget(unlearning, change)
+        _forget(context, change)
         record = UnlearningRecord(
-            plan=plan,
+            plan=replace(context.plan, claim="approximate", reasons=reasons, **nothing),
             changes=(),
-            unchanged=unlearning.hashes,
+            unchanged=context.hashes,
             purged=("nothing: requests are only entered into the ledger",),
-            **_stamp(unlearning),
+            **_stamp(context, provenance),
         )
         announce("after_unlearning", record, change)
         change.commit()
     return record
 
 
-def _forget(unlearning: Unlearning, change: Transaction) -> None:
+def _forget(context: UnlearningContext, change: Transaction) -> None:
     """Enter the request into the ledger."""
-    ledger, plan = unlearning.host.ledger, unlearning.plan
-    change.call(ledger.way_back())
-    ledger.forget(plan.tasks, plan.event)
+    change.call(context.ledger.way_back())
+    context.ledger.forget(context.tasks, context.event)
 
 
-def _stamp(unlearning: Unlearning) -> dict[str, Any]:
+def _stamp(context: UnlearningContext, provenance: Provenance) -> dict[str, Any]:
     """Time, duration and model of a record, as its arguments."""
-    host = unlearning.host
     return {
-        "remaining": host.ledger.remaining,
-        "n_trained": host.ledger.n_trained,
-        "iteration": host.strategy.clock.train_iterations,
-        "seconds": time.perf_counter() - unlearning.started,
+        "remaining": context.ledger.remaining,
+        "n_trained": context.ledger.n_trained,
+        "iteration": context.strategy.clock.train_iterations,
+        "seconds": time.perf_counter() - context.started,
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
-        "provenance": host.provenance,
+        "provenance": provenance,
+    }
+
+
+def _purge_optimizer(context: UnlearningContext, claims: Claims, change: Transaction) -> str:
+    """Drop gradients, the parameters that go, and all optimizer state: moments mix every task that they saw.
+
+    Only those of a task in training that saw none of the tasks stay, as far as they belong to entries that stay.
+    """
+    own, removal = context.own_parameters, context.removal
+    parameters, optimizer = context.parameters, context.optimizer
+    keeps = context.before is not None and not claims.influences & set(context.tasks)
+    changed = {id(parameters[name]): moved.where for name, moved in removal.moved.items()} if keeps else {}
+    for parameter in parameters.values():
+        if parameter.grad is not None:
+            change.set(parameter, grad=None)
+    gone = {id(parameters[name]) for name in own}
+    kept = {p: entry for p, entry in optimizer.state.items() if id(p) not in gone} if keeps else {}
+    change.set(optimizer, state=defaultdict(dict))
+    optimizer.state.update({p: _zeroed(entry, changed.get(id(p))) for p, entry in kept.items()})
+    for group in optimizer.param_groups:
+        change.call(group.__setitem__, "params", group["params"])
+        group["params"] = [p for p in group["params"] if id(p) not in gone]
+    optimized = getattr(context.strategy, "optimized_param_id", None)  # the host's own table of them, by name
+    if optimized is not None:
+        change.call(optimized.update, {name: optimized[name] for name in own & set(optimized)})
+        for name in own:
+            optimized.pop(name, None)
+    if keeps:
+        return "optimizer: the state of the entries that change was zeroed; the tasks' own parameters were dropped"
+    return "optimizer: its state was dropped, with the tasks' own parameters"
+
+
+def _zeroed(state: Mapping[str, Any], changed: Tensor | None) -> dict[str, Any]:
+    """One parameter's optimizer state with zeros at some entries."""
+    if changed is None:
+        return dict(state)
+    return {
+        name: value.masked_fill(changed, 0) if isinstance(value, Tensor) and value.shape == changed.shape else value
+        for name, value in state.items()
     }
 
 
@@ -153,35 +172,33 @@ def _move(removal: Removal, parameters: Mapping[str, Tensor], change: Transactio
     )
 
 
-def _replace(
-    store: dict[str, Tensor] | None, new: Mapping[str, Tensor], gone: frozenset[str], change: Transaction
-) -> None:
-    """Put new values into those before a task in training, and drop what goes."""
+def _replace(context: UnlearningContext, change: Transaction) -> None:
+    """Take the tasks out of the values before a task in training."""
+    store = context.before
     if store is None:
         return
     change.call(store.update, dict(store))
-    store.update(new)
-    for name in gone & set(store):
+    store.update(context.removal.before)
+    for name in context.own_parameters & set(store):
         del store[name]
 
 
-def _repair(unlearning: Unlearning, purged: list[str], change: Transaction) -> RepairSummary | None:
+def _repair(context: UnlearningContext, purged: list[str], change: Transaction) -> RepairSummary | None:
     """Drop the repair's samples of the tasks that go, and let it train the affected ones."""
-    host, plan, model = unlearning.host, unlearning.plan, unlearning.host.model
-    if host.repair is None:
+    repair, plan = context.repair, context.plan
+    if repair is None:
         return None
-    purged.append(host.repair.forget(plan.tasks, change))
-    if not plan.repaired or not isinstance(model, TaskMaskedModel):
+    purged.append(repair.forget(plan.tasks, change))
+    if not plan.repaired:
         return None
-    return carry_out(
-        host.repair,
-        model,
-        host.optimizer,
-        host.trajectory,
+    return repair.carry_out(
+        context.model,
+        context.optimizer,
+        context.trajectory,
         tasks=plan.repaired,
         compensated=plan.compensated,
-        changed=_where(unlearning.removal, unlearning.parameters),
-        before=host.before,
+        changed=_where(context.removal, context.parameters),
+        before=context.before,
         change=change,
     )
 
@@ -199,12 +216,12 @@ def _where(removal: Removal, parameters: Mapping[str, Tensor]) -> dict[str, Tens
     return result
 
 
-def _hold_own(host: Host, change: Transaction) -> None:
+def _hold_own(context: UnlearningContext, change: Transaction) -> None:
     """Enter what the remaining tasks have of their own, as it is now, into the values before a task in training.
 
     That task puts others' own back to these values: else what a compensation or a repair wrote there would be lost.
     """
-    model, before = host.model, host.before
+    model, before = context.model, context.before
     if before is None or not isinstance(model, TaskMaskedModel):
         return
     tasks = [task for task in model.tasks if task != model.current_task]

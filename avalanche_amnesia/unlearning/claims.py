@@ -25,7 +25,6 @@ from avalanche_amnesia.ledger import RequestError, TaskLedger
 from avalanche_amnesia.models.multi_head import MultiHeadModel
 from avalanche_amnesia.models.tensors import state_of
 from avalanche_amnesia.saving.classes import saveable
-from avalanche_amnesia.trajectory.removal import Removal
 from avalanche_amnesia.transaction import Transaction
 from avalanche_amnesia.unlearning.circumstances import (
     OF_THE_HOST,
@@ -36,7 +35,7 @@ from avalanche_amnesia.unlearning.circumstances import (
     settings_of,
 )
 from avalanche_amnesia.unlearning.compensation import compensates
-from avalanche_amnesia.unlearning.host import Host
+from avalanche_amnesia.unlearning.context import UnlearningContext
 from avalanche_amnesia.unlearning.inert import is_inert
 
 
@@ -102,10 +101,10 @@ class Claims:
         self.influences = frozenset()
         self._hashes = state_hashes(state_of(model))
 
-    def unlearned(self, host: Host, tasks: Collection[int], hashes: Mapping[str, str], change: Transaction) -> None:
-        """Enter an unlearning."""
-        left = dict(hashes) if host.in_training is None else None
-        change.set(self, tainted=self.tainted_without(tasks, host.ledger), _hashes=left)
+    def unlearned(self, context: UnlearningContext, hashes: Mapping[str, str], change: Transaction) -> None:
+        """Enter an unlearning, and the state in which it leaves the model."""
+        left = dict(hashes) if context.in_training is None else None
+        change.set(self, tainted=self.tainted_without(context.tasks, context.ledger), _hashes=left)
 
     # The answer -----------------------------------------------------------------------------------------------
 
@@ -123,11 +122,10 @@ class Claims:
         remaining = (task for task in ledger.remaining if task not in tasks)
         return frozenset(task for task in remaining if task in self.tainted or ledger.saw(task) & set(tasks))
 
-    def reasons(self, host: Host, tasks: Sequence[int], removal: Removal, tampered: Collection[str]) -> tuple[str, ...]:
+    def reasons(self, context: UnlearningContext, tampered: Collection[str]) -> tuple[str, ...]:
         """Reasons why the state afterwards may differ from a run that never saw the tasks; none: it is exact."""
-        strategy, ledger, in_training = host.strategy, host.ledger, host.in_training
-        gone = set(tasks)
-        remaining = [task for task in ledger.remaining if task not in gone]
+        strategy, ledger, in_training = context.strategy, context.ledger, context.in_training
+        gone, remaining = set(context.tasks), context.remaining
         found = self._faults(strategy)
         involved = [*remaining, *([] if in_training is None else [in_training])]
         trained = {task: self._trainings[task] for task in involved if task in self._trainings}
@@ -142,12 +140,12 @@ class Claims:
         if in_training is not None and self.influences & gone:
             seen = _listed(sorted(self.influences & gone))
             found.append(f"task {in_training}, which is in training, could see {seen}")
-        if removal.shared:
-            found.append(f"entries of {len(removal.shared)} tensors stay, because remaining tasks read them")
-        if host.shared_state:
-            found.append(f"tensors {sorted(host.shared_state)} beside the parameters are shared by all tasks")
-        if host.unrecorded:
-            found.append(f"{_listed(sorted(host.unrecorded))} came with the model, and nothing is recorded of them")
+        if context.removal.shared:
+            found.append(f"entries of {len(context.removal.shared)} tensors stay, because remaining tasks read them")
+        if context.shared_state:
+            found.append(f"tensors {sorted(context.shared_state)} beside the parameters are shared by all tasks")
+        if context.unrecorded:
+            found.append(f"{_listed(sorted(context.unrecorded))} came with the model, and nothing is recorded of them")
         if tampered:
             found.append(
                 f"tensors {sorted(tampered)} were changed by something else than trainings and unlearnings here"

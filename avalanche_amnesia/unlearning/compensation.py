@@ -1,11 +1,15 @@
-"""Compensation hooks for remaining tasks, which an unlearning takes something from."""
+"""Compensation and repair of remaining tasks, which an unlearning takes something from."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Protocol, TypeGuard, runtime_checkable
 
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from avalanche_amnesia.audit.record import RepairSummary
 from avalanche_amnesia.trajectory.removal import Removal
 from avalanche_amnesia.trajectory.revision import Revisions
 from avalanche_amnesia.trajectory.store import Trajectory
@@ -73,18 +77,72 @@ class RevisingCompensation(Compensation, Protocol):
         """
 
 
+@runtime_checkable
+class Repair(Protocol):
+    """Holds samples of remaining tasks, and trains on them inside an unlearning, as a part of its all or nothing.
+
+    What it changes it records as an update of its own, which the next request takes out before anything else.
+    """
+
+    def repairable(self, model: nn.Module, affected: Sequence[int], tainted: Collection[int]) -> tuple[int, ...]:
+        """The affected tasks that would be trained again; changes nothing.
+
+        Args:
+            model: the strategy's, with the tasks that go.
+            affected: remaining tasks that use entries which change, in training order.
+            tainted: remaining tasks that were trained beside one that goes, or went: of the others the removal
+                restores what they learned.
+        """
+
+    def forget(self, tasks: Collection[int], change: Transaction) -> str:
+        """Drop everything of some tasks; returns a line for the record."""
+
+    def carry_out(
+        self,
+        model: Any,
+        optimizer: Optimizer,
+        trajectory: Trajectory,
+        *,
+        tasks: Sequence[int],
+        compensated: Collection[int],
+        changed: Mapping[str, Tensor],
+        before: dict[str, Tensor] | None,
+        change: Transaction,
+    ) -> RepairSummary:
+        """Train tasks again and record it.
+
+        Args:
+            model: the strategy's, without the tasks that go.
+            optimizer: the strategy's.
+            trajectory: without the tasks that go; receives the repair's update.
+            tasks: what :meth:`repairable` gave.
+            compensated: those of them that a compensation has just done something for.
+            changed: parameter name → bool tensor of the entries that may move.
+            before: values before the task in training, which are repaired in place of the model's; None between tasks.
+            change: receives every change, and its way back before it.
+        """
+
+
 def compensates(thing: object) -> TypeGuard[Compensation]:
     """Tell whether something is a :class:`Compensation`, by its class."""
-    kind: Any = type(thing)
-    return _implements(kind, Compensation)
+    return _implements(thing, Compensation)
 
 
 def revises(thing: object) -> TypeGuard[RevisingCompensation]:
     """Tell whether something is a :class:`RevisingCompensation`, by its class."""
+    return _implements(thing, RevisingCompensation)
+
+
+def repairs(thing: object) -> TypeGuard[Repair]:
+    """Tell whether something is a :class:`Repair`, by its class."""
+    return _implements(thing, Repair)
+
+
+def _implements(thing: object, protocol: Any) -> bool:
     kind: Any = type(thing)
-    return _implements(kind, RevisingCompensation)
+    return _is_subclass(kind, protocol)
 
 
 @lru_cache(maxsize=256)
-def _implements(kind: Any, protocol: Any) -> bool:
+def _is_subclass(kind: Any, protocol: Any) -> bool:
     return issubclass(kind, protocol)  # with a protocol this goes through all its members, every time

@@ -15,6 +15,7 @@ from support.strategy_state import bits, unlearning_plugin
 
 from avalanche_amnesia.audit import RecordError, SigningError, UnlearningRecord, verify
 from avalanche_amnesia.benchmarks import with_unlearning
+from avalanche_amnesia.contrib.residue_search import take_fingerprint
 from avalanche_amnesia.isolation import Pools
 from avalanche_amnesia.training import HardAttention
 from avalanche_amnesia.training.plugins import UnlearningPlugin
@@ -22,7 +23,7 @@ from avalanche_amnesia.training.plugins import UnlearningPlugin
 
 @pytest.fixture(scope="module")
 def unlearned():
-    strategy = stock(EWC, epochs=1, ewc_lambda=1.0, unlearning=UnlearningPlugin(fingerprint=True))
+    strategy = stock(EWC, epochs=1, ewc_lambda=1.0, unlearning=UnlearningPlugin(fingerprint=take_fingerprint))
     for experience in DIGITS.train_stream[:3]:
         strategy.train(experience)
     before = bits(strategy.model)

@@ -8,7 +8,7 @@ from support.strategies import DIGITS
 from support.strategy_state import bits
 from torch import Tensor, nn
 
-from avalanche_amnesia.contrib.residue_search import audit
+from avalanche_amnesia.contrib.residue_search import audit, take_fingerprint
 from avalanche_amnesia.isolation import CapacityError
 from avalanche_amnesia.trajectory import Trajectory
 
@@ -124,7 +124,7 @@ def test_an_audit_finds_nothing_of_a_task_whose_slot_was_taken_again():
     strategy = pools(slots=3)
     for task in (0, 1, 2):
         strategy.train(DIGITS.train_stream[task])
-    record = strategy.unlearn([0], fingerprint=True)
+    record = strategy.unlearn([0], fingerprint=take_fingerprint)
     assert audit(strategy, record).clean
     strategy.train(DIGITS.train_stream[3])  # its mask opens the same pool
     assert audit(strategy, record).clean

@@ -19,11 +19,11 @@ UNLEARNING_STEPS = [
     (TaskLedger, "forget"),
     (TaskLedger, "check"),
     (applying, "remove_task_modules"),
-    (applying, "purge_optimizer"),
+    (applying, "_purge_optimizer"),
     (applying, "state_hashes"),
     (applying, "_replace"),
     (applying, "UnlearningRecord"),
-    (applying, "PurgeContext"),
+    (applying, "purger_of"),
 ]
 """Owner and name of functions that every unlearning calls, from its check to its record."""
 

@@ -23,7 +23,8 @@ from avalanche_amnesia.training.host import find_plugin
 from avalanche_amnesia.training.plugins import CounterfactualPlugin, TrajectoryPlugin
 from avalanche_amnesia.trajectory.sparse import SparseValues
 from avalanche_amnesia.transaction import Transaction
-from avalanche_amnesia.unlearning.purging import PurgeContext, register_purger
+from avalanche_amnesia.unlearning import UnlearningContext
+from avalanche_amnesia.unlearning.purging import register_purger
 from avalanche_amnesia.unlearning.task_modules import own_parameters
 from support.fault_injection import FailsAtEvent, InjectedError, injected
 from support.interruptions import give_up
@@ -318,6 +319,6 @@ class Scenario(SupervisedPlugin):
 
 
 @register_purger(Scenario)
-def _purge_scenario(plugin: Scenario, context: PurgeContext, change: Transaction) -> str:
+def _purge_scenario(plugin: Scenario, context: UnlearningContext, change: Transaction) -> str:
     """Purge nothing: to compare, a scenario keeps what it needs to know of every task."""
     return "the scenario: left as it is"

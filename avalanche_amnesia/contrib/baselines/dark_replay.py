@@ -10,7 +10,8 @@ from avalanche_amnesia import checks
 from avalanche_amnesia.training.plugins.task_mask import single_task
 from avalanche_amnesia.training.replay_memory import DarkLoss, TaskMemory
 from avalanche_amnesia.transaction import Transaction
-from avalanche_amnesia.unlearning.purging.registry import PurgeContext, register_purger
+from avalanche_amnesia.unlearning.context import UnlearningContext
+from avalanche_amnesia.unlearning.purging.registry import register_purger
 
 
 class DarkReplayPlugin(SupervisedPlugin):
@@ -60,5 +61,5 @@ class DarkReplayPlugin(SupervisedPlugin):
 
 
 @register_purger(DarkReplayPlugin)
-def _purge(plugin: Any, context: PurgeContext, change: Transaction) -> str:
+def _purge(plugin: Any, context: UnlearningContext, change: Transaction) -> str:
     return f"dark replay: {plugin.memory.forget(context.tasks, change)} samples of the tasks dropped, with their logits"

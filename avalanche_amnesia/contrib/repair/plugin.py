@@ -12,7 +12,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from avalanche_amnesia import checks
+from avalanche_amnesia.audit.record import RepairSummary
+from avalanche_amnesia.bits import same_bits
 from avalanche_amnesia.models.modes import evaluating
+from avalanche_amnesia.models.multi_head import inside_backbone
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.seeding import derive_seed, preserved_rng
 from avalanche_amnesia.training.norm_statistics import retake, running_norms
@@ -20,7 +23,10 @@ from avalanche_amnesia.training.optimizers import sibling_optimizer
 from avalanche_amnesia.training.plugins.task_mask import DivergedError, single_task
 from avalanche_amnesia.training.replay_memory import DarkLoss, Samples, TaskMemory
 from avalanche_amnesia.training.update_rules import AdaHATRule, AdjustmentRule, TaskUse
+from avalanche_amnesia.trajectory.replay import moved_along
+from avalanche_amnesia.trajectory.store import Trajectory
 from avalanche_amnesia.transaction import Transaction
+from avalanche_amnesia.unlearning.task_modules import own_parameters
 
 RepairMode = Literal["joint", "sequential", "sequential_adahat"]
 
@@ -113,13 +119,64 @@ class RepairPlugin(SupervisedPlugin):
 
     # Inside an unlearning -------------------------------------------------------------------------------------
 
-    def n_samples(self, task: int) -> int:
-        """Number of samples of a task that are held."""
+    def repairable(self, model: nn.Module, affected: Sequence[int], tainted: Collection[int]) -> tuple[int, ...]:
+        """The affected tasks with samples: deletion has restored exactly what untainted ones learned."""
+        if not isinstance(model, TaskMaskedModel):
+            return ()
+        held = [task for task in model.masked_tasks if task in tainted and self._n_samples(task)]
+        return tuple(task for task in affected if task in held)
+
+    def _n_samples(self, task: int) -> int:
         return len(self.memory.samples[task]) if task in self.memory.samples else 0
 
     def forget(self, tasks: Collection[int], change: Transaction) -> str:
-        """Drop the samples of some tasks; returns a line for the record."""
+        """Drop the samples of some tasks."""
         return f"Repair: {self.memory.forget(tasks, change)} samples of the tasks dropped"
+
+    def carry_out(
+        self,
+        model: TaskMaskedModel,
+        optimizer: Optimizer,
+        trajectory: Trajectory,
+        *,
+        tasks: Sequence[int],
+        compensated: Collection[int],
+        changed: Mapping[str, Tensor],
+        before: dict[str, Tensor] | None,
+        change: Transaction,
+    ) -> RepairSummary:
+        """Repair tasks and record it; in the middle of a task, repair the values before that task."""
+        own = own_parameters(model, *tasks)
+        parameters = dict(model.backbone.named_parameters(prefix="backbone"))
+        parameters |= {name: p for name, p in model.named_parameters() if name in own}
+        now = {name: p.detach().clone() for name, p in parameters.items()}
+        committed = {name: value if before is None or name in own else before[name] for name, value in now.items()}
+        statistics = set(model.buffer_names(tasks))
+        for name, value in now.items():
+            change.call(parameters[name].copy_, value)
+        for name, buffer in model.named_buffers():
+            if name in statistics:
+                change.call(buffer.copy_, buffer.clone())
+        if before is not None:
+            change.call(before.update, dict(before))
+            for name, value in committed.items():
+                parameters[name].copy_(value)
+        free = _free_entries(model, tasks, changed)
+        steps = self.repair(model, optimizer, tasks, compensated, free)
+        moved = {n: p.detach().clone() for n, p in parameters.items() if not same_bits(p.detach(), committed[n]).all()}
+        noted = {f"backbone.{name}": where for name, where in free.items()}
+        after = moved | {name: committed[name] for name in noted.keys() - moved.keys()}
+        trajectory.record_repair({name: committed[name] for name in after}, after, free=noted)
+        if before is not None:
+            for name, value in committed.items():
+                parameters[name].copy_(moved_along(now[name], value, moved[name]) if name in moved else now[name])
+            before.update(moved)
+        return RepairSummary(
+            mode=self.mode,
+            samples={task: self._n_samples(task) for task in tasks},
+            steps=steps,
+            entries={name: int((~same_bits(value, committed[name])).sum()) for name, value in sorted(moved.items())},
+        )
 
     def repair(
         self,
@@ -129,7 +186,7 @@ class RepairPlugin(SupervisedPlugin):
         compensated: Collection[int],
         free: Mapping[str, Tensor],
     ) -> int:
-        """Train the tasks' own parameters and the free entries; see :class:`~avalanche_amnesia.unlearning.Repair`."""
+        """Train the tasks' own parameters and the free entries; returns the number of steps."""
         stages = [tuple(tasks)] if self.mode == "joint" else [(task,) for task in tasks]
         with preserved_rng(), evaluating(model):
             for task in tasks:
@@ -201,6 +258,23 @@ class RepairPlugin(SupervisedPlugin):
         while True:
             for index in torch.randperm(len(samples), generator=generator).split(self.batch_size):
                 yield samples.at(index)
+
+
+def _free_entries(model: TaskMaskedModel, tasks: Sequence[int], changed: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Entries of the backbone that the deletion changed, and that these tasks, and no others, read."""
+    others = [task for task in model.tasks if task not in tasks and task != model.current_task]
+    if not set(others) <= set(model.masked_tasks):
+        return {}  # a task without a mask reads every entry
+    masks = model.masks
+    held = model.graph.parameter_use(*(masks[task] for task in others)) if others else {}
+    free, changed = {}, inside_backbone(changed)
+    for name, use in model.graph.parameter_use(*(masks[task] for task in tasks)).items():
+        if name in changed:
+            entries = changed[name] & (use > 0)
+            entries = entries & ~(held[name] > 0) if held else entries
+            if bool(entries.any()):
+                free[name] = entries
+    return free
 
 
 @contextmanager

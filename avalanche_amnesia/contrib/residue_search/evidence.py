@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,8 +19,10 @@ from avalanche_amnesia.audit.fingerprint import (
     telling,
     values_hash,
 )
+from avalanche_amnesia.benchmarks.data import task_data
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
-from avalanche_amnesia.trajectory.removal import Removal
+from avalanche_amnesia.training.host.lookup import unlearning_of
+from avalanche_amnesia.unlearning.context import UnlearningContext
 
 
 @dataclass(frozen=True)
@@ -49,28 +51,20 @@ class Evidence:
         object.__setattr__(self, "updates", differences)
 
     @classmethod
-    def of(
-        cls,
-        model: nn.Module,
-        removal: Removal,
-        removed: Sequence[str],
-        samples: Tensor | None = None,
-        uninformative_masks: Mapping[int, Collection[str]] = MappingProxyType({}),
-    ) -> Evidence:
-        """Copy what is about to be removed from a model.
+    def of(cls, context: UnlearningContext, samples: Tensor | None = None) -> Evidence:
+        """Copy what an unlearning is about to remove from a model.
 
         Args:
-            model: with the tasks.
-            removal: what will be taken out of its shared tensors.
-            removed: names of the tensors that will go.
+            context: worked out, and not applied yet.
             samples: inputs of the tasks.
-            uninformative_masks: task → layers whose mask says nothing of it, as it opens all that it could (a pool).
         """
-        state = {name: value.detach().cpu().clone() for name, value in model.state_dict().items()}
+        plan, removal = context.plan, context.removal
+        state = {name: value.detach().cpu().clone() for name, value in context.model.state_dict().items()}
+        removed = [name for name in plan.removed if name not in plan.uninformative_masks]
         return cls(
-            tasks=removal.tasks,
+            tasks=context.tasks,
             own={name: state[name] for name in removed if name in state},
-            masks=_masks(model, removal.tasks, uninformative_masks),
+            masks=_masks(context.model, context.tasks, context.opened_whole),
             before={name: state[name] for name in removal.values},
             after={name: value.detach().cpu().clone() for name, value in removal.values.items()},
             samples=None if samples is None else samples.detach().cpu(),
@@ -109,6 +103,27 @@ class Evidence:
         rows = self.samples if samples and self.samples is not None else torch.empty(0, 0)
         hashes = tuple(sorted({values_hash(row) for row in rows}))
         return Fingerprint(seed, self.traces(), sketches, hashes, rows[0].numel() if len(rows) else 0)
+
+
+def take_evidence(strategy: Any, tasks: Iterable[int], experiences: Iterable[Any] = ()) -> Evidence:
+    """Evidence of what tasks have put into the model, to be looked for after they are unlearned; changes nothing.
+
+    Args:
+        strategy: with an :class:`~avalanche_amnesia.training.UnlearningPlugin`.
+        tasks: that could be unlearned now.
+        experiences: the tasks' data, if their samples shall be looked for too.
+
+    Raises:
+        RequestError: if the tasks can't be requested now.
+    """
+    samples = [task_data(experience)[0] for experience in experiences]
+    context = unlearning_of(strategy).prepared(strategy, tasks)
+    return Evidence.of(context, torch.cat(samples) if samples else None)
+
+
+def take_fingerprint(context: UnlearningContext) -> Fingerprint:
+    """Fingerprint of what an unlearning removes, for its record: ``strategy.unlearn([0], fingerprint=…)``."""
+    return Evidence.of(context).fingerprint()
 
 
 def _masks(model: nn.Module, tasks: Sequence[int], uninformative: Mapping[int, Collection[str]]) -> dict[str, Tensor]:

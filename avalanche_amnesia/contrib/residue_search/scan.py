@@ -25,8 +25,8 @@ def audit(subject: Any, record: UnlearningRecord, *, evidence: Evidence | None =
     """Look for what is left of the tasks of a record.
 
     What can be found depends on what is known. The record alone knows hashes: exact copies of the tasks' own tensors
-    and of the tensors that were changed. With a fingerprint (``UnlearningPlugin(fingerprint=True)``): such copies in
-    any type and shape, masks, and tensors of at least 512 entries that hold half of an update or more. With the
+    and of the tensors that were changed. With a fingerprint (``unlearn(…, fingerprint=take_fingerprint)``): such copies
+    in any type and shape, masks, and tensors of at least 512 entries that hold half of an update or more. With the
     evidence at hand: updates in tensors of 16 entries or more, and samples. Data sets are judged by the task labels of
     what they give out (what they draw from is the user's), tensors in files also by their names. What mixes an update
     with other things beyond recognition (an importance, a later task's update) is found by no audit: that it is dropped
@@ -40,7 +40,7 @@ def audit(subject: Any, record: UnlearningRecord, *, evidence: Evidence | None =
         subject: a strategy, whose model, optimizer, plugins, evaluator and everything that they hold are looked
             through; a model; or a folder or file.
         record: of the unlearning.
-        evidence: what :meth:`UnlearningPlugin.evidence` returned before it.
+        evidence: what :func:`take_evidence` returned before it.
 
     Raises:
         FileNotFoundError: if ``subject`` is a path at which nothing is.

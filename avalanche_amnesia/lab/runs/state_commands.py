@@ -38,6 +38,7 @@ def add_state_commands(commands: Commands) -> None:
 
 
 def _unlearn(options: Namespace) -> int:
+    from avalanche_amnesia.contrib.residue_search import take_fingerprint
     from avalanche_amnesia.saving.files import refuse_foreign
     from avalanche_amnesia.training.host.lookup import unlearning_of
     from avalanche_amnesia.training.host.saving import load_state, save_state
@@ -49,7 +50,7 @@ def _unlearn(options: Namespace) -> int:
     unlearning = unlearning_of(strategy)
     if unlearning is None:
         raise ValueError(f"{options.factory} builds a {type(strategy).__name__}, which does not unlearn")
-    record = unlearning.unlearn(strategy, options.tasks, fingerprint=True, strict=options.strict)
+    record = unlearning.unlearn(strategy, options.tasks, fingerprint=take_fingerprint, strict=options.strict)
     text = record.to_json() if options.sign is None else record.sign(options.sign.read_bytes())
     # The record first: a state whose task went without one would be worse than a record whose state is still to come.
     part = options.record.with_name(f"{options.record.name}.part")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, Literal
 
-import torch
 from avalanche.core import SupervisedPlugin
-from avalanche.training.plugins import EvaluationPlugin
 from avalanche.training.plugins.clock import Clock
 from avalanche.training.templates.base_sgd import PeriodicEval
 from avalanche.training.utils import trigger_plugins
@@ -15,12 +14,8 @@ from avalanche.training.utils import trigger_plugins
 from avalanche_amnesia import checks
 from avalanche_amnesia.audit.provenance import provenance_of
 from avalanche_amnesia.audit.record import UnlearningPlan, UnlearningRecord
-from avalanche_amnesia.benchmarks.data import task_data
-from avalanche_amnesia.contrib.repair.plugin import RepairPlugin
-from avalanche_amnesia.contrib.residue_search.evidence import Evidence
+from avalanche_amnesia.benchmarks.data import labels_fingerprint
 from avalanche_amnesia.ledger import RequestError, TaskLedger
-from avalanche_amnesia.training.host.evaluation import drop_last_values, preserved_minibatch
-from avalanche_amnesia.training.host.history import TaskHistory
 from avalanche_amnesia.training.host.lookup import find_plugin, refuse_second
 from avalanche_amnesia.training.host.rollback import abort_training, finish, go_back, is_finishing
 from avalanche_amnesia.training.host.stream_requests import StreamRequests, check_iteration, check_iterations, due
@@ -29,16 +24,31 @@ from avalanche_amnesia.training.plugins.seeding import SeedingPlugin
 from avalanche_amnesia.training.plugins.task_mask import TaskError, TaskMaskPlugin, single_task
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 from avalanche_amnesia.transaction import Transaction
-from avalanche_amnesia.unlearning.applying import apply, ledger_only
+from avalanche_amnesia.unlearning.applying import TakeFingerprint, apply, ledger_only
+from avalanche_amnesia.unlearning.circumstances import OF_THE_HOST
 from avalanche_amnesia.unlearning.claims import Claims
-from avalanche_amnesia.unlearning.compensation import compensates, revises
-from avalanche_amnesia.unlearning.host import Host, refuse_unknown_state, unknown_state
-from avalanche_amnesia.unlearning.planning import Unlearning, own_modules_only, prepare
+from avalanche_amnesia.unlearning.compensation import compensates, repairs, revises
+from avalanche_amnesia.unlearning.context import UnlearningContext
+from avalanche_amnesia.unlearning.planning import own_modules_only, work_out
+from avalanche_amnesia.unlearning.purging.learned_state import UnknownState, refuse_unknown_state, unknown_state
 from avalanche_amnesia.unlearning.purging.registry import prepare_training
 
 Obedience = Literal[True, False, "head"]
-_OURS = (SeedingPlugin, InMemoryLoaderPlugin, TaskMaskPlugin, TrajectoryPlugin, RepairPlugin)
-"""Plugins that are cleaned elsewhere, or hold nothing of a task."""
+_CLEANED_ELSEWHERE = (SeedingPlugin, InMemoryLoaderPlugin, TaskMaskPlugin, TrajectoryPlugin, *OF_THE_HOST)
+"""Plugins that an unlearning cleans by itself, or that hold nothing of a task."""
+
+
+class TaskHistory:
+    """Counters and data of the tasks that were trained, beside the ledger of those that may be unlearned."""
+
+    def __init__(self) -> None:
+        self.counters: dict[int, int] = {}
+        self.data: dict[int, str] = {}
+
+    def end(self, task: int, experience: Any, counter: int) -> None:
+        """Enter a task whose training is over."""
+        self.counters[task] = counter
+        self.data[task] = labels_fingerprint(experience)
 
 
 class UnlearningPlugin(SupervisedPlugin):
@@ -56,8 +66,8 @@ class UnlearningPlugin(SupervisedPlugin):
             stream's.
         allow_unknown: leave plugins that keep learned state and have no purger as they are, and say so in the record,
             instead of refusing every request.
-        fingerprint: let every record keep hashes and sketches by which an audit recognises what was removed, see
-            :class:`~avalanche_amnesia.audit.Fingerprint`.
+        fingerprint: makes hashes and sketches for every record, by which an audit recognises what was removed:
+            :func:`~avalanche_amnesia.contrib.residue_search.take_fingerprint`. None: records keep none.
         obey: for controls: ``False`` enters requests into the ledger, and announces them, but changes nothing else;
             ``"head"`` takes out what the tasks have of their own (heads, masks, norms, samples in the host's plugins)
             and leaves every entry that tasks share as it is.
@@ -82,7 +92,7 @@ class UnlearningPlugin(SupervisedPlugin):
         keep_probes: bool = True,
         deadline: int | None = None,
         allow_unknown: bool = False,
-        fingerprint: bool = False,
+        fingerprint: TakeFingerprint | None = None,
         obey: Obedience = True,
     ) -> None:
         super().__init__()
@@ -111,7 +121,15 @@ class UnlearningPlugin(SupervisedPlugin):
         Raises:
             RequestError: if they can't be requested now.
         """
-        return self._prepare(strategy, tasks, self._between_tasks(strategy)).plan
+        return self.prepared(strategy, tasks).plan
+
+    def prepared(self, strategy: Any, tasks: Iterable[int]) -> UnlearningContext:
+        """All that unlearning these tasks now would look at, as an audit's evidence is taken of it; changes nothing.
+
+        Raises:
+            RequestError: if they can't be requested now.
+        """
+        return self._prepare(strategy, tasks, self._between_tasks(strategy), allow_unknown=True, strict=False)
 
     def unlearn(
         self,
@@ -120,42 +138,15 @@ class UnlearningPlugin(SupervisedPlugin):
         *,
         keep_probes: bool = False,
         allow_unknown: bool | None = None,
-        fingerprint: bool | None = None,
+        fingerprint: TakeFingerprint | None = None,
         strict: bool = False,
     ) -> UnlearningRecord:
-        """Unlearn tasks now, outside a training call: as a whole, or not at all.
+        """Unlearn tasks now, outside a training call, as a whole or not at all; as :meth:`TaskStrategy.unlearn`.
 
-        Args:
-            strategy: the strategy that this plugin belongs to.
-            tasks: labels of remaining, not permanent tasks.
-            keep_probes: whether metrics may keep the tasks' masks and heads.
-            allow_unknown: this time, in place of the plugin's own ``allow_unknown``.
-            fingerprint: this time, in place of the plugin's own ``fingerprint``.
-            strict: raise where something else than trainings and unlearnings here wrote into the model, instead of
-                saying so in the record.
-
-        Raises:
-            RequestError: if they can't be requested now; nothing changed.
-            UnknownStateError: if a plugin, or the strategy, keeps learned state and has no purger; nothing changed.
-            TamperedError: where ``strict`` says so; nothing changed.
+        For stock strategies, which have no such method: ``strategy`` is the one that this plugin belongs to.
         """
         event = self._between_tasks(strategy)
         return self._unlearn(strategy, tasks, event, keep_probes, allow_unknown, fingerprint, strict)
-
-    def evidence(self, strategy: Any, tasks: Iterable[int], experiences: Iterable[Any] = ()) -> Evidence:
-        """Evidence of what tasks have put into the model, to be looked for after they are unlearned; changes nothing.
-
-        Args:
-            strategy: the strategy that this plugin belongs to.
-            tasks: that could be unlearned now.
-            experiences: the tasks' data, if their samples shall be looked for too.
-
-        Raises:
-            RequestError: if the tasks can't be requested now.
-        """
-        unlearning = prepare(self._host(strategy), self.claims, tasks, self._between_tasks(strategy))
-        samples = [task_data(experience)[0] for experience in experiences]
-        return unlearning.evidence(torch.cat(samples) if samples else None)
 
     def mark_permanent(self, tasks: Iterable[int]) -> None:
         """Declare remaining tasks permanent: never to be requested again.
@@ -221,7 +212,7 @@ class UnlearningPlugin(SupervisedPlugin):
         if self.ledger.n_trained == 0 and self._given_deadline is None:
             self.ledger = TaskLedger(getattr(experience, "deadline", None))
         if getattr(experience, "requests", ()) and self.obey and not self.allow_unknown:
-            refuse_unknown_state(unknown_state(self._host(strategy)))
+            refuse_unknown_state(self._unknown_state(strategy))
         self._requests.rehearse(experience, self.ledger)
         self.current_task, self._forgotten_in_task = None, set()
         for request in self._requests.still_due(experience, "before", self.ledger.unlearned):
@@ -262,7 +253,7 @@ class UnlearningPlugin(SupervisedPlugin):
             self.claims.first_step(strategy, single_task(strategy.experience))
         while self._upcoming and self._upcoming[0].iteration <= strategy.clock.train_exp_iterations:
             request = self._upcoming.pop(0)
-            with preserved_minibatch(strategy):
+            with _preserved_minibatch(strategy):
                 self._obey(strategy, request, single_task(strategy.experience))
             self._forgotten_in_task.update(request.tasks)
         if self._forgotten_in_task:
@@ -323,7 +314,7 @@ class UnlearningPlugin(SupervisedPlugin):
         event: str,
         keep_probes: bool,
         allow_unknown: bool | None = None,
-        fingerprint: bool | None = None,
+        fingerprint: TakeFingerprint | None = None,
         strict: bool = False,
     ) -> UnlearningRecord:
         if self.current is not None:
@@ -334,55 +325,80 @@ class UnlearningPlugin(SupervisedPlugin):
         def announce(name: str, record: UnlearningRecord | None, change: Transaction) -> None:
             if record is not None:
                 change.set(self, records=[*self.records, record])
-                self.history.forget(record.tasks, change)
-                drop_last_values(strategy.evaluator, record.tasks, change)
-                self._drop_moments_before(strategy, change)
+                self._forget(strategy, record.tasks, change)
             trigger_plugins(strategy, name)
 
         may_stay = not self.obey or (self.allow_unknown if allow_unknown is None else allow_unknown)
-        unlearning = self._prepare(strategy, tasks, event, strict=strict, allow_unknown=may_stay)
-        self.current, self.keeps_probes = unlearning.plan, keep_probes
+        context = self._prepare(strategy, tasks, event, allow_unknown=may_stay, strict=strict)
+        provenance = provenance_of(strategy, self.history.data)
+        self.current, self.keeps_probes = context.plan, keep_probes
         try:
             if not self.obey:
-                return ledger_only(unlearning, announce)
-            kept = self.fingerprint if fingerprint is None else fingerprint
-            return apply(unlearning, announce, fingerprint=kept)
+                return ledger_only(context, announce, provenance)
+            return apply(context, self.claims, announce, provenance, fingerprint or self.fingerprint)
         finally:
             self.current = None
 
-    def _drop_moments_before(self, strategy: Any, change: Transaction) -> None:
-        """Drop moments that mix a forgotten task's gradients: a task that is given up must not bring them back."""
+    def _forget(self, strategy: Any, tasks: Collection[int], change: Transaction) -> None:
+        """Drop what this package's plugins and the host's evaluator know of tasks."""
+        masking = find_plugin(strategy, TaskMaskPlugin)
+        if masking is not None:
+            left = {task: layers for task, layers in masking.opened_whole.items() if task not in tasks}
+            change.set(masking, opened_whole=left)
+        change.set(self.history, data={task: data for task, data in self.history.data.items() if task not in tasks})
+        # Avalanche repeats the last value of every metric for ever: of a forgotten task that reads as if it were known.
+        ends, last = tuple(f"/Task{task:03d}" for task in tasks), strategy.evaluator.last_metric_results
+        results = {name: value for name, value in last.items() if not any(end in name for end in ends)}
+        change.set(strategy.evaluator, last_metric_results=results)
         snapshot = self._trajectory(strategy).snapshot
-        if snapshot is not None:
+        if snapshot is not None:  # its moments mix the tasks' gradients: giving a task up must not bring them back
             change.set(snapshot, moments={})
 
-    def _prepare(self, strategy: Any, tasks: Iterable[int], event: str, **options: bool) -> Unlearning:
-        unlearning = prepare(self._host(strategy), self.claims, tasks, event, **options)
-        return own_modules_only(unlearning) if self.obey == "head" else unlearning
-
-    def _host(self, strategy: Any) -> Host:
-        """The strategy as an unlearning sees it: what is ours in it, and what is the host's."""
+    def _prepare(
+        self, strategy: Any, tasks: Iterable[int], event: str, *, allow_unknown: bool, strict: bool
+    ) -> UnlearningContext:
+        """Check a request and work out what it would do; changes nothing."""
         recorder = self._trajectory(strategy)
-        compensations = [p for p in strategy.plugins if compensates(p)]
-        kinds = (EvaluationPlugin, *_OURS)
-        ours = [p for p in strategy.plugins if p is self or isinstance(p, kinds) or compensates(p)]
-        learned = [strategy._criterion] if self.claims.criterion_learned(strategy) else []
-        return Host(
+        ledger, masking = self.ledger, find_plugin(strategy, TaskMaskPlugin)
+        unrecorded = frozenset(getattr(strategy.model, "tasks", ())) - {*ledger.remaining, self.current_task}
+        context = UnlearningContext(
             strategy=strategy,
-            ledger=self.ledger,
+            tasks=ledger.check(tasks, event, self._requests.known or None, unrecorded),
+            event=event,
+            ledger=ledger,
             trajectory=recorder.trajectory,
+            counters=self.history.counters,
+            plugins=self._cleaned(strategy),
+            compensations=[p for p in strategy.plugins if compensates(p)] if self.obey is True else [],
+            repair=next(filter(repairs, strategy.plugins), None),
+            opened_whole={} if masking is None else masking.opened_whole,
+            shared_state=recorder.shared_state,
             before=None if recorder.snapshot is None else recorder.snapshot.values,
             in_training=self.current_task,
-            plugins=[*(p for p in strategy.plugins if p not in ours), strategy, *learned],
-            others=[*ours, strategy.evaluator],
-            masking=find_plugin(strategy, TaskMaskPlugin),
-            compensations=compensations if self.obey is True else [],
-            repair=find_plugin(strategy, RepairPlugin),
-            counters=self.history.counters,
-            provenance=provenance_of(strategy, self.history.data),
-            known=frozenset(self._requests.known) or None,
-            shared_state=recorder.shared_state,
+            unrecorded=unrecorded,
         )
+        unknown = self._unknown_state(strategy)
+        if not allow_unknown:
+            refuse_unknown_state(unknown)
+        work_out(context, self.claims, unknown, strict=strict)
+        if self.obey == "head":
+            own_modules_only(context)
+        return context
+
+    def _cleaned(self, strategy: Any) -> list[Any]:
+        """What only purgers can clean: plugins of the host and of the user, the strategy and its criterion."""
+        others = [
+            plugin
+            for plugin in strategy.plugins
+            if not (plugin is self or isinstance(plugin, _CLEANED_ELSEWHERE) or compensates(plugin) or repairs(plugin))
+        ]
+        return [*others, strategy, strategy._criterion]
+
+    def _unknown_state(self, strategy: Any) -> UnknownState:
+        """What keeps something learned that nobody can clean; a criterion holds settings unless these have changed."""
+        found = unknown_state(strategy, self._cleaned(strategy))
+        criterion = strategy._criterion
+        return [(t, path) for t, path in found if t is not criterion or self.claims.criterion_learned(strategy)]
 
     def _trajectory(self, strategy: Any) -> TrajectoryPlugin:
         if self not in strategy.plugins:
@@ -397,3 +413,14 @@ class UnlearningPlugin(SupervisedPlugin):
                 "plugins=[TrajectoryPlugin(), UnlearningPlugin()]"
             )
         return plugin
+
+
+@contextmanager
+def _preserved_minibatch(strategy: Any) -> Iterator[None]:
+    """Keep the mini-batch and the loss of an iteration, which an evaluation in the middle of it wipes."""
+    saved = {name: getattr(strategy, name) for name in ("mbatch", "mb_output", "loss", "_eval_streams")}
+    try:
+        yield
+    finally:
+        for name, value in saved.items():
+            setattr(strategy, name, value)

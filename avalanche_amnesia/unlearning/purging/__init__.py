@@ -6,14 +6,13 @@ from avalanche_amnesia.unlearning.purging.learned_state import (
     learned_state,
     own_attributes,
 )
-from avalanche_amnesia.unlearning.purging.registry import PurgeContext, purger_of, register_purger
+from avalanche_amnesia.unlearning.purging.registry import purger_of, register_purger
 
 BUILT_IN = (anchors, gradients, model_copies, rehearsal)
 """The modules whose import registers the purgers of Avalanche's own plugins and strategies."""
 
 __all__ = [
     "BUILT_IN",
-    "PurgeContext",
     "UnknownStateError",
     "learned_state",
     "own_attributes",

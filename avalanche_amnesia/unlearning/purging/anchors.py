@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from avalanche_amnesia.models.multi_head import MultiHeadModel
 from avalanche_amnesia.transaction import Transaction
-from avalanche_amnesia.unlearning.purging.registry import PurgeContext, register_purger
+from avalanche_amnesia.unlearning.context import UnlearningContext
+from avalanche_amnesia.unlearning.purging.registry import register_purger
 
 Store = dict[str, Any]  # name → the host's ParamData
 
@@ -39,7 +40,7 @@ def _filled(store: Store, value: float) -> Store:
     }
 
 
-def _at_last_commit(store: Store, context: PurgeContext) -> Store:
+def _at_last_commit(store: Store, context: UnlearningContext) -> Store:
     """An anchor that was the state after the last training, as that state is now."""
     new = dict(context.removal.values) | dict(context.removal.before)
     result = {}
@@ -50,7 +51,7 @@ def _at_last_commit(store: Store, context: PurgeContext) -> Store:
 
 
 @register_purger(EWCPlugin)
-def purge_ewc(plugin: Any, context: PurgeContext, change: Transaction) -> str:
+def purge_ewc(plugin: Any, context: UnlearningContext, change: Transaction) -> str:
     """Drop the tasks' anchors and importances, and take their updates out of later anchors."""
     change.set(plugin, saved_params=deepcopy(plugin.saved_params), importances=deepcopy(plugin.importances))
     if plugin.mode == "online":  # its one running sum of importances can't be taken apart
@@ -73,7 +74,7 @@ def purge_ewc(plugin: Any, context: PurgeContext, change: Transaction) -> str:
     return "EWC: the tasks' anchors and importances dropped, their updates taken out of later anchors"
 
 
-def _updates_before(context: PurgeContext, task: int | None) -> dict[str, Tensor]:
+def _updates_before(context: UnlearningContext, task: int | None) -> dict[str, Tensor]:
     """Sum of the updates, among those of tasks and repairs that go, that a state saved after ``task`` holds."""
     held = context.writers[: context.writers.index(task)] if task in context.writers else context.writers
     total: dict[str, Tensor] = {}
@@ -84,7 +85,7 @@ def _updates_before(context: PurgeContext, task: int | None) -> dict[str, Tensor
 
 
 @register_purger(MASPlugin)
-def purge_mas(plugin: Any, context: PurgeContext, change: Transaction) -> str:
+def purge_mas(plugin: Any, context: UnlearningContext, change: Transaction) -> str:
     """Put the one anchor to the new state and the importances, which mix all tasks, to zero."""
     if plugin.params is None:
         return "MAS: no anchor yet"
@@ -97,7 +98,7 @@ def purge_mas(plugin: Any, context: PurgeContext, change: Transaction) -> str:
 
 
 @register_purger(SynapticIntelligencePlugin)
-def purge_si(plugin: Any, context: PurgeContext, change: Transaction) -> str:
+def purge_si(plugin: Any, context: UnlearningContext, change: Transaction) -> str:
     """Put the anchor to the new state, and the sums over all tasks to zero, but for a training that is under way."""
     change.keep(plugin, "ewc_data", "syn_data")
     names = _lasting(context.model)
@@ -115,7 +116,7 @@ def purge_si(plugin: Any, context: PurgeContext, change: Transaction) -> str:
 
 
 @register_purger(PackNetPlugin)
-def purge_packnet(plugin: Any, context: PurgeContext, change: Transaction) -> str:
+def purge_packnet(plugin: Any, context: UnlearningContext, change: Transaction) -> str:
     """Give the tasks' weights, whose owners are noted in the model, to the next training; their values are back.
 
     A task that was unlearned can't be learned again under its old label: PackNet takes a label below its own count of

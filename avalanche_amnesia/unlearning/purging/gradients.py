@@ -10,8 +10,9 @@ from avalanche.training.plugins import AGEMPlugin, GEMPlugin
 from torch import nn
 
 from avalanche_amnesia.transaction import Transaction
+from avalanche_amnesia.unlearning.context import UnlearningContext
 from avalanche_amnesia.unlearning.purging.buffers import subset_alone
-from avalanche_amnesia.unlearning.purging.registry import PurgeContext, register_purger
+from avalanche_amnesia.unlearning.purging.registry import register_purger
 
 _MEMORY = ("memory_x", "memory_y", "memory_tid")
 
@@ -28,7 +29,7 @@ def _use_head_of(plugin: Any, task: int) -> None:
 
 
 @register_purger(GEMPlugin, before_training=_use_head_of)
-def purge_gem(plugin: Any, context: PurgeContext, change: Transaction) -> str:
+def purge_gem(plugin: Any, context: UnlearningContext, change: Transaction) -> str:
     """Empty the memories of the tasks; the gradients at hand, in which they had a part, are dropped.
 
     The host reads a memory for every experience up to now. One that is empty has no samples, hence no gradient, and no
@@ -49,7 +50,7 @@ def purge_gem(plugin: Any, context: PurgeContext, change: Transaction) -> str:
 
 
 @register_purger(AGEMPlugin)
-def purge_agem(plugin: Any, context: PurgeContext, change: Transaction) -> str:
+def purge_agem(plugin: Any, context: UnlearningContext, change: Transaction) -> str:
     """Drop the tasks' samples, and the reference gradient, in which they had a part."""
     change.keep(plugin, "buffers", "buffer_dataloader", "buffer_dliter", "reference_gradients")
     options = {} if plugin.buffer_dataloader is None else dict(plugin.buffer_dataloader.loader_kwargs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,19 +11,44 @@ from torch.utils.data import Dataset
 
 from avalanche_amnesia.ledger import RequestError
 from avalanche_amnesia.object_walk import Parts, reachable
+from avalanche_amnesia.unlearning.purging.registry import purger_of
 
 # A strategy's attributes that the host fills for every strategy alike: what the package cleans itself, or a mini-batch.
 _OF_EVERY_STRATEGY = frozenset(
     (
         *("model", "optimizer", "optimized_param_id", "plugins", "evaluator", "clock", "_criterion"),
         *("experience", "current_eval_stream", "_eval_streams", "adapted_dataset", "dataloader"),
-        *("mbatch", "mb_output", "loss", "rollback_point"),
+        *("mbatch", "mb_output", "loss", "rollback_point", "_listeners"),
     )
 )
 
 
 class UnknownStateError(RequestError):
     """Something keeps learned state that no purger can clean; nothing has changed when it is raised."""
+
+
+UnknownState = Sequence[tuple[object, str]]
+"""Plugins, the strategy or its criterion, with the path to something learned that nobody knows how to clean."""
+
+
+def unknown_state(strategy: Any, plugins: Iterable[object]) -> UnknownState:
+    """Those of some plugins that keep something learned and have no purger, with the path to what they keep."""
+    known = [strategy, strategy.optimizer, strategy.evaluator, strategy._criterion, *strategy.plugins]
+    beside = Parts(strategy.model)
+    paths = [(plugin, learned_state(plugin, known, beside)) for plugin in plugins if purger_of(plugin) is None]
+    return [(plugin, path) for plugin, path in paths if path is not None]
+
+
+def refuse_unknown_state(unknown: UnknownState) -> None:
+    """Raise if something keeps learned state that nobody knows how to clean."""
+    if unknown:
+        names = ", ".join(f"{type(plugin).__name__} (in its {path})" for plugin, path in unknown)
+        first = type(unknown[0][0]).__name__
+        raise UnknownStateError(
+            f"nothing was changed: state that was learned is kept in {names}, and nobody knows how to clean it of a "
+            f"task. Write a function (plugin, context, change) -> str under @register_purger({first}), or leave it "
+            "as it is with allow_unknown=True, which the record then says (plan.unpurged)"
+        )
 
 
 def learned_state(thing: object, skip: Iterable[object] = (), beside: Parts | None = None) -> str | None:

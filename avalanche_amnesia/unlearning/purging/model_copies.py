@@ -11,11 +11,12 @@ from avalanche.training.utils import get_last_fc_layer
 from torch import nn
 
 from avalanche_amnesia.transaction import Transaction
-from avalanche_amnesia.unlearning.purging.registry import PurgeContext, register_purger
+from avalanche_amnesia.unlearning.context import UnlearningContext
+from avalanche_amnesia.unlearning.purging.registry import register_purger
 from avalanche_amnesia.unlearning.task_modules import remove_task_modules
 
 
-def without_tasks(teacher: nn.Module, context: PurgeContext) -> nn.Module:
+def without_tasks(teacher: nn.Module, context: UnlearningContext) -> nn.Module:
     """A copy of a teacher, which is the last committed state, without the tasks that go."""
     result = deepcopy(teacher)
     with torch.no_grad():
@@ -31,7 +32,7 @@ def without_tasks(teacher: nn.Module, context: PurgeContext) -> nn.Module:
 
 
 @register_purger(LwFPlugin)
-def purge_lwf(plugin: Any, context: PurgeContext, change: Transaction) -> str:
+def purge_lwf(plugin: Any, context: UnlearningContext, change: Transaction) -> str:
     """Take updates and heads out of the teacher; without a task left there is none."""
     method = plugin.lwf
     change.set(method, prev_model=method.prev_model, prev_classes_by_task=deepcopy(method.prev_classes_by_task))
@@ -45,7 +46,7 @@ def purge_lwf(plugin: Any, context: PurgeContext, change: Transaction) -> str:
 
 
 @register_purger(LFLPlugin)
-def purge_lfl(plugin: Any, context: PurgeContext, change: Transaction) -> str:
+def purge_lfl(plugin: Any, context: UnlearningContext, change: Transaction) -> str:
     """Take updates out of the teacher of the features; without a task left the frozen last layer learns again."""
     if plugin.prev_model is None:
         return "LFL: no teacher yet"
@@ -60,7 +61,7 @@ def purge_lfl(plugin: Any, context: PurgeContext, change: Transaction) -> str:
 
 
 @register_purger(EarlyStoppingPlugin)
-def purge_best_state(plugin: Any, context: PurgeContext, change: Transaction) -> str:
+def purge_best_state(plugin: Any, context: UnlearningContext, change: Transaction) -> str:
     """Drop the copy; in the middle of a training the search for the best weights begins again."""
     change.set(plugin, best_state=None, best_val=None, best_step=None)
     return "EarlyStopping: its copy of the best weights was dropped"

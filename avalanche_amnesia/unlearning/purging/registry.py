@@ -7,36 +7,12 @@ taught by a model that knows it, Replay trains on its samples.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from torch import nn
-
-from avalanche_amnesia.trajectory.removal import Removal
 from avalanche_amnesia.transaction import Transaction
+from avalanche_amnesia.unlearning.context import UnlearningContext
 
-
-@dataclass(frozen=True)
-class PurgeContext:
-    """Description of an unlearning, for those who clean up behind it."""
-
-    tasks: tuple[int, ...]
-    order: tuple[int, ...]
-    writers: tuple[int, ...]
-    counters: Mapping[int, int]
-    own_parameters: frozenset[str]
-    removal: Removal
-    model: nn.Module
-    in_training: int | None = None
-
-    def trained_after(self, task: int | None) -> bool:
-        """Tell whether a task was trained when one of those that go was already there (None: now)."""
-        if task not in self.order:
-            return True
-        return any(self.order.index(gone) < self.order.index(task) for gone in self.tasks)
-
-
-Purger = Callable[[Any, PurgeContext, Transaction], str]
+Purger = Callable[[Any, UnlearningContext, Transaction], str]
 Preparation = Callable[[Any, int], None]
 Registered = TypeVar("Registered")
 _PURGERS: dict[type, Purger] = {}
@@ -46,8 +22,9 @@ _PREPARATIONS: dict[type, Preparation] = {}
 def register_purger(*classes: type, before_training: Preparation | None = None) -> Callable[[Purger], Purger]:
     """Decorator: the function cleans plugins (or strategies) of these classes and their subclasses.
 
-    The function gets the plugin, a :class:`PurgeContext` and a :class:`~avalanche_amnesia.transaction.Transaction`,
-    through which it makes its changes (``change.set(plugin, memory={})``); it returns one line for the record.
+    The function gets the plugin, an :class:`UnlearningContext`, and a
+    :class:`~avalanche_amnesia.transaction.Transaction` through which it makes its changes (``change.set(plugin,
+    memory={})``); it returns one line for the record.
 
     Args:
         classes: of plugins, or of strategies with a memory of their own.

@@ -15,24 +15,25 @@ from torch.utils.data import DataLoader
 
 from avalanche_amnesia.models.modes import evaluating
 from avalanche_amnesia.transaction import Transaction
+from avalanche_amnesia.unlearning.context import UnlearningContext
 from avalanche_amnesia.unlearning.purging.buffers import (
     purge_policy,
     set_attribute,
     single_buffers,
     subset_alone,
 )
-from avalanche_amnesia.unlearning.purging.registry import PurgeContext, register_purger
+from avalanche_amnesia.unlearning.purging.registry import register_purger
 
 
 @register_purger(ReplayPlugin)
-def purge_replay(plugin: Any, context: PurgeContext, change: Transaction) -> str:
+def purge_replay(plugin: Any, context: UnlearningContext, change: Transaction) -> str:
     """Drop the tasks' samples from a storage policy of whatever kind."""
     removed = purge_policy(plugin.storage_policy, set(context.tasks), change)
     return f"Replay: {removed} samples of the tasks dropped"
 
 
 @register_purger(DER, ER_ACE, ER_AML)
-def purge_own_buffer(strategy: Any, context: PurgeContext, change: Transaction) -> str:
+def purge_own_buffer(strategy: Any, context: UnlearningContext, change: Transaction) -> str:
     """Drop the tasks' samples from a strategy's own buffer; logits given when the tasks were known are given again."""
     removed = purge_policy(strategy.storage_policy, set(context.tasks), change)
     renewed = sum(_renew_logits(single, context, change) for single in single_buffers(strategy.storage_policy))
@@ -41,7 +42,7 @@ def purge_own_buffer(strategy: Any, context: PurgeContext, change: Transaction) 
     return f"{line}, {renewed} samples' logits replaced by the model's without the tasks" if renewed else line
 
 
-def _reload(strategy: Any, context: PurgeContext, change: Transaction) -> None:
+def _reload(strategy: Any, context: UnlearningContext, change: Transaction) -> None:
     """Let go of the old samples: last batches, and the loader of a training that is under way."""
     last = [name for name in vars(strategy) if name in _LAST_BATCH or name.startswith("mb_buffer_")]
     loaders = [name for name in ("replay_loader", "pos_neg_loaders") if getattr(strategy, name, None)]
@@ -64,7 +65,7 @@ def _endless(data: Any, batch_size: int) -> Iterator[Any]:
 _LAST_BATCH = ("batch_logits",)
 
 
-def _renew_logits(buffer: Any, context: PurgeContext, change: Transaction) -> int:
+def _renew_logits(buffer: Any, context: UnlearningContext, change: Transaction) -> int:
     """Give logits anew that were stored when one of the tasks that go had been learned: they hold its update."""
     attribute = buffer.buffer._data_attributes.get("logits") if len(buffer.buffer) else None
     if attribute is None:

@@ -17,7 +17,7 @@ from support.strategy_state import trajectory, unlearning_plugin
 from wandb.proto import wandb_internal_pb2
 
 from avalanche_amnesia.benchmarks import PermutedDigits
-from avalanche_amnesia.contrib.residue_search import audit
+from avalanche_amnesia.contrib.residue_search import audit, take_evidence, take_fingerprint
 from avalanche_amnesia.lab.runs.command_line import main
 from avalanche_amnesia.training.plugins import UnlearningPlugin
 
@@ -46,7 +46,7 @@ class Case:
         self.samples = experiences[1].tensors[0].clone()
         self.dataset = experiences[1].dataset
         self.trajectory = trajectory(self.strategy)
-        self.evidence = plugin.evidence(self.strategy, [1], [experiences[1]])
+        self.evidence = take_evidence(self.strategy, [1], [experiences[1]])
         self.record = plugin.unlearn(self.strategy, [1])
 
     def audit(self, root=None, evidence=False):
@@ -54,14 +54,14 @@ class Case:
 
 
 def unlearning():
-    return UnlearningPlugin(fingerprint=True)
+    return UnlearningPlugin(fingerprint=take_fingerprint)
 
 
 @pytest.fixture(scope="module")
 def masked():
     def make(stash):
         strategy = amnesiac(plugins=[stash])
-        unlearning_plugin(strategy).fingerprint = True
+        unlearning_plugin(strategy).fingerprint = take_fingerprint
         return strategy
 
     return Case(make, DIGITS.train_stream)
@@ -96,7 +96,7 @@ def test_no_host_keeps_residue_that_an_audit_finds(name):
     strategy = amnesiac(train_epochs=1) if name == "amnesiac" else host(name, unlearning=unlearning())
     for experience in STREAM.train_stream[:3]:
         strategy.train(experience)
-    evidence = unlearning_plugin(strategy).evidence(strategy, [1], [STREAM.train_stream[1]])
+    evidence = take_evidence(strategy, [1], [STREAM.train_stream[1]])
     record = unlearning_plugin(strategy).unlearn(strategy, [1])
     for known in (None, evidence):
         report = audit(strategy, record, evidence=known)
@@ -177,7 +177,9 @@ def test_without_the_purge_the_audit_finds_what_hosts_keep(monkeypatch):
         (LwF, {"alpha": 1.0, "temperature": 2.0}, "own tensor", "prev_model"),
         (Replay, {"mem_size": 30}, "data set", "storage_policy"),
     ):
-        strategy = stock(make, epochs=1, unlearning=UnlearningPlugin(allow_unknown=True, fingerprint=True), **options)
+        strategy = stock(
+            make, epochs=1, unlearning=UnlearningPlugin(allow_unknown=True, fingerprint=take_fingerprint), **options
+        )
         for experience in STREAM.train_stream[:3]:
             strategy.train(experience)
         report = audit(strategy, unlearning_plugin(strategy).unlearn(strategy, [1]))

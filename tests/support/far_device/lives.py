@@ -12,7 +12,7 @@ from torch.optim import SGD, Adam
 from avalanche_amnesia.benchmarks import UnlearningRequest, with_unlearning
 from avalanche_amnesia.contrib.export import extract
 from avalanche_amnesia.contrib.metrics import membership_metrics, relapse_metrics
-from avalanche_amnesia.contrib.residue_search import audit
+from avalanche_amnesia.contrib.residue_search import audit, take_fingerprint
 from avalanche_amnesia.evaluation import References, jsd_metrics
 from avalanche_amnesia.models import MLP, MaskedModel, SubnetModel
 from avalanche_amnesia.training import HAT, WSN, AdaHAT, AmnesiacHAT
@@ -62,7 +62,7 @@ def life(kind, *, requests=True, **options):
                 strategy.save(folder)
                 loaded = made(kind, device, **options)
                 load_state(loaded, folder)
-            record = loaded.unlearn([2], fingerprint=True)
+            record = loaded.unlearn([2], fingerprint=take_fingerprint)
             assert audit(loaded.model, record).clean
             strategy = loaded
             strategy.train(DIGITS.train_stream[4])

@@ -1,0 +1,96 @@
+"""An unlearning between its request and its record: the strategy, the tasks that go, and what was worked out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from avalanche_amnesia.audit.record import UnlearningPlan
+from avalanche_amnesia.ledger import TaskLedger
+from avalanche_amnesia.trajectory.removal import Removal
+from avalanche_amnesia.trajectory.store import Trajectory
+from avalanche_amnesia.unlearning.compensation import Compensation, Repair
+
+
+@dataclass(eq=False)
+class UnlearningContext:
+    """All that an unlearning looks at, works out and changes; purgers read it too.
+
+    Attributes:
+        strategy: whose tasks go.
+        tasks: labels of the tasks that go.
+        event: when they were asked for, e.g. ``"after task 3"``.
+        ledger: of the strategy's tasks.
+        trajectory: of the strategy's tasks.
+        counters: task → Avalanche's counter of the experience that trained it.
+        plugins: of the host and of the user, with the strategy and its criterion: what purgers clean.
+        compensations: make up for what remaining tasks lose.
+        repair: trains remaining tasks on samples of theirs; None: nothing does.
+        opened_whole: task → layers whose mask says nothing of it, because the task opened all that it could (a pool).
+        shared_state: names of tensors beside the parameters that trainings changed for all tasks together.
+        before: parameter name → values before the task in training; None between tasks.
+        in_training: the task in training; None between tasks.
+        unrecorded: tasks that the model has and the ledger does not know: it was loaded with them.
+        started: ``time.perf_counter()`` when the request came.
+        order: remaining tasks when the request came, in training order.
+        writers: tasks and repairs (negative numbers) of the trajectory when the request came, in order.
+        parameters: name → parameter of the model, with the tasks that go.
+        own_parameters: names of the parameters that go with the tasks.
+        hashes: name → hash of every tensor of the model, with the tasks that go.
+        removal: what goes out of the shared parameters.
+        plan: what changes, as data.
+    """
+
+    strategy: Any
+    tasks: tuple[int, ...]
+    event: str
+    ledger: TaskLedger
+    trajectory: Trajectory
+    counters: Mapping[int, int]
+    plugins: Sequence[object]
+    compensations: Sequence[Compensation] = ()
+    repair: Repair | None = None
+    opened_whole: Mapping[int, Collection[str]] = field(default_factory=dict)
+    shared_state: Collection[str] = ()
+    before: dict[str, Tensor] | None = None
+    in_training: int | None = None
+    unrecorded: Collection[int] = ()
+    started: float = field(default_factory=time.perf_counter)
+    order: tuple[int, ...] = field(init=False)
+    writers: tuple[int, ...] = field(init=False)
+    parameters: Mapping[str, nn.Parameter] = field(init=False)
+    own_parameters: frozenset[str] = field(init=False)
+    hashes: Mapping[str, str] = field(init=False)
+    removal: Removal = field(init=False)
+    plan: UnlearningPlan = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.order, self.writers = self.ledger.remaining, tuple(self.trajectory.logs)
+
+    @property
+    def model(self) -> nn.Module:
+        """The strategy's model."""
+        model: nn.Module = self.strategy.model
+        return model
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The strategy's optimizer."""
+        optimizer: Optimizer = self.strategy.optimizer
+        return optimizer
+
+    @property
+    def remaining(self) -> tuple[int, ...]:
+        """Tasks that remain without those that go, in training order."""
+        return tuple(task for task in self.order if task not in self.tasks)
+
+    def trained_after(self, task: int | None) -> bool:
+        """Tell whether a task was trained when one of those that go was already there (None: now)."""
+        if task not in self.order:
+            return True
+        return any(self.order.index(gone) < self.order.index(task) for gone in self.tasks)
