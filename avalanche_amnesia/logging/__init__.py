@@ -1,4 +1,4 @@
-"""Loggers and dashboards: Weights & Biases, offline runs read back."""
+"""Loggers and dashboards: Weights & Biases."""
 
 import lazy_loader
 

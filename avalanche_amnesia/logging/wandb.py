@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import struct
 import time
 import warnings
 from collections.abc import Mapping, Sequence
@@ -12,12 +13,13 @@ from typing import Any
 from avalanche_amnesia.audit.record import UnlearningRecord
 from avalanche_amnesia.evaluation.figures import Table
 from avalanche_amnesia.logging.axes import AXES
-from avalanche_amnesia.logging.offline import is_finished
 from avalanche_amnesia.logging.run_logger import DEFAULT_PROJECT, RunLogger, RunWriter, refuse_one_string, tells_of
 from avalanche_amnesia.logging.run_mode import resolve_mode
 from avalanche_amnesia.logging.values import Histogram, Image, Payload
 
 _FLUSH_SECONDS = 30.0
+_BLOCK, _FILE_HEADER, _CHUNK = 32 * 1024, 7, struct.Struct("<IHB")
+_WHOLE, _FIRST, _LAST = 1, 2, 4
 _RECORD_TYPE = "unlearning-record"
 
 
@@ -228,8 +230,37 @@ def _check_run(run: Any) -> None:
 def _wait_until_written(file: Path) -> None:
     """Wait for W&B's writer, which may still be at work when `Run.finish` returns (seen with 0.31)."""
     deadline = time.monotonic() + _FLUSH_SECONDS
-    while file.exists() and not is_finished(file):
+    while file.exists() and not _has_ended(file):
         if time.monotonic() > deadline:
             warnings.warn(f"W&B has not completed {file} within {_FLUSH_SECONDS:.0f} s of its end", stacklevel=3)
             return
         time.sleep(0.01)
+
+
+def _has_ended(file: Path) -> bool:
+    """Tell whether one of the last records in a run's file says that the run has ended."""
+    from wandb.proto import wandb_internal_pb2
+
+    # The file is a log as LevelDB has them: blocks of chunks, each with checksum, length and type in front of a record,
+    # or of a part of one that goes on in the next block. The record of the end is far smaller than a block.
+    start = max(0, file.stat().st_size // _BLOCK - 1) * _BLOCK
+    with file.open("rb") as stream:
+        stream.seek(start)
+        tail = stream.read()
+    at = 0 if start else _FILE_HEADER
+    parts: bytes | None = None  # None: of a record that began before the tail
+    while at + _CHUNK.size <= len(tail):
+        if _BLOCK - at % _BLOCK < _CHUNK.size:
+            at += _BLOCK - at % _BLOCK
+            continue
+        _, length, kind = _CHUNK.unpack_from(tail, at)
+        part, at = tail[at + _CHUNK.size :][:length], at + _CHUNK.size + length
+        if kind in (_WHOLE, _FIRST):
+            parts = part
+        elif parts is not None:
+            parts += part
+        if kind in (_WHOLE, _LAST) and parts is not None and at <= len(tail):
+            record = wandb_internal_pb2.Record.FromString(parts)
+            if record.WhichOneof("record_type") == "exit":
+                return True
+    return False

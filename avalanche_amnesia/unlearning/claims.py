@@ -36,7 +36,6 @@ from avalanche_amnesia.unlearning.circumstances import (
 )
 from avalanche_amnesia.unlearning.compensation import compensates
 from avalanche_amnesia.unlearning.context import UnlearningContext
-from avalanche_amnesia.unlearning.inert import is_inert
 
 
 class TamperedError(RequestError):
@@ -160,8 +159,7 @@ class Claims:
         """Reasons why a training here is no function of (seed, task) and of what it can see.
 
         A plugin says of itself, by class attributes, that its part is such a function (``repeatable``), that it seeds
-        every task (``seeds_tasks``), that it commits a task to its mask (``commits_to_mask``). Of other people's
-        plugins those that hold nothing and write nothing cost no ``exact``.
+        every task (``seeds_tasks``), that it commits a task to its mask (``commits_to_mask``).
         """
         found = []
         if not any(getattr(plugin, "seeds_tasks", False) for plugin in strategy.plugins):
@@ -172,8 +170,9 @@ class Claims:
             found.append("the optimizer's state outlived a task")
         for plugin in strategy.plugins:
             known = getattr(plugin, "repeatable", False) or isinstance(plugin, OF_THE_HOST) or compensates(plugin)
-            if not known and not is_inert(plugin):
-                found.append(f"plugin {type(plugin).__name__} may keep state")
+            if not known:
+                name = type(plugin).__name__
+                found.append(f"plugin {name} may keep state; set {name}.repeatable = True if none outlives a task")
         if self._optimizer is not None and optimizer_memory(strategy) != self._optimizer:
             found.append(f"{type(strategy.optimizer).__name__} keeps state of its own, which no new task resets")
         return found

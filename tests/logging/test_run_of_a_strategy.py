@@ -7,14 +7,14 @@ import pytest
 from avalanche.evaluation.metrics import accuracy_metrics
 from avalanche.training.plugins import EvaluationPlugin
 from support.strategies import DIGITS, amnesiac
+from support.wandb_files import read_offline_run, records
 from support.wandb_recorder import run_folders
 from wandb.proto import wandb_internal_pb2
 
 from avalanche_amnesia.audit.record import UnlearningRecord
 from avalanche_amnesia.benchmarks import with_unlearning
 from avalanche_amnesia.evaluation import unlearned_accuracy_metrics
-from avalanche_amnesia.logging import WandBLogger, read_offline_run
-from avalanche_amnesia.logging.offline import _records
+from avalanche_amnesia.logging import WandBLogger
 
 BENCHMARK = with_unlearning(DIGITS, {1: [0]})
 
@@ -62,7 +62,7 @@ def test_its_summary_holds_no_accuracy_of_a_task_that_was_unlearned(run):
 def test_each_record_is_an_artefact(run, folder):
     kinds = []
     file = next(run_folders(folder)[0].glob("*.wandb"))
-    for data in _records(file, file.read_bytes()):
+    for data in records(file, file.read_bytes()):
         record = wandb_internal_pb2.Record()
         record.ParseFromString(data)
         if record.WhichOneof("record_type") == "artifact" and record.artifact.type != "run_table":

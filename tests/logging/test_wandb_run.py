@@ -10,9 +10,10 @@ import pytest
 import torch
 import wandb
 from avalanche.evaluation.metric_results import MetricValue
+from support.wandb_files import read_offline_run
 from support.wandb_recorder import Recorder, run_folders
 
-from avalanche_amnesia.logging import WandBLogger, read_offline_run
+from avalanche_amnesia.logging import WandBLogger
 
 
 def test_two_loggers_write_two_runs(tmp_path: Path) -> None:
@@ -94,7 +95,7 @@ def test_wandb_mode_is_respected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_context_manager_marks_a_failed_run(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
     codes: list[int] = []
     monkeypatch.setattr(recorder.logger.run, "finish", lambda exit_code: codes.append(exit_code))
-    monkeypatch.setattr("avalanche_amnesia.logging.wandb.is_finished", lambda file: True)
+    monkeypatch.setattr("avalanche_amnesia.logging.wandb._has_ended", lambda file: True)
     with pytest.raises(KeyError), recorder.logger:
         raise KeyError
     assert codes == [1]
@@ -128,13 +129,13 @@ def test_finish_returns_when_everything_is_stored(tmp_path: Path) -> None:
 
 def test_finish_waits_for_a_slow_writer(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
     answers = [False, False, True]
-    monkeypatch.setattr("avalanche_amnesia.logging.wandb.is_finished", lambda file: answers.pop(0))
+    monkeypatch.setattr("avalanche_amnesia.logging.wandb._has_ended", lambda file: answers.pop(0))
     recorder.logger.finish()
     assert answers == []
 
 
 def test_finish_says_when_the_writer_does_not_end(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("avalanche_amnesia.logging.wandb.is_finished", lambda file: False)
+    monkeypatch.setattr("avalanche_amnesia.logging.wandb._has_ended", lambda file: False)
     monkeypatch.setattr("avalanche_amnesia.logging.wandb._FLUSH_SECONDS", 0.0)
     with pytest.warns(UserWarning, match=r"has not completed .*\.wandb"):
         recorder.logger.finish()

@@ -19,11 +19,13 @@ from avalanche.training.supervised import Naive
 from avalanche.training.utils import trigger_plugins
 from PIL import Image
 from sklearn.datasets import load_digits
+from support.wandb_files import read_offline_run
 from support.wandb_recorder import run_folders
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from avalanche_amnesia.logging import OfflineRun, WandBLogger, read_offline_run
+from avalanche_amnesia.lab.logging.json_lines import LoggedRun
+from avalanche_amnesia.logging import WandBLogger
 
 
 class Digits(Dataset):
@@ -123,7 +125,7 @@ class Finished:
             trigger_plugins(strategy, "after_unlearning")
             self.all_metrics = evaluator.get_all_metrics()
             self.iterations = strategy.clock.train_iterations
-        self.run: OfflineRun = read_offline_run(*run_folders(folder))
+        self.run: LoggedRun = read_offline_run(*run_folders(folder))
 
     def rows_with(self, name: str) -> list[dict[str, Any]]:
         return [row for row in self.run.rows if name in row]

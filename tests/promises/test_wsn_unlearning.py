@@ -12,6 +12,7 @@ from avalanche.training.plugins import EvaluationPlugin
 from support.residue_oracle import tensors_within
 from support.strategies import DIGITS, OPTIMIZERS, mlp
 from support.strategy_state import bits, fingerprint, trajectory, unlearning_plugin
+from support.wandb_files import read_offline_run
 from torch import nn
 
 from avalanche_amnesia.benchmarks import UnlearningRequest, with_unlearning
@@ -24,7 +25,7 @@ from avalanche_amnesia.evaluation import (
     network_capacity,
     unlearned_accuracy_metrics,
 )
-from avalanche_amnesia.logging import WandBLogger, read_offline_run
+from avalanche_amnesia.logging import WandBLogger
 from avalanche_amnesia.models import SubnetModel
 from avalanche_amnesia.models.weight_masks.mask_storage import pack_bits
 from avalanche_amnesia.training import WSN

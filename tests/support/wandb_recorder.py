@@ -3,7 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from avalanche_amnesia.logging import OfflineRun, WandBLogger, read_offline_run
+from avalanche_amnesia.lab.logging.json_lines import LoggedRun
+from avalanche_amnesia.logging import WandBLogger
+from support.wandb_files import read_offline_run
 
 
 def run_folders(folder: Path) -> list[Path]:
@@ -18,7 +20,7 @@ class Recorder:
     def log(self, name: str, value: Any, iteration: int = 0) -> None:
         self.logger.log_single_metric(name, value, iteration)
 
-    def read(self) -> OfflineRun:
+    def read(self) -> LoggedRun:
         self.logger.finish()
         return read_offline_run(self.run_folder)
 

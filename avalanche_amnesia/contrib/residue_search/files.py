@@ -15,7 +15,7 @@ from safetensors import safe_open
 from avalanche_amnesia.object_walk import reachable
 
 _TORCH = (".pt", ".pth", ".ckpt", ".bin", ".pkl", ".pickle", ".dill")
-_OTHER = (".safetensors", ".npy", ".npz", ".json", ".jsonl", ".wandb")
+_OTHER = (".safetensors", ".npy", ".npz", ".json", ".jsonl")
 
 
 _FINGERPRINT = frozenset({"traces", "sketches"})
@@ -72,24 +72,18 @@ def _contents(file: Path) -> Iterator[tuple[str, Any]]:
         for number, line in enumerate(file.read_text().splitlines()):
             yield from _json_arrays(json.loads(line), f"line {number + 1}")
     elif kind == ".wandb":
-        yield from _logged(file)
+        raise UnreadableFileError(
+            f"{file}: W&B's own log is not looked into; delete it, or write runs with a JSONLogger, whose files are"
+        )
     else:
         raise UnreadableFileError(f"{file}: of a kind that is not looked into (a picture, say)")
 
 
-def _logged(file: Path) -> Iterator[tuple[str, Any]]:
-    from avalanche_amnesia.logging.offline import read_offline_run  # needs wandb, which a record does not
-
-    run = read_offline_run(file)
-    for number, row in enumerate(run.rows):
-        for name, value in row.items():
-            yield f"row {number}/{name}", value
-            yield from _json_arrays(value, f"row {number}/{name}")
-
-
 def _json_arrays(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Lists of numbers, nested ones as one array; the numbers of a fingerprint are no tensor."""
+    """Lists of numbers, nested ones as one array, and logged media; the numbers of a fingerprint are no tensor."""
     if isinstance(value, dict):
+        if "_type" in value:
+            yield path, value
         of_fingerprint = _FINGERPRINT if value.keys() >= _FINGERPRINT else ()
         for key, item in value.items():
             if key in of_fingerprint:

@@ -12,6 +12,7 @@ import math
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,6 @@ from PIL import Image
 from avalanche_amnesia.audit.record import UnlearningRecord
 from avalanche_amnesia.evaluation.figures import Table
 from avalanche_amnesia.logging.axes import AXES
-from avalanche_amnesia.logging.offline import OfflineRun
 from avalanche_amnesia.logging.run_logger import DEFAULT_PROJECT, RunLogger, RunWriter, refuse_one_string, tells_of
 from avalanche_amnesia.logging.values import Histogram, Payload
 from avalanche_amnesia.saving.replacing import replace_file
@@ -189,7 +189,40 @@ def start_run(folder: Path, **about: Any) -> None:
     replace_file(folder / RUN_FILE, line.encode())
 
 
-def read_json_run(folder: str | Path) -> OfflineRun:
+@dataclass
+class LoggedRun:
+    """Contents of a run's log.
+
+    Attributes:
+        id: identifier of the run.
+        name: its name.
+        project: W&B project in which it is, or would be.
+        group: its group.
+        job_type: its part in the group.
+        config: its settings.
+        summary: name → smallest, largest and last value, as W&B has them.
+        metrics: metric name → the metric it is drawn over; None where it has no axis.
+        rows: one dict per logged row.
+        records: of its unlearnings.
+        inputs: records of other runs that it is about.
+        complete: whether it was finished; False for a run that is still going or was killed.
+    """
+
+    id: str = ""
+    name: str = ""
+    project: str = ""
+    group: str = ""
+    job_type: str = ""
+    config: dict[str, Any] = field(default_factory=dict)
+    summary: dict[str, Any] = field(default_factory=dict)
+    metrics: dict[str, str | None] = field(default_factory=dict)
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    records: list[UnlearningRecord] = field(default_factory=list)
+    inputs: list[UnlearningRecord] = field(default_factory=list)
+    complete: bool = False
+
+
+def read_json_run(folder: str | Path) -> LoggedRun:
     """Read all that a run of JSON lines has logged; of a killed run what is whole, with `complete=False`.
 
     Args:
@@ -198,7 +231,7 @@ def read_json_run(folder: str | Path) -> OfflineRun:
     Raises:
         JSONRunError: no run is there, it is of another version, or a line in the middle is broken.
     """
-    run = OfflineRun()
+    run = LoggedRun()
     replay(folder, _Reader(run), lambda head: _begin(run, head))
     return run
 
@@ -271,16 +304,16 @@ def _from_json(folder: Path, value: Any) -> Payload:
     return float(value["value"] if kind == "number" else value)
 
 
-def _begin(run: OfflineRun, head: Mapping[str, Any]) -> None:
+def _begin(run: LoggedRun, head: Mapping[str, Any]) -> None:
     run.id, run.name, run.project = head["id"], head["name"] or "", head["project"]
     run.group, run.job_type, run.config = head["group"] or "", head["job_type"], dict(head["config"])
     run.metrics = dict.fromkeys(AXES)
 
 
 class _Reader(RunWriter):
-    """Fills an :class:`OfflineRun`, with the summary that W&B would make."""
+    """Fills an :class:`LoggedRun`, with the summary that W&B would make."""
 
-    def __init__(self, run: OfflineRun) -> None:
+    def __init__(self, run: LoggedRun) -> None:
         self._run = run
 
     def describe(self, settings: Mapping[str, Any], name: str | None) -> None:

@@ -1,8 +1,6 @@
 """The audit finds planted residue of each kind, where it is, and nothing where there is none."""
 
 import json
-import struct
-import zlib
 from copy import deepcopy
 
 import numpy as np
@@ -14,7 +12,6 @@ from safetensors.torch import save_file
 from support.stock_hosts import HOSTS, host
 from support.strategies import DIGITS, amnesiac, stock
 from support.strategy_state import trajectory, unlearning_plugin
-from wandb.proto import wandb_internal_pb2
 
 from avalanche_amnesia.benchmarks import PermutedDigits
 from avalanche_amnesia.contrib.residue_search import audit, take_evidence, take_fingerprint
@@ -227,31 +224,23 @@ def test_files_of_the_unlearned_model_are_clean(case, tmp_path):
     assert report.looked_at > 5
 
 
-def wandb_file(folder, **logged):
-    """An offline run of one row, in the format of its description: small records, each in a block of one log."""
-    run, row = wandb_internal_pb2.Record(), wandb_internal_pb2.Record()
-    run.run.run_id = "abc"
-    for name, value in logged.items():
-        item = row.history.item.add()
-        item.nested_key.append(name.replace("__", "/"))
-        item.value_json = json.dumps(value)
-    log = b":W&B\xe1\xbe\x00"
-    for record in (run, row):
-        part = record.SerializeToString()
-        log += struct.pack("<IH", zlib.crc32(b"\x01" + part), len(part)) + b"\x01" + part
-    (folder / "run-abc.wandb").write_bytes(log)
+def run_lines(folder, **logged):
+    """A run of JSON lines with one row."""
+    values = {name.replace("__", "/"): value for name, value in logged.items()}
+    lines = [{"kind": "run", "id": "abc"}, {"kind": "row", "values": values}]
+    (folder / "run.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
 def test_what_a_dashboard_logged_of_the_task_is_found(case, tmp_path):
     head = case.state["heads.1.bias"]
-    wandb_file(tmp_path, Acc__Task001=0.5, Mask__Task002={"_type": "image-file"}, head=head[:2].tolist())
+    run_lines(tmp_path, Acc__Task001=0.5, Mask__Task002={"_type": "image"}, head=head[:2].tolist())
     report = case.audit(tmp_path)
     assert report.clean, report.table()
-    assert report.looked_at >= 3
+    assert report.looked_at == 2
     weights = case.state["heads.1.weight"].flatten().tolist()
-    wandb_file(tmp_path, Mask__Task001={"_type": "image-file"}, W={"_type": "histogram", "values": weights})
+    run_lines(tmp_path, Mask__Task001={"_type": "image"}, W={"_type": "histogram", "values": weights})
     found = {(finding.kind, finding.path.split(": ")[1]) for finding in case.audit(tmp_path).findings}
-    assert found == {("log", "row 0/Mask/Task001"), ("own tensor", "row 0/W/values")}
+    assert found == {("log", "line 2/values/Mask/Task001"), ("own tensor", "line 2/values/W/values")}
 
 
 def test_the_command_line_says_it_by_its_status(case, tmp_path, capsys):
@@ -267,10 +256,12 @@ def test_the_command_line_says_it_by_its_status(case, tmp_path, capsys):
     capsys.readouterr()
     (folder / "whole.pkl").write_bytes(b"\x80\x04\x8c\x02os\x94.")
     (folder / "mask.png").write_bytes(b"\x89PNG\r\n\x1a\n\0\0")
+    (folder / "run-abc.wandb").write_bytes(b":W&B\xe1\xbe\x00")
     assert main(["audit", str(folder), "--record", str(record)]) == 3
     said = " ".join(capsys.readouterr().out.split())  # whatever the width that it is wrapped at
-    assert all(f"not looked into: {folder / name}" in said for name in ("whole.pkl", "mask.png"))
+    assert all(f"not looked into: {folder / name}" in said for name in ("whole.pkl", "mask.png", "run-abc.wandb"))
     assert "without running code from it" in said
+    assert "W&B's own log is not looked into" in said
     torch.save(case.state, folder / "old.pt")
     assert main(["audit", str(folder), "--record", str(record)]) == 1
     assert "old.pt" in capsys.readouterr().out

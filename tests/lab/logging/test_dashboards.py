@@ -12,6 +12,7 @@ from avalanche.logging import InteractiveLogger, TensorboardLogger
 from avalanche.training.plugins import EvaluationPlugin
 from PIL import Image
 from support.strategies import DIGITS, amnesiac
+from support.wandb_files import read_offline_run
 from support.wandb_recorder import run_folders
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -26,7 +27,7 @@ from avalanche_amnesia.evaluation import (
     unlearned_accuracy_metrics,
 )
 from avalanche_amnesia.lab.logging import JSONLogger, read_json_run
-from avalanche_amnesia.logging import WandBLogger, read_offline_run
+from avalanche_amnesia.logging import WandBLogger
 
 DISTANCES = ("JSD_own", "JSD_remaining", "JSD_none", "Euclidean_own", "Cosine_own", "CKA_own")
 BESIDE = ("", "_floor_order", "_ratio_order")

@@ -14,6 +14,7 @@ from avalanche.evaluation.metrics import accuracy_metrics, loss_metrics
 from avalanche.training.plugins import EvaluationPlugin
 from PIL import Image
 from support.strategies import DIGITS, amnesiac
+from support.wandb_files import read_offline_run
 from support.wandb_recorder import run_folders
 
 from avalanche_amnesia.audit.record import UnlearningRecord
@@ -21,8 +22,8 @@ from avalanche_amnesia.benchmarks import with_unlearning
 from avalanche_amnesia.evaluation import accuracy_matrix_metrics, capacity_metrics, unlearned_accuracy_metrics
 from avalanche_amnesia.evaluation.figures import Table
 from avalanche_amnesia.lab.logging import JSONLogger, JSONRunError, read_json_run
-from avalanche_amnesia.lab.logging.json_lines import RUN_FILE
-from avalanche_amnesia.logging import OfflineRun, WandBLogger, read_offline_run
+from avalanche_amnesia.lab.logging.json_lines import RUN_FILE, LoggedRun
+from avalanche_amnesia.logging import WandBLogger
 from avalanche_amnesia.logging.values import Histogram
 from avalanche_amnesia.training import load_state
 from avalanche_amnesia.training.host.lookup import unlearning_of
@@ -46,7 +47,7 @@ def train(*loggers: Any) -> Any:
 
 
 @pytest.fixture(scope="module")
-def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, OfflineRun, OfflineRun, Any]:
+def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, LoggedRun, LoggedRun, Any]:
     folder = tmp_path_factory.mktemp("both")
     about: dict[str, Any] = {"group": "seeds", "job_type": "reference", "config": {"note": "mine"}, "tags": ["digits"]}
     with pytest.MonkeyPatch.context() as patch:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import wandb
+from support.wandb_files import read_offline_run
 from support.wandb_recorder import run_folders
 
 from avalanche_amnesia.audit.record import UnlearningPlan, UnlearningRecord
@@ -15,7 +16,7 @@ from avalanche_amnesia.contrib.residue_search.audit_report import AuditReport, F
 from avalanche_amnesia.lab.logging import JSONLogger, log_audit, read_json_run, sync
 from avalanche_amnesia.lab.logging.json_lines import RUN_FILE
 from avalanche_amnesia.lab.runs.command_line import main
-from avalanche_amnesia.logging import WandBLogger, read_offline_run
+from avalanche_amnesia.logging import WandBLogger
 from avalanche_amnesia.logging.wandb import artefact_name
 
 PLAN = UnlearningPlan((1, 2), "after 3 trainings", {}, (), (), (), {}, "approximate", 0, (), ())

@@ -5,11 +5,11 @@ import zlib
 from pathlib import Path
 
 import pytest
+from support.wandb_files import OfflineRunError, read_offline_run
 from support.wandb_recorder import Recorder
 from wandb.proto import wandb_internal_pb2
 
-from avalanche_amnesia.logging import OfflineRunError, read_offline_run
-from avalanche_amnesia.logging.offline import is_finished
+from avalanche_amnesia.logging.wandb import _has_ended
 
 BLOCK = 32 * 1024
 
@@ -48,7 +48,7 @@ def test_a_cut_file_gives_what_is_whole(run_file: Path) -> None:
         run_file.write_bytes(data[:size])
         run = read_offline_run(run_file)
         assert not run.complete
-        assert not is_finished(run_file)
+        assert not _has_ended(run_file)
         assert run.rows == whole.rows[: len(run.rows)]
         seen.add(len(run.rows))
     assert len(seen) > 20
@@ -94,7 +94,7 @@ def test_paths_that_are_no_run(tmp_path: Path) -> None:
 
 def test_end_is_found_from_the_tail(run_file: Path) -> None:
     assert run_file.stat().st_size > 3 * BLOCK
-    assert is_finished(run_file)
+    assert _has_ended(run_file)
 
 
 def as_log(records: list[bytes]) -> bytes:
@@ -132,6 +132,6 @@ def test_records_at_the_edge_of_a_block(tmp_path: Path, left: int) -> None:
     file.write_bytes(as_log(records))
     run = read_offline_run(file)
     assert (run.rows, run.complete) == ([{"x": 1.5}], True)
-    assert is_finished(file)
+    assert _has_ended(file)
     file.write_bytes(as_log(records[:3]))
-    assert not is_finished(file)
+    assert not _has_ended(file)

@@ -1,4 +1,4 @@
-"""Read a W&B offline run back: the file `run-<id>.wandb` below `wandb/offline-run-*`.
+"""What W&B wrote to disk: a reader of its offline runs, the files `run-<id>.wandb` below `wandb/offline-run-*`.
 
 The file is a LevelDB log. A header of 7 bytes (":W&B", 0xBEE1 as u16, version as u8) is followed by blocks of
 32 KiB (the header counts into the first) that hold chunks: crc32 of type and payload (u32), payload length
@@ -10,11 +10,10 @@ import json
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from avalanche_amnesia.audit.record import UnlearningRecord
+from avalanche_amnesia.lab.logging.json_lines import LoggedRun
 
 _HEADER = struct.Struct("<4sHB")
 _CHUNK = struct.Struct("<IHB")
@@ -26,30 +25,7 @@ class OfflineRunError(ValueError):
     """The file is not a readable W&B offline run."""
 
 
-@dataclass
-class OfflineRun:
-    """Contents of an offline run's log, or of a run of JSON lines."""
-
-    id: str = ""
-    name: str = ""
-    project: str = ""
-    group: str = ""
-    job_type: str = ""
-    config: dict[str, Any] = field(default_factory=dict)
-    summary: dict[str, Any] = field(default_factory=dict)
-    metrics: dict[str, str | None] = field(default_factory=dict)
-    """Metric name -> the metric it is drawn over, of every `define_metric`; None where it has no axis."""
-    rows: list[dict[str, Any]] = field(default_factory=list)
-    """One dict per logged row; images, tables and histograms are dicts with a `_type`; of JSON lines, objects."""
-    records: list[UnlearningRecord] = field(default_factory=list)
-    """Of its unlearnings (runs of JSON lines; W&B keeps them as artefacts)."""
-    inputs: list[UnlearningRecord] = field(default_factory=list)
-    """Records of other runs that it is about."""
-    complete: bool = False
-    """True: the run was finished; False for a run that is still going or was killed."""
-
-
-def read_offline_run(path: str | Path) -> OfflineRun:
+def read_offline_run(path: str | Path) -> LoggedRun:
     """Read all that an offline run has logged; of a killed run what is whole, with `complete=False`.
 
     Args:
@@ -63,8 +39,8 @@ def read_offline_run(path: str | Path) -> OfflineRun:
     from wandb.proto import wandb_internal_pb2
 
     file = _run_file(Path(path))
-    run = OfflineRun()
-    for data in _records(file, file.read_bytes()):
+    run = LoggedRun()
+    for data in records(file, file.read_bytes()):
         record = wandb_internal_pb2.Record()
         try:
             record.ParseFromString(data)
@@ -74,30 +50,6 @@ def read_offline_run(path: str | Path) -> OfflineRun:
     if not run.id:
         raise OfflineRunError(f"{file} says nothing about its run: W&B was stopped before it had written a record")
     return run
-
-
-def is_finished(file: Path) -> bool:
-    """Tell whether the last records of a run file say that the run has ended; cheap for large files."""
-    from wandb.proto import wandb_internal_pb2
-
-    size = file.stat().st_size
-    with file.open("rb") as stream:
-        # Chunks start anew at each block and the closing record is far smaller than one.
-        start = max(0, size // _BLOCK - 1) * _BLOCK
-        stream.seek(start)
-        tail = stream.read()
-    payload: bytes | None = None  # None: in a record that began before `start`
-    for kind, part in _chunks(file, tail, _HEADER.size if start == 0 else 0):
-        if kind in (_FULL, _FIRST):
-            payload = part
-        elif payload is not None:
-            payload += part
-        if kind in (_FULL, _LAST) and payload is not None:
-            record = wandb_internal_pb2.Record()
-            record.ParseFromString(payload)
-            if record.WhichOneof("record_type") == "exit":
-                return True
-    return False
 
 
 def _run_file(path: Path) -> Path:
@@ -113,7 +65,7 @@ def _run_file(path: Path) -> Path:
     return files[0]
 
 
-def _records(file: Path, data: bytes) -> Iterator[bytes]:
+def records(file: Path, data: bytes) -> Iterator[bytes]:
     """Payload of every whole record."""
     if len(data) < _HEADER.size or _HEADER.unpack_from(data)[:2] != (b":W&B", 0xBEE1):
         raise OfflineRunError(
@@ -154,7 +106,7 @@ def _chunks(file: Path, data: bytes, position: int) -> Iterator[tuple[int, bytes
         position = end
 
 
-def _apply(record: Any, run: OfflineRun) -> None:
+def _apply(record: Any, run: LoggedRun) -> None:
     kind = record.WhichOneof("record_type")
     if kind == "run":
         run.id, run.name = record.run.run_id, record.run.display_name
