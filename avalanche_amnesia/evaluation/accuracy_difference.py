@@ -40,7 +40,8 @@ class AccuracyDifference(PluginMetric):
     accuracy with the head of τ fitted anew to its final features of the training data, nothing unlearned. The control
     ``reference`` is the retrained model in the place of the main one: what never having seen the tasks gains.
     Emitted after every evaluation between tasks, per remaining task among those evaluated and as their mean, as
-    ``AccuracyDifference``, ``AccuracyDifference_control`` (heads) and ``AccuracyDifference_reference``.
+    ``AccuracyDifference``, ``AccuracyDifference_control`` (heads) and ``AccuracyDifference_reference``; beside them,
+    per task, the accuracies ``Accuracy_full`` and ``Accuracy_reference`` of the models that are compared with.
 
     Args:
         references: of the run.
@@ -123,6 +124,11 @@ class AccuracyDifference(PluginMetric):
             if who in self._right
         }
         values, x = [], strategy.clock.train_iterations
+        for who in ("full", "reference"):
+            values += [
+                MetricValue(self, get_metric_name(f"Accuracy_{who}", strategy, add_task=task), value, x)
+                for task, value in self.accuracies.get(who, {}).items()
+            ]
         for who, by_task in self.differences.items():
             values += [
                 MetricValue(self, get_metric_name(_NAMES[who], strategy, add_task=task), value, x)

@@ -1,9 +1,9 @@
-"""Base of metrics that give a number of the main model and the same number of the retrained reference."""
+"""Base of metrics of unlearned tasks that stand beside a retrained reference, which never saw the tasks."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -16,12 +16,63 @@ from avalanche_amnesia.evaluation.probes import ProbingMetric, unlearning_of
 from avalanche_amnesia.evaluation.references import References
 
 
-class ComparedMetric(ProbingMetric):
-    """A number per unlearned task, of the main model and of the reference, which never saw the task.
+class ReferenceMetric(ProbingMetric):
+    """A number per unlearned task, read in the main model and in others beside it.
 
-    Emitted after every evaluation between tasks, per unlearned task and as their mean, under the metric's name, and
-    the reference's as ``<name>_reference``. ``<name>_tasks`` says how many tasks the mean covers: those of which
+    Emitted after every evaluation between tasks, per task and as their mean, under the metric's name, and those of the
+    other models under the name and a suffix. ``<name>_tasks`` says how many tasks the means cover: those of which
     nothing was kept (``keep_probes=False``) are left out.
+
+    Args:
+        references: of the run; None: no comparison.
+    """
+
+    def __init__(self, references: References | None) -> None:
+        super().__init__()
+        self.references = references
+
+    def before_training_exp(self, strategy: Any) -> None:
+        """Check that what is trained is what the references are trained on."""
+        if self.references is not None:
+            self.references.check(strategy.experience)
+
+    def values(self, strategy: Any, unlearned: Sequence[int], remaining: Sequence[int]) -> list[MetricValue]:
+        """The main model's numbers, then those of the others."""
+        if self.references is not None:
+            self.references.check_labels(unlearning_of(strategy).history.data)
+        main, read, results = strategy.model, {}, []
+        for suffix, model in self.models(main, remaining):
+            found = {task: self.number(model, main, task, remaining) for task in self.tasks(unlearned, remaining)}
+            read[suffix] = {task: number for task, number in found.items() if number is not None}
+            results += self.emit(strategy, f"{self}{suffix}", read[suffix])
+        return [*results, self.emit_coverage(strategy, read[""]), *self.derived(strategy, read)]
+
+    def tasks(self, unlearned: Sequence[int], remaining: Sequence[int]) -> Sequence[int]:
+        """Tasks that have a number."""
+        return unlearned
+
+    @abstractmethod
+    def models(self, main: nn.Module, remaining: Sequence[int]) -> Iterator[tuple[str, nn.Module]]:
+        """Suffix and model of everything that is read; first the main model, with none."""
+
+    @abstractmethod
+    def number(self, model: nn.Module, main: nn.Module, task: int, remaining: Sequence[int]) -> float | None:
+        """Number of one task; None where what it needs was not kept.
+
+        Args:
+            model: one of :meth:`models`.
+            main: the main model.
+            task: one of :meth:`tasks`.
+            remaining: tasks that both models have.
+        """
+
+    def derived(self, strategy: Any, read: dict[str, dict[int, float]]) -> list[MetricValue]:
+        """Further values, from all that was read: suffix → task → number."""
+        return []
+
+
+class ComparedMetric(ReferenceMetric):
+    """A number per unlearned task, of the main model and of the reference, under the same name with ``_reference``.
 
     Args:
         benchmark: of the run; its streams hold the unlearned tasks' data.
@@ -35,7 +86,7 @@ class ComparedMetric(ProbingMetric):
     """Name of the helper that makes the metric, for messages."""
 
     def __init__(self, benchmark: Any, references: References | None = None) -> None:
-        super().__init__()
+        super().__init__(references)
         if not hasattr(benchmark, "test_stream"):
             raise TypeError(
                 f"the first argument is the benchmark: {self.helper}(benchmark, references), got {benchmark!r}"
@@ -43,41 +94,13 @@ class ComparedMetric(ProbingMetric):
         if references is not None:
             checks.instance("references", references, References, "References(make_strategy, benchmark), or None")
             references.expect("same")
-        self.references = references
         self.test_experiences = by_task_label(benchmark.test_stream)
 
-    def before_training_exp(self, strategy: Any) -> None:
-        """Check that what is trained is what the references are trained on."""
+    def models(self, main: nn.Module, remaining: Sequence[int]) -> Iterator[tuple[str, nn.Module]]:
+        """The main model, and the reference if there is one."""
+        yield "", main
         if self.references is not None:
-            self.references.check(strategy.experience)
-
-    def values(self, strategy: Any, unlearned: Sequence[int], remaining: Sequence[int]) -> list[MetricValue]:
-        """The main model's numbers, then the reference's."""
-        main = strategy.model
-        by_task = self._by_task(main, main, unlearned, remaining)
-        results = [*self.emit(strategy, str(self), by_task), self.emit_coverage(strategy, by_task)]
-        if self.references is not None:
-            self.references.check_labels(unlearning_of(strategy).history.data)
-            by_task = self._by_task(self.references.reference(remaining), main, unlearned, remaining)
-            results += self.emit(strategy, f"{self}_reference", by_task)
-        return results
-
-    def _by_task(
-        self, model: nn.Module, main: nn.Module, unlearned: Sequence[int], remaining: Sequence[int]
-    ) -> dict[int, float]:
-        numbers = {task: self.number(model, main, task, remaining) for task in unlearned}
-        return {task: number for task, number in numbers.items() if number is not None}
-
-    @abstractmethod
-    def number(self, model: nn.Module, main: nn.Module, task: int, remaining: Sequence[int]) -> float | None:
-        """Number of one unlearned task; None where what it needs was not kept.
-
-        Args:
-            model: the main model, or the reference.
-            main: the main model.
-            task: the unlearned task.
-            remaining: tasks that both models have.
-        """
+            yield "_reference", self.references.reference(remaining)
 
 
 def by_task_label(stream: Iterable[Any]) -> dict[int, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal, get_args
 
 from avalanche.evaluation.metric_results import MetricValue
@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from avalanche_amnesia import checks
 from avalanche_amnesia.benchmarks.data import task_data
+from avalanche_amnesia.evaluation.compared import ReferenceMetric
 from avalanche_amnesia.evaluation.functional import cka_distance, cosine_distance, euclidean_distance, floor_ratio
-from avalanche_amnesia.evaluation.probes import ProbeKind, ProbingMetric, unlearning_of
+from avalanche_amnesia.evaluation.probes import ProbeKind
 from avalanche_amnesia.evaluation.references import References
 
 Floor = Literal["order", "seed"]
@@ -21,7 +22,7 @@ Scope = Literal["unlearned", "remaining", "all"]
 DistanceName = Literal["euclidean", "cosine", "cka"]
 
 
-class FeatureDistance(ProbingMetric):
+class FeatureDistance(ReferenceMetric):
     """Distance between main and reference features of tasks' test data: base of one class per distance.
 
     Lower is better; a value below its noise floor says no more than one at it. Emitted after every evaluation between
@@ -50,6 +51,7 @@ class FeatureDistance(ProbingMetric):
     higher_is_better = False
     lower_bound: float = 0.0
     upper_bound: float
+    references: References
     name: str
     """Name of the distance, with which the names of its values begin."""
 
@@ -60,13 +62,13 @@ class FeatureDistance(ProbingMetric):
         noise_floor: Sequence[Floor] = (),
         scope: Scope = "unlearned",
     ) -> None:
-        super().__init__()
+        super().__init__(references)
         checks.instance("references", references, References, "References(make_strategy, benchmark)")
         checks.one_of("probe", probe, ProbeKind)
         for floor in noise_floor:
             checks.one_of("noise_floor", floor, Floor)
         checks.one_of("scope", scope, Scope)
-        self.references, self.probe, self.noise_floor, self.scope = references, probe, tuple(noise_floor), scope
+        self.probe, self.noise_floor, self.scope = probe, tuple(noise_floor), scope
         references.expect("same", *noise_floor)
 
     @staticmethod
@@ -74,47 +76,33 @@ class FeatureDistance(ProbingMetric):
     def distance(features_a: Tensor, features_b: Tensor) -> float:
         """Distance over a whole test set, ``(n, features)`` twice."""
 
-    def before_training_exp(self, strategy: Any) -> None:
-        """Check that what is trained is what the references are trained on."""
-        self.references.check(strategy.experience)
+    def tasks(self, unlearned: Sequence[int], remaining: Sequence[int]) -> Sequence[int]:
+        """Those of the scope."""
+        return {"unlearned": unlearned, "remaining": remaining, "all": (*unlearned, *remaining)}[self.scope]
 
-    def values(self, strategy: Any, unlearned: Sequence[int], remaining: Sequence[int]) -> list[MetricValue]:
-        """Distance to the reference of the remaining tasks, then its floors, and how often the order floor goes in."""
-        self.references.check_labels(unlearning_of(strategy).history.data)
-        tasks = {"unlearned": unlearned, "remaining": remaining, "all": (*unlearned, *remaining)}[self.scope]
-        reference = self.references.reference(remaining)
-        by_task = self._by_task(strategy.model, reference, strategy.model, tasks, remaining)
-        results = [*self.emit(strategy, str(self), by_task), self.emit_coverage(strategy, by_task)]
+    def models(self, main: nn.Module, remaining: Sequence[int]) -> Iterator[tuple[str, nn.Module]]:
+        """The main model, then a reference per floor."""
+        yield "", main
         for floor in self.noise_floor:
-            other = self.references.reference(remaining, floor)
-            floors = self._by_task(other, reference, strategy.model, tasks, remaining)
-            results += self.emit(strategy, f"{self}_floor_{floor}", floors)
-            if floor == "order":  # another seed's floor is wider, and would flatter
-                results += self._emit_ratio(strategy, by_task, floors)
-        return results
+            yield f"_floor_{floor}", self.references.reference(remaining, floor)
 
-    def _emit_ratio(self, strategy: Any, by_task: dict[int, float], floors: dict[int, float]) -> list[MetricValue]:
+    def number(self, model: nn.Module, main: nn.Module, task: int, remaining: Sequence[int]) -> float | None:
+        """Distance of the features to the reference's; None where there is no mask to look through."""
+        x, _ = task_data(self.references.test_experience(task))
+        both = (model, self.references.reference(remaining))
+        ours, theirs = (self.probed_features(each, main, x, task, remaining, self.probe) for each in both)
+        return None if ours is None or theirs is None else self.distance(ours, theirs)
+
+    def derived(self, strategy: Any, read: dict[str, dict[int, float]]) -> list[MetricValue]:
+        """How often the order floor goes in; another seed's floor is wider, and would flatter."""
+        by_task, floors = read[""], read.get("_floor_order")
+        if floors is None:
+            return []
         ratios = {task: floor_ratio(distance, floors[task]) for task, distance in by_task.items()}
         there = {task: ratio for task, ratio in ratios.items() if ratio is not None}
         # Of the means: a single floor near 0 would rule the mean of the ratios.
         mean = floor_ratio(sum(by_task.values()), sum(floors.values()))
         return self.emit(strategy, f"{self}_ratio_order", there, mean)
-
-    def _by_task(
-        self,
-        model: nn.Module,
-        reference: nn.Module,
-        main: nn.Module,
-        tasks: Sequence[int],
-        remaining: Sequence[int],
-    ) -> dict[int, float]:
-        result = {}
-        for task in tasks:
-            x, _ = task_data(self.references.test_experience(task))
-            ours, theirs = (self.probed_features(m, main, x, task, remaining, self.probe) for m in (model, reference))
-            if ours is not None and theirs is not None:
-                result[task] = self.distance(ours, theirs)
-        return result
 
     def __str__(self) -> str:
         return f"{self.name}_{self.probe}" + ("" if self.scope == "unlearned" else f"_on_{self.scope}")

@@ -207,7 +207,7 @@ def _draw_cells(ax: Axes, cells: Sequence[Sequence[Cell | None]]) -> Any:
 
 @house_style
 def capacity_figure(
-    names: Sequence[str], capacity: Sequence[float], trajectory_bytes: Sequence[int], requested: Sequence[bool]
+    names: Sequence[str], capacity: Sequence[float], trajectory_bytes: Sequence[float], requested: Sequence[bool]
 ) -> Figure:
     """Free capacity and bytes of trajectory after every event; those are marked that were requested."""
     figure = new_figure(320, max(WIDTH, 32 * len(names) + 80))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from avalanche.evaluation.metric_results import MetricValue
 from torch import nn
 
 from avalanche_amnesia.benchmarks.data import task_data
@@ -18,8 +19,9 @@ class UnlearnedAccuracy(ComparedMetric):
 
     In [0, 1]; near chance, or near what the same head reads from the retrained reference, is good. Emitted after every
     evaluation between tasks, per unlearned task and as their mean, as ``UnlearnedAccuracy``, and the reference's as
-    ``UnlearnedAccuracy_reference``. ``UnlearnedAccuracy_tasks`` says how many tasks these means cover: those of which
-    nothing was kept (``keep_probes=False``) are left out. A rise after later tasks is a relapse.
+    ``UnlearnedAccuracy_reference``; ``UnlearnedAccuracy_chance`` is what guessing among the task's classes reaches.
+    ``UnlearnedAccuracy_tasks`` says how many tasks these means cover: those of which nothing was kept
+    (``keep_probes=False``) are left out. A rise after later tasks is a relapse.
 
     Args:
         benchmark: of the run; its test stream holds the unlearned tasks' data.
@@ -38,6 +40,11 @@ class UnlearnedAccuracy(ComparedMetric):
         x, y = task_data(self.test_experiences[task])
         logits = self.probed_logits(model, x, task)
         return None if logits is None else accuracy(logits, y)
+
+    def derived(self, strategy: Any, read: dict[str, dict[int, float]]) -> list[MetricValue]:
+        """Chance on the tasks that were read."""
+        chances = {task: 1 / len(self.test_experiences[task].classes_in_this_experience) for task in read[""]}
+        return self.emit(strategy, f"{self}_chance", chances)
 
     def __str__(self) -> str:
         return "UnlearnedAccuracy"

@@ -16,6 +16,7 @@ from avalanche.logging import BaseLogger
 
 from avalanche_amnesia.audit.provenance import provenance_of
 from avalanche_amnesia.audit.record import UnlearningRecord
+from avalanche_amnesia.evaluation.figures import Picture
 from avalanche_amnesia.logging.axes import AXES, EVENT, ITERATION, TASK, Position, axis_of, ledger_keeper
 from avalanche_amnesia.logging.event_table import EventTable
 from avalanche_amnesia.logging.values import SUPPORTED, Payload, flattened, payload_of
@@ -77,10 +78,11 @@ class RunLogger(BaseLogger, ABC):
     rows of tables, are history: what was logged of a task before it was unlearned stays in them.
     """
 
-    def __init__(self, writer: RunWriter, *, named: bool) -> None:
+    def __init__(self, writer: RunWriter, *, named: bool, pictures: bool = True) -> None:
         super().__init__()
         self._writer: RunWriter | None = writer
         self._named = named
+        self._pictures = pictures
         self._described = False
         self._finished = False
         self._position = Position()
@@ -130,6 +132,15 @@ class RunLogger(BaseLogger, ABC):
         self.log_metrics([MetricValue(_Drawn(axis), name, value, at.iteration) for name, value in values.items()])
         self._write_pending()
 
+    def log_events(self) -> None:
+        """Write the table of events if it has changed, as is done after each evaluation between tasks."""
+        if self._events.changed and not self._position.in_training:
+            at = self._position
+            self._log_rows(
+                [{EVENTS: self._events.table(), ITERATION: at.iteration, TASK: at.task, EVENT: at.event}],
+                {EVENTS: EVENT},
+            )
+
     def use_record(self, record: UnlearningRecord) -> None:
         """Say that this run is about a record that another run kept, see :func:`log_audit`."""
         self._open().use(record)
@@ -139,7 +150,7 @@ class RunLogger(BaseLogger, ABC):
         if self._finished or self._writer is None:
             return
         self._write_pending()
-        self._write_events()
+        self.log_events()
         self._finished = True
         self._writer.finish(exit_code)
 
@@ -178,7 +189,7 @@ class RunLogger(BaseLogger, ABC):
         if callback == "after_unlearning":
             self._unlearned(strategy)
         elif callback == "after_eval":
-            self._write_events()
+            self.log_events()
 
     def _describe(self, strategy: Any) -> None:
         """Give the run the strategy's settings and, where it has none, its name."""
@@ -210,14 +221,6 @@ class RunLogger(BaseLogger, ABC):
             writer.forget(record.tasks)
             writer.keep(record)
 
-    def _write_events(self) -> None:
-        if self._events.changed and not self._position.in_training:
-            at = self._position
-            self._log_rows(
-                [{EVENTS: self._events.table(), ITERATION: at.iteration, TASK: at.task, EVENT: at.event}],
-                {EVENTS: EVENT},
-            )
-
     def _write_pending(self, callback: str | None = None, *, has_clock: bool = False) -> None:
         """Write the values taken, in as few rows as keep two values of one name apart."""
         values, self._pending = self._pending, []
@@ -229,6 +232,8 @@ class RunLogger(BaseLogger, ABC):
                 self._position.iteration = metric.x_plot
             for name, value in flattened(metric.name, metric.value):
                 _refuse_axis_name(name)
+                if isinstance(value, Picture) and not self._pictures:
+                    continue
                 payload = payload_of(value)
                 if payload is None:
                     self._warn_unsupported(name, value)

@@ -268,6 +268,7 @@ def test_before_an_unlearning_there_is_nothing_to_say_of_one():
     strategy.train(DIGITS.train_stream[0])
     names = {name.split("/")[0] for name in strategy.eval(TEST[:1])}
     expected = {"AccuracyDifference", "AccuracyDifference_control", "AccuracyDifference_reference", "TrajectoryBytes"}
+    expected |= {"Accuracy_full", "Accuracy_reference"}
     assert {name for name in names if not name.startswith(("Top1", "Loss"))} == expected
 
 

@@ -9,6 +9,7 @@ from avalanche.evaluation.metric_results import MetricValue
 from avalanche.evaluation.metric_utils import get_metric_name
 
 from avalanche_amnesia import checks
+from avalanche_amnesia.audit.record import UnlearningRecord
 from avalanche_amnesia.evaluation.probes import unlearning_of
 from avalanche_amnesia.evaluation.references import References
 
@@ -33,11 +34,11 @@ def times_faster(unlearn: float | None, retrain: float | None) -> float | None:
 
 
 class UnlearningCost(PluginMetric):
-    """Seconds that the last unlearning took, against those of training its reference from the beginning.
+    """Seconds that each unlearning took, against those of training its reference from the beginning.
 
-    Emitted at the first evaluation after an unlearning as ``SecondsToUnlearn``, ``SecondsToRetrain`` and
-    ``TimesFaster`` (above 0, higher is better; left out where nothing remains to retrain). Wall-clock times: they vary
-    from run to run, and with what else the machine does.
+    Emitted at the first evaluation after the unlearnings, in their order, as ``SecondsToUnlearn``, ``SecondsToRetrain``
+    and ``TimesFaster`` (above 0, higher is better; left out where nothing remains to retrain). Wall-clock times: they
+    vary from run to run, and with what else the machine does.
 
     Args:
         references: of the run.
@@ -66,8 +67,11 @@ class UnlearningCost(PluginMetric):
         if plugin.current_task is not None or len(plugin.records) <= self._emitted:
             return None
         self.references.check_labels(plugin.history.data)
+        new = plugin.records[self._emitted :]
         self._emitted = len(plugin.records)
-        record = plugin.records[-1]
+        return [value for record in new for value in self._of(strategy, record)]
+
+    def _of(self, strategy: Any, record: UnlearningRecord) -> list[MetricValue]:
         retrain = self.references.seconds(record.remaining)
         values = {
             "SecondsToUnlearn": record.seconds,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from avalanche_amnesia.evaluation.event_metric import EventMetric
-from avalanche_amnesia.evaluation.figures import Picture, overlap_figure
+from avalanche_amnesia.evaluation.figures import Picture, Table, overlap_figure
 from avalanche_amnesia.evaluation.functional import mask_overlap
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 
@@ -48,7 +48,8 @@ class MaskOverlap(EventMetric):
 
     In [0, 1]; neither direction is better: tasks that overlap share what they learned, and what unlearning one of them
     takes from the other. Emitted as ``MaskOverlap`` from the second remaining task on, and, unless ``images`` is
-    False, as the picture ``Figure/Overlap``, a row and a column per task. Models without masks emit nothing.
+    False, as the picture ``Figure/Overlap`` with its table, a row and a column per task. Models without masks emit
+    nothing.
     """
 
     lower_bound, upper_bound = 0.0, 1.0
@@ -65,7 +66,9 @@ class MaskOverlap(EventMetric):
         matrix = overlap_matrix({task: model.binary_mask(task) for task in model.masks})
         named: dict[str, Any] = {str(self): mean_overlap(matrix)}
         if self.images:
-            named["Figure/Overlap"] = Picture(overlap_figure, list(model.masks), matrix.tolist())
+            tasks, rows = list(model.masks), matrix.tolist()
+            table = Table(("task", *map(str, tasks)), tuple((t, *row) for t, row in zip(tasks, rows, strict=True)))
+            named["Figure/Overlap"] = Picture(overlap_figure, tasks, rows, table=table)
         return named
 
     def __str__(self) -> str:

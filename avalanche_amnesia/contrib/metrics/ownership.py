@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from avalanche.evaluation.metric_results import MetricValue
 from torch import Tensor
 
 from avalanche_amnesia.evaluation.event_metric import EventMetric
@@ -53,10 +54,17 @@ class Owners(EventMetric):
 
     Each in [0, 1], together 1. Emitted after tasks and unlearnings as ``Owners/<layer>/free``,
     ``Owners/<layer>/shared`` and ``Owners/<layer>/Task000`` …: units of a masked model, weights of a SubnetModel.
-    Models without masks emit nothing.
+    ``OwnersBefore/…`` are the same before each unlearning. Models without masks emit nothing.
     """
 
     lower_bound, upper_bound = 0.0, 1.0
+
+    def before_unlearning(self, strategy: Any) -> list[MetricValue]:
+        """Values with the tasks that are about to go."""
+        return self.emit(
+            strategy,
+            {f"OwnersBefore{name.removeprefix(str(self))}": share for name, share in self.named(strategy).items()},
+        )
 
     def named(self, strategy: Any) -> dict[str, Any]:
         """Name → share, as the strategy stands."""

@@ -119,6 +119,7 @@ class JSONLogger(RunLogger):
         job_type: its part in the group: "main", "reference", "full", "audit", or another word.
         config: further settings of it, beside those of the strategy.
         tags: its tags.
+        pictures: whether the package's own pictures are drawn and kept; the tables behind them always are.
 
     Raises:
         JSONRunError: the folder is a file, or holds something.
@@ -135,6 +136,7 @@ class JSONLogger(RunLogger):
         job_type: str | None = None,
         config: Mapping[str, Any] | None = None,
         tags: Sequence[str] = (),
+        pictures: bool = True,
     ) -> None:
         refuse_one_string(tags)
         self._folder = Path(folder)
@@ -147,7 +149,7 @@ class JSONLogger(RunLogger):
             config=dict(config or {}),
             tags=list(tags),
         )
-        super().__init__(JSONWriter(self._folder), named=name is not None)
+        super().__init__(JSONWriter(self._folder), named=name is not None, pictures=pictures)
 
     @property
     def folder(self) -> Path:

@@ -1,3 +1,5 @@
 from .page import report_page as report_page
-from .reading import Results as Results
-from .reading import read_results as read_results
+from .reading import Moment as Moment
+from .reading import Run as Run
+from .reading import read_run as read_run
+from .reading import read_runs as read_runs

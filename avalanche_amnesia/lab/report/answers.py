@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from avalanche_amnesia.lab.report.evidence import Evidence, evidence_of
-from avalanche_amnesia.lab.report.reading import Entry, mean_of, spread, value_of
+from avalanche_amnesia.lab.report.measures import capacity_before, mean_accuracy
+from avalanche_amnesia.lab.report.reading import Entry, Moment, number, spread
 from avalanche_amnesia.lab.report.wording import listed, over_seeds, percent, points, seconds, share, tasks
 
 
@@ -33,14 +34,14 @@ def answer(entry: Entry) -> Answer:
 def claim(entry: Entry) -> str:
     """Claim of all records of a strategy together: ``exact`` only if each does; ``–`` without records."""
     claims = {record["plan"]["claim"] for run in entry.runs for record in run.records if record.get("plan")}
-    claims |= {event["claim"] for run in entry.runs for event in run.events if event.get("claim")}
+    claims |= {moment.claim for run in entry.runs for moment in run.moments if moment.claim}
     return "exact" if claims == {"exact"} else "approximate" if claims else "–"
 
 
 def _forgotten(entry: Entry) -> str:
     if not entry.requests:
         return "Nothing: no task was requested."
-    requests = "; ".join(f"{tasks(event['unlearned_now'])} after task {event['task']}" for event in entry.requests)
+    requests = "; ".join(f"{tasks(each.unlearned_now)} after task {each.task}" for each in entry.requests.values())
     return f"{tasks(entry.unlearned).capitalize()} of {len(entry.after)} ({requests})."
 
 
@@ -68,26 +69,31 @@ def _verdict(entry: Entry, evidence: Sequence[Evidence]) -> tuple[str, str, str]
 
 
 def _cost(entry: Entry) -> Iterator[str]:
-    remaining = entry.first.last.get("remaining") or list(entry.first.last.get("accuracy") or {})
-    accuracy = entry.spread(mean_of("accuracy"))
+    accuracy = entry.spread(mean_accuracy)
     if accuracy is not None:
-        yield f"{tasks(remaining).capitalize()} remain, at {over_seeds(accuracy, percent)} accuracy."
-    difference = entry.spread(value_of("accuracy_difference"))
+        yield f"{tasks(entry.first.last.remaining).capitalize()} remain, at {over_seeds(accuracy, percent)} accuracy."
+    difference = entry.spread(number("AccuracyDifference"))
     if difference is not None:
-        control = entry.spread(value_of("accuracy_difference_control"))
+        control = entry.spread(number("AccuracyDifference_control"))
         beside = "" if control is None else f" (control, heads fitted anew alone: {over_seeds(control, points)})"
         yield f"Against a model that never unlearned: {over_seeds(difference, points)}{beside}."
-    retrained = entry.spread(mean_of("reference_accuracy", among="accuracy"))
+    retrained = entry.spread(_retrained)
     if retrained is not None:
         yield f"A model retrained without the forgotten tasks reaches {over_seeds(retrained, percent)}."
-    unlearn, retrain = (spread(timing[kind] for timing in entry.timings) for kind in ("unlearn", "retrain"))
+    unlearn, retrain = spread(cost.unlearn for cost in entry.costs), spread(cost.retrain for cost in entry.costs)
     if unlearn is not None and retrain is not None and unlearn.mean:
         yield (
             f"A request took {seconds(unlearn.mean)}, retraining {seconds(retrain.mean)}: "
             f"{retrain.mean / unlearn.mean:,.0f} times as long."
         )
     if entry.requests:
-        last = entry.requests[-1]["task"]
-        before, after = (entry.spread(value_of(key), last) for key in ("capacity_before", "capacity"))
+        last = max(entry.requests)
+        before, after = entry.spread(capacity_before, last), entry.spread(number("Capacity"), last)
         if before is not None and after is not None:
             yield f"The last request took free capacity from {over_seeds(before, share)} to {over_seeds(after, share)}."
+
+
+def _retrained(moment: Moment) -> float | None:
+    """Mean accuracy of the retrained model on the remaining tasks."""
+    found = moment.by_task("Accuracy_reference").values()
+    return sum(found) / len(found) if found else None

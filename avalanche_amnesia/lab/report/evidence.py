@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from avalanche_amnesia.contrib.metrics.paired import paired_test
-from avalanche_amnesia.evaluation.functional import floor_ratio
-from avalanche_amnesia.lab.report.reading import Entry, Event, mean_of, of_task, value_of
-from avalanche_amnesia.lab.report.wording import bits, listed, over_seeds, percent, share, tasks, times
+from avalanche_amnesia.lab.report.measures import READINGS, Reading, jsd_of
+from avalanche_amnesia.lab.report.reading import Entry, number
+from avalanche_amnesia.lab.report.wording import bits, listed, over_seeds, percent, tasks, times
 
 SAME = 0.05
 """Accuracies and areas that differ by less count as the same: a test set of 100 samples varies by as much."""
@@ -28,96 +28,21 @@ class Evidence:
     words: str
 
 
-@dataclass(frozen=True)
-class _Reading:
-    """A number of every unlearned task, read in the model and in the retrained one."""
-
-    check: str
-    here: str
-    there: str
-    mean_there: Callable[[Event], float | None]
-    words: str
-    unit: Callable[[float], str] = percent
-
-
-_READINGS = (
-    _Reading(
-        "old classifier",
-        "unlearned_accuracy",
-        "reference_unlearned",
-        value_of("reference_unlearned_accuracy"),
-        "{here} of the test samples, on the retrained model {there}{chance}",
-    ),
-    _Reading(
-        "relapse",
-        "relapse",
-        "relapse_reference",
-        mean_of("relapse_reference"),
-        "a new linear classifier reaches {here}, on the retrained model {there}",
-    ),
-    _Reading(
-        "few shots",
-        "few_shot",
-        "few_shot_reference",
-        mean_of("few_shot_reference"),
-        "a new linear classifier fitted to a few samples reaches {here}, on the retrained model {there}",
-    ),
-    _Reading(
-        "membership",
-        "membership",
-        "membership_reference",
-        mean_of("membership_reference"),
-        "guessing which samples were trained on has AUC {here}, on the retrained model {there} (0.5 is chance)",
-        share,
-    ),
-)
-
-
 def evidence_of(entry: Entry) -> Iterator[Evidence]:
     """Checks that were made of the unlearned tasks, each with what it says."""
-    for reading in _READINGS:
+    for reading in READINGS:
         yield from _against_retrained(entry, reading)
-    distance = entry.spread(jsd_of(entry, ""))
+    distance = entry.spread(jsd_of())
     if distance is not None:
-        floors = {name: entry.spread(jsd_of(entry, f"_floor_{name}")) for name in ("order", "seed")}
+        floors = {name: entry.spread(jsd_of(f"_floor_{name}")) for name in ("order", "seed")}
         order, seed = (None if floor is None else floor.mean for floor in floors.values())
         finding, words = jsd_reading(distance.mean, order, seed)
         told = {"order": "data order", "seed": "seed"}
         beside = [f"{over_seeds(floor, bits)} by {told[name]}" for name, floor in floors.items() if floor]
         where = f"; its floors {listed(beside)}" if beside else ""
-        ratio = entry.spread(jsd_ratio(entry))
+        ratio = entry.spread(jsd_of("_ratio_order"))
         counted = "" if ratio is None else f" ({over_seeds(ratio, times)} its order floor)"
         yield Evidence(finding, "JSD", f"{over_seeds(distance, bits)} bit{counted}{where}: {words}.")
-
-
-def jsd_name(entry: Entry) -> str | None:
-    """The JSD that is charted: through the unlearned tasks' own masks where it was measured, else the first one."""
-    names = sorted(
-        {name for run in entry.runs for event in run.events for name in event.get("jsd") or {} if is_distance(name)}
-    )
-    return "JSD_own" if "JSD_own" in names else names[0] if names else None
-
-
-def jsd_of(entry: Entry, suffix: str) -> Callable[[Event], float | None]:
-    """Getter of a strategy's JSD, or with a suffix of one of its floors, from an event."""
-    name = f"{jsd_name(entry)}{suffix}"
-    return lambda event: (event.get("jsd") or {}).get(name)
-
-
-def jsd_ratio(entry: Entry) -> Callable[[Event], float | None]:
-    """Getter of a strategy's JSD in units of its order floor, from an event."""
-    value_in, floor_in = jsd_of(entry, ""), jsd_of(entry, "_floor_order")
-    return lambda event: ratio_of(value_in(event), floor_in(event))
-
-
-def ratio_of(value: float | None, floor: float | None) -> float | None:
-    """A distance in units of its floor; None where either was not measured, or the floor is 0."""
-    return None if value is None or floor is None else floor_ratio(value, floor)
-
-
-def is_distance(name: str) -> bool:
-    """Tell whether a name is that of a distance, and not of its floor or of their ratio."""
-    return "_floor_" not in name and "_ratio_" not in name
 
 
 def jsd_reading(value: float, order: float | None, seed: float | None) -> tuple[Finding, str]:
@@ -134,26 +59,26 @@ def jsd_reading(value: float, order: float | None, seed: float | None) -> tuple[
     return "open", "at or below its order floor, which clears nothing by itself: small residues are invisible to it"
 
 
-def _against_retrained(entry: Entry, reading: _Reading) -> Iterator[Evidence]:
+def _against_retrained(entry: Entry, reading: Reading) -> Iterator[Evidence]:
     """A reading of the model against the same on the retrained one, by the mean over the unlearned tasks.
 
     A head that knows nothing of a model's features reads anything around chance. So a mean that is higher than there is
     a trace only where tasks and seeds agree (a one-sided t-test of the differences, 5 %), and undecided elsewhere; so
     is a single task that is read far better than there.
     """
-    here, there = entry.spread(mean_of(reading.here)), entry.spread(reading.mean_there)
+    metric, words = reading.metric, reading.axis.words
+    here, there = entry.spread(number(metric)), entry.spread(number(f"{metric}_reference"))
     if here is None:
         return
-    chance = entry.spread(mean_of("chance", among=reading.here))
+    chance = entry.spread(number(f"{metric}_chance"))
     told = reading.words.format(
-        here=over_seeds(here, reading.unit),
-        there="not measured" if there is None else over_seeds(there, reading.unit),
-        chance=f", chance {percent(chance.mean)}" if chance else "",
+        here=over_seeds(here, words), there="not measured" if there is None else over_seeds(there, words)
     )
+    told += f", chance {percent(chance.mean)}" if chance else ""
     if there is None:
         yield Evidence("open", reading.check, f"{told}.")
         return
-    getters = {task: (of_task(reading.here, task), of_task(reading.there, task)) for task in entry.unlearned}
+    getters = {task: (number(metric, task), number(f"{metric}_reference", task)) for task in entry.unlearned}
     means = {task: (entry.spread(ours), entry.spread(theirs)) for task, (ours, theirs) in getters.items()}
     far = [task for task, (a, b) in means.items() if a is not None and b is not None and a.mean > b.mean + 2 * SAME]
     read = [(ours(run.last), theirs(run.last)) for ours, theirs in getters.values() for run in entry.runs]

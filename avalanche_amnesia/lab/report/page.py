@@ -2,59 +2,61 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from functools import cache
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from avalanche_amnesia.lab.report.answers import Answer, answer
-from avalanche_amnesia.lab.report.contents import not_measured, sections
-from avalanche_amnesia.lab.report.reading import Entry, Results, entries, grouped, value_of
+from avalanche_amnesia.lab.report.contents import sections
+from avalanche_amnesia.lab.report.reading import Entry, Run, entries, number, seedless
 from avalanche_amnesia.lab.report.sections.stream import summary_table
 from avalanche_amnesia.lab.report.wording import listed, points, tasks
 
 
-def report_page(results: Sequence[Results]) -> str:
+def report_page(runs: Sequence[Run]) -> str:
     """One page about what was forgotten, whether it really was, and what that cost the other tasks.
 
-    Runs whose settings differ in nothing but the seed are shown as one, with the range over the seeds. The same results
-    give the same bytes.
+    Runs of one name whose settings differ in nothing but the seed are shown as one, with the range over the seeds. The
+    same runs give the same bytes.
 
     Args:
-        results: of one or more folders, from :func:`read_results`.
+        runs: of one or more folders, from :func:`read_runs`.
 
     Returns:
         HTML with its style, script and charts in it.
 
     Raises:
-        ValueError: for no results, or two of the same settings and seed.
+        ValueError: for no runs, or two of the same name, settings and seed.
     """
-    groups = grouped(results)
-    found = entries(groups)
+    found = entries(runs)
     answers = [answer(entry) for entry in found]
-    shown = sections(groups, found)
+    made = sections(runs, found)
+    shown = [section for section in made if section.charts or section.tables]
     return (
         _environment()
         .get_template("page.html.jinja")
         .render(
-            about=_about(groups),
+            about=_about(runs),
             opening=_opening(found, answers),
             answers=answers,
             summary=summary_table(found),
             sections=shown,
-            missing=listed(not_measured(shown)),
+            missing=listed([section.called for section in made if section.called and section not in shown]),
             records=[(entry.name, _records(entry)) for entry in found if any(run.records for run in entry.runs)],
         )
     )
 
 
-def _about(groups: Sequence[Sequence[Results]]) -> str:
+def _about(runs: Sequence[Run]) -> str:
     """Data and seeds, in one line."""
-    seeds = list(dict.fromkeys(results.seed for group in groups for results in group if results.seed is not None))
-    data = list(dict.fromkeys(str(group[0].settings["data"]) for group in groups if "data" in group[0].settings))
+    seeds = list(dict.fromkeys(run.seed for run in runs if run.seed is not None))
+    data = list(dict.fromkeys(str(run.settings["data"]) for run in runs if "data" in run.settings))
+    choices = {json.dumps(seedless(run.settings), sort_keys=True) for run in runs}
     parts = [listed(data)] if data else []
     parts += [f"seed{'s' * (len(seeds) > 1)} {listed(seeds)}"] if seeds else []
-    parts += [f"{len(groups)} choices of settings"] if len(groups) > 1 else []
+    parts += [f"{len(choices)} choices of settings"] if len(choices) > 1 else []
     return ", ".join(parts)
 
 
@@ -70,7 +72,7 @@ def _opening(found: Sequence[Entry], answers: Sequence[Answer]) -> list[tuple[st
     asked = list(dict.fromkeys(each.forgotten for each in answers))
     lines: dict[str, list[str]] = {}
     for entry, each in zip(found, answers, strict=True):
-        difference = entry.spread(value_of("accuracy_difference"))
+        difference = entry.spread(number("AccuracyDifference"))
         cost = (
             ""
             if difference is None or not entry.unlearned

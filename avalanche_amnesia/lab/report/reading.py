@@ -1,38 +1,110 @@
-"""Results read from their folders, and put together: one entry per strategy and settings, with a run per seed."""
+"""Runs read from their logs, and put together: one entry per name and settings, with a run per seed."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-Event = Mapping[str, Any]
+from avalanche_amnesia.audit.record import UnlearningRecord
+from avalanche_amnesia.lab.logging.json_lines import RUN_FILE, lines_of
+from avalanche_amnesia.logging.axes import EVENT, TASK
+from avalanche_amnesia.logging.run_logger import EVENTS
+
+Numbers = dict[str, dict[int | None, float]]
+"""Name of a metric → task, None for all of them → number."""
+Table = Sequence[Sequence[Any]]
+"""Rows, the first of which has the columns."""
+_ACCURACY = "Top1_Acc_Exp"
+_COST = ("SecondsToUnlearn/eval_phase/test_stream", "SecondsToRetrain/eval_phase/test_stream")
+_NAME = re.compile(r"(?P<name>(?!.*/train_(phase|stream)).+?)(/eval_phase/\w+)?(/Task(?P<task>\d+))?(/Exp\d+)?")
+"""Name of a number, in which the stream does not count; numbers of trainings have none."""
 
 
 @dataclass(frozen=True)
-class Results:
-    """Content of one folder: the runs of all strategies with one seed.
+class Moment:
+    """A run between two tasks, as it was evaluated: what was measured since the moment before.
+
+    Attributes:
+        task: the task just trained.
+        remaining: remaining tasks, in training order.
+        unlearned: all tasks unlearned so far, in the order of unlearning.
+        unlearned_now: those of them that went since the moment before.
+        claim: of the last unlearning so far.
+        numbers: of the last event, a task's end or an unlearning; of several the last one counts.
+        first: the first number of each name, of any event since the moment before.
+        tables: of the last event.
+    """
+
+    task: int
+    remaining: tuple[int, ...]
+    unlearned: tuple[int, ...]
+    unlearned_now: tuple[int, ...]
+    claim: str | None
+    numbers: Numbers
+    first: Numbers = field(default_factory=dict)
+    tables: Mapping[str, Table] = field(default_factory=dict)
+
+    def number(self, name: str, task: int | None = None) -> float | None:
+        """A metric's number, of one task or of all; None where it was not measured."""
+        return self.numbers.get(name, {}).get(task)
+
+    def by_task(self, name: str) -> dict[int, float]:
+        """Task → number of a metric."""
+        return {task: value for task, value in self.numbers.get(name, {}).items() if task is not None}
+
+    @property
+    def accuracy(self) -> dict[int, float]:
+        """Remaining task → test accuracy."""
+        found = self.by_task(_ACCURACY)
+        return {task: found[task] for task in self.remaining if task in found}
+
+    @property
+    def accuracies(self) -> dict[int, float]:
+        """Task that was read → accuracy: remaining ones, and unlearned ones through their old heads."""
+        return self.accuracy | self.by_task("UnlearnedAccuracy")
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Seconds of one unlearning, and of training its reference from the beginning."""
+
+    after: int
+    unlearn: float
+    retrain: float
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run, as its log tells it.
 
     Attributes:
         folder: as it was given.
-        settings: of all its runs.
+        name: that the logger was given; else the strategy's.
+        settings: that the logger was given; else the strategy's.
+        seed: None where the run names none.
         versions: package → version.
-        strategies: name → events and unlearnings, as they stand in ``results.json``.
-        timings: name → seconds of each unlearning, as they stand in ``timings.json``; empty without that file.
+        moments: in order.
+        records: of its unlearnings.
+        costs: of its unlearnings.
     """
 
-    folder: str
+    folder: Path
+    name: str
     settings: Mapping[str, Any]
+    seed: Any
     versions: Mapping[str, str]
-    strategies: Mapping[str, Mapping[str, Any]]
-    timings: Mapping[str, Sequence[Mapping[str, Any]]]
+    moments: Sequence[Moment]
+    records: Sequence[Mapping[str, Any]] = ()
+    costs: Sequence[Cost] = ()
 
     @property
-    def seed(self) -> Any:
-        """Seed of its runs; None where the settings have none."""
-        return self.settings.get("seed")
+    def last(self) -> Moment:
+        """The end of the stream."""
+        return self.moments[-1]
 
 
 @dataclass(frozen=True)
@@ -45,19 +117,7 @@ class Spread:
     n: int
 
 
-@dataclass(frozen=True)
-class SeedRun:
-    """One run of one strategy."""
-
-    seed: Any
-    events: Sequence[Event]
-    records: Sequence[Mapping[str, Any]]
-    timings: Sequence[Mapping[str, Any]]
-
-    @property
-    def last(self) -> Event:
-        """Event at the end of the stream."""
-        return self.events[-1]
+Get = Callable[[Moment], float | None]
 
 
 @dataclass(frozen=True)
@@ -65,37 +125,36 @@ class Entry:
     """One strategy at one choice of settings, with a run per seed."""
 
     name: str
-    runs: Sequence[SeedRun]
+    runs: Sequence[Run]
 
     @property
-    def first(self) -> SeedRun:
+    def first(self) -> Run:
         """Run of the first seed."""
         return self.runs[0]
 
     @property
     def after(self) -> list[int]:
         """Tasks after which something was measured, in order."""
-        return [int(event["task"]) for event in self.first.events]
+        return [moment.task for moment in self.first.moments]
 
     @property
-    def unlearned(self) -> list[int]:
+    def unlearned(self) -> Sequence[int]:
         """All tasks unlearned by the end of the stream."""
-        return list(self.first.last.get("unlearned", ()))
+        return self.first.last.unlearned
 
     @property
-    def requests(self) -> list[Event]:
-        """Events with a request."""
-        return [event for event in self.first.events if event.get("unlearned_now")]
+    def requests(self) -> dict[int, Moment]:
+        """Place in the stream → moment with a request."""
+        return {place: moment for place, moment in enumerate(self.first.moments) if moment.unlearned_now}
 
     @property
-    def timings(self) -> list[Mapping[str, Any]]:
-        """Seconds of each unlearning of all seeds."""
-        return [timing for run in self.runs for timing in run.timings]
+    def costs(self) -> list[Cost]:
+        """Costs of each unlearning of all seeds."""
+        return [cost for run in self.runs for cost in run.costs]
 
-    def spread(self, get: Callable[[Event], float | None], after: int | None = None) -> Spread | None:
-        """A number over all seeds."""
-        events = (run.last if after is None else _event(run, after) for run in self.runs)
-        return spread(get(event) for event in events if event is not None)
+    def spread(self, get: Get, place: int = -1) -> Spread | None:
+        """A number over all seeds, at a place of the stream; -1: at its end."""
+        return spread(get(run.moments[place]) for run in self.runs if place < len(run.moments))
 
 
 def spread(values: Iterable[float | None]) -> Spread | None:
@@ -104,77 +163,154 @@ def spread(values: Iterable[float | None]) -> Spread | None:
     return Spread(sum(there) / len(there), min(there), max(there), len(there)) if there else None
 
 
-def value_of(key: str) -> Callable[[Event], float | None]:
-    """Getter of an event's number."""
-    return lambda event: event.get(key)
+def number(name: str, task: int | None = None) -> Get:
+    """Getter of a metric's number, of one task or of all."""
+    return lambda moment: moment.number(name, task)
 
 
-def of_task(key: str, task: int) -> Callable[[Event], float | None]:
-    """Getter of a task's number from an event's table of tasks."""
-    return lambda event: (event.get(key) or {}).get(str(task))
-
-
-def mean_of(key: str, among: str | None = None) -> Callable[[Event], float | None]:
-    """Getter of the mean of an event's table of tasks."""
-
-    def mean(event: Event) -> float | None:
-        numbers, others = event.get(key) or {}, event.get(among or key) or {}
-        found = spread(value for task, value in numbers.items() if task in others)
-        return None if found is None else found.mean
-
-    return mean
-
-
-def read_results(folder: str | Path) -> Results:
-    """Read what ``write_results`` wrote.
+def read_runs(folder: str | Path) -> list[Run]:
+    """Read the runs of a folder and below it, in the order of their paths; those without an evaluation are left out.
 
     Args:
-        folder: that holds ``results.json`` and, if there are any, ``timings.json``.
+        folder: that holds ``run.jsonl`` of a :class:`~avalanche_amnesia.lab.logging.JSONLogger`, at any depth.
 
     Raises:
-        ValueError: if it holds no results, or a file that is something else.
+        JSONRunError: for a log that is broken.
+        ValueError: if no run was evaluated behind a task.
+    """
+    found = [read_run(file.parent) for file in sorted(Path(folder).rglob(RUN_FILE))]
+    there = [run for run in found if run.moments]
+    if not there:
+        raise ValueError(
+            f"{folder} holds no {RUN_FILE} of a run that was evaluated behind a task: give folders that `amnesia demo`"
+            ", `amnesia sweep` or a JSONLogger filled"
+        )
+    return there
+
+
+def read_run(folder: str | Path) -> Run:
+    """Read one run.
+
+    A moment ends with each evaluation between tasks, where the logger writes its table of events.
+
+    Args:
+        folder: that holds ``run.jsonl``.
+
+    Raises:
+        JSONRunError: if it holds none, or a broken one.
     """
     folder = Path(folder)
-    file = folder / "results.json"
-    if not file.is_file():
-        raise ValueError(f"{folder} holds no results.json: give folders that `amnesia demo` or write_results made")
-    content = _parsed(file)
-    strategies = content.get("strategies") if isinstance(content, dict) else None
-    if not isinstance(strategies, dict) or not strategies:
-        raise ValueError(f"{file} has no strategies: give a folder that `amnesia demo` or write_results made")
-    for name, run in strategies.items():
-        events = run.get("events") if isinstance(run, dict) else None
-        if not isinstance(events, list) or not all(isinstance(e, dict) and "task" in e for e in events) or not events:
-            raise ValueError(f"{file}: {name!r} has no list of events with the task each came after")
-    timings = _parsed(folder / "timings.json") if (folder / "timings.json").is_file() else {}
-    return Results(str(folder), content.get("settings") or {}, content.get("versions") or {}, strategies, timings)
+    head: dict[str, Any] = {}
+    strategy: dict[str, Any] = {}
+    records, reader = [], _Reader()
+    for line in lines_of(folder):
+        match line["kind"]:
+            case "run":
+                head = line
+            case "settings":
+                strategy = line["settings"]
+            case "record":
+                records.append(asdict(UnlearningRecord.load(folder / line["path"])))
+            case "row":
+                reader.take(line["values"])
+    settings = head["config"] or strategy.get("options", {})
+    return Run(
+        folder=folder,
+        name=head["name"] or strategy.get("method", folder.name),
+        settings=settings,
+        seed=settings.get("seed", strategy.get("seed")),
+        versions=strategy.get("versions", {}),
+        moments=reader.moments,
+        records=records,
+        costs=reader.costs,
+    )
 
 
-def grouped(results: Sequence[Results]) -> list[list[Results]]:
-    """Results whose settings differ in nothing but the seed, together, in the order given."""
-    if not results:
-        raise ValueError("a report needs at least one folder with results")
-    groups: dict[str, list[Results]] = {}
-    for each in results:
-        group = groups.setdefault(json.dumps(_seedless(each.settings), sort_keys=True), [])
-        same = next((other for other in group if other.seed == each.seed and each.seed is not None), None)
+class _Reader:
+    """Takes the rows of a log one after another."""
+
+    def __init__(self) -> None:
+        self.moments: list[Moment] = []
+        self.costs: list[Cost] = []
+        self._numbers: Numbers = {}
+        self._tables: dict[str, Table] = {}
+        self._first: Numbers = {}
+        self._event = self._ended = -1
+
+    def take(self, row: Mapping[str, Any]) -> None:
+        """Take a row; one with the table of events ends a moment."""
+        if row[EVENT] != self._event:  # what was measured of a task before it went is not the moment's
+            self._numbers, self._tables, self._event = {}, {}, row[EVENT]
+        for key, value in row.items():
+            if isinstance(value, dict) and value["_type"] == "table":
+                self._tables[key] = [value["columns"], *value["data"]]
+            elif isinstance(value, float) and (found := _NAME.fullmatch(key)):
+                task = None if found["task"] is None else int(found["task"])
+                self._numbers.setdefault(found["name"], {})[task] = value
+                self._first.setdefault(found["name"], {}).setdefault(task, value)
+        if _COST[0] in row:
+            self.costs.append(Cost(row[TASK], row[_COST[0]], row[_COST[1]]))
+        if EVENTS in row:
+            self._end()
+
+    def _end(self) -> None:
+        columns, *rows = self._tables.pop(EVENTS)
+        events = [dict(zip(columns, row, strict=True)) for row in rows]
+        before: tuple[int, ...] = ()
+        first = self._first
+        if self._ended == self._event:  # evaluated once more
+            first = self.moments.pop().first
+        if self.moments:
+            before = self.moments[-1].unlearned
+        trained: dict[int, None] = {}
+        gone: dict[int, None] = {}
+        for event in events:
+            if event["what"] == "trained":
+                gone.pop(event["task"], None)
+                trained[event["task"]] = None
+            gone |= dict.fromkeys(_tasks(event["unlearned"]))
+        listed = events[-1]["remaining"]  # None: nobody keeps a ledger
+        remaining = tuple(task for task in trained if task not in gone) if listed is None else _tasks(listed)
+        self.moments.append(
+            Moment(
+                task=events[-1]["task"],
+                remaining=remaining,
+                unlearned=tuple(gone),
+                unlearned_now=tuple(task for task in gone if task not in before),
+                claim=next((event["claim"] for event in reversed(events) if event["claim"]), None),
+                numbers={name: dict(of) for name, of in self._numbers.items()},
+                first=first,
+                tables=dict(self._tables),
+            )
+        )
+        self._first, self._ended = {}, self._event
+
+
+def _tasks(listed: str | None) -> tuple[int, ...]:
+    return tuple(map(int, listed.split(", "))) if listed else ()
+
+
+def entries(runs: Sequence[Run]) -> list[Entry]:
+    """One entry per name and settings without the seed, in the order of the runs.
+
+    Raises:
+        ValueError: for no runs, or two of the same name, settings and seed.
+    """
+    if not runs:
+        raise ValueError("a report needs at least one run")
+    groups: dict[tuple[str, str], list[Run]] = {}
+    for run in runs:
+        group = groups.setdefault((run.name, json.dumps(seedless(run.settings), sort_keys=True)), [])
+        same = next((other for other in group if other.seed == run.seed and run.seed is not None), None)
         if same is not None:
             raise ValueError(
-                f"{same.folder} and {each.folder} have the same settings and seed {each.seed}: give each run once"
+                f"{same.folder} and {run.folder} have the same name, settings and seed {run.seed}: give each run once"
             )
-        group.append(each)
-    return list(groups.values())
-
-
-def entries(groups: Sequence[Sequence[Results]]) -> list[Entry]:
-    """One entry per strategy and group, strategies in the order of the folders."""
-    labels = _labels([group[0].settings for group in groups])
+        group.append(run)
     found = []
-    for label, group in zip(labels, groups, strict=True):
-        names = dict.fromkeys(name for results in group for name in results.strategies)
-        for name in names:
-            runs = [_seed_run(results, name) for results in group if name in results.strategies]
-            found.append(Entry(f"{name} ({label})" if label else name, runs))
+    for (name, _), group in groups.items():
+        label = _label(group[0], [others[0] for (other, _), others in groups.items() if other == name])
+        found.append(Entry(f"{name} ({label})" if label else name, group))
     return found
 
 
@@ -189,31 +325,16 @@ def flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def _labels(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Words that set each of several settings apart; nothing where there is one."""
-    flats = [flat(_seedless(each)) for each in settings]
-    keys = dict.fromkeys(key for each in flats for key in each)
-    apart = [key for key in keys if len({json.dumps(each.get(key), sort_keys=True) for each in flats}) > 1]
-    return [", ".join(f"{key.split('.')[-1]} {each.get(key)}" for key in apart) for each in flats]
-
-
-def _seed_run(results: Results, name: str) -> SeedRun:
-    run = results.strategies[name]
-    return SeedRun(results.seed, run["events"], run.get("unlearnings") or [], results.timings.get(name) or [])
-
-
-def _event(run: SeedRun, after: int) -> Event | None:
-    return next((event for event in run.events if event["task"] == after), None)
-
-
-def _seedless(value: Any) -> Any:
+def seedless(value: Any) -> Any:
+    """Settings without any seed."""
     if isinstance(value, dict):
-        return {key: _seedless(inner) for key, inner in value.items() if key != "seed"}
+        return {key: seedless(inner) for key, inner in value.items() if key != "seed"}
     return value
 
 
-def _parsed(file: Path) -> Any:
-    try:
-        return json.loads(file.read_text(), parse_constant=lambda name: None)  # NaN: a number that does not exist
-    except ValueError as error:
-        raise ValueError(f"{file} is no JSON ({error}): it was changed or not written as a whole") from error
+def _label(run: Run, alike: Sequence[Run]) -> str:
+    """Words that set a run's settings apart from those of others of its name; nothing where there is no other."""
+    mine, *flats = [flat(seedless(each.settings)) for each in (run, *alike)]
+    keys = dict.fromkeys(key for each in flats for key in each)
+    apart = [key for key in keys if any(each.get(key) != mine.get(key) for each in flats)]
+    return ", ".join(f"{key.split('.')[-1]} {mine.get(key)}" for key in apart)

@@ -1,8 +1,5 @@
-from .observation import Observation as Observation
-from .observation import Run as Run
-from .observation import observe as observe
+from .measuring import measure_run as measure_run
 from .reference_workers import ReferenceWorkers as ReferenceWorkers
-from .results import write_results as write_results
 from .run_plan import RunPlan as RunPlan
 from .run_plan import plan_runs as plan_runs
 from .store import Node as Node

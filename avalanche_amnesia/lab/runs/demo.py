@@ -8,6 +8,7 @@ from typing import Any
 
 import loky
 import torch
+from matplotlib.figure import Figure
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
@@ -17,11 +18,11 @@ from avalanche_amnesia.benchmarks.requests import with_unlearning
 from avalanche_amnesia.contrib.streams.mnist import SplitMNIST
 from avalanche_amnesia.evaluation.figures import Cell, as_png, capacity_figure, matrix_figure
 from avalanche_amnesia.evaluation.heatmap import masks_figure
+from avalanche_amnesia.lab.report.csv_table import csv_of
 from avalanche_amnesia.lab.report.page import report_page
-from avalanche_amnesia.lab.report.reading import read_results
+from avalanche_amnesia.lab.report.reading import Moment, Run, read_run
 from avalanche_amnesia.lab.runs.contestants import Budget, contestants
-from avalanche_amnesia.lab.runs.observation import Observation, Run, observe
-from avalanche_amnesia.lab.runs.results import write_results
+from avalanche_amnesia.lab.runs.measuring import measure_run
 from avalanche_amnesia.lab.runs.store import RunStore
 from avalanche_amnesia.lab.runs.tables import cost_table, events_table, forgotten_table, remaining_table
 from avalanche_amnesia.logging.wandb import WandBLogger
@@ -62,7 +63,8 @@ def run_demo(
     console.print(f"{data}, 5 tasks, {budget.epochs} epochs each, seed {seed}")
     asked = (f"{tasks_in_words(tasks)} after task {after}" for after, tasks in REQUESTS.items())
     console.print(f"to unlearn: {'; '.join(asked)}")
-    runs: list[Run] = []
+    settings = {"data": data, "requests": REQUESTS, "seed": seed, "budget": vars(budget)}
+    strategies: dict[str, Any] = {}
     columns = (
         TextColumn("{task.description:18}"),
         BarColumn(bar_width=10),
@@ -76,22 +78,29 @@ def run_demo(
         for name, make in makers.items():
             progress.update(bar, description=name)
             with WandBLogger(name=name, group="demo", dir=str(out), mode="offline", config={"seed": seed}) as logger:
-                run = observe(
+                strategies[name] = measure_run(
                     name,
                     make,
                     benchmark,
+                    out / "runs" / name,
+                    settings=settings,
                     loggers=[logger],
                     progress=lambda step: progress.update(bar, advance=1),
                     store=kept,
                     workers=loky.cpu_count() - 1,
                 )
-            runs.append(run)
+    runs = [read_run(out / "runs" / name) for name in makers]
     for run in runs:
         console.print(events_table(run))
     for table in (forgotten_table, remaining_table, cost_table):
         console.print(table(runs))
     console.print(_LEGEND, highlight=False)
-    _write(out, runs, {"data": data, "requests": REQUESTS, "seed": seed, "budget": vars(budget)})
+    replace_file(out / "report.html", report_page(runs).encode())
+    replace_file(out / "results.csv", csv_of(runs))
+    masked = next(run for run in runs if isinstance(strategies[run.name].model, MaskedModel))
+    figures = _matrix_and_capacity(runs, masked) | {"masks.png": masks_figure(strategies[masked.name].model.masks)}
+    for name, figure in figures.items():
+        replace_file(out / name, as_png(figure))
     console.print(f"\nEverything lies in {out}:", soft_wrap=True)
     for name, what in _FILES.items():
         console.print(f"  {name:20} {what}")
@@ -121,9 +130,8 @@ claim  exact: equal to the retrained model, bit for bit;
        appr.: approximate, see head and JSD"""
 _FILES = {
     "report.html": "all of it in one page, with charts",
-    "results.json": "the numbers; same seed, same bytes",
-    "results.csv": "the same, a row per number",
-    "timings.json": "the seconds",
+    "runs/": "logs: amnesia report, amnesia sync",
+    "results.csv": "the numbers; same seed, same bytes",
     "accuracy_matrix.png": "accuracy after every task",
     "masks.png": "units that remaining tasks use",
     "capacity.png": "capacity and trajectory",
@@ -131,34 +139,31 @@ _FILES = {
 }
 
 
-def _write(out: Path, runs: Sequence[Run], settings: dict[str, Any]) -> None:
-    write_results(out, runs, settings)
-    replace_file(out / "report.html", report_page([read_results(out)]).encode())
-    masked = next(run for run in runs if isinstance(run.strategy.model, MaskedModel))
-    seen = masked.observations
-    tasks = [each.task for each in seen]
-    matrices = {run.name: [[_cell(each, task) for task in tasks] for each in run.observations] for run in runs}
-    figures = {
+def _matrix_and_capacity(runs: Sequence[Run], masked: Run) -> dict[str, Figure]:
+    moments = masked.moments
+    tasks = [moment.task for moment in moments]
+    capacity, sizes = ([moment.number(name) or 0.0 for moment in moments] for name in ("Capacity", "TrajectoryBytes"))
+    return {
         "accuracy_matrix.png": matrix_figure(
-            matrices,
+            {run.name: [[_cell(moment, task) for task in tasks] for moment in run.moments] for run in runs},
             rows=tasks,
             columns=tasks,
             row_label="after task",
             column_label="tested on task",
             note="framed: unlearned, read through the head and mask it had; near chance (50) is good",
         ),
-        "masks.png": masks_figure(masked.strategy.model.masks),
         "capacity.png": capacity_figure(
-            [", ".join([f"task {each.task}", *(f"unlearned {gone}" for gone in each.unlearned_now)]) for each in seen],
-            [each.capacity or 0.0 for each in seen],
-            [each.trajectory_bytes or 0 for each in seen],
-            [bool(each.unlearned_now) for each in seen],
+            [
+                ", ".join([f"task {each.task}", *(f"unlearned {gone}" for gone in each.unlearned_now)])
+                for each in moments
+            ],
+            capacity,
+            sizes,
+            [bool(m.unlearned_now) for m in moments],
         ),
     }
-    for name, figure in figures.items():
-        replace_file(out / name, as_png(figure))
 
 
-def _cell(seen: Observation, task: int) -> Cell | None:
-    accuracy = (seen.accuracy | seen.unlearned_accuracy).get(task)
-    return None if accuracy is None else Cell(accuracy, framed=task in seen.unlearned)
+def _cell(moment: Moment, task: int) -> Cell | None:
+    accuracy = moment.accuracies.get(task)
+    return None if accuracy is None else Cell(accuracy, framed=task in moment.unlearned)

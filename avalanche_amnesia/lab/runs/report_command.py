@@ -18,7 +18,7 @@ def add_report_command(commands: Commands) -> None:
         type=Path,
         nargs="+",
         metavar="DIR",
-        help="folder with results.json, one per run; runs whose settings differ in the seed alone are shown as one",
+        help="folder with runs (run.jsonl), at any depth; those that differ in the seed alone are shown as one",
     )
     report.add_argument("--out", type=Path, default=Path("report.html"), help="the page (%(default)s)")
     report.add_argument(
@@ -34,13 +34,14 @@ def _report(options: Namespace) -> int:
     if options.tables is not None:
         return _tables(options)
     from avalanche_amnesia.lab.report.page import report_page
-    from avalanche_amnesia.lab.report.reading import read_results
+    from avalanche_amnesia.lab.report.reading import read_runs
     from avalanche_amnesia.saving.replacing import replace_file
 
-    page = report_page([read_results(folder) for folder in options.folders]).encode()
+    runs = [run for folder in options.folders for run in read_runs(folder)]
+    page = report_page(runs).encode()
     options.out.parent.mkdir(parents=True, exist_ok=True)
     replace_file(options.out, page)
-    sys.stdout.write(f"{options.out}: {len(page):,} bytes, {len(options.folders)} run(s)\n")
+    sys.stdout.write(f"{options.out}: {len(page):,} bytes, {len(runs)} run(s)\n")
     return 0
 
 

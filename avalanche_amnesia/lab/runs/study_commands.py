@@ -70,8 +70,8 @@ def _run(options: Namespace) -> int:
     if is_done(cell, folder):
         sys.stdout.write(f"there already, with these settings: {folder}\n")
         return 0
-    last = run_cell(cell, folder, options.store, options.data_root, options.download, print_line)
-    print_line(f"{describe(last)}\n{folder}")
+    run = run_cell(cell, folder, options.store, options.data_root, options.download, print_line)
+    print_line(f"{describe(run.last)}\n{folder}")
     return 0
 
 
@@ -112,21 +112,22 @@ def _executor(options: Namespace) -> Any:
 def _tell(done: Any) -> None:
     if done.error is not None:
         result = f"failed: {type(done.error).__name__}: {done.error}"
-    elif isinstance(done.result, dict):
-        result = describe(done.result)
-    else:
+    elif isinstance(done.result, int):
         result = f"{done.result} trainings"
+    else:
+        result = describe(done.result.last)
     print_line(f"[{done.n_done}/{done.n_jobs}] {done.job.name}: {result}")
 
 
-def describe(last: dict[str, Any]) -> str:
-    """A run's end in a few words."""
-    words = [f"accuracy {last['mean_accuracy']:.3f}"]
-    if last["mean_unlearned_accuracy"] is not None:
-        words.append(f"on unlearned tasks {last['mean_unlearned_accuracy']:.3f}")
-    ratio = last["jsd"].get("JSD_own_ratio_order")
+def describe(last: Any) -> str:
+    """A run's end, a ``Moment``, in a few words."""
+    from avalanche_amnesia.lab.report.measures import COLUMNS
+
+    accuracy, head, ratio = (COLUMNS[key].of(last) for key in ("remaining", "unlearned", "ratio"))
+    words = [] if accuracy is None else [f"accuracy {accuracy:.3f}"]
+    words += [] if head is None else [f"on unlearned tasks {head:.3f}"]
     words += [] if ratio is None else [f"JSD {ratio:.1f} × its floor"]
-    words += [] if last["claim"] is None else [last["claim"]]
+    words += [] if last.claim is None else [last.claim]
     return ", ".join(words)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from avalanche_amnesia.checks import did_you_mean
+from avalanche_amnesia.lab.logging.json_lines import RUN_FILE
 from avalanche_amnesia.lab.study.settings import OBEY_NOTHING, Cell, Experiment
 from avalanche_amnesia.saving.replacing import replace_file
 
@@ -88,7 +89,7 @@ def write_settings(cell: Cell, folder: Path) -> None:
 
 def is_done(cell: Cell, folder: Path) -> bool:
     """Tell whether the results of a run are there, with these settings."""
-    if not (folder / "results.json").is_file() or not (folder / SETTINGS).is_file():
+    if not (folder / RUN_FILE).is_file() or not (folder / SETTINGS).is_file():
         return False
     found: Any = yaml.safe_load((folder / SETTINGS).read_text())
     return bool(found == resolved(cell))
@@ -96,7 +97,7 @@ def is_done(cell: Cell, folder: Path) -> bool:
 
 def result_folders(folder: Path) -> Iterator[Path]:
     """Folders with results of a study's runs, at any depth, in order."""
-    yield from sorted(file.parent for file in folder.rglob(SETTINGS) if (file.parent / "results.json").is_file())
+    yield from sorted(file.parent for file in folder.rglob(SETTINGS) if (file.parent / RUN_FILE).is_file())
 
 
 def slug(name: str) -> str:

@@ -6,18 +6,20 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 import avalanche
 import torch
 
 from avalanche_amnesia.evaluation.references import Expected, References
-from avalanche_amnesia.lab.runs.observation import Run, observe
-from avalanche_amnesia.lab.runs.results import write_results
+from avalanche_amnesia.lab.report.csv_table import csv_of
+from avalanche_amnesia.lab.report.reading import Run, read_run
+from avalanche_amnesia.lab.runs.measuring import measure_run
 from avalanche_amnesia.lab.runs.store import RunStore
 from avalanche_amnesia.lab.study.building import build
 from avalanche_amnesia.lab.study.grid import resolved, write_settings
 from avalanche_amnesia.lab.study.settings import Cell
+from avalanche_amnesia.saving.replacing import replace_file
 
 
 @contextmanager
@@ -53,32 +55,36 @@ def run_cell(
     root: str | Path | None = None,
     download: bool = False,
     progress: Callable[[str], None] = lambda step: None,
-) -> dict[str, Any]:
+) -> Run:
     """Run one method on one stream with its requests, measure it after every task, and write the results.
 
     Args:
         cell: of an experiment.
-        folder: for ``results.json``, ``results.csv``, ``timings.json`` and ``settings.yaml``.
+        folder: for the log (``run.jsonl``), ``results.csv`` and ``settings.yaml``.
         store: directory of a :class:`RunStore`, where references are kept and found; None: a temporary one.
         root: data root.
         download: let torchvision fetch what is missing.
         progress: called with a few words after every task.
 
     Returns:
-        The observation at the end of the stream, as plain values.
+        The run as its log tells it.
 
     Raises:
         TypeError, ValueError, OSError: as :func:`~avalanche_amnesia.lab.study.building.build`.
     """
     benchmark, make = build(cell, root, download)
     kept = None if store is None else RunStore(store)
-    run: Run = observe(cell.method, make, benchmark, noise_floor=cell.experiment.floors, progress=progress, store=kept)
     stream = cell.experiment.stream
     requests = {e.task_label: [[*r.tasks] for r in e.requests] for e in benchmark.train_stream if e.requests}
-    told = {"data": f"{stream.name}, {stream.n_tasks} tasks", "requests": requests}
-    write_results(folder, [run], resolved(cell) | told)
+    settings = resolved(cell) | {"data": f"{stream.name}, {stream.n_tasks} tasks", "requests": requests}
+    floors = cell.experiment.floors
+    measure_run(
+        cell.method, make, benchmark, folder, settings=settings, noise_floor=floors, progress=progress, store=kept
+    )
+    run = read_run(folder)
+    replace_file(folder / "results.csv", csv_of([run]))
     write_settings(cell, folder)  # last: they say that the results are whole
-    return run.observations[-1].to_dict()
+    return run
 
 
 @_as_worker()

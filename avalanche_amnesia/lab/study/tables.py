@@ -15,8 +15,10 @@ import yaml
 from matplotlib.figure import Figure
 
 from avalanche_amnesia.evaluation.figures import COLOURS, as_png, house_style, new_figure
+from avalanche_amnesia.lab.logging.json_lines import RUN_FILE
 from avalanche_amnesia.lab.report.charts import draw_dots
-from avalanche_amnesia.lab.report.reading import spread
+from avalanche_amnesia.lab.report.measures import COLUMNS, Column
+from avalanche_amnesia.lab.report.reading import Moment, read_run, spread
 from avalanche_amnesia.lab.study.grid import SETTINGS, result_folders, slug
 from avalanche_amnesia.lab.study.settings import OBEY_NOTHING
 from avalanche_amnesia.saving.replacing import replace_file
@@ -24,56 +26,15 @@ from avalanche_amnesia.saving.replacing import replace_file
 Key = TypeVar("Key", str, int)
 
 
-@dataclass(frozen=True)
-class Measure:
-    """A column."""
-
-    title: str
-    meaning: str
-    of: Callable[[Mapping[str, Any]], float | None]
-    percent: bool = False
-
-
-MEASURES = {
-    "remaining": Measure(
-        "remaining", "test accuracy of the tasks that remain, %", lambda end: end["mean_accuracy"], True
-    ),
-    "difference": Measure(
-        "AD", "accuracy difference to the model that never unlearned, points", lambda e: e["accuracy_difference"], True
-    ),
-    "control": Measure(
-        "AD control",
-        "what that model gains with its heads fitted anew: only what AD has beyond it is due to unlearning",
-        lambda end: end["accuracy_difference_control"],
-        True,
-    ),
-    "jsd": Measure(
-        "JSD", "bits between the features here and in the retrained model", lambda end: end["jsd"].get("JSD_own")
-    ),
-    "ratio": Measure(
-        "JSD / floor",
-        "the same in units of its order floor, two retrained models apart; about 1: nothing more than chance",
-        lambda end: end["jsd"].get("JSD_own_ratio_order"),
-    ),
-    "unlearned": Measure(
-        "old head",
-        "accuracy on the unlearned tasks through the head and mask that they had, %",
-        lambda end: end["mean_unlearned_accuracy"],
-        True,
-    ),
-    "reference": Measure(
-        "old head, retrained",
-        "what the same heads read from the retrained model, %: what old head has beyond it is a trace",
-        lambda end: end["reference_unlearned_accuracy"],
-        True,
-    ),
-    "capacity": Measure("capacity", "share of the network that is free, %", lambda end: end["capacity"], True),
-}
+MEASURES = {key: column for key, column in COLUMNS.items() if column.meaning}
 """Name → measure of a run's end."""
-_OF_TASKS = (
-    *("task", "remaining", "unlearned", "accuracy", "reference_accuracy", "full_accuracy"),
-    *("unlearned_accuracy", "reference_unlearned", "jsd_by_task"),
-)
+_OF_TASKS = {
+    "reference_accuracy": "Accuracy_reference",
+    "full_accuracy": "Accuracy_full",
+    "unlearned_accuracy": "UnlearnedAccuracy",
+    "reference_unlearned": "UnlearnedAccuracy_reference",
+}
+"""Name in a study's JSON → metric, task by task."""
 _KEYS = ("experiment", "method", "scenario", "seed")
 
 
@@ -96,17 +57,29 @@ def read_rows(folder: Path) -> list[Row]:
     rows = []
     for place in result_folders(folder):
         settings = yaml.safe_load((place / SETTINGS).read_text())
-        (strategy,) = json.loads((place / "results.json").read_text())["strategies"].values()
-        values = [{name: measure.of(event) for name, measure in MEASURES.items()} for event in strategy["events"]]
-        after = [{name: event[name] for name in _OF_TASKS} for event in strategy["events"]]
+        run = read_run(place)
         names = settings["method"]["name"], settings["scenario"]["name"], settings["seed"]
         obeys = settings["method"]["kind"] not in OBEY_NOTHING
-        claim = (strategy["events"][-1]["claim"] or "") if obeys else ""
-        numbers = [tasks | {"measures": of_all} for tasks, of_all in zip(after, values, strict=True)]
-        rows.append(Row(settings["experiment"], *names, claim, values[-1], settings, numbers))
+        claim = (run.last.claim or "") if obeys else ""
+        after = [_after(moment) for moment in run.moments]
+        rows.append(Row(settings["experiment"], *names, claim, after[-1]["measures"], settings, after))
     if not rows:
-        raise ValueError(f"{folder} holds no results of amnesia run or amnesia sweep (settings.yaml, results.json)")
+        raise ValueError(f"{folder} holds no results of amnesia run or amnesia sweep ({SETTINGS}, {RUN_FILE})")
     return rows
+
+
+def _after(moment: Moment) -> dict[str, Any]:
+    """Numbers after a task, as plain values."""
+    jsd = sorted(name for name in moment.numbers if name.startswith("JSD_"))
+    return {
+        "task": moment.task,
+        "remaining": moment.remaining,
+        "unlearned": moment.unlearned,
+        "accuracy": moment.accuracy,
+        **{name: moment.by_task(metric) for name, metric in _OF_TASKS.items()},
+        "jsd_by_task": {name: by_task for name in jsd if (by_task := moment.by_task(name))},
+        "measures": {key: measure.of(moment) for key, measure in MEASURES.items()},
+    }
 
 
 def as_csv(rows: Sequence[Row]) -> str:
@@ -218,7 +191,7 @@ def _grouped(rows: Sequence[Row], by: Callable[[Row], Key]) -> dict[Key, list[Ro
     return groups
 
 
-def _cell(values: Sequence[float | None], measure: Measure) -> str:
+def _cell(values: Sequence[float | None], measure: Column) -> str:
     found = [value * (100 if measure.percent else 1) for value in values if value is not None]
     if not found:
         return "–"

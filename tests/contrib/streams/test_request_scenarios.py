@@ -12,8 +12,8 @@ from avalanche_amnesia.bits import state_hashes
 from avalanche_amnesia.contrib.streams import scenarios
 from avalanche_amnesia.contrib.streams.scenarios import SCENARIOS, Scenario
 from avalanche_amnesia.evaluation import References
-from avalanche_amnesia.lab.runs import RunStore, plan_runs
-from avalanche_amnesia.lab.runs.observation import observe
+from avalanche_amnesia.lab.report import read_run
+from avalanche_amnesia.lab.runs import RunStore, measure_run, plan_runs
 from avalanche_amnesia.ledger import RequestError
 from avalanche_amnesia.training.host.lookup import unlearning_of
 
@@ -120,17 +120,18 @@ def make(**options):
     return amnesiac(train_epochs=1, **options)
 
 
-def test_a_task_that_comes_again_is_learned_again_and_compared_with_the_model_that_learned_it_last():
+def test_a_task_that_comes_again_is_learned_again_and_compared_with_the_model_that_learned_it_last(tmp_path):
     benchmark = scenarios.relearn(5).on(DIGITS)
     assert [e.task_label for e in without_requests(benchmark).train_stream] == list(range(5))
-    run = observe("again", make, benchmark, noise_floor=())
-    assert [seen.remaining for seen in run.observations[-2:]] == [(1, 2, 3, 4), (1, 2, 3, 4, 0)]
-    assert set(run.observations[-1].accuracy) == {0, 1, 2, 3, 4}
-    assert run.observations[-1].accuracy[0] > 0.8
+    measure_run("again", make, benchmark, tmp_path, noise_floor=())
+    *_, before, last = read_run(tmp_path).moments
+    assert [seen.remaining for seen in (before, last)] == [(1, 2, 3, 4), (1, 2, 3, 4, 0)]
+    assert set(last.accuracy) == {0, 1, 2, 3, 4}
+    assert last.accuracy[0] > 0.8
     reference = References(make, benchmark).reference([1, 2, 3, 4, 0])
     x, y = DIGITS.test_stream[0].tensors
     expected = (reference(x, 0).argmax(1) == y).double().mean().item()
-    assert run.observations[-1].reference_accuracy[0] == pytest.approx(expected)
+    assert last.number("Accuracy_reference", 0) == pytest.approx(expected)
 
 
 def test_a_stream_that_comes_again_is_planned(tmp_path):

@@ -27,7 +27,7 @@ def alone(tmp_path_factory):
 
 
 def results(out):
-    return {cell.method + cell.scenario: (folder_of(cell, out) / "results.json").read_bytes() for cell in CELLS}
+    return {cell.method + cell.scenario: (folder_of(cell, out) / "results.csv").read_bytes() for cell in CELLS}
 
 
 def keys(store):
@@ -99,7 +99,7 @@ def test_submitit_gives_the_same_bytes(local, alone, tmp_path):
     cells = cells_of(TINY, ["HAT"], ["newest"], [1])  # every job is a process that imports the host
     assert sweep(cells, local, tmp_path / "out", tmp_path / "store") == {}
     for cell in cells:
-        found = (folder_of(cell, tmp_path / "out") / "results.json").read_bytes()
+        found = (folder_of(cell, tmp_path / "out") / "results.csv").read_bytes()
         assert found == alone[0][cell.method + cell.scenario]
 
 

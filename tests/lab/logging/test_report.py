@@ -4,12 +4,12 @@ import re
 from html.parser import HTMLParser
 
 import pytest
-from support.report_results import FOLDER, MEASURED_LATER, another_seed, content, events, results_with
+from support.report_results import FOLDER, MEASURED_LATER, another_seed, content, runs_of, runs_with
 
-from avalanche_amnesia.lab.report import Results, read_results, report_page
+from avalanche_amnesia.lab.report import report_page
 from avalanche_amnesia.lab.report.answers import answer
 from avalanche_amnesia.lab.report.evidence import jsd_reading
-from avalanche_amnesia.lab.report.reading import Spread, entries, grouped
+from avalanche_amnesia.lab.report.reading import Spread, entries
 from avalanche_amnesia.lab.report.wording import bits, listed, over_seeds, percent, points
 
 
@@ -54,12 +54,21 @@ class Page(HTMLParser):
 
 @pytest.fixture(scope="module")
 def results():
-    return read_results(FOLDER)
+    return content()
 
 
 @pytest.fixture(scope="module")
-def page(results):
-    return Page(report_page([results]))
+def runs(results):
+    return runs_of(results, timings=True)
+
+
+@pytest.fixture(scope="module")
+def page(runs):
+    return Page(report_page(runs))
+
+
+def events(results, name):
+    return results["strategies"][name]["events"]
 
 
 def as_number(text):
@@ -72,7 +81,7 @@ def test_the_accuracies_are_those_of_the_results(results, page):
         place = (row["strategy"], int(row["after task"]), row["tested on task"])
         found[place] = [as_number(row[name]) for name in ("accuracy", "retrained model", "never unlearned", "chance")]
     expected = {}
-    for name in results.strategies:
+    for name in results["strategies"]:
         for event in events(results, name):
             for task, value in event["accuracy"].items():
                 reference, full = event["reference_accuracy"][task], event["full_accuracy"][task]
@@ -98,7 +107,7 @@ def test_the_divergences_are_those_of_the_results(results, page):
         assert as_number(row["old head, retrained model"]) == event["reference_unlearned_accuracy"]
     expected = {
         (name, event["task"], probe, suffix): event["jsd"][f"{probe}{suffix}"]
-        for name in results.strategies
+        for name in results["strategies"]
         for event in events(results, name)
         for probe in ("JSD_own", "JSD_remaining")
         for suffix in ("", "_floor_order", "_floor_seed")
@@ -143,16 +152,12 @@ def test_readings_of_unlearned_tasks_are_those_of_the_results(results, page, sec
         assert as_number(row[f"{unit}, retrained model"]) == event[f"{section}_reference"][task]
 
 
-def test_seconds_are_those_of_the_timings(results, page):
+def test_seconds_are_those_of_the_log(runs, page):
     found = {
         (row["strategy"], int(row["after task"])): (as_number(row["to unlearn (s)"]), as_number(row["to retrain (s)"]))
         for row in page.rows("cost-table-1")
     }
-    assert found == {
-        (name, timing["after_task"]): (timing["unlearn"], timing["retrain"])
-        for name, timings in results.timings.items()
-        for timing in timings
-    }
+    assert found == {(run.name, cost.after): (cost.unlearn, cost.retrain) for run in runs for cost in run.costs}
 
 
 def test_the_matrix_shows_the_readings_of_chance_and_of_the_retrained_model(results, page):
@@ -162,8 +167,8 @@ def test_the_matrix_shows_the_readings_of_chance_and_of_the_retrained_model(resu
     assert f"{told}, chance {percent(0.5)}" in page.text
 
 
-def test_every_strategy_is_answered_in_plain_words(results):
-    hat, pools, ewc = (answer(entry) for entry in entries(grouped([results])))
+def test_every_strategy_is_answered_in_plain_words(runs):
+    hat, pools, ewc = (answer(entry) for entry in entries(runs))
     assert [each.verdict for each in (hat, pools, ewc)] == ["clear", "exact", "clear"]
     assert hat.forgotten == "Tasks 0, 1 and 4 of 5 (task 0 after task 1; tasks 1 and 4 after task 4)."
     assert "bit for bit" in pools.really
@@ -174,8 +179,8 @@ def test_every_strategy_is_answered_in_plain_words(results):
     assert "free capacity from 0.450 to 0.640" in " ".join(hat.cost)
 
 
-def test_seeds_are_shown_as_one_with_their_range(results):
-    page = Page(report_page([results, another_seed(1), another_seed(2)]))
+def test_seeds_are_shown_as_one_with_their_range(results, runs):
+    page = Page(report_page([*runs, *another_seed(1), *another_seed(2)]))
     summary = page.rows("summary-table")
     assert [row["seeds"] for row in summary] == ["3", "3", "3"]
     accuracy = events(results, "EWC")[-1]["accuracy"]
@@ -185,16 +190,16 @@ def test_seeds_are_shown_as_one_with_their_range(results):
     assert {row["seed"] for row in page.rows("accuracy-table-1")} == {"0", "1", "2"}
 
 
-def test_other_settings_are_strategies_of_their_own(results):
-    other = results_with(lambda changed: changed["settings"]["budget"].update(epochs=5))
-    names = [row["strategy"] for row in Page(report_page([results, other])).rows("summary-table")]
+def test_other_settings_are_strategies_of_their_own(runs):
+    other = runs_with(lambda changed: changed["settings"]["budget"].update(epochs=5))
+    names = [row["strategy"] for row in Page(report_page([*runs, *other])).rows("summary-table")]
     assert names[0] == "AmnesiacHAT (epochs 20)"
     assert names[3] == "AmnesiacHAT (epochs 5)"
 
 
-def test_the_same_run_twice_is_refused(results):
+def test_the_same_run_twice_is_refused(runs):
     with pytest.raises(ValueError, match="give each run once"):
-        report_page([results, results])
+        report_page([*runs, *runs])
 
 
 def test_no_results_are_refused():
@@ -209,7 +214,7 @@ def test_what_was_not_measured_is_left_out_and_named():
                 for key in MEASURED_LATER:
                     event.pop(key)
 
-    page = Page(report_page([results_with(without)]))
+    page = Page(report_page(runs_with(without)))
     gone = {"relapse", "few_shot", "membership", "transfer", "owners", "overlap", "distances", "cost"}
     assert gone.isdisjoint(page.ids)
     assert {"timeline", "accuracy", "old-head", "jsd", "difference", "capacity", "records", "settings"} <= set(page.ids)
@@ -223,7 +228,7 @@ def test_a_number_that_does_not_exist_is_no_error(key):
             for event in run["events"]:
                 event[key] = None
 
-    assert "<h1>" in report_page([results_with(without)])
+    assert "<h1>" in report_page(runs_with(without))
 
 
 def test_a_stream_without_requests_has_a_report():
@@ -233,7 +238,7 @@ def test_a_stream_without_requests_has_a_report():
             for event in run["events"]:
                 event.update(unlearned=[], unlearned_now=[], claim=None, unlearned_accuracy={}, jsd={}, relapse={})
 
-    page = Page(report_page([results_with(without)]))
+    page = Page(report_page(runs_with(without)))
     assert "There was nothing to forget." in page.text
     assert "records" not in page.ids
 
@@ -241,19 +246,19 @@ def test_a_stream_without_requests_has_a_report():
 ATTACK = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)>"
 
 
-def test_text_of_the_results_is_never_markup(results):
+def test_text_of_the_results_is_never_markup():
     def attacked(changed):
         run = changed["strategies"].pop("AmnesiacHAT")
         run["unlearnings"][0]["plan"]["reasons"] = [ATTACK]
         run["unlearnings"][0]["purged"] = [ATTACK]
         for event in run["events"]:
-            event["distances"] = {ATTACK: 0.5}
-            event["jsd"][ATTACK] = 0.5
+            event["distances"] = {f"CKA_{ATTACK}": 0.5}
+            event["jsd"][f"JSD_{ATTACK}"] = 0.5
             event["owners"] = event["owners_before"] = {ATTACK: {"0": 0.5, "free": 0.5}}
         changed["strategies"][ATTACK] = run
         changed["settings"]["data"] = changed["versions"]["torch"] = ATTACK
 
-    page = report_page([results_with(attacked, folder=ATTACK)])
+    page = report_page(runs_with(attacked, folder=ATTACK))
     parsed = Page(page)
     assert parsed.tags.count("script") == 1
     assert "img" not in parsed.tags
@@ -261,8 +266,8 @@ def test_text_of_the_results_is_never_markup(results):
     assert parsed.text.count(ATTACK) >= 10
 
 
-def test_nothing_on_the_page_asks_for_anything_else(results):
-    html = report_page([results])
+def test_nothing_on_the_page_asks_for_anything_else(runs):
+    html = report_page(runs)
     page = Page(html)
     assert all(address.startswith("#") for address in page.addresses)
     assert {address.removeprefix("#") for address in page.addresses} <= set(page.ids)
@@ -271,34 +276,8 @@ def test_nothing_on_the_page_asks_for_anything_else(results):
     assert "default-src 'none'" in html
 
 
-def test_the_same_results_give_the_same_bytes(results):
-    assert report_page([results]) == report_page([read_results(FOLDER)])
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        (None, "holds no results.json"),
-        ("{", "is no JSON"),
-        ("[]", "no strategies"),
-        ('{"strategies": {}}', "no strategies"),
-        ('{"strategies": {"EWC": {"events": [1]}}}', "'EWC' has no list of events"),
-        ('{"strategies": {"EWC": {"events": []}}}', "'EWC' has no list of events"),
-    ],
-)
-def test_what_holds_no_results_is_refused_in_words(tmp_path, text, words):
-    if text is not None:
-        (tmp_path / "results.json").write_text(text)
-    with pytest.raises(ValueError, match=words):
-        read_results(tmp_path)
-
-
-def test_a_number_that_is_none_in_json_is_missing(tmp_path):
-    (tmp_path / "results.json").write_text('{"strategies": {"EWC": {"events": [{"task": 0, "capacity": NaN}]}}}')
-    read = read_results(tmp_path)
-    assert events(read, "EWC")[0]["capacity"] is None
-    assert isinstance(read, Results)
-    assert "EWC" in report_page([read])
+def test_the_same_runs_give_the_same_bytes(runs):
+    assert report_page(runs) == report_page(runs_of(content(), timings=True))
 
 
 def test_a_divergence_is_read_beside_its_floors():
@@ -339,7 +318,7 @@ def test_an_old_head_tells_of_a_trace_where_tasks_agree(readings, finding):
         last["reference_unlearned"] = {"0": 0.5, "1": 0.5, "4": 0.5}
         last["reference_unlearned_accuracy"] = 0.5
 
-    ewc = [answer(entry) for entry in entries(grouped([results_with(changed)]))][-1]
+    ewc = [answer(entry) for entry in entries(runs_with(changed))][-1]
     assert [item.finding for item in ewc.evidence if item.check == "old classifier"] == [finding]
     assert ewc.verdict == ("trace" if finding == "trace" else "clear")
 
@@ -351,7 +330,7 @@ def test_one_task_that_is_read_far_better_leaves_it_undecided():
         last["reference_unlearned"] = {"0": 0.5, "1": 0.5, "4": 0.5}
         last["reference_unlearned_accuracy"] = 0.5
 
-    found = next(e for e in entries(grouped([results_with(one_task)])) if e.name == "EWC")
+    found = next(e for e in entries(runs_with(one_task)) if e.name == "EWC")
     first = answer(found).evidence[0]
     assert first.finding == "open"
     assert "far more on task 4" in first.words
@@ -361,7 +340,7 @@ def test_one_approximate_record_makes_the_answer_approximate():
     def one_record(changed):
         changed["strategies"]["AmnesiacHAT pools"]["unlearnings"][0]["plan"]["claim"] = "approximate"
 
-    pools = next(e for e in entries(grouped([results_with(one_record)])) if e.name == "AmnesiacHAT pools")
+    pools = next(e for e in entries(runs_with(one_record)) if e.name == "AmnesiacHAT pools")
     assert answer(pools).verdict != "exact"
 
 

@@ -6,9 +6,9 @@ import shutil
 
 import pytest
 from playwright.sync_api import sync_playwright
-from support.report_results import FOLDER, another_seed, events
+from support.report_results import another_seed, content, runs_of
 
-from avalanche_amnesia.lab.report import read_results, report_page
+from avalanche_amnesia.lab.report import report_page
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: install the package chromium")
@@ -67,7 +67,7 @@ DIM_TEXT = """() => {
 @pytest.fixture(scope="module")
 def address(tmp_path_factory):
     file = tmp_path_factory.mktemp("report") / "report.html"
-    file.write_text(report_page([read_results(FOLDER), another_seed(1)]))
+    file.write_text(report_page([*runs_of(content(), timings=True), *another_seed(1)]))
     return file.as_uri()
 
 
@@ -192,11 +192,11 @@ def test_a_table_is_copied_as_csv_with_its_numbers_in_full(opened, allowed):
     copied = page.evaluate("navigator.clipboard.readText()")
     rows = list(csv.DictReader(io.StringIO(copied)))
     assert list(rows[0]) == ["strategy", "seed", "after task", "AD", "AD, control"]
-    results = read_results(FOLDER)
+    results = content()
     first_seed = [row for row in rows if row["seed"] == "0"]
     assert len(first_seed) == 15
     for row in first_seed:
-        event = events(results, row["strategy"])[int(row["after task"])]
+        event = results["strategies"][row["strategy"]]["events"][int(row["after task"])]
         assert float(row["AD"]) == event["accuracy_difference"]
         assert float(row["AD, control"]) == event["accuracy_difference_control"]
 

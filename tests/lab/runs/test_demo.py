@@ -1,7 +1,7 @@
 """The main job: the same results for the same seed, everything it promises in its folder, errors that say why."""
 
+import csv
 import io
-import json
 from unittest import mock
 
 import loky
@@ -10,6 +10,7 @@ from PIL import Image
 from rich.console import Console
 from support.wandb_files import read_offline_run
 
+from avalanche_amnesia.lab.report import read_runs
 from avalanche_amnesia.lab.runs import RunStore
 from avalanche_amnesia.lab.runs.command_line import main
 from avalanche_amnesia.lab.runs.contestants import contestants
@@ -36,65 +37,61 @@ def test_results_made_again_on_two_cores_are_the_same_bytes(demo, tmp_path, monk
     out, _, _ = demo
     monkeypatch.setattr(loky, "cpu_count", lambda: 2)
     run_demo(tmp_path, epochs=2, console=Console(file=io.StringIO()))
-    assert (tmp_path / "results.json").read_bytes() == (out / "results.json").read_bytes()
+    assert (tmp_path / "results.csv").read_bytes() == (out / "results.csv").read_bytes()
 
 
-def test_results_hold_every_number_of_every_event(demo):
+def test_logs_hold_every_number_of_every_moment(demo):
     out, runs, _ = demo
-    strategies = json.loads((out / "results.json").read_text())["strategies"]
-    assert list(strategies) == ["AmnesiacHAT", "AmnesiacHAT pools", "EWC", "LwF"] == [run.name for run in runs]
-    for name, results in strategies.items():
-        events = results["events"]
-        assert [event["unlearned_now"] for event in events] == [REQUESTS.get(t, []) for t in range(5)]
-        last = events[-1]
-        assert last["remaining"] == [2, 3]
-        assert set(last["accuracy"]) == {"2", "3"}
-        assert set(last["unlearned_accuracy"]) == {"0", "1", "4"}
-        assert 0 <= last["reference_unlearned_accuracy"] <= 1
-        assert events[0]["reference_unlearned_accuracy"] is None
-        probes, beside = ("own", "remaining", "none"), ("", "_floor_order", "_floor_seed")
+    assert [run.name for run in runs] == ["AmnesiacHAT", "AmnesiacHAT pools", "EWC", "LwF"]
+    assert read_runs(out / "runs") == runs
+    for run in runs:
+        assert [moment.unlearned_now for moment in run.moments] == [tuple(REQUESTS.get(t, ())) for t in range(5)]
+        last = run.last
+        assert last.remaining == (2, 3)
+        assert set(last.accuracy) == {2, 3}
+        assert set(last.by_task("UnlearnedAccuracy")) == {0, 1, 4}
+        assert 0 <= last.number("UnlearnedAccuracy_reference") <= 1
+        assert run.moments[0].number("UnlearnedAccuracy_reference") is None
+        probes, beside = ("own", "remaining", "none"), ("", "_floor_order", "_floor_seed", "_tasks")
         expected = {f"JSD_{probe}{suffix}" for probe in probes for suffix in beside}
-        expected |= {f"JSD_{probe}_ratio_order" for probe in probes if last["jsd"][f"JSD_{probe}_floor_order"] > 0}
-        assert set(last["jsd"]) == expected
-        assert (last["capacity"] is not None) == name.startswith("AmnesiacHAT")
-        assert [record["plan"]["tasks"] for record in results["unlearnings"]] == [[0], [1, 4]]
-        assert all(
-            change["before"] != change["after"] for record in results["unlearnings"] for change in record["changes"]
-        )
+        expected |= {f"JSD_{probe}_ratio_order" for probe in probes if last.number(f"JSD_{probe}_floor_order") > 0}
+        assert {name for name in last.numbers if name.startswith("JSD_")} == expected
+        assert (last.number("Capacity") is not None) == run.name.startswith("AmnesiacHAT")
+        assert [record["plan"]["tasks"] for record in run.records] == [(0,), (1, 4)]
+        assert all(change["before"] != change["after"] for record in run.records for change in record["changes"])
 
 
-def test_the_mean_accuracy_is_that_of_the_remaining_tasks(demo):
-    _, runs, _ = demo
-    for run in runs:
-        last = run.observations[-1]
-        assert last.mean_accuracy == pytest.approx((last.accuracy[2] + last.accuracy[3]) / 2)
-
-
-def test_seconds_are_kept_apart_from_results(demo):
+def test_the_table_holds_the_numbers_of_the_logs_without_seconds(demo):
     out, runs, _ = demo
-    assert "seconds" not in (out / "results.json").read_text()
-    timings = json.loads((out / "timings.json").read_text())
+    with (out / "results.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert {row["run"] for row in rows} == {run.name for run in runs}
+    assert not [row for row in rows if "Seconds" in row["metric"]]
+    of_ewc = {(row["metric"], row["task"]): row["value"] for row in rows if (row["run"], row["after"]) == ("EWC", "4")}
+    last = runs[2].last
+    assert float(of_ewc["JSD_own", ""]) == last.number("JSD_own")
+    assert float(of_ewc["Top1_Acc_Exp", "3"]) == last.accuracy[3]
     for run in runs:
-        after_two, after_all = timings[run.name]
-        assert [timing["after_task"] for timing in timings[run.name]] == [1, 4]
-        assert all(timing["unlearn"] > 0 for timing in timings[run.name])
-        assert 0 < after_two["retrain"] != after_all["retrain"] > 0
+        after_two, after_all = run.costs
+        assert (after_two.after, after_all.after) == (1, 4)
+        assert min(after_two.unlearn, after_all.unlearn) > 0
+        assert 0 < after_two.retrain != after_all.retrain > 0
 
 
 def test_pools_are_exact_and_nothing_tells_them_from_the_retrained_model(demo):
     _, runs, _ = demo
     pools = next(run for run in runs if run.name == "AmnesiacHAT pools")
     assert [record["plan"]["claim"] for record in pools.records] == ["exact", "exact"]
-    for seen in pools.observations[1:]:
-        assert seen.jsd["JSD_own"] == 0
-        assert seen.jsd["JSD_remaining"] == 0
-        assert seen.mean_unlearned_accuracy == pytest.approx(seen.reference_unlearned_accuracy)
+    for moment in pools.moments[1:]:
+        assert moment.number("JSD_own") == 0
+        assert moment.number("JSD_remaining") == 0
+        assert moment.number("UnlearnedAccuracy") == pytest.approx(moment.number("UnlearnedAccuracy_reference"))
 
 
 def test_the_last_request_returns_more_capacity_than_the_task_before_it_took(demo):
     _, runs, _ = demo
     for run in runs[:2]:
-        *_, before, after = (seen.capacity for seen in run.observations)
+        *_, before, after = (moment.number("Capacity") for moment in run.moments)
         assert after > before
 
 
@@ -102,7 +99,7 @@ def test_the_report_has_every_strategy_and_the_numbers_of_the_results(demo):
     out, runs, _ = demo
     page = (out / "report.html").read_text()
     assert all(f"<h3>{run.name}</h3>" in page for run in runs)
-    assert f'data-value="{runs[2].observations[-1].jsd["JSD_own"]!r}"' in page
+    assert f'data-value="{runs[2].last.number("JSD_own")!r}"' in page
     assert "exact: provably forgotten" in page
 
 
@@ -115,7 +112,7 @@ def test_figures_and_offline_runs_lie_in_the_folder(demo):
     assert {run.group for run in offline} == {"demo"}
     amnesiac = next(run for run in offline if run.name == "AmnesiacHAT")
     logged = [row["JSD_own/eval_phase/test_stream"] for row in amnesiac.rows if "JSD_own/eval_phase/test_stream" in row]
-    assert logged[-1] == pytest.approx(runs[0].observations[-1].jsd["JSD_own"])
+    assert logged[-1] == pytest.approx(runs[0].last.number("JSD_own"))
     assert amnesiac.metrics["JSD_own/eval_phase/test_stream"] == "event"
 
 
@@ -132,7 +129,7 @@ def test_an_interrupted_demo_ends_in_one_line_and_writes_no_result(tmp_path, cap
     def interrupted(*args, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("avalanche_amnesia.lab.runs.demo.observe", interrupted)
+    monkeypatch.setattr("avalanche_amnesia.lab.runs.demo.measure_run", interrupted)
     assert main(["demo", "--out", str(tmp_path / "out")]) == 130
     told = capsys.readouterr().err.splitlines()  # W&B may have said something before
     assert told[-1] == "amnesia: interrupted, no result was written; the same command starts again"
@@ -143,23 +140,23 @@ def test_an_interrupted_demo_ends_in_one_line_and_writes_no_result(tmp_path, cap
 def test_a_demo_with_a_store_goes_on_where_it_was_interrupted(tmp_path, capsys, monkeypatch):
     import avalanche_amnesia.lab.runs.demo as module
 
-    runs, observe, full = [], module.observe, module.SplitDigits
+    runs, measure_run, full = [], module.measure_run, module.SplitDigits
     monkeypatch.setattr(module, "SplitDigits", lambda **options: full(n_train=300, n_test=100, **options))
 
     def interrupted(name, *args, **options):
         if len(runs) == 1:
             raise KeyboardInterrupt
-        runs.append(observe(name, *args, **options))
+        runs.append(measure_run(name, *args, **options))
         return runs[-1]
 
     command = ["demo", "--epochs", "1", "--out", str(tmp_path / "out"), "--store", str(tmp_path / "store")]
-    monkeypatch.setattr(module, "observe", interrupted)
+    monkeypatch.setattr(module, "measure_run", interrupted)
     assert main(command) == 130
     assert f"goes on with the references in {tmp_path / 'store'}" in capsys.readouterr().err
     states = len(RunStore(tmp_path / "store").nodes())
     assert states > 0
     monkeypatch.setattr(module, "contestants", lambda budget: {"AmnesiacHAT": contestants(budget)["AmnesiacHAT"]})
-    monkeypatch.setattr(module, "observe", observe)
+    monkeypatch.setattr(module, "measure_run", measure_run)
     assert main(command) == 0
     assert len(RunStore(tmp_path / "store").nodes()) == states  # nothing was trained for references that was there
 
@@ -182,5 +179,5 @@ def test_the_same_job_runs_on_mnist(data_root, tmp_path, monkeypatch):
     full = module.SplitMNIST
     monkeypatch.setattr(module, "SplitMNIST", lambda **options: full(n_train=1000, n_test=500, **options))
     runs = run_demo(tmp_path, data_root=str(data_root), epochs=1, console=Console(file=io.StringIO()))
-    assert runs[0].observations[-1].remaining == (2, 3)
-    assert json.loads((tmp_path / "results.json").read_text())["settings"]["data"] == "Split MNIST"
+    assert runs[0].last.remaining == (2, 3)
+    assert runs[0].settings["data"] == "Split MNIST"

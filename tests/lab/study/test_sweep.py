@@ -18,6 +18,7 @@ from support.tiny_study import TINY
 
 from avalanche_amnesia import __version__
 from avalanche_amnesia.lab.executors import ProcessExecutor
+from avalanche_amnesia.lab.report import read_run
 from avalanche_amnesia.lab.runs import RunStore
 from avalanche_amnesia.lab.runs.command_line import main
 from avalanche_amnesia.lab.runs.experiment_file import expanded, read_experiment
@@ -41,7 +42,9 @@ def swept(tmp_path_factory):
 
 
 def results(folder):
-    return (folder / "results.json").read_bytes()
+    """All that a run found, without what clocks say."""
+    records = [record | {"seconds": None, "time": None} for record in read_run(folder).records]
+    return (folder / "results.csv").read_bytes(), records
 
 
 def test_every_run_has_its_results_and_its_settings(swept):
@@ -53,10 +56,10 @@ def test_every_run_has_its_results_and_its_settings(swept):
         saved = yaml.safe_load((place / "settings.yaml").read_text())
         assert saved["method"] == {"name": cell.method, **asdict(TINY.methods[cell.method])}
         assert (saved["seed"], saved["training"]) == (cell.seed, asdict(TINY.training))
-        (events,) = [run["events"] for run in json.loads(results(place))["strategies"].values()]
+        last = read_run(place).last
         gone = {"published": [0, 1, 4], "newest": [1, 3]}[cell.scenario]
-        assert sorted(events[-1]["unlearned"]) == gone
-        assert events[-1]["full_accuracy"].keys() == events[-1]["accuracy"].keys()
+        assert sorted(last.unlearned) == gone
+        assert last.by_task("Accuracy_full").keys() == last.accuracy.keys()
 
 
 def test_references_are_trained_as_planned_and_shared_by_scenarios(swept):
@@ -90,7 +93,7 @@ def test_what_is_done_is_not_run_again_and_what_changed_is(swept):
     assert len(jobs_of(cells_of(longer, ["HAT"], seeds=[1]), folder / "out", folder / "store")) == 3
     (place,) = (folder_of(cell, folder / "out") for cell in cells_of(TINY, ["HAT"], ["newest"], [2]))
     kept = results(place)
-    (place / "results.json").unlink()
+    (place / "run.jsonl").unlink()
     jobs = jobs_of(CELLS, folder / "out", folder / "store")
     assert [job.name for job in jobs] == ["HAT, seed 2: references (same, full)", "HAT, seed 2: newest"]
     assert jobs[1].needs == {jobs[0].name}
@@ -150,10 +153,11 @@ def test_tables_have_the_numbers_of_the_runs(swept, tmp_path, capsys):
     assert len(rows) == len(CELLS)
     row = next(r for r in rows if (r["method"], r["scenario"], r["seed"]) == ("AmnesiacHAT", "newest", "2"))
     (cell,) = cells_of(TINY, ["AmnesiacHAT"], ["newest"], [2])
-    end = json.loads(results(folder_of(cell, folder / "out")))["strategies"]["AmnesiacHAT"]["events"][-1]
-    assert float(row["remaining"]) == end["mean_accuracy"]
-    assert float(row["jsd"]) == end["jsd"]["JSD_own"]
-    assert (row["ratio"], row["claim"]) == ("", end["claim"])  # no floor was measured
+    end = read_run(folder_of(cell, folder / "out")).last
+    mean = sum(end.accuracy.values()) / len(end.accuracy)
+    assert float(row["remaining"]) == mean
+    assert float(row["jsd"]) == end.number("JSD_own")
+    assert (row["ratio"], row["claim"]) == ("", end.claim)  # no floor was measured
     runs = json.loads((tmp_path / "tables" / "tiny_seed2.json").read_text())
     (mine,) = [
         r
@@ -161,8 +165,8 @@ def test_tables_have_the_numbers_of_the_runs(swept, tmp_path, capsys):
         if (r["settings"]["method"]["name"], r["settings"]["scenario"]["name"]) == ("AmnesiacHAT", "newest")
     ]
     assert [after["task"] for after in mine["after"]] == [0, 1, 2, 3, 4]
-    assert mine["after"][-1]["accuracy"] == end["accuracy"]
-    assert mine["after"][-1]["measures"]["remaining"] == end["mean_accuracy"]
+    assert mine["after"][-1]["accuracy"] == {str(task): value for task, value in end.accuracy.items()}
+    assert mine["after"][-1]["measures"]["remaining"] == mean
     text = (tmp_path / "tables" / "results.md").read_text()
     mine = [r for r in read_rows(folder) if (r.method, r.scenario) == ("HAT", "newest")]
     accuracies = [100 * r.values["remaining"] for r in mine]

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from avalanche_amnesia.lab.report.charts import Axis, Chart, dot_chart
-from avalanche_amnesia.lab.report.evidence import is_distance, jsd_name, jsd_of, jsd_reading, ratio_of
-from avalanche_amnesia.lab.report.reading import Entry, Event, mean_of, of_task, value_of
-from avalanche_amnesia.lab.report.sections.section import (
-    Row,
-    Section,
-    lines,
-    measured,
-    series_of,
-    table_of_events,
-)
-from avalanche_amnesia.lab.report.tables import number, text
-from avalanche_amnesia.lab.report.wording import MISSING, bits, percent, share, times
+from avalanche_amnesia.lab.report.evidence import jsd_reading
+from avalanche_amnesia.lab.report.measures import Reading, jsd_name, jsd_of
+from avalanche_amnesia.lab.report.reading import Entry, Moment, number
+from avalanche_amnesia.lab.report.sections.section import Row, Section, lines, measured, table_of_moments
+from avalanche_amnesia.lab.report.tables import number as cell
+from avalanche_amnesia.lab.report.tables import text
+from avalanche_amnesia.lab.report.wording import MISSING, bits, percent, times
+
+_HEAD = "UnlearnedAccuracy"
+_BESIDE = ("_tasks", "_floor_order", "_floor_seed", "_ratio_order")
 
 
 def old_head(entries: Sequence[Entry]) -> Section:
@@ -27,22 +25,27 @@ def old_head(entries: Sequence[Entry]) -> Section:
     charts = []
     for entry in entries:
         rows = {
-            f"task {task}": measured(
-                here=entry.spread(of_task("unlearned_accuracy", task)),
-                retrained=entry.spread(of_task("reference_unlearned", task)),
-                chance=entry.spread(of_task("chance", task)),
+            "mean" if task is None else f"task {task}": measured(
+                here=entry.spread(number(_HEAD, task)),
+                retrained=entry.spread(number(f"{_HEAD}_reference", task)),
+                chance=entry.spread(number(f"{_HEAD}_chance", task)),
             )
-            for task in entry.unlearned
+            for task in (*entry.unlearned, None)
         }
-        rows["mean"] = measured(
-            here=entry.spread(mean_of("unlearned_accuracy")),
-            retrained=entry.spread(value_of("reference_unlearned_accuracy")),
-            chance=entry.spread(mean_of("chance", among="unlearned_accuracy")),
-        )
         read = [(words, marks) for words, marks in rows.items() if "here" in marks]
         if read:
             charts.append(dot_chart(f"{entry.name}: old heads", read, names, axis))
-    return Section("old-head", charts)
+    return Section(
+        "old-head",
+        "Can the old classifier still read what was forgotten?",
+        (
+            "An unlearned task's own classifier, kept by the evaluation alone, reads its test data at the end of the "
+            "stream. What it reads beyond the retrained model is a trace of the task, where tasks and seeds agree. "
+            "Means that differ by up to 5 points count as the same.",
+        ),
+        "old heads",
+        charts,
+    )
 
 
 def jsd(entries: Sequence[Entry]) -> Section:
@@ -50,92 +53,102 @@ def jsd(entries: Sequence[Entry]) -> Section:
     probes = {"JSD_own": ", own masks", "JSD_remaining": ", masks of remaining tasks", "JSD_none": ", no masks"}
     charts: list[Chart] = []
     for entry in entries:
-        series = series_of(
+        charts += lines(
             entry,
-            ("here", "JSD to the retrained model", jsd_of(entry, "")),
-            ("order", "floor: another data order", jsd_of(entry, "_floor_order")),
-            ("seed", "floor: another seed", jsd_of(entry, "_floor_seed")),
+            f"JSD{probes.get(jsd_name(entry.first.last) or '', '')}",
+            Axis("JSD (bit)", bits, bits),
+            ("here", "JSD to the retrained model", jsd_of()),
+            ("order", "floor: another data order", jsd_of("_floor_order")),
+            ("seed", "floor: another seed", jsd_of("_floor_seed")),
         )
-        title = f"JSD{probes.get(jsd_name(entry) or '', '')}"
-        charts += lines(entry, title, series, Axis("JSD (bit)", bits, bits))
-    return Section("jsd", charts, table_of_events("JSD", entries, _jsd_rows))
-
-
-def relapse(entries: Sequence[Entry]) -> Section:
-    """Accuracy of new linear classifiers on unlearned tasks."""
-    return _probed(entries, "relapse", "linear probe", Axis("accuracy", percent, "{:.0%}".format, (0.0, 1.0)))
-
-
-def few_shot(entries: Sequence[Entry]) -> Section:
-    """Accuracy of linear classifiers that had a few samples of unlearned tasks."""
-    return _probed(entries, "few_shot", "few shots", Axis("accuracy", percent, "{:.0%}".format, (0.0, 1.0)))
-
-
-def membership(entries: Sequence[Entry]) -> Section:
-    """Membership inference on unlearned tasks."""
-    return _probed(entries, "membership", "membership", Axis("AUC", share, "{:g}".format, (0.0, 1.0)))
+    return Section(
+        "jsd",
+        "How far is it from a model that never saw the tasks?",
+        (
+            "JSD, the Jensen–Shannon divergence, compares the features of the forgotten tasks' data in this model and "
+            "in the retrained one: 0 bit is equal, 1 bit is the most there can be. Two retrained models differ too: "
+            "that is the floor, for another data order and for another seed. Read JSD in units of the order floor: 1 × "
+            "is as far as retraining in another order. The seed's floor is wider, and flatters.",
+            "A known limitation: small residues are invisible to JSD. In a test on permuted images (five seeds) a "
+            "fifth of a forgotten update, put back, left JSD at its order floor (1.00 ×), and the old head near the "
+            "retrained model's (0.9 points above), while a head fitted to five samples per class read 34 points more "
+            "than there. Features of two networks have two scales: compare a strategy with its floors, not with "
+            "another strategy.",
+        ),
+        "JSD against its floors",
+        charts,
+        table_of_moments("JSD", entries, _jsd_rows),
+    )
 
 
 def distances(entries: Sequence[Entry]) -> Section:
     """Other distances than JSD, beside their floors."""
-    return Section("distances", tables=table_of_events("Distances", entries, _distance_rows))
+    return Section(
+        "distances",
+        "Other distances",
+        ("Distances between the same features as JSD, each with its own floors where they were measured.",),
+        "other distances",
+        tables=table_of_moments("Distances", entries, _distance_rows),
+    )
 
 
-def _probed(entries: Sequence[Entry], key: str, probe: str, axis: Axis) -> Section:
+def reading(entries: Sequence[Entry], shown: Reading) -> Section:
     """A reading of unlearned tasks on this model and on the retrained one, over the stream."""
+    axis, beside = shown.axis, f"{shown.metric}_reference"
 
-    def rows(event: Event) -> Iterator[Row]:
-        for task, value in (event.get(key) or {}).items():
+    def rows(moment: Moment) -> Iterator[Row]:
+        for task, value in moment.by_task(shown.metric).items():
             yield {
-                "unlearned task": text(int(task)),
-                axis.label: number(value, axis.words),
-                f"{axis.label}, retrained model": number(of_task(f"{key}_reference", int(task))(event), axis.words),
+                "unlearned task": text(task),
+                axis.label: cell(value, axis.words),
+                f"{axis.label}, retrained model": cell(moment.number(beside, task), axis.words),
             }
 
     charts: list[Chart] = []
     for entry in entries:
-        series = series_of(
+        charts += lines(
             entry,
-            ("here", "this model", mean_of(key)),
-            ("retrained", "retrained model", mean_of(f"{key}_reference")),
+            shown.check,
+            replace(axis, label=f"mean {axis.label}"),
+            ("here", "this model", number(shown.metric)),
+            ("retrained", "retrained model", number(beside)),
         )
-        charts += lines(entry, probe, series, replace(axis, label=f"mean {axis.label}"))
-    return Section(key, charts, table_of_events(probe.capitalize(), entries, rows))
+    tables = table_of_moments(shown.check.capitalize(), entries, rows)
+    return Section(shown.key or "", shown.title, (shown.lead,), shown.check, charts, tables)
 
 
-def _jsd_rows(event: Event) -> Iterator[Row]:
-    head = number(mean_of("unlearned_accuracy")(event), percent)
-    retrained = number(event.get("reference_unlearned_accuracy"), percent)
-    for probe, value, floors in _beside_floors(event.get("jsd") or {}):
-        by_task = (event.get("jsd_by_task") or {}).get(probe) or {}
-        told = "; ".join(f"task {task}: {bits(value)}" for task, value in sorted(by_task.items()) if value is not None)
+def _jsd_rows(moment: Moment) -> Iterator[Row]:
+    for name in _distances(moment, "JSD_"):
+        value, order, seed = (moment.number(f"{name}{suffix}") for suffix in ("", "_floor_order", "_floor_seed"))
+        told = "; ".join(f"task {task}: {bits(one)}" for task, one in sorted(moment.by_task(name).items()))
         yield {
-            "probe": text(probe),
-            "JSD (bit)": number(value, bits),
-            **_floor_cells(value, *floors),
-            "old head": head,
-            "old head, retrained model": retrained,
-            "reading": text(MISSING if value is None else jsd_reading(value, *floors)[1]),
+            "probe": text(name),
+            "JSD (bit)": cell(value, bits),
+            **_floor_cells(moment, name),
+            "old head": cell(moment.number(_HEAD), percent),
+            "old head, retrained model": cell(moment.number(f"{_HEAD}_reference"), percent),
+            "reading": text(MISSING if value is None else jsd_reading(value, order, seed)[1]),
             "by task": text(told or MISSING),
         }
 
 
-def _distance_rows(event: Event) -> Iterator[Row]:
-    for name, value, floors in _beside_floors(event.get("distances") or {}):
-        yield {"distance": text(name), "value": number(value, bits), **_floor_cells(value, *floors)}
+def _distance_rows(moment: Moment) -> Iterator[Row]:
+    for name in _distances(moment, "Euclidean_", "Cosine_", "CKA_"):
+        yield {
+            "distance": text(name),
+            "value": cell(moment.number(name), bits),
+            **_floor_cells(moment, name),
+        }
 
 
-def _floor_cells(value: float | None, order: float | None, seed: float | None) -> Row:
+def _floor_cells(moment: Moment, name: str) -> Row:
     return {
-        "floor: order": number(order, bits),
-        "value / order floor": number(ratio_of(value, order), times),
-        "floor: seed": number(seed, bits),
+        "floor: order": cell(moment.number(f"{name}_floor_order"), bits),
+        "value / order floor": cell(moment.number(f"{name}_ratio_order"), times),
+        "floor: seed": cell(moment.number(f"{name}_floor_seed"), bits),
     }
 
 
-def _beside_floors(
-    found: Mapping[str, float | None],
-) -> Iterator[tuple[str, float | None, tuple[float | None, float | None]]]:
-    """(name, value, floors by order and by seed) of every distance; floors that were not measured are None."""
-    for name in sorted(filter(is_distance, found)):
-        yield name, found[name], (found.get(f"{name}_floor_order"), found.get(f"{name}_floor_seed"))
+def _distances(moment: Moment, *kinds: str) -> list[str]:
+    """Names of distances, and not of their floors and ratios."""
+    return sorted(name for name in moment.numbers if name.startswith(kinds) and not name.endswith(_BESIDE))

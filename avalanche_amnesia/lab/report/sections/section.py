@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from avalanche_amnesia.lab.report.charts import Axis, Chart, Series, line_chart
-from avalanche_amnesia.lab.report.prose import LEADS, TITLES
-from avalanche_amnesia.lab.report.reading import Entry, Event, SeedRun, Spread
+from avalanche_amnesia.lab.report.reading import Entry, Get, Moment, Run, Spread
 from avalanche_amnesia.lab.report.tables import Table, TableCell, table, text
 
 Row = Mapping[str, TableCell]
@@ -15,24 +14,24 @@ Row = Mapping[str, TableCell]
 
 @dataclass(frozen=True)
 class Section:
-    """Part of the page; without charts and tables where nothing was measured."""
+    """Part of the page; without charts and tables where nothing was measured.
+
+    Attributes:
+        key: its id.
+        title: a question.
+        lead: how to read it, a paragraph each.
+        called: in the list of what was not measured; "": it is not in there.
+    """
 
     key: str
+    title: str
+    lead: Sequence[str]
+    called: str = ""
     charts: Sequence[Chart] = ()
     tables: Sequence[Table] = ()
 
-    @property
-    def title(self) -> str:
-        """Title of the section."""
-        return TITLES[self.key]
 
-    @property
-    def lead(self) -> list[str]:
-        """Reading instructions, a paragraph each."""
-        return LEADS[self.key].split("\n\n") if LEADS[self.key] else []
-
-
-def table_of_seeds(caption: str, entries: Sequence[Entry], rows_of: Callable[[SeedRun], Iterable[Row]]) -> list[Table]:
+def table_of_seeds(caption: str, entries: Sequence[Entry], rows_of: Callable[[Run], Iterable[Row]]) -> list[Table]:
     """A table with the rows of every run behind its strategy and seed; none without rows."""
     rows = [
         {"strategy": text(entry.name), "seed": text(run.seed), **row}
@@ -43,37 +42,31 @@ def table_of_seeds(caption: str, entries: Sequence[Entry], rows_of: Callable[[Se
     return [table(f"{caption} (one row per seed; numbers in full when copied)", rows)] if rows else []
 
 
-def table_of_events(caption: str, entries: Sequence[Entry], rows_of: Callable[[Event], Iterable[Row]]) -> list[Table]:
-    """A table with the rows of every event behind strategy, seed and task; none without rows."""
+def table_of_moments(caption: str, entries: Sequence[Entry], rows_of: Callable[[Moment], Iterable[Row]]) -> list[Table]:
+    """A table with the rows of every moment behind strategy, seed and task; none without rows."""
 
-    def rows_of_run(run: SeedRun) -> Iterable[Row]:
-        return ({"after task": text(event["task"]), **row} for event in run.events for row in rows_of(event))
+    def rows_of_run(run: Run) -> Iterable[Row]:
+        return ({"after task": text(moment.task), **row} for moment in run.moments for row in rows_of(moment))
 
     return table_of_seeds(caption, entries, rows_of_run)
 
 
-def lines(entry: Entry, title: str, series: Sequence[Series], axis: Axis) -> list[Chart]:
-    """Lines of a strategy over its stream; none where nothing was measured of it itself."""
-    if all(each.role != "here" for each in series):
-        return []
-    title, requests = f"{entry.name}: {title}", request_places(entry)
-    return [line_chart(title, series, axis, after=entry.after, requests=requests)]
-
-
-def series_of(entry: Entry, *wanted: tuple[str, str, Callable[[Event], float | None]]) -> list[Series]:
-    """Those series of several (role, name, getter of the number) that have numbers."""
-    found = []
+def lines(entry: Entry, title: str, axis: Axis, *wanted: tuple[str, str, Get]) -> list[Chart]:
+    """Lines of a strategy over its stream: role, name and getter of each; none where nothing was measured of it."""
+    series = []
     for role, name, get in wanted:
-        values = ((float(place), entry.spread(get, after)) for place, after in enumerate(entry.after))
+        values = ((float(place), entry.spread(get, place)) for place in range(len(entry.after)))
         there = [(place, value) for place, value in values if value is not None]
         if there:
-            found.append(Series(role, name, there))
-    return found
+            series.append(Series(role, name, there))
+    return drawn(entry, title, axis, series)
 
 
-def request_places(entry: Entry) -> list[int]:
-    """Places of the events with a request on the axis of the stream."""
-    return [place for place, event in enumerate(entry.first.events) if event.get("unlearned_now")]
+def drawn(entry: Entry, title: str, axis: Axis, series: Sequence[Series]) -> list[Chart]:
+    """A chart of lines over a strategy's stream; none where nothing was measured of it itself."""
+    if all(each.role != "here" for each in series):
+        return []
+    return [line_chart(f"{entry.name}: {title}", series, axis, after=entry.after, requests=list(entry.requests))]
 
 
 def measured(**found: Spread | None) -> dict[str, Spread]:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from avalanche_amnesia.evaluation.figures import Cell, matrix_figure
 from avalanche_amnesia.lab.report.answers import claim
 from avalanche_amnesia.lab.report.charts import Chart, timeline
-from avalanche_amnesia.lab.report.evidence import jsd_of, jsd_ratio
-from avalanche_amnesia.lab.report.reading import Entry, Event, mean_of, of_task, spread, value_of
-from avalanche_amnesia.lab.report.sections.section import Row, Section, table_of_events
-from avalanche_amnesia.lab.report.tables import Table, TableCell, mean, number, table, text
-from avalanche_amnesia.lab.report.wording import bits, over_seeds, percent, points, seconds, share, times
+from avalanche_amnesia.lab.report.measures import COLUMNS
+from avalanche_amnesia.lab.report.reading import Entry, Moment, number, spread
+from avalanche_amnesia.lab.report.sections.section import Row, Section, table_of_moments
+from avalanche_amnesia.lab.report.tables import Table, mean, table, text
+from avalanche_amnesia.lab.report.tables import number as cell
+from avalanche_amnesia.lab.report.wording import over_seeds, percent, seconds
+
+_HEAD = "UnlearnedAccuracy"
 
 
 def summary_table(entries: Sequence[Entry]) -> Table:
@@ -28,51 +31,49 @@ def timelines(entries: Sequence[Entry]) -> Section:
     for alike in told.values():
         names = "" if len(told) == 1 else f": {', '.join(entry.name for entry in alike)}"
         charts.append(timeline(f"Tasks and requests{names}", alike[0].after, _gone(alike[0])))
-    return Section("timeline", charts)
+    return Section(
+        "timeline",
+        "What was learned, and what was asked to be forgotten?",
+        ("The network learned these tasks one after another. A request asks it to unlearn tasks: ✕.",),
+        charts=charts,
+    )
 
 
 def accuracy(entries: Sequence[Entry]) -> Section:
     """Accuracy of every task after every task."""
-    tables = table_of_events("Accuracies", entries, _accuracy_rows)
-    return Section("accuracy", [_accuracy_matrix(entry) for entry in entries], tables)
+    return Section(
+        "accuracy",
+        "How well is every task read?",
+        (
+            "A row per moment, a column per task, dark where the task is read well. Framed cells are unlearned tasks, "
+            "read through the classifier they had: near the retrained model's reading (retr.) and chance is good.",
+        ),
+        charts=[_accuracy_matrix(entry) for entry in entries],
+        tables=table_of_moments("Accuracies", entries, _accuracy_rows),
+    )
 
 
 def _summary(entry: Entry) -> Row:
-    def at_end(get: Callable[[Event], float | None], words: Callable[[float], str]) -> TableCell:
-        return mean(entry.spread(get), words)
-
-    def time(kind: str) -> TableCell:
-        return mean(spread(timing[kind] for timing in entry.timings), seconds)
-
     return {
         "strategy": text(entry.name),
         "seeds": text(len(entry.runs)),
         "claim": text(claim(entry)),
-        "accuracy on remaining tasks": at_end(mean_of("accuracy"), percent),
-        "against never unlearning": at_end(value_of("accuracy_difference"), points),
-        "its control": at_end(value_of("accuracy_difference_control"), points),
-        "old head": at_end(mean_of("unlearned_accuracy"), percent),
-        "old head, retrained model": at_end(value_of("reference_unlearned_accuracy"), percent),
-        "JSD (bit)": at_end(jsd_of(entry, ""), bits),
-        "JSD floor: order": at_end(jsd_of(entry, "_floor_order"), bits),
-        "JSD / order floor": at_end(jsd_ratio(entry), times),
-        "JSD floor: seed": at_end(jsd_of(entry, "_floor_seed"), bits),
-        "free capacity": at_end(value_of("capacity"), share),
-        "time to unlearn": time("unlearn"),
-        "time to retrain": time("retrain"),
+        **{column.page: mean(entry.spread(column.of), column.words) for column in COLUMNS.values()},
+        "time to unlearn": mean(spread(cost.unlearn for cost in entry.costs), seconds),
+        "time to retrain": mean(spread(cost.retrain for cost in entry.costs), seconds),
     }
 
 
 def _gone(entry: Entry) -> dict[int, int]:
     """Task → the task after which it was unlearned."""
-    return {task: event["task"] for event in entry.requests for task in event["unlearned_now"]}
+    return {task: moment.task for moment in entry.requests.values() for task in moment.unlearned_now}
 
 
 def _accuracy_matrix(entry: Entry) -> Chart:
-    tasks = sorted({int(task) for run in entry.runs for event in run.events for task in _accuracies(event)})
-    shown = [[_shown(entry, after, task) for task in tasks] for after in entry.after]
+    tasks = sorted({task for run in entry.runs for moment in run.moments for task in moment.accuracies})
+    shown = [[_shown(entry, place, task) for task in tasks] for place in range(len(entry.after))]
     figure = matrix_figure(
-        {"": [[cell for cell, _ in row] for row in shown]},
+        {"": [[read for read, _ in row] for row in shown]},
         rows=entry.after,
         columns=tasks,
         row_label="after task",
@@ -82,41 +83,31 @@ def _accuracy_matrix(entry: Entry) -> Chart:
     return Chart(f"{entry.name}: test accuracy (%)", [words for row in shown for _, words in row if words], figure)
 
 
-def _shown(entry: Entry, after: int, task: int) -> tuple[Cell | None, str]:
+def _shown(entry: Entry, place: int, task: int) -> tuple[Cell | None, str]:
     """Cell of the matrix, and the same in words."""
-    found = entry.spread(lambda event: _accuracies(event).get(str(task)), after)
+    found = entry.spread(lambda moment: moment.accuracies.get(task), place)
     if found is None:
         return None, ""
-    words = f"after task {after}, task {task}: {over_seeds(found, percent)}"
-    if entry.spread(of_task("unlearned_accuracy", task), after) is None:
+    words = f"after task {entry.after[place]}, task {task}: {over_seeds(found, percent)}"
+    if entry.spread(number(_HEAD, task), place) is None:
         return Cell(found.mean), words
     words, below = f"{words} through its old head", []
-    for key, name, short in (
-        ("reference_unlearned", "on the retrained model", "retr."),
-        ("chance", "chance", "chance"),
-    ):
-        value = entry.spread(of_task(key, task), after)
+    for suffix, name, short in (("reference", "on the retrained model", "retr."), ("chance", "chance", "chance")):
+        value = entry.spread(number(f"{_HEAD}_{suffix}", task), place)
         if value is not None:
             words += f", {name} {over_seeds(value, percent)}"
             below.append(f"{short} {100 * value.mean:.0f}")
     return Cell(found.mean, below, framed=True), words
 
 
-def _accuracy_rows(event: Event) -> Iterator[Row]:
-    unlearned = event.get("unlearned_accuracy") or {}
-    for task, value in sorted(_accuracies(event).items(), key=lambda item: int(item[0])):
-        if value is not None:
-            retrained = of_task("reference_unlearned" if task in unlearned else "reference_accuracy", int(task))
-            yield {
-                "tested on task": text(int(task)),
-                "status": text("unlearned" if task in unlearned else "remains"),
-                "accuracy": number(value, percent),
-                "retrained model": number(retrained(event), percent),
-                "never unlearned": number(of_task("full_accuracy", int(task))(event), percent),
-                "chance": number(of_task("chance", int(task))(event), percent),
-            }
-
-
-def _accuracies(event: Event) -> dict[str, float]:
-    """Accuracy of every task that was read: remaining ones, and unlearned ones through their old heads."""
-    return {**(event.get("accuracy") or {}), **(event.get("unlearned_accuracy") or {})}
+def _accuracy_rows(moment: Moment) -> Iterator[Row]:
+    for task, value in sorted(moment.accuracies.items()):
+        gone = task in moment.by_task(_HEAD)
+        yield {
+            "tested on task": text(task),
+            "status": text("unlearned" if gone else "remains"),
+            "accuracy": cell(value, percent),
+            "retrained model": cell(moment.number(f"{_HEAD if gone else 'Accuracy'}_reference", task), percent),
+            "never unlearned": cell(moment.number("Accuracy_full", task), percent),
+            "chance": cell(moment.number(f"{_HEAD}_chance", task), percent),
+        }

@@ -1,0 +1,284 @@
+"""What is measured of a run, and how it is shown: one table for the page, the tables of studies and the terminal.
+
+To show a metric is an entry of :data:`SHOWN`: how it is made, its columns, and the section that has its readings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from avalanche.evaluation import PluginMetric
+from avalanche.evaluation.metrics import accuracy_metrics
+
+from avalanche_amnesia.contrib.metrics.cost import cost_metrics
+from avalanche_amnesia.contrib.metrics.membership import membership_metrics
+from avalanche_amnesia.contrib.metrics.overlap import mask_overlap_metrics
+from avalanche_amnesia.contrib.metrics.ownership import owners_metrics
+from avalanche_amnesia.contrib.metrics.relapse import few_shot_metrics, relapse_metrics
+from avalanche_amnesia.evaluation.accuracy_difference import accuracy_difference_metrics
+from avalanche_amnesia.evaluation.accuracy_matrix import accuracy_matrix_metrics
+from avalanche_amnesia.evaluation.capacity import capacity_metrics
+from avalanche_amnesia.evaluation.feature_distance import Floor, distance_metrics
+from avalanche_amnesia.evaluation.jsd import jsd_metrics
+from avalanche_amnesia.evaluation.references import References
+from avalanche_amnesia.evaluation.unlearned_accuracy import unlearned_accuracy_metrics
+from avalanche_amnesia.lab.report.charts import Axis
+from avalanche_amnesia.lab.report.reading import Get, Moment, number
+from avalanche_amnesia.lab.report.wording import bits, percent, points, share, times
+
+Make = Callable[[Any, References, Sequence[Floor]], Sequence[PluginMetric[Any]]]
+"""Benchmark, references and noise floors → metrics."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A number of a moment, as tables show it.
+
+    Attributes:
+        key: in ``results.csv`` of a study.
+        title: in the tables of a study.
+        page: in the summary of the page.
+        of: the number.
+        words: number → words on the page.
+        short: in the terminal.
+        cell: number → words in the terminal.
+        meaning: a line under the tables of a study; a number without one is not in them.
+        percent: whether these tables show a hundred times the number.
+    """
+
+    key: str
+    title: str
+    page: str
+    of: Get
+    words: Callable[[float], str]
+    short: str
+    cell: Callable[[float], str] = "{:.3f}".format
+    meaning: str = ""
+    percent: bool = False
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A number of each unlearned task; where a model that never saw the task has less, it is a trace.
+
+    Attributes:
+        metric: name in the log; with ``_reference`` that of the retrained model, with ``_chance`` that of guessing.
+        check: what is made of it, as the page calls it.
+        words: of the evidence, around ``{here}`` and ``{there}``.
+        axis: of its chart.
+        key: of its section; None: another section shows it.
+        title: the question that the section answers.
+        lead: how to read the section.
+    """
+
+    metric: str
+    check: str
+    words: str
+    axis: Axis
+    key: str | None = None
+    title: str = ""
+    lead: str = ""
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A metric, and how it is shown."""
+
+    make: Make
+    columns: tuple[Column, ...] = ()
+    reading: Reading | None = None
+
+
+def jsd_name(moment: Moment) -> str | None:
+    """The JSD that is shown: through the unlearned tasks' own masks where it was measured, else the first one."""
+    counts = (name for name in moment.numbers if name.startswith("JSD_") and name.endswith("_tasks"))
+    names = sorted(name.removesuffix("_tasks") for name in counts)
+    return "JSD_own" if "JSD_own" in names else names[0] if names else None
+
+
+def jsd_of(suffix: str = "") -> Get:
+    """Getter of the JSD that is shown, or with a suffix of one of its floors."""
+    return lambda moment: moment.number(f"{jsd_name(moment)}{suffix}")
+
+
+def mean_accuracy(moment: Moment) -> float | None:
+    """Mean test accuracy of the remaining tasks."""
+    found = moment.accuracy.values()
+    return sum(found) / len(found) if found else None
+
+
+def capacity_before(moment: Moment) -> float | None:
+    """Capacity before the first request since the moment before."""
+    return moment.first.get("CapacityBefore", {}).get(None)
+
+
+def _small(value: float) -> str:
+    return "0" if value == 0 else f"{value:.1e}".replace("e-0", "e-")
+
+
+_SHARES = Axis("accuracy", percent, "{:.0%}".format, (0.0, 1.0))
+SHOWN = (
+    Shown(
+        lambda benchmark, references, floors: [*accuracy_metrics(experience=True), *accuracy_matrix_metrics()],
+        (
+            Column(
+                "remaining",
+                "remaining",
+                "accuracy on remaining tasks",
+                mean_accuracy,
+                percent,
+                "acc.",
+                meaning="test accuracy of the tasks that remain, %",
+                percent=True,
+            ),
+        ),
+    ),
+    Shown(
+        lambda benchmark, references, floors: accuracy_difference_metrics(references, controls=("heads", "reference")),
+        (
+            Column(
+                "difference",
+                "AD",
+                "against never unlearning",
+                number("AccuracyDifference"),
+                points,
+                "AD",
+                "{:+.3f}".format,
+                "accuracy difference to the model that never unlearned, points",
+                percent=True,
+            ),
+            Column(
+                "control",
+                "AD control",
+                "its control",
+                number("AccuracyDifference_control"),
+                points,
+                "ctrl",
+                "{:+.3f}".format,
+                "what that model gains with its heads fitted anew: only what AD has beyond it is due to unlearning",
+                percent=True,
+            ),
+        ),
+    ),
+    Shown(
+        lambda benchmark, references, floors: jsd_metrics(references, noise_floor=floors),
+        (
+            Column(
+                "jsd",
+                "JSD",
+                "JSD (bit)",
+                jsd_of(),
+                bits,
+                "JSD",
+                _small,
+                "bits between the features here and in the retrained model",
+            ),
+            Column("order", "floor: order", "JSD floor: order", jsd_of("_floor_order"), bits, "order", _small),
+            Column(
+                "ratio",
+                "JSD / floor",
+                "JSD / order floor",
+                jsd_of("_ratio_order"),
+                times,
+                "ratio",
+                lambda ratio: f"{ratio:.{1 if ratio < 100 else 0}f}",
+                "the same in units of its order floor, two retrained models apart; about 1: nothing more than chance",
+            ),
+            Column("seed", "floor: seed", "JSD floor: seed", jsd_of("_floor_seed"), bits, "seed", _small),
+        ),
+    ),
+    Shown(lambda benchmark, references, floors: distance_metrics(references, noise_floor=floors)),
+    Shown(
+        lambda benchmark, references, floors: unlearned_accuracy_metrics(benchmark, references),
+        (
+            Column(
+                "unlearned",
+                "old head",
+                "old head",
+                number("UnlearnedAccuracy"),
+                percent,
+                "head",
+                meaning="accuracy on the unlearned tasks through the head and mask that they had, %",
+                percent=True,
+            ),
+            Column(
+                "reference",
+                "old head, retrained",
+                "old head, retrained model",
+                number("UnlearnedAccuracy_reference"),
+                percent,
+                "ref.",
+                meaning="what the same heads read from the retrained model, %: what old head has beyond it is a trace",
+                percent=True,
+            ),
+        ),
+        Reading(
+            "UnlearnedAccuracy",
+            "old classifier",
+            "{here} of the test samples, on the retrained model {there}",
+            _SHARES,
+        ),
+    ),
+    Shown(
+        lambda benchmark, references, floors: relapse_metrics(benchmark, references),
+        reading=Reading(
+            "Relapse",
+            "relapse",
+            "a new linear classifier reaches {here}, on the retrained model {there}",
+            _SHARES,
+            "relapse",
+            "Does what was forgotten come back?",
+            "A new linear classifier is trained on the model's features of the forgotten tasks' data, after every "
+            "later task. Features are useful in general, so that the retrained model's are read as well: what counts "
+            "is the difference.",
+        ),
+    ),
+    Shown(
+        lambda benchmark, references, floors: few_shot_metrics(benchmark, references),
+        reading=Reading(
+            "FewShot",
+            "few-shot relearning",
+            "a new linear classifier fitted to a few samples reaches {here}, on the retrained model {there}",
+            _SHARES,
+            "few_shot",
+            "How much of it do a few samples bring back?",
+            "The same with a few samples of every class, the same for this model and for the retrained one. Many "
+            "samples make up for features that never saw a task; a few do not.",
+        ),
+    ),
+    Shown(
+        lambda benchmark, references, floors: membership_metrics(benchmark, references),
+        reading=Reading(
+            "Membership",
+            "membership inference",
+            "guessing which samples were trained on has AUC {here}, on the retrained model {there} (0.5 is chance)",
+            Axis("AUC", share, "{:g}".format, (0.0, 1.0)),
+            "membership",
+            "Can one guess which samples were trained on?",
+            "Membership inference by the loss of the old head: the area under the curve (AUC) is 0.5 for guessing. "
+            "Where it is near 0.5 for models that did learn the task, this attack is no evidence of forgetting.",
+        ),
+    ),
+    Shown(
+        lambda benchmark, references, floors: capacity_metrics(),
+        (
+            Column(
+                "capacity",
+                "capacity",
+                "free capacity",
+                number("Capacity"),
+                share,
+                "cap.",
+                meaning="share of the network that is free, %",
+                percent=True,
+            ),
+        ),
+    ),
+    Shown(lambda benchmark, references, floors: owners_metrics()),
+    Shown(lambda benchmark, references, floors: mask_overlap_metrics()),
+    Shown(lambda benchmark, references, floors: cost_metrics(references)),
+)
+COLUMNS = {column.key: column for shown in SHOWN for column in shown.columns}
+READINGS = [shown.reading for shown in SHOWN if shown.reading is not None]

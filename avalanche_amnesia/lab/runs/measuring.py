@@ -1,0 +1,68 @@
+"""One run of a stream with requests, evaluated after every task with all metrics that are shown, into a log."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from avalanche.logging import BaseLogger
+from avalanche.training.plugins import EvaluationPlugin
+
+from avalanche_amnesia.evaluation.references import References
+from avalanche_amnesia.lab.logging.json_lines import JSONLogger
+from avalanche_amnesia.lab.report.measures import SHOWN
+from avalanche_amnesia.lab.runs.reference_workers import ReferenceWorkers
+from avalanche_amnesia.lab.runs.store import RunStore
+from avalanche_amnesia.training.host.remaining import remaining_experiences
+
+
+def measure_run(
+    name: str,
+    make_strategy: Callable[..., Any],
+    benchmark: Any,
+    folder: str | Path,
+    *,
+    settings: Mapping[str, Any] | None = None,
+    noise_floor: Sequence[Any] = ("order", "seed"),
+    loggers: Sequence[BaseLogger] = (),
+    progress: Callable[[str], None] = lambda step: None,
+    store: Any = None,
+    workers: int = 0,
+) -> Any:
+    """Run a benchmark with requests through a strategy, with every metric of the report and every reference.
+
+    Args:
+        name: of the run.
+        make_strategy: as for :class:`References`.
+        benchmark: from ``with_unlearning``.
+        folder: for the log (``run.jsonl``), which :func:`~avalanche_amnesia.lab.report.read_run` reads. It is put there
+            once the run is over, in place of an earlier one.
+        settings: of the run, as plain values: runs of which these differ in ``seed`` alone are reported as one.
+        noise_floor: which floors to measure.
+        loggers: further Avalanche loggers.
+        progress: called with a few words whenever a step is finished; once per task.
+        store: a :class:`RunStore` for the references; by default a temporary one.
+        workers: processes that train references while the run goes on (:class:`ReferenceWorkers`).
+
+    Returns:
+        The strategy as it ends.
+    """
+    ahead = ReferenceWorkers(workers) if workers else None
+    references = References(make_strategy, benchmark, store=store or RunStore(), workers=ahead)
+    metrics = [shown.make(benchmark, references, noise_floor) for shown in SHOWN]
+    with TemporaryDirectory() as place:
+        with JSONLogger(place, name=name, config=settings, pictures=False) as log:
+            strategy = make_strategy(evaluator=EvaluationPlugin(*metrics, loggers=[log, *loggers]))
+            for experience in benchmark.train_stream:
+                strategy.train(experience)
+                left = remaining_experiences(strategy, benchmark.test_stream)
+                if left:
+                    strategy.eval(left)
+                else:
+                    log.log_events()  # the task is over, though nothing is left to be evaluated
+                progress(f"{name}: task {experience.task_label}")
+        shutil.copytree(place, folder, dirs_exist_ok=True)
+    return strategy

@@ -1,0 +1,121 @@
+"""Runs read from their logs: moments end with evaluations, names without their streams, one flat table, one page."""
+
+import csv
+import io
+
+import pytest
+from avalanche.evaluation.metric_results import MetricValue
+
+from avalanche_amnesia.lab.logging import JSONLogger, JSONRunError
+from avalanche_amnesia.lab.logging.json_lines import JSONWriter
+from avalanche_amnesia.lab.report import read_run, read_runs, report_page
+from avalanche_amnesia.lab.report.csv_table import COLUMNS, csv_of
+from avalanche_amnesia.lab.runs.command_line import main
+
+SETTINGS = {"data": "none", "requests": {1: [0]}, "seed": 3, "budget": {"epochs": 1, "seed": 3}}
+EVENTS = ("event", "what", "task", "unlearned", "remaining", "affected", "claim", "accuracy")
+TRAINED = ((1, "trained", 0, None, "0", None, None, 0.5), (2, "trained", 10, None, "0, 10", None, None, 0.5))
+GONE = (3, "unlearned", 10, "0", "10", "", "approximate", 0.75)
+
+
+def accuracy(task):
+    return f"Top1_Acc_Exp/eval_phase/test_stream/Task{task:03d}/Exp{task:03d}"
+
+
+def table(*rows, columns=EVENTS):
+    return {"_type": "table", "columns": list(columns), "data": [list(row) for row in rows]}
+
+
+def write(folder, name="EWC", settings=SETTINGS):
+    """A run of tasks 0 and 10, of which 0 is unlearned, as a log has it."""
+    JSONLogger(folder, name=name, config=settings).finish()
+    writer = JSONWriter(folder)
+    for event, task, values in (
+        (1, 0, {"Loss/train_phase/train_stream/Task000": 9.0, "Capacity": 0.5}),
+        (1, 0, {accuracy(0): 0.5, "Events": table(TRAINED[0])}),
+        (2, 10, {"Capacity": 0.25, "CapacityBefore": 0.25}),
+        (3, 10, {"Capacity": 0.375, "Owners/layers.0/free": 0.5, "Owners/layers.0/Task010": 0.5}),
+        (3, 10, {"SecondsToUnlearn/eval_phase/test_stream": 0.5, "SecondsToRetrain/eval_phase/test_stream": 2.0}),
+        (3, 10, {accuracy(10): 0.5, "JSD_own/eval_phase/test_stream/Task000": 0.125}),
+        (3, 10, {"Figure/Overlap/table": table((10, 1.0), columns=("task", "10"))}),
+        (3, 10, {"Events": table(*TRAINED, GONE)}),
+        (3, 10, {accuracy(10): 0.75, "Events": table(*TRAINED, GONE)}),  # evaluated once more: the last value counts
+    ):
+        writer._append("row", values={**values, "iteration": 4 * event, "task": task, "event": event})
+    return folder
+
+
+def test_a_moment_is_what_was_measured_up_to_an_evaluation(tmp_path):
+    run = read_run(write(tmp_path / "run"))
+    assert (run.name, run.seed, run.settings["budget"]["epochs"]) == ("EWC", 3, 1)
+    first, last = run.moments
+    assert (first.task, first.remaining, first.unlearned, first.claim) == (0, (0,), (), None)
+    assert first.numbers == {"Capacity": {None: 0.5}, "Top1_Acc_Exp": {0: 0.5}}
+    assert (last.task, last.remaining, last.unlearned, last.unlearned_now) == (10, (10,), (0,), (0,))
+    assert last.claim == "approximate"
+    assert (last.accuracy, last.by_task("JSD_own"), last.number("JSD_own")) == ({10: 0.75}, {0: 0.125}, None)
+    assert (last.number("Capacity"), last.first["Capacity"], last.first["CapacityBefore"]) == (
+        0.375,
+        {None: 0.25},
+        {None: 0.25},
+    )
+    assert last.by_task("Owners/layers.0") == {10: 0.5}
+    assert last.tables == {"Figure/Overlap/table": [["task", "10"], [10, 1.0]]}
+    assert [(cost.after, cost.unlearn, cost.retrain) for cost in run.costs] == [(10, 0.5, 2.0)]
+
+
+def test_every_number_has_a_row_in_a_stable_order_and_seconds_have_none(tmp_path):
+    runs = [read_run(write(tmp_path / name, name)) for name in ("LwF", "EWC")]
+    rows = list(csv.reader(io.StringIO(csv_of(runs).decode())))
+    assert tuple(rows[0]) == COLUMNS
+    assert [row[0] for row in rows[1:]] == sorted((row[0] for row in rows[1:]), reverse=True)
+    assert {row[1] for row in rows[1:]} == {"3"}
+    assert [tuple(row[2:]) for row in rows if row[0] == "EWC"] == [
+        ("0", "0", "remaining", "1"),
+        ("0", "", "claim", ""),
+        ("0", "", "Capacity", "0.5"),
+        ("0", "0", "Top1_Acc_Exp", "0.5"),
+        ("10", "10", "remaining", "1"),
+        ("10", "0", "unlearned", "1"),
+        ("10", "0", "unlearned_now", "1"),
+        ("10", "", "claim", "approximate"),
+        ("10", "", "Capacity", "0.375"),
+        ("10", "0", "JSD_own", "0.125"),
+        ("10", "10", "Owners/layers.0", "0.5"),
+        ("10", "", "Owners/layers.0/free", "0.5"),
+        ("10", "10", "Top1_Acc_Exp", "0.75"),
+        ("10", "10", "Figure/Overlap/table/10", "1.0"),
+    ]
+
+
+def test_a_number_that_does_not_exist_is_missing(tmp_path):
+    with JSONLogger(tmp_path / "run", config={"seed": 3}) as logger:
+        logger.log_metrics([MetricValue(None, "Capacity", float("nan"), 1)])
+    JSONWriter(tmp_path / "run")._append(
+        "row", values={"Events": table(TRAINED[0]), "iteration": 1, "task": 0, "event": 1}
+    )
+    run = read_run(tmp_path / "run")
+    assert run.last.numbers == {}
+    assert "<h1>" in report_page([run])
+
+
+def test_the_command_reports_several_runs_as_one_page(tmp_path, capsys):
+    write(tmp_path / "a" / "deep")
+    write(tmp_path / "b", settings=SETTINGS | {"seed": 4, "budget": {"epochs": 1, "seed": 4}})
+    out = tmp_path / "pages" / "report.html"
+    assert main(["report", str(tmp_path / "a"), str(tmp_path / "b"), "--out", str(out)]) == 0
+    assert "report.html" in capsys.readouterr().out
+    assert "seeds 3 and 4" in out.read_text()
+
+
+def test_what_holds_no_run_is_refused_in_words(tmp_path, capsys):
+    JSONLogger(tmp_path / "never evaluated").finish()
+    for folder in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(ValueError, match=r"holds no run.jsonl of a run that was evaluated"):
+            read_runs(folder)
+    assert main(["report", str(tmp_path), "--out", str(tmp_path / "report.html")]) == 2
+    assert "holds no run.jsonl" in capsys.readouterr().err
+    assert not (tmp_path / "report.html").exists()
+    (tmp_path / "never evaluated" / "run.jsonl").write_text("{\n")
+    with pytest.raises(JSONRunError, match="line 1 of"):
+        read_runs(tmp_path)
