@@ -46,15 +46,9 @@ class TrajectoryError(ValueError):
     """A task's update can't be recorded or found."""
 
 
-def check(task: int, log: Log) -> None:
-    """Look whether a log that is mapped from a file is what was written; nothing is done for one in memory."""
-    if log.file is not None:
-        _checksum(task, log)
-
-
 def write_logs(path: Path, logs: Mapping[int, Log], merged: frozenset[int] = frozenset()) -> None:
     """Write logs to one file, whole or not at all."""
-    checksums = {task: _checksum(task, log) for task, log in logs.items()}
+    checksums = {task: checksum_of(task, log) for task, log in logs.items()}
     with _writing(path):
         _write(path, logs, checksums, merged)
 
@@ -123,7 +117,7 @@ def _fits(task: int, log: Log, checksum: str) -> bool:
     return _digest_of(task, log) == checksum or _digest_of(task, log, "sha256") == checksum
 
 
-def _checksum(task: int, log: Log) -> str:
+def checksum_of(task: int, log: Log) -> str:
     """A log's checksum; an error if it is mapped from a file, and is not what was written there."""
     if log.file is None:
         return _digest_of(task, log)
@@ -284,7 +278,7 @@ class LogDirectory:
         """A log mapped from its file in this directory; ``made`` receives one that is new."""
         if log.file is not None and log.file.path.parent == self.path and log.file.path.exists():
             return log
-        checksum = _checksum(task, log)
+        checksum = checksum_of(task, log)
         name = _name(task, checksum)
         path = self.path / name
         if path.exists():

@@ -28,11 +28,9 @@ from torch import Tensor
 
 from avalanche_amnesia.bits import as_integers, same_bits
 from avalanche_amnesia.trajectory.fidelity import Fidelity
-from avalanche_amnesia.trajectory.files import LogDirectory, TrajectoryError, check, read_logs, write_logs
-from avalanche_amnesia.trajectory.merging import without_unneeded
-from avalanche_amnesia.trajectory.removal import Readers, Removal, work_out
-from avalanche_amnesia.trajectory.replay import wind_back
-from avalanche_amnesia.trajectory.revision import Revisions
+from avalanche_amnesia.trajectory.files import LogDirectory, TrajectoryError, checksum_of, read_logs, write_logs
+from avalanche_amnesia.trajectory.removal import Readers, Removal, without_unneeded, work_out
+from avalanche_amnesia.trajectory.replay import Revisions, wind_back
 from avalanche_amnesia.trajectory.sparse import SparseValues
 from avalanche_amnesia.trajectory.undo_log import Log, report
 
@@ -339,8 +337,10 @@ class Trajectory:
     def _log(self, task: int) -> Log:
         if task not in self._logs:
             raise TrajectoryError(f"task {task} is not recorded; recorded tasks: {list(self.tasks)}")
-        check(task, self._logs[task])
-        return self._logs[task]
+        log = self._logs[task]
+        if log.file is not None:
+            checksum_of(task, log)
+        return log
 
     def _look_at(self, writers: Iterable[int]) -> None:
         """Raise an error if one of some writers is not recorded, or its log was damaged on disk."""

@@ -17,8 +17,8 @@ from avalanche_amnesia.audit.record import Provenance, RepairSummary, TensorChan
 from avalanche_amnesia.bits import map_two_threads, state_hashes
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.models.tensors import parameters_of, state_of
-from avalanche_amnesia.trajectory.entries import fill
 from avalanche_amnesia.trajectory.removal import Removal
+from avalanche_amnesia.trajectory.sparse import fill
 from avalanche_amnesia.transaction import Transaction
 from avalanche_amnesia.unlearning.claims import Claims
 from avalanche_amnesia.unlearning.context import UnlearningContext

@@ -14,8 +14,7 @@ from avalanche_amnesia.models.multi_head import MultiHeadModel, is_inside_backbo
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.models.tensors import parameters_of, state_of
 from avalanche_amnesia.trajectory.removal import Readers, Removal
-from avalanche_amnesia.trajectory.replay import Updates
-from avalanche_amnesia.trajectory.revision import combined
+from avalanche_amnesia.trajectory.replay import Updates, combined
 from avalanche_amnesia.unlearning.claims import Claims, TamperedError
 from avalanche_amnesia.unlearning.compensation import revises
 from avalanche_amnesia.unlearning.context import UnlearningContext

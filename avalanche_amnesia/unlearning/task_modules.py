@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from avalanche.models import MultiHeadClassifier
@@ -26,13 +25,14 @@ def own_parameters(model: nn.Module, *tasks: int) -> frozenset[str]:
     )
 
 
-def _shared_modules(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
+def _shared_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
     """Modules that no task has of its own, each with the prefix of its parts' names; however many tasks there are."""
-    yield prefix, model
-    containers = _containers(model)
-    for name, module in model._modules.items():
-        if module is not None and name not in containers:
-            yield from _shared_modules(module, f"{prefix}{name}.")
+    found = [("", model)]
+    for prefix, module in found:  # which grows meanwhile
+        containers = _containers(module)
+        inner = [(name, part) for name, part in module._modules.items() if part is not None and name not in containers]
+        found += [(f"{prefix}{name}.", part) for name, part in inner]
+    return found
 
 
 def _containers(module: nn.Module) -> tuple[str, ...]:
@@ -65,7 +65,7 @@ def remove_task_modules(model: nn.Module, task: int, change: Transaction) -> Non
 
     Knows this package's models and Avalanche's ``MultiHeadClassifier``, wherever they sit inside ``model``.
     """
-    for _, module in list(_shared_modules(model)):
+    for _, module in _shared_modules(model):
         if isinstance(module, MultiHeadModel):
             change.call(module.restore_task_state, module.task_state())
             if task in module.tasks:

@@ -17,7 +17,7 @@ from avalanche_amnesia.training.host.lookup import find_plugin
 from avalanche_amnesia.training.plugins.hat import HATPlugin
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 from avalanche_amnesia.trajectory.removal import Removal
-from avalanche_amnesia.trajectory.revision import Revision, Revisions
+from avalanche_amnesia.trajectory.replay import Revision, Revisions
 from avalanche_amnesia.trajectory.sparse import SparseValues
 from avalanche_amnesia.trajectory.store import Trajectory
 from avalanche_amnesia.transaction import Transaction

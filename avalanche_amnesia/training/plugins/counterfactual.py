@@ -21,8 +21,8 @@ from avalanche_amnesia.training.head_fit import MOST_SAMPLES, FittedHead, compac
 from avalanche_amnesia.training.host.lookup import find_plugin
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 from avalanche_amnesia.training.task_samples import training_samples
-from avalanche_amnesia.trajectory.entries import fill
 from avalanche_amnesia.trajectory.removal import Removal
+from avalanche_amnesia.trajectory.sparse import fill
 from avalanche_amnesia.trajectory.store import Trajectory
 from avalanche_amnesia.transaction import Transaction
 from avalanche_amnesia.unlearning.logistic import FitError

@@ -212,7 +212,7 @@ class UnlearningPlugin(SupervisedPlugin):
         if self.ledger.n_trained == 0 and self._given_deadline is None:
             self.ledger = TaskLedger(getattr(experience, "deadline", None))
         if getattr(experience, "requests", ()) and self.obey and not self.allow_unknown:
-            refuse_unknown_state(self._unknown_state(strategy))
+            refuse_unknown_state(self._unknown_state(strategy, self._cleaned(strategy)))
         self._requests.rehearse(experience, self.ledger)
         self.current_task, self._forgotten_in_task = None, set()
         for request in self._requests.still_due(experience, "before", self.ledger.unlearned):
@@ -358,7 +358,7 @@ class UnlearningPlugin(SupervisedPlugin):
         self, strategy: Any, tasks: Iterable[int], event: str, *, allow_unknown: bool, strict: bool
     ) -> UnlearningContext:
         """Check a request and work out what it would do; changes nothing."""
-        recorder = self._trajectory(strategy)
+        recorder, cleaned = self._trajectory(strategy), self._cleaned(strategy)
         ledger, masking = self.ledger, find_plugin(strategy, TaskMaskPlugin)
         unrecorded = frozenset(getattr(strategy.model, "tasks", ())) - {*ledger.remaining, self.current_task}
         context = UnlearningContext(
@@ -368,7 +368,7 @@ class UnlearningPlugin(SupervisedPlugin):
             ledger=ledger,
             trajectory=recorder.trajectory,
             counters=self.history.counters,
-            plugins=self._cleaned(strategy),
+            plugins=cleaned,
             compensations=[p for p in strategy.plugins if compensates(p)] if self.obey is True else [],
             repair=next(filter(repairs, strategy.plugins), None),
             opened_whole={} if masking is None else masking.opened_whole,
@@ -377,7 +377,7 @@ class UnlearningPlugin(SupervisedPlugin):
             in_training=self.current_task,
             unrecorded=unrecorded,
         )
-        unknown = self._unknown_state(strategy)
+        unknown = self._unknown_state(strategy, cleaned)
         if not allow_unknown:
             refuse_unknown_state(unknown)
         work_out(context, self.claims, unknown, strict=strict)
@@ -394,9 +394,9 @@ class UnlearningPlugin(SupervisedPlugin):
         ]
         return [*others, strategy, strategy._criterion]
 
-    def _unknown_state(self, strategy: Any) -> UnknownState:
+    def _unknown_state(self, strategy: Any, cleaned: Iterable[object]) -> UnknownState:
         """What keeps something learned that nobody can clean; a criterion holds settings unless these have changed."""
-        found = unknown_state(strategy, self._cleaned(strategy))
+        found = unknown_state(strategy, cleaned)
         criterion = strategy._criterion
         return [(t, path) for t, path in found if t is not criterion or self.claims.criterion_learned(strategy)]
 

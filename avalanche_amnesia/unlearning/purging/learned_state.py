@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from avalanche_amnesia.ledger import RequestError
@@ -53,19 +53,33 @@ def refuse_unknown_state(unknown: UnknownState) -> None:
 
 def learned_state(thing: object, skip: Iterable[object] = (), beside: Parts | None = None) -> str | None:
     """Path to the first tensor, array or data set that an object holds; None where it holds none."""
-    parts: list[tuple[str, Any]] = [("", thing)]
-    if _is_strategy(thing):
-        parts = [
-            (name, value) for name, value in own_attributes(thing).items() if beside is None or value not in beside
-        ]
+    if _is_plain_module(thing):
+        return None
+    parts = {"": thing} if not _is_strategy(thing) else own_attributes(thing)
     others = [other for other in skip if other is not thing]
-    found = (place for name, value in parts for place in reachable(value, name, others, beside=beside))
-    return next((path for path, part in found if _is_state(part)), None)
+    for name, value in parts.items():
+        if isinstance(value, _PLAIN) or (name and beside is not None and value in beside):
+            continue
+        for path, part in reachable(value, name, others, beside=beside):
+            if _is_state(part):
+                return path
+    return None
 
 
 def own_attributes(strategy: object) -> dict[str, Any]:
     """A strategy's attributes without those that every strategy has."""
     return {name: value for name, value in vars(strategy).items() if name not in _OF_EVERY_STRATEGY}
+
+
+_PLAIN = (str, int, float, type(None))
+
+
+def _is_plain_module(thing: object) -> bool:
+    """Tell whether a module of torch's holds nothing but plain values, as most losses do: no walk is needed."""
+    if not isinstance(thing, nn.Module) or not type(thing).__module__.startswith("torch.nn."):
+        return False
+    held = [value for name, value in vars(thing).items() if name != "_buffers" and not isinstance(value, _PLAIN)]
+    return not [value for value in [*held, *thing.buffers()] if not isinstance(value, (dict, set)) or value]
 
 
 def _is_strategy(thing: object) -> bool:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from avalanche_amnesia.bits import same_bits
-from avalanche_amnesia.trajectory.entries import chosen, fill
+from avalanche_amnesia.trajectory.sparse import chosen, fill
 
 LAYOUTS = {
     "contiguous": lambda t: t,
