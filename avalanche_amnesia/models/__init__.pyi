@@ -1,6 +1,3 @@
-from .conv_nets import CharacterNet as CharacterNet
-from .conv_nets import SmallConvNet as SmallConvNet
-from .conv_nets import cifar_resnet18 as cifar_resnet18
 from .masked import MaskedModel as MaskedModel
 from .mlp import MLP as MLP
 from .multi_head import MultiHeadModel as MultiHeadModel

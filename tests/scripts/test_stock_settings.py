@@ -9,8 +9,8 @@ import torch
 
 from avalanche_amnesia.benchmarks.digits import _digits
 from avalanche_amnesia.bits import tensor_hash
+from avalanche_amnesia.contrib.streams import SmallConvNet
 from avalanche_amnesia.lab.study.building import MEMORY, STOCK
-from avalanche_amnesia.models import SmallConvNet
 from avalanche_amnesia.training import UnlearningPlugin
 from avalanche_amnesia.training.host import find_plugin
 from experiments import baselines

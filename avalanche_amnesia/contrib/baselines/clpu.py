@@ -12,10 +12,10 @@ from torch.optim import Adam, Optimizer
 
 from avalanche_amnesia import checks
 from avalanche_amnesia.contrib.baselines.networks import SideNetworks
+from avalanche_amnesia.contrib.replay_memory import DarkLoss, TaskMemory
 from avalanche_amnesia.seeding import derive_seed, preserved_rng
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
-from avalanche_amnesia.training.replay_memory import DarkLoss, TaskMemory
 from avalanche_amnesia.training.task_strategy import TaskStrategy, check_model
 from avalanche_amnesia.trajectory.removal import Removal
 from avalanche_amnesia.transaction import Transaction

@@ -7,8 +7,8 @@ from typing import Any
 from avalanche.core import SupervisedPlugin
 
 from avalanche_amnesia import checks
+from avalanche_amnesia.contrib.replay_memory import DarkLoss, TaskMemory
 from avalanche_amnesia.training.plugins.task_mask import single_task
-from avalanche_amnesia.training.replay_memory import DarkLoss, TaskMemory
 from avalanche_amnesia.transaction import Transaction
 from avalanche_amnesia.unlearning.context import UnlearningContext
 from avalanche_amnesia.unlearning.purging.registry import register_purger

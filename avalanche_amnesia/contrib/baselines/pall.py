@@ -10,13 +10,13 @@ from torch import Tensor, nn
 from torch.optim import Adam, Optimizer
 
 from avalanche_amnesia import checks
+from avalanche_amnesia.contrib.replay_memory import DarkLoss, TaskMemory
 from avalanche_amnesia.models.modes import evaluating
 from avalanche_amnesia.models.weight_masks.subnet import SubnetModel
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
 from avalanche_amnesia.training.plugins.wsn import SubnetPlugin
-from avalanche_amnesia.training.replay_memory import DarkLoss, TaskMemory
 from avalanche_amnesia.training.task_strategy import HardAttentionStrategy
 from avalanche_amnesia.trajectory.removal import Removal
 from avalanche_amnesia.trajectory.store import Trajectory

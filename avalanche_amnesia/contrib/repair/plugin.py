@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from avalanche_amnesia import checks
 from avalanche_amnesia.audit.record import RepairSummary
 from avalanche_amnesia.bits import same_bits
+from avalanche_amnesia.contrib.replay_memory import DarkLoss, Samples, TaskMemory
 from avalanche_amnesia.models.modes import evaluating
 from avalanche_amnesia.models.multi_head import inside_backbone
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
@@ -21,7 +22,6 @@ from avalanche_amnesia.seeding import derive_seed, preserved_rng
 from avalanche_amnesia.training.norm_statistics import retake, running_norms
 from avalanche_amnesia.training.optimizers import sibling_optimizer
 from avalanche_amnesia.training.plugins.task_mask import DivergedError, single_task
-from avalanche_amnesia.training.replay_memory import DarkLoss, Samples, TaskMemory
 from avalanche_amnesia.training.update_rules import AdaHATRule, AdjustmentRule, TaskUse
 from avalanche_amnesia.trajectory.replay import moved_along
 from avalanche_amnesia.trajectory.store import Trajectory

@@ -1,4 +1,4 @@
-"""Streams of real data sets, and request scenarios over them."""
+"""Streams of real data sets, networks for them, and request scenarios."""
 
 import lazy_loader
 

@@ -2,6 +2,9 @@ from . import scenarios as scenarios
 from .cifar import SplitCIFAR10 as SplitCIFAR10
 from .cifar import SplitCIFAR100 as SplitCIFAR100
 from .combined import combined_benchmark as combined_benchmark
+from .conv_nets import CharacterNet as CharacterNet
+from .conv_nets import SmallConvNet as SmallConvNet
+from .conv_nets import cifar_resnet18 as cifar_resnet18
 from .mnist import PermutedMNIST as PermutedMNIST
 from .mnist import RotatedMNIST as RotatedMNIST
 from .mnist import SplitFashionMNIST as SplitFashionMNIST

@@ -37,8 +37,7 @@ from avalanche_amnesia.lab.study.settings import (
     ScenarioSettings,
     StreamSettings,
 )
-from avalanche_amnesia.models import MLP, CharacterNet, MaskedModel, SmallConvNet, SubnetModel, TaskNormModel
-from avalanche_amnesia.models.conv_nets import cifar_resnet18
+from avalanche_amnesia.models import MLP, MaskedModel, SubnetModel, TaskNormModel
 from avalanche_amnesia.training import HAT, WSN, AdaHAT, AmnesiacHAT, HardAttention
 from avalanche_amnesia.training.plugins import InMemoryLoaderPlugin, SeedingPlugin, TrajectoryPlugin, UnlearningPlugin
 
@@ -113,7 +112,11 @@ def make_network(settings: NetworkSettings, example: torch.Tensor) -> nn.Module:
     if settings.name == "MLP":
         *hidden, features = settings.widths
         return MLP(example.numel(), hidden=hidden, features=features)
-    return {"CharacterNet": CharacterNet, "SmallConvNet": SmallConvNet, "ResNet18": cifar_resnet18}[settings.name]()
+    return {
+        "CharacterNet": streams.CharacterNet,
+        "SmallConvNet": streams.SmallConvNet,
+        "ResNet18": streams.cifar_resnet18,
+    }[settings.name]()
 
 
 def make_strategy(

@@ -11,9 +11,9 @@ from torch import nn
 from avalanche_amnesia.benchmarks.data import task_data
 from avalanche_amnesia.bits import same_bits
 from avalanche_amnesia.contrib.repair import RepairPlugin
+from avalanche_amnesia.contrib.replay_memory import DarkLoss
 from avalanche_amnesia.seeding import rng_state
 from avalanche_amnesia.training.plugins import DivergedError
-from avalanche_amnesia.training.replay_memory import DarkLoss
 
 
 @pytest.mark.parametrize("optimizer", ["momentum", "adam", "adamw"])

@@ -7,8 +7,8 @@ import torch
 from torch.nn import functional as F
 
 from avalanche_amnesia.benchmarks import PermutedDigits
+from avalanche_amnesia.contrib.replay_memory import DarkLoss, TaskMemory
 from avalanche_amnesia.models import MLP, MultiHeadModel
-from avalanche_amnesia.training.replay_memory import DarkLoss, TaskMemory
 from avalanche_amnesia.transaction import Transaction
 
 STREAM = PermutedDigits(3, n_train=120, n_test=20).train_stream
