@@ -10,7 +10,7 @@ def main() -> int:
     except ImportError as error:
         sys.stderr.write(f"amnesia: {error}\n")
         return 2
-    from avalanche_amnesia.lab.runs.command_line import main as run
+    from avalanche_amnesia.lab.command_line import main as run
 
     return run()
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from support.forked import run_script
 
-from avalanche_amnesia.lab.runs.command_line import main
+from avalanche_amnesia.lab.command_line import main
 from experiments import shown_tables
 
 ROOT = Path(__file__).parents[1]

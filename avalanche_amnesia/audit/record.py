@@ -6,17 +6,17 @@ import json
 import platform
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, is_dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal
 
 from avalanche_amnesia.audit.fingerprint import Fingerprint
 from avalanche_amnesia.audit.signing import checked, signed
 from avalanche_amnesia.audit.wording import as_html, plan_in_words, record_in_words
 from avalanche_amnesia.saving.classes import saveable
+from avalanche_amnesia.typed import typed
 
 Claim = Literal["exact", "approximate"]
 
@@ -240,7 +240,8 @@ class UnlearningRecord:
             data = json.loads(text)
             if isinstance(data, dict) and {"record", "signature"} <= data.keys():
                 data = data["record"]
-            return _revived(cls, data)
+            record: UnlearningRecord = typed(cls, data)
+            return record
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise RecordError(
                 f"this is no unlearning record ({type(error).__name__}: {error}); give what UnlearningRecord.save wrote"
@@ -280,30 +281,3 @@ def verify(document: str, public_key: Any) -> UnlearningRecord:
         SigningError: if the document is not signed, or was changed, or was signed with another key.
     """
     return UnlearningRecord.from_json(json.dumps(checked(document, public_key)))
-
-
-def _revived(kind: Any, value: Any) -> Any:
-    """A value of a declared type from its JSON, in which tuples are lists and data classes are dicts."""
-    origin, arguments = get_origin(kind), get_args(kind)
-    if origin in (Union, UnionType):
-        if value is None:
-            return None
-        return _revived(next(option for option in arguments if option is not type(None)), value)
-    if origin is tuple:
-        return tuple(_revived(arguments[0], item) for item in value)
-    if isinstance(origin, type) and issubclass(origin, Mapping):
-        made: Any = arguments[0] if arguments[0] is int else str  # JSON's keys are strings
-        return {made(key): _revived(arguments[1], item) for key, item in value.items()}
-    if is_dataclass(kind):
-        hints = get_type_hints(kind)
-        make: Any = kind
-        unknown = value.keys() - hints.keys()
-        if unknown:
-            raise ValueError(f"{getattr(kind, '__name__', kind)} has no {', '.join(sorted(unknown))}")
-        return make(**{name: _revived(hints[name], item) for name, item in value.items()})
-    if origin is Literal and value not in arguments:
-        raise ValueError(f"{value!r} is none of {', '.join(map(repr, arguments))}")
-    allowed = {int: (int,), float: (int, float), str: (str,), bool: (bool,)}.get(kind)
-    if allowed is not None and (not isinstance(value, allowed) or isinstance(value, bool) != (kind is bool)):
-        raise ValueError(f"{value!r} is no {kind.__name__}")
-    return value

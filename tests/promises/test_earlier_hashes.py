@@ -11,7 +11,7 @@ from support.strategy_state import trajectory, unlearning_plugin
 
 from avalanche_amnesia.bits import fits, state_hashes, tensor_hash
 from avalanche_amnesia.contrib.residue_search import audit
-from avalanche_amnesia.lab.runs.command_line import main
+from avalanche_amnesia.lab.command_line import main
 from avalanche_amnesia.training.host.saving import save_state
 from avalanche_amnesia.trajectory import Trajectory, TrajectoryError
 from avalanche_amnesia.trajectory import files as log_files

@@ -16,7 +16,7 @@ from avalanche_amnesia import MLP, AmnesiacHAT, MaskedModel, References, SplitDi
 WAY_OUT = 'pip install "avalanche-amnesia[lab]"'
 
 assert "site-packages" in avalanche_amnesia.__file__
-for extra in ("cryptography", "jsonargparse"):
+for extra in ("cryptography", "shtab"):
     assert importlib.util.find_spec(extra) is None, f"{extra} is installed: this shows nothing of doing without"
 
 for module in pkgutil.walk_packages(avalanche_amnesia.__path__, "avalanche_amnesia.", onerror=lambda name: None):

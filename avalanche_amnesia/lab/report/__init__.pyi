@@ -1,3 +1,4 @@
+from .measures import COLUMNS as COLUMNS
 from .page import report_page as report_page
 from .reading import Moment as Moment
 from .reading import Run as Run

@@ -15,7 +15,7 @@ from support.strategy_state import trajectory, unlearning_plugin
 
 from avalanche_amnesia.benchmarks import PermutedDigits
 from avalanche_amnesia.contrib.residue_search import audit, take_evidence, take_fingerprint
-from avalanche_amnesia.lab.runs.command_line import main
+from avalanche_amnesia.lab.command_line import main
 from avalanche_amnesia.training.plugins import UnlearningPlugin
 
 STREAM = PermutedDigits(5, n_train=120, n_test=40)

@@ -6,11 +6,11 @@ import io
 import pytest
 from avalanche.evaluation.metric_results import MetricValue
 
+from avalanche_amnesia.lab.command_line import main
 from avalanche_amnesia.lab.logging import JSONLogger, JSONRunError
 from avalanche_amnesia.lab.logging.json_lines import JSONWriter
 from avalanche_amnesia.lab.report import read_run, read_runs, report_page
 from avalanche_amnesia.lab.report.csv_table import COLUMNS, csv_of
-from avalanche_amnesia.lab.runs.command_line import main
 
 SETTINGS = {"data": "none", "requests": {1: [0]}, "seed": 3, "budget": {"epochs": 1, "seed": 3}}
 EVENTS = ("event", "what", "task", "unlearned", "remaining", "affected", "claim", "accuracy")

@@ -10,9 +10,9 @@ from PIL import Image
 from rich.console import Console
 from support.wandb_files import read_offline_run
 
+from avalanche_amnesia.lab.command_line import main
 from avalanche_amnesia.lab.report import read_runs
 from avalanche_amnesia.lab.runs import RunStore
-from avalanche_amnesia.lab.runs.command_line import main
 from avalanche_amnesia.lab.runs.contestants import contestants
 from avalanche_amnesia.lab.runs.demo import REQUESTS, run_demo
 

@@ -13,9 +13,6 @@ from avalanche_amnesia.benchmarks import DataNotFoundError, PermutedDigits, Spli
 from avalanche_amnesia.bits import state_hashes
 from avalanche_amnesia.contrib.shadows import BackupPlugin
 from avalanche_amnesia.contrib.streams.scenarios import SCENARIOS
-from avalanche_amnesia.lab.runs.experiment_file import read_experiment
-from avalanche_amnesia.lab.runs.parser import Commands
-from avalanche_amnesia.lab.runs.study_commands import add_study_commands, experiment_of
 from avalanche_amnesia.lab.study import settings as kinds
 from avalanche_amnesia.lab.study.building import (
     OWN,
@@ -25,6 +22,7 @@ from avalanche_amnesia.lab.study.building import (
     make_scenario,
     make_stream,
 )
+from avalanche_amnesia.lab.study.experiment_file import read_experiment
 from avalanche_amnesia.lab.study.grid import cells_of
 from avalanche_amnesia.lab.study.settings import (
     Cell,
@@ -126,12 +124,6 @@ def test_networks_fit_their_images():
     assert MaskedModel(make_network(NetworkSettings("ResNet18"), torch.zeros(3, 32, 32))).n_units > 1000
 
 
-def experiment(content):
-    commands = Commands()
-    add_study_commands(commands)
-    return experiment_of(commands.parse(["sweep", "--config", json.dumps(content)])[1])
-
-
 OWN_QUESTION = {
     *(
         "ablation",
@@ -149,7 +141,7 @@ OWN_QUESTION = {
 
 @pytest.mark.parametrize("file", EXPERIMENTS, ids=lambda file: file.stem)
 def test_every_experiment_file_is_one(file):
-    small, full = (experiment(read_experiment(file, profile)) for profile in ("small", "full"))
+    small, full = (read_experiment(file, profile) for profile in ("small", "full"))
     assert small.name == full.name == file.stem
     found = {method.kind for method in full.methods.values()}
     assert file.stem in OWN_QUESTION or found == {*OWN, *STOCK}
@@ -162,7 +154,7 @@ def test_every_experiment_file_is_one(file):
 
 @pytest.mark.parametrize("file", ["split_mnist", "combined", "omniglot", "split_cifar10"])
 def test_streams_and_networks_of_experiments_fit(file, data_root):
-    found = experiment(read_experiment(EXPERIMENTS[0].with_name(f"{file}.yaml"), "small"))
+    found = read_experiment(EXPERIMENTS[0].with_name(f"{file}.yaml"), "small")
     few = {"n_train": None if found.stream.name == "SplitOmniglot" else 60}
     options = {"jpeg": True} if found.stream.name in ("SplitCIFAR10", "Combined") else {}
     stream = replace(found.stream, options=found.stream.options | options, **few)
@@ -175,7 +167,7 @@ def test_options_of_every_experiment_are_those_of_its_methods():
     """Every method that differs in more than a number is made once, on digits."""
     made = {}
     for file in EXPERIMENTS:
-        for name, method in experiment(read_experiment(file)).methods.items():
+        for name, method in read_experiment(file).methods.items():
             words = {key: value for key, value in method.options.items() if not isinstance(value, float)}
             made.setdefault((method.kind, json.dumps(words, sort_keys=True)), (file.stem, name, method))
     for stem, name, method in made.values():
@@ -185,7 +177,7 @@ def test_options_of_every_experiment_are_those_of_its_methods():
 
 def test_a_method_of_one_head_learns_and_forgets():
     file = EXPERIMENTS[0].with_name("rotated_mnist_dil.yaml")
-    method = experiment(read_experiment(file)).methods["AmnesiacHAT"]
+    method = read_experiment(file).methods["AmnesiacHAT"]
     stream = StreamSettings("RotatedDigits", 5, n_train=60, n_test=50)
     settings = replace(TINY, methods={"it": method}, stream=stream)
     benchmark, make = build(Cell(settings, "it", "published", 0))
@@ -208,9 +200,9 @@ SEARCHED = {
 
 @pytest.mark.parametrize("file", SEARCHED)
 def test_stock_settings_are_those_that_were_found(file):
-    methods = read_experiment(EXPERIMENTS[0].parent / f"{file}.yaml")["methods"]
+    methods = read_experiment(EXPERIMENTS[0].parent / f"{file}.yaml").methods
     for name in STOCK:
         found = chosen(SEARCHED[file], name, TRIALS)
         given = methods[name]
-        assert (given["optimizer"], given["lr"]) == (found.optimizer, found.lr), name
-        assert given.get("options", {}) == dict(found.options), name
+        assert (given.optimizer, given.lr) == (found.optimizer, found.lr), name
+        assert given.options == dict(found.options), name

@@ -1,15 +1,17 @@
-"""Words of a command line that name an experiment's file and change its settings."""
+"""Experiments read from their files: with what a file takes over from others, a profile, and changes."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from avalanche_amnesia.checks import did_you_mean
+from avalanche_amnesia.lab.study.settings import Experiment
+from avalanche_amnesia.typed import typed
 
 PROFILES = "profiles"
 """Key of an experiment's file: profile → the settings that it changes."""
@@ -17,44 +19,29 @@ EXTENDS = "extends"
 """Key of an experiment's file: another file, beside it, or several, whose settings it takes over and changes."""
 
 
-def expanded(words: Sequence[str]) -> list[str]:
-    """A command's words with the experiment's file read and ``key=value`` made options.
-
-    ``run x.yaml seed=3 --profile small`` becomes ``run --config {…} --seed=3``; ``plan x.yaml``, ``sweep --plan``.
-    """
-    command, *rest = words
-    file, profile, options = None, None, []
-    changes: dict[str, Any] = {}
-    takes_value = False
-    for word in rest:
-        name, equals, value = word.lstrip("-").partition("=")
-        if takes_value:
-            profile, takes_value = word, False
-        elif name == "profile":
-            profile, takes_value = (value, False) if equals else (None, True)
-        elif equals and ".options." in name:  # a level that has no type of its own, where the parser can't reach
-            changes = _merged(changes, _nested(name.split("."), yaml.safe_load(value)))
-        elif word.startswith("-"):
-            options.append(word)
-        elif equals:
-            options.append(f"--{word}")
-        elif file is None and Path(word).suffix in (".yaml", ".yml"):
-            file = Path(word)
-        else:
-            options.append(word)
-    if file is None:
-        if not {"-h", "--help", "--config"} & {option.partition("=")[0] for option in options}:
-            raise ValueError(f"{command} needs an experiment's file: amnesia {command} experiments/split_mnist.yaml")
-        return [command, *options]
-    if command == "plan":
-        command, options = "sweep", [*options, "--plan"]
-    return [command, "--config", json.dumps(_merged(read_experiment(file, profile), changes)), *options]
+class _Loader(yaml.SafeLoader):
+    """YAML in which ``1e-3`` is a number, as in YAML 1.2."""
 
 
-def read_experiment(file: Path, profile: str | None = None) -> dict[str, Any]:
-    """Settings of an experiment's file and of those that it extends, unchecked.
+_EXPONENT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$")
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, [*"-+0123456789"])
 
-    A method or scenario that is null is left out.
+
+def from_yaml(text: str) -> Any:
+    """Value of a YAML text; runs no code from it."""
+    return yaml.load(text, _Loader)
+
+
+def read_experiment(file: Path, profile: str | None = None, changes: Iterable[tuple[str, str]] = ()) -> Experiment:
+    """Read an experiment's file, and those that it extends.
+
+    Args:
+        file: YAML; a method or scenario that is null there is left out.
+        profile: one of its profiles.
+        changes: setting, with a dot for each level, and its value as YAML: ``("training.epochs", "3")``.
+
+    Raises:
+        ValueError, OSError: if a file is none, or for a setting that does not exist or can't be so.
     """
     content = _extended(file)
     profiles = content.pop(PROFILES, {})
@@ -66,7 +53,10 @@ def read_experiment(file: Path, profile: str | None = None) -> dict[str, Any]:
     for key in ("methods", "scenarios"):
         if isinstance(content.get(key), Mapping):
             content[key] = {name: value for name, value in content[key].items() if value is not None}
-    return content
+    for name, value in changes:
+        content = _merged(content, _nested(name.split("."), from_yaml(value)))
+    experiment: Experiment = typed(Experiment, content)
+    return experiment
 
 
 def _extended(file: Path, extending: Sequence[Path] = ()) -> dict[str, Any]:
@@ -77,7 +67,7 @@ def _extended(file: Path, extending: Sequence[Path] = ()) -> dict[str, Any]:
     if file.resolve() in extending:
         raise ValueError(f"{file} extends itself, by way of {', '.join(path.name for path in extending)}")
     try:
-        content = yaml.safe_load(file.read_text())
+        content = from_yaml(file.read_text())
     except yaml.YAMLError as error:
         raise ValueError(f"{file} is no YAML: {error}") from error
     if not isinstance(content, dict):

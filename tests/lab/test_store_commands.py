@@ -7,8 +7,8 @@ from support.strategies import DIGITS, amnesiac
 
 from avalanche_amnesia.benchmarks import with_unlearning
 from avalanche_amnesia.evaluation import References
+from avalanche_amnesia.lab.command_line import main
 from avalanche_amnesia.lab.runs import RunStore, plan_runs
-from avalanche_amnesia.lab.runs.command_line import main
 
 BENCHMARK = with_unlearning(DIGITS, {1: [0], 2: [2], 3: [1]})
 
@@ -79,5 +79,7 @@ def test_what_is_no_store_is_refused(tmp_path, capsys):
     assert main(["prune", str(tmp_path), "--keep", "0"]) == 2
     assert "thesis.tex" in capsys.readouterr().err
     for size in ("much", "-3"):
-        with pytest.raises(SystemExit):
-            main(["prune", str(tmp_path), "--keep", size])
+        assert main(["prune", str(tmp_path), "--keep", size]) == 2
+        assert f"--keep {size!r} is no size" in capsys.readouterr().err
+    assert main(["prune", str(tmp_path)]) == 2
+    assert "one of --keep SIZE and --task TASK" in capsys.readouterr().err

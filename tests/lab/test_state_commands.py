@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from support.forked import run_script
 
 from avalanche_amnesia.audit.record import UnlearningRecord
-from avalanche_amnesia.lab.runs.command_line import main
+from avalanche_amnesia.lab.command_line import main
 
 SCRIPT = """
 import sys
@@ -100,10 +100,8 @@ def test_a_bad_request_changes_nothing(words, told, run_folder, capsys):
 
 
 def test_missing_options_are_named_as_they_are_given(capsys):
-    with pytest.raises(SystemExit):
-        main(["unlearn", "state", "--tasks", "1"])
+    assert main(["unlearn", "state", "--tasks", "1"]) == 2
     told = capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        main(["unlearn"])
+    assert main(["unlearn"]) == 2
     assert capsys.readouterr().err.endswith("required: state, --tasks, --factory, --record\n")
     assert told == "amnesia: the following arguments are required: --factory, --record\n"

@@ -1,0 +1,517 @@
+"""The command line: ``amnesia demo``, ``run``, ``sweep``, ``report`` and so on, each a function of its options.
+
+A parameter before the star is a word of the command, one behind it an option; its type and its line of the docstring
+are all that the parser knows of it. Rooms are imported when a command uses them: the host takes seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import inspect
+import os
+import re
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import MISSING, fields, is_dataclass
+from pathlib import Path
+from types import UnionType
+from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
+
+import shtab
+
+from avalanche_amnesia import __version__, training
+from avalanche_amnesia import audit as records
+from avalanche_amnesia.checks import did_you_mean, known_options
+from avalanche_amnesia.contrib import residue_search
+from avalanche_amnesia.lab import executors, logging, runs, study
+from avalanche_amnesia.lab import report as pages
+from avalanche_amnesia.lab.study.settings import Experiment
+from avalanche_amnesia.saving.replacing import replace_file
+from avalanche_amnesia.typed import typed
+
+Changes = list[tuple[str, str]]
+"""Settings of an experiment and their values as YAML: words ``key=value``."""
+RUNS, STORE = Path("runs"), Path("runs/store")
+
+
+def demo(
+    *,
+    out: Path = RUNS / "demo",
+    data_root: str | None = None,
+    seed: int = 0,
+    epochs: int | None = None,
+    store: Path | None = None,
+) -> None:
+    """The main job: digits, requests, four strategies, and a report.
+
+    Args:
+        out: folder for the results
+        data_root: run on MNIST below this folder instead of the embedded digits
+        seed: of everything
+        epochs: per task (20 on digits, 2 on MNIST)
+        store: keep references here; started again, it goes on
+    """
+    runs.run_demo(out, data_root=data_root, seed=seed, epochs=epochs, store=store)
+
+
+def run(
+    file: Path,
+    *,
+    changes: Changes,
+    profile: str | None = None,
+    method: str | None = None,
+    scenario: str | None = None,
+    seed: int | None = None,
+    out: Path = RUNS,
+    store: Path = STORE,
+    data_root: Path | None = None,
+    download: bool = False,
+) -> None:
+    """One method on one stream with one request scenario: amnesia run FILE key=value …
+
+    Args:
+        file: the experiment's YAML file
+        profile: a profile of the file: small, full
+        method: name of a method; the file's first
+        scenario: name of a request scenario; the file's first
+        seed: the file's first
+        out: folder for results
+        store: of references
+        data_root: folder with data sets, or AMNESIA_DATA
+        download: let torchvision fetch data that is missing
+    """
+    experiment = study.read_experiment(file, profile, changes)
+    methods, scenarios = ([] if name is None else [name] for name in (method, scenario))
+    cell = study.cells_of(experiment, methods, scenarios, [] if seed is None else [seed])[0]
+    folder = study.folder_of(cell, out)
+    if study.is_done(cell, folder):
+        _say(f"there already, with these settings: {folder}")
+        return
+    done = study.run_cell(cell, folder, store, data_root, download, _say)
+    _say(f"{_in_words(done.last)}\n{folder}")
+
+
+def sweep(
+    file: Path,
+    *,
+    changes: Changes,
+    profile: str | None = None,
+    method: str = "[]",
+    scenario: str = "[]",
+    seed: str = "[]",
+    out: Path = RUNS,
+    store: Path = STORE,
+    data_root: Path | None = None,
+    plan: bool = False,
+    executor: Literal["process", "ray", "slurm"] = "process",
+    workers: int | None = None,
+    gpus: float = 0.0,
+    retries: int = 2,
+    address: str | None = None,
+    slurm: str = "{}",
+) -> int:
+    """All runs of an experiment that are not done: amnesia sweep FILE key=value …
+
+    Args:
+        file: the experiment's YAML file
+        profile: a profile of the file: small, full
+        method: only these methods: EWC, or [EWC,LwF]
+        scenario: only these scenarios
+        seed: these seeds in place of the file's
+        out: folder for results
+        store: of references
+        data_root: folder with data sets, or AMNESIA_DATA
+        plan: say what would be trained, and run nothing
+        executor: where jobs run
+        workers: jobs at a time (process: cores; slurm: 64)
+        gpus: GPUs of a job; .25: four jobs share one
+        retries: how often a job whose worker was lost is begun again
+        address: of a Ray cluster: auto, ray://HOST:10001
+        slurm: submitit parameters: {"timeout_min": 120}
+    """
+    experiment = study.read_experiment(file, profile, changes)
+    methods, scenarios = _listed(list[str], method, "method"), _listed(list[str], scenario, "scenario")
+    cells = study.cells_of(experiment, methods, scenarios, _listed(list[int], seed, "seed"))
+    missing = [cell for cell in cells if not study.is_done(cell, study.folder_of(cell, out))]
+    _say(f"{len(cells)} runs, {len(cells) - len(missing)} done already")
+    if plan:
+        _say(str(study.plan_sweep(missing, runs.RunStore(store), data_root)))
+        return 0
+    where: executors.Executor
+    if executor == "ray":
+        where = executors.RayExecutor(address, gpus=gpus)
+    elif executor == "slurm":
+        parameters = typed(dict[str, Any], study.from_yaml(slurm), "slurm")
+        where = executors.SlurmExecutor(out / "slurm", workers=workers or 64, gpus=gpus, parameters=parameters)
+    else:
+        where = executors.ProcessExecutor(workers, gpus)
+    try:
+        failed = study.sweep(missing, where, out, store, data_root, retries=retries, told=_say_done)
+    finally:
+        where.close()
+    return 1 if failed else 0
+
+
+def report(folders: list[Path], *, out: Path = Path("report.html"), tables: Path | None = None) -> None:
+    """One page: what was forgotten, was it really, what did it cost; or tables.
+
+    Args:
+        folders: with runs (run.jsonl), at any depth; those that differ only in the seed are shown as one
+        out: the page
+        tables: folder for CSV, Markdown, figures and JSON per seed of all runs of amnesia sweep in one folder, in place
+            of the page
+    """
+    if tables is None:
+        shown = [run for folder in folders for run in pages.read_runs(folder)]
+        page = pages.report_page(shown).encode()
+        out.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(out, page)
+        _say(f"{out}: {len(page):,} bytes, {len(shown)} run(s)")
+        return
+    if len(folders) > 1:
+        raise ValueError(f"--tables takes one folder with all runs below it, got {len(folders)}")
+    for file in study.write_tables(folders[0], tables):
+        _say(f"{file}: {file.stat().st_size:,} bytes")
+
+
+def unlearn(
+    state: Path,
+    *,
+    tasks: list[int],
+    factory: str,
+    record: Path,
+    out: Path | None = None,
+    sign: Path | None = None,
+    strict: bool = False,
+) -> None:
+    """Unlearn tasks of a saved state.
+
+    Args:
+        state: directory that strategy.save(path) made
+        tasks: labels, from 0
+        factory: MODULE:FUNCTION without arguments that builds the strategy as the saved one was built, untrained
+        record: JSON file that receives the record
+        out: directory for the new state; by default STATE itself
+        sign: PEM file of the private key that signs the record
+        strict: refuse a state that something else has written into
+    """
+    from avalanche_amnesia.saving.files import refuse_foreign
+
+    into = state if out is None else out
+    refuse_foreign(into)
+    strategy = _named(factory, "--factory")()
+    training.load_state(strategy, state)
+    unlearning = training.find_plugin(strategy, training.UnlearningPlugin)
+    if unlearning is None:
+        raise ValueError(f"{factory} builds a {type(strategy).__name__}, which does not unlearn")
+    done = unlearning.unlearn(strategy, tasks, fingerprint=residue_search.take_fingerprint, strict=strict)
+    text = done.to_json() if sign is None else done.sign(sign.read_bytes())
+    # The record first: a state whose task went without one would be worse than a record whose state is still to come.
+    replace_file(record, f"{text}\n".encode())
+    training.save_state(strategy, into)
+    _say(f"{done}\n\nstate: {into}\nrecord: {record}")
+
+
+def verify(record: Path, *, public_key: Path | None = None, state: Path | None = None) -> int:
+    """Check a record's signature, and a saved state against a record.
+
+    Args:
+        record: JSON file of the unlearning, signed or not
+        public_key: PEM file of the record's signer
+        state: state that shall be as the unlearning left it
+    """
+    from avalanche_amnesia.bits import fits
+    from avalanche_amnesia.training.host.saving import saved_tensors
+
+    read = _record(record, public_key)
+    unchecked = "read; its signature was not checked (--public-key)"
+    _say(f"record: {unchecked if public_key is None else 'signed by the holder of this key, and unchanged'}")
+    if state is None:
+        return 0
+    here, left = saved_tensors(state), read.after
+    other = sorted({*here, *left} - {name for name in here.keys() & left if fits(here[name], left[name])})
+    if other:
+        _say(f"state: not as the unlearning left it; {len(other)} tensors differ: {', '.join(other[:5])}")
+        return 1
+    _say(f"state: all {len(here)} tensors are as the unlearning left them")
+    return 0
+
+
+def audit(path: Path, *, record: Path, public_key: Path | None = None) -> int:
+    """Look through files for what is left of unlearned tasks.
+
+    Args:
+        path: folder (or file) to look through
+        record: JSON file of the unlearning, signed or not
+        public_key: PEM file of the record's signer, to verify it
+    """
+    found = residue_search.audit(path, _record(record, public_key))
+    _say(found.table())
+    if not found.clean:
+        return 1
+    return 3 if found.unread else 0
+
+
+def plan(store: Path, *, factory: str, benchmark: str) -> None:
+    """What the runs of a stream, or with FILE in place of STORE a sweep, would train, what a store has, and how long.
+
+    Args:
+        store: directory of RunStore(path)
+        factory: MODULE:FUNCTION, make_strategy of the references
+        benchmark: MODULE:NAME of the benchmark, or of what makes it
+    """
+    stream = _named(benchmark, "--benchmark")
+    stream = stream() if callable(stream) else stream
+    _say(str(runs.plan_runs(_named(factory, "--factory"), stream, runs.RunStore(store))))
+
+
+def prune(store: Path, *, keep: str | None = None, task: list[int] | None = None) -> None:
+    """Delete states of a store, those not used for longest first.
+
+    Args:
+        store: directory of RunStore(path)
+        keep: bytes that may stay: 500M, 2G, 0
+        task: every state that has seen these tasks, in place of --keep
+    """
+    if (keep is None) == (task is None):
+        raise ValueError("prune needs one of --keep SIZE and --task TASK …")
+    n_bytes = None if keep is None else _bytes(keep)
+    if not store.is_dir():
+        raise ValueError(f"{store} is no store: give the directory of RunStore(path)")
+    kept = runs.RunStore(store)
+    before = len(kept.nodes())
+    freed = kept.prune(n_bytes, tasks=task or ())
+    gone = before - len(kept.nodes())
+    _say(f"{gone} of {before} states deleted, {freed:,} bytes freed, {kept.nbytes():,} left")
+
+
+def sync(folders: list[Path], *, project: str | None = None, mode: Literal["online", "offline"] | None = None) -> int:
+    """Send runs of JSON lines, and offline runs of W&B, to W&B.
+
+    Args:
+        folders: of a run, or of runs at any depth
+        project: W&B project for all of them (default: the one each run names)
+        mode: offline: make W&B's offline runs of them (default: WANDB_MODE, else online if a key is configured)
+    """
+    outcomes = logging.sync(folders, project=project, mode=mode)
+    for outcome in outcomes:
+        _say(str(outcome))
+    return 1 if any(outcome.result == "failed" for outcome in outcomes) else 0
+
+
+def data(*, data_root: Path | None = None, download: list[str] | None = None) -> None:
+    """Data sets: which there are, where they lie, and to download them.
+
+    Args:
+        data_root: folder with data sets, or AMNESIA_DATA
+        download: names of data sets that torchvision shall fetch
+    """
+    from avalanche_amnesia.benchmarks.data_root import ENVIRONMENT
+    from avalanche_amnesia.benchmarks.data_root import data_root as found_root
+    from avalanche_amnesia.lab.runs.catalogue import DATA_SETS
+
+    known_options(download or (), DATA_SETS, "the list of data sets")
+    given = data_root or os.environ.get(ENVIRONMENT)
+    root = Path(given) if given else None
+    for name in download or ():
+        DATA_SETS[name].download(found_root("amnesia data --download", root, "data sets"))
+    _say("no data root: give --data-root, or set AMNESIA_DATA" if root is None else str(root))
+    for each in DATA_SETS.values():
+        there = not each.place or (root is not None and each.is_there(root))
+        state = "there" if there else "--download" if each.downloads else "missing"
+        _say(f"{each.name:15}{state:11}{each.content} ({', '.join(each.streams)})")
+
+
+COMMANDS: tuple[Callable[..., int | None], ...] = (
+    *(demo, run, sweep, report, unlearn, verify, audit, plan, prune, sync, data),
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    os.environ.setdefault("WANDB_SILENT", "true")
+    options: dict[str, Any] = {}
+    try:
+        options = _parsed(words)
+        warnings.filterwarnings("ignore", category=UserWarning, module=r"avalanche\.")
+        return options.pop("function")(**options) or 0
+    except (OSError, ValueError, TypeError, ImportError) as error:
+        sys.stderr.write(f"amnesia: {error}\n")
+        return 2
+    except KeyboardInterrupt:
+        kept = options.get("store") if words[:1] != ["prune"] else None
+        goes_on = "starts again" if kept is None else f"goes on with the references in {kept}"
+        written = "finished runs are kept" if words[:1] == ["sweep"] else "no result was written"
+        sys.stderr.write(f"amnesia: interrupted, {written}; the same command {goes_on}\n")
+        return 130
+
+
+# The parser ---------------------------------------------------------------------------------------------------
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line, which :func:`main` writes."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(message)
+
+
+def _parsed(words: list[str]) -> dict[str, Any]:
+    """Function of a command, and its arguments."""
+    parser = _Parser(prog="amnesia", description="Continual learning that can forget on request.", allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=__version__)
+    shtab.add_argument_to(parser, "--print_completion", help="print a script that completes commands in a shell")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    for function in COMMANDS:
+        _add(commands, function)
+    if words[:1] == ["plan"] and any(word.endswith((".yaml", ".yml")) for word in words):
+        words = ["sweep", *words[1:], "--plan"]
+    names = set(commands.choices[words[0]]._option_string_actions) if words and words[0] in commands.choices else set()
+    if "--set" in names:
+        words = [_as_option(word, names) for word in words]
+    options, unknown = parser.parse_known_args(words)
+    if unknown:
+        near = did_you_mean(f"--{unknown[0].lstrip('-').partition('=')[0]}", names)
+        raise ValueError(f"unrecognized arguments: {' '.join(unknown)}{near}")
+    del options.print_completion
+    return vars(options)
+
+
+def _as_option(word: str, names: set[str]) -> str:
+    """``key=value`` as an option: of the command, if it has one of this name, else a change of the experiment."""
+    name, equals, _ = word.partition("=")
+    if not equals or word.startswith("-"):
+        return word
+    return f"--{word}" if f"--{name}" in names else f"--set={word}"
+
+
+def _add(commands: Any, function: Callable[..., int | None]) -> None:
+    """Add a command whose options are the parameters of a function."""
+    summary, texts = _documented(function)
+    parser = commands.add_parser(function.__name__, help=summary, description=summary, allow_abbrev=False)
+    parser.set_defaults(function=function)
+    for name, parameter in inspect.signature(function, eval_str=True).parameters.items():
+        if parameter.annotation == Changes:
+            _add_settings(parser, function.__name__)
+            continue
+        kind, default = parameter.annotation, parameter.default
+        kind = get_args(kind)[0] if isinstance(kind, UnionType) else kind
+        shown = "" if default in (parameter.empty, None, False) else f" (default: {default})"
+        options: dict[str, Any] = {"help": f"{texts[name]}{shown}"}
+        if kind is bool:
+            options["action"] = "store_true"
+        elif get_origin(kind) is list:
+            options |= {"type": get_args(kind)[0], "nargs": "+"}
+        elif get_origin(kind) is Literal:
+            options["choices"] = get_args(kind)
+        else:
+            options["type"] = kind
+        if parameter.kind is parameter.KEYWORD_ONLY:
+            options |= {"required": True} if default is parameter.empty else {"default": default}
+            parser.add_argument(f"--{name.replace('_', '-')}", **options)
+        else:
+            parser.add_argument(name, **options)
+
+
+def _add_settings(parser: argparse.ArgumentParser, command: str) -> None:
+    """Give a command all settings of an experiment."""
+    parser.usage = f"amnesia {command} FILE [key=value ...] [--profile small] [options]"
+    group = parser.add_argument_group("settings of the experiment, with or without the dashes")
+    set_any: dict[str, Any] = {"action": _Change, "dest": "changes", "default": []}
+    group.add_argument("--set", metavar="KEY=VALUE", help="any of them", **set_any)
+    for name, text in _settings(Experiment):
+        group.add_argument(f"--{name}", metavar="VALUE", help=text.replace("%", "%%"), **set_any)
+
+
+class _Change(argparse.Action):
+    """Collects settings and their values."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option: str | None = None) -> None:
+        name, _, value = values.partition("=") if option == "--set" else (str(option).lstrip("-"), "", values)
+        namespace.changes = [*namespace.changes, (name, value)]
+
+
+def _settings(kind: Any, before: str = "") -> Iterator[tuple[str, str]]:
+    """Name and description of every setting."""
+    (_, texts), hints = _documented(kind), get_type_hints(kind)
+    for field in fields(kind):
+        name, hint = f"{before}{field.name}", hints[field.name]
+        inner = [part for part in (hint, *get_args(hint)) if is_dataclass(part)]
+        if inner:
+            yield from _settings(inner[0], f"{name}." if inner[0] is hint else f"{name}.NAME.")
+            continue
+        default = field.default if field.default_factory is MISSING else field.default_factory()
+        shown = "" if default is MISSING else f", default: {default}"
+        what = hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "")
+        yield name, f"{texts[field.name]} (type: {what}{shown})"
+
+
+def _documented(thing: Any) -> tuple[str, dict[str, str]]:
+    """First line of a docstring, and its lines about arguments or attributes."""
+    text = inspect.getdoc(thing) or ""
+    entries = re.findall(r"^    (\w+): (.*(?:\n     .*)*)", text, flags=re.MULTILINE)
+    return text.partition("\n")[0], {name: " ".join(words.split()) for name, words in entries}
+
+
+# What commands share ------------------------------------------------------------------------------------------
+
+
+def _named(name: str, option: str) -> Any:
+    """Look up what ``module:name`` names; modules of the working directory are found."""
+    module, _, inside = name.partition(":")
+    if not module or not inside:
+        raise ValueError(f"{option} must be MODULE:NAME, got {name!r}: for example train:make_strategy")
+    sys.path.insert(0, os.getcwd())
+    try:
+        return getattr(importlib.import_module(module), inside)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"{option} {name}: {error}; run the command where {module}.py lies") from error
+    finally:
+        sys.path.remove(os.getcwd())
+
+
+def _listed(kind: Any, text: str, option: str) -> Any:
+    """``EWC`` or ``[EWC,LwF]`` as a list."""
+    value = study.from_yaml(text)
+    return typed(kind, value if isinstance(value, list) else [value], option)
+
+
+def _record(file: Path, public_key: Path | None) -> Any:
+    """A record, its signature checked where a key is given."""
+    if public_key is None:
+        return records.UnlearningRecord.load(file)
+    return records.verify(file.read_text(), public_key.read_bytes())
+
+
+def _bytes(text: str) -> int:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)b?", text.strip().lower())
+    if found is None:
+        raise ValueError(f"--keep {text!r} is no size: give bytes, or a number with k, M, G or T")
+    return int(float(found[1]) * {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}[found[2]])
+
+
+def _say_done(done: Any) -> None:
+    if done.error is not None:
+        result = f"failed: {type(done.error).__name__}: {done.error}"
+    else:
+        result = f"{done.result} trainings" if isinstance(done.result, int) else _in_words(done.result.last)
+    _say(f"[{done.n_done}/{done.n_jobs}] {done.job.name}: {result}")
+
+
+def _in_words(last: Any) -> str:
+    """A run's end, a ``Moment``."""
+    accuracy, head, ratio = (pages.COLUMNS[key].of(last) for key in ("remaining", "unlearned", "ratio"))
+    words = [] if accuracy is None else [f"accuracy {accuracy:.3f}"]
+    words += [] if head is None else [f"on unlearned tasks {head:.3f}"]
+    words += [] if ratio is None else [f"JSD {ratio:.1f} × its floor"]
+    words += [] if last.claim is None else [last.claim]
+    return ", ".join(words)
+
+
+def _say(text: str) -> None:
+    """Write a line to standard output at once."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()

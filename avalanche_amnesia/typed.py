@@ -1,0 +1,60 @@
+"""Values of declared types from plain ones, as JSON and YAML hold them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from avalanche_amnesia.checks import did_you_mean
+
+_SCALARS = {int: (int,), float: (int, float), str: (str,), bool: (bool,)}
+
+
+def typed(kind: Any, value: Any, place: str = "") -> Any:
+    """A value of a declared type: lists may be tuples there, and mappings data classes; an error names the place."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        if value is None and NoneType in arguments:
+            return None
+        return typed(next(option for option in arguments if option is not NoneType), value, place)
+    if is_dataclass(kind) and isinstance(kind, type):
+        return _made(kind, _checked(value, Mapping, "a mapping", place), place)
+    if origin in (list, tuple):
+        items = _checked(value, (list, tuple), "a list", place)
+        return origin(typed(arguments[0], item, f"{place}[{at}]") for at, item in enumerate(items))
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        name_of: Any = arguments[0] if arguments[0] is int else str  # JSON's keys are strings
+        items = _checked(value, Mapping, "a mapping", place)
+        return {name_of(name): typed(arguments[1], item, _inside(place, name)) for name, item in items.items()}
+    if origin is Literal and value not in arguments:
+        near = did_you_mean(str(value), map(str, arguments))
+        raise ValueError(f"{place} must be one of {', '.join(map(repr, arguments))}, got {value!r}{near}")
+    if kind in _SCALARS and isinstance(value, bool) != (kind is bool):
+        raise ValueError(f"{place} must be {kind.__name__}, got {value!r}")
+    return _checked(value, _SCALARS[kind], kind.__name__, place) if kind in _SCALARS else value
+
+
+def _made(kind: type, values: Mapping[str, Any], place: str) -> Any:
+    """A data class of the values of its fields."""
+    hints, owner = get_type_hints(kind), place or kind.__name__
+    for name in values:
+        if name not in hints:
+            near = did_you_mean(name, hints) or f"; it has {', '.join(hints)}"
+            raise ValueError(f"{owner} has no {name}{near}")
+    needed = [f.name for f in fields(kind) if f.default is f.default_factory is MISSING]
+    missing = [name for name in needed if name not in values]
+    if missing:
+        raise ValueError(f"{owner} lacks {', '.join(missing)}")
+    return kind(**{name: typed(hints[name], value, _inside(place, name)) for name, value in values.items()})
+
+
+def _checked(value: Any, allowed: Any, what: str, place: str) -> Any:
+    if not isinstance(value, allowed):
+        raise ValueError(f"{place} must be {what}, got {value!r}")
+    return value
+
+
+def _inside(place: str, name: object) -> str:
+    return f"{place}.{name}" if place else str(name)
