@@ -16,6 +16,7 @@ from avalanche_amnesia.audit.fingerprint import Fingerprint
 from avalanche_amnesia.audit.signing import checked, signed
 from avalanche_amnesia.audit.wording import as_html, plan_in_words, record_in_words
 from avalanche_amnesia.saving.classes import saveable
+from avalanche_amnesia.saving.files import replace_file
 from avalanche_amnesia.typed import typed
 
 Claim = Literal["exact", "approximate"]
@@ -226,8 +227,8 @@ class UnlearningRecord:
         return json.dumps(asdict(self), indent=2)
 
     def save(self, path: str | Path) -> None:
-        """Write the record to a JSON file."""
-        Path(path).write_text(self.to_json() + "\n")
+        """Write the record to a JSON file, as a whole or not at all."""
+        replace_file(Path(path), (self.to_json() + "\n").encode())
 
     @classmethod
     def from_json(cls, text: str) -> UnlearningRecord:

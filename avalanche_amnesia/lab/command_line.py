@@ -28,7 +28,7 @@ from avalanche_amnesia.contrib import residue_search
 from avalanche_amnesia.lab import executors, logging, runs, study
 from avalanche_amnesia.lab import report as pages
 from avalanche_amnesia.lab.study.settings import Experiment
-from avalanche_amnesia.saving.replacing import replace_file
+from avalanche_amnesia.saving.files import replace_file
 from avalanche_amnesia.typed import typed
 
 Changes = list[tuple[str, str]]

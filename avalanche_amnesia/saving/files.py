@@ -1,27 +1,79 @@
-"""Directory of a saved state: one JSON file, and the tensors that it names by their content."""
+"""Files that are replaced as a whole and carry checksums; the directory of a saved state.
+
+A state is one JSON file, and the tensors that it names by their content.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from safetensors.torch import load, save
 from torch import Tensor
 
-from avalanche_amnesia.saving.replacing import replace_file
-
 STATE = "state.json"
-FORMAT = "avalanche-amnesia state"
-VERSION = 1
+HEAD = {"format": "avalanche-amnesia state", "version": 1}
 BLOB = re.compile(r"[0-9a-f]{32}\.safetensors(\.part)?")
 
 
 class StateError(ValueError):
     """A state that can't be saved, or a file that is none, is damaged, or belongs to another strategy."""
+
+
+@contextmanager
+def replacing(file: Path) -> Iterator[Path]:
+    """Path for a file's new content, which takes the file's place when the block ends: whole, and on disk.
+
+    Killed at any moment, there is the old file or the new one. Nothing is written through a link that lies there.
+    """
+    part = file.with_name(f"{file.name}.part")
+    part.unlink(missing_ok=True)
+    try:
+        yield part
+        with part.open("r+b") as opened:
+            os.fsync(opened.fileno())
+        os.replace(part, file)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+
+
+def replace_file(file: Path, content: bytes) -> None:
+    """Write a file as a whole or not at all, see :func:`replacing`."""
+    with replacing(file) as part:
+        part.write_bytes(content)
+
+
+def sealed(content: Mapping[str, Any], **head: Any) -> str:
+    """JSON of a content, with a head and a checksum."""
+    checksum = hashlib.sha256(json.dumps(content, allow_nan=False).encode()).hexdigest()
+    return json.dumps({**head, "checksum": checksum, "content": content}, allow_nan=False)
+
+
+def unsealed(text: str, **head: Any) -> dict[str, Any]:
+    """The content that :func:`sealed` was given, with this head.
+
+    Raises:
+        ValueError: unless it is that to the letter: some digits of a number say nothing.
+    """
+    try:
+        found = json.loads(text)
+        ours = {name: found[name] for name in head}
+        content: dict[str, Any] = found["content"]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ValueError("it was cut short, or something else wrote it") from error
+    for name, value in head.items():
+        if ours[name] != value:
+            raise ValueError(f"it has {name} {ours[name]}, and this package reads {name} {value}")
+    if sealed(content, **head) != text:
+        raise ValueError("it is damaged, its checksum does not fit")
+    return content
 
 
 def write_state(
@@ -35,7 +87,7 @@ def write_state(
     refuse_foreign(path)
     path.mkdir(parents=True, exist_ok=True)
     files = {group: _write_blob(blobs or path, of_group) for group, of_group in tensors.items()}
-    replace_file(path / STATE, _sealed({"tensors": files, "body": body}))
+    replace_file(path / STATE, sealed({"tensors": files, "body": body}, **HEAD).encode())
     for file in path.iterdir():
         if BLOB.fullmatch(file.name) and file.name not in files.values():
             file.unlink(missing_ok=True)
@@ -66,7 +118,10 @@ def read_body(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
         raise StateError(
             f"{path} holds no state ({STATE} is missing): give the directory that strategy.save(path) made"
         )
-    content = _unsealed(file)
+    try:
+        content = unsealed(file.read_bytes().decode(), **HEAD)
+    except ValueError as error:
+        raise StateError(f"{file} is no state that can be loaded: {error}") from error
     for name in content["tensors"].values():
         if not BLOB.fullmatch(name):
             raise StateError(f"{file} names {name!r}, which is no file of a state")
@@ -93,31 +148,3 @@ def _read_blob(file: Path) -> dict[str, Tensor]:
 
 def _name(content: bytes) -> str:
     return f"{hashlib.sha256(content).hexdigest()[:32]}.safetensors"
-
-
-def _sealed(content: Mapping[str, Any]) -> bytes:
-    head = {"format": FORMAT, "version": VERSION, "checksum": _checksum(content)}
-    return json.dumps({**head, "content": content}, allow_nan=False).encode()
-
-
-def _checksum(content: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(content, allow_nan=False).encode()).hexdigest()
-
-
-def _unsealed(file: Path) -> dict[str, Any]:
-    def refused(why: str) -> StateError:
-        return StateError(f"{file} is no state that can be loaded: {why}")
-
-    try:
-        found = json.loads(file.read_bytes())
-        ours = found["format"] == FORMAT
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise refused("it was cut short, or something else wrote it") from error
-    if not ours:
-        raise refused("something else wrote it")
-    if found.get("version") != VERSION:
-        raise refused(f"its format has version {found.get('version')}, and this package reads version {VERSION}")
-    if _checksum(found.get("content", {})) != found.get("checksum"):
-        raise refused("it is damaged, its checksum does not fit")
-    content: dict[str, Any] = found["content"]
-    return content

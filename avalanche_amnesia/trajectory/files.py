@@ -19,7 +19,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from hashlib import sha256
@@ -33,6 +33,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from avalanche_amnesia.bits import Algorithm, state_hashes
+from avalanche_amnesia.saving.files import replace_file, replacing, sealed, unsealed
 from avalanche_amnesia.trajectory.coded import SparseUpdates
 from avalanche_amnesia.trajectory.fidelity import AddedError
 from avalanche_amnesia.trajectory.sparse import SparseEntries, SparseValues
@@ -68,7 +69,7 @@ def _read(path: Path) -> tuple[dict[int, Log], frozenset[int]]:
     logs = {}
     status = path.stat()
     with safe_open(str(path), framework="pt") as file:
-        body = _unsealed((file.metadata() or {}).get("trajectory", "{}"))
+        body = unsealed((file.metadata() or {}).get("trajectory", "{}"))
         stored: dict[str, dict[str, Tensor]] = {}
         for key in file.keys():  # noqa: SIM118 - it is no mapping
             owner, part = key.rsplit("/", 1)
@@ -89,9 +90,10 @@ def _write(
     path: Path, logs: Mapping[int, Log], checksums: Mapping[int, str], merged: frozenset[int] = frozenset()
 ) -> None:
     rows = [{"task": task, "checksum": checksums[task], **_head(log)} for task, log in logs.items()]
-    body = _sealed({"logs": rows, "merged": sorted(merged)})
+    body = sealed({"logs": rows, "merged": sorted(merged)})
     tensors = {key: part.contiguous() for task, log in logs.items() for key, part in _parts(task, log).items()}
-    _replace(path, lambda part: save_file(tensors, str(part), metadata={"trajectory": body}))
+    with replacing(path) as part:
+        save_file(tensors, str(part), metadata={"trajectory": body})
 
 
 def _parts(task: int, log: Log) -> dict[str, Tensor]:
@@ -148,21 +150,6 @@ def _digest(value: Any) -> str:
     return sha256(json.dumps(value).encode()).hexdigest()
 
 
-def _sealed(body: Mapping[str, Any]) -> str:
-    """A body as JSON, with its checksum in it."""
-    return json.dumps({**body, "checksum": _digest(body)}, indent=1)
-
-
-def _unsealed(text: str) -> dict[str, Any]:
-    body: dict[str, Any] = json.loads(text)
-    if "checksum" not in body:
-        raise ValueError("it has no checksum: an earlier version wrote it, or something else")
-    del body["checksum"]
-    if _sealed(body) != text:  # to the letter: some digits of a number say nothing
-        raise ValueError("its checksum does not fit")
-    return body
-
-
 class LogDirectory:
     """A directory of undo logs. A pickle can take the directory back; a copy stays in memory."""
 
@@ -188,7 +175,7 @@ class LogDirectory:
                 raise PermissionError("it may not be read and written to")
             self._index = self._index_on_disk()
             if self._index is not None:
-                body = _unsealed(self._index)
+                body = unsealed(self._index)
                 for row in body["logs"]:
                     logs |= self._read(row["file"])
                 self._beginning, merged = body["trajectory"], frozenset(body["merged"])
@@ -216,8 +203,7 @@ class LogDirectory:
             try:
                 written = {task: self._stored(task, log, made) for task, log in logs.items()}
                 rows = [{"task": t, "file": log.file.path.name} for t, log in written.items() if log.file is not None]
-                body = {"trajectory": self._beginning, "logs": rows, "merged": sorted(merged)}
-                index = _sealed(body)
+                index = sealed({"trajectory": self._beginning, "logs": rows, "merged": sorted(merged)})
                 if index != found:
                     self._point_to(index)
             except BaseException:
@@ -236,7 +222,7 @@ class LogDirectory:
         with _writing(self.path):
             if self._may_take_back or self._index_on_disk() != self._index:
                 return
-            named = set() if self._index is None else {INDEX, *(r["file"] for r in _unsealed(self._index)["logs"])}
+            named = set() if self._index is None else {INDEX, *(r["file"] for r in unsealed(self._index)["logs"])}
             for file in self.path.iterdir():
                 if _OURS.fullmatch(file.name) and file.name not in named:
                     file.unlink(missing_ok=True)
@@ -252,7 +238,7 @@ class LogDirectory:
         if found is None:
             return
         try:
-            theirs = _unsealed(found)["trajectory"] != self._beginning
+            theirs = unsealed(found)["trajectory"] != self._beginning
         except Exception as error:  # whatever a broken index makes of a reader
             raise TrajectoryError(
                 f"{self.path / INDEX} is damaged, or none of a trajectory ({type(error).__name__}: {error}); move "
@@ -268,7 +254,7 @@ class LogDirectory:
         if index is None:
             (self.path / INDEX).unlink(missing_ok=True)
         else:
-            _replace(self.path / INDEX, lambda part: part.write_bytes(index.encode()))
+            replace_file(self.path / INDEX, index.encode())
 
     def _index_on_disk(self) -> str | None:
         index = self.path / INDEX
@@ -315,16 +301,3 @@ def _writing(path: Path) -> Iterator[None]:
         )
         failed.errno = getattr(error, "errno", None)
         raise failed from error
-
-
-def _replace(path: Path, write: Callable[[Path], Any]) -> None:
-    """Write a file under another name, have it on disk, then give it its name."""
-    part = path.with_name(f"{path.name}.part")
-    try:
-        write(part)
-        with part.open("r+b") as file:
-            os.fsync(file.fileno())
-        os.replace(part, path)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from avalanche_amnesia.benchmarks import SplitDigits, UnlearningRequest, with_unlearning
+from avalanche_amnesia.saving.files import unsealed
 from avalanche_amnesia.training.plugins import TrajectoryPlugin
 from avalanche_amnesia.trajectory import files as log_files
 from support.strategies import amnesiac
@@ -50,7 +51,7 @@ def run(folder: Path, kill_at: int = 0) -> None:
         "model": bits(strategy.model),
         "logs": hashlib.sha256(repr(frozen(dict(trajectory(strategy).logs))).encode()).hexdigest(),
         "files": {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in logs.glob("task_*")},
-        "index": {**json.loads((logs / "index.json").read_text()), "trajectory": None, "checksum": None},
+        "index": {**unsealed((logs / "index.json").read_text()), "trajectory": None},
         "operations": operations[0],
     }
     (folder / "result.json").write_text(json.dumps(result))

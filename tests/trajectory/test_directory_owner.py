@@ -198,7 +198,7 @@ def test_logs_that_are_mapped_from_elsewhere_get_files_of_their_own(tmp_path, lo
 
 def test_the_index_says_what_it_names(logs):
     store, _ = with_three_tasks(logs)
-    index = json.loads((logs / "index.json").read_text())
+    index = json.loads((logs / "index.json").read_text())["content"]
     assert [row["task"] for row in index["logs"]] == [0, 1, 2]
     assert [row["file"] for row in index["logs"]] == [log.file.path.name for log in store.logs.values()]
     assert frozen(list(store.tasks)) == frozen([0, 1, 2])

@@ -115,7 +115,7 @@ def test_a_run_killed_at_any_file_operation_leaves_one_state_or_the_other(
             CHANGES[change](after, state)
         assert found in (before, contents(after))
         index = json.loads((path / "index.json").read_text())
-        assert files(path) == sorted(["index.json", *(row["file"] for row in index["logs"])])
+        assert files(path) == sorted(["index.json", *(row["file"] for row in index["content"]["logs"])])
     assert died > 0 or name == "unlink"
 
 
@@ -125,7 +125,8 @@ STEPS = [
     (TaskLedger, "forget"),
     (operation, "UnlearningRecord"),
     (log_files, "save_file"),
-    (log_files, "_replace"),
+    (os, "fsync"),
+    (os, "replace"),
     (Path, "unlink"),
     (Path, "write_bytes"),
 ]

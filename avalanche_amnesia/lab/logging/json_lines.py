@@ -24,7 +24,7 @@ from avalanche_amnesia.evaluation.figures import Table
 from avalanche_amnesia.logging.axes import AXES
 from avalanche_amnesia.logging.run_logger import DEFAULT_PROJECT, RunLogger, RunWriter, refuse_one_string, tells_of
 from avalanche_amnesia.logging.values import Histogram, Payload
-from avalanche_amnesia.saving.replacing import replace_file
+from avalanche_amnesia.saving.files import replace_file
 
 RUN_FILE = "run.jsonl"
 _FORMAT = "avalanche-amnesia run"

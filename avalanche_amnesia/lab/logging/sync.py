@@ -16,7 +16,7 @@ from typing import Any, Literal
 from avalanche_amnesia.lab.logging.json_lines import RUN_FILE, lines_of, replay
 from avalanche_amnesia.logging.run_mode import Mode, resolve_mode
 from avalanche_amnesia.logging.wandb import WandBWriter
-from avalanche_amnesia.saving.replacing import replace_file
+from avalanche_amnesia.saving.files import replace_file
 
 SENT = "sent.json"
 """File in a run's folder that says what of it was sent where."""

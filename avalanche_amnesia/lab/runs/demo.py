@@ -27,7 +27,7 @@ from avalanche_amnesia.lab.runs.store import RunStore
 from avalanche_amnesia.lab.runs.tables import cost_table, events_table, forgotten_table, remaining_table
 from avalanche_amnesia.logging.wandb import WandBLogger
 from avalanche_amnesia.models.masked import MaskedModel
-from avalanche_amnesia.saving.replacing import replace_file
+from avalanche_amnesia.saving.files import replace_file
 
 REQUESTS: dict[int, list[int]] = {1: [0], 4: [1, 4]}
 """After a task, the tasks to unlearn. The second request gives back more than the task before it took: capacity

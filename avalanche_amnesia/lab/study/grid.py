@@ -14,7 +14,7 @@ import yaml
 from avalanche_amnesia.checks import did_you_mean
 from avalanche_amnesia.lab.logging.json_lines import RUN_FILE
 from avalanche_amnesia.lab.study.settings import OBEY_NOTHING, Cell, Experiment
-from avalanche_amnesia.saving.replacing import replace_file
+from avalanche_amnesia.saving.files import replace_file
 
 SETTINGS = "settings.yaml"
 

@@ -19,7 +19,7 @@ from avalanche_amnesia.lab.runs.store import RunStore
 from avalanche_amnesia.lab.study.building import build
 from avalanche_amnesia.lab.study.grid import resolved, write_settings
 from avalanche_amnesia.lab.study.settings import Cell
-from avalanche_amnesia.saving.replacing import replace_file
+from avalanche_amnesia.saving.files import replace_file
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from avalanche_amnesia.lab.report.measures import COLUMNS, Column
 from avalanche_amnesia.lab.report.reading import Moment, read_run, spread
 from avalanche_amnesia.lab.study.grid import SETTINGS, result_folders, slug
 from avalanche_amnesia.lab.study.settings import OBEY_NOTHING
-from avalanche_amnesia.saving.replacing import replace_file
+from avalanche_amnesia.saving.files import replace_file
 
 Key = TypeVar("Key", str, int)
 
