@@ -127,6 +127,12 @@ def new_figure(height: float, width: float = WIDTH) -> Figure:
     return Figure(figsize=(width / 72, height / 72))
 
 
+def name_ticks(axis: Any, names: Sequence[Any], *, first: float = 0.0, most: int = 15, **style: Any) -> None:
+    """Names at ``first``, ``first + 1`` …, and of many only so many as stay apart from each other."""
+    step = math.ceil(len(names) / most)
+    axis.set_ticks(np.arange(0, len(names), step) + first, [str(name) for name in names[::step]], **style)
+
+
 class Cell(NamedTuple):
     """A share in [0, 1] in a matrix, small words below it, and whether it is framed."""
 
@@ -159,7 +165,7 @@ def matrix_figure(
             )
     lines = max((len(cell.below) for cells in panels.values() for row in cells for cell in row if cell), default=0)
     names = 7 * max((len(str(row)) for row in rows), default=0)
-    width = max(WIDTH, min(52 * len(columns), 720) + names + 40)
+    width = max(WIDTH, min((60 if lines else 44) * len(columns), 720) + names + 40)
     figure = new_figure(min((32 + 12 * lines) * len(rows), 720) + 70, len(panels) * width)
     if not rows or not columns:
         figure.text(0.5, 0.5, "nothing to show", ha="center", va="center")
@@ -168,9 +174,8 @@ def matrix_figure(
     for ax, (title, cells) in zip(all_axes, panels.items(), strict=True):
         drawn = _draw_cells(ax, cells)
         ax.set(title=title, xlabel=column_label)
-        for axis, names_of in ((ax.xaxis, columns), (ax.yaxis, rows)):
-            step = math.ceil(len(names_of) / 20)  # more would run into each other
-            axis.set_ticks(np.arange(0, len(names_of), step) + 0.5, [str(name) for name in names_of[::step]])
+        name_ticks(ax.xaxis, columns, first=0.5)
+        name_ticks(ax.yaxis, rows, first=0.5, most=25)
     all_axes[0].set(ylabel=row_label, ylim=(len(rows), 0))
     if len(rows) * len(columns) > _MAX_CELLS_WITH_NUMBERS:
         figure.colorbar(drawn, ax=list(all_axes), format="{x:.0%}")
@@ -182,7 +187,7 @@ def matrix_figure(
 def _draw_cells(ax: Axes, cells: Sequence[Sequence[Cell | None]]) -> Any:
     values = np.ma.masked_invalid([[math.nan if cell is None else cell.value for cell in row] for row in cells])
     numbered = values.size <= _MAX_CELLS_WITH_NUMBERS
-    edges: dict[str, Any] = {"edgecolors": COLOURS["page"], "linewidth": 2} if numbered else {}
+    edges: dict[str, Any] = {"edgecolors": COLOURS["page"], "linewidth": 2} if numbered else {"rasterized": True}
     drawn = ax.pcolormesh(values, cmap=SHARES, vmin=0, vmax=1, **edges)
     for row, of_row in enumerate(cells if numbered else ()):
         for column, cell in enumerate(of_row):
@@ -210,14 +215,15 @@ def capacity_figure(
     names: Sequence[str], capacity: Sequence[float], trajectory_bytes: Sequence[float], requested: Sequence[bool]
 ) -> Figure:
     """Free capacity and bytes of trajectory after every event; those are marked that were requested."""
-    figure = new_figure(320, max(WIDTH, 32 * len(names) + 80))
+    room = 3.5 * max(map(len, names), default=0)  # for slanted names
+    figure = new_figure(270 + room, min(max(WIDTH, 32 * len(names) + 80), 1440))
     above, below = axes = figure.subplots(2, 1, sharex=True)
     above.plot(capacity, **ROLES["here"])
-    above.set(ylabel="capacity (1: all free)", ylim=(0, 1.02))
+    above.set(ylabel="free capacity", ylim=(0, 1.02))
     below.plot([size / 1024 for size in trajectory_bytes], **ROLES["order"])
     below.set(ylabel="trajectory (KiB)", xlabel="after")
     below.set_ylim(bottom=0)
-    below.set_xticks(range(len(names)), names, rotation=30, ha="right", rotation_mode="anchor")
+    name_ticks(below.xaxis, names, most=40, rotation=30, ha="right", rotation_mode="anchor")
     for ax in axes:
         ax.grid(axis="y")
         for place in np.flatnonzero(requested):

@@ -50,6 +50,16 @@ def test_a_matrix_shows_its_numbers_its_words_and_its_frames() -> None:
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["task 3", "task 0"]
 
 
+def test_words_stay_within_their_cells() -> None:
+    cells = [[Cell(0.5, ("chance 100",), framed=True)] * 12] * 2
+    (ax,) = drawn(matrix_figure({"": cells}, rows=range(2), columns=range(12), **NAMES)).axes
+    frame = ax.patches[0].get_window_extent()
+    for words in ax.texts[:2]:
+        box = words.get_window_extent()
+        assert frame.x0 < box.x0 < box.x1 < frame.x1
+        assert frame.y0 < box.y0 < box.y1 < frame.y1
+
+
 def test_a_large_matrix_has_a_scale_in_place_of_numbers_and_names_apart_from_each_other() -> None:
     figure = drawn(overlap_figure(range(300), [[n / 300] * 300 for n in range(300)]))
     ax, scale = figure.axes
@@ -60,6 +70,14 @@ def test_a_large_matrix_has_a_scale_in_place_of_numbers_and_names_apart_from_eac
         assert not any(a.overlaps(b) for a, b in pairwise(boxes))
     assert max(figure.get_size_inches()) < 12
     assert len(as_png(figure)) < 300_000
+
+
+def test_a_long_stream_has_names_apart_from_each_other() -> None:
+    names = [f"unlearned {n}, {n + 1}, {n + 2}" for n in range(400)]
+    figure = drawn(capacity_figure(names, [0.5] * 400, [1024] * 400, [False] * 400))
+    places = [label.get_window_extent().x1 for label in figure.axes[1].get_xticklabels()]
+    assert min(b - a for a, b in pairwise(places)) > 10
+    assert max(figure.get_size_inches()) <= 20
 
 
 def test_no_task_is_no_error_and_missing_names_are() -> None:

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
-from avalanche_amnesia.evaluation.figures import COLOURS, REQUEST, ROLES, SMALL, house_style, new_figure
+from avalanche_amnesia.evaluation.figures import COLOURS, REQUEST, ROLES, SMALL, house_style, name_ticks, new_figure
 from avalanche_amnesia.lab.report.reading import Spread
 from avalanche_amnesia.lab.report.wording import over_seeds
 
@@ -51,7 +51,7 @@ class Chart:
         """Content of an SVG element that stands with others in a page: no id twice, colours under the page's names."""
         file = io.StringIO()
         with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": key}):
-            self.figure.savefig(file, format="svg", facecolor="none", metadata={"Date": None})
+            self.figure.savefig(file, format="svg", dpi=144, facecolor="none", metadata={"Date": None})
         drawn = file.getvalue()
         drawn = drawn[drawn.index("</metadata>") + len("</metadata>") : drawn.rindex("</svg>")]
         for unwanted, kept in _ONLY_IN_FILES.items():
@@ -103,8 +103,8 @@ def timeline(title: str, after: Sequence[int], gone: Mapping[int, int]) -> Chart
             ax.plot(end - 0.14, n, marker="x", markeredgewidth=2.5, color=COLOURS["bad"])
         numbers.append(f"task {task}: trained, {f'unlearned after task {gone[task]}' if task in gone else 'remains'}")
     ax.set(xlim=(0, len(after)), ylim=(len(after) - 0.5, -0.5), xlabel="after the training of task")
-    ax.set_xticks(range(1, len(after) + 1), map(str, after))
-    ax.set_yticks(range(len(after)), [f"task {task}" for task in after])
+    name_ticks(ax.xaxis, after, first=1)
+    name_ticks(ax.yaxis, [f"task {task}" for task in after], most=len(after))
     _legend_of_parts(figure, {"in the model until the end": "here", "in the model, until unlearned at ✕": "gone"}, 1)
     return Chart(title, numbers, figure)
 
@@ -217,7 +217,7 @@ def line_chart(
     reach = [end for each in series for _, value in each.points for end in (value.low, value.high)]
     ticks = _round_numbers(*(axis.ends or (min(0.0, *reach), max(0.0, *reach))))
     ax.set(xlabel="after task", ylabel=axis.label, xlim=(-0.5, len(after) - 0.5), ylim=(ticks[0], ticks[-1]))
-    ax.set_xticks(range(len(after)), map(str, after))
+    name_ticks(ax.xaxis, after)
     ax.set_yticks(ticks, map(axis.tick_words, ticks))
     ax.grid(axis="y")
     figure.legend(loc="outside lower left")

@@ -152,19 +152,21 @@ def figure(rows: Sequence[Row]) -> Figure:
         of_methods = _grouped(mine, lambda row: row.method)
         for ax, name in ((left, "remaining"), (right, "ratio")):
             found = [spread(row.values[name] for row in of_methods.get(method, ())) for method in methods]
-            draw_dots(ax, [{"here": value} if value else {} for value in found], {"here": MEASURES[name].title})
-            ax.set(title=scenario, ylim=(len(methods) - 0.5, -0.5))
             largest = max((value.high for value in found if value), default=None)
             if largest is None:
                 ax.text(0.5, 0.5, "none was measured", ha="center", transform=ax.transAxes)
                 ax.set_xticks([])
+            else:
+                draw_dots(ax, [{"here": value} if value else {} for value in found], {"here": name})
+            ax.set(title=scenario, ylim=(len(methods) - 0.5, -0.5))
         left.set_yticks(range(len(methods)), methods)
-        left.xaxis.set_major_formatter("{x:.0%}")
         left.set_xlabel("accuracy of remaining tasks")
+        left.xaxis.set_major_formatter("{x:.0%}")
         right.set_xlabel("JSD in units of its order floor")
         if largest is not None:
             if largest > 10:
                 right.set_xscale("symlog", linthresh=1)
+            right.xaxis.set_major_formatter("{x:g}")
             right.set_xlim(-0.2, 1.3 * max(1.0, largest))
             right.axvline(1, color=COLOURS["quiet"], linewidth=1, linestyle=":")
     return picture

@@ -2,11 +2,12 @@
 
 import re
 from importlib import resources
+from itertools import pairwise
 
 import pytest
 from matplotlib.figure import Figure
 
-from avalanche_amnesia.evaluation.figures import COLOURS, ROLES
+from avalanche_amnesia.evaluation.figures import COLOURS, ROLES, Cell, matrix_figure
 from avalanche_amnesia.lab.report.charts import Axis, Chart, Series, dot_chart, line_chart, owner_bars, timeline
 from avalanche_amnesia.lab.report.reading import Spread
 from avalanche_amnesia.lab.report.wording import bits, percent
@@ -110,6 +111,20 @@ def test_what_is_drawn_stands_on_a_page_with_others() -> None:
     assert not re.search(r"url\(|https?:|<style|<\?xml|<!DOCTYPE", one)
     assert ">this $model$<" in one  # text as text, and no formula
     assert len(one) < 30_000
+
+
+def test_figures_of_many_tasks_stay_small() -> None:
+    cells = [[Cell(0.5)] * 200] * 200
+    large = matrix_figure({"": cells}, rows=range(200), columns=range(200), row_label="task", column_label="with task")
+    assert len(Chart("x", (), large).svg("x")) < 300_000
+    after = range(200)
+    long = line_chart(
+        "x", [Series("here", "x", [(n, spread(0.5, 0.1)) for n in after])], SHARE, after=after, requests=[]
+    )
+    assert len(long.svg("x")) < 100_000
+    (ax,) = long.figure.axes
+    boxes = [label.get_window_extent() for label in ax.get_xticklabels()]
+    assert not any(a.overlaps(b) for a, b in pairwise(boxes))
 
 
 def test_colours_are_those_of_the_page_in_light_and_dark() -> None:
