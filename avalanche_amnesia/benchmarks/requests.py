@@ -299,20 +299,39 @@ def _rehearse(
 ) -> None:
     """Dry-run the stream's requests, so that a schedule fails when it is built and not hours into training."""
     for task, due in zip(tasks, schedule, strict=True):
-        for request in due:
-            if request.when == "iteration" and task in request.tasks:
-                raise RequestError(
-                    f"{request.event(task)}: task {task} can't be unlearned: it is in training; "
-                    f"request it with when='after'"
-                )
-            if request.when != "after":
-                ledger.forget(request.tasks, request.event(task), known=tasks)
-        if task in ledger.remaining:
-            raise RequestError(label_of_several(task, tasks.count(task)))
-        ledger.learn(task, permanent=task in declared)
-        for request in due:
-            if request.when == "after":
-                ledger.forget(request.tasks, request.event(task), known=tasks)
+        rehearse(ledger, task, due, tasks, permanent=task in declared)
+
+
+def rehearse(
+    ledger: TaskLedger, task: int, due: Iterable[UnlearningRequest], known: Sequence[int], *, permanent: bool
+) -> None:
+    """Enter one training and its requests, in firing order, into a ledger; those it refuses are errors.
+
+    Args:
+        ledger: a copy, to think ahead in.
+        task: label of the task to be trained.
+        due: requests before its training, in the middle of it and after it.
+        known: task labels of the stream, as often as they come.
+        permanent: whether the task is permanent from the end of its training.
+
+    Raises:
+        RequestError: for a request that can't be obeyed; the message names event, task and rule.
+    """
+    due = tuple(due)
+    for request in due:
+        if request.when == "iteration" and task in request.tasks:
+            raise RequestError(
+                f"{request.event(task)}: task {task} can't be unlearned: it is in training; "
+                f"request it with when='after'"
+            )
+        if request.when != "after":
+            ledger.forget(request.tasks, request.event(task), known)
+    if task in ledger.remaining:
+        raise RequestError(label_of_several(task, known.count(task)))
+    ledger.learn(task, permanent=permanent)
+    for request in due:
+        if request.when == "after":
+            ledger.forget(request.tasks, request.event(task), known)
 
 
 def _own_copy(experience: CLExperience) -> CLExperience:

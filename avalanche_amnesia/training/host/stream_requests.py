@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from avalanche_amnesia import checks
+from avalanche_amnesia.benchmarks.requests import rehearse
 from avalanche_amnesia.ledger import RequestError, TaskLedger
 from avalanche_amnesia.training.plugins.task_mask import single_task
 
@@ -21,16 +22,13 @@ class StreamRequests:
     def rehearse(self, experience: Any, ledger: TaskLedger) -> None:
         """Try a task's requests on a copy of the ledger: one that can't be obeyed is an error before the training."""
         self.known |= {single_task(other) for other in _stream(experience)}
-        task, rehearsed = single_task(experience), ledger.copy()
-        unlearned = ledger.unlearned
-        for request in (
-            *self.still_due(experience, "before", unlearned),
-            *self.still_due(experience, "iteration", unlearned),
-        ):
-            rehearsed.forget(request.tasks, request.event(task), self.known)
-        rehearsed.learn(task, permanent=bool(getattr(experience, "permanent", False)))
-        for request in due(experience, "after"):
-            rehearsed.forget(request.tasks, request.event(task), self.known)
+        coming = [
+            *self.still_due(experience, "before", ledger.unlearned),
+            *self.still_due(experience, "iteration", ledger.unlearned),
+            *due(experience, "after"),
+        ]
+        permanent = bool(getattr(experience, "permanent", False))
+        rehearse(ledger.copy(), single_task(experience), coming, sorted(self.known), permanent=permanent)
 
     def still_due(self, experience: Any, when: str, unlearned: Collection[int]) -> list[Any]:
         """Requests of a task's training, without those that an interrupted training of it has obeyed already."""
