@@ -23,7 +23,6 @@ from avalanche_amnesia.transaction import Transaction
 from avalanche_amnesia.unlearning.claims import Claims
 from avalanche_amnesia.unlearning.context import UnlearningContext
 from avalanche_amnesia.unlearning.planning import NOTHING_SHARED
-from avalanche_amnesia.unlearning.purging.registry import purger_of
 from avalanche_amnesia.unlearning.task_modules import own_parameters, remove_task_modules
 
 Announce = Callable[[str, UnlearningRecord | None, Transaction], None]
@@ -45,8 +44,7 @@ def apply(
         announce("before_unlearning", None, change)
         # First: it finds the tasks' own parameters, and the entries that change, in the model as it still is.
         purged = [_purge_optimizer(context, claims, change)]
-        purgers = [(plugin, purge) for plugin in context.plugins if (purge := purger_of(plugin)) is not None]
-        if purgers:
+        if context.purgers:
             dict(removal.values)  # made now: a purger asks for them when the model has changed
         _move(removal, context.parameters, change)
         _replace(context, change)
@@ -59,7 +57,7 @@ def apply(
             purged += compensation.compensate(model, plan.tasks, removal, change)
         repaired = _repair(context, purged, change)
         _hold_own(context, change)
-        purged += [purge(plugin, context, change) for plugin, purge in purgers]
+        purged += [purge(plugin, context, change) for plugin, purge in context.purgers]
         _forget(context, change)
         after = state_hashes(state_of(model))
         claims.unlearned(context, after, change)

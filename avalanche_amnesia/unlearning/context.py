@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,7 +28,8 @@ class UnlearningContext:
         ledger: of the strategy's tasks.
         trajectory: of the strategy's tasks.
         counters: task → Avalanche's counter of the experience that trained it.
-        plugins: of the host and of the user, with the strategy and its criterion: what purgers clean.
+        purgers: plugins of the host and of the user, the strategy and its criterion, each with what cleans it.
+        unknown: those of them that keep something learned and have no purger.
         compensations: make up for what remaining tasks lose.
         repair: trains remaining tasks on samples of theirs; None: nothing does.
         opened_whole: task → layers whose mask says nothing of it, because the task opened all that it could (a pool).
@@ -52,7 +53,8 @@ class UnlearningContext:
     ledger: TaskLedger
     trajectory: Trajectory
     counters: Mapping[int, int]
-    plugins: Sequence[object]
+    purgers: Sequence[tuple[object, Callable[..., str]]]
+    unknown: Sequence[object] = ()
     compensations: Sequence[Compensation] = ()
     repair: Repair | None = None
     opened_whole: Mapping[int, Collection[str]] = field(default_factory=dict)

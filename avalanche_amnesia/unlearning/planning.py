@@ -18,12 +18,10 @@ from avalanche_amnesia.trajectory.replay import Updates, combined
 from avalanche_amnesia.unlearning.claims import Claims, TamperedError
 from avalanche_amnesia.unlearning.compensation import revises
 from avalanche_amnesia.unlearning.context import UnlearningContext
-from avalanche_amnesia.unlearning.purging.learned_state import UnknownState
-from avalanche_amnesia.unlearning.purging.registry import purger_of
 from avalanche_amnesia.unlearning.task_modules import own_parameters
 
 
-def work_out(context: UnlearningContext, claims: Claims, unknown: UnknownState, *, strict: bool = False) -> None:
+def work_out(context: UnlearningContext, claims: Claims, *, strict: bool = False) -> None:
     """Enter into its context what an unlearning would do; changes nothing else."""
     model, tasks, trajectory = context.model, context.tasks, context.trajectory
     state = state_of(model)
@@ -59,8 +57,8 @@ def work_out(context: UnlearningContext, claims: Claims, unknown: UnknownState, 
         claim="approximate" if reasons else "exact",
         reasons=reasons,
         trajectory_bytes=sum(trajectory.nbytes(task) for task in tasks),
-        purges=tuple(type(plugin).__name__ for plugin in context.plugins if purger_of(plugin)),
-        unpurged=tuple(type(plugin).__name__ for plugin, _ in unknown),
+        purges=tuple(type(plugin).__name__ for plugin, _ in context.purgers),
+        unpurged=tuple(type(plugin).__name__ for plugin in context.unknown),
         repaired=() if repair is None else repair.repairable(model, affected, tainted),
         uninformative_masks=_uninformative_masks(context),
         shared_state=tuple(sorted(context.shared_state)),

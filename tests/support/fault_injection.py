@@ -23,7 +23,7 @@ UNLEARNING_STEPS = [
     (applying, "state_hashes"),
     (applying, "_replace"),
     (applying, "UnlearningRecord"),
-    (applying, "purger_of"),
+    (applying, "_hold_own"),
 ]
 """Owner and name of functions that every unlearning calls, from its check to its record."""
 

@@ -31,7 +31,7 @@ from avalanche_amnesia.unlearning.compensation import compensates, repairs, revi
 from avalanche_amnesia.unlearning.context import UnlearningContext
 from avalanche_amnesia.unlearning.planning import own_modules_only, work_out
 from avalanche_amnesia.unlearning.purging.learned_state import UnknownState, refuse_unknown_state, unknown_state
-from avalanche_amnesia.unlearning.purging.registry import prepare_training
+from avalanche_amnesia.unlearning.purging.registry import Purger, prepare_training, purger_of
 
 Obedience = Literal[True, False, "head"]
 _CLEANED_ELSEWHERE = (SeedingPlugin, InMemoryLoaderPlugin, TaskMaskPlugin, TrajectoryPlugin, *OF_THE_HOST)
@@ -212,7 +212,7 @@ class UnlearningPlugin(SupervisedPlugin):
         if self.ledger.n_trained == 0 and self._given_deadline is None:
             self.ledger = TaskLedger(getattr(experience, "deadline", None))
         if getattr(experience, "requests", ()) and self.obey and not self.allow_unknown:
-            refuse_unknown_state(self._unknown_state(strategy, self._cleaned(strategy)))
+            refuse_unknown_state(self._cleaned(strategy)[1])
         self._requests.rehearse(experience, self.ledger)
         self.current_task, self._forgotten_in_task = None, set()
         for request in self._requests.still_due(experience, "before", self.ledger.unlearned):
@@ -325,7 +325,7 @@ class UnlearningPlugin(SupervisedPlugin):
         def announce(name: str, record: UnlearningRecord | None, change: Transaction) -> None:
             if record is not None:
                 change.set(self, records=[*self.records, record])
-                self._forget(strategy, record.tasks, change)
+                self._forget(strategy, record.plan.tasks, change)
             trigger_plugins(strategy, name)
 
         may_stay = not self.obey or (self.allow_unknown if allow_unknown is None else allow_unknown)
@@ -350,55 +350,57 @@ class UnlearningPlugin(SupervisedPlugin):
         ends, last = tuple(f"/Task{task:03d}" for task in tasks), strategy.evaluator.last_metric_results
         results = {name: value for name, value in last.items() if not any(end in name for end in ends)}
         change.set(strategy.evaluator, last_metric_results=results)
-        snapshot = self._trajectory(strategy).snapshot
-        if snapshot is not None:  # its moments mix the tasks' gradients: giving a task up must not bring them back
-            change.set(snapshot, moments={})
+        training = self._trajectory(strategy).training
+        if training is not None and training.snapshot is not None:
+            # its moments mix the tasks' gradients: giving a task up must not bring them back
+            change.set(training.snapshot, moments={})
 
     def _prepare(
         self, strategy: Any, tasks: Iterable[int], event: str, *, allow_unknown: bool, strict: bool
     ) -> UnlearningContext:
         """Check a request and work out what it would do; changes nothing."""
-        recorder, cleaned = self._trajectory(strategy), self._cleaned(strategy)
-        ledger, masking = self.ledger, find_plugin(strategy, TaskMaskPlugin)
+        recorder, masking = self._trajectory(strategy), find_plugin(strategy, TaskMaskPlugin)
+        ledger, training = self.ledger, recorder.training
         unrecorded = frozenset(getattr(strategy.model, "tasks", ())) - {*ledger.remaining, self.current_task}
+        tasks = ledger.check(tasks, event, self._requests.known or None, unrecorded)
+        purgers, unknown = self._cleaned(strategy)
+        if not allow_unknown:
+            refuse_unknown_state(unknown)
         context = UnlearningContext(
             strategy=strategy,
-            tasks=ledger.check(tasks, event, self._requests.known or None, unrecorded),
+            tasks=tasks,
             event=event,
             ledger=ledger,
             trajectory=recorder.trajectory,
             counters=self.history.counters,
-            plugins=cleaned,
+            purgers=purgers,
+            unknown=[thing for thing, _ in unknown],
             compensations=[p for p in strategy.plugins if compensates(p)] if self.obey is True else [],
             repair=next(filter(repairs, strategy.plugins), None),
             opened_whole={} if masking is None else masking.opened_whole,
             shared_state=recorder.shared_state,
-            before=None if recorder.snapshot is None else recorder.snapshot.values,
+            before=None if training is None or training.snapshot is None else training.snapshot.values,
             in_training=self.current_task,
             unrecorded=unrecorded,
         )
-        unknown = self._unknown_state(strategy, cleaned)
-        if not allow_unknown:
-            refuse_unknown_state(unknown)
-        work_out(context, self.claims, unknown, strict=strict)
+        work_out(context, self.claims, strict=strict)
         if self.obey == "head":
             own_modules_only(context)
         return context
 
-    def _cleaned(self, strategy: Any) -> list[Any]:
-        """What only purgers can clean: plugins of the host and of the user, the strategy and its criterion."""
+    def _cleaned(self, strategy: Any) -> tuple[list[tuple[object, Purger]], UnknownState]:
+        """Plugins of the host and the user, the strategy and its criterion: with purgers, and with unknown state."""
         others = [
             plugin
             for plugin in strategy.plugins
             if not (plugin is self or isinstance(plugin, _CLEANED_ELSEWHERE) or compensates(plugin) or repairs(plugin))
         ]
-        return [*others, strategy, strategy._criterion]
-
-    def _unknown_state(self, strategy: Any, cleaned: Iterable[object]) -> UnknownState:
-        """What keeps something learned that nobody can clean; a criterion holds settings unless these have changed."""
-        found = unknown_state(strategy, cleaned)
         criterion = strategy._criterion
-        return [(t, path) for t, path in found if t is not criterion or self.claims.criterion_learned(strategy)]
+        found = [(thing, purger_of(thing)) for thing in (*others, strategy, criterion)]
+        unknown = unknown_state(strategy, [thing for thing, purge in found if purge is None])
+        # A criterion's tensors are settings, unless they have changed.
+        unknown = [(t, path) for t, path in unknown if t is not criterion or self.claims.criterion_learned(strategy)]
+        return [(thing, purge) for thing, purge in found if purge is not None], unknown
 
     def _trajectory(self, strategy: Any) -> TrajectoryPlugin:
         if self not in strategy.plugins:

@@ -11,7 +11,6 @@ from torch.utils.data import Dataset
 
 from avalanche_amnesia.ledger import RequestError
 from avalanche_amnesia.object_walk import Parts, reachable
-from avalanche_amnesia.unlearning.purging.registry import purger_of
 
 # A strategy's attributes that the host fills for every strategy alike: what the package cleans itself, or a mini-batch.
 _OF_EVERY_STRATEGY = frozenset(
@@ -31,12 +30,12 @@ UnknownState = Sequence[tuple[object, str]]
 """Plugins, the strategy or its criterion, with the path to something learned that nobody knows how to clean."""
 
 
-def unknown_state(strategy: Any, plugins: Iterable[object]) -> UnknownState:
-    """Those of some plugins that keep something learned and have no purger, with the path to what they keep."""
+def unknown_state(strategy: Any, things: Iterable[object]) -> UnknownState:
+    """Those of some things without a purger that keep something learned, with the path to what they keep."""
     known = [strategy, strategy.optimizer, strategy.evaluator, strategy._criterion, *strategy.plugins]
     beside = Parts(strategy.model)
-    paths = [(plugin, learned_state(plugin, known, beside)) for plugin in plugins if purger_of(plugin) is None]
-    return [(plugin, path) for plugin, path in paths if path is not None]
+    paths = [(thing, learned_state(thing, known, beside)) for thing in things]
+    return [(thing, path) for thing, path in paths if path is not None]
 
 
 def refuse_unknown_state(unknown: UnknownState) -> None:
