@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from avalanche_amnesia.lab.logging.json_lines import LoggedRun
+from support.logged_runs import LoggedRun
 
 _HEADER = struct.Struct("<4sHB")
 _CHUNK = struct.Struct("<IHB")

@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from avalanche_amnesia.lab.logging.json_lines import LoggedRun
 from avalanche_amnesia.logging import WandBLogger
+from support.logged_runs import LoggedRun
 from support.wandb_files import read_offline_run
 
 

@@ -11,6 +11,7 @@ from avalanche.evaluation.metrics import accuracy_metrics, loss_metrics
 from avalanche.logging import InteractiveLogger, TensorboardLogger
 from avalanche.training.plugins import EvaluationPlugin
 from PIL import Image
+from support.logged_runs import read_json_run
 from support.strategies import DIGITS, amnesiac
 from support.wandb_files import read_offline_run
 from support.wandb_recorder import run_folders
@@ -26,7 +27,7 @@ from avalanche_amnesia.evaluation import (
     jsd_metrics,
     unlearned_accuracy_metrics,
 )
-from avalanche_amnesia.lab.logging import JSONLogger, read_json_run
+from avalanche_amnesia.lab.logging import JSONLogger
 from avalanche_amnesia.logging import WandBLogger
 
 DISTANCES = ("JSD_own", "JSD_remaining", "JSD_none", "Euclidean_own", "Cosine_own", "CKA_own")

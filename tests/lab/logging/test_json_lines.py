@@ -13,6 +13,7 @@ from avalanche.evaluation.metric_results import AlternativeValues, MetricValue
 from avalanche.evaluation.metrics import accuracy_metrics, loss_metrics
 from avalanche.training.plugins import EvaluationPlugin
 from PIL import Image
+from support.logged_runs import LoggedRun, read_json_run
 from support.strategies import DIGITS, amnesiac
 from support.wandb_files import read_offline_run
 from support.wandb_recorder import run_folders
@@ -21,8 +22,8 @@ from avalanche_amnesia.audit.record import UnlearningRecord
 from avalanche_amnesia.benchmarks import with_unlearning
 from avalanche_amnesia.evaluation import accuracy_matrix_metrics, capacity_metrics, unlearned_accuracy_metrics
 from avalanche_amnesia.evaluation.figures import Table
-from avalanche_amnesia.lab.logging import JSONLogger, JSONRunError, read_json_run
-from avalanche_amnesia.lab.logging.json_lines import RUN_FILE, LoggedRun
+from avalanche_amnesia.lab.logging import JSONLogger, JSONRunError
+from avalanche_amnesia.lab.logging.json_lines import RUN_FILE
 from avalanche_amnesia.logging import WandBLogger
 from avalanche_amnesia.logging.values import Histogram
 from avalanche_amnesia.training import load_state

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 import wandb
+from support.logged_runs import read_json_run
 from support.wandb_files import read_offline_run
 from support.wandb_recorder import run_folders
 
 from avalanche_amnesia.audit.record import UnlearningPlan, UnlearningRecord
 from avalanche_amnesia.contrib.residue_search.audit_report import AuditReport, Finding
 from avalanche_amnesia.lab.command_line import main
-from avalanche_amnesia.lab.logging import JSONLogger, log_audit, read_json_run, sync
+from avalanche_amnesia.lab.logging import JSONLogger, log_audit, sync
 from avalanche_amnesia.lab.logging.json_lines import RUN_FILE
 from avalanche_amnesia.logging import WandBLogger
 from avalanche_amnesia.logging.wandb import artefact_name
