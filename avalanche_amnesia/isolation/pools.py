@@ -15,30 +15,14 @@ from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
-from torch.optim import (
-    ASGD,
-    SGD,
-    Adadelta,
-    Adagrad,
-    Adam,
-    Adamax,
-    AdamW,
-    NAdam,
-    Optimizer,
-    RAdam,
-    RMSprop,
-    Rprop,
-)
 
 from avalanche_amnesia import checks
 from avalanche_amnesia.ledger import TaskLedger
 from avalanche_amnesia.models.allocation import UnitAllocation
 from avalanche_amnesia.models.masked import MaskedModel
+from avalanche_amnesia.optimizer_traits import traits_of
 
 WhenFull = Literal["error", "share"]
-
-_ENTRYWISE = (ASGD, SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam, RAdam, RMSprop, Rprop)
-"""Entrywise optimizers, see :func:`is_entrywise`. Subclasses don't count: their step may divide by a norm, say."""
 
 
 class CapacityError(ValueError):
@@ -119,7 +103,7 @@ class Pools:
         if text is not None:
             warnings.warn(text, CapacityWarning, stacklevel=2)
         found = allocation_of(task, model, layout, min_units=min_units, when_full=self.when_full)
-        return replace(found, entrywise=is_entrywise(strategy.optimizer))
+        return replace(found, entrywise=traits_of(strategy.optimizer).entrywise)
 
 
 @dataclass(frozen=True)
@@ -321,8 +305,3 @@ def _checked(slots: Mapping[int, int]) -> dict[int, int]:
 def _union(model: MaskedModel, tasks: frozenset[int]) -> Tensor:
     nothing = torch.zeros_like(model.cumulative_mask())
     return torch.stack([nothing, *map(model.binary_mask, sorted(tasks))]).any(0)
-
-
-def is_entrywise(optimizer: Optimizer) -> bool:
-    """Tell whether an optimizer moves every entry by that entry's own gradients alone, whatever the others hold."""
-    return type(optimizer) in _ENTRYWISE

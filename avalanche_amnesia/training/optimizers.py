@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, SparseAdam
-from torch.optim import optimizer as optim
+from torch.optim import Adagrad, Optimizer, SparseAdam
 
 FADING = 25
 """Steps between two looks for faint numbers."""
@@ -91,39 +90,6 @@ def sibling_optimizer(optimizer: Optimizer, parameters: Sequence[nn.Parameter], 
     known = inspect.signature(type(optimizer)).parameters
     settings = {name: value for name, value in {**optimizer.defaults, **changed}.items() if name in known}
     return type(optimizer)(parameters, **settings)
-
-
-def is_hooked(optimizer: Optimizer) -> bool:
-    """Tell whether anything may be done around an optimizer's step: by hooks, or by a function in the method's place.
-
-    torch's schedulers put one there too, which counts steps alone.
-    """
-    hooks = (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks)
-    if any((*hooks, optim._global_optimizer_pre_hooks, optim._global_optimizer_post_hooks)):
-        return True
-    step = vars(optimizer).get("step")
-    counts_alone = hasattr(step, "_wrapped_by_lr_sched") and getattr(step, "__wrapped__", None) is type(optimizer).step
-    return step is not None and not counts_alone
-
-
-def zero_rests(optimizer: Optimizer) -> bool:
-    """Tell whether a step leaves an entry whose gradient is 0, and always was, as it is: bit for bit, for certain.
-
-    Of torch's SGD without momentum and weight decay it does so whatever came before; of Adam and AdamW without weight
-    decay where their moments are 0. Nothing is known of other classes, or where hooks are called around the step.
-    """
-    if is_hooked(optimizer):
-        return False
-    if type(optimizer) is SGD:
-        return all(not group["momentum"] and not group["weight_decay"] for group in optimizer.param_groups)
-    if type(optimizer) in (Adam, AdamW):
-        return all(not group["weight_decay"] and group["eps"] > 0 for group in optimizer.param_groups)
-    return False
-
-
-def is_linear(optimizer: Optimizer) -> bool:
-    """Tell whether a step moves an entry by its gradient times one number: torch's SGD without momentum and decay."""
-    return type(optimizer) is SGD and zero_rests(optimizer)
 
 
 class BareStep:

@@ -9,6 +9,7 @@ from avalanche.training.plugins.clock import Clock
 from avalanche.training.templates.base_sgd import PeriodicEval
 
 from avalanche_amnesia.object_walk import Parts, memory_of
+from avalanche_amnesia.optimizer_traits import traits_of
 
 OF_THE_HOST = (EvaluationPlugin, PeriodicEval, Clock)
 """Avalanche's plugins that count and report, and take no part in a training."""
@@ -44,7 +45,7 @@ def criterion_memory(strategy: Any) -> Memory:
 def optimizer_memory(strategy: Any) -> Memory:
     """Numbers and tensors that an optimizer keeps beside its state, which a new task does not reset."""
     optimizer = strategy.optimizer
-    if type(optimizer).__module__.startswith("torch.optim"):
+    if traits_of(optimizer).all_in_state:
         return ()
     own = {name: value for name, value in vars(optimizer).items() if name not in _OF_EVERY_OPTIMIZER}
     return memory_of(own, "optimizer", [strategy], Parts(strategy.model))

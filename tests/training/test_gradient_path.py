@@ -2,6 +2,7 @@
 
 import functools
 from collections import OrderedDict
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch import nn
 from torch.optim import optimizer as optim
 
 from avalanche_amnesia.models import MLP, MaskedModel, SubnetModel
+from avalanche_amnesia.optimizer_traits import traits_of
 from avalanche_amnesia.training import HAT, WSN, AdaHAT, AmnesiacHAT
 from avalanche_amnesia.training.adjuster import Adjuster
 from avalanche_amnesia.training.plugins import task_mask
@@ -40,6 +42,11 @@ def masked_conv() -> MaskedModel:
 def subnet() -> SubnetModel:
     torch.manual_seed(0)
     return SubnetModel(MLP(64, hidden=(40,), features=30))
+
+
+def resting_nowhere(optimizer):
+    """Traits of an optimizer under which everything is put back behind its step."""
+    return replace(traits_of(optimizer), zero_rests=False, linear=False)
 
 
 KINDS = {
@@ -83,7 +90,7 @@ def test_both_ways_come_to_the_same(kind, optimizer, ways, monkeypatch):
     fast, old = trained(KINDS[kind], benchmark, optimizer=optimizer)
     assert set(ways) == {"gradient" if optimizer in FAST and (kind, optimizer) != ("adahat", "adam") else "update"}
     ways.clear()
-    monkeypatch.setattr(task_mask, "zero_rests", lambda optimizer: False)
+    monkeypatch.setattr(task_mask, "traits_of", resting_nowhere)
     slow, expected = trained(KINDS[kind], benchmark, optimizer=optimizer)
     assert set(ways) == {"update"}
     if kind == "adahat":  # shares between 0 and 1 are rounded otherwise
@@ -118,7 +125,7 @@ def test_what_others_do_to_gradients_and_settings_is_seen(plugin, optimizer, way
     benchmark = permuted(n_train=96)
     fast, _ = trained(KINDS["hat"], benchmark, optimizer=optimizer, plugins=[plugin()])
     assert set(ways) == ({"update"} if plugin is Clips else {"gradient", "update"})
-    monkeypatch.setattr(task_mask, "zero_rests", lambda optimizer: False)
+    monkeypatch.setattr(task_mask, "traits_of", resting_nowhere)
     slow, _ = trained(KINDS["hat"], benchmark, optimizer=optimizer, plugins=[plugin()])
     assert same_state(fast, slow)
 
@@ -163,7 +170,7 @@ def test_what_is_done_around_a_step_is_seen(around, optimizer, ways, monkeypatch
         trainings.append(state(train_all(strategy, benchmark).model))
         assert set(ways) == {way}
         optim._global_optimizer_pre_hooks.clear()
-        monkeypatch.setattr(task_mask, "zero_rests", lambda optimizer: False)
+        monkeypatch.setattr(task_mask, "traits_of", resting_nowhere)
     assert same_state(*trainings)
 
 
@@ -205,7 +212,7 @@ def test_a_step_that_is_linear_no_longer_is_seen(ways, monkeypatch):
     benchmark = permuted(n_train=96)
     fast, _ = trained(KINDS["adahat"], benchmark, optimizer="sgd", plugins=[Decays()])
     assert set(ways) == {"gradient", "update"}
-    monkeypatch.setattr(task_mask, "zero_rests", lambda optimizer: False)
+    monkeypatch.setattr(task_mask, "traits_of", resting_nowhere)
     slow, _ = trained(KINDS["adahat"], benchmark, optimizer="sgd", plugins=[Decays()])
     assert all(torch.allclose(fast[name].float(), slow[name].float(), atol=1e-3) for name in slow)
 

@@ -8,12 +8,12 @@ from typing import Any, ClassVar
 
 import torch
 from avalanche.core import SupervisedPlugin
-from torch.optim import SGD, Optimizer
 
 from avalanche_amnesia.benchmarks.shared_labels import why_trained
 from avalanche_amnesia.models.multi_head import inside_backbone
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.models.tensors import parameters_of
+from avalanche_amnesia.optimizer_traits import traits_of
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.training.adjuster import Adjuster
 from avalanche_amnesia.training.diverged import what_diverged
@@ -22,7 +22,6 @@ from avalanche_amnesia.training.host.listening import sees_final_gradients
 from avalanche_amnesia.training.host.rollback import abort_training, begin_finishing, finish, go_back, is_last_to_finish
 from avalanche_amnesia.training.host.samples import fault_of_task
 from avalanche_amnesia.training.mask_warnings import MaskWarning, near_chance
-from avalanche_amnesia.training.optimizers import is_hooked, is_linear, zero_rests
 from avalanche_amnesia.training.resting_parameters import end_rest, groups_by_name, let_rest
 from avalanche_amnesia.training.task_in_training import TaskInTraining, TaskSnapshot
 from avalanche_amnesia.training.update_rules import AdjustmentRule, AdjustSpace, TaskUse
@@ -197,7 +196,7 @@ class TaskMaskPlugin(SupervisedPlugin):
         self.rule.start(self.seed, now.task)
         for other in model.tasks:  # torch's optimizers skip what has no gradient, whatever their decay or momentum
             model.set_trainable(other, other == now.task)
-        now.guards_others = not _skips_frozen(strategy.optimizer)
+        now.guards_others = not traits_of(strategy.optimizer).skips_frozen
 
     def before_training_epoch(self, strategy: Any, **kwargs: Any) -> None:
         """Take other tasks' own parameters out of the optimizer's groups, where it would skip each of them."""
@@ -266,7 +265,7 @@ class TaskMaskPlugin(SupervisedPlugin):
             before=inside_backbone(self.in_training.before.values),
             layer_of=model.graph.layer_of,
             zero_rests=strategy is not None and _starts_at_rest(strategy, self),
-            linear=strategy is not None and is_linear(strategy.optimizer),
+            linear=strategy is not None and traits_of(strategy.optimizer).linear,
         )
 
     def begin_step(self, strategy: Any, sparsity: LayerSparsity = ()) -> None:
@@ -277,9 +276,9 @@ class TaskMaskPlugin(SupervisedPlugin):
             sparsity: ``κ`` per layer, where the adjuster reads it.
         """
         adjuster: Adjuster = self.in_training.adjuster
-        suits = zero_rests if adjuster.frozen else is_linear
-        if adjuster.on_gradients and self.space == "update" and not suits(strategy.optimizer):
-            adjuster.on_gradients = False  # its settings changed within the task
+        if adjuster.on_gradients and self.space == "update":
+            traits = traits_of(strategy.optimizer)  # its settings may change within the task
+            adjuster.on_gradients = traits.zero_rests if adjuster.frozen else traits.linear
         adjuster.before_step(sparsity)
 
     def refuse_shared_state(self, strategy: Any) -> None:
@@ -342,14 +341,9 @@ class TaskMaskPlugin(SupervisedPlugin):
 
 def _starts_at_rest(strategy: Any, plugin: SupervisedPlugin) -> bool:
     """Tell whether what a plugin takes out of gradients has the same effect, to the bit, as if it were never made."""
-    optimizer = strategy.optimizer
-    remembers = any(state for state in optimizer.state.values()) and not isinstance(optimizer, SGD)
-    return zero_rests(optimizer) and not remembers and sees_final_gradients(strategy, plugin)
-
-
-def _skips_frozen(optimizer: Optimizer) -> bool:
-    """Tell whether an optimizer is known to leave parameters without a gradient alone: torch's own, without hooks."""
-    return type(optimizer).__module__.startswith("torch.optim") and not is_hooked(optimizer)
+    traits = traits_of(strategy.optimizer)
+    rests = traits.linear or (traits.zero_rests and not any(strategy.optimizer.state.values()))
+    return rests and sees_final_gradients(strategy, plugin)
 
 
 def single_task(experience: Any) -> int:
