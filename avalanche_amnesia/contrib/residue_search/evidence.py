@@ -9,17 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from avalanche_amnesia.audit.fingerprint import (
-    Fingerprint,
-    Kind,
-    Sketch,
-    Trace,
-    pattern_hash,
-    sketch,
-    telling,
-    values_hash,
-)
+from avalanche_amnesia.audit.fingerprint import Fingerprint, Kind, Sketch, Trace
 from avalanche_amnesia.benchmarks.data import task_data
+from avalanche_amnesia.contrib.residue_search.sketches import pattern_hash, sketch, telling, values_hash
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.training.host.lookup import unlearning_of
 from avalanche_amnesia.unlearning.context import UnlearningContext
