@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from types import UnionType
-from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
 import shtab
 
@@ -53,7 +53,7 @@ def demo(
         epochs: per task (20 on digits, 2 on MNIST)
         store: keep references here; started again, it goes on
     """
-    runs.run_demo(out, data_root=data_root, seed=seed, epochs=epochs, store=store)
+    study.run_demo(out, data_root=data_root, seed=seed, epochs=epochs, store=store)
 
 
 def run(
@@ -398,7 +398,7 @@ def _add(commands: Any, function: Callable[..., int | None]) -> None:
             _add_settings(parser, function.__name__)
             continue
         kind, default = parameter.annotation, parameter.default
-        kind = get_args(kind)[0] if isinstance(kind, UnionType) else kind
+        kind = get_args(kind)[0] if get_origin(kind) in (Union, UnionType) else kind
         shown = "" if default in (parameter.empty, None, False) else f" (default: {default})"
         options: dict[str, Any] = {"help": f"{texts[name]}{shown}"}
         if kind is bool:

@@ -1,4 +1,3 @@
-from .demo import run_demo as run_demo
 from .measuring import measure_run as measure_run
 from .reference_workers import ReferenceWorkers as ReferenceWorkers
 from .run_plan import RunPlan as RunPlan

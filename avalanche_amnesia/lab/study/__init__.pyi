@@ -1,4 +1,5 @@
 from .building import build as build
+from .demo import run_demo as run_demo
 from .experiment_file import from_yaml as from_yaml
 from .experiment_file import read_experiment as read_experiment
 from .grid import cells_of as cells_of

@@ -2,6 +2,7 @@
 
 import csv
 import io
+from dataclasses import replace
 from unittest import mock
 
 import loky
@@ -13,8 +14,8 @@ from support.wandb_files import read_offline_run
 from avalanche_amnesia.lab.command_line import main
 from avalanche_amnesia.lab.report import read_runs
 from avalanche_amnesia.lab.runs import RunStore
-from avalanche_amnesia.lab.runs.contestants import contestants
-from avalanche_amnesia.lab.runs.demo import REQUESTS, run_demo
+from avalanche_amnesia.lab.study import demo as module
+from avalanche_amnesia.lab.study.demo import REQUESTS, run_demo
 
 
 @pytest.fixture(autouse=True)
@@ -129,19 +130,28 @@ def test_an_interrupted_demo_ends_in_one_line_and_writes_no_result(tmp_path, cap
     def interrupted(*args, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("avalanche_amnesia.lab.runs.demo.measure_run", interrupted)
+    monkeypatch.setattr(module, "measure_run", interrupted)
     assert main(["demo", "--out", str(tmp_path / "out")]) == 130
     told = capsys.readouterr().err.splitlines()  # W&B may have said something before
     assert told[-1] == "amnesia: interrupted, no result was written; the same command starts again"
     assert {file.name for file in (tmp_path / "out").iterdir()} <= {"wandb"}
 
 
+def smaller(n_train, n_test):
+    """The demo's experiment with fewer images."""
+    full = module.demo_experiment
+
+    def make(*settings):
+        experiment = full(*settings)
+        return replace(experiment, stream=replace(experiment.stream, n_train=n_train, n_test=n_test))
+
+    return make
+
+
 @pytest.mark.slow
 def test_a_demo_with_a_store_goes_on_where_it_was_interrupted(tmp_path, capsys, monkeypatch):
-    import avalanche_amnesia.lab.runs.demo as module
-
-    runs, measure_run, full = [], module.measure_run, module.SplitDigits
-    monkeypatch.setattr(module, "SplitDigits", lambda **options: full(n_train=300, n_test=100, **options))
+    runs, measure_run = [], module.measure_run
+    monkeypatch.setattr(module, "demo_experiment", smaller(300, 100))
 
     def interrupted(name, *args, **options):
         if len(runs) == 1:
@@ -155,7 +165,7 @@ def test_a_demo_with_a_store_goes_on_where_it_was_interrupted(tmp_path, capsys, 
     assert f"goes on with the references in {tmp_path / 'store'}" in capsys.readouterr().err
     states = len(RunStore(tmp_path / "store").nodes())
     assert states > 0
-    monkeypatch.setattr(module, "contestants", lambda budget: {"AmnesiacHAT": contestants(budget)["AmnesiacHAT"]})
+    monkeypatch.setattr(module, "METHODS", {"AmnesiacHAT": module.METHODS["AmnesiacHAT"]})
     monkeypatch.setattr(module, "measure_run", measure_run)
     assert main(command) == 0
     assert len(RunStore(tmp_path / "store").nodes()) == states  # nothing was trained for references that was there
@@ -174,10 +184,7 @@ def test_an_impossible_budget_is_refused(tmp_path, capsys):
 
 @pytest.mark.slow
 def test_the_same_job_runs_on_mnist(data_root, tmp_path, monkeypatch):
-    import avalanche_amnesia.lab.runs.demo as module
-
-    full = module.SplitMNIST
-    monkeypatch.setattr(module, "SplitMNIST", lambda **options: full(n_train=1000, n_test=500, **options))
+    monkeypatch.setattr(module, "demo_experiment", smaller(1000, 500))
     runs = run_demo(tmp_path, data_root=str(data_root), epochs=1, console=Console(file=io.StringIO()))
     assert runs[0].last.remaining == (2, 3)
     assert runs[0].settings["data"] == "Split MNIST"
