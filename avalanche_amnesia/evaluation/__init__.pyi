@@ -12,6 +12,7 @@ from .capacity import capacity_metrics as capacity_metrics
 from .capacity import network_capacity as network_capacity
 from .capacity import trajectory_bytes as trajectory_bytes
 from .compared import ComparedMetric as ComparedMetric
+from .event_metric import CallbackMetric as CallbackMetric
 from .event_metric import EventMetric as EventMetric
 from .feature_distance import CKADistance as CKADistance
 from .feature_distance import CosineDistance as CosineDistance

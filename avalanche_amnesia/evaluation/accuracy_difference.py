@@ -7,14 +7,13 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
-from avalanche.evaluation import PluginMetric
 from avalanche.evaluation.metric_results import MetricValue
-from avalanche.evaluation.metric_utils import get_metric_name
 from avalanche.models import avalanche_forward
 from torch import Tensor, nn
 
 from avalanche_amnesia import checks
 from avalanche_amnesia.evaluation.compared import some_task_data
+from avalanche_amnesia.evaluation.event_metric import CallbackMetric
 from avalanche_amnesia.evaluation.features import task_features
 from avalanche_amnesia.evaluation.probes import unlearning_of
 from avalanche_amnesia.evaluation.references import References
@@ -30,7 +29,7 @@ _NAMES = {
 }
 
 
-class AccuracyDifference(PluginMetric):
+class AccuracyDifference(CallbackMetric):
     """``AD_t = 1/|R(t)| Σ_{τ∈R(t)} (a_τ − a_τ^full)``, in [−1, 1], higher is better.
 
     ``R(t)`` are the remaining tasks, ``a_τ`` is the accuracy on task τ, ``a_τ^full`` that of the full model, which
@@ -40,8 +39,8 @@ class AccuracyDifference(PluginMetric):
     accuracy with the head of τ fitted anew to its final features of the training data, nothing unlearned. The control
     ``reference`` is the retrained model in the place of the main one: what never having seen the tasks gains.
     Emitted after every evaluation between tasks, per remaining task among those evaluated and as their mean, as
-    ``AccuracyDifference``, ``AccuracyDifference_control`` (heads) and ``AccuracyDifference_reference``; beside them,
-    per task, the accuracies ``Accuracy_full`` and ``Accuracy_reference`` of the models that are compared with.
+    ``AccuracyDifference``, ``AccuracyDifference_control`` (heads) and ``AccuracyDifference_reference``; beside them
+    the accuracies ``Accuracy_full`` and ``Accuracy_reference`` of the models that are compared with.
 
     Args:
         references: of the run.
@@ -61,8 +60,6 @@ class AccuracyDifference(PluginMetric):
 
     higher_is_better = True
     lower_bound, upper_bound = -1.0, 1.0
-    axis = "event"
-    """Axis along which a logger draws it: it changes with tasks and unlearnings."""
 
     def __init__(self, references: References, controls: Sequence[Control] = (), samples: int = 10_000) -> None:
         super().__init__()
@@ -123,19 +120,9 @@ class AccuracyDifference(PluginMetric):
             for who in _NAMES
             if who in self._right
         }
-        values, x = [], strategy.clock.train_iterations
-        for who in ("full", "reference"):
-            values += [
-                MetricValue(self, get_metric_name(f"Accuracy_{who}", strategy, add_task=task), value, x)
-                for task, value in self.accuracies.get(who, {}).items()
-            ]
-        for who, by_task in self.differences.items():
-            values += [
-                MetricValue(self, get_metric_name(_NAMES[who], strategy, add_task=task), value, x)
-                for task, value in by_task.items()
-            ]
-            mean = sum(by_task.values()) / len(by_task)
-            values.append(MetricValue(self, get_metric_name(_NAMES[who], strategy, add_task=False), mean, x))
+        named = {f"Accuracy_{who}": self.accuracies.get(who, {}) for who in ("full", "reference")}
+        named |= {_NAMES[who]: by_task for who, by_task in self.differences.items()}
+        values = [value for name, by_task in named.items() for value in self.emit_by_task(strategy, name, by_task)]
         return values or None
 
     def _fitted(self, full: nn.Module, task: int) -> nn.Linear | None:
@@ -150,9 +137,6 @@ class AccuracyDifference(PluginMetric):
         head = nn.utils.skip_init(nn.Linear, weight.shape[1], weight.shape[0], dtype=weight.dtype)
         head.load_state_dict({"weight": weight, "bias": bias})
         return head
-
-    def result(self, strategy: Any = None) -> None:
-        """Values are emitted by the callbacks alone."""
 
     def reset(self, strategy: Any = None) -> None:
         """Forget the counts."""

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from avalanche.evaluation import PluginMetric
 from avalanche.evaluation.metric_results import MetricValue
 
-from avalanche_amnesia.evaluation.event_metric import EventMetric
+from avalanche_amnesia.evaluation.event_metric import CallbackMetric, EventMetric
 from avalanche_amnesia.evaluation.figures import Picture, capacity_figure
 from avalanche_amnesia.evaluation.heatmap import layer_masks, layers_figure
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
@@ -99,7 +98,7 @@ class Capacity(EventMetric):
         return "Capacity"
 
 
-class StepCapacity(PluginMetric):
+class StepCapacity(CallbackMetric):
     """Network capacity in every step of a training, as AdaHAT's authors plot it: the mean rate of that step's updates.
 
     Emits ``Capacity_MB/train_phase/train_stream/Task<label>`` in [0, 1] behind every mini-batch. :class:`Capacity` says
@@ -121,12 +120,6 @@ class StepCapacity(PluginMetric):
             return None
         name = f"Capacity_MB/train_phase/train_stream/Task{int(strategy.experience.task_label):03d}"
         return MetricValue(self, name, masking.in_training.adjuster.rate(), strategy.clock.train_iterations)
-
-    def result(self, strategy: Any = None) -> None:
-        """Values are emitted by the callbacks alone."""
-
-    def reset(self, strategy: Any = None) -> None:
-        """Do nothing: no values are accumulated."""
 
     def __str__(self) -> str:
         return "StepCapacity"

@@ -44,7 +44,7 @@ class ReferenceMetric(ProbingMetric):
         for suffix, model in self.models(main, remaining):
             found = {task: self.number(model, main, task, remaining) for task in self.tasks(unlearned, remaining)}
             read[suffix] = {task: number for task, number in found.items() if number is not None}
-            results += self.emit(strategy, f"{self}{suffix}", read[suffix])
+            results += self.emit_by_task(strategy, f"{self}{suffix}", read[suffix])
         return [*results, self.emit_coverage(strategy, read[""]), *self.derived(strategy, read)]
 
     def tasks(self, unlearned: Sequence[int], remaining: Sequence[int]) -> Sequence[int]:

@@ -1,4 +1,4 @@
-"""Base of metrics of a strategy as it stands after every training and unlearning."""
+"""Bases of metrics whose values come with events: any of them, or every training and unlearning."""
 
 from __future__ import annotations
 
@@ -8,13 +8,46 @@ from typing import Any
 
 from avalanche.evaluation import PluginMetric
 from avalanche.evaluation.metric_results import MetricValue
+from avalanche.evaluation.metric_utils import get_metric_name
 
 
-class EventMetric(PluginMetric, ABC):
-    """A metric of the strategy itself, emitted after every training and every unlearning; it needs no evaluation."""
+class CallbackMetric(PluginMetric):
+    """A metric whose values are what its callbacks return."""
 
     axis = "event"
     """Axis along which a logger draws it: it changes with tasks and unlearnings."""
+
+    def emit(self, strategy: Any, named: Mapping[str, Any]) -> list[MetricValue]:
+        """The values that there are: those that are not None."""
+        x = strategy.clock.train_iterations
+        return [MetricValue(self, name, value, x) for name, value in named.items() if value is not None]
+
+    def emit_by_task(
+        self, strategy: Any, name: str, by_task: Mapping[int, float], mean: float | None = None
+    ) -> list[MetricValue]:
+        """One value per task and their mean, of an evaluation.
+
+        Args:
+            strategy: that is evaluated.
+            name: of the values.
+            by_task: task → value.
+            mean: in the place of the mean of the tasks' values.
+        """
+        named = {get_metric_name(name, strategy, add_task=task): value for task, value in by_task.items()}
+        if by_task:
+            of_all = sum(by_task.values()) / len(by_task) if mean is None else mean
+            named[get_metric_name(name, strategy, add_task=False)] = of_all
+        return self.emit(strategy, named)
+
+    def result(self, strategy: Any = None) -> None:
+        """Values are emitted by the callbacks alone."""
+
+    def reset(self, strategy: Any = None) -> None:
+        """Do nothing: no values are accumulated."""
+
+
+class EventMetric(CallbackMetric, ABC):
+    """A metric of the strategy itself, emitted after every training and every unlearning; it needs no evaluation."""
 
     def after_training_exp(self, strategy: Any) -> list[MetricValue]:
         """Values once a task is trained."""
@@ -27,14 +60,3 @@ class EventMetric(PluginMetric, ABC):
     @abstractmethod
     def named(self, strategy: Any) -> Mapping[str, Any]:
         """Name → value, as the strategy stands; None for a value that it does not have."""
-
-    def emit(self, strategy: Any, named: Mapping[str, Any]) -> list[MetricValue]:
-        """The values that there are."""
-        x = strategy.clock.train_iterations
-        return [MetricValue(self, name, value, x) for name, value in named.items() if value is not None]
-
-    def result(self, strategy: Any = None) -> None:
-        """Values are emitted by the callbacks alone."""
-
-    def reset(self, strategy: Any = None) -> None:
-        """Do nothing: no values are accumulated."""

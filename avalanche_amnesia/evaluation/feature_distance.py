@@ -102,7 +102,7 @@ class FeatureDistance(ReferenceMetric):
         there = {task: ratio for task, ratio in ratios.items() if ratio is not None}
         # Of the means: a single floor near 0 would rule the mean of the ratios.
         mean = floor_ratio(sum(by_task.values()), sum(floors.values()))
-        return self.emit(strategy, f"{self}_ratio_order", there, mean)
+        return self.emit_by_task(strategy, f"{self}_ratio_order", there, mean)
 
     def __str__(self) -> str:
         return f"{self.name}_{self.probe}" + ("" if self.scope == "unlearned" else f"_on_{self.scope}")

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from avalanche.evaluation import PluginMetric
 from avalanche.evaluation.metric_results import MetricValue
 from avalanche.evaluation.metric_utils import get_metric_name
 from torch import Tensor, nn
 
+from avalanche_amnesia.evaluation.event_metric import CallbackMetric
 from avalanche_amnesia.evaluation.features import features_of, mean_features
 from avalanche_amnesia.models.multi_head import MultiHeadModel
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
@@ -40,11 +40,8 @@ class Probe:
     parts: nn.Module | None = None
 
 
-class ProbingMetric(PluginMetric, ABC):
+class ProbingMetric(CallbackMetric, ABC):
     """A metric of unlearned tasks: collects their probes, and emits its values after each evaluation between tasks."""
-
-    axis = "event"
-    """Axis along which a logger draws it: it changes with tasks and unlearnings."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -129,28 +126,6 @@ class ProbingMetric(PluginMetric, ABC):
         """Emit how many unlearned tasks the metric's mean covers: those without a kept probe are left out."""
         name = get_metric_name(f"{self}_tasks", strategy, add_task=False)
         return MetricValue(self, name, len(by_task), strategy.clock.train_iterations)
-
-    def emit(self, strategy: Any, name: str, by_task: dict[int, float], mean: float | None = None) -> list[MetricValue]:
-        """One value per task and their mean.
-
-        Args:
-            strategy: that is evaluated.
-            name: of the values.
-            by_task: task → value.
-            mean: in the place of the mean of the tasks' values.
-        """
-        x = strategy.clock.train_iterations
-        results = [
-            MetricValue(self, get_metric_name(name, strategy, add_task=task), value, x)
-            for task, value in by_task.items()
-        ]
-        if by_task:
-            mean = sum(by_task.values()) / len(by_task) if mean is None else mean
-            results.append(MetricValue(self, get_metric_name(name, strategy, add_task=False), mean, x))
-        return results
-
-    def result(self, strategy: Any = None) -> None:
-        """Values are emitted by the callbacks alone."""
 
     def reset(self, strategy: Any = None) -> None:
         """Drop all probes."""

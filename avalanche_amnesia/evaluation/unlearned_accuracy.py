@@ -44,7 +44,7 @@ class UnlearnedAccuracy(ComparedMetric):
     def derived(self, strategy: Any, read: dict[str, dict[int, float]]) -> list[MetricValue]:
         """Chance on the tasks that were read."""
         chances = {task: 1 / len(self.test_experiences[task].classes_in_this_experience) for task in read[""]}
-        return self.emit(strategy, f"{self}_chance", chances)
+        return self.emit_by_task(strategy, f"{self}_chance", chances)
 
     def __str__(self) -> str:
         return "UnlearnedAccuracy"

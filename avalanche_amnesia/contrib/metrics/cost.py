@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from avalanche.evaluation import PluginMetric
 from avalanche.evaluation.metric_results import MetricValue
 from avalanche.evaluation.metric_utils import get_metric_name
 
 from avalanche_amnesia import checks
 from avalanche_amnesia.audit.record import UnlearningRecord
+from avalanche_amnesia.evaluation.event_metric import CallbackMetric
 from avalanche_amnesia.evaluation.probes import unlearning_of
 from avalanche_amnesia.evaluation.references import References
 
@@ -33,7 +33,7 @@ def times_faster(unlearn: float | None, retrain: float | None) -> float | None:
     return retrain / unlearn if unlearn and retrain else None
 
 
-class UnlearningCost(PluginMetric):
+class UnlearningCost(CallbackMetric):
     """Seconds that each unlearning took, against those of training its reference from the beginning.
 
     Emitted at the first evaluation after the unlearnings, in their order, as ``SecondsToUnlearn``, ``SecondsToRetrain``
@@ -46,9 +46,6 @@ class UnlearningCost(PluginMetric):
     Raises:
         TypeError: for references that are none.
     """
-
-    axis = "event"
-    """Axis along which a logger draws it: it changes with tasks and unlearnings."""
 
     def __init__(self, references: References) -> None:
         super().__init__()
@@ -78,18 +75,9 @@ class UnlearningCost(PluginMetric):
             "SecondsToRetrain": retrain,
             "TimesFaster": times_faster(record.seconds, retrain),
         }
-        x = strategy.clock.train_iterations
-        return [
-            MetricValue(self, get_metric_name(name, strategy, add_task=False), value, x)
-            for name, value in values.items()
-            if value is not None
-        ]
-
-    def result(self, strategy: Any = None) -> None:
-        """Values are emitted by the callbacks alone."""
-
-    def reset(self, strategy: Any = None) -> None:
-        """Do nothing: no values are accumulated."""
+        return self.emit(
+            strategy, {get_metric_name(name, strategy, add_task=False): value for name, value in values.items()}
+        )
 
     def __str__(self) -> str:
         return "UnlearningCost"

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from avalanche.evaluation import PluginMetric
 from avalanche.evaluation.metric_results import MetricValue
 
+from avalanche_amnesia.evaluation.event_metric import CallbackMetric
 from avalanche_amnesia.training.host.lookup import find_plugin
 from avalanche_amnesia.training.plugins.hat import HATPlugin
 
 
-class MaskRegulariser(PluginMetric):
+class MaskRegulariser(CallbackMetric):
     """``λ·R`` of HAT's loss, at the last mini-batch of every epoch; the rest of the loss is the criterion's.
 
     At the end of an epoch the gate's scale is largest, so that this is the regulariser of the mask as it is used.
@@ -30,12 +30,6 @@ class MaskRegulariser(PluginMetric):
         task = int(strategy.experience.task_label)
         name = f"MaskRegulariser_Epoch/train_phase/train_stream/Task{task:03d}"
         return MetricValue(self, name, float(now.regulariser(now.gate.detach())), strategy.clock.train_iterations)
-
-    def result(self, strategy: Any = None) -> None:
-        """Values are emitted by the callbacks alone."""
-
-    def reset(self, strategy: Any = None) -> None:
-        """Do nothing: no values are accumulated."""
 
     def __str__(self) -> str:
         return "MaskRegulariser"

@@ -9,8 +9,13 @@ from avalanche.evaluation.metric_results import MetricValue
 from avalanche_amnesia.lab.command_line import main
 from avalanche_amnesia.lab.logging import JSONLogger, JSONRunError
 from avalanche_amnesia.lab.logging.json_lines import JSONWriter
-from avalanche_amnesia.lab.report import read_run, read_runs, report_page
+from avalanche_amnesia.lab.report import contents, evidence, read_run, read_runs, report_page
+from avalanche_amnesia.lab.report.charts import Axis
 from avalanche_amnesia.lab.report.csv_table import COLUMNS, csv_of
+from avalanche_amnesia.lab.report.measures import COLUMNS as COLUMNS_OF_MOMENTS
+from avalanche_amnesia.lab.report.measures import READINGS, Column, Reading
+from avalanche_amnesia.lab.report.reading import number
+from avalanche_amnesia.lab.report.wording import percent
 
 SETTINGS = {"data": "none", "requests": {1: [0]}, "seed": 3, "budget": {"epochs": 1, "seed": 3}}
 EVENTS = ("event", "what", "task", "unlearned", "remaining", "affected", "claim", "accuracy")
@@ -119,3 +124,22 @@ def test_what_holds_no_run_is_refused_in_words(tmp_path, capsys):
     (tmp_path / "never evaluated" / "run.jsonl").write_text("{\n")
     with pytest.raises(JSONRunError, match="line 1 of"):
         read_runs(tmp_path)
+
+
+def test_a_metric_is_shown_by_its_entry_in_the_table_of_measures(tmp_path, monkeypatch):
+    shown = Reading(
+        "Echo", "echo", "{here} here, {there} there", Axis("loudness", percent, "{:g}".format), "echo", "Heard?"
+    )
+    for module in (contents, evidence):
+        monkeypatch.setattr(module, "READINGS", [*READINGS, shown])
+    monkeypatch.setitem(COLUMNS_OF_MOMENTS, "echo", Column("echo", "echo", "how loud", number("Echo"), percent, "e"))
+    folder = write(tmp_path / "run")
+    names = {f"Echo{suffix}/eval_phase/test_stream": value for suffix, value in (("", 0.75), ("_reference", 0.25))}
+    of_task = {f"{name}/Task000": value for name, value in names.items()}
+    row = {**names, **of_task, "Events": table(*TRAINED, GONE), "iteration": 12, "task": 10, "event": 3}
+    JSONWriter(folder)._append("row", values=row)
+    page = report_page([read_run(folder)])
+    assert '<h2 id="echo-title">Heard?</h2>' in page
+    assert "EWC: echo" in page
+    assert "75.0\xa0% here, 25.0\xa0% there" in page
+    assert "how loud" in page
