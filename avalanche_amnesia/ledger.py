@@ -7,14 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from avalanche_amnesia import checks
-from avalanche_amnesia.saving.classes import saveable
 
 
 class RequestError(ValueError):
     """A request that the rules of unlearning don't allow; nothing has changed when it is raised."""
 
 
-@saveable
 @dataclass(frozen=True)
 class _Entry:
     """Facts on one remaining task."""

@@ -6,12 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from avalanche_amnesia.saving.classes import saveable
-
 Kind = Literal["own tensor", "mask", "state before", "update", "sample"]
 
 
-@saveable
 @dataclass(frozen=True)
 class Trace:
     """The hash of something that was removed."""
@@ -22,7 +19,6 @@ class Trace:
     digest: str
 
 
-@saveable
 @dataclass(frozen=True)
 class Sketch:
     """Sums over random groups of entries with random signs, of a task's update and of the tensor without it."""
@@ -32,7 +28,6 @@ class Sketch:
     after: tuple[float, ...]
 
 
-@saveable
 @dataclass(frozen=True)
 class Fingerprint:
     """Hashes and sketches of removed tensors, for a record; no tensor can be made from them.

@@ -15,7 +15,6 @@ from typing import Any, Literal
 from avalanche_amnesia.audit.fingerprint import Fingerprint
 from avalanche_amnesia.audit.signing import checked, signed
 from avalanche_amnesia.audit.wording import as_html, plan_in_words, record_in_words
-from avalanche_amnesia.saving.classes import saveable
 from avalanche_amnesia.saving.files import replace_file
 from avalanche_amnesia.typed import typed
 
@@ -26,7 +25,6 @@ class RecordError(ValueError):
     """A file or text that is no unlearning record."""
 
 
-@saveable
 @dataclass(frozen=True)
 class SharedEntries:
     """Entries that tasks which go had trained, and that stay because remaining tasks read them.
@@ -40,7 +38,6 @@ class SharedEntries:
     tasks: tuple[int, ...]
 
 
-@saveable
 @dataclass(frozen=True)
 class UnlearningPlan:
     """Changes that unlearning some tasks would make; computing a plan changes nothing.
@@ -89,7 +86,6 @@ class UnlearningPlan:
         return as_html(str(self))
 
 
-@saveable
 @dataclass(frozen=True)
 class TensorChange:
     """One tensor that was touched.
@@ -116,7 +112,6 @@ def package_versions() -> dict[str, str]:
     return found
 
 
-@saveable
 @dataclass(frozen=True)
 class Provenance:
     """Origin of a model, as far as it can be written down.
@@ -137,7 +132,6 @@ class Provenance:
     versions: Mapping[str, str] = field(default_factory=package_versions)
 
 
-@saveable
 @dataclass(frozen=True)
 class RepairSummary:
     """Samples, steps and changed entries of a repair.
@@ -155,7 +149,6 @@ class RepairSummary:
     entries: Mapping[str, int]
 
 
-@saveable
 @dataclass(frozen=True)
 class UnlearningRecord:
     """Record of an unlearning: its plan, the hashes of all tensors before and after, and all that was purged.

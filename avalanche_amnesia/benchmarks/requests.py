@@ -11,13 +11,11 @@ from avalanche_amnesia import checks
 from avalanche_amnesia.benchmarks.shared_labels import label_of_several
 from avalanche_amnesia.benchmarks.tasks import TaskExperience
 from avalanche_amnesia.ledger import RequestError, TaskLedger
-from avalanche_amnesia.saving.classes import saveable
 
 When = Literal["after", "before", "iteration"]
 _FIRING_ORDER = ("before", "iteration", "after")
 
 
-@saveable
 @dataclass(frozen=True)
 class UnlearningRequest:
     """Unlearn these tasks at this moment of the training stream.

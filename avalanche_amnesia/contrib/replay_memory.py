@@ -14,12 +14,12 @@ from avalanche_amnesia import checks
 from avalanche_amnesia.benchmarks.data import task_data
 from avalanche_amnesia.models.modes import evaluating
 from avalanche_amnesia.models.multi_head import MultiHeadModel
-from avalanche_amnesia.saving.classes import saveable
+from avalanche_amnesia.saving.encoding import checked, made
+from avalanche_amnesia.saving.files import StateError
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.transaction import Transaction
 
 
-@saveable
 @dataclass(frozen=True)
 class Samples:
     """Samples of one task, in the order in which they were drawn: any first part of them is a uniform sample too."""
@@ -85,6 +85,19 @@ class TaskMemory:
         batch = torch.randperm(len(of), generator=generator)[:n]
         parts = {task: samples.at(within[batch[of[batch] == task]]) for task, samples in held.items()}
         return {task: part for task, part in parts.items() if len(part)}
+
+    def state(self) -> dict[str, Any]:
+        """Samples and sizes, as a value of a saved state."""
+        samples = {task: dict(vars(held)) for task, held in self.samples.items()}
+        return {"memory_per_task": self.memory_per_task, "size": self.size, "seed": self.seed, "samples": samples}
+
+    def load_state(self, state: Any) -> None:
+        """Take back what :meth:`state` returned of a memory of the same sizes."""
+        *sizes, samples = checked(state, memory_per_task=int, size=int | None, seed=int, samples=dict)
+        here = [self.memory_per_task, self.size, self.seed]
+        if sizes != here:
+            raise StateError(f"a memory of (memory_per_task, size, seed) = {sizes} was saved, and this one has {here}")
+        self.samples = {task: made(Samples, held) for task, held in samples.items()}
 
     def forget(self, tasks: Collection[int], change: Transaction) -> int:
         """Drop everything of some tasks: their samples, and others' logits that they had a part in."""

@@ -18,6 +18,7 @@ from avalanche_amnesia.evaluation.features import task_features
 from avalanche_amnesia.evaluation.probes import unlearning_of
 from avalanche_amnesia.evaluation.references import References
 from avalanche_amnesia.models.modes import evaluating
+from avalanche_amnesia.saving.encoding import checked
 from avalanche_amnesia.unlearning.logistic import FitError, fit_head
 
 Control = Literal["heads", "reference"]
@@ -76,6 +77,14 @@ class AccuracyDifference(CallbackMetric):
         self._right: dict[str, dict[int, int]] = {}
         self._seen: dict[int, int] = {}
         self._heads: dict[int, nn.Linear | None] = {}
+
+    def state(self) -> dict[str, Any]:
+        """State to save: the last evaluation's numbers."""
+        return {"accuracies": self.accuracies, "differences": self.differences}
+
+    def load_state(self, state: Any) -> None:
+        """Take back what :meth:`state` returned."""
+        self.accuracies, self.differences = checked(state, accuracies=dict, differences=dict)
 
     def before_training_exp(self, strategy: Any) -> None:
         """Check that what is trained is what the references are trained on."""

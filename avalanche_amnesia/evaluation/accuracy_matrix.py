@@ -12,6 +12,7 @@ from avalanche.evaluation.metric_results import MetricValue
 from matplotlib.figure import Figure
 
 from avalanche_amnesia.evaluation.figures import Cell, Picture, Table, matrix_figure
+from avalanche_amnesia.saving.encoding import checked
 from avalanche_amnesia.training.host.lookup import unlearning_of
 from avalanche_amnesia.training.host.rollback import is_finishing
 
@@ -110,6 +111,14 @@ class AccuracyMatrix(PluginMetric):
         self._trains = False
         self._right: defaultdict[int, int] = defaultdict(int)
         self._seen: defaultdict[int, int] = defaultdict(int)
+
+    def state(self) -> dict[str, Any]:
+        """State to save: the rows."""
+        return {"rows": self.rows, "names": self.names, "stands_at": self._stands_at}
+
+    def load_state(self, state: Any) -> None:
+        """Take back what :meth:`state` returned."""
+        self.rows, self.names, self._stands_at = checked(state, rows=list, names=list, stands_at=list)
 
     def before_training(self, strategy: Any) -> None:
         """Look at no evaluation in the middle of a training."""

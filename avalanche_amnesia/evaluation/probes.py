@@ -22,7 +22,7 @@ from avalanche_amnesia.evaluation.features import features_of, mean_features
 from avalanche_amnesia.models.multi_head import MultiHeadModel
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.models.task_norm import TaskNormModel
-from avalanche_amnesia.saving.classes import saveable
+from avalanche_amnesia.saving.encoding import checked
 from avalanche_amnesia.training.host.lookup import find_plugin
 from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
 
@@ -30,7 +30,6 @@ ProbeKind = Literal["own", "remaining", "none"]
 """Masks through which a task's data is seen: that of the task, those of the remaining tasks, or none at all."""
 
 
-@saveable
 @dataclass(frozen=True)
 class Probe:
     """A forgotten task's own mask (None for models without), head (None if it had none) and normalisation."""
@@ -38,6 +37,17 @@ class Probe:
     mask: Tensor | None
     head: nn.Module | None
     parts: nn.Module | None = None
+
+    def state(self) -> dict[str, Any]:
+        """The probe's tensors."""
+        head, parts = (None if part is None else dict(part.state_dict()) for part in (self.head, self.parts))
+        return {"mask": self.mask, "head": head, "parts": parts}
+
+    @classmethod
+    def from_state(cls, state: Any, model: Any) -> Probe:
+        """What :meth:`state` returned, with modules like a model's."""
+        mask, head, parts = checked(state, mask=Tensor | None, head=dict | None, parts=dict | None)
+        return cls(mask, _module_of(head, model), _module_of(parts, model))
 
 
 class ProbingMetric(CallbackMetric, ABC):
@@ -47,6 +57,20 @@ class ProbingMetric(CallbackMetric, ABC):
         super().__init__()
         self.probes: dict[int, Probe] = {}
         self._taken: dict[int, Probe] = {}
+        self._loaded: dict[int, Any] = {}
+
+    def state(self) -> dict[int, Any]:
+        """State to save: the tensors of the probes."""
+        return {task: probe.state() for task, probe in self.probes.items()}
+
+    def load_state(self, state: Any) -> None:
+        """Take back what :meth:`state` returned; heads and norms are made once the model is known."""
+        self._loaded = dict(state)
+
+    def after_loading(self, strategy: Any) -> None:
+        """Make heads and norms like those that the model's own tasks have."""
+        self.probes = {task: Probe.from_state(held, strategy.model) for task, held in self._loaded.items()}
+        self._loaded = {}
 
     def before_unlearning(self, strategy: Any) -> None:
         """Copy the mask and head of the tasks that are about to go, if that is allowed."""
@@ -130,6 +154,28 @@ class ProbingMetric(CallbackMetric, ABC):
     def reset(self, strategy: Any = None) -> None:
         """Drop all probes."""
         self.probes.clear()
+
+
+def _module_of(tensors: dict[str, Tensor] | None, model: Any) -> nn.Module | None:
+    """A module with these tensors, like those that a model's tasks have."""
+    if tensors is None:
+        return None
+    shapes = {name: value.shape for name, value in tensors.items()}
+    if shapes.keys() == {"weight", "bias"} and tensors["weight"].dim() == 2:
+        weight = tensors["weight"]
+        new: nn.Module = nn.utils.skip_init(
+            nn.Linear, *reversed(weight.shape), device=weight.device, dtype=weight.dtype
+        )
+    else:
+        alike = [part for task in getattr(model, "tasks", ()) for part in model.task_modules(task)]
+        alike += [model.fresh_parts()] if hasattr(model, "fresh_parts") else []
+        found = (m for m in alike if {name: value.shape for name, value in m.state_dict().items()} == shapes)
+        like = next(found, None)
+        if like is None:
+            raise ValueError(f"the model has nothing like {sorted(shapes)}, which an unlearned task had")
+        new = deepcopy(like)
+    new.load_state_dict(tensors)
+    return new.eval()
 
 
 def take_probe(model: nn.Module, task: int) -> Probe:

@@ -1,2 +1,3 @@
-from .classes import saveable as saveable
+from .encoding import Apart as Apart
+from .encoding import checked as checked
 from .files import StateError as StateError

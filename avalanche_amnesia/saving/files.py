@@ -18,7 +18,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 STATE = "state.json"
-HEAD = {"format": "avalanche-amnesia state", "version": 1}
+HEAD = {"format": "avalanche-amnesia state", "version": 2}
 BLOB = re.compile(r"[0-9a-f]{32}\.safetensors(\.part)?")
 
 

@@ -12,7 +12,6 @@ from torch import Tensor
 from avalanche_amnesia.models.masked import SHARED_HEAD, MaskedModel
 from avalanche_amnesia.models.modes import evaluating
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
-from avalanche_amnesia.saving.classes import saveable
 from avalanche_amnesia.training.task_samples import training_samples
 from avalanche_amnesia.unlearning.logistic import FitError, fit_correction, fit_head
 
@@ -20,7 +19,6 @@ MOST_SAMPLES = 20_000
 _BATCH = 512
 
 
-@saveable
 @dataclass(frozen=True)
 class FittedHead:
     """Head and statistics of a task, fitted to the model as it is, or as it would be without some other tasks."""

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from avalanche_amnesia.bits import as_integers, same_bits
-from avalanche_amnesia.saving.classes import saveable
 from avalanche_amnesia.trajectory.sparse import expand, pack, shrink, size, unpack
 
 LEVELS = 127
@@ -25,7 +24,6 @@ KEPT = -128
 """In the place of a number of steps: the value before is kept as it is."""
 
 
-@saveable
 @dataclass(frozen=True)
 class SparseUpdates:
     """Coded updates of chosen entries of a tensor."""

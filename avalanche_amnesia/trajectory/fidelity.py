@@ -15,14 +15,12 @@ import torch
 from torch import Tensor
 
 from avalanche_amnesia.bits import same_bits
-from avalanche_amnesia.saving.classes import saveable
 from avalanche_amnesia.trajectory.coded import coded
 from avalanche_amnesia.trajectory.sparse import SparseEntries, SparseValues
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.int8)
 
 
-@saveable
 @dataclass(frozen=True)
 class AddedError:
     """Difference of entries from what the training left."""

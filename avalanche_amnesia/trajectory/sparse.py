@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from avalanche_amnesia.bits import as_integers
-from avalanche_amnesia.saving.classes import saveable
 
 
 class SparseEntries(Protocol):
@@ -66,7 +65,6 @@ class SparseEntries(Protocol):
         """The entries at which ``keep`` (bool ``(n,)``) is True."""
 
 
-@saveable
 @dataclass(frozen=True)
 class SparseValues:
     """Values of chosen entries of a tensor.

@@ -27,6 +27,8 @@ import torch
 from torch import Tensor
 
 from avalanche_amnesia.bits import as_integers, same_bits
+from avalanche_amnesia.saving.encoding import Apart, checked
+from avalanche_amnesia.saving.files import StateError
 from avalanche_amnesia.trajectory.fidelity import Fidelity
 from avalanche_amnesia.trajectory.files import LogDirectory, TrajectoryError, checksum_of, read_logs, write_logs
 from avalanche_amnesia.trajectory.removal import Readers, Removal, without_unneeded, work_out
@@ -55,9 +57,6 @@ class Trajectory:
             log is used whose file was damaged meanwhile (files carry checksums), and before a change to a directory
             that is another trajectory's by then.
     """
-
-    not_saved = frozenset({"_directory"})
-    """Attributes of the loading strategy's own, whatever wrote the state: the place where logs lie."""
 
     def __init__(self, *, path: str | Path | None = None, **options: Any) -> None:
         self.fidelity = Fidelity(**options)
@@ -346,6 +345,24 @@ class Trajectory:
         """Raise an error if one of some writers is not recorded, or its log was damaged on disk."""
         for writer in writers:
             self._log(writer)
+
+    # In a saved state -----------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """Logs, merged tasks and economies, as a value of a saved state; each log has its tensors in its own file."""
+        logs = {writer: Apart(log.state()) for writer, log in self._logs.items()}
+        return {"fidelity": dict(vars(self.fidelity)), "logs": logs, "merged": self._merged}
+
+    def load_state(self, state: Any) -> None:
+        """Take back what :meth:`state` returned; logs go into this trajectory's own directory with its next change.
+
+        Raises:
+            StateError: for a state of other economies, or none.
+        """
+        fidelity, logs, merged = checked(state, fidelity=dict, logs=dict, merged=frozenset)
+        if fidelity != vars(self.fidelity):
+            raise StateError(f"a trajectory with {fidelity} was saved, and this one has {vars(self.fidelity)}")
+        self._logs, self._merged = {writer: Log.from_state(log) for writer, log in logs.items()}, merged
 
     # On disk --------------------------------------------------------------------------------------------------
 

@@ -10,9 +10,10 @@ from operator import add
 from pathlib import Path
 from typing import Any
 
-from avalanche_amnesia.saving.classes import saveable
+from avalanche_amnesia.saving.encoding import checked, made
+from avalanche_amnesia.trajectory.coded import SparseUpdates
 from avalanche_amnesia.trajectory.fidelity import AddedError, Commitment
-from avalanche_amnesia.trajectory.sparse import SparseEntries
+from avalanche_amnesia.trajectory.sparse import SparseEntries, SparseValues
 
 
 @dataclass(frozen=True)
@@ -25,11 +26,8 @@ class LogFile:
     checksum: str
 
 
-@saveable
 class Log(dict[str, SparseEntries]):
     """Tensor name → the entries of it that a task, or a repair, moved, with the way back."""
-
-    saved_apart = True
 
     def __init__(
         self,
@@ -44,6 +42,23 @@ class Log(dict[str, SparseEntries]):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "file": None}
+
+    def state(self) -> dict[str, Any]:
+        """The log as a value of a saved state; where its file lies is not part of it."""
+        return {
+            "entries": entries_state(self),
+            "parameters": self.parameters,
+            "errors": {option: dict(vars(error)) for option, error in self.errors.items()},
+            "repair_of": self.repair_of,
+        }
+
+    @classmethod
+    def from_state(cls, state: Any) -> Log:
+        """What :meth:`state` returned, as a log."""
+        kinds = {"entries": dict, "parameters": int, "errors": dict, "repair_of": frozenset | None}
+        entries, parameters, errors, repair_of = checked(state, **kinds)
+        found = {option: made(AddedError, error) for option, error in errors.items()}
+        return cls(entries_from(entries), parameters, found, repair_of)
 
     @classmethod
     def of(cls, commitments: Mapping[str, Commitment], parameters: int) -> Log:
@@ -69,6 +84,16 @@ class Log(dict[str, SparseEntries]):
         """``other`` where it holds the very same entries, and perhaps has a file."""
         same = self.keys() == other.keys() and all(self[name] is other[name] for name in self)
         return other if same else self
+
+
+def entries_state(entries: Mapping[str, SparseEntries]) -> dict[str, Any]:
+    """Tensor name → entries, as a value of a saved state."""
+    return {name: dict(vars(entry)) for name, entry in entries.items()}
+
+
+def entries_from(state: Any) -> dict[str, Any]:
+    """What :func:`entries_state` returned, as entries."""
+    return {name: made(SparseUpdates if "codes" in of else SparseValues, of) for name, of in state.items()}
 
 
 def report(logs: Mapping[int, Log], merged: frozenset[int]) -> dict[int, dict[str, float]]:

@@ -4,15 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from avalanche.training.plugins import EvaluationPlugin
-from avalanche.training.plugins.clock import Clock
-from avalanche.training.templates.base_sgd import PeriodicEval
-
 from avalanche_amnesia.object_walk import Parts, memory_of
 from avalanche_amnesia.optimizer_traits import traits_of
-
-OF_THE_HOST = (EvaluationPlugin, PeriodicEval, Clock)
-"""Avalanche's plugins that count and report, and take no part in a training."""
+from avalanche_amnesia.saving.strategy_settings import OF_THE_HOST, learning_settings
 
 Memory = tuple[tuple[str, str], ...]
 """Paths to numbers and tensors that an object holds, with their values or hashes."""
@@ -20,14 +14,12 @@ Memory = tuple[tuple[str, str], ...]
 _OF_EVERY_OPTIMIZER = frozenset({"state", "param_groups", "defaults"})
 
 
-def settings_of(strategy: Any) -> tuple[object, ...]:
-    """Settings of the optimizer, the length of a training, and the plugins, which come last."""
-    groups = tuple(
-        tuple((name, repr(value)) for name, value in sorted(group.items()) if name != "params")
-        for group in strategy.optimizer.param_groups
-    )
-    kind = type(strategy.optimizer).__name__
-    return kind, groups, strategy.train_mb_size, strategy.train_epochs, plugin_classes(strategy)
+def training_settings(strategy: Any) -> dict[str, Any]:
+    """Settings that a training depends on, as they are now: an optimizer's groups may differ from its defaults."""
+    groups = strategy.optimizer.param_groups
+    now = [{name: repr(value) for name, value in group.items() if name != "params"} for group in groups]
+    learning = [plugin for plugin in strategy.plugins if not getattr(plugin, "answers_requests", False)]
+    return {**learning_settings(strategy, learning), "parameter groups": now}
 
 
 def plugin_classes(strategy: Any) -> tuple[str, ...]:

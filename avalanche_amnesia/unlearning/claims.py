@@ -24,7 +24,7 @@ from avalanche_amnesia.bits import fits, state_hashes
 from avalanche_amnesia.ledger import RequestError, TaskLedger
 from avalanche_amnesia.models.multi_head import MultiHeadModel
 from avalanche_amnesia.models.tensors import state_of
-from avalanche_amnesia.saving.classes import saveable
+from avalanche_amnesia.saving.encoding import checked, made
 from avalanche_amnesia.transaction import Transaction
 from avalanche_amnesia.unlearning.circumstances import (
     OF_THE_HOST,
@@ -32,7 +32,7 @@ from avalanche_amnesia.unlearning.circumstances import (
     criterion_memory,
     optimizer_memory,
     plugin_classes,
-    settings_of,
+    training_settings,
 )
 from avalanche_amnesia.unlearning.compensation import compensates
 from avalanche_amnesia.unlearning.context import UnlearningContext
@@ -42,12 +42,12 @@ class TamperedError(RequestError):
     """The model's tensors were changed by something else than trainings and unlearnings; nothing was unlearned."""
 
 
-@saveable
 @dataclass(frozen=True)
 class Circumstances:
     """All that a training depends on beside seed, task and what it could see."""
 
-    settings: tuple[object, ...]
+    settings: dict[str, Any]
+    plugins: tuple[str, ...]
     criterion: Memory
     faults: tuple[str, ...]
 
@@ -65,6 +65,19 @@ class Claims:
     _hashes: Mapping[str, str] | None = field(default_factory=dict)
     changed: frozenset[str] = frozenset()
 
+    def state(self) -> dict[str, Any]:
+        """Everything noted, as a value of a saved state."""
+        trainings = {task: dict(vars(training)) for task, training in self._trainings.items()}
+        first = None if self._first is None else dict(vars(self._first))
+        return {**vars(self), "_trainings": trainings, "_first": first}
+
+    def load_state(self, state: Any) -> None:
+        """Take back what :meth:`state` returned."""
+        new = Claims(*checked(state, **dict.fromkeys(vars(self), object)))
+        new._trainings = {task: made(Circumstances, held) for task, held in new._trainings.items()}
+        new._first = None if new._first is None else made(Circumstances, new._first)
+        vars(self).update(vars(new))
+
     # A training -----------------------------------------------------------------------------------------------
 
     def look_before_training(self, model: nn.Module) -> None:
@@ -81,7 +94,8 @@ class Claims:
     def first_step(self, strategy: Any, task: int) -> None:
         """Note the circumstances of a training, which every plugin has set up by its first step."""
         faults = tuple(self._faults(strategy))
-        self._trainings[task] = Circumstances(settings_of(strategy), criterion_memory(strategy), faults)
+        settings, plugins = training_settings(strategy), plugin_classes(strategy)
+        self._trainings[task] = Circumstances(settings, plugins, criterion_memory(strategy), faults)
         self._first = self._trainings[task] if self._first is None else self._first
 
     def abandon(self, task: int | None, model: nn.Module, *, first: bool) -> None:
@@ -182,13 +196,14 @@ class Claims:
         if self._first is None:
             return []
         first, found = self._first, []
-        other = [task for task, here in trained.items() if here.settings != first.settings]
+        at_first = (first.settings, first.plugins)
+        other = [task for task, here in trained.items() if (here.settings, here.plugins) != at_first]
         if other:
             found.append(f"{_listed(other)} trained at other settings than the first task, or beside other plugins")
         remembering = [task for task, here in trained.items() if here.criterion != first.criterion]
         if remembering:
             found.append(f"the criterion was no longer as at the first task when {_listed(remembering)} began")
-        if plugin_classes(strategy) != first.settings[-1]:
+        if plugin_classes(strategy) != first.plugins:
             found.append("the strategy has other plugins by now than when the first task was trained")
         return found
 

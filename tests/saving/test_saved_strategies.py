@@ -1,5 +1,6 @@
 """A strategy that was saved and loaded goes on as if nothing had happened, to the bit."""
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -150,9 +151,8 @@ def test_metrics_leave_benchmark_and_references_to_the_script(tmp_path):
         results = strategy.eval(benchmark.test_stream)
     strategy.save(tmp_path / "state")
     body, tensors = read_state(tmp_path / "state")
-    for _, code in body["metrics"]:
-        if "references" in code["attributes"]:
-            assert code["attributes"]["references"] == {"given": "avalanche_amnesia.evaluation.references.References"}
+    assert body["metrics"]
+    assert "references" not in json.dumps(body["metrics"])
     sample = DIGITS.train_stream[0].dataset[0][0].flatten()
     flat = [t.flatten().float() for group in tensors.values() for t in group.values() if t.numel() % 64 == 0]
     assert not any((t.reshape(-1, 64) == sample).all(1).any() for t in flat)

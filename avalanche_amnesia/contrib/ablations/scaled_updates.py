@@ -13,6 +13,7 @@ from avalanche_amnesia import checks
 from avalanche_amnesia.contrib.shadows.first_use import entries_in_use
 from avalanche_amnesia.models.masked import MaskedModel
 from avalanche_amnesia.models.multi_head import inside_backbone
+from avalanche_amnesia.saving.encoding import checked
 from avalanche_amnesia.training.host.lookup import find_plugin
 from avalanche_amnesia.training.plugins.hat import HATPlugin
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
@@ -20,6 +21,7 @@ from avalanche_amnesia.trajectory.removal import Removal
 from avalanche_amnesia.trajectory.replay import Revision, Revisions
 from avalanche_amnesia.trajectory.sparse import SparseValues
 from avalanche_amnesia.trajectory.store import Trajectory
+from avalanche_amnesia.trajectory.undo_log import entries_from, entries_state
 from avalanche_amnesia.transaction import Transaction
 
 Scaling = Literal["rate", "draft"]
@@ -59,6 +61,15 @@ class ScaledUpdatesPlugin(SupervisedPlugin):
         self.by, self.alpha, self._alpha = by, alpha, 1.0
         self.rates: dict[int, dict[str, SparseValues]] = {}
         self._damped: dict[str, SparseValues] = {}
+
+    def state(self) -> dict[str, Any]:
+        """State to save: the rates, and the adjustment's α."""
+        return {"rates": {task: entries_state(rates) for task, rates in self.rates.items()}, "alpha": self._alpha}
+
+    def load_state(self, state: Any) -> None:
+        """Take back what :meth:`state` returned."""
+        rates, alpha = checked(state, rates=dict, alpha=float)
+        self.rates, self._alpha = {task: entries_from(of_task) for task, of_task in rates.items()}, alpha
 
     def before_train_dataset_adaptation(self, strategy: Any, **kwargs: Any) -> None:
         """Check the model and the plugins beside it, before anything of the task is made."""

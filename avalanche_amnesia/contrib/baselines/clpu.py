@@ -53,6 +53,14 @@ class CLPUPlugin(SupervisedPlugin):
         self.batch_size = checks.whole_number("batch_size", batch_size)
         self.merge_steps, self.merge_lr = checks.whole_number("merge_steps", merge_steps), merge_lr
 
+    def state(self) -> Any:
+        """State to save: the samples."""
+        return self.memory.state()
+
+    def load_state(self, state: Any) -> None:
+        """Take back what :meth:`state` returned."""
+        self.memory.load_state(state)
+
     def before_backward(self, strategy: Any, **kwargs: Any) -> None:
         """While a permanent task is trained, add DER++'s loss on the samples of those before it."""
         earlier = set(strategy.model.main_tasks) & set(self.memory.samples)

@@ -49,6 +49,14 @@ class DarkReplayPlugin(SupervisedPlugin):
         self.loss = DarkLoss(logit_weight, label_weight)
         self.batch_size = None if batch_size is None else checks.whole_number("batch_size", batch_size)
 
+    def state(self) -> Any:
+        """State to save: the samples."""
+        return self.memory.state()
+
+    def load_state(self, state: Any) -> None:
+        """Take back what :meth:`state` returned."""
+        self.memory.load_state(state)
+
     def before_backward(self, strategy: Any, **kwargs: Any) -> None:
         """Add the loss on memory."""
         if self.memory.samples:

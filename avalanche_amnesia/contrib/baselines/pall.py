@@ -13,6 +13,7 @@ from avalanche_amnesia import checks
 from avalanche_amnesia.contrib.replay_memory import DarkLoss, TaskMemory
 from avalanche_amnesia.models.modes import evaluating
 from avalanche_amnesia.models.weight_masks.subnet import SubnetModel
+from avalanche_amnesia.saving.encoding import checked
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
@@ -56,6 +57,16 @@ class PALLPlugin(SubnetPlugin):
         self.repair_steps = checks.whole_number("repair_steps", repair_steps, 0)
         self.repair_batch = checks.whole_number("repair_batch", repair_batch)
         self.repair_lr = repair_lr
+
+    def state(self) -> dict[str, Any]:
+        """State to save: as the base class's, and the samples; the trajectory is another plugin's."""
+        return {"masks": super().state(), "memory": self.memory.state()}
+
+    def load_state(self, state: Any) -> None:
+        """Take back what :meth:`state` returned."""
+        masks, memory = checked(state, masks=dict, memory=dict)
+        super().load_state(masks)
+        self.memory.load_state(memory)
 
     def before_training_exp(self, strategy: Any, shuffle: bool = True, drop_last: bool = False, **kwargs: Any) -> None:
         """As the base class's, then draw the free weights; those that the task does not take return to ``θ^(0)``."""

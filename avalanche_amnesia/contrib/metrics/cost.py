@@ -54,6 +54,14 @@ class UnlearningCost(CallbackMetric):
         references.expect("same")
         self._emitted = 0
 
+    def state(self) -> int:
+        """State to save: how many unlearnings were reported."""
+        return self._emitted
+
+    def load_state(self, state: int) -> None:
+        """Take back what :meth:`state` returned."""
+        self._emitted = int(state)
+
     def before_training_exp(self, strategy: Any) -> None:
         """Check that what is trained is what the references are trained on."""
         self.references.check(strategy.experience)

@@ -103,6 +103,14 @@ class RepairPlugin(SupervisedPlugin):
         self.rule = AdaHATRule(alpha, epsilon, sparsity=False) if mode == "sequential_adahat" else AdjustmentRule()
         self.memory = TaskMemory(samples_per_task, seed, size)
 
+    def state(self) -> Any:
+        """State to save: the samples."""
+        return self.memory.state()
+
+    def load_state(self, state: Any) -> None:
+        """Take back what :meth:`state` returned."""
+        self.memory.load_state(state)
+
     # Around a task --------------------------------------------------------------------------------------------
 
     def before_train_dataset_adaptation(self, strategy: Any, **kwargs: Any) -> None:

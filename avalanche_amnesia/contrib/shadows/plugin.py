@@ -17,7 +17,7 @@ from avalanche_amnesia.contrib.shadows.shadow import Shadow
 from avalanche_amnesia.models.masked import MaskedModel
 from avalanche_amnesia.models.multi_head import inside_backbone
 from avalanche_amnesia.models.task_labels import single_task
-from avalanche_amnesia.saving.classes import saveable
+from avalanche_amnesia.saving.encoding import checked
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.training.host.lookup import find_plugin
 from avalanche_amnesia.training.norm_statistics import TaskStatistics
@@ -27,6 +27,7 @@ from avalanche_amnesia.trajectory.removal import Removal
 from avalanche_amnesia.trajectory.replay import Revision, Revisions
 from avalanche_amnesia.trajectory.sparse import SparseValues
 from avalanche_amnesia.trajectory.store import Trajectory
+from avalanche_amnesia.trajectory.undo_log import entries_from, entries_state
 from avalanche_amnesia.transaction import Transaction
 
 ShadowScope = Literal["entry", "unit"]
@@ -34,7 +35,6 @@ ShadowStart = Literal["before", "delete", "fresh"]
 ShadowOrder = Literal["oldest", "newest"]
 
 
-@saveable
 @dataclass(frozen=True)
 class Backup:
     """Updates and norms that a task learned in the place of an earlier one."""
@@ -139,6 +139,24 @@ class BackupPlugin(SupervisedPlugin):
         self.kept: dict[int, dict[int, Backup]] = {}
         self.placed: dict[int, dict[str, SparseValues]] = {}
         self._now: _ShadowedTask | None = None
+
+    def state(self) -> dict[str, Any]:
+        """State to save: what was kept, and what unlearnings placed."""
+        kept = {
+            task: {other: {**vars(backup), "updates": entries_state(backup.updates)} for other, backup in of.items()}
+            for task, of in self.kept.items()
+        }
+        return {"kept": kept, "placed": {task: entries_state(values) for task, values in self.placed.items()}}
+
+    def load_state(self, state: Any) -> None:
+        """Take back what :meth:`state` returned."""
+        kept, placed = checked(state, kept=dict, placed=dict)
+        backups = {
+            task: {other: Backup(entries_from(held["updates"]), held["parts"]) for other, held in of.items()}
+            for task, of in kept.items()
+        }
+        self.placed = {task: entries_from(values) for task, values in placed.items()}
+        self.kept = backups
 
     # While a task trains --------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Samples that the host's replay buffers keep, as plain values that a saved state can hold."""
+"""Samples that the host's replay buffers keep, as values of a saved state."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from avalanche.benchmarks.utils.data_attribute import DataAttribute
 from avalanche.benchmarks.utils.flat_data import FlatData
 
 from avalanche_amnesia.benchmarks.data import TensorTask
-from avalanche_amnesia.saving.encoding import Adapter
 from avalanche_amnesia.saving.files import StateError
 
 
@@ -66,6 +65,3 @@ def _transforms(data: Any) -> bool:
     pairs = groups.transform_groups.values() if groups is not None else ()
     own = any(pair is not None and any(pair) for pair in pairs)  # None: a group without transforms that was asked for
     return own or any(_transforms(inner) for inner in data._datasets)
-
-
-REPLAYED = Adapter("replayed", AvalancheDataset, taken, made)

@@ -2,38 +2,28 @@
 
 from __future__ import annotations
 
-import inspect
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from functools import lru_cache
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-from avalanche.benchmarks import CLExperience, CLScenario, CLStream
 from avalanche.core import BasePlugin
 from avalanche.training.plugins import EvaluationPlugin
-from avalanche.training.storage_policy import ReservoirSamplingBuffer, _ParametricSingleBuffer
-from avalanche.training.templates.base_sgd import PeriodicEval
-from avalanche.training.utils import ParamData
-from torch import Tensor, nn
+from avalanche.training.utils import trigger_plugins
+from torch import Tensor
 
 from avalanche_amnesia.ledger import RequestError
-from avalanche_amnesia.saving.classes import name_of, saveable
-from avalanche_amnesia.saving.encoding import Decoder, Encoder, attributes_of, load_module_numbers, module_numbers
+from avalanche_amnesia.saving.encoding import Groups, checked, decode, encode
 from avalanche_amnesia.saving.files import StateError, read_state, write_state
+from avalanche_amnesia.saving.strategy_settings import learning_settings
+from avalanche_amnesia.training.host import stock_states  # noqa: F401 - registers them
 from avalanche_amnesia.training.host.lookup import unlearning_of
+from avalanche_amnesia.training.host.model_state import load_model_state, model_state, unlike
+from avalanche_amnesia.training.host.plugin_state import load_state_of, state_of, takes_part
 from avalanche_amnesia.training.host.rollback import is_finishing
-from avalanche_amnesia.training.host.saved_data import REPLAYED
 from avalanche_amnesia.training.task_in_training import TaskInTraining
-
-for _of_the_host in (ParamData, ReservoirSamplingBuffer, _ParametricSingleBuffer):
-    saveable(_of_the_host)
-
-_OF_BENCHMARKS = (CLScenario, CLStream, CLExperience)
-"""Classes of what holds every task's samples: metrics and plugins that keep some are given it by their script."""
-_PLAIN = (bool, int, float, str, type(None))
-_OF_EVALUATION = frozenset({"eval_mb_size", "eval_every", "peval_mode"})
 
 
 def save_state(strategy: Any, path: str | Path) -> Path:
@@ -55,27 +45,27 @@ def save_state(strategy: Any, path: str | Path) -> Path:
         OSError: if it can't be written; a state that was there stays.
     """
     path = Path(path)
-    body, tensors = encoded_state(strategy)
-    write_state(path, body, tensors)
+    write_state(path, *encoded_state(strategy))
     return path
 
 
-def encoded_state(strategy: Any) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
-    """State of a strategy between tasks: plain values, and groups of tensors by name, which are its own."""
+def encoded_state(strategy: Any) -> tuple[dict[str, Any], Groups]:
+    """State of a strategy between tasks: JSON, and groups of tensors by name, which are its own."""
     _refuse_in_training(strategy, "save")
-    encoder = Encoder(_known(strategy), [REPLAYED], given=_OF_BENCHMARKS)
-    body = {
-        "strategy": name_of(type(strategy)),
-        "settings": _settings_of(strategy),
-        "device": strategy.device.type,
-        "model": _encoded_model(strategy.model, encoder),
-        "criterion": encoder.encode(_own(strategy._criterion), "criterion"),
-        "optimizer": _encoded_optimizer(strategy, encoder),
-        "host": {name: encoder.encode(value, name) for name, value in _host_attributes(strategy).items()},
-        "plugins": [[name_of(type(p)), encoder.encode(p, type(p).__name__)] for p in _plugins(strategy)],
-        "metrics": [[name_of(type(m)), encoder.encode(m, type(m).__name__)] for m in _metrics(strategy)],
-    }
-    return body, encoder.tensors
+    body, tensors = encode(
+        {
+            "strategy": _name(strategy),
+            "settings": learning_settings(strategy),
+            "device": strategy.device.type,
+            "model": model_state(strategy.model),
+            "optimizer": _optimizer_state(strategy),
+            "host": state_of(strategy, _not_kept(strategy)),
+            "criterion": state_of(strategy._criterion),
+            "plugins": [[_name(plugin), state_of(plugin)] for plugin in _plugins(strategy)],
+            "metrics": [[_name(metric), state_of(metric)] for metric in _metrics(strategy)],
+        }
+    )
+    return body, tensors
 
 
 def load_state(strategy: Any, path: str | Path) -> None:
@@ -94,38 +84,51 @@ def load_state(strategy: Any, path: str | Path) -> None:
     give_state(strategy, *read_state(Path(path)), Path(path))
 
 
-def give_state(strategy: Any, body: Mapping[str, Any], tensors: Mapping[str, Mapping[str, Tensor]], path: Path) -> None:
+def give_state(strategy: Any, body: Any, tensors: Groups, path: Path) -> None:
     """Give a strategy a state that was read; as :func:`load_state`."""
+    told = f"{path} holds what no state of a {type(strategy).__name__} holds"
+    with _naming(told):
+        state = decode(body, tensors, strategy.device)
+        _check_fits(strategy, state, path)
+        strategy.plugins = _in_saved_order(strategy, [name for name, _ in state["plugins"]])
+        parts = list(_parts(strategy, state))
+    for part, give in parts:
+        with _naming(f"{told}, in {part}"):
+            give()
+    trigger_plugins(strategy, "after_loading")
+
+
+@contextmanager
+def _naming(told: str) -> Iterator[None]:
+    """Errors of a file that somebody has written into, with where it is."""
     try:
-        _check_fits(strategy, body, path)
-        _give(strategy, body, tensors, path)
-    except (KeyError, IndexError, TypeError, AttributeError) as error:  # whatever somebody else has put into it
-        raise StateError(f"{path} holds what no state of a {type(strategy).__name__} holds: {error!r}") from error
+        yield
+    except RequestError:
+        raise
+    except StateError as error:
+        raise error if str(error).startswith(told.partition(" ")[0]) else StateError(f"{told}: {error}") from error
+    except (KeyError, IndexError, TypeError, AttributeError, ValueError, RuntimeError) as error:
+        raise StateError(f"{told}: {error!r:.300}") from error
 
 
-def _give(strategy: Any, body: Mapping[str, Any], tensors: Mapping[str, Mapping[str, Tensor]], path: Path) -> None:
-    model = strategy.model
-    early = Decoder(tensors, {}, device=strategy.device)
-    _load_model(model, body["model"], early, path)
-    strategy.plugins = _in_saved_order(strategy, [name for name, _ in body["plugins"]])
-    decoder = Decoder(tensors, _known(strategy), lambda: _templates(model), strategy.device, [REPLAYED])
-    _load_optimizer(strategy, body["optimizer"], decoder)
-    for name, code in body["host"].items():
-        setattr(strategy, name, decoder.decode(code, getattr(strategy, name, None), name))
-    criterion = decoder.decode(body["criterion"], _own(strategy._criterion), "criterion")
-    vars(strategy._criterion).update(criterion)
-    for plugin, (name, code) in zip(_plugins(strategy), body["plugins"], strict=True):
-        decoder.decode(code, plugin, name.rpartition(".")[2])
-    for metric, (name, code) in zip(_metrics(strategy), body["metrics"], strict=False):
-        if name_of(type(metric)) == name:  # others may be looked at by now
-            decoder.decode(code, metric, name.rpartition(".")[2])
+def _parts(strategy: Any, state: Mapping[str, Any]) -> Iterator[tuple[str, Callable[[], None]]]:
+    """Names of a strategy's parts, and functions that give them their states."""
+    yield "its model", partial(load_model_state, strategy.model, state["model"])
+    yield "its optimizer", partial(_load_optimizer, strategy, state["optimizer"])
+    yield "the strategy", partial(load_state_of, strategy, state["host"], strategy, _not_kept(strategy))
+    yield "its criterion", partial(load_state_of, strategy._criterion, state["criterion"], strategy)
+    for plugin, (_, held) in zip(_plugins(strategy), state["plugins"], strict=True):
+        yield type(plugin).__name__, partial(load_state_of, plugin, held, strategy)
+    for metric, (name, held) in zip(_metrics(strategy), state["metrics"], strict=False):
+        if _name(metric) == name:  # others may be looked at by now
+            yield type(metric).__name__, partial(load_state_of, metric, held, strategy)
 
 
 def saved_tensors(path: str | Path) -> dict[str, Tensor]:
     """Tensors of the model in a saved state, by the names of ``model.state_dict()``."""
     body, tensors = read_state(Path(path))
-    decoder = Decoder(tensors, {})
-    return {name: decoder.decode(code, None, name) for name, code in body["model"]["state"].items()}
+    found: dict[str, Tensor] = decode(body["model"]["tensors"], tensors)
+    return found
 
 
 def _refuse_in_training(strategy: Any, doing: str) -> None:
@@ -141,24 +144,22 @@ def _refuse_in_training(strategy: Any, doing: str) -> None:
 
 
 def differing_parts(body: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a state in which two strategies differ that learn differently: without metrics and evaluations."""
-    host = {name: value for name, value in body["host"].items() if name not in _OF_EVALUATION}
-    plugins = [plugin for plugin in body["plugins"] if plugin[0] != name_of(PeriodicEval)]
-    return {**body, "host": host, "plugins": plugins, "metrics": []}
+    """The part of a state in which two strategies differ that learn differently: without metrics."""
+    return {**body, "metrics": []}
 
 
-def _check_fits(strategy: Any, body: Mapping[str, Any], path: Path) -> None:
-    saved, here = body["strategy"], name_of(type(strategy))
+def _check_fits(strategy: Any, state: Mapping[str, Any], path: Path) -> None:
+    saved, here = state["strategy"], _name(strategy)
     if saved != here:
         raise StateError(f"{path} is the state of a {saved}, not of a {here}")
-    if body["device"] == "cpu" and strategy.device.type != "cpu":
+    if state["device"] == "cpu" and strategy.device.type != "cpu":
         raise StateError(f"{path} was saved on the CPU: load it into a strategy with device='cpu'")
     _refuse_in_training(strategy, "load")
-    groups, own = len(body["optimizer"]["groups"]), len(strategy.optimizer.param_groups)
+    groups, own = len(state["optimizer"]["names"]), len(strategy.optimizer.param_groups)
     if groups != own:
         raise StateError(f"{path}: the saved optimizer has {groups} parameter groups, and this one has {own}")
-    plugins = sorted(name for name, _ in body["plugins"])
-    mine = sorted(name_of(type(plugin)) for plugin in _plugins(strategy))
+    plugins = sorted(name for name, _ in state["plugins"])
+    mine = sorted(map(_name, _plugins(strategy)))
     if plugins != mine:
         missing = ", ".join((Counter(plugins) - Counter(mine)).elements())
         further = ", ".join((Counter(mine) - Counter(plugins)).elements())
@@ -167,74 +168,30 @@ def _check_fits(strategy: Any, body: Mapping[str, Any], path: Path) -> None:
         raise StateError(
             f"{path} was saved beside other plugins: {' and '.join(differ)}; build the strategy with the same ones"
         )
-    settings = _settings_of(strategy)
-    different = {
-        name: (body["settings"].get(name), settings.get(name))
-        for name in sorted({*settings, *body["settings"]})
-        if body["settings"].get(name) != settings.get(name)
-    }
+    there, ours = dict(_flat(state["settings"])), dict(_flat(learning_settings(strategy)))
+    different = [name for name in sorted({*there, *ours}) if there.get(name) != ours.get(name)]
     if different:
-        listed = ", ".join(f"{name}={old!r} (here {new!r})" for name, (old, new) in different.items())
+        listed = ", ".join(f"{name}={there.get(name)!r} (here {ours.get(name)!r})" for name in different)
         raise StateError(f"{path} was saved with other settings: {listed}; build the strategy with those")
-
-
-# Settings ----------------------------------------------------------------------------------------------------------
-
-
-def _settings_of(strategy: Any) -> dict[str, Any]:
-    """Plain settings of a strategy, its optimizer and its plugins: attributes that carry a constructor's argument."""
-    result = dict(_settings("", strategy))
-    for plugin in _plugins(strategy):
-        result |= dict(_settings(f"{type(plugin).__name__}.", plugin))
-    name = type(strategy.optimizer).__name__
-    result["optimizer"] = name
-    defaults = strategy.optimizer.defaults.items()
-    result |= {f"{name}.{key}": _comparable(value) for key, value in defaults if _is_plain(value)}
-    return result
-
-
-def _settings(prefix: str, thing: Any) -> Iterator[tuple[str, Any]]:
-    names = {name for kind in type(thing).__mro__ for name in _parameters(kind)}
-    for name, value in vars(thing).items():
-        if name not in names or name in _OF_EVALUATION:
-            continue
-        if _is_plain(value):
-            yield f"{prefix}{name}", _comparable(value)
-        elif type(value).__module__.startswith("avalanche_amnesia.") and not isinstance(value, (nn.Module, BasePlugin)):
-            yield f"{prefix}{name}", type(value).__name__
-            yield from _settings(f"{prefix}{name}.", value)
-
-
-@lru_cache(512)
-def _parameters(kind: Any) -> tuple[str, ...]:
-    return tuple(inspect.signature(kind.__init__).parameters)
-
-
-def _comparable(value: Any) -> Any:
-    """A setting as JSON gives it back."""
-    if isinstance(value, Mapping):
-        return [list(pair) for pair in value.items()]
-    return list(value) if isinstance(value, tuple) else value
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, Mapping):
-        value = (*value.keys(), *value.values())
-    return isinstance(value, _PLAIN) or (isinstance(value, tuple) and all(isinstance(item, _PLAIN) for item in value))
+    other = unlike(strategy.model, state["model"])
+    if other is not None:
+        raise StateError(f"{path} holds another model: {other}")
 
 
 # Parts of a strategy -----------------------------------------------------------------------------------------------
 
 
-def _known(strategy: Any) -> dict[str, object]:
-    """Objects that a strategy built alike has as well, by name."""
-    known: dict[str, object] = {"strategy": strategy, "model": strategy.model, "optimizer": strategy.optimizer}
-    known |= {"evaluator": strategy.evaluator, "criterion": strategy._criterion}
-    known |= {f"torch.{function.__name__}": function for function in (torch.zeros, torch.ones)}
-    known |= {f"parameter {name}": value for name, value in strategy.model.named_parameters()}
-    graph = getattr(strategy.model, "graph", None)
-    known |= {name: thing for name, thing in (("graph", graph), ("sets", getattr(graph, "sets", None))) if thing}
-    return known
+def _name(thing: Any) -> str:
+    return f"{type(thing).__module__}.{type(thing).__qualname__}"
+
+
+def _flat(settings: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Settings by their paths."""
+    if not isinstance(settings, dict):
+        yield name, settings
+        return
+    for key, value in settings.items():
+        yield from _flat(value, f"{name}.{key}".lstrip("."))
 
 
 def _plugins(strategy: Any) -> list[Any]:
@@ -243,9 +200,8 @@ def _plugins(strategy: Any) -> list[Any]:
 
 
 def _metrics(strategy: Any) -> list[Any]:
-    """This package's metrics; the host's begin anew with every evaluation, or hold the run's own numbers."""
-    metrics = getattr(strategy.evaluator, "metrics", ())
-    return [metric for metric in metrics if type(metric).__module__.startswith("avalanche_amnesia.")]
+    """Metrics with a ``state()``; the others begin anew with every evaluation, or hold the run's own numbers."""
+    return [metric for metric in getattr(strategy.evaluator, "metrics", ()) if takes_part(metric)]
 
 
 def _in_saved_order(strategy: Any, names: list[str]) -> list[Any]:
@@ -253,7 +209,7 @@ def _in_saved_order(strategy: Any, names: list[str]) -> list[Any]:
     mine = _plugins(strategy)
     ordered = []
     for name in names:
-        plugin = next(p for p in mine if name_of(type(p)) == name)
+        plugin = next(p for p in mine if _name(p) == name)
         mine.remove(plugin)
         ordered.append(plugin)
     return [p if isinstance(p, EvaluationPlugin) else ordered.pop(0) for p in strategy.plugins]
@@ -263,91 +219,47 @@ _NOT_KEPT = frozenset(
     {
         *{"model", "optimizer", "plugins", "evaluator", "_criterion", "device", "clock"},  # saved by themselves
         *{"experience", "current_eval_stream", "mbatch", "adapted_dataset", "dataloader", "mb_output", "loss"},
+        *{"mb_buffer_x", "mb_buffer_y", "mb_buffer_tid", "mb_buffer_out", "optimized_param_id"},
         *{"_eval_streams", "_listeners", "rollback_point", "is_training", "_stop_training", "_trains"},
+        *{"eval_mb_size", "eval_every", "peval_mode"},
     }
 )
 """Attributes of a strategy that its state has elsewhere, or that belong to one training or evaluation."""
 
 
-def _host_attributes(strategy: Any) -> dict[str, Any]:
-    """Attributes that the strategy itself keeps over its tasks."""
-    return {name: value for name, value in vars(strategy).items() if name not in _NOT_KEPT}
-
-
-def _own(criterion: Any) -> dict[str, Any]:
-    """Attributes of a criterion, without those of every module that say nothing."""
-    held = attributes_of(criterion) or {}
-    return {
-        name: value for name, value in held.items() if not name.startswith("_") or name in ("_buffers", "_parameters")
-    }
-
-
-# The model ---------------------------------------------------------------------------------------------------------
-
-
-def _encoded_model(model: nn.Module, encoder: Encoder) -> dict[str, Any]:
-    state = {name: encoder.encode(value.detach(), name) for name, value in model.state_dict().items()}
-    kinds = dict(_kinds(model))
-    return {"state": state, "kinds": kinds, "numbers": dict(module_numbers(model))}
-
-
-def _kinds(model: nn.Module) -> Iterator[tuple[str, str]]:
-    """Classes of the model and of the modules in its backbone, by path; tasks' own modules are made as they come."""
-    yield "", name_of(type(model))
-    for path, module in model.named_modules():
-        if path.split(".")[0] == "backbone":
-            yield path, name_of(type(module))
-
-
-def _load_model(model: nn.Module, code: Mapping[str, Any], decoder: Decoder, path: Path) -> None:
-    kinds = dict(_kinds(model))
-    other = sorted(name for name in {*kinds, *code["kinds"]} if code["kinds"].get(name) != kinds.get(name))
-    if other:
-        there, here = code["kinds"].get(other[0]), kinds.get(other[0])
-        raise StateError(f"{path} holds another model: {other[0] or 'it'} is a {there} there, and a {here} here")
-    state: dict[str, Tensor] = {name: decoder.decode(value, None, name) for name, value in code["state"].items()}
-    for name, value in model.named_parameters():
-        if name in state and value.shape != state[name].shape:
-            raise StateError(
-                f"{path} holds another model: {name} has shape {tuple(state[name].shape)} there, and "
-                f"{tuple(value.shape)} here"
-            )
-        if name in state and value.dtype != state[name].dtype:
-            raise StateError(f"{path}: {name} is {state[name].dtype} there, and {value.dtype} here")
-    try:
-        model.load_state_dict(state)
-    except RuntimeError as error:
-        raise StateError(f"{path} holds another model: {error}") from error
-    load_module_numbers(model, code["numbers"], str(path))
-
-
-def _templates(model: Any) -> Iterator[nn.Module]:
-    """Modules like those that plugins and metrics keep copies of: the model, a head, what tasks have of their own."""
-    yield model
-    for task in model.tasks:
-        yield from model.task_modules(task)
+def _not_kept(strategy: Any) -> frozenset[str]:
+    """Attributes of a strategy that are no state of its own; plugins that it refers to are saved as plugins."""
+    return _NOT_KEPT | {name for name, value in vars(strategy).items() if isinstance(value, BasePlugin)}
 
 
 # The optimizer -----------------------------------------------------------------------------------------------------
 
 
-def _encoded_optimizer(strategy: Any, encoder: Encoder) -> dict[str, Any]:
+def _optimizer_state(strategy: Any) -> dict[str, Any]:
+    """The optimizer's own ``state_dict``, and the names of the parameters that it numbers.
+
+    Parameters that the model has no longer (the head of a task that was given up) are left out.
+    """
     names = {id(parameter): name for name, parameter in strategy.model.named_parameters()}
-    optimizer = strategy.optimizer
-    groups = []
-    for group in optimizer.param_groups:
-        options = {name: value for name, value in group.items() if name != "params"}
-        groups.append([[names[id(p)] for p in group["params"] if id(p) in names], encoder.encode(options, "optimizer")])
-    state = {names[id(p)]: held for p, held in optimizer.state.items() if id(p) in names}
-    return {"groups": groups, "state": encoder.encode(state, "optimizer.state")}
+    state, of_groups = strategy.optimizer.state_dict(), []
+    for group, saved in zip(strategy.optimizer.param_groups, state["param_groups"], strict=True):
+        there = [id(parameter) in names for parameter in group["params"]]
+        gone = [number for number, kept in zip(saved["params"], there, strict=True) if not kept]
+        saved["params"] = [number for number in saved["params"] if number not in gone]
+        state["state"] = {number: held for number, held in state["state"].items() if number not in gone}
+        of_groups.append([names[id(p)] for p, kept in zip(group["params"], there, strict=True) if kept])
+    followed = getattr(strategy, "optimized_param_id", None)
+    if followed is not None:
+        followed = [name for name, parameter in followed.items() if id(parameter) in names]
+    return {"names": of_groups, "state": state, "followed": followed}
 
 
-def _load_optimizer(strategy: Any, code: Mapping[str, Any], decoder: Decoder) -> None:
-    parameters = dict(strategy.model.named_parameters())
-    optimizer = strategy.optimizer
-    for group, (names, options) in zip(optimizer.param_groups, code["groups"], strict=True):
-        group["params"] = [parameters[name] for name in names]
-        group.update(decoder.decode(options, None, "optimizer"))
+def _load_optimizer(strategy: Any, state: Any) -> None:
+    names, held, followed = checked(state, names=list, state=dict, followed=list | None)
+    parameters, optimizer = dict(strategy.model.named_parameters()), strategy.optimizer
+    of_groups = [[parameters[name] for name in of_group] for of_group in names]
+    for group, of_group in zip(optimizer.param_groups, of_groups, strict=True):
+        group["params"] = of_group
     optimizer.state.clear()
-    for name, held in decoder.decode(code["state"], None, "optimizer.state").items():
-        optimizer.state[parameters[name]] = held
+    optimizer.load_state_dict(held)
+    strategy.optimized_param_id = None if followed is None else {name: parameters[name] for name in followed}

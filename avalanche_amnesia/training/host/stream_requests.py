@@ -6,8 +6,9 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from avalanche_amnesia import checks
-from avalanche_amnesia.benchmarks.requests import rehearse
+from avalanche_amnesia.benchmarks.requests import UnlearningRequest, rehearse
 from avalanche_amnesia.ledger import RequestError, TaskLedger
+from avalanche_amnesia.saving.encoding import checked
 from avalanche_amnesia.training.plugins.task_mask import single_task
 
 
@@ -18,6 +19,18 @@ class StreamRequests:
         self.known: set[int] = set()
         self._fired: set[tuple[int, Any]] = set()
         self._overdue: list[tuple[int, Any]] = []
+
+    def state(self) -> dict[str, Any]:
+        """The requests that were obeyed or still wait, as a value of a saved state."""
+        fired, overdue = sorted(self._fired, key=repr), self._overdue
+        written = [[(task, dict(vars(request))) for task, request in of] for of in (fired, overdue)]
+        return {"known": self.known, "fired": written[0], "overdue": written[1]}
+
+    def load_state(self, state: Any) -> None:
+        """Take back what :meth:`state` returned."""
+        known, fired, overdue = checked(state, known=set, fired=list, overdue=list)
+        read = [[(task, UnlearningRequest(**request)) for task, request in of] for of in (fired, overdue)]
+        self.known, self._fired, self._overdue = known, set(read[0]), read[1]
 
     def rehearse(self, experience: Any, ledger: TaskLedger) -> None:
         """Try a task's requests on a copy of the ledger: one that can't be obeyed is an error before the training."""

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from avalanche_amnesia import checks
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
+from avalanche_amnesia.saving.encoding import checked, made
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.training.counterfactual_features import CounterfactualFeatures
 from avalanche_amnesia.training.head_fit import MOST_SAMPLES, FittedHead, compacted, fitted_head
@@ -65,6 +66,17 @@ class CounterfactualPlugin(SupervisedPlugin):
         self.seed = checks.whole_number("seed", seed, None)
         self.heads: dict[int, dict[frozenset[int], FittedHead]] = {}
         self.sources: dict[int, frozenset[int]] = {}
+
+    def state(self) -> dict[str, Any]:
+        """State to save: the heads, and what they are for."""
+        heads = {task: {gone: dict(vars(head)) for gone, head in of.items()} for task, of in self.heads.items()}
+        return {"heads": heads, "sources": self.sources}
+
+    def load_state(self, state: Any) -> None:
+        """Take back what :meth:`state` returned."""
+        heads, sources = checked(state, heads=dict, sources=dict)
+        made_heads = {task: {gone: made(FittedHead, head) for gone, head in of.items()} for task, of in heads.items()}
+        self.heads, self.sources = made_heads, sources
 
     def before_train_dataset_adaptation(self, strategy: Any, **kwargs: Any) -> None:
         """Check the model and the plugins beside it, before anything of the task is made."""

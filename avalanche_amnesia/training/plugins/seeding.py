@@ -34,6 +34,12 @@ class SeedingPlugin(SupervisedPlugin):
         self._outside: RngState | None = None
         self._evaluations: list[RngState] = []
 
+    def state(self) -> None:
+        """Nothing to save: every task draws from the seed and its label."""
+
+    def load_state(self, state: None) -> None:
+        """Nothing to take back."""
+
     def before_training(self, strategy: Any, **kwargs: Any) -> None:
         """Remember the caller's random streams."""
         self._outside, self._evaluations = rng_state(), []

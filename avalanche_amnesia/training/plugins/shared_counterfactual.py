@@ -58,7 +58,13 @@ class SharedHeadCounterfactualPlugin(CounterfactualPlugin):
                 f"{type(self).__name__} must know who wrote a column of the head, and records what it refits: put a "
                 "TrajectoryPlugin() in front of it, without merge_permanent=True"
             )
-        self._store, self._masking = recorder.trajectory, find_plugin(strategy, TaskMaskPlugin)
+        self.after_loading(strategy)
+
+    def after_loading(self, strategy: Any) -> None:
+        """Find the plugins beside it, whose trajectory an unlearning writes to."""
+        recorder = find_plugin(strategy, TrajectoryPlugin)
+        self._store = self._store if recorder is None else recorder.trajectory
+        self._masking = find_plugin(strategy, TaskMaskPlugin)
 
     def covers(self, task: int, gone: Collection[int]) -> bool:
         """As the base class's, while nobody else who remains has written the task's columns."""

@@ -14,6 +14,7 @@ from avalanche_amnesia.models.multi_head import inside_backbone
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.models.tensors import parameters_of
 from avalanche_amnesia.optimizer_traits import traits_of
+from avalanche_amnesia.saving.encoding import checked
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.training.adjuster import Adjuster
 from avalanche_amnesia.training.diverged import what_diverged
@@ -70,6 +71,13 @@ class TaskMaskPlugin(SupervisedPlugin):
     """The kind of model that it masks."""
     task_class: ClassVar[type[TaskInTraining]] = TaskInTraining
     """Class of what it holds of the task in training."""
+    kept: ClassVar[dict[str, Any]] = {
+        "influences": frozenset | None,
+        "opened_whole": dict,
+        "notices": list,
+        "noticed": set,
+    }
+    """Attributes that outlive a task, with their types; a subclass adds its own."""
 
     @classmethod
     def options(cls) -> tuple[str, ...]:
@@ -88,6 +96,14 @@ class TaskMaskPlugin(SupervisedPlugin):
         self.opened_whole: dict[int, frozenset[str]] = {}
         self.notices: list[str] = []
         self.noticed: set[str] = set()
+
+    def state(self) -> dict[str, Any]:
+        """State to save, between tasks: masks and heads are the model's."""
+        return {name: getattr(self, name) for name in self.kept}
+
+    def load_state(self, state: Any) -> None:
+        """Take back what :meth:`state` returned."""
+        self.__dict__.update(zip(self.kept, checked(state, **self.kept), strict=True))
 
     @property
     def snapshot(self) -> TaskSnapshot | None:

@@ -11,6 +11,7 @@ from avalanche.core import SupervisedPlugin
 from avalanche_amnesia.benchmarks.shared_labels import why_trained
 from avalanche_amnesia.ledger import RequestError
 from avalanche_amnesia.models.tensors import parameters_of
+from avalanche_amnesia.saving.encoding import checked
 from avalanche_amnesia.training.host.lookup import find_plugin, refuse_second
 from avalanche_amnesia.training.host.rollback import abort_training, begin_finishing, finish, go_back, is_last_to_finish
 from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin, single_task
@@ -93,6 +94,16 @@ class TrajectoryPlugin(SupervisedPlugin):
         self._new: int | None = None
         self.shared_state: frozenset[str] = frozenset()
         self._state_before: dict[str, str] = {}
+
+    def state(self) -> dict[str, Any]:
+        """State to save: the trajectory, and what tasks share."""
+        return {"trajectory": self.trajectory.state(), "shared_state": self.shared_state}
+
+    def load_state(self, state: Any) -> None:
+        """Take back what :meth:`state` returned."""
+        trajectory, shared_state = checked(state, trajectory=dict, shared_state=frozenset)
+        self.trajectory.load_state(trajectory)
+        self.shared_state = shared_state
 
     @property
     def snapshot(self) -> TaskSnapshot | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -16,6 +17,7 @@ from avalanche_amnesia.audit.provenance import provenance_of
 from avalanche_amnesia.audit.record import UnlearningPlan, UnlearningRecord
 from avalanche_amnesia.benchmarks.data import labels_fingerprint
 from avalanche_amnesia.ledger import RequestError, TaskLedger
+from avalanche_amnesia.saving.encoding import checked
 from avalanche_amnesia.training.host.lookup import find_plugin, refuse_second
 from avalanche_amnesia.training.host.rollback import abort_training, finish, go_back, is_finishing
 from avalanche_amnesia.training.host.stream_requests import StreamRequests, check_iteration, check_iterations, due
@@ -100,18 +102,43 @@ class UnlearningPlugin(SupervisedPlugin):
         self.obey = obey
         self.allow_unknown = allow_unknown
         self.fingerprint = fingerprint
-        self.keep_probes_of_stream = keep_probes
+        self.keep_probes = keep_probes
         self.ledger = TaskLedger(deadline)
         self.records: list[UnlearningRecord] = []
         self.current: UnlearningPlan | None = None
         self.keeps_probes = False
-        self._given_deadline = deadline
+        self.deadline = deadline
         self.history = TaskHistory()
         self.current_task: int | None = None
         self._forgotten_in_task: set[int] = set()
         self._upcoming: list[Any] = []
         self._requests = StreamRequests()
         self.claims = Claims()
+
+    # In a saved state -----------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """State to save, between tasks: ledger, records, claims, and the stream's requests."""
+        return {
+            "ledger": self.ledger.state_dict(),
+            "records": [json.loads(record.to_json()) for record in self.records],
+            "counters": self.history.counters,
+            "data": self.history.data,
+            "requests": self._requests.state(),
+            "claims": self.claims.state(),
+        }
+
+    def load_state(self, state: Any) -> None:
+        """Take back what :meth:`state` returned."""
+        kinds = {"ledger": dict, "records": list, "counters": dict, "data": dict, "requests": dict, "claims": dict}
+        ledger, records, counters, data, requests, claims = checked(state, **kinds)
+        found = [UnlearningRecord.from_json(json.dumps(record)) for record in records]
+        new_ledger, new_claims, new_requests = TaskLedger(), Claims(), StreamRequests()
+        new_ledger.load_state_dict(ledger)
+        new_claims.load_state(claims)
+        new_requests.load_state(requests)
+        self.ledger, self.claims, self._requests, self.records = new_ledger, new_claims, new_requests, found
+        self.history.counters, self.history.data = counters, data
 
     # By the user ----------------------------------------------------------------------------------------------
 
@@ -209,7 +236,7 @@ class UnlearningPlugin(SupervisedPlugin):
         self.claims.look_before_training(strategy.model)
         self._obey_overdue(strategy)
         check_iterations(strategy)
-        if self.ledger.n_trained == 0 and self._given_deadline is None:
+        if self.ledger.n_trained == 0 and self.deadline is None:
             self.ledger = TaskLedger(getattr(experience, "deadline", None))
         if getattr(experience, "requests", ()) and self.obey and not self.allow_unknown:
             refuse_unknown_state(self._cleaned(strategy)[1])
@@ -284,7 +311,7 @@ class UnlearningPlugin(SupervisedPlugin):
         """Fire the requests that come after a task; those whom an interruption kept waiting, before the next one."""
         for task, request in self._requests.overdue(self.ledger.unlearned):
             try:
-                self._unlearn(strategy, request.tasks, request.event(task), self.keep_probes_of_stream)
+                self._unlearn(strategy, request.tasks, request.event(task), self.keep_probes)
             except RequestError:  # asking again would bring the same answer
                 self._requests.answered(task, request)
                 raise
@@ -303,7 +330,7 @@ class UnlearningPlugin(SupervisedPlugin):
 
     def _obey(self, strategy: Any, request: Any, task: int) -> None:
         self._requests.fires(task, request)
-        self._unlearn(strategy, request.tasks, request.event(task), self.keep_probes_of_stream)
+        self._unlearn(strategy, request.tasks, request.event(task), self.keep_probes)
 
     # The operation --------------------------------------------------------------------------------------------
 

@@ -1,0 +1,111 @@
+"""Settings: what a script gave a strategy, its optimizer and its plugins, as values of JSON."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from functools import lru_cache
+from pathlib import Path
+from types import BuiltinFunctionType, FunctionType, MethodType
+from typing import Any
+
+import torch
+from avalanche.core import BasePlugin
+from avalanche.training.plugins import EvaluationPlugin
+from avalanche.training.plugins.clock import Clock
+from avalanche.training.templates.base_sgd import PeriodicEval
+from torch import nn
+from torch.optim import Optimizer
+
+OF_THE_HOST = (EvaluationPlugin, PeriodicEval, Clock)
+"""Avalanche's plugins that count and report, and take no part in a training."""
+_PLAIN = (bool, int, float, str, type(None))
+_FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodType)
+_SIMPLE = (*_PLAIN, *_FUNCTIONS, torch.dtype, Path, Enum, Optimizer)
+
+
+_OF_EVALUATION = frozenset({"eval_mb_size", "eval_every", "peval_mode"})
+
+
+def learning_settings(strategy: Any, plugins: Iterable[Any] | None = None) -> dict[str, dict[str, Any]]:
+    """Settings but those of evaluations, with which a run may go on differently; as :func:`settings_of`."""
+    learning = [p for p in (strategy.plugins if plugins is None else plugins) if not isinstance(p, OF_THE_HOST)]
+    found = settings_of(strategy, learning)
+    return {of: {n: value for n, value in own.items() if n not in _OF_EVALUATION} for of, own in found.items()}
+
+
+def settings_of(strategy: Any, plugins: Iterable[Any] | None = None) -> dict[str, dict[str, Any]]:
+    """Settings by class: of a strategy, its optimizer, and all of its plugins or those given.
+
+    A setting is an attribute with the name of an argument of the class's constructor, or one that holds options (a
+    frozen data class). Functions are named, objects of this package are their class and settings.
+    """
+    optimizer = strategy.optimizer
+    found = {type(strategy).__name__: own_settings(strategy)}
+    defaults = {name: value for name, value in optimizer.defaults.items() if _is_simple(value)}
+    found[type(optimizer).__name__] = {name: _as_json(value) for name, value in defaults.items()}
+    for plugin in strategy.plugins if plugins is None else plugins:
+        name = type(plugin).__name__
+        alike = sum(other.partition(" ")[0] == name for other in found)
+        found[f"{name} {alike + 1}" if alike else name] = own_settings(plugin)
+    return found
+
+
+def own_settings(thing: Any) -> dict[str, Any]:
+    """Settings of one object."""
+    kind: Any = type(thing)
+    arguments = _arguments(kind)
+    return {
+        name: _as_json(value)
+        for name, value in getattr(thing, "__dict__", {}).items()
+        if (name in arguments and _is_setting(value)) or (not name.startswith("_") and _is_options(value))
+    }
+
+
+@lru_cache(512)
+def _arguments(kind: Any) -> frozenset[str]:
+    return frozenset(name for base in kind.__mro__ for name in inspect.signature(base.__init__).parameters)
+
+
+def _is_setting(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return all(_is_simple(item) for item in (*value.keys(), *value.values()))
+    return _is_simple(value) or _is_ours(value)
+
+
+def _is_simple(value: Any) -> bool:
+    return isinstance(value, _SIMPLE) or (isinstance(value, tuple) and all(map(_is_simple, value)))
+
+
+def _is_options(value: Any) -> bool:
+    """Tell whether a value is an object of a frozen data class, which holds no tensors."""
+    parameters = getattr(type(value), "__dataclass_params__", None)
+    if parameters is None or not parameters.frozen:
+        return False
+    return not any(isinstance(getattr(value, field.name), torch.Tensor) for field in fields(value))
+
+
+def _is_ours(value: Any) -> bool:
+    """Tell whether an object is of a class of this package, or of one based on it, and only carries settings."""
+    kinds = (base.__module__.partition(".")[0] for base in type(value).__mro__)
+    return "avalanche_amnesia" in kinds and not isinstance(value, (nn.Module, BasePlugin))
+
+
+def _as_json(value: Any) -> Any:
+    if isinstance(value, Enum):
+        return value.name
+    if isinstance(value, _PLAIN):
+        return value
+    if isinstance(value, (tuple, list)):
+        return [_as_json(item) for item in value]
+    if isinstance(value, Mapping):  # slots by task
+        return {str(key): _as_json(item) for key, item in value.items()}
+    if isinstance(value, (torch.dtype, torch.device, Path)):
+        return str(value)
+    if isinstance(value, _FUNCTIONS):
+        return value.__qualname__
+    if is_dataclass(value):
+        return {"class": type(value).__name__} | {f.name: _as_json(getattr(value, f.name)) for f in fields(value)}
+    return {"class": type(value).__name__} | own_settings(value) if _is_ours(value) else type(value).__name__

@@ -1,0 +1,137 @@
+"""State that one plugin keeps over its tasks, as a value that a saved state can hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from avalanche_amnesia.saving.encoding import foreign
+from avalanche_amnesia.saving.files import StateError
+from avalanche_amnesia.saving.strategy_settings import own_settings
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """Way of an attribute's value into a state, and back.
+
+    Args:
+        take: value → JSON types, tensors, and containers of these.
+        give: what ``take`` returned, the value that the attribute has, and the strategy → its new value.
+    """
+
+    take: Callable[[Any], Any]
+    give: Callable[[Any, Any, Any], Any]
+
+
+_CONVERSIONS: dict[type, dict[str, Conversion | None]] = {}
+
+
+def register_state(kind: type, **attributes: Conversion | None) -> None:
+    """Say how attributes of somebody else's plugin or strategy get into a saved state and back.
+
+    Its settings (attributes with the names of its constructor's arguments) are compared, not saved; all others are
+    saved as they are, if they are of JSON types and tensors, unless they are named here.
+
+    Args:
+        kind: the class; subclasses are treated alike.
+        attributes: name → how it is saved; None: it is left out, and stays as it is where a state is loaded.
+    """
+    _CONVERSIONS[kind] = attributes
+
+
+def takes_part(thing: Any) -> bool:
+    """Tell whether an object says itself what its state is, or somebody has said it."""
+    return hasattr(type(thing), "load_state") or any(kind in _CONVERSIONS for kind in type(thing).__mro__)
+
+
+def state_of(thing: Any, left_out: frozenset[str] = frozenset()) -> Any:
+    """State of a plugin, a strategy or a criterion: its ``state()``, else its attributes.
+
+    Raises:
+        StateError: for an attribute that no state can hold.
+    """
+    name, conversions = type(thing).__name__, _conversions(thing)
+    if hasattr(type(thing), "load_state"):
+        state = thing.state()
+        bad = list(foreign(state, f"{name}.state()"))
+    else:
+        kept = {key: value for key, value in _attributes(thing).items() if key not in left_out}
+        state = {key: _taken(value, conversions.get(key)) for key, value in kept.items()}
+        bad = [text for key, value in state.items() for text in foreign(value, f"{name}.{key}")]
+        state |= {"state_dict": dict(thing.state_dict())} if isinstance(thing, nn.Module) else {}
+    if bad:
+        raise StateError(
+            f"{', '.join(bad)}: a state holds JSON types, tensors, and lists, tuples, sets and dicts of these. Give "
+            f"{name} a state(), which returns such a value, and a load_state(state), which takes it back; of a class "
+            f"that is not yours, say how with register_state({name}, attribute=Conversion(…))"
+        )
+    return state
+
+
+def load_state_of(thing: Any, state: Any, strategy: Any, left_out: frozenset[str] = frozenset()) -> None:
+    """Give an object the state that :func:`state_of` returned of one like it.
+
+    Raises:
+        StateError: for a state of something else; nothing was changed.
+    """
+    if hasattr(type(thing), "load_state"):
+        thing.load_state(state)
+        return
+    conversions, new = _conversions(thing), dict(state)
+    tensors = new.pop("state_dict") if isinstance(thing, nn.Module) else {}
+    settings = own_settings(thing)
+    for name in new:
+        left = name in left_out or name in settings or (name in conversions and conversions[name] is None)
+        if left or name.startswith("__") or callable(getattr(type(thing), name, None)):
+            raise StateError(f"invalid value in state at {name}: no state of a {type(thing).__name__} sets it")
+    given = {
+        name: _given(value, getattr(thing, name, None), conversions.get(name), strategy) for name, value in new.items()
+    }
+    if isinstance(thing, nn.Module):
+        thing.load_state_dict(tensors)
+    if given:
+        vars(thing).update(given)
+
+
+def _conversions(thing: Any) -> dict[str, Conversion | None]:
+    """Those of an object's class and the classes that it is based on."""
+    found: dict[str, Conversion | None] = {}
+    for kind in reversed(type(thing).__mro__):
+        found |= _CONVERSIONS.get(kind, {})
+    return found
+
+
+def _attributes(thing: Any) -> dict[str, Any]:
+    """Attributes but settings and what is left out; of a module, those that torch does not keep itself."""
+    conversions, settings = _conversions(thing), own_settings(thing)
+    is_module = isinstance(thing, nn.Module)
+    return {
+        name: value
+        for name, value in getattr(thing, "__dict__", {}).items()
+        if name not in settings
+        and not (name in conversions and conversions[name] is None)
+        and not (is_module and name.startswith("_"))
+    }
+
+
+def _taken(value: Any, conversion: Conversion | None) -> Any:
+    if conversion is not None:
+        return conversion.take(value)
+    return dict(value) if isinstance(value, dict) else value
+
+
+def _given(state: Any, held: Any, conversion: Conversion | None, strategy: Any) -> Any:
+    if conversion is not None:
+        return conversion.give(state, held, strategy)
+    return filled(held, state) if isinstance(held, dict) and isinstance(state, dict) else state
+
+
+def filled(held: dict[Any, Any], items: dict[Any, Any]) -> dict[Any, Any]:
+    """A dict of the class of one that is there (a ``defaultdict``, say), with other items."""
+    new = held.copy()
+    new.clear()
+    new.update(items)
+    return new

@@ -1,0 +1,130 @@
+"""States of Avalanche's own plugins and strategies: attributes that are no plain values, and those that don't count."""
+
+from __future__ import annotations
+
+from copy import copy, deepcopy
+from typing import Any
+
+from avalanche.training import DER, ER_ACE, Cumulative
+from avalanche.training.plugins import (
+    EarlyStoppingPlugin,
+    EWCPlugin,
+    GDumbPlugin,
+    LFLPlugin,
+    LRSchedulerPlugin,
+    LwFPlugin,
+    MASPlugin,
+    MIRPlugin,
+    ReplayPlugin,
+    SynapticIntelligencePlugin,
+)
+from avalanche.training.storage_policy import ParametricBuffer, ReservoirSamplingBuffer, _ParametricSingleBuffer
+from avalanche.training.templates.base_sgd import PeriodicEval
+from avalanche.training.utils import ParamData
+from torch import Tensor, nn
+
+from avalanche_amnesia.saving.encoding import checked
+from avalanche_amnesia.training.host.model_state import load_model_state, model_state
+from avalanche_amnesia.training.host.plugin_state import Conversion, filled, register_state
+from avalanche_amnesia.training.host.saved_data import made, taken
+
+
+def _tensors(held: Any) -> Any:
+    """Tensors of the host's ``ParamData``, in dicts and tuples of any depth."""
+    if isinstance(held, dict):
+        return {key: _tensors(value) for key, value in held.items()}
+    if isinstance(held, tuple):
+        return tuple(map(_tensors, held))
+    return held.data if isinstance(held, ParamData) else held
+
+
+def _parameters(state: Any, held: Any, strategy: Any, name: str = "") -> Any:
+    if isinstance(state, dict):
+        found = {key: _parameters(value, None, strategy, str(key)) for key, value in state.items()}
+        return filled(held, found) if isinstance(held, dict) else found
+    if isinstance(state, tuple):
+        return tuple(_parameters(value, None, strategy) for value in state)
+    return ParamData(name, state.shape, init_tensor=state, device=state.device) if isinstance(state, Tensor) else state
+
+
+def _teacher(model: nn.Module | None) -> Any:
+    return None if model is None else model_state(model)
+
+
+def _taught(state: Any, held: Any, strategy: Any) -> nn.Module | None:
+    if state is None:
+        return None
+    teacher = deepcopy(strategy.model)
+    if isinstance(teacher, nn.Module):
+        load_model_state(teacher, state)
+    return teacher
+
+
+def _lwf(method: Any) -> dict[str, Any]:
+    classes = {task: set(map(int, seen)) for task, seen in method.prev_classes_by_task.items()}
+    return {"teacher": _teacher(method.prev_model), "count": method.expcount, "classes": classes}
+
+
+def _load_lwf(state: Any, method: Any, strategy: Any) -> Any:
+    teacher, count, classes = checked(state, teacher=dict | None, count=int, classes=dict)
+    method = copy(method)
+    method.prev_model, method.expcount = _taught(teacher, None, strategy), count
+    method.prev_classes_by_task = filled(method.prev_classes_by_task, classes)
+    return method
+
+
+def _policy(policy: Any) -> dict[str, Any]:
+    """Samples of a storage policy and of those inside it; numbers and sets of what it has seen."""
+    state = {name: value for name, value in vars(policy).items() if type(value) in (bool, int, str, set, Tensor)}
+    if hasattr(policy, "buffer_groups"):
+        return {**state, "groups": {key: _policy(group) for key, group in policy.buffer_groups.items()}}
+    return {**state, "samples": taken(policy.buffer)}
+
+
+def _load_policy(state: Any, policy: Any, strategy: Any) -> Any:
+    state, new = dict(state), copy(policy)
+    if "groups" in state:
+        new.buffer_groups = {
+            key: _load_policy(of, _group(policy, of), strategy) for key, of in state.pop("groups").items()
+        }
+    else:
+        new.buffer = made(state.pop("samples"))
+    vars(new).update({name: value for name, value in state.items() if name in vars(new)})
+    return new
+
+
+def _group(policy: Any, state: Any) -> Any:
+    if isinstance(policy, ParametricBuffer):
+        return _ParametricSingleBuffer(state["max_size"], policy.selection_strategy)
+    return ReservoirSamplingBuffer(state["max_size"])
+
+
+def _schedule(scheduler: Any) -> dict[str, Any]:
+    return {name: value for name, value in scheduler.state_dict().items() if not callable(value)}
+
+
+def _load_schedule(state: Any, scheduler: Any, strategy: Any) -> Any:
+    scheduler.load_state_dict(state)
+    return scheduler
+
+
+_PARAMETERS = Conversion(_tensors, _parameters)
+_TEACHER = Conversion(_teacher, _taught)
+_POLICY = Conversion(_policy, _load_policy)
+
+register_state(EWCPlugin, saved_params=_PARAMETERS, importances=_PARAMETERS)
+register_state(SynapticIntelligencePlugin, ewc_data=_PARAMETERS, syn_data=_PARAMETERS)
+register_state(MASPlugin, params=_PARAMETERS, importance=_PARAMETERS)
+register_state(LwFPlugin, lwf=Conversion(_lwf, _load_lwf))
+register_state(LFLPlugin, prev_model=_TEACHER)
+register_state(ReplayPlugin, storage_policy=_POLICY)
+register_state(GDumbPlugin, storage_policy=_POLICY, init_model=_TEACHER)
+register_state(MIRPlugin, storage_policy=_POLICY, replay_loader=None)
+register_state(DER, storage_policy=_POLICY, replay_loader=None)
+register_state(ER_ACE, storage_policy=_POLICY, replay_loader=None, ace_criterion=None)
+register_state(
+    Cumulative, dataset=Conversion(lambda data: data and taken(data), lambda state, *_: state and made(state))
+)
+register_state(LRSchedulerPlugin, scheduler=Conversion(_schedule, _load_schedule), rolling_metric=None)
+register_state(EarlyStoppingPlugin, operator=None, best_state=None, best_val=None, best_step=None)
+register_state(PeriodicEval, _is_eval_updated=None, do_final=None)

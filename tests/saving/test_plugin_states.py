@@ -1,0 +1,144 @@
+"""What a user's plugin keeps: saved as it is, by its own ``state()``, by a conversion, or refused by name."""
+
+from collections import defaultdict
+from typing import Any
+
+import pytest
+import torch
+from avalanche.core import SupervisedPlugin
+from support.strategies import DIGITS, amnesiac, quiet
+from torch import nn
+
+from avalanche_amnesia.saving import StateError
+from avalanche_amnesia.training import load_state, save_state
+from avalanche_amnesia.training.host.plugin_state import Conversion, load_state_of, register_state, state_of
+
+
+class Counting(SupervisedPlugin):
+    """Plain values of its own, and settings."""
+
+    def __init__(self, rate: float = 0.5, schedule: Any = max) -> None:
+        super().__init__()
+        self.rate, self.schedule = rate, schedule
+        self.steps, self.seen, self.mean = 0, defaultdict(int), torch.zeros(2)
+
+    def after_training_iteration(self, strategy: Any, **kwargs: Any) -> None:
+        self.steps += 1
+        self.seen[strategy.clock.train_exp_counter] += 1
+        self.mean = self.mean.lerp(torch.ones(2), self.rate)
+
+
+def strategy_of(*plugins: Any) -> Any:
+    return amnesiac(train_epochs=1, plugins=list(plugins), evaluator=quiet())
+
+
+def saved(tmp_path, *plugins: Any) -> Any:
+    strategy = strategy_of(*plugins)
+    strategy.train(DIGITS.train_stream[0])
+    return save_state(strategy, tmp_path / "state")
+
+
+def test_plain_attributes_are_saved_and_keep_their_kind(tmp_path):
+    trained, loaded = Counting(), Counting()
+    state = saved(tmp_path, trained)
+    load_state(strategy_of(loaded), state)
+    assert loaded.steps == trained.steps > 0
+    assert loaded.seen == trained.seen
+    assert loaded.seen.default_factory is int
+    assert torch.equal(loaded.mean, trained.mean)
+
+
+@pytest.mark.parametrize(
+    ("other", "text"),
+    [({"rate": 0.2}, r"Counting.rate=0.5 \(here 0.2\)"), ({"schedule": min}, r"schedule='max' \(here 'min'\)")],
+    ids=["number", "function"],
+)
+def test_settings_are_compared(other, text, tmp_path):
+    state = saved(tmp_path, Counting())
+    with pytest.raises(StateError, match=text):
+        load_state(strategy_of(Counting(**other)), state)
+
+
+class Keeping(SupervisedPlugin):
+    """Something that no state holds."""
+
+    def __init__(self, thing: Any) -> None:
+        super().__init__()
+        self.kept, self.more = {1: [thing]}, thing
+
+
+@pytest.mark.parametrize(
+    ("thing", "kind"),
+    [(nn.Linear(1, 1), "Linear"), (lambda: 1, "function"), (iter([1]), "list_iterator"), (object(), "object")],
+)
+def test_what_can_t_be_saved_is_named_with_the_way_out_before_anything_is_written(thing, kind, tmp_path):
+    text = rf"Keeping\.kept\[1\]\[0\] is a {kind}, Keeping\.more is a {kind}.*Give Keeping a state\(\)"
+    with pytest.raises(StateError, match=text):
+        saved(tmp_path, Keeping(thing))
+    assert not (tmp_path / "state").exists()
+
+
+class Teaching(SupervisedPlugin):
+    """A module of its own, which it saves itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.teacher: nn.Module | None = None
+
+    def after_training_exp(self, strategy: Any, **kwargs: Any) -> None:
+        self.teacher = nn.Linear(2, 2)
+
+    def state(self) -> Any:
+        return None if self.teacher is None else dict(self.teacher.state_dict())
+
+    def load_state(self, state: Any) -> None:
+        if state is not None:
+            self.teacher = nn.Linear(2, 2)
+            self.teacher.load_state_dict(state)
+
+
+def test_a_plugin_may_say_itself_what_its_state_is(tmp_path):
+    trained, loaded = Teaching(), Teaching()
+    load_state(strategy_of(loaded), saved(tmp_path, trained))
+    assert torch.equal(loaded.teacher.weight, trained.teacher.weight)
+
+
+class Wrong(Teaching):
+    def state(self) -> Any:
+        return {"teacher": self}
+
+
+def test_what_it_says_is_checked_too(tmp_path):
+    with pytest.raises(StateError, match=r"Wrong\.state\(\)\['teacher'\] is a Wrong"):
+        saved(tmp_path, Wrong())
+
+
+class Foreign(SupervisedPlugin):
+    """Somebody else's plugin."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.memory, self.loader = nn.Linear(1, 1), iter([1])
+
+
+def test_somebody_else_s_plugin_is_registered(tmp_path):
+    def give(state: Any, held: Any, strategy: Any) -> Any:
+        new = nn.Linear(1, 1)
+        new.load_state_dict(state)
+        return new
+
+    register_state(Foreign, memory=Conversion(lambda memory: dict(memory.state_dict()), give), loader=None)
+    trained, loaded = Foreign(), Foreign()
+    loader = loaded.loader
+    load_state(strategy_of(loaded), saved(tmp_path, trained))
+    assert torch.equal(loaded.memory.weight, trained.memory.weight)
+    assert loaded.loader is loader
+
+
+@pytest.mark.parametrize("name", ["rate", "schedule", "__class__", "__dict__", "after_training_iteration"])
+def test_a_file_sets_no_setting_and_no_method(name):
+    plugin = Counting()
+    before = dict(vars(plugin))
+    with pytest.raises(StateError, match=f"invalid value in state at {name}"):
+        load_state_of(plugin, {**state_of(plugin), name: 1}, None)
+    assert vars(plugin) == before
