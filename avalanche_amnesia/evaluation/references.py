@@ -70,8 +70,6 @@ class References:
             or its strategy is not seeded by task; for a benchmark that is none; for workers without a store.
     """
 
-    given_by_the_script = True  # no state of a strategy holds them
-
     def __init__(
         self,
         make_strategy: Callable[..., Any],

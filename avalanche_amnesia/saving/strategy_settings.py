@@ -42,8 +42,9 @@ def settings_of(strategy: Any, plugins: Iterable[Any] | None = None) -> dict[str
     A setting is an attribute with the name of an argument of the class's constructor, or one that holds options (a
     frozen data class). Functions are named, objects of this package are their class and settings.
     """
-    optimizer = strategy.optimizer
-    found = {type(strategy).__name__: own_settings(strategy)}
+    optimizer, criterion = strategy.optimizer, strategy._criterion
+    loss = {"class": type(criterion).__name__} | own_settings(criterion)
+    found = {type(strategy).__name__: own_settings(strategy) | {"criterion": loss}}
     defaults = {name: value for name, value in optimizer.defaults.items() if _is_simple(value)}
     found[type(optimizer).__name__] = {name: _as_json(value) for name, value in defaults.items()}
     for plugin in strategy.plugins if plugins is None else plugins:

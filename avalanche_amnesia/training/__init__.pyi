@@ -3,6 +3,8 @@ from .amnesiac_hat import AmnesiacHAT as AmnesiacHAT
 from .hard_attention import HardAttention as HardAttention
 from .hat import HAT as HAT
 from .host.lookup import find_plugin as find_plugin
+from .host.plugin_state import Conversion as Conversion
+from .host.plugin_state import register_state as register_state
 from .host.remaining import remaining_experiences as remaining_experiences
 from .host.saving import load_state as load_state
 from .host.saving import save_state as save_state

@@ -73,7 +73,7 @@ def test_it_says_how_masks_were_learned_and_units_dealt():
     again = UnlearningRecord.from_json(record.to_json())
     options = again.provenance.options
     assert options == record.provenance.options
-    assert options["HATPlugin"]["masks"] == dataclasses.asdict(HardAttention(s_max=50.0))
+    assert options["HATPlugin"]["masks"] == {"class": "HardAttention", **dataclasses.asdict(HardAttention(s_max=50.0))}
     assert options["HATPlugin"]["isolation"]["slots"] == {"0": 0, "1": 1, "2": 0, "3": 2, "4": 3}
     assert options["Adam"]["betas"] == [0.9, 0.999]
 
@@ -92,7 +92,7 @@ def test_settings_of_a_users_plugin_of_any_type_are_values_of_json():
     strategy.train(DIGITS.train_stream[0])
     record = UnlearningRecord.from_json(strategy.unlearn([0]).to_json())
     kept = {"1": "torch.int8", "2": [0.5, "torch.float16"], "3": "type"}
-    assert record.provenance.options["Plugin"]["settings"] == {"by_layer": kept}
+    assert record.provenance.options["Plugin"]["settings"] == {"class": "Settings", "by_layer": kept}
 
 
 def test_it_can_be_read_again(unlearned, tmp_path):
