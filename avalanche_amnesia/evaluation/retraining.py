@@ -102,6 +102,8 @@ class Retraining:
         return self._seconds[self.trained]
 
     def _keep(self, path: tuple[int, ...]) -> None:
+        if not self.stored:  # said once
+            return
         try:
             write_state(self._place(path), *encoded_state(self._strategy), self._tensors)
         except StateError as error:
