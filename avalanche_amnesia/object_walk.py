@@ -162,19 +162,26 @@ def memory_of(
         if isinstance(thing, Tensor):
             found.append((path, tensor_hash(thing, "sha256")))  # as saved states have it
         elif not isinstance(thing, type):
-            found += [(f"{path}{place}", repr(value)) for place, value in _numbers(thing)]
+            numbers = ((place, value) for place, value in held(thing) if type(value) in (int, float))
+            found += [(f"{path}{place}", repr(value)) for place, value in numbers]
     return tuple(found)
 
 
-def _numbers(thing: Any) -> Iterator[tuple[str, float]]:
-    """Numbers that an object holds directly, by their places."""
-    places: dict[str, Any] = {f".{key}": value for key, value in (getattr(thing, "__dict__", None) or {}).items()}
+def held(thing: Any) -> Iterator[tuple[str, Any]]:
+    """What an object holds directly, plain values too, by its place; of a function also what it captures and names."""
+    yield from ((f".{key}", value) for key, value in (getattr(thing, "__dict__", None) or {}).items())
     if isinstance(thing, Mapping):
-        places |= {f"[{key!r}]": value for key, value in thing.items()}
-    elif isinstance(thing, (list, tuple, set, frozenset)):
-        places |= {f"[{at}]": value for at, value in enumerate(thing)}
+        yield from ((f"[{key!r}]" if isinstance(key, _PLAIN) else "[…]", value) for key, value in thing.items())
+    elif isinstance(thing, (list, tuple)):
+        yield from ((f"[{at}]", value) for at, value in enumerate(thing))
+    elif isinstance(thing, (set, frozenset)):
+        yield from (("{…}", value) for value in thing)
+    elif isinstance(thing, functools.partial):
+        yield from ((".func", thing.func), (".args", thing.args), (".keywords", thing.keywords))
+    elif isinstance(thing, types.MethodType):
+        yield from ((".function", thing.__func__), (".self", thing.__self__))
     elif isinstance(thing, types.FunctionType):
-        places |= {f".<closure>.{name}": value for name, value in _closure(thing)}
+        yield from ((".defaults", thing.__defaults__), (".kwdefaults", thing.__kwdefaults__))
+        yield from ((f".<closure>.{name}", value) for name, value in _closure(thing))
         names = (name for name in thing.__code__.co_names if name in thing.__globals__)
-        places |= {f".<global>.{name}": thing.__globals__[name] for name in names}
-    yield from ((place, value) for place, value in places.items() if type(value) in (int, float))
+        yield from ((f".<global>.{name}", thing.__globals__[name]) for name in names)

@@ -19,7 +19,7 @@ from avalanche_amnesia import checks
 from avalanche_amnesia.benchmarks.data import labels_fingerprint
 from avalanche_amnesia.benchmarks.requests import tasks_after_each, without_requests
 from avalanche_amnesia.bits import tensor_hash
-from avalanche_amnesia.evaluation.retraining import Retraining, Run, Store, Workers
+from avalanche_amnesia.evaluation.retraining import Retraining, Store, Workers
 from avalanche_amnesia.evaluation.same_data import difference_of_data
 from avalanche_amnesia.isolation.pools import CapacityWarning, Pools
 from avalanche_amnesia.seeding import derive_seed, preserved_rng
@@ -98,7 +98,7 @@ class References:
         self._ahead = False
         self._expected: set[Expected] = set()
         self.trainings = 0
-        self._runs: dict[Expected, Run] = {}
+        self._runs: dict[Expected, Any] = {}
         self._labels: dict[int, str] = {}
         with preserved_rng():
             made = self.fresh_strategy("same")
@@ -283,7 +283,7 @@ class References:
         run = self.train_along(path, variant)
         self._models[variant, path] = deepcopy(run.strategy.model).eval()
 
-    def train_along(self, path: tuple[int, ...], variant: Expected) -> Run:
+    def train_along(self, path: tuple[int, ...], variant: Expected) -> Any:
         """Train tasks one after another, as :meth:`reference` does; the run that leads there.
 
         Args:
@@ -306,7 +306,7 @@ class References:
         self._runs[variant] = run
         return run
 
-    def _begin(self, variant: Expected) -> Run:
+    def _begin(self, variant: Expected) -> Any:
         strategy = self.fresh_strategy(variant)
         return Retraining(strategy) if self.store is None else self.store.run(strategy)
 

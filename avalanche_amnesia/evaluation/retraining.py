@@ -13,38 +13,11 @@ from avalanche_amnesia.saving.files import StateError, read_state, write_state
 from avalanche_amnesia.training.host.saving import encoded_state, give_state
 
 
-class Run(Protocol):
-    """A strategy that is trained task by task and goes back to where it began."""
-
-    computed: int
-
-    @property
-    def stored(self) -> bool:
-        """False: the strategy's states can't be saved, so that the run only goes on."""
-
-    @property
-    def trained(self) -> tuple[int, ...]:
-        """Tasks so far, in order."""
-
-    @property
-    def strategy(self) -> Any:
-        """The strategy, in the state at which the run stands."""
-
-    def train(self, experience: Any, **options: Any) -> None:
-        """Train a task, or take its state from where it is kept."""
-
-    def restart(self) -> None:
-        """Go back to the strategy as it was built."""
-
-    def seconds(self) -> float:
-        """Seconds that the last training took, when it was computed."""
-
-
 class Store(Protocol):
     """Where runs keep their states: :class:`avalanche_amnesia.lab.runs.RunStore`."""
 
-    def run(self, strategy: Any) -> Run:
-        """A run that begins with a strategy as it was built."""
+    def run(self, strategy: Any) -> Any:
+        """A run that begins with a strategy as it was built, and does what a :class:`Retraining` does."""
 
 
 class Workers(Protocol):

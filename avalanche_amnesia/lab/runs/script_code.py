@@ -14,11 +14,15 @@ import numpy as np
 from torch import Tensor, nn
 
 from avalanche_amnesia.bits import tensor_hash
+from avalanche_amnesia.object_walk import held
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...))
 _OUR_OWN = __name__.split(".")[0]
 _HOSTS = frozenset({_OUR_OWN, "avalanche", "wandb"})
 """Packages whose objects lead to strategies, streams and loggers, of which the state or the data have what counts."""
+_OF_EVERY_CLASS = frozenset({"__module__", "__qualname__", "__dict__", "__weakref__", "__doc__", "__annotations__"})
+_WRAPPERS = (staticmethod, classmethod, functools.cached_property, property)
+_INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 
 def script_code(things: Iterable[object], skip: Collection[object] = ()) -> list[str]:
@@ -33,8 +37,8 @@ def script_code(things: Iterable[object], skip: Collection[object] = ()) -> list
     stack = list(things)
     while stack:
         thing = stack.pop()
-        if isinstance(thing, (_PLAIN, Tensor)) or id(thing) in seen:
-            continue  # whoever holds a plain value tells it
+        if isinstance(thing, (*_PLAIN, Tensor, types.CodeType)) or id(thing) in seen:
+            continue  # the line of what holds a plain value has it
         seen.add(id(thing))
         alive.append(thing)
         package = _package_of(thing)
@@ -43,63 +47,33 @@ def script_code(things: Iterable[object], skip: Collection[object] = ()) -> list
             continue
         name = f"{getattr(thing, '__module__', '')}.{getattr(thing, '__qualname__', type(thing).__qualname__)}"
         parts = list(_parts(thing))
-        lines |= {f"{name}{path} {_told(part)}" for path, part in parts}
+        lines |= {f"{name}{place} {_as_text(part)}" for place, part in parts}
         stack += [part for _, part in parts]
     return sorted(lines)
 
 
-def _told(part: object) -> str:
-    """Text of a plain value, a tensor or code; of anything else its kind: it is followed by itself."""
-    if isinstance(part, _PLAIN):
-        return repr(part)
-    if isinstance(part, Tensor):
-        return tensor_hash(part, "sha256")  # keys of run stores that exist
-    if isinstance(part, np.ndarray):
-        return f"{part.dtype} {part.shape} {hashlib.sha256(part.tobytes()).hexdigest()}"
-    if isinstance(part, types.CodeType):
-        constants = [_told(constant) for constant in part.co_consts]
-        return f"{part.co_code.hex()} {part.co_names} {constants}"
-    return type(part).__qualname__
-
-
 def _parts(thing: Any) -> Iterator[tuple[str, Any]]:
-    """Everything that a function, a class, a container or another object holds, with its place in it."""
-    if isinstance(thing, types.CodeType):
-        yield from ((f"[{at}]", constant) for at, constant in enumerate(thing.co_consts))
-    elif isinstance(thing, types.FunctionType):
-        code = thing.__code__
-        yield ".code", code
-        yield ".defaults", thing.__defaults__
-        yield ".kwdefaults", thing.__kwdefaults__
-        cells = zip(code.co_freevars, thing.__closure__ or (), strict=True)
-        yield from ((f".{name}", cell.cell_contents) for name, cell in cells if _is_bound(cell))
-        yield from _named(code, thing.__globals__)
-    elif isinstance(thing, types.MethodType):
-        yield ".function", thing.__func__
-        yield ".self", thing.__self__
-    elif isinstance(thing, (staticmethod, classmethod, functools.cached_property, property)):
-        yield from ((f".{name}", getattr(thing, name, None)) for name in ("__func__", "func", "fget", "fset"))
-    elif isinstance(thing, functools.partial):
-        yield from ((".func", thing.func), (".args", thing.args), (".keywords", thing.keywords))
-    elif isinstance(thing, type):
+    """What a function, a class or another object consists of, with its place in it."""
+    if isinstance(thing, types.ModuleType):
+        return  # what functions name of it is theirs
+    if isinstance(thing, type):
         yield from ((f".base[{at}]", base) for at, base in enumerate(thing.__bases__))
-        held = [(name, value) for name, value in vars(thing).items() if name not in _OF_EVERY_CLASS]
-        yield from ((f".{name}", value) for name, value in held)
-    elif isinstance(thing, Mapping):
-        yield from ((f"[{key!r}]" if isinstance(key, _PLAIN) else "[…]", value) for key, value in thing.items())
-    elif isinstance(thing, (list, tuple)):
-        yield from ((f"[{at}]", value) for at, value in enumerate(thing))
-    elif isinstance(thing, (set, frozenset)):
-        yield from (("{…}", value) for value in thing)
+        yield from ((f".{name}", value) for name, value in vars(thing).items() if name not in _OF_EVERY_CLASS)
+        return
+    if isinstance(thing, types.FunctionType):
+        yield ".code", thing.__code__
+        yield from _named(thing.__code__, thing.__globals__)
+    elif isinstance(thing, _WRAPPERS):
+        yield from ((f".{name}", getattr(thing, name, None)) for name in ("__func__", "func", "fget", "fset"))
     else:
         yield ".class", type(thing)
-        if isinstance(thing, nn.Module) or type(thing).__module__.split(".")[0] not in _HOSTS:
-            yield from ((f".{name}", value) for name, value in getattr(thing, "__dict__", {}).items())
+        if type(thing).__module__.split(".")[0] in _HOSTS and not isinstance(thing, nn.Module):
+            return
+    yield from held(thing)
 
 
 def _named(code: types.CodeType, around: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Globals that code names, in functions inside it too, and what it may name of modules among them."""
-    inner = [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
     for name in code.co_names:
         value = around.get(name)
         if isinstance(value, types.ModuleType) and _package_of(value) is None:
@@ -107,20 +81,23 @@ def _named(code: types.CodeType, around: Mapping[str, Any]) -> Iterator[tuple[st
             yield from ((f".{name}.{other}", found) for other, found in inside.items())
         elif name in around:
             yield f".{name}", value
-    for constant in inner:
-        yield from _named(constant, around)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _named(constant, around)
 
 
-def _is_bound(cell: types.CellType) -> bool:
-    try:
-        _ = cell.cell_contents
-    except ValueError:  # a name that the outer function has not bound yet
-        return False
-    return True
-
-
-_OF_EVERY_CLASS = frozenset({"__module__", "__qualname__", "__dict__", "__weakref__", "__doc__", "__annotations__"})
-_INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+def _as_text(part: object) -> str:
+    """Text of a plain value, a tensor or code; of anything else its kind: it is followed by itself."""
+    if isinstance(part, _PLAIN):
+        return repr(part)
+    if isinstance(part, Tensor):
+        return tensor_hash(part)
+    if isinstance(part, np.ndarray):
+        return f"{part.dtype} {part.shape} {hashlib.sha256(part.tobytes()).hexdigest()}"
+    if isinstance(part, types.CodeType):
+        constants = [_as_text(constant) for constant in part.co_consts]
+        return f"{part.co_code.hex()} {part.co_names} {constants}"
+    return type(part).__qualname__
 
 
 def _package_of(thing: Any) -> str | None:
