@@ -21,14 +21,13 @@ from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type
 
 import shtab
 
-from avalanche_amnesia import __version__, training
+from avalanche_amnesia import __version__, saving, training
 from avalanche_amnesia import audit as records
 from avalanche_amnesia.checks import did_you_mean, known_options
 from avalanche_amnesia.contrib import residue_search
 from avalanche_amnesia.lab import executors, logging, runs, study
 from avalanche_amnesia.lab import report as pages
 from avalanche_amnesia.lab.study.settings import Experiment
-from avalanche_amnesia.saving.files import replace_file
 from avalanche_amnesia.typed import typed
 
 Changes = list[tuple[str, str]]
@@ -167,7 +166,7 @@ def report(folders: list[Path], *, out: Path = Path("report.html"), tables: Path
         shown = [run for folder in folders for run in pages.read_runs(folder)]
         page = pages.report_page(shown).encode()
         out.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(out, page)
+        saving.replace_file(out, page)
         _say(f"{out}: {len(page):,} bytes, {len(shown)} run(s)")
         return
     if len(folders) > 1:
@@ -197,10 +196,8 @@ def unlearn(
         sign: PEM file of the private key that signs the record
         strict: refuse a state that something else has written into
     """
-    from avalanche_amnesia.saving.files import refuse_foreign
-
     into = state if out is None else out
-    refuse_foreign(into)
+    saving.refuse_foreign(into)
     strategy = _named(factory, "--factory")()
     training.load_state(strategy, state)
     unlearning = training.find_plugin(strategy, training.UnlearningPlugin)
@@ -208,9 +205,9 @@ def unlearn(
         raise ValueError(f"{factory} builds a {type(strategy).__name__}, which does not unlearn")
     done = unlearning.unlearn(strategy, tasks, fingerprint=residue_search.take_fingerprint, strict=strict)
     text = done.to_json() if sign is None else done.sign(sign.read_bytes())
-    # The record first: a state whose task went without one would be worse than a record whose state is still to come.
-    replace_file(record, f"{text}\n".encode())
-    training.save_state(strategy, into)
+    with saving.replacing(record) as part:  # where no record can be written, no task goes
+        part.write_text(text + "\n")
+        training.save_state(strategy, into)
     _say(f"{done}\n\nstate: {into}\nrecord: {record}")
 
 
