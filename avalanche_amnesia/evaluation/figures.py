@@ -48,7 +48,7 @@ ROLES: dict[str, dict[str, Any]] = {
     "seed": {"color": COLOURS["seed"], "marker": "x", "markeredgewidth": 2, "linestyle": "--"},
 }
 """Role → how its lines and marks look."""
-REQUEST: dict[str, Any] = {"color": COLOURS["bad"], "linewidth": 1, "linestyle": (0, (2, 3))}
+REQUEST: dict[str, Any] = {"color": COLOURS["bad"], "linewidth": 1, "linestyle": (0, (2, 3)), "zorder": 1}
 SHARES = LinearSegmentedColormap.from_list("shares", ["#ecf3fa", "#084081"])
 _FRAME: Sequence[dict[str, Any]] = (
     {"edgecolor": "#ffffff", "linewidth": 4},
@@ -83,7 +83,7 @@ house_style = matplotlib.rc_context(
         "ytick.major.size": 0,
     }
 )
-"""Decorator of every function that draws."""
+"""Decorator of every function that draws; also of those that write a figure, as ticks are made late."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +101,7 @@ class Picture(TensorImage):
         self._draw, self._arguments, self.table = draw, arguments, table
 
     @cached_property
+    @house_style
     def image(self) -> Tensor:
         """Pixels, uint8 of shape ``(3, height, width)``."""
         figure = self._draw(*self._arguments)
@@ -114,6 +115,7 @@ class Picture(TensorImage):
         return f"Picture({getattr(self._draw, '__name__', self._draw)})"
 
 
+@house_style
 def as_png(figure: Figure) -> bytes:
     """A figure as a file; the same figure gives the same bytes."""
     picture = io.BytesIO()
@@ -214,7 +216,7 @@ def _draw_cells(ax: Axes, cells: Sequence[Sequence[Cell | None]]) -> Any:
 def capacity_figure(
     names: Sequence[str], capacity: Sequence[float], trajectory_bytes: Sequence[float], requested: Sequence[bool]
 ) -> Figure:
-    """Free capacity and bytes of trajectory after every event; those are marked that were requested."""
+    """Free capacity and bytes of trajectory after every event; requests are marked."""
     room = 3.5 * max(map(len, names), default=0)  # for slanted names
     figure = new_figure(270 + room, min(max(WIDTH, 32 * len(names) + 80), 1440))
     above, below = axes = figure.subplots(2, 1, sharex=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -50,16 +51,17 @@ class Chart:
     def svg(self, key: str) -> Markup:
         """Content of an SVG element that stands with others in a page: no id twice, colours under the page's names."""
         file = io.StringIO()
-        with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": key}):
+        text_as_text = matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": key})
+        with text_as_text, warnings.catch_warnings(action="ignore"):  # of letters that only other fonts have
             self.figure.savefig(file, format="svg", dpi=144, facecolor="none", metadata={"Date": None})
         drawn = file.getvalue()
         drawn = drawn[drawn.index("</metadata>") + len("</metadata>") : drawn.rindex("</svg>")]
         for unwanted, kept in _ONLY_IN_FILES.items():
             drawn = re.sub(unwanted, kept, drawn, flags=re.DOTALL)
-        return Markup(re.sub("|".join(_NAMES), lambda colour: f"var(--{_NAMES[colour[0]]})", drawn))
+        return Markup(re.sub("(?<=fill: |roke: )#[0-9a-f]{6}", lambda c: _ON_PAGE.get(c[0], c[0]), drawn))
 
 
-_NAMES = {colour: name for name, colour in COLOURS.items()}
+_ON_PAGE = {colour: f"var(--{name})" for name, colour in COLOURS.items()}
 _ONLY_IN_FILES = {
     r"<style.*?</style>": "",  # it would be for the whole page
     r'<g id="[^"]*"': "<g",

@@ -108,8 +108,8 @@ def test_charts_tables_and_buttons_have_names(opened):
     names = [chart.get_attribute("aria-label") for chart in charts]
     assert "AmnesiacHAT: free capacity" in names
     assert len(set(names)) == len(names)
-    described = "e => document.getElementById(e.getAttribute('aria-describedby')).textContent.trim().length > 40"
-    assert all(chart.evaluate(described) for chart in charts)
+    numbers = "e => document.getElementById(e.getAttribute('aria-details')).querySelector('ul').textContent"
+    assert all(len(chart.evaluate(numbers).strip()) > 40 for chart in charts)
     assert page.get_by_role("table", name="All strategies at the end of the stream").count() == 1
     for button in page.locator("button").all():
         assert button.get_attribute("aria-label") or button.text_content().strip()

@@ -113,6 +113,13 @@ def test_what_is_drawn_stands_on_a_page_with_others() -> None:
     assert len(one) < 30_000
 
 
+def test_names_in_any_letters_are_drawn_without_a_warning(recwarn: pytest.WarningsRecorder) -> None:
+    chart = timeline("x", [0], {})
+    chart.figure.axes[0].set_xlabel("遗忘 <&> #0b5cad")
+    assert "遗忘 &lt;&amp;&gt; #0b5cad" in chart.svg("x")
+    assert not recwarn.list
+
+
 def test_figures_of_many_tasks_stay_small() -> None:
     cells = [[Cell(0.5)] * 200] * 200
     large = matrix_figure({"": cells}, rows=range(200), columns=range(200), row_label="task", column_label="with task")
