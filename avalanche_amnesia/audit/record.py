@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from avalanche_amnesia.audit.fingerprint import Fingerprint
 from avalanche_amnesia.audit.signing import checked, signed
-from avalanche_amnesia.audit.wording import as_html, plan_in_words, record_in_words
+from avalanche_amnesia.audit.words import as_html, plan_in_words, record_in_words
 from avalanche_amnesia.saving.files import replace_file
 from avalanche_amnesia.typed import typed
 

@@ -19,7 +19,7 @@ from avalanche_amnesia.audit.record import UnlearningRecord
 from avalanche_amnesia.evaluation.figures import Picture
 from avalanche_amnesia.logging.axes import AXES, EVENT, ITERATION, TASK, Position, axis_of, ledger_keeper
 from avalanche_amnesia.logging.event_table import EventTable
-from avalanche_amnesia.logging.values import SUPPORTED, Payload, flattened, payload_of
+from avalanche_amnesia.logging.payloads import SUPPORTED, Payload, flattened, payload_of
 
 DEFAULT_PROJECT = "avalanche-amnesia"
 EVENTS = "Events"

@@ -13,9 +13,9 @@ from typing import Any
 from avalanche_amnesia.audit.record import UnlearningRecord
 from avalanche_amnesia.evaluation.figures import Table
 from avalanche_amnesia.logging.axes import AXES
+from avalanche_amnesia.logging.payloads import Histogram, Image, Payload
 from avalanche_amnesia.logging.run_logger import DEFAULT_PROJECT, RunLogger, RunWriter, refuse_one_string, tells_of
 from avalanche_amnesia.logging.run_mode import resolve_mode
-from avalanche_amnesia.logging.values import Histogram, Image, Payload
 
 _FLUSH_SECONDS = 30.0
 _BLOCK, _FILE_HEADER, _CHUNK = 32 * 1024, 7, struct.Struct("<IHB")

@@ -8,8 +8,8 @@ from torch.optim import Optimizer
 
 from avalanche_amnesia import checks
 from avalanche_amnesia.contrib.ablations.scaled_updates import ScaledUpdatesPlugin
-from avalanche_amnesia.contrib.repair.plugin import RepairPlugin
-from avalanche_amnesia.contrib.shadows.plugin import BackupPlugin
+from avalanche_amnesia.contrib.repair.repair_plugin import RepairPlugin
+from avalanche_amnesia.contrib.shadows.backup_plugin import BackupPlugin
 from avalanche_amnesia.models.allocation import Isolation
 from avalanche_amnesia.models.masked import MaskedModel
 from avalanche_amnesia.training.hard_attention import HardAttention

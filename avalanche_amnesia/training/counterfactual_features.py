@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from avalanche_amnesia.contrib.export.features import FeatureSubnet, feature_subnet
+from avalanche_amnesia.contrib.export.subnet_features import FeatureSubnet, feature_subnet
 from avalanche_amnesia.models.masked import MaskedModel
 from avalanche_amnesia.models.modes import evaluating
 from avalanche_amnesia.models.task_masked import TaskMaskedModel

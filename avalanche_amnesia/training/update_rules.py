@@ -19,8 +19,7 @@ from avalanche_amnesia.models.masked import MaskedModel
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.training.hat_formulas import LayerSparsity
-from avalanche_amnesia.unit_graph.computed import Computed
-from avalanche_amnesia.unit_graph.graph import Between, UnitGraph
+from avalanche_amnesia.unit_graph.graph import Between, Computed, UnitGraph
 
 AdjustSpace = Literal["update", "gradient"]
 Importance = Literal["sum", "flat", "number"]

@@ -30,7 +30,7 @@ from avalanche_amnesia.bits import as_integers, same_bits
 from avalanche_amnesia.saving.encoding import Apart, checked
 from avalanche_amnesia.saving.files import StateError
 from avalanche_amnesia.trajectory.fidelity import Fidelity
-from avalanche_amnesia.trajectory.files import LogDirectory, TrajectoryError, checksum_of, read_logs, write_logs
+from avalanche_amnesia.trajectory.log_files import LogDirectory, TrajectoryError, checksum_of, read_logs, write_logs
 from avalanche_amnesia.trajectory.removal import Readers, Removal, without_unneeded, work_out
 from avalanche_amnesia.trajectory.replay import Revisions, wind_back
 from avalanche_amnesia.trajectory.sparse import SparseValues

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial, reduce
 from typing import Literal
@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from avalanche_amnesia.unit_graph.computed import Computed
 from avalanche_amnesia.unit_graph.inputs import Inputs
 from avalanche_amnesia.unit_graph.open_entries import OpenEntries
 from avalanche_amnesia.unit_graph.units import ALWAYS, UnitSets, compact
@@ -21,6 +20,27 @@ _MUCH_LESS = 0.6
 """Share of a weight up to which picking its open entries is the faster way: ``benchmarks/open_entries.py``."""
 _ROW_BY_ROW = 2**13
 """Entries per mask from which on looking at a mask's own rows is faster than a product of matrices for all masks."""
+
+
+class Computed(Mapping[str, Tensor]):
+    """Name → tensor, computed each time: one for every weight of a network would be as large as the network."""
+
+    def __init__(self, names: Collection[str], compute: Callable[[str], Tensor]) -> None:
+        self._names, self._compute = names, compute
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._names:
+            raise KeyError(name)
+        return self._compute(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from avalanche_amnesia.benchmarks import UnlearningRequest, with_unlearning
 from avalanche_amnesia.models import MultiHeadModel
 from avalanche_amnesia.training.host import find_plugin
 from avalanche_amnesia.training.plugins import UnlearningPlugin
-from avalanche_amnesia.unlearning.purging import registry
+from avalanche_amnesia.unlearning.purging import purgers
 
 
 class Kept(SupervisedPlugin):
@@ -69,7 +69,7 @@ def purge_kept(plugin, context, change):
 
 @pytest.fixture
 def registered(monkeypatch):
-    monkeypatch.setitem(registry._PURGERS, Kept, purge_kept)
+    monkeypatch.setitem(purgers._PURGERS, Kept, purge_kept)
 
 
 ERRORS = [RuntimeError, KeyboardInterrupt, MemoryError]
@@ -133,7 +133,7 @@ def test_a_purger_that_fails_after_others_leaves_everything(registered, monkeypa
     class Second(Kept):
         pass
 
-    monkeypatch.setitem(registry._PURGERS, Second, raiser(RuntimeError))
+    monkeypatch.setitem(purgers._PURGERS, Second, raiser(RuntimeError))
     strategy = amnesiac(plugins=[Kept(), Second()], train_epochs=1)
     strategy.train(DIGITS.train_stream[0])
     before = fingerprint(strategy, [plugin.kept for plugin in strategy.plugins if isinstance(plugin, Kept)])

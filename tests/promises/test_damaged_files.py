@@ -19,8 +19,7 @@ from support.strategies import DIGITS, amnesiac
 from support.strategy_state import bits, fingerprint, trajectory
 
 from avalanche_amnesia.training.plugins import TrajectoryPlugin
-from avalanche_amnesia.trajectory import Trajectory, TrajectoryError
-from avalanche_amnesia.trajectory import files as log_files
+from avalanche_amnesia.trajectory import Trajectory, TrajectoryError, log_files
 from avalanche_amnesia.trajectory.undo_log import LogFile
 
 

@@ -13,8 +13,7 @@ from avalanche_amnesia.bits import fits, state_hashes, tensor_hash
 from avalanche_amnesia.contrib.residue_search import audit
 from avalanche_amnesia.lab.command_line import main
 from avalanche_amnesia.training.host.saving import save_state
-from avalanche_amnesia.trajectory import Trajectory, TrajectoryError
-from avalanche_amnesia.trajectory import files as log_files
+from avalanche_amnesia.trajectory import Trajectory, TrajectoryError, log_files
 
 
 def as_earlier(record, before, after):

@@ -12,9 +12,9 @@ from support.thoroughness import examples
 from avalanche_amnesia.benchmarks import UnlearningRequest
 from avalanche_amnesia.training.plugins import CounterfactualPlugin
 from avalanche_amnesia.unlearning import applying
-from avalanche_amnesia.unlearning.purging import registry
+from avalanche_amnesia.unlearning.purging import purgers
 
-STEPS = [*UNLEARNING_STEPS, (CounterfactualPlugin, "compensate"), (registry._PURGERS, EWCPlugin)]
+STEPS = [*UNLEARNING_STEPS, (CounterfactualPlugin, "compensate"), (purgers._PURGERS, EWCPlugin)]
 
 
 def failures(*events: str) -> st.SearchStrategy:

@@ -18,7 +18,7 @@ from avalanche_amnesia.models import MLP, MultiHeadModel
 from avalanche_amnesia.training.host import find_plugin
 from avalanche_amnesia.training.plugins import SeedingPlugin, TrajectoryPlugin, UnlearningPlugin
 from avalanche_amnesia.unit_graph import ModelError
-from avalanche_amnesia.unlearning.purging import registry
+from avalanche_amnesia.unlearning.purging import purgers
 
 FULL = PermutedDigits(4, n_train=500)  # ten classes: a random backbone tells an old head little
 
@@ -97,13 +97,13 @@ def test_a_forgotten_task_does_not_come_back(method, model, when):
 @pytest.mark.parametrize("model", MODELS)
 def test_without_the_purge_ewc_brings_it_back(model, when, monkeypatch):
     """The control: without it the test above would prove nothing."""
-    monkeypatch.setattr(registry, "_PURGERS", {})
+    monkeypatch.setattr(purgers, "_PURGERS", {})
     _, accuracies = forget("ewc", model, when, unlearning=UnlearningPlugin(allow_unknown=True))
     assert accuracies[-1] > 0.45, accuracies
 
 
 def test_without_the_purge_the_teacher_of_lwf_still_knows_the_forgotten_head(monkeypatch):
-    monkeypatch.setattr(registry, "_PURGERS", {})
+    monkeypatch.setattr(purgers, "_PURGERS", {})
     with pytest.raises(KeyError):
         forget("lwf", "ours", "after", unlearning=UnlearningPlugin(allow_unknown=True))
 

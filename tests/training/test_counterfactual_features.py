@@ -6,7 +6,7 @@ from support.export_networks import HALF, NETWORKS, SPARSE, batch, trained
 from torch.utils.flop_counter import FlopCounterMode
 
 from avalanche_amnesia.bits import state_hashes
-from avalanche_amnesia.contrib.export.features import feature_subnet
+from avalanche_amnesia.contrib.export.subnet_features import feature_subnet
 from avalanche_amnesia.models import MaskedModel
 from avalanche_amnesia.training import counterfactual_features
 from avalanche_amnesia.training.counterfactual_features import CounterfactualFeatures

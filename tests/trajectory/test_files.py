@@ -18,8 +18,7 @@ from support.trajectory_oracle import EVENTS, SHAPES, assert_same, drawn
 from avalanche_amnesia.ledger import TaskLedger
 from avalanche_amnesia.training.host import find_plugin
 from avalanche_amnesia.training.plugins import TrajectoryPlugin
-from avalanche_amnesia.trajectory import Trajectory, TrajectoryError
-from avalanche_amnesia.trajectory import files as log_files
+from avalanche_amnesia.trajectory import Trajectory, TrajectoryError, log_files
 from avalanche_amnesia.unlearning import applying as operation
 
 

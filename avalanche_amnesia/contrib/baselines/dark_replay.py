@@ -11,7 +11,7 @@ from avalanche_amnesia.contrib.replay_memory import DarkLoss, TaskMemory
 from avalanche_amnesia.training.plugins.task_mask import single_task
 from avalanche_amnesia.transaction import Transaction
 from avalanche_amnesia.unlearning.context import UnlearningContext
-from avalanche_amnesia.unlearning.purging.registry import register_purger
+from avalanche_amnesia.unlearning.purging.purgers import register_purger
 
 
 class DarkReplayPlugin(SupervisedPlugin):

@@ -2,7 +2,13 @@
 
 import lazy_loader
 
-from avalanche_amnesia.contrib.export import declared, entrywise, moves, norms, weighted
+from avalanche_amnesia.contrib.export import entrywise, moves, shrunk_calls, shrunk_layers, shrunk_norms
 
-_ = (declared, entrywise, moves, norms, weighted)  # imported for their registrations: every walk needs them
+_ = (
+    entrywise,
+    moves,
+    shrunk_calls,
+    shrunk_layers,
+    shrunk_norms,
+)  # imported for their registrations: every walk needs them
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

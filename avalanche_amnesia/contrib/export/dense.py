@@ -7,7 +7,7 @@ from torch import fx, nn
 
 from avalanche_amnesia.contrib.export.parts import taken_along
 from avalanche_amnesia.contrib.export.shrinking import Shrinking
-from avalanche_amnesia.contrib.export.weighted import dense
+from avalanche_amnesia.contrib.export.shrunk_layers import dense
 from avalanche_amnesia.models.masked import MaskedModel
 from avalanche_amnesia.models.multi_head import UnknownTaskError
 from avalanche_amnesia.models.task_masked import TaskMaskedModel

@@ -1,1 +1,1 @@
-from .plugin import RepairPlugin as RepairPlugin
+from .repair_plugin import RepairPlugin as RepairPlugin

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from avalanche_amnesia.audit.wording import as_html, wrapped
+from avalanche_amnesia.audit.words import as_html, wrapped
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from avalanche_amnesia.audit.record import UnlearningRecord
 from avalanche_amnesia.contrib.residue_search.audit_report import AuditReport, Finding
 from avalanche_amnesia.contrib.residue_search.evidence import Evidence
-from avalanche_amnesia.contrib.residue_search.files import UnreadableFileError, contents, is_text
+from avalanche_amnesia.contrib.residue_search.file_contents import UnreadableFileError, contents, is_text
 from avalanche_amnesia.contrib.residue_search.recognition import Recogniser
 from avalanche_amnesia.object_walk import reachable
 from avalanche_amnesia.trajectory.sparse import SparseValues

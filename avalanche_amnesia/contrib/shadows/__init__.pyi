@@ -1,1 +1,1 @@
-from .plugin import BackupPlugin as BackupPlugin
+from .backup_plugin import BackupPlugin as BackupPlugin

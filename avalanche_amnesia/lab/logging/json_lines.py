@@ -20,8 +20,8 @@ from PIL import Image
 
 from avalanche_amnesia.audit.record import UnlearningRecord
 from avalanche_amnesia.evaluation.figures import Table
+from avalanche_amnesia.logging.payloads import Histogram, Payload
 from avalanche_amnesia.logging.run_logger import DEFAULT_PROJECT, RunLogger, RunWriter, refuse_one_string
-from avalanche_amnesia.logging.values import Histogram, Payload
 from avalanche_amnesia.saving.files import replace_file
 
 RUN_FILE = "run.jsonl"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Any
 
-from avalanche_amnesia.audit.wording import seconds_in_words
+from avalanche_amnesia.audit.words import seconds_in_words
 from avalanche_amnesia.lab.report.reading import Spread
 
 MISSING = "–"

@@ -10,7 +10,7 @@ from typing import Any
 from avalanche.logging import BaseLogger
 from avalanche.training.plugins import EvaluationPlugin
 
-from avalanche_amnesia.audit.wording import seconds_in_words
+from avalanche_amnesia.audit.words import seconds_in_words
 from avalanche_amnesia.benchmarks.requests import tasks_after_each, without_requests
 from avalanche_amnesia.evaluation.references import References
 from avalanche_amnesia.lab.runs.store import RunStore

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from avalanche_amnesia.audit.wording import tasks_in_words
+from avalanche_amnesia.audit.words import tasks_in_words
 from avalanche_amnesia.evaluation.figures import Cell, as_png, capacity_figure, matrix_figure
 from avalanche_amnesia.evaluation.heatmap import masks_figure
 from avalanche_amnesia.lab.report.csv_table import csv_of

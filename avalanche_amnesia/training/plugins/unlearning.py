@@ -33,7 +33,7 @@ from avalanche_amnesia.unlearning.compensation import compensates, repairs, revi
 from avalanche_amnesia.unlearning.context import UnlearningContext
 from avalanche_amnesia.unlearning.planning import own_modules_only, work_out
 from avalanche_amnesia.unlearning.purging.learned_state import UnknownState, refuse_unknown_state, unknown_state
-from avalanche_amnesia.unlearning.purging.registry import Purger, prepare_training, purger_of
+from avalanche_amnesia.unlearning.purging.purgers import Purger, prepare_training, purger_of
 
 Obedience = Literal[True, False, "head"]
 _CLEANED_ELSEWHERE = (SeedingPlugin, InMemoryLoaderPlugin, TaskMaskPlugin, TrajectoryPlugin, *OF_THE_HOST)

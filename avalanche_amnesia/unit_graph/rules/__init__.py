@@ -2,7 +2,6 @@
 
 from avalanche_amnesia.unit_graph.rules import (
     arithmetic,
-    attention,
     declared,
     derived,
     elementwise,
@@ -15,7 +14,6 @@ from avalanche_amnesia.unit_graph.rules import (
 
 __all__ = [
     "arithmetic",
-    "attention",
     "declared",
     "derived",
     "elementwise",

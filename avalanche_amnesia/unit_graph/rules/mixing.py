@@ -1,4 +1,4 @@
-"""Operations that mix entries: reductions and products of values."""
+"""Operations that mix entries: reductions, products of values, attention."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from torch import Tensor, fx
 
 from avalanche_amnesia.unit_graph.findings import Unsupported
 from avalanche_amnesia.unit_graph.registry import rule
+from avalanche_amnesia.unit_graph.rules.arithmetic import adopt
 from avalanche_amnesia.unit_graph.rules.derived import walk_dims
 from avalanche_amnesia.unit_graph.rules.weighted import connect
 from avalanche_amnesia.unit_graph.units import ALWAYS
@@ -59,3 +60,23 @@ def product(walk: Walk, node: fx.Node, a: Any, b: Any) -> Any:
     if not options:
         return walk.conservative(node)
     return Value(min(options, key=lambda ids: float((ids == ALWAYS).float().mean())), result.dtype)
+
+
+@rule(A.scaled_dot_product_attention)
+def attended(
+    walk: Walk, node: fx.Node, query: Any, key: Any, value: Any, attn_mask: Any = None, *args: Any, **options: Any
+) -> Any:
+    """Attention: zero where the values' unit is masked, whatever the weights are; these count as always in use."""
+    for learned in (query, key, attn_mask):
+        if isinstance(learned, ParameterValue):  # behind weights that all tasks read: only the first task trains it
+            adopt(walk, learned, torch.full((1,) * len(learned.shape), ALWAYS).expand(learned.shape))
+    if not isinstance(value, Value) or value.masked is not Masked.ZERO:
+        return walk.conservative(node)
+    # Queries and keys may hold constants where masked, but nothing that other tasks change.
+    walk.zero_inputs(node, dirty_only=True)
+    ids = walk.draft.sets.over(value.ids, [-2], keepdim=True)
+    result = walk.result(node)
+    heads = (*result.shape[:-2], 1, ids.shape[-1])
+    if ids.dim() == 4 and ids.shape[1] != result.shape[1]:  # several heads of queries share one of keys and values
+        ids = ids.repeat_interleave(result.shape[1] // ids.shape[1], 1)
+    return Value(ids.expand(heads).expand(result.shape), value.dtype)

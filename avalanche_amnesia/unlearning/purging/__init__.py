@@ -6,7 +6,7 @@ from avalanche_amnesia.unlearning.purging.learned_state import (
     learned_state,
     own_attributes,
 )
-from avalanche_amnesia.unlearning.purging.registry import purger_of, register_purger
+from avalanche_amnesia.unlearning.purging.purgers import purger_of, register_purger
 
 BUILT_IN = (anchors, gradients, model_copies, rehearsal)
 """The modules whose import registers the purgers of Avalanche's own plugins and strategies."""

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from avalanche_amnesia.models.multi_head import MultiHeadModel
 from avalanche_amnesia.transaction import Transaction
 from avalanche_amnesia.unlearning.context import UnlearningContext
-from avalanche_amnesia.unlearning.purging.registry import register_purger
+from avalanche_amnesia.unlearning.purging.purgers import register_purger
 
 Store = dict[str, Any]  # name → the host's ParamData
 

@@ -12,7 +12,7 @@ from torch import nn
 from avalanche_amnesia.transaction import Transaction
 from avalanche_amnesia.unlearning.context import UnlearningContext
 from avalanche_amnesia.unlearning.purging.buffers import subset_alone
-from avalanche_amnesia.unlearning.purging.registry import register_purger
+from avalanche_amnesia.unlearning.purging.purgers import register_purger
 
 _MEMORY = ("memory_x", "memory_y", "memory_tid")
 

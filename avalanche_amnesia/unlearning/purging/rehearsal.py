@@ -22,7 +22,7 @@ from avalanche_amnesia.unlearning.purging.buffers import (
     single_buffers,
     subset_alone,
 )
-from avalanche_amnesia.unlearning.purging.registry import register_purger
+from avalanche_amnesia.unlearning.purging.purgers import register_purger
 
 
 @register_purger(ReplayPlugin)

@@ -166,9 +166,9 @@ def test_samples_are_found_with_the_evidence(case):
 
 
 def test_without_the_purge_the_audit_finds_what_hosts_keep(monkeypatch):
-    from avalanche_amnesia.unlearning.purging import registry
+    from avalanche_amnesia.unlearning.purging import purgers
 
-    monkeypatch.setattr(registry, "_PURGERS", {})
+    monkeypatch.setattr(purgers, "_PURGERS", {})
     for make, options, kind, where in (
         (EWC, {"ewc_lambda": 1.0}, "own tensor", "saved_params"),
         (LwF, {"alpha": 1.0, "temperature": 2.0}, "own tensor", "prev_model"),

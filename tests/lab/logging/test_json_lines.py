@@ -25,7 +25,7 @@ from avalanche_amnesia.evaluation.figures import Table
 from avalanche_amnesia.lab.logging import JSONLogger, JSONRunError
 from avalanche_amnesia.lab.logging.json_lines import RUN_FILE
 from avalanche_amnesia.logging import WandBLogger
-from avalanche_amnesia.logging.values import Histogram
+from avalanche_amnesia.logging.payloads import Histogram
 from avalanche_amnesia.training import load_state
 from avalanche_amnesia.training.host.lookup import unlearning_of
 

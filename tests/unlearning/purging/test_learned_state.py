@@ -11,7 +11,7 @@ from torch import nn
 
 from avalanche_amnesia.benchmarks import with_unlearning
 from avalanche_amnesia.training.plugins import UnlearningPlugin
-from avalanche_amnesia.unlearning.purging import UnknownStateError, learned_state, register_purger, registry
+from avalanche_amnesia.unlearning.purging import UnknownStateError, learned_state, purgers, register_purger
 
 
 class Holds(SupervisedPlugin):
@@ -112,7 +112,7 @@ def test_what_only_refers_to_the_strategy_is_no_learned_state():
 
 
 def test_a_registered_purger_is_called_for_its_class_and_subclasses(monkeypatch):
-    monkeypatch.setattr(registry, "_PURGERS", dict(registry._PURGERS))
+    monkeypatch.setattr(purgers, "_PURGERS", dict(purgers._PURGERS))
     seen = []
 
     class Mine(SupervisedPlugin):

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from avalanche_amnesia.contrib.export.declared import run_whole
 from avalanche_amnesia.contrib.export.layout import Live, as_they_lie, live, nonzero, one_axis
 from avalanche_amnesia.contrib.export.parts import filled
 from avalanche_amnesia.contrib.export.shrinking import Shrinking, shrinks
-from avalanche_amnesia.contrib.export.weighted import evened, folded
+from avalanche_amnesia.contrib.export.shrunk_calls import run_whole
+from avalanche_amnesia.contrib.export.shrunk_layers import evened, folded
 from avalanche_amnesia.unit_graph.masking import call_owned
 from avalanche_amnesia.unit_graph.task_owned import TaskBatchNorm, TaskGroupNorm, TaskLayerNorm, TaskNorm
 
