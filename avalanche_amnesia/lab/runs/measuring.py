@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,6 +15,7 @@ from avalanche_amnesia.lab.logging.json_lines import JSONLogger
 from avalanche_amnesia.lab.report.measures import SHOWN
 from avalanche_amnesia.lab.runs.reference_workers import ReferenceWorkers
 from avalanche_amnesia.lab.runs.store import RunStore
+from avalanche_amnesia.saving.files import replace_file
 from avalanche_amnesia.training.host.remaining import remaining_experiences
 
 
@@ -64,5 +64,8 @@ def measure_run(
                 else:
                     log.log_events()  # the task is over, though nothing is left to be evaluated
                 progress(f"{name}: task {experience.task_label}")
-        shutil.copytree(place, folder, dirs_exist_ok=True)
+        for file in sorted(path for path in Path(place).rglob("*") if path.is_file()):  # the log behind its records
+            kept = Path(folder) / file.relative_to(place)
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(kept, file.read_bytes())
     return strategy

@@ -20,10 +20,16 @@ from support.wandb_recorder import run_folders
 
 from avalanche_amnesia.audit.record import UnlearningRecord
 from avalanche_amnesia.benchmarks import with_unlearning
-from avalanche_amnesia.evaluation import accuracy_matrix_metrics, capacity_metrics, unlearned_accuracy_metrics
+from avalanche_amnesia.evaluation import (
+    accuracy_matrix_metrics,
+    capacity_metrics,
+    network_capacity,
+    unlearned_accuracy_metrics,
+)
 from avalanche_amnesia.evaluation.figures import Table
 from avalanche_amnesia.lab.logging import JSONLogger, JSONRunError
 from avalanche_amnesia.lab.logging.json_lines import RUN_FILE
+from avalanche_amnesia.lab.report import read_run
 from avalanche_amnesia.logging import WandBLogger
 from avalanche_amnesia.logging.payloads import Histogram
 from avalanche_amnesia.training import load_state
@@ -91,7 +97,29 @@ def test_records_and_pictures_are_files(both: Any) -> None:
     )
     masks = [row["Figure/Masks"] for row in run.rows if "Figure/Masks" in row]
     assert len(masks) == 4  # three tasks and an unlearning
-    assert all(picture.width == 800 for picture in masks)
+    assert {picture.width for picture in masks} == {805}  # 580 points at 100 dots per inch
+
+
+def test_without_pictures_the_tables_behind_them_are_kept(tmp_path: Path) -> None:
+    with JSONLogger(tmp_path / "run", pictures=False) as logger:
+        train(logger)
+    rows = read_json_run(tmp_path / "run").rows
+    assert not (tmp_path / "run" / "media").exists()
+    assert not any(isinstance(value, Image.Image) for row in rows for value in row.values())
+    assert sum("Figure/AccuracyMatrix/table" in row for row in rows) == 3
+
+
+def test_a_task_that_is_not_evaluated_ends_a_moment_where_that_is_said(tmp_path: Path) -> None:
+    with JSONLogger(tmp_path / "run") as logger:
+        evaluator = EvaluationPlugin(capacity_metrics(images=False), loggers=[logger])
+        strategy = amnesiac(train_epochs=1, evaluator=evaluator)
+        for experience in DIGITS.train_stream[:2]:
+            strategy.train(experience)
+            logger.log_events()
+            logger.log_events()  # nothing happened since
+    run = read_run(tmp_path / "run")
+    assert [(moment.task, moment.remaining) for moment in run.moments] == [(0, (0,)), (1, (0, 1))]
+    assert run.last.number("Capacity") == network_capacity(strategy)
 
 
 def test_values_of_every_kind(tmp_path: Path) -> None:
