@@ -48,8 +48,8 @@ class Shrinking:
 
     features: Live
 
-    def __init__(self, model: MaskedModel, task: int, *, fold: bool = True) -> None:
-        self.backbone, self.own, self.fold = model.backbone, model.parts_of(task), fold
+    def __init__(self, model: MaskedModel, task: int) -> None:
+        self.backbone, self.own = model.backbone, model.parts_of(task)
         self.program = model.backbone.program()
         self.values = self.program.values
         self.dtype = model.backbone.get_parameter(self.program.parameter).dtype if self.program.parameter else None
@@ -58,7 +58,6 @@ class Shrinking:
         self.new = fx.Graph()
         self.parts = Parts(self.new)
         self.known: dict[fx.Node, Any] = {}
-        self.norms: dict[str, tuple[nn.Module, Tensor]] = {}
         self.whole_again: dict[str, int] = {}
         self._brought: dict[Any, fx.Node] = {}
         self._names = list(model.graph.inputs.names) or ["x"]

@@ -47,7 +47,7 @@ def _by_channel(walk: Shrinking, node: fx.Node, name: str, module: Any, x: Live,
     assert isinstance(source, fx.Node)
     readers = [user for user in source.users if user.target is not A.sym_size.int]
     kept = x.kept(1)
-    layer = walk.parts.module(x.node) if walk.fold and readers == [node] and not module.instance else None
+    layer = walk.parts.module(x.node) if readers == [node] and not module.instance else None
     if statistics[0] is not None and (len(x.shape) != 2) != isinstance(layer, nn.Linear):
         mean, var = (s[kept].double() for s in statistics)  # type: ignore[index]
         weight, bias = _affine(module, open_, kept)
@@ -66,7 +66,6 @@ def _by_channel(walk: Shrinking, node: fx.Node, name: str, module: Any, x: Live,
     if tracked:
         filled(made, running_mean=statistics[0][kept], running_var=statistics[1][kept])  # type: ignore[index]
         filled(made, num_batches_tracked=torch.zeros((), dtype=torch.long))
-    walk.norms[name] = made, kept[open_[kept] > 0]
     return live(walk.layer(name, node, x.node, made), x.shape, 1, kept)
 
 
