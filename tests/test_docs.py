@@ -18,7 +18,7 @@ from experiments import shown_tables
 ROOT = Path(__file__).parents[1]
 DOCS, RESULTS, PACKAGE = ROOT / "docs", ROOT / "experiments" / "results", ROOT / "avalanche_amnesia"
 PAGES = sorted(path.name for path in DOCS.glob("*.md"))
-WITHOUT_PYTHON = {"citations.md", "experiments.md", "measured.md"}
+WITHOUT_PYTHON = {"citations.md", "costs.md", "experiments.md"}
 WITH_PYTHON = [name for name in [*PAGES, "first_request.ipynb"] if name not in WITHOUT_PYTHON]
 NOTEBOOK_ENDS = "exact – audit finds nothing: True\nall bits equal: True"
 PRINTS = {
@@ -125,7 +125,7 @@ def test_a_stale_table_is_told_from_a_fresh_one(tmp_path, monkeypatch):
 
 
 def test_the_ablation_is_that_of_the_results():
-    shown = table_rows(DOCS / "measured.md", "## Compensation, repair, isolation")
+    shown = table_rows(DOCS / "options.md", "### What each choice leaves")
     measured = table_rows(RESULTS / "ablation.md", "* claim: of the last record")
     names = ("nothing", "heads-only", "exclusive", "delete", "backup-before", "counterfactual", "repair-joint")
     names += ("counterfactual+repair-joint", "pools")
