@@ -11,11 +11,11 @@ from .logging.wandb import WandBLogger as WandBLogger
 from .models.masked import MaskedModel as MaskedModel
 from .models.mlp import MLP as MLP
 from .models.weight_masks.subnet import SubnetModel as SubnetModel
-from .training.adahat import AdaHAT as AdaHAT
 from .training.amnesiac_hat import AmnesiacHAT as AmnesiacHAT
-from .training.hat import HAT as HAT
 from .training.plugins.trajectory import TrajectoryPlugin as TrajectoryPlugin
 from .training.plugins.unlearning import UnlearningPlugin as UnlearningPlugin
+from .training.strategies import HAT as HAT
+from .training.strategies import AdaHAT as AdaHAT
 from .training.wsn import WSN as WSN
 from .unit_graph.findings import ModelError as ModelError
 from .unit_graph.validation import fix as fix

@@ -10,6 +10,7 @@ from avalanche.training.plugins import EvaluationPlugin
 from avalanche.training.supervised import EWC, LwF, Naive
 from torch import nn
 
+from avalanche_amnesia.contrib.shadows import BackupPlugin
 from avalanche_amnesia.isolation import Pools
 from avalanche_amnesia.models import MaskedModel, MultiHeadModel, SubnetModel
 from avalanche_amnesia.training import HAT, WSN, AdaHAT, AmnesiacHAT
@@ -20,13 +21,14 @@ Contestant = Callable[..., Any]
 """From a network, an optimizer's name and options of every strategy to the strategy."""
 
 
-def masked(strategy_class: type, **options: Any) -> Contestant:
+def masked(strategy_class: type, shadows: bool = False, **options: Any) -> Contestant:
     """A strategy over masks of units."""
 
     def make(network: Network, optimizer_name: str, **common: Any) -> Any:
         model = MaskedModel(network.make(), input_shape=network.input_shape)
         optimizer = make_optimizer(optimizer_name, model.parameters())
-        return strategy_class(model=model, optimizer=optimizer, **options, **common)
+        own = {"compensation": BackupPlugin()} if shadows else {}
+        return strategy_class(model=model, optimizer=optimizer, **own, **options, **common)
 
     return make
 
@@ -65,9 +67,9 @@ CONTESTANTS: dict[str, Contestant] = {
     "AdaHAT": masked(AdaHAT),
     "AmnesiacHAT": masked(AmnesiacHAT),
     "AmnesiacHAT, no compensation": masked(AmnesiacHAT, compensation="none"),
-    "AmnesiacHAT, one shadow": masked(AmnesiacHAT, compensation="backup"),
-    "AmnesiacHAT, two shadows": masked(AmnesiacHAT, compensation="backup"),
-    "AmnesiacHAT, four shadows": masked(AmnesiacHAT, compensation="backup"),
+    "AmnesiacHAT, one shadow": masked(AmnesiacHAT, shadows=True),
+    "AmnesiacHAT, two shadows": masked(AmnesiacHAT, shadows=True),
+    "AmnesiacHAT, four shadows": masked(AmnesiacHAT, shadows=True),
     "WSN": wsn,
 }
 

@@ -42,7 +42,7 @@ from torch.optim import SGD
 from avalanche_amnesia.benchmarks import task_benchmark
 from avalanche_amnesia.bits import state_hashes
 from avalanche_amnesia.models import MLP, MaskedModel, SubnetModel
-from avalanche_amnesia.training import WSN, AmnesiacHAT
+from avalanche_amnesia.training import WSN, AmnesiacHAT, ScoredWeights
 from avalanche_amnesia.training.host import find_plugin
 from avalanche_amnesia.training.plugins import TrajectoryPlugin
 from benchmarks.measuring import plain_steps
@@ -102,7 +102,7 @@ def made(method: str, network: Network, plugins: list[Any]) -> Any:
     options: dict[str, Any] = {"train_mb_size": BATCH, "eval_mb_size": 256, "evaluator": evaluator, "plugins": plugins}
     if method == "wsn":
         model = SubnetModel(net, density=0.1)
-        return WSN(model=model, optimizer=SGD(model.parameters(), lr=0.1), score_bits=1, **options)
+        return WSN(model=model, optimizer=SGD(model.parameters(), lr=0.1), masks=ScoredWeights(score_bits=1), **options)
     masked = MaskedModel(net, input_shape=network.input_shape)
     return AmnesiacHAT(model=masked, optimizer=SGD(masked.parameters(), lr=0.1), compensation="none", **options)
 

@@ -24,6 +24,8 @@ from torch.optim import Adam
 
 from avalanche_amnesia.benchmarks import with_unlearning
 from avalanche_amnesia.benchmarks.data import task_data
+from avalanche_amnesia.contrib.ablations import ScaledUpdatesPlugin
+from avalanche_amnesia.contrib.repair import RepairPlugin
 from avalanche_amnesia.contrib.shadows import BackupPlugin
 from avalanche_amnesia.contrib.streams import PermutedMNIST
 from avalanche_amnesia.evaluation import References, features_of, floor_ratio, jsd, take_probe, trajectory_bytes
@@ -44,17 +46,20 @@ HAT_ROWS = {
     "nothing": {"obey": False},
     "nothing-refitted": {"obey": False, "refitted": True},
     "heads-only": {"obey": "head"},
-    "exclusive": {"deletion": "exclusive"},
+    "exclusive": {"unlearning": lambda seed: UnlearningPlugin(deletion="exclusive")},
     "delete": {},
-    "draft": {"compensation": "draft"},
-    "rate": {"compensation": "rate"},
-    "backup-before": {"compensation": "backup"},
-    "backup-delete": {"compensation": "backup-delete"},
+    "draft": {"compensation": lambda seed: ScaledUpdatesPlugin("draft")},
+    "rate": {"compensation": lambda seed: ScaledUpdatesPlugin("rate")},
+    "backup-before": {"compensation": lambda seed: BackupPlugin(seed=seed)},
+    "backup-delete": {"compensation": lambda seed: BackupPlugin(start="delete")},
     "counterfactual": {"compensation": "counterfactual"},
-    "repair-joint": {"repair": "joint"},
-    "repair-sequential": {"repair": "sequential"},
-    "repair-sequential_adahat": {"repair": "sequential_adahat"},
-    "counterfactual+repair-joint": {"compensation": "counterfactual", "repair": "joint"},
+    "repair-joint": {"repair": lambda seed: RepairPlugin("joint", seed=seed)},
+    "repair-sequential": {"repair": lambda seed: RepairPlugin("sequential", seed=seed)},
+    "repair-sequential_adahat": {"repair": lambda seed: RepairPlugin("sequential_adahat", seed=seed)},
+    "counterfactual+repair-joint": {
+        "compensation": "counterfactual",
+        "repair": lambda seed: RepairPlugin("joint", seed=seed),
+    },
     "pools": {"isolation": "pools"},
 }
 ADAHAT_ROWS = [
@@ -86,15 +91,13 @@ COLUMNS = {
 def make_strategy(options, seed, obey=True, **settings):
     torch.manual_seed(seed)
     model = MaskedModel(MLP(784, hidden=(256, 100), features=64))
-    if settings.get("compensation") == "backup-delete":
-        settings["compensation"] = BackupPlugin(start="delete")
+    settings = {name: value(seed) if callable(value) else value for name, value in settings.items()}
     strategy = AmnesiacHAT(
         model=model,
         optimizer=Adam(model.parameters(), lr=1e-3),
         train_mb_size=128,
         train_epochs=options.epochs,
         masks=HardAttention(sparsity_weight=None if "isolation" in settings else 0.5, s_max=100.0, embedding_lr=0.02),
-        fit_head=False,
         seed=seed,
         **({"compensation": "none"} | settings),
     )

@@ -10,6 +10,7 @@ stock strategies are those of ``experiments/baselines.py``.
 import argparse
 import json
 import time
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -23,27 +24,27 @@ from avalanche_amnesia.contrib.baselines import CLPUDERpp, Independent, NetworkP
 from avalanche_amnesia.isolation import Pools
 from avalanche_amnesia.lab.study.building import STOCK
 from avalanche_amnesia.models import MaskedModel, SubnetModel
-from avalanche_amnesia.training import HAT, WSN, AdaHAT, AmnesiacHAT, HardAttention
+from avalanche_amnesia.training import EVEN_BUDGET, HAT, WSN, AdaHAT, AmnesiacHAT, HardAttention, ScoredWeights
 from experiments.stock import make_stock
 from experiments.streams import STREAMS, accuracy_on
 
-PRICE = HardAttention(sparsity_weight=0.5, s_max=100.0, embedding_lr=0.02)
+PRICE = HardAttention(sparsity_weight=0.5, s_max=100.0, embedding_lr=0.02, fit_head=True)
 OWN = {
     "AmnesiacHAT": (AmnesiacHAT, MaskedModel, {}),
     "AmnesiacHAT, pools": (AmnesiacHAT, MaskedModel, {"isolation": "planned"}),
     "HAT": (HAT, MaskedModel, {}),
     "AdaHAT": (AdaHAT, MaskedModel, {}),
-    "WSN": (WSN, SubnetModel, {"score_lr": 1e-2}),
+    "WSN": (WSN, SubnetModel, {"masks": ScoredWeights(score_lr=1e-2)}),
     "CLPU-DER++": (CLPUDERpp, SideNetworks, {}),
     "Independent": (Independent, NetworkPerTask, {}),
 }
 ABLATIONS = {
     "AmnesiacHAT, λ .5": (AmnesiacHAT, MaskedModel, {"masks": PRICE}),
-    "AmnesiacHAT, reuse 1": (AmnesiacHAT, MaskedModel, {"reuse": 1.0}),
-    "AmnesiacHAT, reuse 0": (AmnesiacHAT, MaskedModel, {"reuse": 0.0}),
+    "AmnesiacHAT, reuse 1": (AmnesiacHAT, MaskedModel, {"masks": replace(EVEN_BUDGET, reuse=1.0)}),
+    "AmnesiacHAT, reuse 0": (AmnesiacHAT, MaskedModel, {"masks": replace(EVEN_BUDGET, reuse=0.0)}),
     "AmnesiacHAT, a pool per task": (AmnesiacHAT, MaskedModel, {"isolation": "pools"}),
-    "WSN, scores in 2 bits": (WSN, SubnetModel, {"score_lr": 1e-2, "score_bits": 2}),
-    "WSN, scores in 1 bit": (WSN, SubnetModel, {"score_lr": 1e-2, "score_bits": 1}),
+    "WSN, scores in 2 bits": (WSN, SubnetModel, {"masks": ScoredWeights(score_lr=1e-2, score_bits=2)}),
+    "WSN, scores in 1 bit": (WSN, SubnetModel, {"masks": ScoredWeights(score_lr=1e-2, score_bits=1)}),
 }
 METHODS = [*OWN, *STOCK]
 COLUMNS = {

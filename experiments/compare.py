@@ -45,7 +45,7 @@ from avalanche_amnesia.evaluation import (
 )
 from avalanche_amnesia.logging import WandBLogger
 from avalanche_amnesia.models import MLP, MaskedModel, MultiHeadModel, SubnetModel
-from avalanche_amnesia.training import HAT, WSN, AdaHAT, AmnesiacHAT
+from avalanche_amnesia.training import HAT, WSN, AdaHAT, AmnesiacHAT, ScoredWeights
 from avalanche_amnesia.training.host import find_plugin, remaining_experiences
 from avalanche_amnesia.training.plugins import InMemoryLoaderPlugin, SeedingPlugin, TrajectoryPlugin, UnlearningPlugin
 
@@ -64,8 +64,8 @@ OWN = {
     "amnesiac_hat": (AmnesiacHAT, MaskedModel, {}),
     "amnesiac_adahat": (AmnesiacHAT, MaskedModel, {"adjustment": "adahat"}),
     "subtract": (AmnesiacHAT, MaskedModel, {"compensation": "none"}),
-    "hat_cl": (AmnesiacHAT, MaskedModel, {"deletion": "exclusive"}),
-    "wsn": (WSN, SubnetModel, {"score_lr": 1e-2}),
+    "hat_cl": (AmnesiacHAT, MaskedModel, {"unlearning": lambda: UnlearningPlugin(deletion="exclusive")}),
+    "wsn": (WSN, SubnetModel, {"masks": ScoredWeights(score_lr=1e-2)}),
     "pall": (PALL, SubnetModel, {"score_lr": 1e-2}),
     "clpu_derpp": (CLPUDERpp, SideNetworks, {}),
     "independent": (Independent, NetworkPerTask, {}),
@@ -118,7 +118,8 @@ def make_strategy(method, options, seed, in_features, **kwargs):
         model = wrap(backbone, **({"shared_head": options.shared_head} if options.shared_head else {}))
         if strategy in (HAT, AdaHAT):  # requests are entered into the ledger, and nothing is unlearned
             common["plugins"] = [TrajectoryPlugin(), UnlearningPlugin(obey=False)]
-        made = strategy(model=model, optimizer=Adam(model.parameters(), lr=options.lr), seed=seed, **settings, **common)
+        own = {name: value() if callable(value) else value for name, value in settings.items()}
+        made = strategy(model=model, optimizer=Adam(model.parameters(), lr=options.lr), seed=seed, **own, **common)
     else:
         strategy, settings = STOCK[method]
         model = MultiHeadModel(backbone)

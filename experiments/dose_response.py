@@ -12,6 +12,7 @@ Writes ``OUTPUT_<stream>_seed<n>.json``, and from all of these ``OUTPUT.md`` and
 import argparse
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 
@@ -31,12 +32,12 @@ from avalanche_amnesia.contrib.metrics import (
 from avalanche_amnesia.contrib.streams import PermutedMNIST, RotatedMNIST
 from avalanche_amnesia.evaluation import References, accuracy, features_of, floor_ratio, jsd, take_probe
 from avalanche_amnesia.models import MLP, MaskedModel
-from avalanche_amnesia.training import AmnesiacHAT
+from avalanche_amnesia.training import EVEN_BUDGET, AmnesiacHAT
 
 STREAMS = {
     "permuted": (PermutedMNIST, {}),
     "rotated": (RotatedMNIST, {}),
-    "permuted_trained_heads": (PermutedMNIST, {"fit_head": False}),
+    "permuted_trained_heads": (PermutedMNIST, {"masks": replace(EVEN_BUDGET, fit_head=False)}),
 }
 TASKS, FORGOTTEN, SHOTS = 4, 1, 5
 SHARES = (0.0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0)

@@ -69,7 +69,6 @@ def run(contender, options, seed):
         train_mb_size=options.batch,
         train_epochs=options.epochs,
         masks=HardAttention(),  # as HAT was published with: sharing is at its best with them where epochs are many
-        fit_head=False,
         seed=seed,
         **settings,
     )

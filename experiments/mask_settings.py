@@ -21,7 +21,7 @@ from avalanche_amnesia.contrib.streams import PermutedMNIST, SplitMNIST
 from avalanche_amnesia.evaluation.functional import accuracy
 from avalanche_amnesia.models import MLP, MaskedModel
 from avalanche_amnesia.models.modes import evaluating
-from avalanche_amnesia.training import AmnesiacHAT
+from avalanche_amnesia.training import AmnesiacHAT, HardAttention
 
 STREAMS = {
     "permuted MNIST": (PermutedMNIST, {"n_train": 6000, "n_test": 5000}, {"train_mb_size": 128, "train_epochs": 2}),
@@ -55,15 +55,14 @@ def accuracies(model, benchmark, tasks):
     return found
 
 
-def run(stream, settings, seed, root):
+def run(stream, options, seed, root):
     make_benchmark, subset, training = STREAMS[stream]
     benchmark = make_benchmark(5, seed=seed, **subset, **({"root": root} if "MNIST" in stream else {}))
     torch.manual_seed(seed)
     in_features = task_data(benchmark.train_stream[0])[0][0].numel()
     model = MaskedModel(MLP(in_features, hidden=(256, 100), features=64))
-    fixed = {"budget": None, "fit_head": False, "seed": seed}
     optimizer = Adam(model.parameters(), lr=1e-3)
-    strategy = AmnesiacHAT(model=model, optimizer=optimizer, **fixed, **training, **settings)
+    strategy = AmnesiacHAT(model=model, optimizer=optimizer, seed=seed, **training, **options)
     for experience in benchmark.train_stream:
         strategy.train(experience)
     remaining = [0, 2, 3, 4]
@@ -107,7 +106,7 @@ def main():
     results = json.loads(found.read_text()) if found.exists() else []
     for stream, seed, values in product(options.streams, options.seeds, product(*(vars(options)[n] for n in GRID))):
         what = {"stream": stream, "settings": dict(zip(GRID, values, strict=True)), "seed": seed}
-        row = what | run(stream, what["settings"], seed, options.root)
+        row = what | run(stream, {"masks": HardAttention(**what["settings"])}, seed, options.root)
         print(row, flush=True)
         results = [other for other in results if not what.items() <= other.items()] + [row]
         found.write_text(json.dumps(results, indent=1) + "\n")

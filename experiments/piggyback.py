@@ -88,7 +88,7 @@ class PiggybackPlugin(TaskMaskPlugin):
     task_class = PiggybackTask
 
     def __init__(self, *, score_lr: float = 1e-3, seed: int = 0) -> None:
-        super().__init__(FixedWeights(), "update", seed)
+        super().__init__(FixedWeights(), seed)
         self.score_lr = score_lr
         self.influences = frozenset()  # a training reads nothing that another one wrote
 
@@ -137,7 +137,7 @@ class Piggyback(HardAttentionStrategy):
             model=model,
             optimizer=optimizer,
             masking=PiggybackPlugin(score_lr=score_lr, seed=seed),
-            unlearning=[TrajectoryPlugin(), UnlearningPlugin()],
+            method=[TrajectoryPlugin(), UnlearningPlugin()],
             seed=seed,
             **options,
         )

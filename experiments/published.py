@@ -26,9 +26,8 @@ from avalanche_amnesia.evaluation import (
     unlearned_accuracy_metrics,
 )
 from avalanche_amnesia.models import MaskedModel
-from avalanche_amnesia.training import AmnesiacHAT, HardAttention
+from avalanche_amnesia.training import PAPER_ALPHA, AdaHATRule, AmnesiacHAT, HardAttention
 from avalanche_amnesia.training.host import remaining_experiences
-from avalanche_amnesia.training.plugins.adahat import PAPER_ALPHA
 from experiments.streams import STREAMS
 
 OUTPUT = Path("experiments/results/published")
@@ -38,10 +37,8 @@ STREAM = STREAMS["permuted"]
 def _as_published(seed):
     return {
         "masks": HardAttention(),
-        "adjustment": "adahat",
-        "alpha": PAPER_ALPHA,
+        "adjustment": AdaHATRule(alpha=PAPER_ALPHA),
         "compensation": BackupPlugin(scope="unit", start="fresh", joint=True, seed=seed),
-        "fit_head": False,
     }
 
 

@@ -55,7 +55,7 @@ def run(stream, method, shut, seed, root):
     torch.manual_seed(seed)
     model = MaskedModel(MLP(784, hidden=(256, 100), features=64))
     fixed = {} if kind is HAT else {"masks": HardAttention(sparsity_weight=0.5, s_max=100.0, embedding_lr=0.02)}
-    fixed |= {"fit_head": False, "train_mb_size": 64, "train_epochs": 10}
+    fixed |= {"train_mb_size": 64, "train_epochs": 10}
     strategy = kind(model=model, optimizer=optimizer(model.parameters()), seed=seed, **fixed)
     for experience in benchmark.train_stream:
         strategy.train(experience)

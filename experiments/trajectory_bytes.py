@@ -108,7 +108,6 @@ def run(benchmark: Any, adjustment: Any, epochs: int, setting: dict[str, Any]) -
         adjustment=adjustment,
         trajectory=plugin,
         masks=HardAttention(),
-        fit_head=False,
         train_mb_size=128,
         train_epochs=epochs,
         evaluator=EvaluationPlugin(loggers=[BaseLogger()]),

@@ -18,7 +18,7 @@ from avalanche.training.plugins import LRSchedulerPlugin
 from avalanche_amnesia.contrib.streams import PermutedMNIST
 from avalanche_amnesia.evaluation import accuracy
 from avalanche_amnesia.models import MLP, SubnetModel
-from avalanche_amnesia.training import WSN
+from avalanche_amnesia.training import WSN, ScoredWeights
 
 PAPER = {0.1: 96.14, 0.3: 96.41}
 """Average accuracy in percent, by share of weights; the figure for 0.5 was not at hand when this was written."""
@@ -39,8 +39,7 @@ def run(options):
     strategy = WSN(
         model=model,
         optimizer=optimizer,
-        scores=options.scores,
-        keep=options.keep,
+        masks=ScoredWeights(scores=options.scores, keep=options.keep),
         train_mb_size=10,
         train_epochs=options.epochs,
         plugins=[LRSchedulerPlugin(schedule, reset_scheduler=True, reset_lr=True)],

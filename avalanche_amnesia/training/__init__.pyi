@@ -1,7 +1,6 @@
-from .adahat import AdaHAT as AdaHAT
 from .amnesiac_hat import AmnesiacHAT as AmnesiacHAT
+from .hard_attention import EVEN_BUDGET as EVEN_BUDGET
 from .hard_attention import HardAttention as HardAttention
-from .hat import HAT as HAT
 from .host.lookup import find_plugin as find_plugin
 from .host.plugin_state import Conversion as Conversion
 from .host.plugin_state import register_state as register_state
@@ -9,8 +8,6 @@ from .host.remaining import remaining_experiences as remaining_experiences
 from .host.saving import load_state as load_state
 from .host.saving import save_state as save_state
 from .mask_warnings import MaskWarning as MaskWarning
-from .plugins.adahat import PAPER_ALPHA as PAPER_ALPHA
-from .plugins.adahat import AdaHATPlugin as AdaHATPlugin
 from .plugins.counterfactual import CounterfactualPlugin as CounterfactualPlugin
 from .plugins.hat import HATPlugin as HATPlugin
 from .plugins.in_memory_loader import InMemoryLoaderPlugin as InMemoryLoaderPlugin
@@ -21,9 +18,13 @@ from .plugins.task_mask import TaskMaskPlugin as TaskMaskPlugin
 from .plugins.trajectory import TrajectoryPlugin as TrajectoryPlugin
 from .plugins.unlearning import UnlearningPlugin as UnlearningPlugin
 from .plugins.wsn import SubnetPlugin as SubnetPlugin
+from .scored_weights import ScoredWeights as ScoredWeights
+from .strategies import HAT as HAT
+from .strategies import AdaHAT as AdaHAT
 from .task_in_training import TaskInTraining as TaskInTraining
 from .task_strategy import HardAttentionStrategy as HardAttentionStrategy
 from .task_strategy import TaskStrategy as TaskStrategy
+from .update_rules import PAPER_ALPHA as PAPER_ALPHA
 from .update_rules import AdaHATRule as AdaHATRule
 from .update_rules import AdjustmentRule as AdjustmentRule
 from .update_rules import ConstantRule as ConstantRule

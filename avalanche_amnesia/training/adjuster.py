@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from avalanche_amnesia.training.constant_shares import ConstantShares, in_long_rows
 from avalanche_amnesia.training.hat_formulas import LayerSparsity
 from avalanche_amnesia.training.optimizers import faint_below
-from avalanche_amnesia.training.update_rules import AdjustmentRule, AdjustSpace, TaskUse, stored, total
+from avalanche_amnesia.training.update_rules import AdjustmentRule, TaskUse, stored, total
 
 
 class Adjuster:
@@ -25,7 +25,6 @@ class Adjuster:
     def __init__(
         self,
         rule: AdjustmentRule,
-        space: AdjustSpace,
         use: TaskUse,
         *,
         parameters: Mapping[str, nn.Parameter],
@@ -48,7 +47,7 @@ class Adjuster:
         self.frozen = rule.constant and all(bool(((h == 0) | (h == 1)).all()) for h in map(stored, held))
         self._start = {name: before[name] for name in self.names}
         comes_to_the_same = zero_rests and (self.frozen or linear) and self._all_rest(held)
-        self.on_gradients = space == "gradient" or comes_to_the_same
+        self.on_gradients = rule.space == "gradient" or comes_to_the_same
 
     @cached_property
     def _prepared(self) -> Callable[[LayerSparsity], list[Tensor]]:

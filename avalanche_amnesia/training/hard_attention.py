@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 from torch import nn
 from torch.optim import Optimizer
@@ -18,7 +18,7 @@ _HALF = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class HardAttention:
-    """Settings of learning a mask: ``masks=HardAttention(…)``, or any one of them by its name beside ``masks``.
+    """Settings of learning a mask, ``masks=HardAttention(…)``; the defaults are the published ones.
 
     With a ``budget`` all of a layer's units begin open, and the gate closes over the first part of the task
     (``warm_up``). Then the task keeps the units of the largest embeddings: of those that are free as many as its budget
@@ -52,6 +52,10 @@ class HardAttention:
         statistics_batches: running statistics of the task's norms (BatchNorm) are taken again at its end, through its
             binary mask, over its last mini-batches, so many of which are held in memory. 0: those that training left,
             which lag behind the weights after few steps, and saw soft masks.
+        fit_head: whether a task's head is fitted again when the task ends, by logistic regression on the features of
+            its training samples through its final mask, as the heads of a :class:`CounterfactualPlugin` are: the model,
+            the one that never unlearned, and the retrained one then differ in what was learned and not in how well
+            heads fit.
 
     Raises:
         ValueError: for a value that is not allowed.
@@ -74,6 +78,7 @@ class HardAttention:
     embedding_clamp: float = 6.0
     min_units: int = 1
     statistics_batches: int = 16
+    fit_head: bool = False
 
     def __post_init__(self) -> None:
         checks.one_of("sparsity", self.sparsity, SparsityMode)
@@ -123,8 +128,8 @@ class HardAttention:
         return round((_HALF if self.warm_up is None else self.warm_up) * n_batches)
 
 
-def with_settings(masks: HardAttention, settings: dict[str, Any]) -> HardAttention:
-    """Settings of masks with single ones replaced."""
-    checks.instance("masks", masks, HardAttention, "HardAttention(s_max=100)")
-    checks.known_options(settings, [field.name for field in fields(HardAttention)], "HardAttention")
-    return replace(masks, **settings)
+EVEN_BUDGET = HardAttention(budget="even", s_max=100.0, embedding_lr=0.02, fit_head=True)
+"""Default of AmnesiacHAT: a task takes its share of what is free, so that masks fit two tasks or two hundred.
+
+``dataclasses.replace(EVEN_BUDGET, reuse=0.2)`` changes one setting of it.
+"""

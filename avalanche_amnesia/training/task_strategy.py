@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
 
+import torch
 from avalanche.core import SupervisedPlugin
 from avalanche.logging import BaseLogger
 from avalanche.training.plugins import EvaluationPlugin
@@ -22,6 +22,8 @@ from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.models.tensors import parameters_of
 from avalanche_amnesia.seeding import preserved_rng
 from avalanche_amnesia.training.host.arguments import (
+    OwnArguments,
+    PeriodicMode,
     checked_criterion,
     checked_evaluator,
     checked_options,
@@ -44,21 +46,20 @@ if TYPE_CHECKING:  # a strategy that does not unlearn needs nothing of it
     from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
     from avalanche_amnesia.unlearning.applying import TakeFingerprint
 
-HOST_OPTIONS = ("train_mb_size", "train_epochs", "eval_mb_size", "device", "eval_every", "peval_mode")
-"""Avalanche's own options of a supervised strategy, which ours pass on."""
 
+class StrategyOptions(TypedDict, total=False):
+    """Options of every strategy, which :class:`TaskStrategy` explains: its own and Avalanche's, named as there."""
 
-class OwnArguments:
-    """Mixin of strategies that check their arguments themselves.
-
-    The host refuses every argument that no ``__init__`` of a strategy's classes names, single settings of masks too,
-    and can't say which one was meant: its check is taken off.
-    """
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        init: Any = cls.__init__
-        cls.__init__ = getattr(init, "__wrapped__", init)  # type: ignore[method-assign]
+    reset_optimizer: bool
+    criterion: Any
+    train_mb_size: int
+    train_epochs: int
+    eval_mb_size: int | None
+    device: str | torch.device
+    plugins: Sequence[SupervisedPlugin] | None
+    evaluator: EvaluationPlugin | Callable[[], EvaluationPlugin] | None
+    eval_every: int
+    peval_mode: PeriodicMode
 
 
 class TaskPlugin(SupervisedPlugin):
@@ -81,13 +82,18 @@ class TaskStrategy(OwnArguments, ListenerDispatch, KeptState, SupervisedTemplate
         optimizer: any torch optimizer over ``model.parameters()``; of several parameter groups the first takes what
             tasks add (heads, norms).
         method: the plugins that make the strategy, in order: those that learn, then those that record and unlearn.
-        criterion: loss of logits and labels; cross-entropy by default.
-        plugins: further plugins, behind this package's.
-        evaluator: Avalanche's EvaluationPlugin; by default one without loggers.
-        reset_optimizer: a new optimizer state for every task (``train(…, reset_optimizer_state=…)`` overrides it).
         seed: every draw derives from it and the task.
-        options: Avalanche's own: ``train_mb_size``, ``train_epochs``, ``eval_mb_size`` (None, the default: as for
-            training), ``device``, ``eval_every``, ``peval_mode``.
+        reset_optimizer: a new optimizer state for every task (``train(…, reset_optimizer_state=…)`` overrides it).
+        criterion: loss of logits and labels; cross-entropy by default.
+        train_mb_size: samples of a mini-batch, at least 1.
+        train_epochs: passes over a task's samples, at least 1.
+        eval_mb_size: samples of a mini-batch in an evaluation, at least 1; None: as for training.
+        device: where to compute.
+        plugins: further plugins, behind this package's.
+        evaluator: Avalanche's EvaluationPlugin, or a function that makes it; by default one without loggers.
+        eval_every: an evaluation each time so many epochs (or what ``peval_mode`` says) were trained; 0: only at the
+            end of a task; -1: never.
+        peval_mode: ``experience``, ``epoch`` or ``iteration``.
 
     Raises:
         TypeError: if ``model`` is of another kind, for an unknown option, or for what is no optimizer, plugin,
@@ -97,6 +103,7 @@ class TaskStrategy(OwnArguments, ListenerDispatch, KeptState, SupervisedTemplate
     """
 
     PLUGIN_CLASS = TaskPlugin  # the host warns of a plugin with other events than these
+    composed = ("method", "masking")
 
     def __init__(
         self,
@@ -104,15 +111,19 @@ class TaskStrategy(OwnArguments, ListenerDispatch, KeptState, SupervisedTemplate
         model: MultiHeadModel,
         optimizer: Optimizer,
         method: Sequence[SupervisedPlugin] = (),
-        criterion: Any = None,
-        plugins: Sequence[SupervisedPlugin] | None = None,
-        evaluator: EvaluationPlugin | Any = None,
-        reset_optimizer: bool = True,
         seed: int = 0,
-        **options: Any,
+        reset_optimizer: bool = True,
+        criterion: Any = None,
+        train_mb_size: int = 1,
+        train_epochs: int = 1,
+        eval_mb_size: int | None = None,
+        device: str | torch.device = "cpu",
+        plugins: Sequence[SupervisedPlugin] | None = None,
+        evaluator: EvaluationPlugin | Callable[[], EvaluationPlugin] | None = None,
+        eval_every: int = -1,
+        peval_mode: PeriodicMode = "epoch",
     ) -> None:
         check_model(model, MultiHeadModel)
-        checks.known_options(options, HOST_OPTIONS, type(self).__name__)
         check_optimizer(optimizer, model.parameters(), model.head_parameters())
         super().__init__(
             model=model,
@@ -120,7 +131,8 @@ class TaskStrategy(OwnArguments, ListenerDispatch, KeptState, SupervisedTemplate
             criterion=nn.CrossEntropyLoss() if criterion is None else checked_criterion(criterion),
             plugins=[SeedingPlugin(seed), InMemoryLoaderPlugin(), *method, *checked_plugins(plugins)],
             evaluator=EvaluationPlugin(loggers=[BaseLogger()]) if evaluator is None else checked_evaluator(evaluator),
-            **{"eval_mb_size": None} | checked_options(options),
+            device=device,
+            **checked_options(train_mb_size, train_epochs, eval_mb_size, eval_every, peval_mode),
         )
         self.seed = checks.whole_number("seed", seed, None)
         self.reset_optimizer = reset_optimizer
@@ -337,8 +349,9 @@ class HardAttentionStrategy(TaskStrategy):
     Args:
         model: of the kind that ``masking`` masks (:class:`MaskedModel`, :class:`SubnetModel`).
         masking: the plugin that learns masks and protects them.
-        unlearning: plugins that record and unlearn, behind it.
-        options: those of :class:`TaskStrategy`.
+        method: plugins that record and unlearn, behind it.
+        seed: every draw derives from it and the task.
+        options: ``reset_optimizer`` and Avalanche's own, as of :class:`TaskStrategy`.
 
     Raises:
         TypeError: if ``model`` is of another kind, or for an unknown option.
@@ -348,12 +361,14 @@ class HardAttentionStrategy(TaskStrategy):
         self,
         *,
         model: TaskMaskedModel,
+        optimizer: Optimizer,
         masking: TaskMaskPlugin,
-        unlearning: Sequence[SupervisedPlugin] = (),
-        **options: Any,
+        method: Sequence[Any] = (),
+        seed: int = 0,
+        **options: Unpack[StrategyOptions],
     ) -> None:
         check_model(model, masking.model_class)
-        super().__init__(model=model, method=[masking, *unlearning], **options)
+        super().__init__(model=model, optimizer=optimizer, method=[masking, *method], seed=seed, **options)
 
 
 def check_model(model: nn.Module, kind: type[nn.Module]) -> None:
@@ -363,15 +378,3 @@ def check_model(model: nn.Module, kind: type[nn.Module]) -> None:
             f"model must be a {kind.__name__}, got {type(model).__name__}: wrap the feature extractor, "
             f"{kind.__name__}(backbone)"
         )
-
-
-def split_options(
-    options: dict[str, Any], masking: type[TaskMaskPlugin], strategy: type[TaskStrategy]
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A strategy's keyword arguments, as those of its masking plugin and the rest."""
-    of_masking = masking.options()
-    of_base = [*inspect.signature(TaskStrategy.__init__).parameters, *HOST_OPTIONS]
-    own = [*inspect.signature(strategy.__init__).parameters]
-    checks.known_options(options, {*of_masking, *of_base, *own} - {"self", "options"}, strategy.__name__)
-    mine = {name: value for name, value in options.items() if name in of_masking}
-    return mine, {name: value for name, value in options.items() if name not in of_masking}

@@ -6,9 +6,9 @@ minus AdaHAT's adjustment rate). :class:`~avalanche_amnesia.training.adjuster.Ad
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property, partial
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -105,6 +105,10 @@ def _expanded(uses: Mapping[str, Tensor], like: Mapping[str, tuple[torch.Size, t
     return uses[name].to(dtype).expand(shape)
 
 
+RULES: dict[str, type[AdjustmentRule]] = {}
+"""Name of a rule, as ``adjustment=`` takes it → its class; ``class MyRule(AdjustmentRule, name="mine")`` adds one."""
+
+
 class AdjustmentRule:
     """HAT's rule (``hat``): the cumulative mask ``min(a_i, a_j)`` is held back, so what is in use is frozen.
 
@@ -112,18 +116,35 @@ class AdjustmentRule:
         between: how the masks of the units at both ends of a weight make one: ``min``, as published (it is in use if
             both ends are), or ``max`` (if either is; the network's input counts as no end). ``max`` holds back a
             superset, here and in every rule: what tasks own stays as safe, and later tasks find less that is free.
+        space: where the rule is enforced, ``update`` (protects under every optimizer) or ``gradient`` (as published:
+            right for plain SGD only).
+        locked: labels of the only tasks whose masks protect and count as in use: in the regulariser, the adjustment and
+            the network's capacity. None: every remaining task. A label may name a task that is still to come, which
+            is locked once it is trained; one that the stream does not have is an error before the training. A later
+            task may overwrite what only tasks without a lock use, so that their logits change; unlearning that later
+            task brings the overwritten values back.
 
     Raises:
         ValueError: for a value that is not allowed.
+
+    Reference: Serrà et al., ICML 2018; ``locked``: Duan, HAT-CL, 2023.
     """
 
     constant = True  # the same shares for every step of a task
     reads_sparsity = False
-    between: Between = "min"
 
-    def __init__(self, *, between: Between = "min") -> None:
+    def __init_subclass__(cls, name: str | None = None, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if name is not None:
+            RULES[name] = cls
+
+    def __init__(
+        self, *, between: Between = "min", space: AdjustSpace = "update", locked: Iterable[int] | None = None
+    ) -> None:
         checks.one_of("between", between, Between)
-        self.between = between
+        checks.one_of("space", space, AdjustSpace)
+        self.between, self.space = between, space
+        self.locked = None if locked is None else _task_labels(locked)
 
     def start(self, seed: int, task: int) -> None:
         """Prepare for the steps of a task."""
@@ -171,11 +192,14 @@ class AdjustmentRule:
         return self.held(use, name, 0.0)
 
 
-class RandomRule(AdjustmentRule):
+RULES["hat"] = AdjustmentRule
+
+
+class RandomRule(AdjustmentRule, name="random"):
     """``random``: a fresh U(0, 1) rate per step and parameter in use (AdaHAT's baseline).
 
     Args:
-        between: as of :class:`AdjustmentRule`.
+        between, space, locked: as of :class:`AdjustmentRule`.
     """
 
     constant = False
@@ -192,16 +216,26 @@ class RandomRule(AdjustmentRule):
         return (stored(covered) / 2).expand_as(covered)
 
 
-class ConstantRule(AdjustmentRule):
+class ConstantRule(AdjustmentRule, name="constant"):
     """``constant``: rate ``α`` on every parameter in use; ``α = 1`` protects nothing (AdaHAT's baselines).
 
     Args:
         alpha: in ``[0, 1]``.
-        between: as of :class:`AdjustmentRule`.
+        between, space, locked: as of :class:`AdjustmentRule`.
+
+    Raises:
+        ValueError: for a value that is not allowed.
     """
 
-    def __init__(self, alpha: float = 1.0, *, between: Between = "min") -> None:
-        super().__init__(between=between)
+    def __init__(
+        self,
+        alpha: float = 1.0,
+        *,
+        between: Between = "min",
+        space: AdjustSpace = "update",
+        locked: Iterable[int] | None = None,
+    ) -> None:
+        super().__init__(between=between, space=space, locked=locked)
         if not 0 <= alpha <= 1:
             raise ValueError(f"alpha of the constant adjustment must lie in [0, 1], got {alpha}")
         self.alpha = alpha
@@ -221,18 +255,22 @@ class _Vector(NamedTuple):
     one: Tensor
 
 
-class AdaHATRule(AdjustmentRule):
+PAPER_ALPHA = 1e-6
+"""AdaHAT's published intensity. In float32 it is close to no movement at all; the default is 1e-2."""
+
+
+class AdaHATRule(AdjustmentRule, name="adahat"):
     """AdaHAT: rate ``r_l / (importance + r_l)`` with ``r_l = α / (ε + κ_l)`` (Wang et al., ECML-PKDD 2024).
 
     Args:
-        alpha: intensity ``α > 0``.
+        alpha: intensity ``α > 0``; larger lets used parameters move more. ``PAPER_ALPHA`` is the published 1e-6.
         epsilon: ``ε > 0``.
         importance: ``sum``: the number of earlier tasks that use the parameter; ``number``, the published ablation
             ``no_sum``: the number of the task in training, from 1, for all parameters, free ones and the first task's
             too; ``flat``, our ablation ``flat_sum``: the number of earlier tasks, on parameters in use alone. Tasks
             that were unlearned do not count.
         sparsity: False for the ablation ``no_reg``: ``κ = 0``.
-        between: as of :class:`AdjustmentRule`.
+        between, space, locked: as of :class:`AdjustmentRule`.
 
     Raises:
         ValueError: for a value that is not allowed; for ``between="max"`` with ``number``, which reads no masks.
@@ -246,8 +284,10 @@ class AdaHATRule(AdjustmentRule):
         importance: Importance = "sum",
         sparsity: bool = True,
         between: Between = "min",
+        space: AdjustSpace = "update",
+        locked: Iterable[int] | None = None,
     ) -> None:
-        super().__init__(between=between)
+        super().__init__(between=between, space=space, locked=locked)
         if alpha <= 0 or epsilon <= 0:
             raise ValueError(f"alpha and epsilon must be positive, got alpha={alpha}, epsilon={epsilon}")
         checks.one_of("importance", importance, Importance)
@@ -314,3 +354,29 @@ class AdaHATRule(AdjustmentRule):
 
 def _divisors(prepared: Callable[[LayerSparsity], list[Tensor]], sparsity: LayerSparsity) -> list[Tensor]:
     return [(1 / (1 - stored(held))).expand_as(held) for held in prepared(sparsity)]
+
+
+def rule_of(adjustment: str | AdjustmentRule) -> AdjustmentRule:
+    """The rule that a strategy was given, by its name or as an object.
+
+    Raises:
+        ValueError: for an unknown name.
+    """
+    if isinstance(adjustment, AdjustmentRule):
+        return adjustment
+    if adjustment not in RULES:
+        raise ValueError(
+            f"adjustment must be one of {', '.join(map(repr, RULES))}, or a rule, such as AdaHATRule(alpha=1e-2); "
+            f"got {adjustment!r}"
+        )
+    return RULES[adjustment]()
+
+
+def _task_labels(locked: Iterable[int]) -> tuple[int, ...]:
+    if isinstance(locked, Iterable):
+        labels = tuple(locked)
+        numbers = [number for number in map(checks.integer, labels) if number is not None and number >= 0]
+        if len(numbers) == len(labels):
+            return tuple(sorted(set(numbers)))
+        locked = labels
+    raise ValueError(f"locked must be task labels (ints of at least 0), e.g. [0, 2], or None; got {locked!r}")

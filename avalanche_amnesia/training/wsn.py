@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import ClassVar, Unpack
 
 from torch.optim import Optimizer
 
 from avalanche_amnesia.models.weight_masks.subnet import SubnetModel
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin, recorder_of
-from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
+from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin, unlearning_by
 from avalanche_amnesia.training.plugins.wsn import SubnetPlugin
-from avalanche_amnesia.training.task_strategy import HardAttentionStrategy, split_options
+from avalanche_amnesia.training.scored_weights import ScoredWeights
+from avalanche_amnesia.training.task_strategy import HardAttentionStrategy, StrategyOptions
 
 
 class WSN(HardAttentionStrategy):
@@ -25,14 +26,12 @@ class WSN(HardAttentionStrategy):
     Args:
         model: a :class:`SubnetModel`.
         optimizer: any torch optimizer over ``model.parameters()``.
-        keep_probes: whether metrics may keep the masks and heads of tasks that the stream's requests name.
-        deadline: a task becomes permanent once this many further tasks have been trained; by default the stream's.
+        masks: settings of learning which weights a task uses, ``ScoredWeights(score_lr=…)``.
         trajectory: how updates are kept, ``TrajectoryPlugin(threshold=…, dtype=…, path=…)``; by default all of them,
             lossless, in memory.
-        allow_unknown: unlearn although a plugin keeps learned state that no purger can clean; the record says so.
+        unlearning: how requests are obeyed, ``UnlearningPlugin(deadline=…, keep_probes=…)``.
         seed: every draw derives from it and the task.
-        options: those of :class:`SubnetPlugin` (``scores``, ``score_init``, ``score_lr``, ``keep`` …) and of
-            :class:`HardAttentionStrategy` (``train_mb_size``, ``train_epochs``, ``plugins``, ``evaluator`` …).
+        options: ``reset_optimizer`` and Avalanche's own, as of :class:`TaskStrategy`.
 
     Raises:
         TypeError: for an unknown option.
@@ -41,27 +40,24 @@ class WSN(HardAttentionStrategy):
     Reference: Kang et al., Forget-free continual learning with winning subnetworks, ICML 2022.
     """
 
+    settings: ClassVar = {"masks": ScoredWeights, "unlearning": UnlearningPlugin, "trajectory": TrajectoryPlugin}
+
     def __init__(
         self,
         *,
         model: SubnetModel,
         optimizer: Optimizer,
-        keep_probes: bool = True,
-        deadline: int | None = None,
+        masks: ScoredWeights | None = None,
         trajectory: TrajectoryPlugin | None = None,
-        allow_unknown: bool = False,
+        unlearning: UnlearningPlugin | None = None,
         seed: int = 0,
-        **options: Any,
+        **options: Unpack[StrategyOptions],
     ) -> None:
-        masking, rest = split_options(options, SubnetPlugin, WSN)
         super().__init__(
             model=model,
             optimizer=optimizer,
-            masking=SubnetPlugin(**masking, seed=seed),
-            unlearning=[
-                recorder_of(trajectory),
-                UnlearningPlugin(keep_probes=keep_probes, deadline=deadline, allow_unknown=allow_unknown),
-            ],
+            masking=SubnetPlugin(masks=masks, seed=seed),
+            method=[recorder_of(trajectory), unlearning_by(unlearning)],
             seed=seed,
-            **rest,
+            **options,
         )

@@ -28,6 +28,7 @@ from avalanche_amnesia.evaluation import (
     unlearned_accuracy_metrics,
 )
 from avalanche_amnesia.models import MLP, MultiHeadModel
+from avalanche_amnesia.training.plugins import UnlearningPlugin
 
 
 @pytest.mark.parametrize("evaluations", [1, 3])
@@ -85,7 +86,9 @@ def test_probes_are_dropped_unless_they_are_allowed(references):
     assert names["JSD_remaining_tasks/eval_phase/test_stream"] == 2
     assert names["JSD_own/eval_phase/test_stream"] == names["JSD_own/eval_phase/test_stream/Task001"]
     strategy.train(BENCHMARK.train_stream[2])
-    silent_one = make(evaluator=silent(*unlearned_accuracy_metrics(BENCHMARK)), keep_probes=False)
+    silent_one = make(
+        evaluator=silent(*unlearned_accuracy_metrics(BENCHMARK)), unlearning=UnlearningPlugin(keep_probes=False)
+    )
     for experience in BENCHMARK.train_stream[:2]:
         silent_one.train(experience)
     assert silent_one.evaluator.metrics[0].probes == {}

@@ -84,10 +84,8 @@ def finished(request):
     strategy = MAKERS[request.param](
         evaluator=silent(*all_metrics(references)),
         plugins=[witness],
-        **({} if request.param == "ewc" else {"allow_unknown": True}),
     )
-    if request.param == "ewc":
-        find_plugin(strategy, UnlearningPlugin).allow_unknown = True
+    find_plugin(strategy, UnlearningPlugin).allow_unknown = True
     for experience in TRAIN:
         strategy.train(experience)
         results = strategy.eval(TEST)

@@ -11,7 +11,7 @@ from support.small_runs import make, permuted, train_all
 from support.strategies import DIGITS
 
 from avalanche_amnesia.evaluation import StepCapacity, capacity_metrics, network_capacity
-from avalanche_amnesia.training import HAT, AdaHAT, AdaHATRule, AdjustmentRule
+from avalanche_amnesia.training import HAT, AdaHAT, AdaHATRule, AdjustmentRule, ConstantRule
 
 NAME = "Capacity_MB/train_phase/train_stream/Task{:03d}"
 ALPHA, EPSILON = 0.05, 0.1
@@ -52,12 +52,20 @@ def damping(importance, kappa):
 CASES = {
     "hat": (HAT, {}, Naive(lambda m, k, n: float(m == 0))),
     "hat by max": (HAT, {"adjustment": AdjustmentRule(between="max")}, Naive(lambda m, k, n: float(m == 0), max)),
-    "constant": (HAT, {"adjustment": "constant", "alpha": 0.3}, Naive(lambda m, k, n: 0.3 if m else 1.0)),
-    "adahat": (AdaHAT, {"alpha": ALPHA}, Naive(lambda m, k, n: damping(m, k))),
+    "constant": (HAT, {"adjustment": ConstantRule(alpha=0.3)}, Naive(lambda m, k, n: 0.3 if m else 1.0)),
+    "adahat": (AdaHAT, {"adjustment": AdaHATRule(ALPHA)}, Naive(lambda m, k, n: damping(m, k))),
     "adahat by max": (HAT, {"adjustment": AdaHATRule(ALPHA, between="max")}, Naive(lambda m, k, n: damping(m, k), max)),
-    "no_reg": (AdaHAT, {"alpha": ALPHA, "no_reg": True}, Naive(lambda m, k, n: damping(m, 0))),
-    "no_sum": (AdaHAT, {"alpha": ALPHA, "no_sum": True}, Naive(lambda m, k, n: damping(n + 1, k))),
-    "flat_sum": (AdaHAT, {"alpha": ALPHA, "flat_sum": True}, Naive(lambda m, k, n: damping(n if m else 0, k))),
+    "no_reg": (AdaHAT, {"adjustment": AdaHATRule(alpha=ALPHA, sparsity=False)}, Naive(lambda m, k, n: damping(m, 0))),
+    "no_sum": (
+        AdaHAT,
+        {"adjustment": AdaHATRule(alpha=ALPHA, importance="number")},
+        Naive(lambda m, k, n: damping(n + 1, k)),
+    ),
+    "flat_sum": (
+        AdaHAT,
+        {"adjustment": AdaHATRule(alpha=ALPHA, importance="flat")},
+        Naive(lambda m, k, n: damping(n if m else 0, k)),
+    ),
 }
 
 
@@ -94,7 +102,7 @@ def test_random_rates_are_those_that_were_drawn():
 
 
 def test_a_step_of_the_next_task_is_what_capacity_foretold_without_sparsity():
-    strategy = measured(AdaHAT, no_reg=True)
+    strategy = measured(AdaHAT, adjustment=AdaHATRule(sparsity=False))
     for experience in permuted(3).train_stream:
         foretold = network_capacity(strategy)
         strategy.train(experience)

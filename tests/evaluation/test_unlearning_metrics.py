@@ -1,6 +1,7 @@
 """Metrics over references, against computation by hand: JSD, accuracy difference, old heads."""
 
 from copy import deepcopy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from avalanche.models import avalanche_forward
 from avalanche.training import EWC, LwF
 from scipy.spatial.distance import jensenshannon
 from support.measured_runs import BENCHMARK, PERMUTED, TEST, make, silent, stock_maker, wide
+from support.strategies import PRICED
 from torch import nn
 
 from avalanche_amnesia.evaluation import (
@@ -75,7 +77,8 @@ def test_values_are_those_of_a_computation_by_hand(references):
         *capacity_metrics(images=False),
         *accuracy_metrics(experience=True),
     )
-    strategy = make(evaluator=evaluator, plugins=[probes], allow_unknown=True)  # the probes are residue
+    # The probes are residue.
+    strategy = make(evaluator=evaluator, plugins=[probes], unlearning=UnlearningPlugin(allow_unknown=True))
     for experience in BENCHMARK.train_stream:
         strategy.train(experience)
         results = strategy.eval(TEST)
@@ -143,7 +146,7 @@ def test_values_are_those_of_a_computation_by_hand(references):
 
 def test_the_old_head_reads_chance_where_a_removed_head_alone_would_not():
     probes = Probes()
-    strategy = make(plugins=[probes], train_epochs=15, sparsity_weight=0.1)
+    strategy = make(plugins=[probes], train_epochs=15, masks=replace(PRICED, sparsity_weight=0.1))
     for experience in PERMUTED.train_stream[:2]:
         strategy.train(experience)
     x, y = TEST[0].tensors

@@ -1,6 +1,7 @@
 """Pools of units: how they are dealt, what a task may take and read, and that nothing else moves or is read."""
 
 import functools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -25,7 +26,7 @@ from avalanche_amnesia.evaluation import References
 from avalanche_amnesia.isolation import CapacityError, Pools
 from avalanche_amnesia.isolation.pools import StreamLayout, allocation_of, pool
 from avalanche_amnesia.models import MLP, MaskedModel
-from avalanche_amnesia.training import HAT, AdaHAT, AmnesiacHAT
+from avalanche_amnesia.training import EVEN_BUDGET, HAT, AdaHAT, AdaHATRule, AdjustmentRule, AmnesiacHAT
 from avalanche_amnesia.training.update_rules import TaskUse
 from avalanche_amnesia.unit_graph.units import ALWAYS, NOTHING
 
@@ -122,7 +123,7 @@ def test_a_permanent_task_is_read_and_not_moved():
 
 def test_adahat_adjusts_permanent_tasks_for_permanent_ones_alone():
     benchmark = with_unlearning(permuted(3), {}, permanent=[0, 2])
-    strategy = pooled(AdaHAT, alpha=1.0, optimizer="adam")
+    strategy = pooled(AdaHAT, adjustment=AdaHATRule(alpha=1.0), optimizer="adam")
     strategy.train(benchmark.train_stream[0])
     mine = strategy.model.graph.parameter_use(strategy.model.masks[0])
     after = []
@@ -190,9 +191,9 @@ def test_exact_in_every_kind_of_network(family, data_root):
     ("options", "message"),
     [
         ({"isolation": "walls"}, "isolation must be one of 'none', 'pools'"),
-        ({"isolation": "pools", "embedding_init": "last"}, "another task's mask"),
-        ({"isolation": "pools", "space": "gradient"}, "update space"),
-        ({"isolation": "pools", "locked": [0]}, "leave locked out"),
+        ({"isolation": "pools", "masks": replace(EVEN_BUDGET, embedding_init="last")}, "another task's mask"),
+        ({"isolation": "pools", "adjustment": AdjustmentRule(space="gradient")}, "update space"),
+        ({"isolation": "pools", "adjustment": AdjustmentRule(locked=[0])}, "leave locked out"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(options, message):
@@ -230,7 +231,10 @@ def test_too_many_slots_for_a_layer_are_refused_before_anything_changes():
 
 def test_a_pool_that_a_permanent_task_filled_is_refused():
     benchmark = with_unlearning(permuted(3), {}, permanent=[0])
-    options = {"isolation": Pools(slots=2), "embedding_init": "ones", "sparsity_weight": 0.0, "budget": None}
+    options = {
+        "isolation": Pools(slots=2),
+        "masks": replace(EVEN_BUDGET, embedding_init="ones", sparsity_weight=0.0, budget=None),
+    }
     strategy = pooled(AmnesiacHAT, model=masked_mlp(), **options)
     train_all(strategy, benchmark, 2)
     with pytest.raises(CapacityError, match=r"task 2 finds fewer than 1 free units .* tasks \[0\] keep for good"):

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from avalanche_amnesia.benchmarks import PermutedDigits
+from avalanche_amnesia.contrib.shadows import BackupPlugin
 from avalanche_amnesia.models import MLP, MaskedModel
 from avalanche_amnesia.models.computed_units import EVERY, FAR, MASKS, ComputedUnits, EntriesOfMasks
 from avalanche_amnesia.models.gate import SHUT
@@ -92,7 +93,7 @@ STRATEGIES = {
     "AdaHAT": (AdaHAT, {}),
     "AmnesiacHAT": (AmnesiacHAT, {}),
     "pools": (HAT, {"isolation": "pools"}),
-    "shadows": (AmnesiacHAT, {"compensation": "backup"}),
+    "shadows": (AmnesiacHAT, {"compensation": BackupPlugin}),
 }
 
 

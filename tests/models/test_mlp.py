@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.functional import batch_norm, layer_norm
 
 from avalanche_amnesia.models import MLP, MaskedModel, SubnetModel
-from avalanche_amnesia.training import HAT, WSN, AdaHAT
+from avalanche_amnesia.training import HAT, WSN, AdaHAT, AdaHATRule
 
 ACTIVATIONS = {
     "relu": (nn.ReLU, lambda x: x.clamp_min(0)),
@@ -133,7 +133,7 @@ def test_a_task_in_the_middle_leaves_nothing_that_nobody_owns(options):
 def test_a_weight_of_an_activation_is_frozen_by_the_first_task_or_refused():
     torch.manual_seed(0)
     model = MaskedModel(net(activation=nn.PReLU))
-    strategy = make(AdaHAT, model=model, optimizer="adam", alpha=1e-30)
+    strategy = make(AdaHAT, model=model, optimizer="adam", adjustment=AdaHATRule(alpha=1e-30))
     assert_retained(strategy, permuted(3))
     assert float(model.backbone.get_parameter("activations.0.weight").detach()) != 0.25
     with pytest.raises(ValueError, match=r"activations.0.weight"):

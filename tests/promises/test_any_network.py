@@ -11,7 +11,7 @@ from support.network_families import FAMILIES, stream
 from torchvision import models as zoo
 
 from avalanche_amnesia.models import MaskedModel
-from avalanche_amnesia.training import HAT, AmnesiacHAT
+from avalanche_amnesia.training import HAT, AdaHATRule, AmnesiacHAT
 
 ADAM = {"kind": torch.optim.Adam, "lr": 1e-3, "weight_decay": 5e-4}
 MOMENTUM = {"kind": torch.optim.SGD, "lr": 0.02, "momentum": 0.9, "weight_decay": 5e-4}
@@ -175,7 +175,7 @@ def test_momentum_and_decay_beside_replay(name, kind, data_root):
 def test_adahat_lets_parameters_move_but_no_norm_of_another_task(name, optimizer, data_root):
     model, benchmark = build(name), stream(data_root, FAMILIES[name][1])
     initial = parameters(model)
-    strategy = strategy_of(model, AmnesiacHAT, optimizer, adjustment="adahat", alpha=0.1)
+    strategy = strategy_of(model, AmnesiacHAT, optimizer, adjustment=AdaHATRule(alpha=0.1))
     own = {}
     for task, experience in enumerate(benchmark.train_stream):
         strategy.train(experience)

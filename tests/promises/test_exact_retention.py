@@ -10,7 +10,7 @@ from torch import nn
 from avalanche_amnesia.benchmarks import task_benchmark
 from avalanche_amnesia.contrib.streams import SplitMNIST
 from avalanche_amnesia.models import MaskedModel, SubnetModel
-from avalanche_amnesia.training import HAT, WSN, AmnesiacHAT
+from avalanche_amnesia.training import HAT, WSN, AdjustmentRule, AmnesiacHAT, ConstantRule, HardAttention
 
 
 class ClipGradients(SupervisedPlugin):
@@ -113,7 +113,7 @@ def test_optimizers_that_move_what_has_no_gradient(optimizer, kind):
     torch.manual_seed(0)
     model = SubnetModel(NormNet(), density=0.3) if kind is WSN else MaskedModel(NormNet())
     initial = {n: p.detach().clone() for n, p in model.backbone.named_parameters() if n.startswith("norm")}
-    options = {} if kind is WSN else {"embedding_optimizer": lambda p: torch.optim.SGD(p, lr=0.05)}
+    options = {} if kind is WSN else {"masks": HardAttention(embedding_optimizer=lambda p: torch.optim.SGD(p, lr=0.05))}
     strategy = make(kind, model=model, optimizer=MOVE_EVERYTHING[optimizer], plugins=[watch], **options)
     for experience in benchmark.train_stream:
         strategy.train(experience)
@@ -138,16 +138,16 @@ def test_nothing_drifts_in_the_middle_of_a_task(optimizer):
         {"dropout": 0.5},
         {"train_mb_size": 1000, "train_epochs": 3},  # one batch per epoch
         {"train_mb_size": 53, "train_epochs": 1},  # 160 samples: the last batch has one
-        {"annealing": "cosine"},
-        {"embedding_init": "ones", "sparsity": "quota"},
-        {"sparsity": "cross"},
-        {"embedding_init": "last"},
-        {"sparsity_weight": 0.0, "embedding_init": "positive"},
-        {"s_max": 1.5, "embedding_clamp": 0.3},
-        {"adjustment": "constant", "alpha": 0.0},
+        {"masks": HardAttention(annealing="cosine")},
+        {"masks": HardAttention(embedding_init="ones", sparsity="quota")},
+        {"masks": HardAttention(sparsity="cross")},
+        {"masks": HardAttention(embedding_init="last")},
+        {"masks": HardAttention(sparsity_weight=0.0, embedding_init="positive")},
+        {"masks": HardAttention(s_max=1.5, embedding_clamp=0.3)},
+        {"adjustment": ConstantRule(alpha=0.0)},
         {"criterion": nn.MultiMarginLoss()},
         {"eval_every": 1},
-        {"embedding_optimizer": lambda p: torch.optim.SGD(p, lr=1.0)},
+        {"masks": HardAttention(embedding_optimizer=lambda p: torch.optim.SGD(p, lr=1.0))},
     ],
     ids=lambda options: next(iter(options)) + " " + str(next(iter(options.values())))[:8],
 )
@@ -214,15 +214,15 @@ def test_a_residual_convolution_on_images(data_root, optimizer):
 
 
 def test_plain_gradient_masking_holds_under_sgd_alone():
-    assert_retained(make(optimizer="sgd", space="gradient"), permuted())
+    assert_retained(make(optimizer="sgd", adjustment=AdjustmentRule(space="gradient")), permuted())
     for optimizer in ("adam decay", "decay", "adamw"):
         with pytest.raises(AssertionError, match="drifted"):
-            assert_retained(make(optimizer=optimizer, space="gradient"), permuted())
+            assert_retained(make(optimizer=optimizer, adjustment=AdjustmentRule(space="gradient")), permuted())
 
 
 def test_no_protection_does_drift():
     with pytest.raises(AssertionError, match="drifted"):
-        assert_retained(make(adjustment="constant", alpha=1.0), permuted())
+        assert_retained(make(adjustment=ConstantRule(alpha=1.0)), permuted())
     with pytest.raises(AssertionError, match="drifted"):
         assert_retained(make(adjustment="random"), permuted())
 

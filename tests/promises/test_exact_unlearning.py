@@ -1,5 +1,8 @@
 """``isolation="pools"``: after any requests the state is, bit for bit, that of a model that never saw the tasks."""
 
+from dataclasses import replace
+from functools import partial
+
 import pytest
 import torch
 from avalanche.logging import BaseLogger
@@ -7,7 +10,7 @@ from avalanche.training.plugins import EvaluationPlugin
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.isolated_pools import ITERATIONS, N_TASKS, NETS, equal, pools, references
-from support.strategies import DIGITS, OPTIMIZERS
+from support.strategies import DIGITS, OPTIMIZERS, PRICED
 from support.strategy_state import bits, unlearning_plugin
 from support.thoroughness import examples
 from torch import Tensor, nn
@@ -28,9 +31,11 @@ ANY_METHOD = st.fixed_dictionaries(
         "adjustment": st.sampled_from(["hat", "hat", "adahat", "random", "constant"]),
     },
     optional={
-        "sparsity_weight": st.just(0.5),
-        "embedding_init": st.sampled_from(["normal", "ones", "sparse"]),
-        "sparsity": st.sampled_from(["cross", "quota"]),
+        "masks": st.builds(
+            partial(replace, PRICED),
+            embedding_init=st.sampled_from([None, "normal", "ones", "sparse"]),
+            sparsity=st.sampled_from(["original", "cross", "quota"]),
+        ),
         "seed": st.integers(1, 9),
     },
 )

@@ -1,18 +1,22 @@
 """Two runs that differ only in the values one task left in the model: once it is forgotten nothing tells them apart."""
 
+from dataclasses import replace
+from functools import partial
+
 import pytest
 import torch
-from support.strategies import ConvNet, amnesiac, mlp
+from support.strategies import PRICED, ConvNet, amnesiac, mlp
 from support.strategy_state import trajectory
 from torch import Tensor
 
 from avalanche_amnesia.benchmarks import PermutedDigits
+from avalanche_amnesia.contrib.ablations import ScaledUpdatesPlugin
 from avalanche_amnesia.contrib.repair import RepairPlugin
 from avalanche_amnesia.contrib.shadows import BackupPlugin
 from avalanche_amnesia.contrib.shadows.first_use import entries_in_use
 from avalanche_amnesia.contrib.shadows.shadow import Shadow
 from avalanche_amnesia.models import MaskedModel
-from avalanche_amnesia.training import AmnesiacHAT
+from avalanche_amnesia.training import EVEN_BUDGET, AmnesiacHAT
 from avalanche_amnesia.training.host import find_plugin
 from avalanche_amnesia.training.plugins import CounterfactualPlugin, TrajectoryPlugin
 from avalanche_amnesia.trajectory.sparse import SparseValues
@@ -60,13 +64,17 @@ class PrescribedUpdates(TrajectoryPlugin):
 def trained(mark: float, events, *, net=mlp, adjustment="hat", shared=False, compensation="none", repair="none"):
     torch.manual_seed(0)
     recorder = PrescribedUpdates(mark, adjustment)
-    forms = {"delete": {"start": "delete"}, "published": {"scope": "unit", "start": "fresh"}}
-    compensation = BackupPlugin(**forms[compensation]) if compensation in forms else compensation
+    plugins = {
+        "backup": BackupPlugin,
+        "delete": partial(BackupPlugin, start="delete"),
+        "published": partial(BackupPlugin, scope="unit", start="fresh"),
+        "rate": partial(ScaledUpdatesPlugin, "rate"),
+    }
+    compensation = plugins[compensation]() if compensation in plugins else compensation
     options = {
         "adjustment": adjustment,
         "compensation": compensation,
-        "embedding_init": "normal",
-        "embedding_lr": 1e-30,  # masks are those drawn
+        "masks": replace(PRICED if shared else EVEN_BUDGET, embedding_init="normal", embedding_lr=1e-30),  # as drawn
         "train_mb_size": 20,
         "train_epochs": 1,
     }
@@ -76,7 +84,7 @@ def trained(mark: float, events, *, net=mlp, adjustment="hat", shared=False, com
         place = next(i for i, plugin in enumerate(strategy.plugins) if isinstance(plugin, TrajectoryPlugin))
         recorder.trajectory, strategy.plugins[place] = trajectory(strategy), recorder
     else:
-        repair = repair if repair == "none" else RepairPlugin(repair, steps=4, samples_per_task=12)
+        repair = None if repair == "none" else RepairPlugin(repair, steps=4, samples_per_task=12)
         strategy = amnesiac(net=net, trajectory=recorder, repair=repair, **options)
     with torch.no_grad():
         for parameter in strategy.model.parameters():

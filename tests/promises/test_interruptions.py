@@ -23,11 +23,14 @@ from torch import nn
 from torch.optim import SGD, Adam
 
 from avalanche_amnesia.benchmarks import SplitDigits, UnlearningRequest, with_unlearning
+from avalanche_amnesia.contrib.ablations import ScaledUpdatesPlugin
 from avalanche_amnesia.contrib.baselines import PALL, CLPUDERpp, Independent, NetworkPerTask, SideNetworks
+from avalanche_amnesia.contrib.repair import RepairPlugin
+from avalanche_amnesia.contrib.shadows import BackupPlugin
 from avalanche_amnesia.isolation import Pools
 from avalanche_amnesia.ledger import TaskLedger
 from avalanche_amnesia.models import MLP, MaskedModel, MultiHeadModel, SubnetModel
-from avalanche_amnesia.training import HAT, WSN, AdaHAT, AmnesiacHAT
+from avalanche_amnesia.training import HAT, WSN, AdaHAT, AmnesiacHAT, ScoredWeights
 from avalanche_amnesia.training.host import find_plugin
 from avalanche_amnesia.training.host.rollback import is_finishing
 from avalanche_amnesia.training.plugins import HATPlugin, SeedingPlugin, TrajectoryPlugin, UnlearningPlugin
@@ -69,7 +72,8 @@ def masked(kind, *, net=mlp, shared_head=None, **options):
 def wrapped(kind, wrap, net=mlp, **options):
     def make(path):
         model = wrap(net())
-        return kind(model=model, optimizer=Adam(model.parameters(), lr=1e-2), **OPTIONS, **options)
+        given = {name: value(path) if callable(value) else value for name, value in options.items()}
+        return kind(model=model, optimizer=Adam(model.parameters(), lr=1e-2), **OPTIONS, **given)
 
     return make
 
@@ -95,21 +99,27 @@ KINDS = {
     "adahat": masked(AdaHAT, net=NormNet),
     "counterfactual": masked(AmnesiacHAT),
     "norms": masked(AmnesiacHAT, net=NormNet),
-    "exclusive": masked(AmnesiacHAT, deletion="exclusive", compensation="none"),
-    "backup": masked(AmnesiacHAT, compensation="backup"),
-    "rate": masked(AmnesiacHAT, adjustment="adahat", compensation="rate"),
-    "repair": masked(AmnesiacHAT, repair="sequential"),
+    "exclusive": masked(
+        AmnesiacHAT, unlearning=lambda path: UnlearningPlugin(deletion="exclusive"), compensation="none"
+    ),
+    "backup": masked(AmnesiacHAT, compensation=lambda path: BackupPlugin()),
+    "rate": masked(AmnesiacHAT, adjustment="adahat", compensation=lambda path: ScaledUpdatesPlugin("rate")),
+    "repair": masked(AmnesiacHAT, repair=lambda path: RepairPlugin("sequential")),
     "shared head": masked(AmnesiacHAT, shared_head=2),
     "pools": masked(AmnesiacHAT, isolation=Pools(slots=3)),
     "pools with norms": masked(AmnesiacHAT, net=NormNet, isolation=Pools(slots=3)),
     "disk": masked(AmnesiacHAT, trajectory=lambda path: TrajectoryPlugin(path=path)),
-    "merging": masked(AmnesiacHAT, trajectory=lambda path: TrajectoryPlugin(merge_permanent=True), deadline=3),
+    "merging": masked(
+        AmnesiacHAT,
+        trajectory=lambda path: TrajectoryPlugin(merge_permanent=True),
+        unlearning=lambda path: UnlearningPlugin(deadline=3),
+    ),
     "economies": masked(AmnesiacHAT, trajectory=lambda path: TrajectoryPlugin(threshold=1e-4, dtype=torch.int8)),
     "wsn": wrapped(WSN, SubnetModel, net=NormNet),
-    "wsn, best": wrapped(WSN, SubnetModel, keep="best", validation_share=0.3),
+    "wsn, best": wrapped(WSN, SubnetModel, masks=ScoredWeights(keep="best", validation_share=0.3)),
     "pall": wrapped(PALL, SubnetModel, repair_steps=3),
     "independent": wrapped(Independent, NetworkPerTask),
-    "clpu": wrapped(CLPUDERpp, SideNetworks, deadline=1, merge_steps=3),
+    "clpu": wrapped(CLPUDERpp, SideNetworks, unlearning=lambda path: UnlearningPlugin(deadline=1), merge_steps=3),
     "naive": stock(Naive),
     "naive with masks": stock(Naive, model=MaskedModel, plugins=lambda: [HATPlugin()]),
     "ewc": stock(EWC, ewc_lambda=1.0),

@@ -13,7 +13,7 @@ from torch import nn
 from avalanche_amnesia.benchmarks import SplitDigits, with_unlearning
 from avalanche_amnesia.ledger import RequestError
 from avalanche_amnesia.models import MLP, MaskedModel
-from avalanche_amnesia.training import AmnesiacHAT
+from avalanche_amnesia.training import AmnesiacHAT, ConstantRule
 from avalanche_amnesia.training.plugins import DivergedError
 
 
@@ -92,7 +92,7 @@ def test_after_a_diverged_task_everything_goes_on():
     assert all(isinstance(module, nn.Module) for module in strategy.model.heads.values())
 
 
-def test_alpha_belongs_to_the_constant_adjustment():
-    with pytest.raises(ValueError, match=r"alpha=7.0 has no meaning for adjustment='hat'"):
+def test_an_option_of_a_rule_belongs_to_the_rule():
+    with pytest.raises(TypeError, match=r"AmnesiacHAT has no option 'alpha': write adjustment=AdaHATRule\(alpha=…\)"):
         amnesiac(alpha=7.0)
-    amnesiac(alpha=0.5, adjustment="constant")
+    amnesiac(adjustment=ConstantRule(alpha=0.5))

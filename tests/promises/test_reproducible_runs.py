@@ -17,7 +17,7 @@ from torch import nn
 
 from avalanche_amnesia.models import MLP, MaskedModel
 from avalanche_amnesia.seeding import seed_all
-from avalanche_amnesia.training import HAT, AdaHAT, AmnesiacHAT
+from avalanche_amnesia.training import HAT, AdaHAT, AdaHATRule, AdjustmentRule, AmnesiacHAT, ConstantRule, HardAttention
 from avalanche_amnesia.training.plugins import DivergedError, HATPlugin, InMemoryLoaderPlugin, SeedingPlugin, TaskError
 from avalanche_amnesia.training.plugins.in_memory_loader import TensorBatches
 
@@ -134,34 +134,34 @@ def test_tensor_batches_equal_a_data_loader(shuffle, drop_last, size):
 
 
 @pytest.mark.parametrize(
-    ("kind", "options", "error", "message"),
+    ("make_it", "error", "message"),
     [
-        (HAT, {"sparsity": "none"}, ValueError, "sparsity must be one of 'original'"),
-        (HAT, {"annealing": "step"}, ValueError, "annealing"),
-        (HAT, {"embedding_init": "zeros"}, ValueError, "embedding_init"),
-        (HAT, {"adjustment": "adahat"}, ValueError, "adjustment"),
-        (HAT, {"space": "weights"}, ValueError, "space"),
-        (HAT, {"sparsity_weight": -0.1}, ValueError, "sparsity_weight"),
-        (HAT, {"sparsity_weight": float("nan")}, ValueError, "sparsity_weight"),
-        (HAT, {"s_max": 1}, ValueError, "s_max"),
-        (HAT, {"embedding_lr": 0}, ValueError, "embedding_lr"),
-        (HAT, {"embedding_clamp": 0}, ValueError, "embedding_clamp"),
-        (HAT, {"compensation_clamp": -1}, ValueError, "compensation_clamp"),
-        (HAT, {"min_units": 0}, ValueError, "min_units"),
-        (HAT, {"min_units": 1.5}, ValueError, "min_units"),
-        (HAT, {"adjustment": "constant", "alpha": 1.2}, ValueError, "alpha"),
-        (HAT, {"epsilon": 0.1}, TypeError, "epsilon"),
-        (HAT, {"sparsty": "original"}, TypeError, "sparsty"),
-        (AdaHAT, {"alpha": 0.0}, ValueError, "alpha"),
-        (AdaHAT, {"epsilon": -1.0}, ValueError, "epsilon"),
-        (AdaHAT, {"adjustment": "hat"}, ValueError, "AdaHAT's adjustment"),
-        (AmnesiacHAT, {"adjustment": "none"}, ValueError, "adjustment"),
-        (AmnesiacHAT, {"sparsty": 1}, TypeError, "sparsty"),
+        (lambda: HardAttention(sparsity="none"), ValueError, "sparsity must be one of 'original'"),
+        (lambda: HardAttention(annealing="step"), ValueError, "annealing"),
+        (lambda: HardAttention(embedding_init="zeros"), ValueError, "embedding_init"),
+        (lambda: make(HAT, adjustment="adahats"), ValueError, "adjustment"),
+        (lambda: make(HAT, adjustment=AdjustmentRule), ValueError, "adjustment"),
+        (lambda: AdjustmentRule(space="weights"), ValueError, "space"),
+        (lambda: HardAttention(sparsity_weight=-0.1), ValueError, "sparsity_weight"),
+        (lambda: HardAttention(sparsity_weight=float("nan")), ValueError, "sparsity_weight"),
+        (lambda: HardAttention(s_max=1), ValueError, "s_max"),
+        (lambda: HardAttention(embedding_lr=0), ValueError, "embedding_lr"),
+        (lambda: HardAttention(embedding_clamp=0), ValueError, "embedding_clamp"),
+        (lambda: HardAttention(compensation_clamp=-1), ValueError, "compensation_clamp"),
+        (lambda: HardAttention(min_units=0), ValueError, "min_units"),
+        (lambda: HardAttention(min_units=1.5), ValueError, "min_units"),
+        (lambda: ConstantRule(alpha=1.2), ValueError, "alpha"),
+        (lambda: make(HAT, epsilon=0.1), TypeError, "epsilon"),
+        (lambda: make(HAT, sparsty="original"), TypeError, "sparsty"),
+        (lambda: AdaHATRule(alpha=0.0), ValueError, "alpha"),
+        (lambda: AdaHATRule(epsilon=-1.0), ValueError, "epsilon"),
+        (lambda: make(AmnesiacHAT, adjustment="none"), ValueError, "adjustment"),
+        (lambda: make(AmnesiacHAT, sparsty=1), TypeError, "sparsty"),
     ],
 )
-def test_option_values_are_checked(kind, options, error, message):
+def test_option_values_are_checked(make_it, error, message):
     with pytest.raises(error, match=message):
-        make(kind, **options)
+        make_it()
 
 
 def test_the_model_is_checked():

@@ -15,7 +15,7 @@ from avalanche_amnesia.evaluation import References
 from avalanche_amnesia.models import MLP, MaskedModel
 from avalanche_amnesia.training import HAT, AdaHAT, AmnesiacHAT
 from avalanche_amnesia.training.host import find_plugin
-from avalanche_amnesia.training.plugins import SharedHeadCounterfactualPlugin, TrajectoryPlugin
+from avalanche_amnesia.training.plugins import SharedHeadCounterfactualPlugin, TrajectoryPlugin, UnlearningPlugin
 from avalanche_amnesia.trajectory import Trajectory
 from avalanche_amnesia.unit_graph import ModelError
 
@@ -157,7 +157,8 @@ class Fails(SupervisedPlugin):
 
 
 def test_hat_cl_s_deletion_changes_no_other_task():
-    strategy, stream = train(make(deletion="exclusive", train_epochs=2), STREAMS["permuted"]), STREAMS["permuted"]
+    stream = STREAMS["permuted"]
+    strategy = train(make(unlearning=UnlearningPlugin(deletion="exclusive"), train_epochs=2), stream)
     kept = logits(strategy, stream, (0, 2, 3))
     strategy.unlearn([1])
     assert all(torch.equal(now, kept[task]) for task, now in logits(strategy, stream, (0, 2, 3)).items())

@@ -12,7 +12,7 @@ from avalanche_amnesia.benchmarks import UnlearningRequest, task_benchmark, with
 from avalanche_amnesia.evaluation import References
 from avalanche_amnesia.evaluation.references import ReferencesError
 from avalanche_amnesia.ledger import RequestError, TaskLedger
-from avalanche_amnesia.training.plugins import HATPlugin
+from avalanche_amnesia.training import AdjustmentRule
 
 LABELS = [np.int64, np.uint8, torch.tensor]
 NO_LABELS = [True, np.bool_(True), 1.0, np.float64(1), torch.tensor(1.0), torch.tensor(True), torch.tensor([1])]
@@ -61,7 +61,7 @@ def test_all_at_once_in_an_array():
 
 
 def test_a_lock_and_a_reference_take_any_integer():
-    assert HATPlugin(locked=[np.int64(1), torch.tensor(0)]).locked == {0, 1}
+    assert AdjustmentRule(locked=[np.int64(1), torch.tensor(0)]).locked == (0, 1)
 
     def make(**options):
         return amnesiac(train_epochs=1, **options)
@@ -95,7 +95,7 @@ def test_what_is_no_label_changes_nothing(label):
     with pytest.raises(RequestError, match="deadline"):
         with_unlearning(DIGITS, deadline=label)
     with pytest.raises(ValueError, match="locked must be task labels"):
-        HATPlugin(locked=[label])
+        AdjustmentRule(locked=[label])
     with pytest.raises(ReferencesError, match="are no tasks; give a list of ints"):
         References(lambda **options: amnesiac(train_epochs=1, **options), DIGITS).reference([label])
     assert (bits(strategy.model), unlearning_plugin(strategy).ledger.state_dict()) == (before, ledger)

@@ -1,17 +1,23 @@
 """Whole numbers reach the model as they are, for an embedding: grey levels of digits as tokens."""
 
+from dataclasses import replace
+from functools import partial
+
 import pytest
 import torch
+from support.strategies import with_plugins
 from torch import nn
 from torch.optim import Adam
 
 from avalanche_amnesia.benchmarks import SplitDigits, task_benchmark, with_unlearning
 from avalanche_amnesia.benchmarks.data import task_data
 from avalanche_amnesia.contrib.baselines import PALL, CLPUDERpp, Independent, NetworkPerTask, SideNetworks
+from avalanche_amnesia.contrib.repair import RepairPlugin
 from avalanche_amnesia.contrib.residue_search import audit, take_fingerprint
+from avalanche_amnesia.contrib.shadows import BackupPlugin
 from avalanche_amnesia.isolation import Pools
 from avalanche_amnesia.models import MLP, MaskedModel, SubnetModel
-from avalanche_amnesia.training import HAT, WSN, AmnesiacHAT
+from avalanche_amnesia.training import EVEN_BUDGET, HAT, WSN, AmnesiacHAT
 from avalanche_amnesia.training.plugins import TaskError
 
 
@@ -60,8 +66,8 @@ def test_a_transform_gets_them_as_they_are():
     ("kind", "model", "options"),
     [
         (AmnesiacHAT, masked, {}),
-        (AmnesiacHAT, masked, {"repair": "joint", "compensation": "backup"}),
-        (AmnesiacHAT, masked, {"isolation": Pools(slots=3), "embedding_lr": 0.05}),
+        (AmnesiacHAT, masked, {"repair": partial(RepairPlugin, "joint"), "compensation": BackupPlugin}),
+        (AmnesiacHAT, masked, {"isolation": Pools(slots=3), "masks": replace(EVEN_BUDGET, embedding_lr=0.05)}),
         (WSN, lambda: SubnetModel(net(), n_features=16), {}),
         (PALL, lambda: SubnetModel(net(), n_features=16), {}),
         (Independent, lambda: NetworkPerTask(net(), n_features=16), {}),
@@ -71,7 +77,11 @@ def test_a_transform_gets_them_as_they_are():
 def test_tokens_are_learned_and_unlearned(kind, model, options):
     model, benchmark = model(), with_unlearning(stream(), permanent=[0] if kind is CLPUDERpp else ())
     strategy = kind(
-        model=model, optimizer=Adam(model.parameters(), lr=1e-2), train_mb_size=20, train_epochs=4, **options
+        model=model,
+        optimizer=Adam(model.parameters(), lr=1e-2),
+        train_mb_size=20,
+        train_epochs=4,
+        **with_plugins(options),
     )
     strategy.train(benchmark.train_stream)
     record = strategy.unlearn([1], fingerprint=take_fingerprint)

@@ -28,7 +28,7 @@ from avalanche_amnesia.evaluation import (
 from avalanche_amnesia.logging import WandBLogger
 from avalanche_amnesia.models import SubnetModel
 from avalanche_amnesia.models.weight_masks.mask_storage import pack_bits
-from avalanche_amnesia.training import WSN
+from avalanche_amnesia.training import WSN, ScoredWeights
 from avalanche_amnesia.training.host import find_plugin
 from avalanche_amnesia.training.plugins import SubnetPlugin, TrajectoryPlugin
 
@@ -74,10 +74,12 @@ def logits(strategy, task):
 CASES = [
     pytest.param({}, id="adam"),
     pytest.param({"optimizer": "adamw", "bias": "masked", "reset_optimizer": False}, id="kept adamw, masked biases"),
-    pytest.param({"net": NormNet, "optimizer": "momentum", "scores": "redraw"}, id="conv, redrawn scores"),
-    pytest.param({"net": NormNet, "keep": "best", "density": 0.7}, id="conv, best, dense"),
+    pytest.param(
+        {"net": NormNet, "optimizer": "momentum", "masks": ScoredWeights(scores="redraw")}, id="conv, redrawn scores"
+    ),
+    pytest.param({"net": NormNet, "masks": ScoredWeights(keep="best"), "density": 0.7}, id="conv, best, dense"),
     pytest.param({"economies": {"dtype": torch.int8, "threshold": 1e-3}}, id="coded updates"),
-    pytest.param({"score_bits": 2}, id="coded scores"),
+    pytest.param({"masks": ScoredWeights(score_bits=2)}, id="coded scores"),
 ]
 
 
@@ -163,10 +165,10 @@ def test_what_a_forgotten_task_left_with_others_goes_with_the_last_of_them():
     "options",
     [
         {},
-        {"net": NormNet, "keep": "best"},
-        {"scores": "redraw", "bias": "masked"},
-        {"score_bits": 1},
-        {"score_bits": 3},
+        {"net": NormNet, "masks": ScoredWeights(keep="best")},
+        {"masks": ScoredWeights(scores="redraw"), "bias": "masked"},
+        {"masks": ScoredWeights(score_bits=1)},
+        {"masks": ScoredWeights(score_bits=3)},
     ],
     ids=str,
 )
@@ -209,7 +211,7 @@ def test_scores_that_came_out_of_a_forgotten_task_are_gone():
 
 @pytest.mark.parametrize("bits", [1, 2, 8])
 def test_coded_scores_take_few_bits_per_unlearnable_task_and_survive_being_saved(bits):
-    strategy = trained(3, score_bits=bits)
+    strategy = trained(3, masks=ScoredWeights(score_bits=bits))
     model = strategy.model
     kept = {n: value for n, value in model.state_dict().items() if n.startswith("_scores.")}
     assert len(kept) == 3
@@ -259,8 +261,8 @@ def test_in_the_middle_of_a_task_the_scores_start_again_and_the_rest_is_initial(
 
     requests = [UnlearningRequest(tasks=(1,), at=2, when="iteration", iteration=3)]
     stream = with_unlearning(DIGITS, requests).train_stream
-    strategy = wsn(keep=keep)
-    ours, watching = find_plugin(strategy, SubnetPlugin), Watch(keep=keep)
+    strategy = wsn(masks=ScoredWeights(keep=keep))
+    ours, watching = find_plugin(strategy, SubnetPlugin), Watch(masks=ScoredWeights(keep=keep))
     watching.seen = {}
     strategy.plugins = [watching if plugin is ours else plugin for plugin in strategy.plugins]
     initial = weights(strategy.model)
@@ -331,7 +333,7 @@ def test_the_own_probe_looks_through_the_task_s_own_normalisation():
 
 
 def test_no_tensor_of_model_or_plugins_repeats_the_forgotten_mask_or_its_scores():
-    strategy = trained(2, keep="best")
+    strategy = trained(2, masks=ScoredWeights(keep="best"))
     mask, scores = strategy.model.binary_mask(1), strategy.model.last_scores()
     parts = strategy.model.by_layer(mask).values()
     strategy.unlearn([1])

@@ -2,6 +2,8 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -9,16 +11,19 @@ import torch
 from avalanche.logging import BaseLogger
 from avalanche.training import AGEM, ER_ACE, EWC, GEM, LwF, Naive, Replay, SynapticIntelligence
 from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
-from support.strategies import DIGITS, OPTIMIZERS, ConvNet, amnesiac, mlp, quiet, stock
+from support.strategies import DIGITS, OPTIMIZERS, PRICED, ConvNet, amnesiac, mlp, quiet, stock
 from support.strategy_state import frozen
 from torch import nn
 
 from avalanche_amnesia.benchmarks import task_benchmark, with_unlearning
 from avalanche_amnesia.bits import state_hashes
+from avalanche_amnesia.contrib.ablations import ScaledUpdatesPlugin
 from avalanche_amnesia.contrib.baselines import PALL, CLPUDERpp, Independent
 from avalanche_amnesia.contrib.baselines.networks import NetworkPerTask, SideNetworks
 from avalanche_amnesia.contrib.metrics import cost_metrics, membership_metrics, relapse_metrics
+from avalanche_amnesia.contrib.repair import RepairPlugin
 from avalanche_amnesia.contrib.residue_search import audit, take_fingerprint
+from avalanche_amnesia.contrib.shadows import BackupPlugin
 from avalanche_amnesia.evaluation import (
     References,
     accuracy_difference_metrics,
@@ -63,12 +68,16 @@ STRATEGIES = {
     "AmnesiacHAT": ours(AmnesiacHAT),
     "kept momentum": ours(AmnesiacHAT, optimizer="momentum", reset_optimizer=False),
     "pools": ours(AmnesiacHAT, isolation="pools"),
-    "backup": ours(AmnesiacHAT, compensation="backup"),
-    "rate": ours(AmnesiacHAT, compensation="rate"),
-    "repair": ours(AmnesiacHAT, repair="sequential_adahat"),
+    "backup": ours(AmnesiacHAT, compensation=BackupPlugin),
+    "rate": ours(AmnesiacHAT, compensation=partial(ScaledUpdatesPlugin, "rate")),
+    "repair": ours(AmnesiacHAT, repair=partial(RepairPlugin, "sequential_adahat")),
     "shared head": ours(AmnesiacHAT, with_shared_head),
     "int8": ours(AmnesiacHAT, trajectory=lambda: TrajectoryPlugin(dtype=torch.int8)),
-    "merging": ours(AmnesiacHAT, deadline=4, trajectory=lambda: TrajectoryPlugin(merge_permanent=True)),
+    "merging": ours(
+        AmnesiacHAT,
+        unlearning=partial(UnlearningPlugin, deadline=4),
+        trajectory=lambda: TrajectoryPlugin(merge_permanent=True),
+    ),
     "convolutions": ours(AmnesiacHAT, net=ConvNet),
     "WSN": ours(WSN, SubnetModel),
     "CLPU": ours(CLPUDERpp, SideNetworks),
@@ -242,7 +251,7 @@ def test_not_from_inside_a_training(tmp_path, monkeypatch):
         (ours(AmnesiacHAT, train_epochs=2), "train_epochs=1 .here 2."),
         (ours(AmnesiacHAT, optimizer="adamw"), "optimizer='Adam' .here 'AdamW'."),
         (ours(AmnesiacHAT, seed=1), "seed=0 .here 1."),
-        (ours(AmnesiacHAT, sparsity_weight=0.1), "sparsity_weight"),
+        (ours(AmnesiacHAT, masks=replace(PRICED, sparsity_weight=0.1)), "sparsity_weight"),
         (ours(AmnesiacHAT, isolation="pools"), "Pools"),
         (ours(AmnesiacHAT, compensation="none"), "other plugins: this strategy lacks .*CounterfactualPlugin; build"),
         (ours(AmnesiacHAT, net=ConvNet), "another model"),

@@ -17,13 +17,14 @@ MODES = ["joint", "sequential", "sequential_adahat"]
 
 @functools.cache
 def _trained(repair, **options):
-    strategy = amnesiac(**{"train_epochs": 4, "compensation": "none", "repair": repair, **options})
+    plugin = None if repair is None else RepairPlugin(repair)
+    strategy = amnesiac(**{"train_epochs": 4, "compensation": "none", "repair": plugin, **options})
     for experience in PERMUTED.train_stream:
         strategy.train(experience)
     return strategy
 
 
-def trained(repair="none", **options):
+def trained(repair=None, **options):
     """A strategy that has learned four tasks, to be changed at will."""
     return copy.deepcopy(_trained(repair, **options))
 

@@ -9,8 +9,9 @@ from avalanche.training import EWC, Naive
 
 from avalanche_amnesia.bits import same_bits
 from avalanche_amnesia.contrib.repair import RepairPlugin
+from avalanche_amnesia.contrib.shadows import BackupPlugin
 from avalanche_amnesia.models import MLP, MultiHeadModel, SubnetModel
-from avalanche_amnesia.training import WSN
+from avalanche_amnesia.training import WSN, AdaHATRule, AmnesiacHAT, ScoredWeights
 from avalanche_amnesia.training.plugins import TrajectoryPlugin, UnlearningPlugin
 from avalanche_amnesia.unlearning.task_modules import own_parameters
 from support.strategies import OPTIMIZERS, ConvNet, amnesiac, stock
@@ -37,8 +38,11 @@ class MarkedUpdates(TrajectoryPlugin):
         super().after_training_exp(strategy, **kwargs)
 
 
-def amnesiac_hat(trajectory: TrajectoryPlugin, **options: Any) -> Any:
-    return amnesiac(trajectory=trajectory, train_mb_size=10, train_epochs=1, **options)
+def amnesiac_hat(
+    trajectory: TrajectoryPlugin, *, deadline: int | None, deletion: Any = None, **options: Any
+) -> AmnesiacHAT:
+    unlearning = UnlearningPlugin(deadline=deadline, deletion=deletion)
+    return amnesiac(trajectory=trajectory, unlearning=unlearning, train_mb_size=10, train_epochs=1, **options)
 
 
 def wsn(trajectory: TrajectoryPlugin, *, net: Any, optimizer: str, plugins: Any, deadline: int | None) -> Any:
@@ -49,8 +53,8 @@ def wsn(trajectory: TrajectoryPlugin, *, net: Any, optimizer: str, plugins: Any,
         optimizer=OPTIMIZERS[optimizer](model.parameters()),
         trajectory=trajectory,
         plugins=plugins,
-        deadline=deadline,
-        score_lr=0.05,
+        unlearning=UnlearningPlugin(deadline=deadline),
+        masks=ScoredWeights(score_lr=0.05),
         train_mb_size=10,
         train_epochs=1,
     )
@@ -105,13 +109,13 @@ def repaired(trajectory: TrajectoryPlugin, **options: Any) -> Any:
 
 KINDS = {
     "hat": StrategyKind(hat(), protects=True),
-    "adahat": StrategyKind(hat(adjustment="adahat", alpha=1e-2)),
+    "adahat": StrategyKind(hat(adjustment=AdaHATRule(alpha=1e-2))),
     "pools": StrategyKind(hat(isolation="pools"), protects=True),
     "exclusive": StrategyKind(hat(deletion="exclusive"), protects=True, keeps_shared=True),
-    "backup": StrategyKind(hat(compensation="backup"), protects=True, revises=True),
+    "backup": StrategyKind(hat(compensation=BackupPlugin), protects=True, revises=True),
     "repair": StrategyKind(repaired, protects=True, revises=True),
     "int8": StrategyKind(hat(adjustment="constant"), {"dtype": torch.int8}, tolerance=1e-5),
-    "disk": StrategyKind(hat(adjustment="adahat", alpha=1e-2), {"path": "logs"}),
+    "disk": StrategyKind(hat(adjustment=AdaHATRule(alpha=1e-2)), {"path": "logs"}),
     "wsn": StrategyKind(wsn, protects=True, keeps_shared=True),
     "naive": StrategyKind(stock_strategy(Naive)),
     "ewc": StrategyKind(stock_strategy(EWC, ewc_lambda=1.0)),

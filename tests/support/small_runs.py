@@ -9,6 +9,7 @@ from avalanche_amnesia.benchmarks import PermutedDigits, SplitDigits
 from avalanche_amnesia.models import MLP, MaskedModel
 from avalanche_amnesia.training import HAT
 from avalanche_amnesia.training.optimizers import can_begin_anew
+from support.strategies import with_plugins
 
 OPTIMIZERS = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.05),
@@ -51,7 +52,7 @@ def masked_mlp(*, seed: int = 0, dropout: float = 0.0) -> MaskedModel:
 
 def make(kind=HAT, *, optimizer="sgd", model=None, dropout: float = 0.0, **options):
     model = masked_mlp(dropout=dropout) if model is None else model
-    options = {"train_mb_size": 16, "train_epochs": 2, "eval_mb_size": 64, "seed": 3, **options}
+    options = {"train_mb_size": 16, "train_epochs": 2, "eval_mb_size": 64, "seed": 3, **with_plugins(options)}
     factory = OPTIMIZERS[optimizer] if isinstance(optimizer, str) else optimizer
     return kind(model=model, optimizer=factory(model.parameters()), **options)
 

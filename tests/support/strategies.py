@@ -1,5 +1,6 @@
 """Strategies, streams and fingerprints that the tests of unlearning share."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch.optim import SGD, Adam, AdamW
 
 from avalanche_amnesia.benchmarks import SplitDigits
 from avalanche_amnesia.models import MLP, MaskedModel, MultiHeadModel
-from avalanche_amnesia.training import AmnesiacHAT
+from avalanche_amnesia.training import EVEN_BUDGET, AmnesiacHAT
 from avalanche_amnesia.training.plugins import SeedingPlugin, TrajectoryPlugin, UnlearningPlugin
 
 DIGITS = SplitDigits(n_train=400, n_test=200)
@@ -45,10 +46,20 @@ def quiet() -> EvaluationPlugin:
     return EvaluationPlugin(loggers=[BaseLogger()])
 
 
+PRICED = replace(EVEN_BUDGET, budget=None, sparsity_weight=0.5)
+"""Masks under a regulariser, in place of AmnesiacHAT's budget."""
+
+
+def with_plugins(options: dict[str, Any]) -> dict[str, Any]:
+    """Options of a strategy, with its plugins made where functions that make them stand: each has its own."""
+    plugins = ("compensation", "repair", "trajectory", "unlearning")
+    return {name: value() if name in plugins and callable(value) else value for name, value in options.items()}
+
+
 def amnesiac(*, net=mlp, optimizer="adam", **options: Any) -> AmnesiacHAT:
     torch.manual_seed(0)
     model = MaskedModel(net())
-    options = {"train_mb_size": 40, "train_epochs": 2, "eval_mb_size": 200, **options}
+    options = {"train_mb_size": 40, "train_epochs": 2, "eval_mb_size": 200, **with_plugins(options)}
     return AmnesiacHAT(model=model, optimizer=OPTIMIZERS[optimizer](model.parameters()), **options)
 
 

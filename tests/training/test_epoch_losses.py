@@ -6,7 +6,7 @@ from torch.optim import Adam
 
 from avalanche_amnesia.benchmarks import SplitDigits
 from avalanche_amnesia.models import MLP, MaskedModel
-from avalanche_amnesia.training import HAT
+from avalanche_amnesia.training import HAT, HardAttention
 from avalanche_amnesia.training.epoch_losses import EpochLosses
 
 
@@ -24,7 +24,12 @@ def test_an_epoch_is_compared_with_the_first_mini_batch(losses, stuck):
 def open_share(lr, **options):
     torch.manual_seed(1)
     model = MaskedModel(MLP(64, hidden=(64, 40), features=24))
-    settings = {"train_mb_size": 32, "train_epochs": 12, "seed": 1, "sparsity_weight": 20.0, "embedding_lr": 0.3}
+    settings = {
+        "train_mb_size": 32,
+        "train_epochs": 12,
+        "seed": 1,
+        "masks": HardAttention(sparsity_weight=20.0, embedding_lr=0.3),
+    }
     strategy = HAT(model=model, optimizer=Adam(model.parameters(), lr=lr), **settings | options)
     strategy.train(SplitDigits(n_tasks=5, n_train=600, seed=1).train_stream[0])
     return [float(units.float().mean()) for units in model.masks[0].values()]
@@ -36,4 +41,4 @@ def test_a_regulariser_closes_at_most_half_of_a_layer_before_the_task_is_learned
 
 
 def test_without_a_regulariser_nothing_is_held():
-    assert open_share(1e-7, sparsity_weight=0.0, embedding_init="negative") != [0.5, 0.5, 0.5]
+    assert open_share(1e-7, masks=HardAttention(sparsity_weight=0.0, embedding_init="negative")) != [0.5, 0.5, 0.5]

@@ -13,7 +13,7 @@ from torch.optim import optimizer as optim
 
 from avalanche_amnesia.models import MLP, MaskedModel, SubnetModel
 from avalanche_amnesia.optimizer_traits import traits_of
-from avalanche_amnesia.training import HAT, WSN, AdaHAT, AmnesiacHAT
+from avalanche_amnesia.training import HAT, WSN, AdaHAT, AmnesiacHAT, ConstantRule
 from avalanche_amnesia.training.adjuster import Adjuster
 from avalanche_amnesia.training.plugins import task_mask
 
@@ -200,7 +200,7 @@ def test_a_frozen_entry_that_would_not_rest_is_put_back(value, optimizer, ways):
     assert torch.equal(weight.detach()[used].view(torch.int32), before)
 
 
-@pytest.mark.parametrize("rule", [{"adjustment": "constant", "alpha": 0.3}, {"adjustment": "random"}])
+@pytest.mark.parametrize("rule", [{"adjustment": ConstantRule(alpha=0.3)}, {"adjustment": "random"}])
 def test_a_share_between_frozen_and_free_is_left_to_gradients_where_a_step_is_linear(rule, ways):
     for optimizer in (*FAST, *SLOW):
         train_all(make(HAT, optimizer=optimizer, **rule), permuted(n_train=32))

@@ -2,6 +2,7 @@
 
 import math
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from avalanche_amnesia.benchmarks import PermutedDigits
 from avalanche_amnesia.bits import tensor_hash
 from avalanche_amnesia.evaluation import References, network_capacity
 from avalanche_amnesia.models import MLP, MaskedModel
-from avalanche_amnesia.training import HAT, AdaHAT, AmnesiacHAT
+from avalanche_amnesia.training import EVEN_BUDGET, HAT, AdaHAT, AmnesiacHAT, HardAttention
 from avalanche_amnesia.training.hat_formulas import SparsityRegulariser, initial_embedding
 from avalanche_amnesia.training.host import find_plugin
 from avalanche_amnesia.training.plugins import HATPlugin, UnlearningPlugin
@@ -59,7 +60,14 @@ def test_every_strategy_knows_how_many_tasks_its_stream_has(kind):
     for n_tasks, low, high in ((1, 1, 1), (4, 0.19, 0.31)):
         model = MaskedModel(MLP(64, hidden=(900,), features=100))
         watch = FirstEmbeddings()
-        strategy = make(kind, model=model, embedding_init="sparse", train_epochs=1, train_mb_size=99, plugins=[watch])
+        strategy = make(
+            kind,
+            model=model,
+            masks=HardAttention(embedding_init="sparse"),
+            train_epochs=1,
+            train_mb_size=99,
+            plugins=[watch],
+        )
         train_all(strategy, PermutedDigits(n_tasks, n_train=20, n_test=20))
         assert len(watch.shares) == n_tasks
         assert all(low <= share <= high for share in watch.shares)
@@ -105,7 +113,7 @@ def test_the_quota_is_a_loop_over_the_layers_and_so_is_its_gradient(in_use, gate
 @pytest.mark.parametrize("optimizer", ["adam decay", "momentum"])
 @pytest.mark.parametrize("locked", [[0], [1], [2, 1, 3], []])
 def test_only_locked_tasks_keep_the_bits_of_their_logits(kind, optimizer, locked):
-    strategy, benchmark = make(kind, optimizer=optimizer, locked=locked), permuted(4)
+    strategy, benchmark = make(kind, optimizer=optimizer, adjustment=AdjustmentRule(locked=locked)), permuted(4)
     kept, drifted = {}, set()
     for task, experience in enumerate(benchmark.train_stream):
         strategy.train(experience)
@@ -139,7 +147,10 @@ def small_mlp() -> MaskedModel:
 
 
 def test_what_is_protected_against_a_loop_over_entries():
-    strategy, benchmark = make(model=small_mlp(), optimizer="adam", locked=[0, 2]), permuted(4)
+    strategy, benchmark = (
+        make(model=small_mlp(), optimizer="adam", adjustment=AdjustmentRule(locked=[0, 2])),
+        permuted(4),
+    )
     moved_of_unlocked = 0
     for task, experience in enumerate(benchmark.train_stream):
         locked = [earlier for earlier in (0, 2) if earlier < task]
@@ -156,7 +167,7 @@ def test_what_is_protected_against_a_loop_over_entries():
 
 @pytest.mark.parametrize("locked", [{0, 2}, {1}, {3}, set(), None])
 def test_importance_and_capacity_count_locked_tasks_alone(locked):
-    strategy = train_all(make(AdaHAT, model=small_mlp(), locked=locked), permuted(4), 3)
+    strategy = train_all(make(AdaHAT, model=small_mlp(), adjustment=AdaHATRule(locked=locked)), permuted(4), 3)
     model = strategy.model
     counted = [task for task in range(3) if locked is None or task in locked]
     use = TaskUse(model, locked)
@@ -167,7 +178,7 @@ def test_importance_and_capacity_count_locked_tasks_alone(locked):
     for name, expected in naive.items():
         assert torch.equal(use.importance[name], expected)
     n = sum(expected.numel() for expected in naive.values())
-    for rule in (AdaHATRule(0.01, 0.1), AdjustmentRule()):
+    for rule in (AdaHATRule(0.01, 0.1, locked=locked), AdjustmentRule(locked=locked)):
         find_plugin(strategy, HATPlugin).rule = rule
         if isinstance(rule, AdaHATRule):
             free = sum(float((0.1 / (e.double() + 0.1)).sum()) for e in naive.values())
@@ -183,23 +194,29 @@ def test_the_price_of_units_counts_locked_tasks_alone():
 
     class Watch(SupervisedPlugin):
         def before_update(self, strategy, **kwargs):
-            price = find_plugin(strategy, HATPlugin).in_training.regulariser.gradient(strategy.model.gate)
+            now = find_plugin(strategy, HATPlugin).in_training
+            price = now.regulariser.gradient(now.gate)
             locked = [task for task in strategy.model.masks if task == 1]
             in_use = torch.stack([torch.zeros(len(price)).bool(), *map(strategy.model.binary_mask, locked)]).any(0)
             assert torch.equal(price == 0, in_use)
             seen.append((strategy.model.current_task, bool(in_use.any())))
 
-    train_all(make(locked=[1], plugins=[Watch()], train_epochs=1), permuted(3))
+    train_all(make(adjustment=AdjustmentRule(locked=[1]), plugins=[Watch()], train_epochs=1), permuted(3))
     assert {task for task, _ in seen} == {0, 1, 2}
     assert all(any_use == (task == 2) for task, any_use in seen)
 
 
 def test_all_tasks_locked_is_the_default_and_none_locked_is_no_protection():
-    options = {"optimizer": "adam", "sparsity_weight": 0.0}  # a price would count units in use of unprotected tasks too
-    default, every = (train_all(make(**options, **more), permuted()) for more in ({}, {"locked": iter(range(3))}))
+    # A price would count units in use of unprotected tasks too.
+    options = {"optimizer": "adam", "masks": HardAttention(sparsity_weight=0.0)}
+    default, every = (
+        train_all(make(**options, **more), permuted())
+        for more in ({}, {"adjustment": AdjustmentRule(locked=iter(range(3)))})
+    )
     assert same_state(state(default.model), state(every.model))
     none, open_to_all = (
-        train_all(make(**options, **more), permuted()) for more in ({"locked": ()}, {"adjustment": "constant"})
+        train_all(make(**options, **more), permuted())
+        for more in ({"adjustment": AdjustmentRule(locked=())}, {"adjustment": "constant"})
     )
     assert same_state(state(none.model), state(open_to_all.model))
     assert not same_state(state(none.model), state(default.model))
@@ -209,13 +226,13 @@ def test_all_tasks_locked_is_the_default_and_none_locked_is_no_protection():
 @pytest.mark.parametrize("kind", [HAT, AdaHAT, AmnesiacHAT])
 def test_locked_tasks_are_labels(kind, locked):
     with pytest.raises(ValueError, match=r"locked must be task labels \(ints of at least 0\).*got"):
-        make(kind, locked=locked)
+        make(kind, adjustment=AdjustmentRule(locked=locked))
 
 
 def test_a_clamp_whose_cosh_overflows_is_refused():
     with pytest.raises(ValueError, match="compensation_clamp must be at most 88, got 100"):
-        make(compensation_clamp=100)
-    strategy = train_all(make(compensation_clamp=88, train_epochs=1), permuted(1))
+        make(masks=HardAttention(compensation_clamp=100))
+    strategy = train_all(make(masks=HardAttention(compensation_clamp=88), train_epochs=1), permuted(1))
     assert bool(strategy.model.task_embedding(0).isfinite().all())
 
 
@@ -233,7 +250,7 @@ def hashes(model) -> dict[str, str]:
 
 
 def test_unlearning_gives_overwritten_values_back_exactly():
-    strategy = train_all(amnesiac(locked=[0]), STREAM, 2)
+    strategy = train_all(amnesiac(adjustment=AdjustmentRule(locked=[0])), STREAM, 2)
     before = logits(strategy, STREAM, [0, 1])
     strategy.train(STREAM.train_stream[2])
     overwritten = logits(strategy, STREAM, [0, 1])
@@ -244,7 +261,7 @@ def test_unlearning_gives_overwritten_values_back_exactly():
     assert record.affected == (1,)  # learned before the task that went, and not locked against it
     again = logits(strategy, STREAM, [0, 1])
     assert all(torch.equal(again[task], before[task]) for task in (0, 1))
-    refs = References(lambda **kw: amnesiac(locked=[0], **kw), STREAM)
+    refs = References(lambda **kw: amnesiac(adjustment=AdjustmentRule(locked=[0]), **kw), STREAM)
     assert hashes(strategy.model) == hashes(refs.reference([0, 1]))
     strategy.train(STREAM.train_stream[3])  # and on
     assert hashes(strategy.model) == hashes(refs.reference([0, 1, 3]))
@@ -252,21 +269,23 @@ def test_unlearning_gives_overwritten_values_back_exactly():
 
 def test_a_task_that_a_later_one_overwrote_is_approximate():
     """It protected nothing, but the later task began from its values and read its units."""
-    strategy = train_all(amnesiac(locked=[0]), STREAM, 3)
+    strategy = train_all(amnesiac(adjustment=AdjustmentRule(locked=[0])), STREAM, 3)
     assert strategy.unlearn([1]).claim == "approximate"
-    refs = References(lambda **kw: amnesiac(locked=[0], **kw), STREAM)
+    refs = References(lambda **kw: amnesiac(adjustment=AdjustmentRule(locked=[0]), **kw), STREAM)
     assert hashes(strategy.model) != hashes(refs.reference([0, 2]))
     assert strategy.unlearn([2]).claim == "exact"
     assert hashes(strategy.model) == hashes(refs.reference([0]))
 
 
 @pytest.mark.parametrize("locked", [[], [0], [1, 3]], ids=str)
-@pytest.mark.parametrize("options", [{}, {"adjustment": "adahat"}, {"embedding_init": "sparse"}], ids=str)
-def test_random_sequences_are_called_exact_only_where_they_are(locked, options):
-    refs = References(lambda **kw: amnesiac(locked=locked, **options, **kw), STREAM)
+@pytest.mark.parametrize("rule", [AdjustmentRule, AdaHATRule])
+@pytest.mark.parametrize("init", [None, "sparse"])
+def test_random_sequences_are_called_exact_only_where_they_are(locked, rule, init):
+    options = {"adjustment": rule(locked=locked), "masks": replace(EVEN_BUDGET, embedding_init=init)}
+    refs = References(lambda **kw: amnesiac(**options, **kw), STREAM)
     claims = []
     for seed in range(6):
-        chance, strategy = random.Random(seed), amnesiac(locked=locked, **options)
+        chance, strategy = random.Random(seed), amnesiac(**options)
         for _ in range(14):
             remaining = list(find_plugin(strategy, UnlearningPlugin).ledger.remaining)
             if remaining and (len(remaining) == 4 or chance.random() < 0.4):

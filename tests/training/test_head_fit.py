@@ -1,5 +1,6 @@
 """Heads fitted to the features that a task ends with."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -14,7 +15,17 @@ from torch.nn import functional as F
 from avalanche_amnesia.benchmarks import PermutedDigits
 from avalanche_amnesia.benchmarks.data import task_data
 from avalanche_amnesia.models import MLP, MaskedModel, SubnetModel
-from avalanche_amnesia.training import HAT, WSN, AdaHAT, AmnesiacHAT, MaskWarning, head_fit
+from avalanche_amnesia.training import (
+    EVEN_BUDGET,
+    HAT,
+    WSN,
+    AdaHAT,
+    AmnesiacHAT,
+    HardAttention,
+    MaskWarning,
+    ScoredWeights,
+    head_fit,
+)
 from avalanche_amnesia.training.host import find_plugin
 from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin
 from avalanche_amnesia.unlearning.logistic import PENALTY, FitError
@@ -24,10 +35,14 @@ BUDGET = {"train_mb_size": 10, "train_epochs": 4}
 KINDS = [(HAT, MaskedModel), (AdaHAT, MaskedModel), (WSN, SubnetModel), (AmnesiacHAT, MaskedModel)]
 
 
-def learned(kind, wrap, n_tasks=2, **options):
+MASKS = {WSN: ScoredWeights(), AmnesiacHAT: EVEN_BUDGET}
+
+
+def learned(kind, wrap, n_tasks=2, **settings):
     torch.manual_seed(0)
     model = wrap(MLP(64, hidden=(32,), features=16))
-    strategy = kind(model=model, optimizer=torch.optim.Adam(model.parameters(), lr=3e-3), **BUDGET, **options)
+    masks = replace(MASKS.get(kind, HardAttention()), **settings)
+    strategy = kind(model=model, optimizer=torch.optim.Adam(model.parameters(), lr=3e-3), masks=masks, **BUDGET)
     for experience in PERMUTED.train_stream[:n_tasks]:
         strategy.train(experience)
     strategy.model.eval()

@@ -1,16 +1,17 @@
 """Masks that keep to a budget of new units."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
-from support.strategies import DIGITS, amnesiac
+from support.strategies import DIGITS, PRICED, amnesiac
 from support.strategy_state import bits
 from torch.optim import SGD, Adam
 
 from avalanche_amnesia.benchmarks import PermutedDigits
 from avalanche_amnesia.models import MLP, MaskedModel
-from avalanche_amnesia.training import HAT, AdaHAT, AmnesiacHAT, HardAttention
+from avalanche_amnesia.training import EVEN_BUDGET, HAT, AdaHAT, AmnesiacHAT, HardAttention
 from avalanche_amnesia.training.host import find_plugin
 from avalanche_amnesia.training.plugins import HATPlugin
 
@@ -39,7 +40,7 @@ def new_units(strategy, experience):
 @pytest.mark.parametrize("make_optimizer", [lambda p: Adam(p, lr=3e-3), lambda p: SGD(p, lr=0.1, momentum=0.9)])
 @pytest.mark.parametrize("budget", [0.3, "even"])
 def test_a_task_opens_as_many_new_units_as_it_may(kind, make_optimizer, budget):
-    strategy = made(kind, make_optimizer, budget=budget)
+    strategy = made(kind, make_optimizer, masks=replace(EVEN_BUDGET, budget=budget))
     for position, experience in enumerate(LONG.train_stream[:4]):
         free, opened = new_units(strategy, experience)
         share = 2 / (13 - position) if budget == "even" else budget
@@ -71,7 +72,7 @@ def test_what_an_unlearning_gives_back_goes_to_the_next_task():
 
 @pytest.mark.parametrize("reuse", [0.0, 0.5, 1.0])
 def test_of_units_in_use_a_task_reads_no_more_than_a_share(reuse):
-    strategy = made(budget=0.2, reuse=reuse)
+    strategy = made(masks=replace(EVEN_BUDGET, budget=0.2, reuse=reuse))
     for experience in LONG.train_stream[:2]:
         strategy.train(experience)
     first, second = (strategy.model.by_layer(strategy.model.binary_mask(task)) for task in (0, 1))
@@ -96,7 +97,7 @@ class Watch(HATPlugin):
 
 @pytest.mark.parametrize("warm_up", [0.0, 0.25, 1.0])
 def test_the_mask_is_fixed_behind_the_warm_up(warm_up):
-    strategy = made(HAT, budget=0.3, warm_up=warm_up)
+    strategy = made(HAT, masks=replace(EVEN_BUDGET, budget=0.3, warm_up=warm_up))
     watch = Watch(masks=find_plugin(strategy, HATPlugin).masks)
     strategy.plugins[strategy.plugins.index(find_plugin(strategy, HATPlugin))] = watch
     strategy.train(LONG.train_stream[0])
@@ -110,24 +111,25 @@ def test_the_mask_is_fixed_behind_the_warm_up(warm_up):
 
 
 def test_a_task_with_a_pool_of_its_own_learns_its_mask_within_it():
-    budgeted, published = (amnesiac(isolation="pools", train_epochs=1, **options) for options in ({}, {"budget": None}))
+    budgeted, published = (
+        amnesiac(isolation="pools", train_epochs=1, **options)
+        for options in ({}, {"masks": replace(EVEN_BUDGET, budget=None)})
+    )
     for strategy in (budgeted, published):
         strategy.train(DIGITS.train_stream[0])
     assert bits(budgeted.model) == bits(published.model)
 
 
-@pytest.mark.parametrize(
-    ("options", "budget", "weight"),
-    [
-        ({}, "even", None),
-        ({"sparsity_weight": 0.3}, None, 0.3),
-        ({"sparsity": "cross"}, None, 0.5),
-        ({"sparsity_weight": 0.3, "budget": 0.2}, 0.2, 0.3),
-    ],
-)
-def test_a_price_that_is_named_stands_in_the_place_of_the_default_budget(options, budget, weight):
-    masks = find_plugin(made(**options), HATPlugin).masks
-    assert (masks.budget, masks.sparsity_weight) == (budget, weight)
+def test_a_regulariser_stands_in_the_place_of_the_budget_under_a_head_that_all_tasks_share():
+    def masks_of(shared_head, **options):
+        model = MaskedModel(MLP(64, hidden=(40,), features=30), shared_head=shared_head)
+        strategy = AmnesiacHAT(model=model, optimizer=Adam(model.parameters()), **options)
+        return find_plugin(strategy, HATPlugin).masks
+
+    assert masks_of(None) == EVEN_BUDGET
+    assert masks_of(10) == PRICED
+    assert masks_of(10, isolation="pools") == replace(PRICED, sparsity_weight=None)
+    assert masks_of(10, masks=HardAttention()) == HardAttention()
 
 
 def test_shares():
@@ -149,4 +151,4 @@ def test_values_that_are_not_allowed(setting, value):
 @pytest.mark.parametrize("setting", ["reuse", "warm_up"])
 def test_settings_of_a_budget_are_refused_without_one(setting):
     with pytest.raises(ValueError, match=f"{setting}=0.3 has no meaning without a budget"):
-        made(HAT, **{setting: 0.3})
+        HardAttention(**{setting: 0.3})

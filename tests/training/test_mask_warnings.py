@@ -1,6 +1,7 @@
 """Warnings about masks and what they leave for tasks to come."""
 
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from torch.optim import Adam
 
 from avalanche_amnesia.benchmarks import SplitDigits
 from avalanche_amnesia.models import MLP, MaskedModel, SubnetModel
-from avalanche_amnesia.training import HAT, WSN, AmnesiacHAT, MaskWarning
+from avalanche_amnesia.training import EVEN_BUDGET, HAT, WSN, AmnesiacHAT, HardAttention, MaskWarning, ScoredWeights
 
 WIDTHS = {"layers.0": 64, "layers.1": 40, "layers.2": 24}
 
@@ -36,7 +37,11 @@ def test_defaults_that_learn_warn_of_nothing(options):
 
 @pytest.mark.parametrize(("kind", "wrap"), [(HAT, MaskedModel), (AmnesiacHAT, MaskedModel), (WSN, SubnetModel)])
 def test_a_task_that_learned_nothing_is_told_of_once(kind, wrap):
-    options = {HAT: {}, AmnesiacHAT: {"fit_head": False}, WSN: {"score_lr": 1e-7}}[kind]
+    options = {
+        HAT: {},
+        AmnesiacHAT: {"masks": replace(EVEN_BUDGET, fit_head=False)},
+        WSN: {"masks": ScoredWeights(score_lr=1e-7)},
+    }[kind]
     told, _ = run(kind, wrap=wrap, lr=1e-7, train_epochs=2, **options)
     told = [(task, text) for task, text in told if "hardly learned" in text]
     assert [task for task, _ in told] == [0]
@@ -44,7 +49,9 @@ def test_a_task_that_learned_nothing_is_told_of_once(kind, wrap):
 
 
 def test_layers_at_their_fewest_units_are_named_with_the_mend():
-    told, strategy = run(sparsity_weight=80.0, embedding_lr=0.5, min_units=2, tasks=1, train_epochs=20)
+    told, strategy = run(
+        masks=HardAttention(sparsity_weight=80.0, embedding_lr=0.5, min_units=2), tasks=1, train_epochs=20
+    )
     least = {name: int(units.sum()) for name, units in strategy.model.masks[0].items()}
     closed = {name: n for name, n in least.items() if n <= 2}
     assert closed
@@ -55,7 +62,7 @@ def test_layers_at_their_fewest_units_are_named_with_the_mend():
 
 
 def test_hat_cl_s_start_in_a_short_run_leaves_every_unit_open_and_says_so():
-    told, strategy = run(embedding_init="ones", annealing="cosine", train_epochs=1, tasks=2)
+    told, strategy = run(masks=HardAttention(embedding_init="ones", annealing="cosine"), train_epochs=1, tasks=2)
     assert all(bool(units.all()) for units in strategy.model.masks[0].values())
     batches = strategy.clock.train_exp_iterations
     assert [task for task, text in told if f"opens every unit after {batches} mini-batches" in text] == [0]
@@ -67,7 +74,11 @@ def test_hat_cl_s_start_in_a_short_run_leaves_every_unit_open_and_says_so():
 def test_the_last_task_may_take_every_unit():
     stream = SplitDigits(n_tasks=2, n_train=600, seed=3).train_stream
     model = MaskedModel(MLP(64, hidden=(64, 40), features=24))
-    options = {"sparsity_weight": 1e-6, "embedding_init": "ones", "train_epochs": 4, "train_mb_size": 32}
+    options = {
+        "masks": HardAttention(sparsity_weight=1e-6, embedding_init="ones"),
+        "train_epochs": 4,
+        "train_mb_size": 32,
+    }
     strategy = HAT(model=model, optimizer=Adam(model.parameters(), lr=3e-3), **options)
     with warnings.catch_warnings():
         warnings.simplefilter("error", MaskWarning)
@@ -76,7 +87,7 @@ def test_the_last_task_may_take_every_unit():
 
 
 def test_an_even_share_below_one_unit_is_told_before_it_happens():
-    told, _ = run(AmnesiacHAT, budget=1.0, tasks=2)
+    told, _ = run(AmnesiacHAT, masks=replace(EVEN_BUDGET, budget=1.0), tasks=2)
     (text,) = [text for _, text in told if "more tasks are to come" in text]
     assert text.startswith("after task 0 ")
     assert "unlearning, give more" in text
@@ -85,7 +96,12 @@ def test_an_even_share_below_one_unit_is_told_before_it_happens():
 def test_where_warnings_are_errors_the_task_is_finished_all_the_same():
     stream = SplitDigits(n_tasks=5, n_train=600, seed=3).train_stream
     model = MaskedModel(MLP(64, hidden=(64, 40), features=24))
-    strategy = AmnesiacHAT(model=model, optimizer=Adam(model.parameters(), lr=1e-7), fit_head=False, train_epochs=1)
+    strategy = AmnesiacHAT(
+        model=model,
+        optimizer=Adam(model.parameters(), lr=1e-7),
+        masks=replace(EVEN_BUDGET, fit_head=False),
+        train_epochs=1,
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("error", MaskWarning)
         with pytest.raises(MaskWarning, match="hardly learned"):

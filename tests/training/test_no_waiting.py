@@ -9,21 +9,22 @@ from support.meta_device import META, CopiesToMeta, step
 from support.strategies import DIGITS, OPTIMIZERS, quiet
 from torch.optim import Adam
 
+from avalanche_amnesia.contrib.shadows import BackupPlugin
 from avalanche_amnesia.models import MaskedModel, MultiHeadModel, SubnetModel, UnknownTaskError
 from avalanche_amnesia.models.task_labels import OneTask, single_task
-from avalanche_amnesia.training import HAT, WSN, AdaHAT, AmnesiacHAT
+from avalanche_amnesia.training import HAT, WSN, AdaHAT, AdaHATRule, AdjustmentRule, AmnesiacHAT, HardAttention
 from avalanche_amnesia.training.hat_formulas import SparsityRegulariser
 from avalanche_amnesia.training.plugins import InMemoryLoaderPlugin
 
 METHODS = {
     "HAT": (HAT, {}),
-    "HAT, budget": (HAT, {"budget": "even"}),
-    "HAT, gradients": (HAT, {"space": "gradient"}),
+    "HAT, budget": (HAT, {"masks": HardAttention(budget="even")}),
+    "HAT, gradients": (HAT, {"adjustment": AdjustmentRule(space="gradient")}),
     "pools": (HAT, {"isolation": "pools"}),
     "AdaHAT": (AdaHAT, {}),
-    "AdaHAT, max": (AdaHAT, {"between": "max"}),
+    "AdaHAT, max": (AdaHAT, {"adjustment": AdaHATRule(between="max")}),
     "AmnesiacHAT": (AmnesiacHAT, {}),
-    "AmnesiacHAT, shadows": (AmnesiacHAT, {"compensation": "backup"}),
+    "AmnesiacHAT, shadows": (AmnesiacHAT, {"compensation": BackupPlugin}),
     "WSN": (WSN, {}),
     "stock": (Naive, {}),
 }
@@ -102,7 +103,12 @@ def test_shares_of_sparsities_that_stay_on_the_device_are_those_of_numbers(monke
     def weights():
         torch.manual_seed(0)
         model = MaskedModel(NETS["mlp"]())
-        strategy = AdaHAT(model=model, optimizer=OPTIMIZERS[optimizer](model.parameters()), train_mb_size=40, alpha=1.0)
+        strategy = AdaHAT(
+            model=model,
+            optimizer=OPTIMIZERS[optimizer](model.parameters()),
+            train_mb_size=40,
+            adjustment=AdaHATRule(alpha=1.0),
+        )
         for experience in DIGITS.train_stream[:3]:
             strategy.train(experience)
         return dict(model.named_parameters())

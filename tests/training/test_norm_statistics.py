@@ -9,7 +9,7 @@ from torch import nn
 from avalanche_amnesia.benchmarks import SplitDigits, task_benchmark
 from avalanche_amnesia.contrib.streams.idx import load_idx
 from avalanche_amnesia.models import MaskedModel
-from avalanche_amnesia.training import HAT
+from avalanche_amnesia.training import HAT, HardAttention
 from avalanche_amnesia.training.host import find_plugin
 from avalanche_amnesia.training.plugins import HATPlugin
 
@@ -59,7 +59,9 @@ def statistics(model, task, norm="norm1"):
 @pytest.mark.parametrize("n_batches", [1, 3, 16])
 def test_they_are_the_average_over_the_last_batches(n_batches):
     seen = Seen()
-    strategy = strategy_of(statistics_batches=n_batches, plugins=[Shift(), seen, ReplayPlugin(mem_size=20)])
+    strategy = strategy_of(
+        masks=HardAttention(statistics_batches=n_batches), plugins=[Shift(), seen, ReplayPlugin(mem_size=20)]
+    )
     model = strategy.model
     for task in range(2):
         strategy.train(DIGITS.train_stream[task])
@@ -82,7 +84,7 @@ def test_nothing_else_changes():
     """With and without: the same weights, masks, heads and random stream, to the bit."""
     states, draws = [], []
     for n_batches in (0, 5):
-        strategy = strategy_of(statistics_batches=n_batches)
+        strategy = strategy_of(masks=HardAttention(statistics_batches=n_batches))
         for task in range(2):
             strategy.train(DIGITS.train_stream[task])
         states.append({n: v for n, v in strategy.model.state_dict().items() if "num_batches" not in n})
@@ -98,7 +100,7 @@ def test_other_modules_of_a_task_s_own(norm):
     """Instance norms, and norms inside a module of which each task has a copy."""
     declared = {"task_owned": ["conv1", "norm1"]} if norm is nn.BatchNorm2d else {}
     seen = Seen()
-    strategy = strategy_of(norm=norm, statistics_batches=2, model=declared, plugins=[seen])
+    strategy = strategy_of(norm=norm, masks=HardAttention(statistics_batches=2), model=declared, plugins=[seen])
     strategy.train(DIGITS.train_stream[0])
     model = strategy.model
     conv = model.task_parts(0)["conv1"] if declared else model.backbone.conv1
@@ -116,7 +118,7 @@ def test_a_short_training_is_evaluated_as_it_learned(data_root):
     for n_batches in (0, 16):
         right = []
         for seed in range(2):
-            settings = {"statistics_batches": n_batches, "train_mb_size": 32, "train_epochs": 1}
+            settings = {"masks": HardAttention(statistics_batches=n_batches), "train_mb_size": 32, "train_epochs": 1}
             strategy = strategy_of(seed, model={"input_shape": (1, 28, 28)}, **settings)
             for task in range(2):
                 strategy.train(benchmark.train_stream[task])

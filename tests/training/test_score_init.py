@@ -8,7 +8,7 @@ from scipy import stats
 from support.small_runs import OPTIMIZERS, assert_retained, logits, split, train_all
 
 from avalanche_amnesia.models import MLP, SubnetModel
-from avalanche_amnesia.training import WSN
+from avalanche_amnesia.training import WSN, ScoredWeights
 from avalanche_amnesia.training.plugins import SubnetPlugin
 
 WIDTHS = {"layers.0.weight": 64, "layers.1.weight": 100}
@@ -54,7 +54,8 @@ def drawn(tasks, *, seed=3, **options):
 @pytest.mark.parametrize("init", DISTRIBUTIONS)
 def test_scores_have_the_distribution_that_was_asked_for(init, scores):
     for of_task in [
-        drawn([0, 1], score_init=init, scores=scores)[task] for task in ([0] if scores == "keep" else [0, 1])
+        drawn([0, 1], masks=ScoredWeights(score_init=init, scores=scores))[task]
+        for task in ([0] if scores == "keep" else [0, 1])
     ]:
         assert set(of_task) == set(WIDTHS)
         for name, values in of_task.items():
@@ -67,7 +68,7 @@ def test_scores_have_the_distribution_that_was_asked_for(init, scores):
 @pytest.mark.parametrize("init", DISTRIBUTIONS)
 def test_redrawn_scores_depend_on_seed_and_task_alone(init):
     """Whatever was trained before, and whatever was drawn meanwhile."""
-    options = {"score_init": init, "scores": "redraw"}
+    options = {"masks": ScoredWeights(score_init=init, scores="redraw")}
     alone = drawn([1], **options)[1]
     torch.rand(7)
     behind, other_seed = drawn([0, 1], **options), drawn([1], seed=4, **options)[1]
@@ -79,7 +80,10 @@ def test_redrawn_scores_depend_on_seed_and_task_alone(init):
 
 @pytest.mark.parametrize("init", DISTRIBUTIONS)
 def test_kept_scores_are_drawn_once(init):
-    first, later = drawn([0], score_init=init)[0], drawn([1, 0], score_init=init)
+    first, later = (
+        drawn([0], masks=ScoredWeights(score_init=init))[0],
+        drawn([1, 0], masks=ScoredWeights(score_init=init)),
+    )
     for name, values in first.items():
         assert torch.equal(values, later[1][name])  # whichever task comes first
         assert float((later[0][name] - values).abs().mean()) < 0.1
@@ -87,13 +91,13 @@ def test_kept_scores_are_drawn_once(init):
 
 @pytest.mark.parametrize(("init", "score_lr"), [("normal", 0.05), ("positive", 0.02)])
 def test_tasks_are_kept_to_the_bit_and_learned(init, score_lr):
-    strategy = wsn(score_init=init, score_lr=score_lr, scores="redraw")
+    strategy = wsn(masks=ScoredWeights(score_init=init, score_lr=score_lr, scores="redraw"))
     assert_retained(strategy, split(), 3)
-    strategy = train_all(wsn(score_init=init, score_lr=score_lr, scores="redraw"), split(1000), 3)
+    strategy = train_all(wsn(masks=ScoredWeights(score_init=init, score_lr=score_lr, scores="redraw")), split(1000), 3)
     for task, out in logits(strategy, split(1000), range(3)).items():
         assert (out.argmax(1) == split(1000).test_stream[task].tensors[1]).float().mean() > 0.85
 
 
 def test_an_initialisation_that_is_unknown_is_refused():
     with pytest.raises(ValueError, match="score_init must be one of 'fan_in', 'normal', 'positive', got 'uniform'"):
-        wsn(score_init="uniform")
+        wsn(masks=ScoredWeights(score_init="uniform"))

@@ -13,7 +13,7 @@ from torch.optim import LBFGS, SGD, Adagrad, Adam, Muon, SparseAdam
 from avalanche_amnesia.benchmarks import PermutedDigits
 from avalanche_amnesia.contrib.baselines import PALL, CLPUDERpp, Independent, NetworkPerTask, SideNetworks
 from avalanche_amnesia.models import MLP, MaskedModel, MultiHeadModel, SubnetModel
-from avalanche_amnesia.training import HAT, WSN, AmnesiacHAT
+from avalanche_amnesia.training import HAT, WSN, AdjustmentRule, AmnesiacHAT, HardAttention, RandomRule, ScoredWeights
 from avalanche_amnesia.training.host import remaining_experiences
 from avalanche_amnesia.training.plugins import HATPlugin, SeedingPlugin, TrajectoryPlugin, UnlearningPlugin
 
@@ -102,7 +102,7 @@ def test_an_optimizer_without_a_sibling_asks_for_the_embeddings(stock):
     given = HAT(
         model=model,
         optimizer=Stepless(model.parameters(), 1),
-        embedding_optimizer=lambda p: Adam(p, lr=0.05),
+        masks=HardAttention(embedding_optimizer=lambda p: Adam(p, lr=0.05)),
         train_mb_size=32,
     )
     given.train(stream[0])
@@ -111,11 +111,12 @@ def test_an_optimizer_without_a_sibling_asks_for_the_embeddings(stock):
 
 @pytest.mark.parametrize("option", ["embedding_optimizer", "score_optimizer"])
 def test_what_makes_an_optimizer_is_a_function_that_returns_one(option):
-    kind = HAT if option == "embedding_optimizer" else WSN
+    kind, masks = (HAT, HardAttention) if option == "embedding_optimizer" else (WSN, ScoredWeights)
     model = KINDS[kind]()
     with pytest.raises(TypeError, match=f"{option} must make an optimizer .* got 'adam': lambda p"):
-        kind(model=model, optimizer=SGD(model.parameters(), lr=0.1), **{option: "adam"})
-    strategy = kind(model=model, optimizer=SGD(model.parameters(), lr=0.1), **{option: lambda parameters: None})
+        masks(**{option: "adam"})
+    settings = masks(**{option: lambda parameters: None})
+    strategy = kind(model=model, optimizer=SGD(model.parameters(), lr=0.1), masks=settings)
     with pytest.raises(TypeError, match=rf"what {option} returns must be an object of Optimizer, got None"):
         strategy.train(split().train_stream[0])
 
@@ -130,7 +131,7 @@ def test_several_parameter_groups_train_what_one_does(kind):
         model = KINDS[kind]()
         parameters = list(model.parameters())
         held = [{"params": parameters[:1]}, {"params": parameters[1:]}] if groups else parameters
-        options = {} if kind is HAT else {"deadline": 5}
+        options = {} if kind in (HAT, PALL) else {"unlearning": UnlearningPlugin(deadline=5)}
         strategy = kind(model=model, optimizer=Adam(held, lr=1e-2), train_mb_size=32, **options)
         for experience in stream[:3]:
             strategy.train(experience)
@@ -276,16 +277,16 @@ def test_experiences_may_come_one_after_the_other():
     assert all(same_state(state(runs[0].model), state(run.model)) for run in runs)
 
 
-@pytest.mark.parametrize("adjustment", ["hat", "random"])
-def test_a_lock_on_a_task_that_the_stream_has_not_is_no_lock(adjustment):
+@pytest.mark.parametrize("rule", [AdjustmentRule, RandomRule])
+def test_a_lock_on_a_task_that_the_stream_has_not_is_no_lock(rule):
     stream = split().train_stream
-    strategy = make(locked=[0, 77], adjustment=adjustment)
+    strategy = make(adjustment=rule(locked=[0, 77]))
     before = state(strategy.model)
     with pytest.raises(ValueError, match=r"locked=\[0, 77\]: the stream has no tasks \[77\].*it has \[0, 1, 2, 3, 4\]"):
         strategy.train(stream[0])
     assert same_state(before, state(strategy.model))
     assert strategy.model.tasks == ()
-    make(locked=[0, 4], adjustment=adjustment).train(stream[0])  # still to come
+    make(adjustment=rule(locked=[0, 4])).train(stream[0])  # still to come
 
 
 def test_every_optimizer_of_the_other_tests_passes():

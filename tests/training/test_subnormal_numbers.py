@@ -10,7 +10,7 @@ from avalanche_amnesia.benchmarks import PermutedDigits
 from avalanche_amnesia.bits import same_bits
 from avalanche_amnesia.contrib.shadows import BackupPlugin
 from avalanche_amnesia.models import MLP, MaskedModel, SubnetModel, gate
-from avalanche_amnesia.training import HAT, WSN, AdaHAT, AmnesiacHAT, optimizers
+from avalanche_amnesia.training import HAT, WSN, AdaHAT, AmnesiacHAT, HardAttention, optimizers
 from avalanche_amnesia.training.hat_formulas import compensate_, embedding_gradient
 from avalanche_amnesia.training.host import find_plugin
 from avalanche_amnesia.training.optimizers import FADING, FAINT, BareStep, clear_faint
@@ -27,7 +27,7 @@ ADAM = {"kind": torch.optim.Adam, "lr": 1e-3, "betas": (0.5, 0.999), "fused": Tr
 SETTINGS = {
     "hat": (HAT, {}),
     "adahat": (AdaHAT, {}),
-    "backup": (AmnesiacHAT, {"compensation": "backup"}),
+    "backup": (AmnesiacHAT, {"compensation": BackupPlugin}),
     "pools": (HAT, {"isolation": "pools"}),
     "wsn": (WSN, {}),
 }
@@ -43,7 +43,10 @@ class FeedIn(SupervisedPlugin):
 def watched(kind, optimizer, dtype=torch.float32, **options):
     """Two tasks learned, every seventh step of the second one watched after its first epoch."""
     torch.manual_seed(0)
-    net, options = MLP(64, hidden=(48,), features=40).to(dtype), {"embedding_lr": 0.05, "s_max": 400.0, **options}
+    net, options = (
+        MLP(64, hidden=(48,), features=40).to(dtype),
+        {"masks": HardAttention(embedding_lr=0.05, s_max=400.0), **options},
+    )
     model, options = (SubnetModel(net), {}) if kind is WSN else (MaskedModel(net), options)
     settings = dict(optimizer)
     made = settings.pop("kind")(model.parameters(), **settings)

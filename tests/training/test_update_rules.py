@@ -78,23 +78,26 @@ def test_no_sum_is_the_published_ablation_and_flat_sum_ours():
     """The published one damps every parameter of every task, the first one too, by r/(t + r)."""
     benchmark = permuted()
     plain = train_all(make(HAT), benchmark, 1)
-    flat, no_sum = (train_all(make(AdaHAT, alpha=1e-30, **{name: True}), benchmark) for name in ("flat_sum", "no_sum"))
-    assert same_state(state(train_all(make(AdaHAT, flat_sum=True), benchmark, 1).model), state(plain.model))
+    flat, no_sum = (
+        train_all(make(AdaHAT, adjustment=AdaHATRule(alpha=1e-30, importance=name)), benchmark)
+        for name in ("flat", "number")
+    )
+    assert same_state(
+        state(train_all(make(AdaHAT, adjustment=AdaHATRule(importance="flat")), benchmark, 1).model), state(plain.model)
+    )
     initial = dict(masked_mlp().backbone.named_parameters())
     for name, value in no_sum.model.backbone.named_parameters():
         assert torch.equal(value, initial[name])
     assert any(not torch.equal(p, initial[name]) for name, p in flat.model.backbone.named_parameters())
-    strategy = make(AdaHAT, no_sum=True, alpha=0.05)
+    strategy = make(AdaHAT, adjustment=AdaHATRule(importance="number", alpha=0.05))
     train_all(strategy, benchmark, 2)
     rate = 0.05 / 0.1
     assert network_capacity(strategy) == pytest.approx(rate / (3 + rate), abs=1e-6)
 
 
 def test_ablations_that_contradict_each_other_are_refused():
-    with pytest.raises(ValueError, match="no_sum and flat_sum both replace the importance"):
-        make(AdaHAT, no_sum=True, flat_sum=True)
     with pytest.raises(ValueError, match="between='max' has no meaning"):
-        make(AdaHAT, no_sum=True, between="max")
+        AdaHATRule(importance="number", between="max")
     with pytest.raises(ValueError, match="importance must be one of 'sum', 'flat', 'number', got True"):
         AdaHATRule(importance=True)
     with pytest.raises(ValueError, match="between must be one of 'min', 'max', got 'mean'"):
@@ -180,7 +183,7 @@ def test_capacity_against_the_mean_of_the_element_loop():
     assert [rule.capacity(empty) for rule in (AdjustmentRule(), AdaHATRule(0.05, 0.1), ConstantRule(0))] == [1, 1, 1]
 
 
-def adjuster(rule, space, model, fixed=None, **optimizer):
+def adjuster(rule, model, fixed=None, **optimizer):
     rule.start(0, 9)
     use = TaskUse(model)
     use.fixed = fixed or {}
@@ -188,7 +191,6 @@ def adjuster(rule, space, model, fixed=None, **optimizer):
     layers = list(model.graph.layers)
     return Adjuster(
         rule,
-        space,
         use,
         parameters=parameters,
         before={name: p.detach().clone() for name, p in parameters.items()},
@@ -204,7 +206,7 @@ def adjuster(rule, space, model, fixed=None, **optimizer):
 )
 def test_update_space_is_the_damped_update(rule):
     model, sparsity = model_with_masks(), [0.2, 0.6]
-    adjust = adjuster(rule, "update", model)
+    adjust = adjuster(rule, model)
     frozen_before = {name: p.detach().clone() for name, p in model.backbone.named_parameters()}
     for _ in range(3):
         before = {name: p.detach().clone() for name, p in model.backbone.named_parameters()}
@@ -250,7 +252,7 @@ def test_shares_of_all_parameters_are_those_of_each(importance, no_reg):
 
 def stepped(rule, model, fixed, **optimizer):
     """Parameters behind three steps of plain SGD, the mean rate of the last one, and whether gradients were scaled."""
-    adjust = adjuster(rule, "update", model, fixed, **optimizer)
+    adjust = adjuster(rule, model, fixed, **optimizer)
     generator = torch.Generator().manual_seed(1)
     for sparsity in ([0.2, 0.6], [0.9, 0.0], [0.4, 0.4]):
         for p in model.backbone.parameters():
@@ -282,7 +284,7 @@ def test_where_a_step_is_linear_gradients_are_held_back_and_it_comes_to_the_same
 
 def test_gradient_space_scales_gradients_and_leaves_weights():
     model = model_with_masks()
-    adjust = adjuster(AdaHATRule(0.05, 0.1), "gradient", model)
+    adjust = adjuster(AdaHATRule(0.05, 0.1, space="gradient"), model)
     gradients = {}
     for name, p in model.backbone.named_parameters():
         p.grad = torch.randn_like(p)
@@ -299,8 +301,8 @@ def test_gradient_space_scales_gradients_and_leaves_weights():
 @pytest.mark.parametrize("adjustment", ["hat", "random", "adahat"])
 @pytest.mark.parametrize("optimizer", ["adam decay", "momentum"])
 def test_commit(adjustment, optimizer):
-    kind, options = (AdaHAT, {"alpha": 0.1}) if adjustment == "adahat" else (HAT, {"adjustment": adjustment})
-    strategy, benchmark = make(kind, optimizer=optimizer, **options), permuted()
+    rule = AdaHATRule(alpha=0.1) if adjustment == "adahat" else adjustment
+    strategy, benchmark = make(HAT, optimizer=optimizer, adjustment=rule), permuted()
     initial = {name: p.detach().clone() for name, p in strategy.model.backbone.named_parameters()}
     owned = {name: torch.zeros_like(p, dtype=torch.bool) for name, p in initial.items()}
     for task, experience in enumerate(benchmark.train_stream):
@@ -323,7 +325,7 @@ def test_commit(adjustment, optimizer):
 
 def test_constant_one_is_no_protection_at_all():
     """Every step of the second task moves parameters in use as if there were no first task."""
-    strategy, benchmark = make(adjustment="constant", alpha=1.0, optimizer="adam"), permuted()
+    strategy, benchmark = make(adjustment=ConstantRule(alpha=1.0), optimizer="adam"), permuted()
     train_all(strategy, benchmark, 1)
     before = {name: p.detach().clone() for name, p in strategy.model.backbone.named_parameters()}
     first = strategy.model.graph.parameter_use(strategy.model.masks[0])
@@ -337,14 +339,21 @@ def test_constant_one_is_no_protection_at_all():
 def test_adahat_with_a_tiny_alpha_is_hat_and_alpha_matters():
     benchmark = permuted()
     hat = train_all(make(HAT), benchmark)
-    tiny, large = (train_all(make(AdaHAT, alpha=alpha), benchmark) for alpha in (1e-30, 1.0))
+    tiny, large = (train_all(make(AdaHAT, adjustment=AdaHATRule(alpha=alpha)), benchmark) for alpha in (1e-30, 1.0))
     expected = logits(hat, benchmark, range(3))
     assert all(torch.equal(logits(tiny, benchmark, range(3))[t], expected[t]) for t in range(3))
     assert not torch.equal(logits(large, benchmark, range(3))[0], expected[0])
 
 
 @pytest.mark.parametrize(
-    "options", [{"flat_sum": True}, {"no_reg": True}, {"space": "gradient"}, {"alpha": 10.0}, {"between": "max"}]
+    "options",
+    [
+        {"adjustment": AdaHATRule(importance="flat")},
+        {"adjustment": AdaHATRule(sparsity=False)},
+        {"adjustment": AdaHATRule(space="gradient")},
+        {"adjustment": AdaHATRule(10.0)},
+        {"adjustment": AdaHATRule(between="max")},
+    ],
 )
 def test_the_first_task_meets_no_adjustment(options):
     benchmark = permuted()

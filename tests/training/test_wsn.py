@@ -10,7 +10,7 @@ from support.small_runs import OPTIMIZERS, assert_retained, logits, permuted, sa
 from torch import nn
 
 from avalanche_amnesia.models import MLP, MaskedModel, SubnetModel
-from avalanche_amnesia.training import WSN
+from avalanche_amnesia.training import WSN, ScoredWeights
 from avalanche_amnesia.training.host import find_plugin
 from avalanche_amnesia.training.plugins import DivergedError, SubnetPlugin
 
@@ -92,7 +92,7 @@ def overlaps(strategy):
 
 def test_kept_scores_make_masks_alike_and_redrawn_ones_do_not():
     kept = overlaps(train_all(wsn(), split()))
-    redrawn = overlaps(train_all(wsn(scores="redraw"), split()))
+    redrawn = overlaps(train_all(wsn(masks=ScoredWeights(scores="redraw")), split()))
     assert min(kept) > 0.7
     assert max(redrawn) < 0.5  # 0.3 by chance
 
@@ -106,7 +106,15 @@ def test_five_real_masks_of_half_the_weights_take_less_than_085_bit_each():
     assert all(torch.equal(loaded.binary_mask(t), model.binary_mask(t)) for t in range(5))
 
 
-@pytest.mark.parametrize("options", [{}, {"scores": "redraw"}, {"keep": "best"}, {"score_bits": 2}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"masks": ScoredWeights(scores="redraw")},
+        {"masks": ScoredWeights(keep="best")},
+        {"masks": ScoredWeights(score_bits=2)},
+    ],
+)
 def test_the_same_run_gives_the_same_bits_whatever_was_evaluated_between(options):
     benchmark = split()
     one = train_all(wsn(**options), benchmark, 2)
@@ -127,14 +135,17 @@ def test_the_scores_follow_the_learning_rate_of_the_strategy_unless_they_have_an
             self.seen.append(self.in_training.step_scores.optimizer.param_groups[0]["lr"])
 
     rates = {}
-    for name, options in {"followed": {}, "own": {"score_optimizer": lambda p: torch.optim.SGD(p, lr=0.5)}}.items():
+    for name, options in {
+        "followed": {},
+        "own": {"masks": ScoredWeights(score_optimizer=lambda p: torch.optim.SGD(p, lr=0.5))},
+    }.items():
         model = subnet()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.5)
         strategy = WSN(
             model=model, optimizer=optimizer, plugins=[LRSchedulerPlugin(schedule)], train_epochs=3, train_mb_size=64
         )
-        plugin = Rates(**({"score_lr": 0.1} | options))
+        plugin = Rates(**({"masks": ScoredWeights(score_lr=0.1)} | options))
         plugin.seen = []
         strategy.plugins = [plugin if isinstance(p, SubnetPlugin) else p for p in strategy.plugins]
         strategy.train(split().train_stream[0])
@@ -162,9 +173,11 @@ class Diary(SubnetPlugin):
 
 @pytest.mark.parametrize("net", [lambda: MLP(64, hidden=(40,), features=30), ConvNet], ids=["mlp", "conv"])
 def test_best_weights_mask_head_and_normalisation_are_of_one_step(net):
-    strategy = wsn(optimizer="momentum", model=subnet(net, bias="masked"), keep="best", train_epochs=6)
+    strategy = wsn(
+        optimizer="momentum", model=subnet(net, bias="masked"), masks=ScoredWeights(keep="best"), train_epochs=6
+    )
     strategy.optimizer.param_groups[0]["lr"] = 0.3  # wild enough for the best not to be the last
-    diary = Diary(keep="best", seed=3)
+    diary = Diary(masks=ScoredWeights(keep="best"), seed=3)
     strategy.plugins = [diary if isinstance(p, SubnetPlugin) else p for p in strategy.plugins]
     earlier_than_last = 0
     for experience in split(600).train_stream[:3]:
@@ -189,8 +202,8 @@ def test_best_weights_mask_head_and_normalisation_are_of_one_step(net):
 
 
 def test_held_out_data_is_never_trained_on():
-    strategy = wsn(keep="best", validation_share=0.25)
-    diary = Diary(keep="best", validation_share=0.25, seed=3)
+    strategy = wsn(masks=ScoredWeights(keep="best", validation_share=0.25))
+    diary = Diary(masks=ScoredWeights(keep="best", validation_share=0.25), seed=3)
     diary.pages = []
     strategy.plugins = [diary if isinstance(p, SubnetPlugin) else p for p in strategy.plugins]
     experience = split().train_stream[0]
@@ -207,18 +220,18 @@ def test_held_out_data_is_never_trained_on():
 
 def test_options_that_mean_nothing_are_refused():
     with pytest.raises(ValueError, match="scores must be one of 'keep', 'redraw', got 'drop'"):
-        wsn(scores="drop")
+        wsn(masks=ScoredWeights(scores="drop"))
     with pytest.raises(ValueError, match=r"validation_share=0.2 has no meaning for keep='last'"):
-        wsn(validation_share=0.2)
+        wsn(masks=ScoredWeights(validation_share=0.2))
     with pytest.raises(ValueError, match=r"validation_share must lie in \(0, 1\), got 1.0"):
-        wsn(keep="best", validation_share=1.0)
+        wsn(masks=ScoredWeights(keep="best", validation_share=1.0))
     for bits in (0, 9, 1.5, True):
         with pytest.raises(ValueError, match=f"score_bits must be a whole number from 1 to 8, or None.*got {bits}"):
-            wsn(score_bits=bits)
+            wsn(masks=ScoredWeights(score_bits=bits))
     with pytest.raises(ValueError, match="score_bits=2 has no meaning for scores='redraw'"):
-        wsn(score_bits=2, scores="redraw")
+        wsn(masks=ScoredWeights(score_bits=2, scores="redraw"))
     with pytest.raises(ValueError, match="score_lr must be above 0, got 0"):
-        wsn(score_lr=0)
+        wsn(masks=ScoredWeights(score_lr=0))
     with pytest.raises(TypeError, match=r"model must be a SubnetModel, got MaskedModel: .* SubnetModel\(backbone\)"):
         wsn(model=MaskedModel(MLP(64, hidden=(), features=3)))
 
@@ -236,11 +249,11 @@ def test_an_interrupted_task_is_undone(keep):
                 raise Stop
 
     benchmark = split()
-    strategy = wsn(model=subnet(ConvNet), keep=keep)
+    strategy = wsn(model=subnet(ConvNet), masks=ScoredWeights(keep=keep))
     strategy.train(benchmark.train_stream[0])
     before = state(strategy.model)
     ours = find_plugin(strategy, SubnetPlugin)
-    interrupting = Interrupt(keep=keep, seed=3)
+    interrupting = Interrupt(masks=ScoredWeights(keep=keep), seed=3)
     strategy.plugins = [interrupting if p is ours else p for p in strategy.plugins]
     with pytest.raises(Stop):
         strategy.train(benchmark.train_stream[1])
@@ -248,7 +261,7 @@ def test_an_interrupted_task_is_undone(keep):
     assert same_state(before, state(strategy.model))
     strategy.plugins = [ours if p is interrupting else p for p in strategy.plugins]
     strategy.train(benchmark.train_stream[1])
-    again = train_all(wsn(model=subnet(ConvNet), keep=keep), benchmark, 2)
+    again = train_all(wsn(model=subnet(ConvNet), masks=ScoredWeights(keep=keep)), benchmark, 2)
     assert same_state(state(strategy.model), state(again.model))
 
 
@@ -263,7 +276,7 @@ def test_a_diverged_task_is_undone():
 
 
 def test_nothing_of_a_task_stays_in_the_plugin():
-    strategy = train_all(wsn(keep="best"), split(), 2)
+    strategy = train_all(wsn(masks=ScoredWeights(keep="best")), split(), 2)
     plugin = find_plugin(strategy, SubnetPlugin)
     assert not [name for name in vars(plugin) if name.startswith("_")]
     assert plugin.training is None

@@ -10,6 +10,7 @@ from support.strategy_state import bits, initial_values, owned, stray, trajector
 from avalanche_amnesia.benchmarks import UnlearningRequest, with_unlearning
 from avalanche_amnesia.bits import tensor_hash
 from avalanche_amnesia.evaluation import network_capacity
+from avalanche_amnesia.training import AdaHATRule
 from avalanche_amnesia.training.update_rules import TaskUse
 
 
@@ -99,7 +100,7 @@ def test_tasks_before_the_one_that_goes_keep_their_logits_bit_for_bit():
 
 def test_a_small_net_shares_and_the_dense_arithmetic_holds():
     """Every backbone entry after unlearning a middle task, by hand from the states between the tasks."""
-    strategy = amnesiac(adjustment="adahat", alpha=0.1, optimizer="momentum")
+    strategy = amnesiac(adjustment=AdaHATRule(alpha=0.1), optimizer="momentum")
     states = [initial_values(strategy.model)]
     for experience in DIGITS.train_stream[:3]:
         strategy.train(experience)
@@ -128,7 +129,7 @@ def test_several_tasks_at_once_equal_one_after_the_other_where_they_are_a_suffix
 def test_a_second_request_never_brings_a_forgotten_task_back():
     """Entries of a forgotten task that nobody else owns stay initial through everything that follows."""
     stream = with_unlearning(DIGITS, {1: [0], 2: [2], 3: [1], 4: [4]}).train_stream
-    strategy = amnesiac(adjustment="adahat", alpha=0.1)
+    strategy = amnesiac(adjustment=AdaHATRule(alpha=0.1))
     initial = initial_values(strategy.model)
     mask = None
     for experience in stream:

@@ -1,11 +1,12 @@
 """Claims of exactness: made only where the state is that of the retrained model, bit for bit."""
 
 import random
+from dataclasses import replace
 
 import pytest
 from avalanche.core import SupervisedPlugin
 from avalanche.training.plugins import ReplayPlugin
-from support.strategies import DIGITS, ConvNet, amnesiac, mlp, trained
+from support.strategies import DIGITS, PRICED, ConvNet, amnesiac, mlp, trained
 from support.strategy_state import bits, unlearning_plugin
 
 from avalanche_amnesia.evaluation import References
@@ -123,7 +124,7 @@ def test_one_training_without_new_optimizer_state_is_enough_not_to_be_exact():
 def test_dropout_and_quota_do_not_spoil_exactness():
     def make(**kw):
         net = lambda: MLP(64, hidden=(24,), features=16, dropout=0.2)  # noqa: E731
-        return amnesiac(net=net, sparsity="quota", embedding_init="last", train_epochs=1, **kw)
+        return amnesiac(net=net, masks=replace(PRICED, sparsity="quota", embedding_init="last"), train_epochs=1, **kw)
 
     strategy = make()
     for experience in DIGITS.train_stream[:3]:

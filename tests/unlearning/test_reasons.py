@@ -1,5 +1,7 @@
 """Claims: whatever could make the state another one than the reference's is a reason, in words."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from avalanche.core import SupervisedPlugin
@@ -12,7 +14,7 @@ from torch.optim.lr_scheduler import StepLR
 
 from avalanche_amnesia.benchmarks import UnlearningRequest, with_unlearning
 from avalanche_amnesia.isolation import Pools
-from avalanche_amnesia.training import AmnesiacHAT
+from avalanche_amnesia.training import EVEN_BUDGET, AmnesiacHAT
 from avalanche_amnesia.unlearning.claims import TamperedError
 
 
@@ -200,7 +202,9 @@ class Lion(torch.optim.Optimizer):
 def test_an_optimizer_with_a_memory_of_its_own_is_a_reason(monkeypatch, counts, says):
 
     monkeypatch.setitem(OPTIMIZERS, "lion", lambda p: Lion(p, counts=counts))
-    strategy = learned((0, 1), optimizer="lion", embedding_optimizer=lambda p: torch.optim.Adam(p, lr=0.05))
+    strategy = learned(
+        (0, 1), optimizer="lion", masks=replace(EVEN_BUDGET, embedding_optimizer=lambda p: torch.optim.Adam(p, lr=0.05))
+    )
     remembers = "Lion keeps state of its own, which no new task resets"
     assert (remembers in strategy.unlearn([0]).reasons) is says
 

@@ -36,7 +36,7 @@ class ScaledUpdatesPlugin(SupervisedPlugin):
     the literal reading of the method's first draft. With ``adjustment="hat"`` nobody else moves such an entry, and
     neither changes anything; with AdaHAT both were measured to be harmful (results/ablation).
 
-    Needs :class:`HATPlugin` (or AdaHATPlugin) and :class:`TrajectoryPlugin` in front of it, and
+    Needs :class:`HATPlugin` and :class:`TrajectoryPlugin` in front of it, and
     :class:`UnlearningPlugin` beside it.
 
     Args:
@@ -142,7 +142,7 @@ def _surroundings(strategy: Any) -> tuple[HATPlugin, TrajectoryPlugin]:
     if masking is None or recorder is None:
         raise ValueError(
             "ScaledUpdatesPlugin() needs HATPlugin() and TrajectoryPlugin() in front of it: "
-            "AmnesiacHAT(compensation='rate')"
+            "AmnesiacHAT(compensation=ScaledUpdatesPlugin('rate'))"
         )
     masking.model_of(strategy)
     return masking, recorder

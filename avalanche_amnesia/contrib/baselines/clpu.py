@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from typing import Any
+from typing import Any, ClassVar, Unpack
 
 import torch
 from avalanche.core import SupervisedPlugin
@@ -15,8 +15,8 @@ from avalanche_amnesia.contrib.baselines.networks import SideNetworks
 from avalanche_amnesia.contrib.replay_memory import DarkLoss, TaskMemory
 from avalanche_amnesia.seeding import derive_seed, preserved_rng
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
-from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
-from avalanche_amnesia.training.task_strategy import TaskStrategy, check_model
+from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin, unlearning_by
+from avalanche_amnesia.training.task_strategy import StrategyOptions, TaskStrategy, check_model
 from avalanche_amnesia.trajectory.removal import Removal
 from avalanche_amnesia.transaction import Transaction
 
@@ -140,10 +140,9 @@ class CLPUDERpp(TaskStrategy):
         merge_steps: training steps of a merge, at least 1.
         merge_lr: learning rate of its Adam, above 0.
         replay_batch: samples of memory per step.
-        keep_probes: whether metrics may keep the heads of tasks that the stream's requests name.
-        deadline: a task becomes permanent once this many further tasks have been trained; by default the stream's.
+        unlearning: how requests are obeyed, ``UnlearningPlugin(deadline=…, keep_probes=…)``.
         seed: every draw derives from it and the task.
-        options: those of :class:`TaskStrategy`.
+        options: ``reset_optimizer`` and Avalanche's own, as of :class:`TaskStrategy`.
 
     Raises:
         TypeError: if ``model`` is of another kind, or for an unknown option.
@@ -151,6 +150,8 @@ class CLPUDERpp(TaskStrategy):
 
     Reference: Liu et al., Continual learning and private unlearning, CoLLAs 2022.
     """
+
+    settings: ClassVar = {"unlearning": UnlearningPlugin}
 
     def __init__(
         self,
@@ -163,10 +164,9 @@ class CLPUDERpp(TaskStrategy):
         merge_steps: int = 200,
         merge_lr: float = 1e-3,
         replay_batch: int = 64,
-        keep_probes: bool = True,
-        deadline: int | None = None,
+        unlearning: UnlearningPlugin | None = None,
         seed: int = 0,
-        **options: Any,
+        **options: Unpack[StrategyOptions],
     ) -> None:
         check_model(model, SideNetworks)
         self._networks = CLPUPlugin(
@@ -181,11 +181,7 @@ class CLPUDERpp(TaskStrategy):
         super().__init__(
             model=model,
             optimizer=optimizer,
-            method=[
-                self._networks,
-                self._recorder,
-                UnlearningPlugin(keep_probes=keep_probes, deadline=deadline),
-            ],
+            method=[self._networks, self._recorder, unlearning_by(unlearning)],
             seed=seed,
             **options,
         )

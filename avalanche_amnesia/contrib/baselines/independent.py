@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import ClassVar, Unpack
 
 from torch.optim import Optimizer
 
 from avalanche_amnesia.contrib.baselines.networks import NetworkPerTask
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
-from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
-from avalanche_amnesia.training.task_strategy import TaskStrategy, check_model
+from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin, unlearning_by
+from avalanche_amnesia.training.task_strategy import StrategyOptions, TaskStrategy, check_model
 
 
 class Independent(TaskStrategy):
@@ -18,30 +18,30 @@ class Independent(TaskStrategy):
     Args:
         model: a :class:`NetworkPerTask`.
         optimizer: any torch optimizer over ``model.parameters()``.
-        keep_probes: whether metrics may keep the heads of tasks that the stream's requests name.
-        deadline: a task becomes permanent once this many further tasks have been trained; by default the stream's.
+        unlearning: how requests are obeyed, ``UnlearningPlugin(deadline=…, keep_probes=…)``.
         seed: every draw derives from it and the task.
-        options: those of :class:`TaskStrategy`.
+        options: ``reset_optimizer`` and Avalanche's own, as of :class:`TaskStrategy`.
 
     Raises:
         TypeError: if ``model`` is of another kind, or for an unknown option.
     """
+
+    settings: ClassVar = {"unlearning": UnlearningPlugin}
 
     def __init__(
         self,
         *,
         model: NetworkPerTask,
         optimizer: Optimizer,
-        keep_probes: bool = True,
-        deadline: int | None = None,
+        unlearning: UnlearningPlugin | None = None,
         seed: int = 0,
-        **options: Any,
+        **options: Unpack[StrategyOptions],
     ) -> None:
         check_model(model, NetworkPerTask)
         super().__init__(
             model=model,
             optimizer=optimizer,
-            method=[TrajectoryPlugin(), UnlearningPlugin(keep_probes=keep_probes, deadline=deadline)],
+            method=[TrajectoryPlugin(), unlearning_by(unlearning)],
             seed=seed,
             **options,
         )

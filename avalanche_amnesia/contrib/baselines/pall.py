@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,8 @@ from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
 from avalanche_amnesia.training.plugins.wsn import SubnetPlugin
-from avalanche_amnesia.training.task_strategy import HardAttentionStrategy
+from avalanche_amnesia.training.scored_weights import ScoredWeights
+from avalanche_amnesia.training.task_strategy import HardAttentionStrategy, StrategyOptions
 from avalanche_amnesia.trajectory.removal import Removal
 from avalanche_amnesia.trajectory.store import Trajectory
 from avalanche_amnesia.transaction import Transaction
@@ -34,7 +35,8 @@ class PALLPlugin(SubnetPlugin):
         repair_steps: fine-tuning steps after an unlearning, at least 0.
         repair_lr: learning rate of its Adam, above 0.
         repair_batch: samples per step.
-        options: those of :class:`SubnetPlugin`.
+        score_lr: learning rate of the scores.
+        seed: every draw derives from it and the task.
 
     Raises:
         ValueError: for a value that is not allowed.
@@ -49,9 +51,10 @@ class PALLPlugin(SubnetPlugin):
         repair_steps: int = 50,
         repair_lr: float = 1e-2,
         repair_batch: int = 64,
-        **options: Any,
+        score_lr: float = 1e-3,
+        seed: int = 0,
     ) -> None:
-        super().__init__(scores="redraw", **options)
+        super().__init__(masks=ScoredWeights(scores="redraw", score_lr=score_lr), seed=seed)
         checks.above("repair_lr", repair_lr, 0)
         self.memory, self.loss, self.store = memory, loss, store
         self.repair_steps = checks.whole_number("repair_steps", repair_steps, 0)
@@ -158,10 +161,8 @@ class PALL(HardAttentionStrategy):
         repair_steps: fine-tuning steps after an unlearning, at least 0.
         repair_lr: learning rate of its Adam, above 0.
         score_lr: learning rate of the scores.
-        keep_probes: whether metrics may keep the masks and heads of tasks that the stream's requests name.
-        deadline: a task becomes permanent once this many further tasks have been trained; by default the stream's.
         seed: every draw derives from it and the task.
-        options: those of :class:`HardAttentionStrategy`.
+        options: ``reset_optimizer`` and Avalanche's own, as of :class:`TaskStrategy`.
 
     Raises:
         TypeError: for an unknown option.
@@ -181,10 +182,8 @@ class PALL(HardAttentionStrategy):
         repair_steps: int = 50,
         repair_lr: float = 1e-2,
         score_lr: float = 1e-3,
-        keep_probes: bool = True,
-        deadline: int | None = None,
         seed: int = 0,
-        **options: Any,
+        **options: Unpack[StrategyOptions],
     ) -> None:
         recorder = TrajectoryPlugin()
         masking = PALLPlugin(
@@ -200,8 +199,8 @@ class PALL(HardAttentionStrategy):
             model=model,
             optimizer=optimizer,
             masking=masking,
-            unlearning=[recorder, UnlearningPlugin(keep_probes=keep_probes, deadline=deadline)],
+            # What a forgotten task wrote is reset whoever reads it.
+            method=[recorder, UnlearningPlugin(deletion="updates")],
             seed=seed,
             **options,
         )
-        model.keeps_shared_entries = False  # what a forgotten task wrote is reset whoever reads it

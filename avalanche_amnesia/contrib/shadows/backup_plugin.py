@@ -89,7 +89,7 @@ class BackupPlugin(SupervisedPlugin):
     ``x ← a ⊙ B_l(x) + (1 − a) ⊙ W_l(x)``, then mask and activation of the task in training. Here a copy also has norms
     of its own, and dropout masks.
 
-    Needs :class:`HATPlugin` (or AdaHATPlugin) and :class:`TrajectoryPlugin` in front of it, and
+    Needs :class:`HATPlugin` and :class:`TrajectoryPlugin` in front of it, and
     :class:`UnlearningPlugin` beside it. Where an unlearning names several tasks, a task's norms are those of the
     shadow of the last trained of them.
 
@@ -378,7 +378,8 @@ def _surroundings(strategy: Any) -> tuple[MaskedModel, HATPlugin, TrajectoryPlug
     masking, recorder = find_plugin(strategy, HATPlugin), find_plugin(strategy, TrajectoryPlugin)
     if masking is None or recorder is None:
         raise ValueError(
-            "BackupPlugin() needs HATPlugin() and TrajectoryPlugin() in front of it: AmnesiacHAT(compensation='backup')"
+            "BackupPlugin() needs HATPlugin() and TrajectoryPlugin() in front of it: "
+            "AmnesiacHAT(compensation=BackupPlugin())"
         )
     return strategy.model, masking, recorder
 

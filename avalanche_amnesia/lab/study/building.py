@@ -18,6 +18,7 @@ from avalanche_amnesia import benchmarks
 from avalanche_amnesia.benchmarks.requests import with_unlearning
 from avalanche_amnesia.checks import known_options
 from avalanche_amnesia.contrib import streams
+from avalanche_amnesia.contrib.ablations import ScaledUpdatesPlugin
 from avalanche_amnesia.contrib.baselines import (
     PALL,
     CLPUDERpp,
@@ -26,6 +27,7 @@ from avalanche_amnesia.contrib.baselines import (
     NetworkPerTask,
     SideNetworks,
 )
+from avalanche_amnesia.contrib.repair import RepairPlugin
 from avalanche_amnesia.contrib.shadows import BackupPlugin
 from avalanche_amnesia.contrib.streams.scenarios import SCENARIOS, Scenario
 from avalanche_amnesia.isolation import Pools
@@ -38,8 +40,9 @@ from avalanche_amnesia.lab.study.settings import (
     StreamSettings,
 )
 from avalanche_amnesia.models import MLP, MaskedModel, SubnetModel, TaskNormModel
-from avalanche_amnesia.training import HAT, WSN, AdaHAT, AmnesiacHAT, HardAttention
+from avalanche_amnesia.training import HAT, WSN, AdaHAT, AmnesiacHAT, HardAttention, ScoredWeights
 from avalanche_amnesia.training.plugins import InMemoryLoaderPlugin, SeedingPlugin, TrajectoryPlugin, UnlearningPlugin
+from avalanche_amnesia.training.update_rules import RULES
 
 OWN: dict[str, tuple[type, type]] = {
     "AmnesiacHAT": (AmnesiacHAT, MaskedModel),
@@ -131,14 +134,33 @@ def make_strategy(
     model = wrap(network(), **{name: options.pop(name) for name in OF_MODELS if name in options})
     if options.get("isolation") == "planned":
         options["isolation"] = Pools.planned(benchmark)
-    if isinstance(options.get("masks"), Mapping):
-        options["masks"] = HardAttention(**options["masks"])
-    if isinstance(options.get("compensation"), Mapping):
-        options["compensation"] = BackupPlugin(**options["compensation"], seed=seed)
+    options = {name: _object(name, value, settings.kind, seed) for name, value in options.items()}
     if settings.kind in OBEY_NOTHING:  # requests are entered into the ledger, and nothing is unlearned
         options["plugins"] = [TrajectoryPlugin(), UnlearningPlugin(obey=False)]
     optimizer = getattr(torch.optim, settings.optimizer)(model.parameters(), lr=settings.lr)
     return kind(model=model, optimizer=optimizer, seed=seed, **_quiet() | options | kwargs)
+
+
+def _object(name: str, value: Any, kind: str, seed: int) -> Any:
+    """What a strategy takes, from its settings: a mapping, of which ``name`` says the kind where there are several."""
+    if name not in ("masks", "adjustment", "compensation", "repair", "trajectory", "unlearning"):
+        return value
+    given = dict(value) if isinstance(value, Mapping) else {"name": value}
+    kinds: dict[str, Maker] = {
+        "masks": ScoredWeights if kind == "WSN" else HardAttention,
+        "trajectory": TrajectoryPlugin,
+        "unlearning": UnlearningPlugin,
+    }
+    if name in kinds:
+        return kinds[name](**given)
+    chosen = given.pop("name")
+    if name == "adjustment" and chosen in RULES:
+        return RULES[chosen](**given)
+    if name == "repair":
+        return RepairPlugin(chosen, **given, seed=seed)
+    if chosen == "backup":
+        return BackupPlugin(**given, seed=seed)
+    return ScaledUpdatesPlugin(chosen, **given) if chosen in ("draft", "rate") else value
 
 
 def make_stock(

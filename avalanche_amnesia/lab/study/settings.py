@@ -110,8 +110,9 @@ class MethodSettings:
         optimizer: class of torch.optim
         lr: its learning rate
         options: of the strategy, as plain values; of DarkReplayPlugin for DER++. isolation: planned deals pools by the
-            requests, masks: {…} are those of HardAttention, compensation: {…} those of BackupPlugin, shared_head: the
-            classes of one head for all tasks (domain-incremental; AmnesiacHAT, HAT and AdaHAT)
+            requests; masks, trajectory and unlearning: {…} are the settings of these objects; adjustment: {name:
+            adahat, …}, compensation: {name: backup, …} (or draft, rate), repair: joint; shared_head: the classes of one
+            head for all tasks (domain-incremental; AmnesiacHAT, HAT and AdaHAT)
     """
 
     kind: MethodKind

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal
+import functools
+import inspect
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Literal
 
 from avalanche.core import BasePlugin
 from avalanche.training.plugins import EvaluationPlugin
@@ -13,16 +15,60 @@ from avalanche_amnesia import checks
 PeriodicMode = Literal["experience", "epoch", "iteration"]
 
 
-def checked_options(options: dict[str, Any]) -> dict[str, Any]:
+class OwnArguments:
+    """Mixin of strategies whose signature names every argument, and whose error for another one says which was meant.
+
+    ``**options`` of an ``__init__`` stands for what the base class takes, but for what only a strategy chooses
+    (:attr:`composed`). The host's own check of arguments knows no such names: it is taken off.
+    """
+
+    composed: ClassVar[Collection[str]] = ()
+    """Arguments by which a strategy composes its plugins: whoever passes ``**options`` on passes none of these."""
+    settings: ClassVar[Mapping[str, type]] = {}
+    """Argument → kind of object that it takes, whose own settings an error names the argument for."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        init = inspect.unwrap(cls.__init__)
+        takes = dict(inspect.signature(init).parameters)
+        names = list(takes.values())
+        if names[-1].kind is inspect.Parameter.VAR_KEYWORD:
+            inherited = inspect.signature(super(cls, cls).__init__).parameters.values()
+            names[-1:] = [taken for taken in inherited if taken.name not in {*takes, *cls.composed}]
+        known = [taken.name for taken in names[1:]]
+
+        @functools.wraps(init)
+        def with_known_names(self: Any, **given: Any) -> None:
+            for name in given:
+                _refuse_unless_known(name, known, cls)
+            init(self, **given)
+
+        with_known_names.__signature__ = inspect.Signature(names)  # type: ignore[attr-defined]
+        cls.__init__ = with_known_names  # type: ignore[method-assign]
+
+
+def _refuse_unless_known(name: str, known: Sequence[str], strategy: type[OwnArguments]) -> None:
+    for argument, kind in strategy.settings.items():
+        if name not in known and name in inspect.signature(kind).parameters:
+            raise TypeError(
+                f"{strategy.__name__} has no option {name!r}: write {argument}={kind.__name__}({name}=…). It has "
+                f"{', '.join(known)}"
+            )
+    checks.known_options([name], known, strategy.__name__)
+
+
+def checked_options(
+    train_mb_size: object, train_epochs: object, eval_mb_size: object, eval_every: object, peval_mode: object
+) -> dict[str, Any]:
     """Avalanche's options of a strategy, with whole numbers as Python's own."""
-    result = dict(options)
-    least = {"train_mb_size": 1, "train_epochs": 1, "eval_mb_size": 1, "eval_every": -1}
-    for name in least.keys() & options.keys():
-        if name != "eval_mb_size" or options[name] is not None:  # None: as for training
-            result[name] = checks.whole_number(name, options[name], least[name])
-    if "peval_mode" in options:
-        checks.one_of("peval_mode", options["peval_mode"], PeriodicMode)
-    return result
+    checks.one_of("peval_mode", peval_mode, PeriodicMode)
+    return {
+        "train_mb_size": checks.whole_number("train_mb_size", train_mb_size),
+        "train_epochs": checks.whole_number("train_epochs", train_epochs),
+        "eval_mb_size": None if eval_mb_size is None else checks.whole_number("eval_mb_size", eval_mb_size),
+        "eval_every": checks.whole_number("eval_every", eval_every, -1),
+        "peval_mode": peval_mode,
+    }
 
 
 def checked_plugins(plugins: Sequence[Any] | None) -> list[Any]:

@@ -1,5 +1,3 @@
-from .adahat import PAPER_ALPHA as PAPER_ALPHA
-from .adahat import AdaHATPlugin as AdaHATPlugin
 from .counterfactual import CounterfactualPlugin as CounterfactualPlugin
 from .hat import HATPlugin as HATPlugin
 from .in_memory_loader import InMemoryLoaderPlugin as InMemoryLoaderPlugin

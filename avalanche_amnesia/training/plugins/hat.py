@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import fields
 from typing import Any, Literal
 
 import torch
@@ -13,10 +11,9 @@ from torch.optim import Optimizer
 from avalanche_amnesia import checks
 from avalanche_amnesia.models.allocation import Isolation, UnitAllocation
 from avalanche_amnesia.models.masked import MaskedModel
-from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.training.epoch_losses import EpochLosses
-from avalanche_amnesia.training.hard_attention import HardAttention, with_settings
+from avalanche_amnesia.training.hard_attention import HardAttention
 from avalanche_amnesia.training.hat_formulas import (
     EmbeddingInit,
     SparsityRegulariser,
@@ -32,9 +29,8 @@ from avalanche_amnesia.training.norm_statistics import TaskStatistics
 from avalanche_amnesia.training.optimizers import BareStep, check_sibling, clear_faint, sibling_optimizer
 from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin, single_task
 from avalanche_amnesia.training.task_in_training import TaskInTraining
-from avalanche_amnesia.training.update_rules import AdjustmentRule, AdjustSpace, ConstantRule, RandomRule, TaskUse
+from avalanche_amnesia.training.update_rules import AdjustmentRule, TaskUse, rule_of
 
-Adjustment = Literal["hat", "random", "constant"]
 IsolationChoice = Literal["none", "pools"]
 
 
@@ -70,28 +66,16 @@ class HATPlugin(TaskMaskPlugin):
     Args:
         masks: settings of learning a mask; by default the published ones.
         adjustment: rule of how far a parameter in use may still move, an
-            :class:`~avalanche_amnesia.training.update_rules.AdjustmentRule`: ``hat`` (it is frozen), ``random``, or
-            ``constant``.
-        alpha: rate of ``constant``, in [0, 1]; 1 (no protection) by default. Not allowed with another adjustment.
-        space: where the rule is enforced, ``update`` (protects under every optimizer) or ``gradient`` (as published:
-            right for plain SGD only).
-        locked: labels of the tasks whose masks protect and count as in use: in the regulariser, the adjustment and
-            the network's capacity. None: every remaining task. A label may name a task that is still to come, which
-            is locked once it is trained; one that the stream does not have is an error before the training. A later
-            task may overwrite what only tasks without a lock use, so that their logits change; unlearning that later
-            task brings the overwritten values back.
+            :class:`~avalanche_amnesia.training.update_rules.AdjustmentRule`, such as ``AdaHATRule(alpha=1e-2)``, or its
+            name: ``hat`` (it is frozen), ``adahat``, ``random`` or ``constant``.
         isolation: units of their own for tasks, which makes unlearning exact to the bit:
             :class:`~avalanche_amnesia.isolation.Pools`, or ``pools`` for its defaults. ``none``: tasks share freely.
-        fit_head: whether a task's head is fitted anew when the task ends, by logistic regression on the features of
-            its training samples through its final mask.
         seed: every draw derives from it and the task.
-        settings: single settings of ``masks``, by name: ``s_max=100``.
 
     Raises:
         ValueError: for a value that is not allowed; before a training, for locks that the stream does not have, and
             where no optimizer for an embedding can be made of the strategy's.
-        TypeError: for a setting that masks don't have; for an ``embedding_optimizer`` that can't be called, or returns
-            none.
+        TypeError: before a training, if ``embedding_optimizer`` returns no optimizer.
         CapacityError: before a training, if a task finds no pool of its own.
 
     Reference: Serrà et al., ICML 2018; annealing ``cosine``, ``ones``, ``sparse``, ``quota`` and ``locked``: Duan,
@@ -101,49 +85,20 @@ class HATPlugin(TaskMaskPlugin):
     model_class = MaskedModel
     task_class = HATTask
 
-    @classmethod
-    def options(cls) -> tuple[str, ...]:
-        """As the base class's, with the single settings of masks."""
-        return (*super().options(), *(field.name for field in fields(HardAttention)))
-
     def __init__(
         self,
         *,
         masks: HardAttention | None = None,
-        adjustment: Adjustment | AdjustmentRule = "hat",
-        alpha: float | None = None,
-        space: AdjustSpace = "update",
-        locked: Iterable[int] | None = None,
+        adjustment: str | AdjustmentRule = "hat",
         isolation: Isolation | IsolationChoice = "none",
-        fit_head: bool = False,
         seed: int = 0,
-        **settings: Any,
     ) -> None:
-        checks.one_of("space", space, AdjustSpace)
-        rule = self._make_rule(adjustment, alpha)
-        super().__init__(rule, space, checks.whole_number("seed", seed, None), fit_head=fit_head)
-        self.masks = with_settings(HardAttention() if masks is None else masks, settings)
-        self.locked = None if locked is None else _task_labels("locked", locked)
+        self.masks = HardAttention() if masks is None else masks
+        checks.instance("masks", self.masks, HardAttention, "HardAttention(s_max=100)")
+        super().__init__(rule_of(adjustment), checks.whole_number("seed", seed, None), fit_head=self.masks.fit_head)
         self.isolation = isolation_of(isolation)
         if self.isolation is not None:
-            _check_isolated(self.masks.embedding_init, space, self.locked)
-
-    def _make_rule(self, adjustment: Adjustment | AdjustmentRule, alpha: float | None) -> AdjustmentRule:
-        if not isinstance(adjustment, AdjustmentRule):
-            checks.one_of("adjustment", adjustment, Adjustment)
-        if adjustment != "constant" and alpha is not None:
-            raise ValueError(
-                f"alpha={alpha} has no meaning for adjustment={adjustment!r}; it is the rate of 'constant'"
-            )
-        if isinstance(adjustment, AdjustmentRule):
-            return adjustment
-        if adjustment == "hat":
-            return AdjustmentRule()
-        return RandomRule() if adjustment == "random" else ConstantRule(1.0 if alpha is None else alpha)
-
-    def task_use(self, model: TaskMaskedModel) -> TaskUse:
-        """Use that a next task would meet: of the locked tasks, or of all that remain."""
-        return TaskUse(model, self.locked)
+            _check_isolated(self.masks.embedding_init, self.rule)
 
     # Around a task --------------------------------------------------------------------------------------------
 
@@ -156,14 +111,14 @@ class HATPlugin(TaskMaskPlugin):
 
     def _check_locks(self, experience: Any, model: MaskedModel) -> None:
         stream = getattr(experience, "origin_stream", None)
-        if self.locked is None or stream is None:
+        if self.rule.locked is None or stream is None:
             return
         known = {single_task(other) for other in stream}
-        unknown = sorted(self.locked - known - set(model.tasks))
+        unknown = sorted({*self.rule.locked} - known - {*model.tasks})
         if unknown:
             raise ValueError(
-                f"locked={sorted(self.locked)}: the stream has no tasks {unknown}, which would protect nothing; it has "
-                f"{sorted(known)}"
+                f"locked={list(self.rule.locked)}: the stream has no tasks {unknown}, which would protect nothing; it "
+                f"has {sorted(known)}"
             )
 
     def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
@@ -365,19 +320,10 @@ def isolation_of(given: Isolation | IsolationChoice) -> Isolation | None:
     return given
 
 
-def _check_isolated(embedding_init: EmbeddingInit | None, space: AdjustSpace, locked: frozenset[int] | None) -> None:
+def _check_isolated(embedding_init: EmbeddingInit | None, rule: AdjustmentRule) -> None:
     if embedding_init == "last":
         raise ValueError("embedding_init='last' starts from another task's mask, which isolation= rules out")
-    if space != "update":
-        raise ValueError(f"isolation= holds in update space alone: space='update', got {space!r}")
-    if locked is not None:
+    if rule.space != "update":
+        raise ValueError(f"isolation= holds only in update space: space='update', got {rule.space!r}")
+    if rule.locked is not None:
         raise ValueError("isolation= protects every remaining task: leave locked out")
-
-
-def _task_labels(name: str, labels: Iterable[int]) -> frozenset[int]:
-    if isinstance(labels, Iterable):
-        labels = tuple(labels)
-        numbers = [checks.integer(label) for label in labels]
-        if all(number is not None and number >= 0 for number in numbers):
-            return frozenset(number for number in numbers if number is not None)
-    raise ValueError(f"{name} must be task labels (ints of at least 0), e.g. [0, 2], or None; got {labels!r}")

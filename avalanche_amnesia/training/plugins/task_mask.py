@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import warnings
 from typing import Any, ClassVar
 
@@ -25,7 +24,7 @@ from avalanche_amnesia.training.host.samples import fault_of_task
 from avalanche_amnesia.training.mask_warnings import MaskWarning, near_chance
 from avalanche_amnesia.training.resting_parameters import end_rest, groups_by_name, let_rest
 from avalanche_amnesia.training.task_in_training import TaskInTraining, TaskSnapshot
-from avalanche_amnesia.training.update_rules import AdjustmentRule, AdjustSpace, TaskUse
+from avalanche_amnesia.training.update_rules import AdjustmentRule, TaskUse
 from avalanche_amnesia.unit_graph.findings import ModelError
 
 
@@ -48,8 +47,7 @@ class TaskMaskPlugin(SupervisedPlugin):
     does not get slower with the number of tasks.
 
     Args:
-        rule: how far what the remaining tasks use may still move.
-        space: where that is enforced, ``update`` or ``gradient``.
+        rule: how far what the remaining tasks use may still move, and where that is enforced.
         seed: every draw derives from it and the task.
         fit_head: whether a task's head is fitted anew when the task ends, by logistic regression on the features of
             its training samples through its final mask: under a gate that closes, heads are trained too little.
@@ -79,18 +77,10 @@ class TaskMaskPlugin(SupervisedPlugin):
     }
     """Attributes that outlive a task, with their types; a subclass adds its own."""
 
-    @classmethod
-    def options(cls) -> tuple[str, ...]:
-        """Names of its options, without the seed that a strategy passes on itself."""
-        kinds = [kind for kind in cls.__mro__ if issubclass(kind, TaskMaskPlugin)]
-        parameters = (inspect.signature(kind).parameters for kind in kinds)
-        named = {name for of_class in parameters for name, p in of_class.items() if p.kind is p.KEYWORD_ONLY}
-        return tuple(sorted(named - {"seed"}))
-
-    def __init__(self, rule: AdjustmentRule, space: AdjustSpace, seed: int, *, fit_head: bool = False) -> None:
+    def __init__(self, rule: AdjustmentRule, seed: int, *, fit_head: bool = False) -> None:
         super().__init__()
         self.fit_head = fit_head
-        self.rule, self.space, self.seed = rule, space, seed
+        self.rule, self.seed = rule, seed
         self.training: TaskInTraining | None = None
         self.influences: frozenset[int] | None = None
         self.opened_whole: dict[int, frozenset[str]] = {}
@@ -262,8 +252,8 @@ class TaskMaskPlugin(SupervisedPlugin):
             self._put_others_back(model)
 
     def task_use(self, model: TaskMaskedModel) -> TaskUse:
-        """Use of the tasks that are to be protected."""
-        return TaskUse(model)
+        """Use that a next task would meet: of the locked tasks, or of all that remain."""
+        return TaskUse(model, self.rule.locked)
 
     def make_adjuster(self, model: TaskMaskedModel, use: TaskUse, strategy: Any = None) -> Adjuster:
         """Adjuster that holds back the updates of everything that the protected tasks use.
@@ -275,7 +265,6 @@ class TaskMaskPlugin(SupervisedPlugin):
         """
         return Adjuster(
             self.rule,
-            self.space,
             use,
             parameters={n: p for n, p in model.backbone.named_parameters() if n in use.covered},
             before=inside_backbone(self.in_training.before.values),
@@ -292,7 +281,7 @@ class TaskMaskPlugin(SupervisedPlugin):
             sparsity: ``κ`` per layer, where the adjuster reads it.
         """
         adjuster: Adjuster = self.in_training.adjuster
-        if adjuster.on_gradients and self.space == "update":
+        if adjuster.on_gradients and self.rule.space == "update":
             traits = traits_of(strategy.optimizer)  # its settings may change within the task
             adjuster.on_gradients = traits.zero_rests if adjuster.frozen else traits.linear
         adjuster.before_step(sparsity)
@@ -325,7 +314,7 @@ class TaskMaskPlugin(SupervisedPlugin):
         self.refuse_shared_state(strategy)
         model, training = self.model_of(strategy), self.in_training
         adjuster = training.adjuster
-        frozen = adjuster.frozen_entries() if self.space == "update" else {}
+        frozen = adjuster.frozen_entries() if self.rule.space == "update" else {}
         keep = {}
         for name, reads in model.entries_of(training.task):
             inside = name.removeprefix("backbone.")

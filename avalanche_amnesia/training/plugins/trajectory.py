@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from avalanche.core import SupervisedPlugin
 
+from avalanche_amnesia import checks
 from avalanche_amnesia.benchmarks.shared_labels import why_trained
 from avalanche_amnesia.ledger import RequestError
 from avalanche_amnesia.models.tensors import parameters_of
@@ -30,9 +31,9 @@ from avalanche_amnesia.unlearning.task_modules import (
 
 def recorder_of(given: TrajectoryPlugin | None) -> TrajectoryPlugin:
     """Plugin that a strategy was given as ``trajectory=``, by default one that keeps all of it, lossless, in memory."""
-    if given is not None and not isinstance(given, TrajectoryPlugin):
-        raise TypeError(f"trajectory must be a TrajectoryPlugin, got {given!r}: TrajectoryPlugin(path=..., dtype=...)")
-    return TrajectoryPlugin() if given is None else given
+    recorder = TrajectoryPlugin() if given is None else given
+    checks.instance("trajectory", recorder, TrajectoryPlugin, "TrajectoryPlugin(path=..., dtype=...)")
+    return recorder
 
 
 class TrajectoryPlugin(SupervisedPlugin):

@@ -17,6 +17,7 @@ from avalanche_amnesia.audit.provenance import provenance_of
 from avalanche_amnesia.audit.record import UnlearningPlan, UnlearningRecord
 from avalanche_amnesia.benchmarks.data import labels_fingerprint
 from avalanche_amnesia.ledger import RequestError, TaskLedger
+from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.saving.encoding import checked
 from avalanche_amnesia.training.host.lookup import find_plugin, refuse_second
 from avalanche_amnesia.training.host.rollback import abort_training, finish, go_back, is_finishing
@@ -36,6 +37,7 @@ from avalanche_amnesia.unlearning.purging.learned_state import UnknownState, ref
 from avalanche_amnesia.unlearning.purging.purgers import Purger, prepare_training, purger_of
 
 Obedience = Literal[True, False, "head"]
+Deletion = Literal["updates", "exclusive"]
 _CLEANED_ELSEWHERE = (SeedingPlugin, InMemoryLoaderPlugin, TaskMaskPlugin, TrajectoryPlugin, *OF_THE_HOST)
 """Plugins that an unlearning cleans by itself, or that hold nothing of a task."""
 
@@ -53,6 +55,13 @@ class TaskHistory:
         self.data[task] = labels_fingerprint(experience)
 
 
+def unlearning_by(given: UnlearningPlugin | None) -> UnlearningPlugin:
+    """Plugin that a strategy was given as ``unlearning=``, by default one with the default settings."""
+    plugin = UnlearningPlugin() if given is None else given
+    checks.instance("unlearning", plugin, UnlearningPlugin, "UnlearningPlugin(deadline=...)")
+    return plugin
+
+
 class UnlearningPlugin(SupervisedPlugin):
     """Keeps the ledger of tasks, fires the stream's requests, and unlearns.
 
@@ -68,6 +77,10 @@ class UnlearningPlugin(SupervisedPlugin):
             stream's.
         allow_unknown: leave plugins that keep learned state and have no purger as they are, and say so in the record,
             instead of refusing every request.
+        deletion: ``updates`` takes out all that a task wrote; ``exclusive``, HAT-CL's way and kept for comparison,
+            returns only what no remaining task uses to its initial bits: no remaining task's logits change, and what
+            the task taught the entries that others share stays (``record.plan.shared``). None: as suits the model,
+            ``exclusive`` for masks over weights (WSN), else ``updates``.
         fingerprint: makes hashes and sketches for every record, by which an audit recognises what was removed:
             :func:`~avalanche_amnesia.contrib.residue_search.take_fingerprint`. None: records keep none.
         obey: for controls: ``False`` enters requests into the ledger, and announces them, but changes nothing else;
@@ -94,12 +107,15 @@ class UnlearningPlugin(SupervisedPlugin):
         keep_probes: bool = True,
         deadline: int | None = None,
         allow_unknown: bool = False,
+        deletion: Deletion | None = None,
         fingerprint: TakeFingerprint | None = None,
         obey: Obedience = True,
     ) -> None:
         super().__init__()
         checks.one_of("obey", obey, Obedience)
-        self.obey = obey
+        if deletion is not None:
+            checks.one_of("deletion", deletion, Deletion)
+        self.obey, self.deletion = obey, deletion
         self.allow_unknown = allow_unknown
         self.fingerprint = fingerprint
         self.keep_probes = keep_probes
@@ -233,6 +249,7 @@ class UnlearningPlugin(SupervisedPlugin):
         """Check everything that can be wrong with the task and its requests; fire those that come before it."""
         experience, task = strategy.experience, single_task(strategy.experience)
         self._trajectory(strategy)
+        self._choose_deletion(strategy.model)
         self.claims.look_before_training(strategy.model)
         self._obey_overdue(strategy)
         check_iterations(strategy)
@@ -387,6 +404,7 @@ class UnlearningPlugin(SupervisedPlugin):
     ) -> UnlearningContext:
         """Check a request and work out what it would do; changes nothing."""
         recorder, masking = self._trajectory(strategy), find_plugin(strategy, TaskMaskPlugin)
+        self._choose_deletion(strategy.model)
         ledger, training = self.ledger, recorder.training
         unrecorded = frozenset(getattr(strategy.model, "tasks", ())) - {*ledger.remaining, self.current_task}
         tasks = ledger.check(tasks, event, self._requests.known or None, unrecorded)
@@ -428,6 +446,16 @@ class UnlearningPlugin(SupervisedPlugin):
         # A criterion's tensors are settings, unless they have changed.
         unknown = [(t, path) for t, path in unknown if t is not criterion or self.claims.criterion_learned(strategy)]
         return [(thing, purge) for thing, purge in found if purge is not None], unknown
+
+    def _choose_deletion(self, model: Any) -> None:
+        """Let the model know whether entries that remaining tasks read stay: what plans and compensations ask it."""
+        if self.deletion == "exclusive" and not isinstance(model, TaskMaskedModel):
+            raise TypeError(
+                f"deletion='exclusive' needs a model with masks, got {type(model).__name__}: without them every task "
+                "reads every entry, and nothing could go"
+            )
+        if self.deletion is not None:
+            model.keeps_shared_entries = self.deletion == "exclusive"
 
     def _trajectory(self, strategy: Any) -> TrajectoryPlugin:
         if self not in strategy.plugins:

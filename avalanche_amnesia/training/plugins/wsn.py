@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,12 +16,9 @@ from avalanche_amnesia.training.holdout import Holdout
 from avalanche_amnesia.training.host.lookup import unlearning_of
 from avalanche_amnesia.training.optimizers import BareAdam, BareStep, clear_faint
 from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin, single_task
+from avalanche_amnesia.training.scored_weights import ScoredWeights
 from avalanche_amnesia.training.task_in_training import TaskInTraining
 from avalanche_amnesia.training.update_rules import AdjustmentRule
-
-ScoresRule = Literal["keep", "redraw"]
-ScoreInit = Literal["fan_in", "normal", "positive"]
-KeepRule = Literal["last", "best"]
 
 
 class SubnetTask(TaskInTraining):
@@ -45,31 +41,11 @@ class SubnetPlugin(TaskMaskPlugin):
     momentum, weight decay or Adam alike. When the task ends, weights outside its mask return to their bits before it.
 
     Args:
-        scores: ``keep``: a task's scores start where the last remaining task's ended, as in the paper (the masks of
-            successive tasks resemble each other and compress well); ``redraw``: every task draws its own.
-        score_bits: bits that are kept of a score for later tasks, 1 to 8: its place in the ranking of its layer, whose
-            first bit is the task's mask; the next task starts from scores in these places. By default they are kept as
-            they are, 32 bits each for every task that may be unlearned. Not allowed with ``redraw``.
-        score_init: what scores are drawn from: ``fan_in`` U(−1/√n, 1/√n) for the ``n`` inputs of a layer's unit, as
-            Linear and Conv draw weights; ``normal`` N(0, 1); ``positive`` U(0, 1). Only the ranking within a tensor
-            counts, so that wider draws mean nothing but smaller steps: give ``score_lr`` in proportion.
-        score_lr: learning rate of the scores, above 0. An Adam of their own steps them, new for every task, whatever
-            the strategy's optimizer: what counts is their ranking, and plain SGD at a rate that suits the weights
-            leaves it nearly as it was, so that later tasks get no weights to train. The rate follows a schedule of the
-            strategy's learning rate within the task, in proportion.
-        score_optimizer: makes another optimizer from ``[scores]``; it is left alone.
-        keep: ``last``: the state after the last step; ``best``: that of the epoch with the highest accuracy (then the
-            lowest loss) on held out data. Weights, masked biases, scores, normalisation and head are always those of
-            one and the same step.
-        validation_share: share in (0, 1) of each task's training data that ``best`` holds out; 0.1 by default. Not
-            allowed with ``last``.
-        fit_head: whether a task's head is fitted anew when the task ends, by logistic regression on the features of
-            its training samples through its final mask.
+        masks: settings of learning which weights a task uses.
         seed: every draw derives from it and the task.
 
     Raises:
-        ValueError: for a value that is not allowed.
-        TypeError: for a ``score_optimizer`` that can't be called, or returns none.
+        TypeError: before a training, if ``score_optimizer`` returns no optimizer.
 
     Reference: Kang et al., Forget-free continual learning with winning subnetworks, ICML 2022.
     """
@@ -77,57 +53,24 @@ class SubnetPlugin(TaskMaskPlugin):
     model_class = SubnetModel
     task_class = SubnetTask
 
-    def __init__(
-        self,
-        *,
-        scores: ScoresRule = "keep",
-        score_bits: int | None = None,
-        score_init: ScoreInit = "fan_in",
-        score_lr: float = 1e-3,
-        score_optimizer: Callable[[list[nn.Parameter]], Optimizer] | None = None,
-        keep: KeepRule = "last",
-        validation_share: float | None = None,
-        fit_head: bool = False,
-        seed: int = 0,
-    ) -> None:
-        checks.one_of("scores", scores, ScoresRule)
-        checks.one_of("score_init", score_init, ScoreInit)
-        checks.one_of("keep", keep, KeepRule)
-        checks.above("score_lr", score_lr, 0)
-        if score_bits is not None and checks.integer(score_bits) not in range(1, 9):
-            raise ValueError(f"score_bits must be a whole number from 1 to 8, or None: as they are; got {score_bits!r}")
-        if score_bits is not None and scores != "keep":
-            raise ValueError(f"score_bits={score_bits} has no meaning for scores={scores!r}, which keeps none")
-        if keep == "last" and validation_share is not None:
-            raise ValueError(
-                f"validation_share={validation_share} has no meaning for keep='last'; it is what 'best' holds out"
-            )
-        if score_optimizer is not None and not callable(score_optimizer):
-            raise TypeError(
-                f"score_optimizer must make an optimizer from a list of parameters, got {score_optimizer!r}: "
-                "lambda p: torch.optim.Adam(p, lr=1e-3)"
-            )
-        share = 0.1 if validation_share is None else validation_share
-        if not 0 < share < 1:
-            raise ValueError(f"validation_share must lie in (0, 1), got {share}")
-        super().__init__(AdjustmentRule(), "update", checks.whole_number("seed", seed, None), fit_head=fit_head)
-        self.scores, self.score_bits, self.score_init = scores, score_bits, score_init
-        self.score_lr, self.score_optimizer = score_lr, score_optimizer
-        self.keep, self.validation_share = keep, share
+    def __init__(self, *, masks: ScoredWeights | None = None, seed: int = 0) -> None:
+        self.masks = ScoredWeights() if masks is None else masks
+        checks.instance("masks", self.masks, ScoredWeights, "ScoredWeights(score_lr=0.01)")
+        super().__init__(AdjustmentRule(), checks.whole_number("seed", seed, None), fit_head=self.masks.fit_head)
 
     # Around a task --------------------------------------------------------------------------------------------
 
     def after_train_dataset_adaptation(self, strategy: Any, **kwargs: Any) -> None:
         """Hold validation data out, before anything reads the training data."""
-        if self.keep == "best":
+        if self.masks.keep == "best":
             task = single_task(strategy.experience)
-            self.in_training.holdout = Holdout(strategy, self.validation_share, self.seed, task)
+            self.in_training.holdout = Holdout(strategy, self.masks.held_out, self.seed, task)
 
     def before_training_exp(self, strategy: Any, shuffle: bool = True, drop_last: bool = False, **kwargs: Any) -> None:
         """Start the task's scores."""
         now: SubnetTask = self.in_training
         model, task = self.model_of(strategy), single_task(strategy.experience)
-        if self.keep == "best" and not kwargs.get("num_workers", 0):
+        if self.masks.keep == "best" and not kwargs.get("num_workers", 0):
             now.holdout.replace_loader(strategy, shuffle, drop_last)
         self.take_snapshot(strategy)
         now.scores = model.start_task(task, self._initial_scores(model, task))
@@ -143,23 +86,23 @@ class SubnetPlugin(TaskMaskPlugin):
         now.step_scores = self._score_step(now.scores)
 
     def _score_step(self, scores: nn.Parameter) -> BareStep:
-        if self.score_optimizer is not None:
-            made = self.score_optimizer([scores])
+        if self.masks.score_optimizer is not None:
+            made = self.masks.score_optimizer([scores])
             checks.instance("what score_optimizer returns", made, Optimizer, "lambda p: torch.optim.Adam(p, lr=1e-3)")
             return BareStep(made)
         fused = scores.device.type in ("cpu", "cuda")
-        return (BareAdam if fused else BareStep)(torch.optim.Adam([scores], lr=self.score_lr, fused=fused))
+        return (BareAdam if fused else BareStep)(torch.optim.Adam([scores], lr=self.masks.score_lr, fused=fused))
 
     def _initial_scores(self, model: SubnetModel, task: int) -> Tensor:
         """``(n_weights,)``: the last remaining task's, or drawn as ``score_init`` says."""
-        last = model.last_scores() if self.scores == "keep" else None
+        last = model.last_scores() if self.masks.scores == "keep" else None
         if last is not None:
             return last
-        purpose = ("scores",) if self.scores == "keep" else ("scores", task)
-        if self.score_init == "fan_in":
+        purpose = ("scores",) if self.masks.scores == "keep" else ("scores", task)
+        if self.masks.score_init == "fan_in":
             return self._draw(model, *purpose)
         generator = torch.Generator().manual_seed(derive_seed(self.seed, *purpose))
-        return (torch.randn if self.score_init == "normal" else torch.rand)(model.n_weights, generator=generator)
+        return (torch.randn if self.masks.score_init == "normal" else torch.rand)(model.n_weights, generator=generator)
 
     def _draw(self, model: SubnetModel, *purpose: int | str) -> Tensor:
         """``(n_weights,)``: U(−1/√fan_in, 1/√fan_in), from the seed and the purpose."""
@@ -177,16 +120,16 @@ class SubnetPlugin(TaskMaskPlugin):
         rate = strategy.optimizer.param_groups[0].get("lr")
         if strategy.clock.train_exp_epochs == 0:
             now.first_rate = rate
-        if self.score_optimizer is None and rate is not None:
+        if self.masks.score_optimizer is None and rate is not None:
             share = float(rate / now.first_rate) if now.first_rate else 1.0
-            now.step_scores.optimizer.param_groups[0]["lr"] = self.score_lr * share
+            now.step_scores.optimizer.param_groups[0]["lr"] = self.masks.score_lr * share
 
     @torch.no_grad()
     def after_training_epoch(self, strategy: Any, **kwargs: Any) -> None:
         """Keep this step's state if it is the best so far on the held out data."""
         super().after_training_epoch(strategy, **kwargs)
         now: SubnetTask = self.in_training
-        if self.keep == "last":
+        if self.masks.keep == "last":
             return
         self._look_at_the_others(strategy)
         score = now.holdout.score(strategy)
@@ -217,7 +160,7 @@ class SubnetPlugin(TaskMaskPlugin):
             for name, value in self._state(model).items():
                 value.copy_(now.best[1][name])
         self.commit(strategy)
-        model.finish_task(self.scores == "keep", self.score_bits)
+        model.finish_task(self.masks.scores == "keep", self.masks.score_bits)
         self.settle_head(strategy)
         self._drop_unneeded_scores(strategy, model)
 
@@ -238,7 +181,7 @@ class SubnetPlugin(TaskMaskPlugin):
         model = self.model_of(strategy)
         if model.generation == now.generation or model.masked_tasks == now.others:
             return
-        if self.scores == "keep":
+        if self.masks.scores == "keep":
             now.scores.data.copy_(self._initial_scores(model, now.task))
         now.best = None
         self._prepare(strategy)

@@ -10,15 +10,18 @@ from avalanche_amnesia.benchmarks import PermutedDigits
 from avalanche_amnesia.bits import same_bits
 from avalanche_amnesia.contrib.ablations import ScaledUpdatesPlugin
 from avalanche_amnesia.contrib.shadows.first_use import first_used
+from avalanche_amnesia.training import PAPER_ALPHA, AdaHATRule
 from avalanche_amnesia.training.host import find_plugin
-from avalanche_amnesia.training.plugins import PAPER_ALPHA, HATPlugin, TrajectoryPlugin
+from avalanche_amnesia.training.plugins import HATPlugin, TrajectoryPlugin
 from avalanche_amnesia.training.update_rules import TaskUse
 
 PERMUTED = PermutedDigits(4, n_train=400, n_test=100)
 NAMES = ["rate", "draft"]
 
 
-def learned(n_tasks=3, compensation="rate", adjustment="adahat", **options):
+def learned(n_tasks=3, by="rate", adjustment="adahat", **options):
+    """A strategy with scaled updates; None: deletion alone."""
+    compensation = "none" if by is None else ScaledUpdatesPlugin(by)
     strategy = amnesiac(**{"train_epochs": 1, "compensation": compensation, "adjustment": adjustment, **options})
     for experience in list(PERMUTED.train_stream)[:n_tasks]:
         strategy.train(experience)
@@ -33,7 +36,7 @@ def backbone(strategy):
 @pytest.mark.parametrize("adjustment", ["hat", "constant"])
 def test_nothing_changes_where_nothing_was_damped(compensation, adjustment):
     """HAT moves nothing that is in use; a constant rate of 1 damps nothing, and α is 1 with it."""
-    plain, ours = (learned(compensation=c, adjustment=adjustment) for c in ("none", compensation))
+    plain, ours = (learned(by=by, adjustment=adjustment) for by in (None, compensation))
     assert plain.unlearn([0]).plan.entries == ours.unlearn([0]).plan.entries
     a, b = backbone(plain), backbone(ours)
     tolerance = 0 if adjustment == "hat" else 1e-6
@@ -43,7 +46,7 @@ def test_nothing_changes_where_nothing_was_damped(compensation, adjustment):
 
 
 def test_the_next_tasks_update_is_divided_by_the_rate_that_damped_it():
-    strategy, plain = learned(2), learned(2, compensation="none")
+    strategy, plain = learned(2), learned(2, None)
     use = TaskUse(learned(1).model)  # what task 1 met
     rule = find_plugin(strategy, HATPlugin).rule
     before, trained = (
@@ -68,7 +71,7 @@ def test_the_next_tasks_update_is_divided_by_the_rate_that_damped_it():
 
 @pytest.mark.parametrize(("alpha", "factor"), [(None, 1e-2), (0.5, 0.5)])
 def test_draft_multiplies_by_alpha(alpha, factor):
-    strategy, plain = learned(2, ScaledUpdatesPlugin("draft", alpha=alpha)), learned(2, "none")
+    strategy, plain = learned(2, compensation=ScaledUpdatesPlugin("draft", alpha=alpha)), learned(2, None)
     before = trajectory(plain).values_before(1, dict(plain.model.named_parameters()))
     trained, region, moved = backbone(plain), first_used(plain.model, 0, []), trajectory(plain).moved(1)
     plain.unlearn([0])
@@ -131,7 +134,7 @@ def test_all_or_nothing(monkeypatch):
 
 
 def test_the_papers_alpha_and_two_compensations_at_once():
-    strategy = learned(2, alpha=PAPER_ALPHA)
+    strategy = learned(2, adjustment=AdaHATRule(alpha=PAPER_ALPHA))
     strategy.unlearn([0])
     assert all(bool(value.isfinite().all()) for value in backbone(strategy).values())
     both = learned(2, plugins=[ScaledUpdatesPlugin("draft")])

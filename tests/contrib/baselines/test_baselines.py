@@ -224,7 +224,7 @@ def test_rivals_unlearn_as_a_whole_or_not_at_all(kind):
 
 
 def test_hat_cl_returns_exclusive_entries_and_changes_no_other_task():
-    strategy = train(amnesiac(deletion="exclusive", train_epochs=8))
+    strategy = train(amnesiac(unlearning=UnlearningPlugin(deletion="exclusive"), train_epochs=8))
     initial = weights(amnesiac())
     kept = {task: logits(strategy, task) for task in (0, 2, 3)}
     record = strategy.unlearn([1])

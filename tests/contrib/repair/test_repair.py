@@ -4,7 +4,7 @@ import pytest
 import torch
 from support.fault_injection import raiser
 from support.repaired_strategies import MODES, PERMUTED, accuracy, logits, own_names, plugin_of, trained, values
-from support.strategies import amnesiac, stock
+from support.strategies import PRICED, amnesiac, stock
 from support.strategy_state import bits, fingerprint, unlearning_plugin
 from torch import nn
 
@@ -62,7 +62,7 @@ def batch_normed():
 
 
 def test_norms_of_affected_tasks_are_repaired_and_those_of_others_are_left():
-    plain, ours = (trained(repair, net=batch_normed, optimizer="adamw") for repair in ("none", "joint"))
+    plain, ours = (trained(repair, net=batch_normed, optimizer="adamw") for repair in (None, "joint"))
     affected = plain.unlearn([1]).affected
     assert ours.unlearn([1]).plan.repaired == affected
     a, b = plain.model.state_dict(), ours.model.state_dict()
@@ -90,8 +90,12 @@ def test_affected_tasks_gain_on_data_that_the_repair_never_saw(mode):
 
 
 def test_beside_counterfactual_heads_it_keeps_what_they_gained():
-    options = {"compensation": "counterfactual", "train_epochs": 12, "budget": None, "sparsity_weight": 0.5}
-    heads, both = (trained(repair, **options) for repair in ("none", "joint"))
+    options = {
+        "compensation": "counterfactual",
+        "train_epochs": 12,
+        "masks": PRICED,
+    }
+    heads, both = (trained(repair, **options) for repair in (None, "joint"))
     affected = heads.unlearn([1]).affected
     assert both.unlearn([1]).plan.compensated == affected
     assert sum(accuracy(both, t) for t in affected) > sum(accuracy(heads, t) for t in affected) - 0.02
@@ -199,8 +203,8 @@ def test_options_that_are_not_allowed_are_refused():
         RepairPlugin(logits=0.0, labels=0.0)
     with pytest.raises(ValueError, match="mode must be one of"):
         RepairPlugin("all")
-    with pytest.raises(ValueError, match="repair must be one of 'none', 'joint'"):
-        amnesiac(repair="all")
+    with pytest.raises(TypeError, match="repair must be a plugin that repairs, or None, got 'joint'"):
+        amnesiac(repair=lambda: "joint")
     with pytest.raises(TypeError, match="model with masks"):
         stock(plugins=[RepairPlugin()]).train(PERMUTED.train_stream[0])
 

@@ -66,7 +66,7 @@ def test_all_tasks_gone_leave_the_initial_bits(repair):
 def test_a_request_in_the_middle_of_a_task_repairs_the_values_before_it(adjustment, compensation):
     benchmark = with_unlearning(PERMUTED, [UnlearningRequest((0,), 3, "iteration", 20)])
     options = {"train_epochs": 3, "adjustment": adjustment, "compensation": compensation}
-    strategy, plain = (amnesiac(repair=repair, **options) for repair in ("joint", "none"))
+    strategy, plain = (amnesiac(repair=repair, **options) for repair in (RepairPlugin, None))
     for s in (strategy, plain):
         for experience in benchmark.train_stream:
             s.train(experience)
@@ -96,7 +96,7 @@ def test_an_interrupted_training_keeps_the_repair_made_in_its_middle():
     with pytest.raises(KeyboardInterrupt):
         strategy.train(benchmark.train_stream[2])
     strategy.abort_training()
-    between = amnesiac(train_epochs=2, repair="joint")
+    between = amnesiac(train_epochs=2, repair=RepairPlugin("joint"))
     for experience in PERMUTED.train_stream[:2]:
         between.train(experience)
     between.unlearn([0])
@@ -111,7 +111,7 @@ def test_a_repair_stands_when_a_task_is_given_up_that_was_recorded_and_not_in_th
             if self.on:
                 raise MemoryError("injected")
 
-    strategy = amnesiac(train_epochs=2, repair="joint", plugins=[fails := Fails()])
+    strategy = amnesiac(train_epochs=2, repair=RepairPlugin("joint"), plugins=[fails := Fails()])
     for experience in PERMUTED.train_stream[:3]:
         strategy.train(experience)
     strategy.unlearn([0])
@@ -125,7 +125,7 @@ def test_a_repair_stands_when_a_task_is_given_up_that_was_recorded_and_not_in_th
 
 
 def test_a_task_learned_on_a_repair_has_a_head_for_the_model_without_it():
-    strategy = amnesiac(train_epochs=4, repair="joint")
+    strategy = amnesiac(train_epochs=4, repair=RepairPlugin("joint"))
     for experience in PERMUTED.train_stream[:3]:
         strategy.train(experience)
     strategy.unlearn([0])
@@ -136,7 +136,7 @@ def test_a_task_learned_on_a_repair_has_a_head_for_the_model_without_it():
 
 
 def test_anchors_of_tasks_trained_on_a_repair_lose_it_too():
-    strategy = amnesiac(train_epochs=2, compensation="none", repair="joint", plugins=[EWCPlugin(0.1)])
+    strategy = amnesiac(train_epochs=2, compensation="none", repair=RepairPlugin("joint"), plugins=[EWCPlugin(0.1)])
     for experience in PERMUTED.train_stream[:3]:
         strategy.train(experience)
     assert strategy.unlearn([0]).plan.repaired == (1, 2)
@@ -228,7 +228,7 @@ def test_a_repair_goes_with_the_tasks_whose_data_made_it(tmp_path):
 
 def test_it_works_on_disk_with_coded_updates_and_merged_permanent_tasks(tmp_path):
     recorder = TrajectoryPlugin(path=tmp_path, dtype=torch.int8, merge_permanent=True)
-    strategy = amnesiac(train_epochs=2, repair="joint", trajectory=recorder)
+    strategy = amnesiac(train_epochs=2, repair=RepairPlugin("joint"), trajectory=recorder)
     strategy.train(PERMUTED.train_stream[0])
     strategy.train(PERMUTED.train_stream[1])
     strategy.unlearn([0])

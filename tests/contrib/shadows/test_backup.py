@@ -30,7 +30,7 @@ from avalanche_amnesia.contrib.shadows.shadow import Shadow
 from avalanche_amnesia.models import MLP, MaskedModel
 from avalanche_amnesia.training import AmnesiacHAT
 from avalanche_amnesia.training.host import find_plugin
-from avalanche_amnesia.training.plugins import TrajectoryPlugin
+from avalanche_amnesia.training.plugins import TrajectoryPlugin, UnlearningPlugin
 
 PERMUTED = PermutedDigits(4, n_train=600, n_test=300)
 STARTS = ["before", "delete"]
@@ -44,7 +44,7 @@ def batch_normed():
     )
 
 
-def learned(n_tasks=3, benchmark=PERMUTED, compensation="backup", **options):
+def learned(n_tasks=3, benchmark=PERMUTED, compensation=BackupPlugin, **options):
     strategy = amnesiac(**{"train_epochs": 2, "compensation": compensation, **options})
     for experience in list(benchmark.train_stream)[:n_tasks]:
         strategy.train(experience)
@@ -93,7 +93,7 @@ def accuracy(strategy, task, benchmark=PERMUTED):
 
 @pytest.mark.parametrize("adjustment", ADJUSTMENTS)
 def test_affected_tasks_gain(adjustment):
-    plain, ours = (learned(compensation=c, adjustment=adjustment, train_epochs=5) for c in ("none", "backup"))
+    plain, ours = (learned(compensation=c, adjustment=adjustment, train_epochs=5) for c in ("none", BackupPlugin))
     plain.unlearn([0])
     record = ours.unlearn([0])
     assert record.plan.compensated == record.affected == (1, 2)
@@ -251,7 +251,7 @@ def test_a_request_in_the_middle_of_a_task_drops_its_shadow_and_moves_the_others
 
 
 def test_shadows_of_tasks_that_became_permanent_are_dropped():
-    strategy = learned(4, deadline=2, train_epochs=1)
+    strategy = learned(4, unlearning=UnlearningPlugin(deadline=2), train_epochs=1)
     assert {task: set(of_task) for task, of_task in backups(strategy).kept.items()} == {
         0: set(),
         1: set(),
@@ -284,7 +284,7 @@ def test_a_permanent_tasks_merged_update_is_revised_too():
 
 
 def test_norms_are_those_of_the_shadow_and_go_with_it():
-    plain, ours = (learned(2, DIGITS, net=batch_normed, compensation=c) for c in ("none", "backup"))
+    plain, ours = (learned(2, DIGITS, net=batch_normed, compensation=c) for c in ("none", BackupPlugin))
     state = backups(ours).kept[1][0].parts
     kept_before = bits(ours.model)
     plain.unlearn([0])

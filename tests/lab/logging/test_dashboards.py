@@ -12,7 +12,7 @@ from avalanche.logging import InteractiveLogger, TensorboardLogger
 from avalanche.training.plugins import EvaluationPlugin
 from PIL import Image
 from support.logged_runs import read_json_run
-from support.strategies import DIGITS, amnesiac
+from support.strategies import DIGITS, PRICED, amnesiac
 from support.wandb_files import read_offline_run
 from support.wandb_recorder import run_folders
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -56,8 +56,8 @@ class Shown:
                 accuracy_difference_metrics(references),
                 loggers=[InteractiveLogger(), self.board, logger, lines],
             )
-            masks = {"budget": None, "sparsity_weight": 0.5}  # so that there is a regulariser to show
-            self.strategy = amnesiac(train_epochs=1, evaluator=self.evaluator, **masks)
+            # With a regulariser to show.
+            self.strategy = amnesiac(train_epochs=1, evaluator=self.evaluator, masks=PRICED)
             for task in (3, 0, 2):
                 self.strategy.train(DIGITS.train_stream[task])
                 self.strategy.eval(DIGITS.test_stream)

@@ -7,6 +7,7 @@ import random
 import tempfile
 import time
 import types
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ import torch
 from avalanche.training import AGEM
 from support import stored_run
 from support.forked import Forked, forked
-from support.strategies import DIGITS, amnesiac, mlp, stock
+from support.strategies import DIGITS, PRICED, amnesiac, mlp, stock
 from torch import nn
 from torch.optim import Adam
 
@@ -112,7 +113,7 @@ def built(**options):
         ({}, {"torch_seed": 1}),
         ({}, {"adam": {"lr": 2e-2}}),
         ({}, {"adam": {"betas": (0.8, 0.999)}}),
-        ({}, {"sparsity_weight": 0.1}),
+        ({}, {"masks": replace(PRICED, sparsity_weight=0.1)}),
         ({}, {"isolation": "pools"}),
         ({"isolation": "pools"}, {"isolation": Pools(slots=3)}),
         ({}, {"compensation": "none"}),

@@ -11,6 +11,7 @@ from support.tiny_study import TINY
 
 from avalanche_amnesia.benchmarks import DataNotFoundError, PermutedDigits, SplitDigits
 from avalanche_amnesia.bits import state_hashes
+from avalanche_amnesia.contrib.repair import RepairPlugin
 from avalanche_amnesia.contrib.shadows import BackupPlugin
 from avalanche_amnesia.contrib.streams.scenarios import SCENARIOS
 from avalanche_amnesia.lab.study import settings as kinds
@@ -88,11 +89,20 @@ def test_options_that_are_objects_in_a_script_are_plain_values_here():
     plugin = find_plugin(strategy, HATPlugin)
     assert plugin.isolation.slots == {0: 0, 1: 1, 2: 0, 3: 2, 4: 1}
     assert plugin.masks == HardAttention(sparsity_weight=0.5)
-    backup = {"masks": {}, "compensation": {"scope": "unit", "start": "fresh", "joint": True}}
+    backup = {
+        "masks": {},
+        "adjustment": {"name": "adahat", "alpha": 1e-6},
+        "compensation": {"name": "backup", "scope": "unit", "start": "fresh", "joint": True},
+        "repair": "sequential",
+        "unlearning": {"deletion": "exclusive"},
+    }
     published = replace(TINY, methods={"it": MethodSettings("AmnesiacHAT", options=backup)})
     made = build(Cell(published, "it", "published", 7))[1]()
     assert find_plugin(made, BackupPlugin).scope == "unit"
-    assert find_plugin(made, BackupPlugin).seed == 7
+    assert find_plugin(made, BackupPlugin).seed == find_plugin(made, RepairPlugin).seed == 7
+    assert find_plugin(made, RepairPlugin).mode == "sequential"
+    assert find_plugin(made, HATPlugin).rule.alpha == 1e-6
+    assert unlearning_of(made).deletion == "exclusive"
 
 
 def test_clpu_is_told_what_stays():

@@ -294,10 +294,12 @@ def test_a_file_takes_over_what_others_have_and_changes_it(file):
 
 
 def test_options_of_a_method_are_overridden_one_by_one(file):
-    changes = [("methods.HAT.options.masks.s_max", "50"), ("methods.HAT.options.locked", "[0]")]
+    changes = [("methods.HAT.options.masks.s_max", "50"), ("methods.HAT.options.isolation", "pools")]
     changes += [("methods.HAT.lr", "1e-2"), ("training.epochs", "3")]
     found = read_experiment(file / "tiny.yaml", changes=changes)
-    assert found.methods["HAT"] == MethodSettings("HAT", lr=0.01, options={"masks": {"s_max": 50}, "locked": [0]})
+    assert found.methods["HAT"] == MethodSettings(
+        "HAT", lr=0.01, options={"masks": {"s_max": 50}, "isolation": "pools"}
+    )
     assert found.training.epochs == 3
 
 

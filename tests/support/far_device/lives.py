@@ -12,16 +12,27 @@ from torch.optim import SGD, Adam
 from avalanche_amnesia.benchmarks import UnlearningRequest, with_unlearning
 from avalanche_amnesia.contrib.export import extract
 from avalanche_amnesia.contrib.metrics import membership_metrics, relapse_metrics
+from avalanche_amnesia.contrib.repair import RepairPlugin
 from avalanche_amnesia.contrib.residue_search import audit, take_fingerprint
+from avalanche_amnesia.contrib.shadows import BackupPlugin
 from avalanche_amnesia.evaluation import References, jsd_metrics
 from avalanche_amnesia.models import MLP, MaskedModel, SubnetModel
-from avalanche_amnesia.training import HAT, WSN, AdaHAT, AmnesiacHAT
+from avalanche_amnesia.training import (
+    HAT,
+    WSN,
+    AdaHAT,
+    AdaHATRule,
+    AdjustmentRule,
+    AmnesiacHAT,
+    HardAttention,
+    ScoredWeights,
+)
 from avalanche_amnesia.training.host import find_plugin
 from avalanche_amnesia.training.host.saving import load_state
 from avalanche_amnesia.training.plugins import UnlearningPlugin
 from support.far_device import register
 from support.stock_hosts import HOSTS, host
-from support.strategies import DIGITS, quiet
+from support.strategies import DIGITS, quiet, with_plugins
 
 REQUESTS = with_unlearning(DIGITS, [UnlearningRequest((0,), 2, "iteration", 3), UnlearningRequest((1,), 3, "after")])
 
@@ -44,7 +55,7 @@ class Net(nn.Module):
 def made(kind, device, *, net=Net, optimizer=Adam, **options):
     torch.manual_seed(0)
     model = (SubnetModel if kind is WSN else MaskedModel)(net())
-    options = {"train_mb_size": 40, "train_epochs": 2, **options}
+    options = {"train_mb_size": 40, "train_epochs": 2, **with_plugins(options)}
     steps = optimizer(model.parameters(), lr=0.1 if optimizer is SGD else 1e-2)
     return kind(model=model, optimizer=steps, device=device, **options)
 
@@ -110,18 +121,20 @@ def linear():
 
 LIVES = {
     "HAT": life(HAT, requests=False),
-    "HAT, gradients": life(HAT, requests=False, space="gradient", net=linear, optimizer=SGD),
-    "HAT, budget": life(HAT, requests=False, budget="even", fit_head=True),
-    "AdaHAT, no_reg": life(AdaHAT, requests=False, no_reg=True, optimizer=SGD),
+    "HAT, gradients": life(HAT, requests=False, adjustment=AdjustmentRule(space="gradient"), net=linear, optimizer=SGD),
+    "HAT, budget": life(HAT, requests=False, masks=HardAttention(budget="even", fit_head=True)),
+    "AdaHAT, no_reg": life(AdaHAT, requests=False, adjustment=AdaHATRule(sparsity=False), optimizer=SGD),
     "AmnesiacHAT": life(AmnesiacHAT),
     "AmnesiacHAT, SGD": life(AmnesiacHAT, optimizer=SGD, net=linear),
-    "shadows": life(AmnesiacHAT, compensation="backup"),
-    "repair": life(AmnesiacHAT, repair="joint"),
+    "shadows": life(AmnesiacHAT, compensation=BackupPlugin),
+    "repair": life(AmnesiacHAT, repair=RepairPlugin),
     "pools": life(AmnesiacHAT, isolation="pools"),
     # Its own Adam is fused where torch has that.
-    "WSN": life(WSN, score_optimizer=lambda p: Adam(p, lr=1e-3)),
-    "WSN, codes": life(WSN, score_optimizer=lambda p: Adam(p, lr=1e-3), score_bits=2, keep="best", optimizer=SGD),
-    "WSN, head": life(WSN, score_optimizer=lambda p: Adam(p, lr=1e-3), fit_head=True, net=linear),
+    "WSN": life(WSN, masks=ScoredWeights(score_optimizer=lambda p: Adam(p, lr=1e-3))),
+    "WSN, codes": life(
+        WSN, masks=ScoredWeights(score_optimizer=lambda p: Adam(p, lr=1e-3), score_bits=2, keep="best"), optimizer=SGD
+    ),
+    "WSN, head": life(WSN, masks=ScoredWeights(score_optimizer=lambda p: Adam(p, lr=1e-3), fit_head=True), net=linear),
     "extracted": extracted,
     # SI rounds otherwise, and PackNet prunes other weights, here and there.
     **{name: stock(name) for name in HOSTS if name not in ("si", "packnet")},

@@ -9,7 +9,7 @@ from support.strategy_state import bits, fingerprint, initial_values, stray, tra
 from avalanche_amnesia.benchmarks import SplitDigits, UnlearningRequest, with_unlearning
 from avalanche_amnesia.ledger import RequestError
 from avalanche_amnesia.training.host import find_plugin
-from avalanche_amnesia.training.plugins import TrajectoryPlugin
+from avalanche_amnesia.training.plugins import TrajectoryPlugin, UnlearningPlugin
 
 PER_EPOCH = 2  # batches of the 79 to 80 samples of tasks 0, 1, 3 and 4; task 2 has a third
 BEFORE_TASK_3 = 2 * (2 + 2 + 3)
@@ -138,7 +138,7 @@ def test_permanent_and_deadline_come_from_the_stream():
 
 
 def test_a_deadline_of_ones_own_beats_the_streams():
-    strategy = amnesiac(train_epochs=1, deadline=1)
+    strategy = amnesiac(train_epochs=1, unlearning=UnlearningPlugin(deadline=1))
     for experience in with_unlearning(DIGITS, {}, deadline=4).train_stream[:2]:
         strategy.train(experience)
     assert unlearning_plugin(strategy).ledger.permanent == {0}

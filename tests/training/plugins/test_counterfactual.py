@@ -13,7 +13,7 @@ from avalanche_amnesia.benchmarks import PermutedDigits, with_unlearning
 from avalanche_amnesia.benchmarks.data import task_data
 from avalanche_amnesia.training import task_samples
 from avalanche_amnesia.training.host import find_plugin
-from avalanche_amnesia.training.plugins import CounterfactualPlugin, counterfactual
+from avalanche_amnesia.training.plugins import CounterfactualPlugin, UnlearningPlugin, counterfactual
 
 PERMUTED = PermutedDigits(4, n_train=600, n_test=300)
 
@@ -109,7 +109,7 @@ def test_no_head_stays_that_saw_a_task_which_is_gone():
 
 
 def test_heads_for_sets_that_cannot_go_are_dropped():
-    strategy = amnesiac(train_epochs=1, deadline=2)
+    strategy = amnesiac(train_epochs=1, unlearning=UnlearningPlugin(deadline=2))
     for experience in PERMUTED.train_stream[:2]:
         strategy.train(experience)
     strategy.mark_permanent([1])

@@ -4,6 +4,7 @@ import pytest
 from avalanche.core import SupervisedPlugin
 from support.small_runs import make, permuted, train_all
 
+from avalanche_amnesia.training import HardAttention
 from avalanche_amnesia.training.host import find_plugin
 from avalanche_amnesia.training.plugins.hat import HATPlugin
 
@@ -17,7 +18,11 @@ def test_no_layer_falls_below_its_minimum_of_open_units(min_units):
             open_units = strategy.model.by_layer(strategy.model.binary_mask(strategy.model.current_task))
             smallest.append(min(int(mask.sum()) for mask in open_units.values()))
 
-    strategy = make(sparsity_weight=50, min_units=min_units, embedding_lr=1.0, train_epochs=4, plugins=[Watch()])
+    strategy = make(
+        masks=HardAttention(sparsity_weight=50, min_units=min_units, embedding_lr=1.0),
+        train_epochs=4,
+        plugins=[Watch()],
+    )
     train_all(strategy, permuted())
     for masks in strategy.model.masks.values():
         for mask in masks.values():
@@ -30,12 +35,12 @@ def test_no_layer_falls_below_its_minimum_of_open_units(min_units):
 def test_a_stronger_price_opens_fewer_units():
     sizes = []
     for weight in (0.0, 3.0):
-        strategy = train_all(make(sparsity_weight=weight, train_epochs=4), permuted(), 1)
+        strategy = train_all(make(masks=HardAttention(sparsity_weight=weight), train_epochs=4), permuted(), 1)
         sizes.append(int(strategy.model.cumulative_mask().sum()))
     assert sizes[1] < sizes[0]
 
 
 def test_embeddings_stay_within_their_bounds():
-    strategy = train_all(make(embedding_lr=5.0, embedding_clamp=2.0), permuted(), 2)
+    strategy = train_all(make(masks=HardAttention(embedding_lr=5.0, embedding_clamp=2.0)), permuted(), 2)
     assert all(float(strategy.model.task_embedding(task).abs().max()) <= 2 for task in (0, 1))
     assert find_plugin(strategy, HATPlugin).snapshot is None

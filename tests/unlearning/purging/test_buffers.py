@@ -16,6 +16,7 @@ from torch.utils.data import TensorDataset
 
 from avalanche_amnesia.benchmarks import PermutedDigits, task_benchmark, with_unlearning
 from avalanche_amnesia.contrib.baselines import DarkReplayPlugin
+from avalanche_amnesia.contrib.repair import RepairPlugin
 from avalanche_amnesia.object_walk import reachable
 
 TENSORS = tuple(torch.cat(part) for part in zip(*(e.tensors for e in DIGITS.train_stream), strict=True))
@@ -39,7 +40,7 @@ STRATEGIES = {
     ),
     "DER++": lambda: stock(plugins=[DarkReplayPlugin(memory_per_task=10)], epochs=1),
     "masks": lambda: amnesiac(train_epochs=1, plugins=[ReplayPlugin(mem_size=30)]),
-    "repair": lambda: amnesiac(train_epochs=1, repair="joint"),
+    "repair": lambda: amnesiac(train_epochs=1, repair=RepairPlugin("joint")),
 }
 
 

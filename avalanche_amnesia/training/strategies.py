@@ -1,0 +1,99 @@
+"""HAT and AdaHAT: hard attention to the task."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Unpack
+
+from torch.optim import Optimizer
+
+from avalanche_amnesia.models.allocation import Isolation
+from avalanche_amnesia.models.masked import MaskedModel
+from avalanche_amnesia.training.hard_attention import HardAttention
+from avalanche_amnesia.training.plugins.hat import HATPlugin, IsolationChoice
+from avalanche_amnesia.training.task_strategy import HardAttentionStrategy, StrategyOptions
+from avalanche_amnesia.training.update_rules import AdaHATRule, AdjustmentRule
+
+
+class HAT(HardAttentionStrategy):
+    """Hard attention to the task: a task learns a binary mask over the units; what earlier masks use is frozen.
+
+    Mask of a layer: ``a_l = σ(s · e_l)``; the update of weight ``ij`` is multiplied by
+    ``1 − min(a_{l,i}^{<t}, a_{l−1,j}^{<t})``, where ``a^{<t}`` is the cumulative mask of the earlier tasks that remain.
+
+    Args:
+        model: a :class:`MaskedModel`.
+        optimizer: any torch optimizer over ``model.parameters()``.
+        masks: settings of learning a mask; by default the published ones.
+        adjustment: how far a parameter in use may still move: ``hat`` (it is frozen), ``adahat``, ``random``,
+            ``constant``, or an :class:`~avalanche_amnesia.training.update_rules.AdjustmentRule`, such as
+            ``AdjustmentRule(locked=[0])``.
+        isolation: ``none``, ``pools`` or :class:`~avalanche_amnesia.isolation.Pools`: units of their own for tasks.
+        seed: every draw derives from it and the task.
+        options: ``reset_optimizer`` and Avalanche's own, as of :class:`TaskStrategy`.
+
+    Raises:
+        TypeError: for an unknown option.
+        ValueError: for a value that is not allowed.
+
+    Reference: Serrà et al., Overcoming catastrophic forgetting with hard attention to the task, ICML 2018.
+    """
+
+    settings: ClassVar = {"masks": HardAttention, "adjustment": AdaHATRule}
+
+    def __init__(
+        self,
+        *,
+        model: MaskedModel,
+        optimizer: Optimizer,
+        masks: HardAttention | None = None,
+        adjustment: str | AdjustmentRule = "hat",
+        isolation: Isolation | IsolationChoice = "none",
+        seed: int = 0,
+        **options: Unpack[StrategyOptions],
+    ) -> None:
+        masking = HATPlugin(masks=masks, adjustment=adjustment, isolation=isolation, seed=seed)
+        super().__init__(model=model, optimizer=optimizer, masking=masking, seed=seed, **options)
+
+
+class AdaHAT(HAT):
+    """HAT whose used parameters may still move: the less, the more tasks use them.
+
+    The update of a parameter is multiplied by ``r_l / (importance + r_l)``, ``r_l = α / (ε + κ_l)``: ``importance``
+    counts the tasks that use it, ``κ_l`` is the share of the layer's free units that the mask in training opens.
+
+    Args:
+        model: a :class:`MaskedModel`.
+        optimizer: any torch optimizer over ``model.parameters()``.
+        masks: settings of learning a mask; by default the published ones.
+        adjustment: by default ``adahat``; ``AdaHATRule(alpha=…)`` has its settings.
+        isolation: ``none``, ``pools`` or :class:`~avalanche_amnesia.isolation.Pools`: units of their own for tasks.
+        seed: every draw derives from it and the task.
+        options: ``reset_optimizer`` and Avalanche's own, as of :class:`TaskStrategy`.
+
+    Raises:
+        TypeError: for an unknown option.
+        ValueError: for a value that is not allowed.
+
+    Reference: Wang et al., AdaHAT: Adaptive Hard Attention to the Task in Task-Incremental Learning, ECML-PKDD 2024.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: MaskedModel,
+        optimizer: Optimizer,
+        masks: HardAttention | None = None,
+        adjustment: str | AdjustmentRule = "adahat",
+        isolation: Isolation | IsolationChoice = "none",
+        seed: int = 0,
+        **options: Unpack[StrategyOptions],
+    ) -> None:
+        super().__init__(
+            model=model,
+            optimizer=optimizer,
+            masks=masks,
+            adjustment=adjustment,
+            isolation=isolation,
+            seed=seed,
+            **options,
+        )
