@@ -17,7 +17,7 @@ MODES = ["joint", "sequential", "sequential_adahat"]
 
 @functools.cache
 def _trained(repair, **options):
-    plugin = None if repair is None else RepairPlugin(repair)
+    plugin = RepairPlugin(repair) if isinstance(repair, str) else repair
     strategy = amnesiac(**{"train_epochs": 4, "compensation": "none", "repair": plugin, **options})
     for experience in PERMUTED.train_stream:
         strategy.train(experience)

@@ -103,7 +103,10 @@ def test_only_the_first_remaining_task_is_scaled():
 @pytest.mark.parametrize("requests", [[[0], [1], [2, 3]], [[1, 2], [0], [3]], [[0, 3], [2], [1]]])
 def test_everything_can_still_be_taken_out(compensation, dtype, requests):
     strategy = amnesiac(
-        compensation=compensation, adjustment="adahat", train_epochs=1, trajectory=TrajectoryPlugin(dtype=dtype)
+        compensation=ScaledUpdatesPlugin(compensation),
+        adjustment="adahat",
+        train_epochs=1,
+        trajectory=TrajectoryPlugin(dtype=dtype),
     )
     assert_nothing_stray(strategy, PERMUTED.train_stream, requests)
     assert find_plugin(strategy, ScaledUpdatesPlugin).rates == {}
