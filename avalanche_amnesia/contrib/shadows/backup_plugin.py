@@ -1,4 +1,4 @@
-"""Shadow copies that learn later tasks in the place of tasks that may be unlearned (``compensation="backup"``)."""
+"""Shadow copies that learn later tasks in the place of tasks that may be unlearned (``BackupPlugin``)."""
 
 from __future__ import annotations
 
