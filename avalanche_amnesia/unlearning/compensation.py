@@ -125,24 +125,22 @@ class Repair(Protocol):
 
 def compensates(thing: object) -> TypeGuard[Compensation]:
     """Tell whether something is a :class:`Compensation`, by its class."""
-    return _implements(thing, Compensation)
+    kind: Any = type(thing)
+    return _implements(kind, Compensation)
 
 
 def revises(thing: object) -> TypeGuard[RevisingCompensation]:
     """Tell whether something is a :class:`RevisingCompensation`, by its class."""
-    return _implements(thing, RevisingCompensation)
+    kind: Any = type(thing)
+    return _implements(kind, RevisingCompensation)
 
 
 def repairs(thing: object) -> TypeGuard[Repair]:
     """Tell whether something is a :class:`Repair`, by its class."""
-    return _implements(thing, Repair)
-
-
-def _implements(thing: object, protocol: Any) -> bool:
     kind: Any = type(thing)
-    return _is_subclass(kind, protocol)
+    return _implements(kind, Repair)
 
 
 @lru_cache(maxsize=256)
-def _is_subclass(kind: Any, protocol: Any) -> bool:
+def _implements(kind: Any, protocol: Any) -> bool:
     return issubclass(kind, protocol)  # with a protocol this goes through all its members, every time

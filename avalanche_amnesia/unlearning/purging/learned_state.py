@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
@@ -33,8 +34,7 @@ UnknownState = Sequence[tuple[object, str]]
 def unknown_state(strategy: Any, things: Iterable[object]) -> UnknownState:
     """Those of some things without a purger that keep something learned, with the path to what they keep."""
     known = [strategy, strategy.optimizer, strategy.evaluator, strategy._criterion, *strategy.plugins]
-    beside = Parts(strategy.model)
-    paths = [(thing, learned_state(thing, known, beside)) for thing in things]
+    paths = [(thing, learned_state(thing, known, strategy.model)) for thing in things]
     return [(thing, path) for thing, path in paths if path is not None]
 
 
@@ -50,14 +50,17 @@ def refuse_unknown_state(unknown: UnknownState) -> None:
         )
 
 
-def learned_state(thing: object, skip: Iterable[object] = (), beside: Parts | None = None) -> str | None:
-    """Path to the first tensor, array or data set that an object holds; None where it holds none."""
+def learned_state(thing: object, skip: Iterable[object] = (), model: nn.Module | None = None) -> str | None:
+    """Path to the first tensor, array or data set that an object holds beside a model; None where it holds none."""
     if _is_plain_module(thing):
         return None
-    parts = {"": thing} if not _is_strategy(thing) else own_attributes(thing)
-    others = [other for other in skip if other is not thing]
+    parts = own_attributes(thing) if _is_strategy(thing) else {"": thing}
+    parts = {name: value for name, value in parts.items() if not isinstance(value, _PLAIN)}
+    if not parts:
+        return None
+    beside, others = None if model is None else Parts(model), [other for other in skip if other is not thing]
     for name, value in parts.items():
-        if isinstance(value, _PLAIN) or (name and beside is not None and value in beside):
+        if name and beside is not None and value in beside:
             continue
         for path, part in reachable(value, name, others, beside=beside):
             if _is_state(part):
@@ -70,7 +73,7 @@ def own_attributes(strategy: object) -> dict[str, Any]:
     return {name: value for name, value in vars(strategy).items() if name not in _OF_EVERY_STRATEGY}
 
 
-_PLAIN = (str, int, float, type(None))
+_PLAIN = (str, int, float, type(None), torch.device)
 
 
 def _is_plain_module(thing: object) -> bool:
