@@ -24,18 +24,18 @@ from avalanche_amnesia.bits import fits, state_hashes
 from avalanche_amnesia.ledger import RequestError, TaskLedger
 from avalanche_amnesia.models.multi_head import MultiHeadModel
 from avalanche_amnesia.models.tensors import state_of
+from avalanche_amnesia.object_walk import Parts, memory_of
+from avalanche_amnesia.optimizer_traits import traits_of
 from avalanche_amnesia.saving.encoding import checked, made
+from avalanche_amnesia.saving.strategy_settings import OF_THE_HOST, learning_settings
 from avalanche_amnesia.transaction import Transaction
-from avalanche_amnesia.unlearning.circumstances import (
-    OF_THE_HOST,
-    Memory,
-    criterion_memory,
-    optimizer_memory,
-    plugin_classes,
-    training_settings,
-)
 from avalanche_amnesia.unlearning.compensation import compensates
 from avalanche_amnesia.unlearning.context import UnlearningContext
+
+Memory = tuple[tuple[str, str], ...]
+"""Paths to numbers and tensors that an object holds, with their values or hashes."""
+
+_OF_EVERY_OPTIMIZER = frozenset({"state", "param_groups", "defaults"})
 
 
 class TamperedError(RequestError):
@@ -88,14 +88,14 @@ class Claims:
     def begin(self, strategy: Any, ledger: TaskLedger) -> None:
         """Note the tasks that a training which begins can see, and what its criterion and optimizer hold."""
         if self._criterion is None:
-            self._criterion, self._optimizer = criterion_memory(strategy), optimizer_memory(strategy)
+            self._criterion, self._optimizer = _criterion_memory(strategy), _optimizer_memory(strategy)
         self.influences = _seen_by_training(strategy, ledger)
 
     def first_step(self, strategy: Any, task: int) -> None:
         """Note the circumstances of a training, which every plugin has set up by its first step."""
         faults = tuple(self._faults(strategy))
-        settings, plugins = training_settings(strategy), plugin_classes(strategy)
-        self._trainings[task] = Circumstances(settings, plugins, criterion_memory(strategy), faults)
+        settings, plugins = _training_settings(strategy), _plugin_classes(strategy)
+        self._trainings[task] = Circumstances(settings, plugins, _criterion_memory(strategy), faults)
         self._first = self._trainings[task] if self._first is None else self._first
 
     def abandon(self, task: int | None, model: nn.Module, *, first: bool) -> None:
@@ -167,7 +167,7 @@ class Claims:
 
     def criterion_learned(self, strategy: Any) -> bool:
         """Tell whether the criterion holds anything else by now than before the first training."""
-        return self._criterion is not None and criterion_memory(strategy) != self._criterion
+        return self._criterion is not None and _criterion_memory(strategy) != self._criterion
 
     def _faults(self, strategy: Any) -> list[str]:
         """Reasons why a training here is no function of (seed, task) and of what it can see.
@@ -187,7 +187,7 @@ class Claims:
             if not known:
                 name = type(plugin).__name__
                 found.append(f"plugin {name} may keep state; set {name}.repeatable = True if none outlives a task")
-        if self._optimizer is not None and optimizer_memory(strategy) != self._optimizer:
+        if self._optimizer is not None and _optimizer_memory(strategy) != self._optimizer:
             found.append(f"{type(strategy.optimizer).__name__} keeps state of its own, which no new task resets")
         return found
 
@@ -203,7 +203,7 @@ class Claims:
         remembering = [task for task, here in trained.items() if here.criterion != first.criterion]
         if remembering:
             found.append(f"the criterion was no longer as at the first task when {_listed(remembering)} began")
-        if plugin_classes(strategy) != first.plugins:
+        if _plugin_classes(strategy) != first.plugins:
             found.append("the strategy has other plugins by now than when the first task was trained")
         return found
 
@@ -230,3 +230,35 @@ def _seen_by_training(strategy: Any, ledger: TaskLedger) -> frozenset[int]:
         return remaining
     seen: frozenset[int] = masking.influences
     return seen.union(*(ledger.saw(task) for task in seen & remaining)) & remaining
+
+
+# Circumstances of a training, as values that can be compared --------------------------------------------------------
+
+
+def _training_settings(strategy: Any) -> dict[str, Any]:
+    """Settings that a training depends on, as they are now: an optimizer's groups may differ from its defaults."""
+    groups = strategy.optimizer.param_groups
+    now = [{name: repr(value) for name, value in group.items() if name != "params"} for group in groups]
+    learning = [plugin for plugin in strategy.plugins if not getattr(plugin, "answers_requests", False)]
+    return {**learning_settings(strategy, learning), "parameter groups": now}
+
+
+def _plugin_classes(strategy: Any) -> tuple[str, ...]:
+    """Names of the classes of a strategy's plugins, in alphabetical order."""
+    kinds = (type(plugin) for plugin in strategy.plugins if not isinstance(plugin, OF_THE_HOST))
+    return tuple(sorted(f"{kind.__module__}.{kind.__qualname__}" for kind in kinds))
+
+
+def _criterion_memory(strategy: Any) -> Memory:
+    """Numbers and tensors that a criterion holds."""
+    skip = [strategy, strategy.optimizer, strategy.evaluator, *strategy.plugins]
+    return memory_of(strategy._criterion, "criterion", skip, Parts(strategy.model))
+
+
+def _optimizer_memory(strategy: Any) -> Memory:
+    """Numbers and tensors that an optimizer keeps beside its state, which a new task does not reset."""
+    optimizer = strategy.optimizer
+    if traits_of(optimizer).all_in_state:
+        return ()
+    own = {name: value for name, value in vars(optimizer).items() if name not in _OF_EVERY_OPTIMIZER}
+    return memory_of(own, "optimizer", [strategy], Parts(strategy.model))

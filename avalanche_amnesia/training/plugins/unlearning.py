@@ -19,6 +19,7 @@ from avalanche_amnesia.benchmarks.data import labels_fingerprint
 from avalanche_amnesia.ledger import RequestError, TaskLedger
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.saving.encoding import checked
+from avalanche_amnesia.saving.strategy_settings import OF_THE_HOST
 from avalanche_amnesia.training.host.lookup import find_plugin, refuse_second
 from avalanche_amnesia.training.host.rollback import abort_training, finish, go_back, is_finishing
 from avalanche_amnesia.training.host.stream_requests import StreamRequests, check_iteration, check_iterations, due
@@ -28,7 +29,6 @@ from avalanche_amnesia.training.plugins.task_mask import TaskError, TaskMaskPlug
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 from avalanche_amnesia.transaction import Transaction
 from avalanche_amnesia.unlearning.applying import TakeFingerprint, apply, ledger_only
-from avalanche_amnesia.unlearning.circumstances import OF_THE_HOST
 from avalanche_amnesia.unlearning.claims import Claims
 from avalanche_amnesia.unlearning.compensation import compensates, repairs, revises
 from avalanche_amnesia.unlearning.context import UnlearningContext
