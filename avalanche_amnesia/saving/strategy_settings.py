@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
@@ -47,10 +48,11 @@ def settings_of(strategy: Any, plugins: Iterable[Any] | None = None) -> dict[str
     found = {type(strategy).__name__: own_settings(strategy) | {"criterion": loss}}
     defaults = {name: value for name, value in optimizer.defaults.items() if _is_simple(value)}
     found[type(optimizer).__name__] = {name: _as_json(value) for name, value in defaults.items()}
+    alike = Counter(found.keys())
     for plugin in strategy.plugins if plugins is None else plugins:
         name = type(plugin).__name__
-        alike = sum(other.partition(" ")[0] == name for other in found)
-        found[f"{name} {alike + 1}" if alike else name] = own_settings(plugin)
+        alike[name] += 1
+        found[name if alike[name] == 1 else f"{name} {alike[name]}"] = own_settings(plugin)
     return found
 
 
@@ -58,11 +60,14 @@ def own_settings(thing: Any) -> dict[str, Any]:
     """Settings of one object."""
     kind: Any = type(thing)
     arguments = _arguments(kind)
-    return {
-        name: _as_json(value)
-        for name, value in getattr(thing, "__dict__", {}).items()
-        if (name in arguments and _is_setting(value)) or (not name.startswith("_") and _is_options(value))
-    }
+    found = {}
+    for name, value in getattr(thing, "__dict__", {}).items():
+        if isinstance(value, _PLAIN):
+            if name in arguments:
+                found[name] = value
+        elif (name in arguments and _is_setting(value)) or (not name.startswith("_") and _is_options(value)):
+            found[name] = _as_json(value)
+    return found
 
 
 @lru_cache(512)
