@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from avalanche_amnesia.lab import NEEDS
+
 ROOT = Path(__file__).parents[1]
 PACKAGE = "avalanche_amnesia"
 FILES = sorted((ROOT / PACKAGE).rglob("*.py"))
@@ -29,12 +31,6 @@ FLOORS = (
     ("lab",),
 )
 """Rooms and single files, the lowest first: each knows those of floors below, and none beside it but in the lowest."""
-
-TO_TURN = {
-    ("training.amnesiac_hat", "contrib"),
-    ("training.counterfactual_features", "contrib"),
-}
-"""Files whose arrows up to a room are still to be turned round."""
 
 NAMES = {
     "avalanche": "avalanche-lib",
@@ -99,7 +95,7 @@ def test_rooms_know_only_rooms_below_them():
         room, other = file.partition(".")[0], module.partition(".")[0]
         if other and room != other and (floor_of(room) <= floor_of(other) != 0):
             up.add((file, other))
-    assert up == TO_TURN
+    assert up == set()
 
 
 def test_no_circle_of_files():
@@ -133,3 +129,8 @@ def test_what_is_imported_is_declared_and_the_core_needs_ten():
     assert not undeclared
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert len(project["dependencies"]) <= 10
+
+
+def test_the_lab_asks_for_all_that_its_extra_brings():
+    own = declared()["lab"] - declared()["contrib"] - {PACKAGE.replace("_", "-")}
+    assert {NAMES.get(name, name) for name in NEEDS} == own

@@ -2,8 +2,9 @@
 
 from importlib.util import find_spec
 
-_missing = [
-    name for name in ("cloudpickle", "filelock", "jinja2", "loky", "rich", "shtab", "yaml") if find_spec(name) is None
-]
+NEEDS = ("cloudpickle", "filelock", "jinja2", "loky", "markupsafe", "rich", "shtab", "yaml")
+"""Modules of the packages that only the extra ``lab`` brings for certain."""
+
+_missing = [name for name in NEEDS if find_spec(name) is None]
 if _missing:
     raise ImportError(f'the lab needs {", ".join(_missing)}: pip install "avalanche-amnesia[lab]"')
