@@ -24,10 +24,10 @@ from avalanche_amnesia.evaluation.same_data import difference_of_data
 from avalanche_amnesia.isolation.pools import CapacityWarning, Pools
 from avalanche_amnesia.seeding import derive_seed, preserved_rng
 from avalanche_amnesia.training.host.lookup import find_plugin
-from avalanche_amnesia.training.mask_warnings import MaskWarning
 from avalanche_amnesia.training.plugins.hat import HATPlugin
 from avalanche_amnesia.training.plugins.seeding import SeedingPlugin
 from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin
+from avalanche_amnesia.training.task_faults import MaskWarning
 
 Variant = Literal["same", "order", "seed"]
 Expected = Literal["same", "order", "seed", "full"]

@@ -2,12 +2,11 @@ from .amnesiac_hat import AmnesiacHAT as AmnesiacHAT
 from .hard_attention import EVEN_BUDGET as EVEN_BUDGET
 from .hard_attention import HardAttention as HardAttention
 from .host.lookup import find_plugin as find_plugin
+from .host.lookup import remaining_experiences as remaining_experiences
 from .host.plugin_state import Conversion as Conversion
 from .host.plugin_state import register_state as register_state
-from .host.remaining import remaining_experiences as remaining_experiences
 from .host.saving import load_state as load_state
 from .host.saving import save_state as save_state
-from .mask_warnings import MaskWarning as MaskWarning
 from .plugins.counterfactual import CounterfactualPlugin as CounterfactualPlugin
 from .plugins.hat import HATPlugin as HATPlugin
 from .plugins.in_memory_loader import InMemoryLoaderPlugin as InMemoryLoaderPlugin
@@ -21,6 +20,7 @@ from .plugins.wsn import SubnetPlugin as SubnetPlugin
 from .scored_weights import ScoredWeights as ScoredWeights
 from .strategies import HAT as HAT
 from .strategies import AdaHAT as AdaHAT
+from .task_faults import MaskWarning as MaskWarning
 from .task_in_training import TaskInTraining as TaskInTraining
 from .task_strategy import HardAttentionStrategy as HardAttentionStrategy
 from .task_strategy import TaskStrategy as TaskStrategy

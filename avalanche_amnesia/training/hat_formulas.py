@@ -1,9 +1,9 @@
-"""Formulas of hard attention (HAT, Serrà et al., 2018; HAT-CL, Duan, 2023): annealing, compensation, sparsity."""
+"""Formulas of hard attention (HAT, Serrà et al., 2018; HAT-CL, Duan, 2023): gate, sparsity, units within a budget."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
@@ -103,3 +103,36 @@ class SparsityRegulariser:
         """:meth:`layer_sparsity` layer by layer."""
         by_layer = self.layer_sparsity(gate)
         return by_layer.tolist() if by_layer.device.type == "cpu" else by_layer.unbind()
+
+
+def units_within(
+    sizes: Sequence[int],
+    embedding: Tensor,
+    allowed: Tensor,
+    in_use: Tensor,
+    new: float,
+    reused: float,
+    *,
+    min_units: int,
+) -> Tensor:
+    """Mask that keeps to a budget in every layer, bool ``(n_units,)``."""
+    read = strongest_units(sizes, embedding, allowed & in_use, lambda n: _whole(reused * n)) & (embedding > 0)
+    taken = strongest_units(sizes, embedding, allowed & ~in_use, lambda n: max(1, _whole(new * n)))
+    rank = embedding.masked_fill(read | taken, torch.inf)  # what is open already counts first
+    return read | taken | strongest_units(sizes, rank, allowed, lambda n: min_units)
+
+
+def strongest_units(sizes: Sequence[int], embedding: Tensor, among: Tensor, how_many: Callable[[int], int]) -> Tensor:
+    """Units of the largest embeddings in each layer, bool ``(n_units,)``."""
+    strongest, start = torch.zeros_like(among), 0
+    for size in sizes:
+        part = slice(start, start + size)
+        n = int(among[part].sum())
+        rank = embedding[part].masked_fill(~among[part], -torch.inf)
+        strongest[start + rank.topk(min(how_many(n), n)).indices] = True
+        start += size
+    return strongest
+
+
+def _whole(units: float) -> int:
+    return math.floor(units + 1e-9)  # 0.29 · 100 is 28.999… in floating point

@@ -12,7 +12,7 @@ from torch import Tensor
 from avalanche_amnesia.models.masked import SHARED_HEAD, MaskedModel
 from avalanche_amnesia.models.modes import evaluating
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
-from avalanche_amnesia.training.task_samples import training_samples
+from avalanche_amnesia.training.task_faults import training_samples
 from avalanche_amnesia.unlearning.logistic import FitError, fit_correction, fit_head
 
 MOST_SAMPLES = 20_000

@@ -24,13 +24,12 @@ class TaskStatistics:
 
     def __init__(self, model: TaskMaskedModel, task: int, n_batches: int) -> None:
         self.model, self.task = model, task
-        self._norms = running_norms(model.task_parts(task))
-        self._seen: deque[Tensor] = deque(maxlen=n_batches if self._norms else 0)
+        self.norms = running_norms(model.task_parts(task))
+        self._seen: deque[Tensor] = deque(maxlen=n_batches)
 
     def see(self, x: Tensor, labels: Tensor) -> None:
         """Hold a mini-batch instead of the oldest one."""
-        if self._norms:
-            self._seen.append(x if single_task(labels) == self.task else x[labels == self.task])
+        self._seen.append(x if single_task(labels) == self.task else x[labels == self.task])
 
     @torch.no_grad()
     def retake(self) -> None:

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Adagrad, Optimizer, SparseAdam
 
-FADING = 25
-"""Steps between two looks for faint numbers."""
-FAINT = 2.0**26
-"""A number below so many times the smallest normal float is faint: halved FADING times it would still be normal."""
+FLUSH_EVERY = 25
+"""Steps between two looks for numbers that are nearly subnormal."""
+FLUSH_BELOW = 2.0**26
+"""Times the smallest normal float, below which numbers are set to 0: halved FLUSH_EVERY times they are still normal."""
 
 
 def check_optimizer(optimizer: Any, own: Iterable[nn.Parameter], new: Iterable[nn.Parameter] = ()) -> None:
@@ -95,7 +95,7 @@ def sibling_optimizer(optimizer: Optimizer, parameters: Sequence[nn.Parameter], 
 class BareStep:
     """An optimizer's step without the profiling hooks around it, which cost more than the step of few numbers.
 
-    To be called where no gradients are recorded; clears faint numbers by itself.
+    To be called where no gradients are recorded; flushes subnormal numbers by itself.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
@@ -105,7 +105,7 @@ class BareStep:
     def __call__(self) -> None:
         self._advance()
         self.steps += 1
-        clear_faint(self.optimizer, self.steps)
+        flush_denormals(self.optimizer, self.steps)
 
     def _advance(self) -> None:
         self._step(self.optimizer)
@@ -134,27 +134,27 @@ class BareAdam(BareStep):
         )
 
 
-def faint_below(dtype: torch.dtype) -> float:
+def flushed_below(dtype: torch.dtype) -> float:
     """Magnitude up to which numbers are cleared; 0 for float16, where useful numbers lie so near the smallest ones."""
-    return 0.0 if dtype == torch.float16 else FAINT * torch.finfo(dtype).tiny
+    return 0.0 if dtype == torch.float16 else FLUSH_BELOW * torch.finfo(dtype).tiny
 
 
 @torch.no_grad()
-def clear_faint(optimizer: Optimizer, step: int) -> None:
-    """Set, every :data:`FADING` steps, what is :data:`FAINT` in parameters and in what is remembered of them to 0.
+def flush_denormals(optimizer: Optimizer, step: int) -> None:
+    """Set, every :data:`FLUSH_EVERY` steps, what is nearly subnormal in parameters and in an optimizer's state to 0.
 
     Closed units get no gradient for most of an epoch. A momentum of 0.9 then falls below the smallest normal float
     within 800 steps and stays there for ever; under Adam with weight decay the parameter does so too. Common processors
     compute several times as slowly with such numbers. Every entry goes by itself, so that it does not matter where in a
     tensor a unit lies.
     """
-    if step % FADING:
+    if step % FLUSH_EVERY:
         return
     for parameter, state in optimizer.state.items():
         if parameter.grad is not None:
             for value in (parameter.data, *state.values()):
                 if isinstance(value, Tensor) and value.shape == parameter.shape and value.is_floating_point():
-                    torch.ops.aten.hardshrink.out(value, faint_below(value.dtype), out=value)
+                    torch.ops.aten.hardshrink.out(value, flushed_below(value.dtype), out=value)
 
 
 def follow_model(

@@ -31,15 +31,14 @@ from avalanche_amnesia.training.host.arguments import (
     listed,
 )
 from avalanche_amnesia.training.host.listening import ListenerDispatch
-from avalanche_amnesia.training.host.lookup import unlearning_of
-from avalanche_amnesia.training.host.remaining import remaining_experiences
+from avalanche_amnesia.training.host.lookup import remaining_experiences, unlearning_of
 from avalanche_amnesia.training.host.rollback import abort_training
-from avalanche_amnesia.training.host.samples import fault_in_memory, fault_of_inputs, fault_of_labels, fault_of_shape
 from avalanche_amnesia.training.host.train_modes import KeptState
 from avalanche_amnesia.training.optimizers import check_optimizer, follow_model
 from avalanche_amnesia.training.plugins.in_memory_loader import InMemoryLoaderPlugin
 from avalanche_amnesia.training.plugins.seeding import SeedingPlugin
 from avalanche_amnesia.training.plugins.task_mask import TaskError, TaskMaskPlugin, single_task
+from avalanche_amnesia.training.task_faults import fault_in_memory, fault_of_inputs, fault_of_labels, fault_of_shape
 
 if TYPE_CHECKING:  # a strategy that does not unlearn needs nothing of it
     from avalanche_amnesia.audit.record import UnlearningPlan, UnlearningRecord

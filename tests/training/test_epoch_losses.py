@@ -7,7 +7,7 @@ from torch.optim import Adam
 from avalanche_amnesia.benchmarks import SplitDigits
 from avalanche_amnesia.models import MLP, MaskedModel
 from avalanche_amnesia.training import HAT, HardAttention
-from avalanche_amnesia.training.epoch_losses import EpochLosses
+from avalanche_amnesia.training.plugins.hat import EpochLosses
 
 
 @pytest.mark.parametrize(("losses", "stuck"), [([2.0, 1.9, 1.9], True), ([2.0, 1.5, 1.0], False), ([0.0, 0.0], False)])

@@ -13,7 +13,7 @@ from avalanche_amnesia.models import MLP, MaskedModel, SubnetModel, gate
 from avalanche_amnesia.training import HAT, WSN, AdaHAT, AmnesiacHAT, HardAttention, optimizers
 from avalanche_amnesia.training.hat_formulas import compensate_, embedding_gradient
 from avalanche_amnesia.training.host import find_plugin
-from avalanche_amnesia.training.optimizers import FADING, FAINT, BareStep, clear_faint
+from avalanche_amnesia.training.optimizers import FLUSH_BELOW, FLUSH_EVERY, BareStep, flush_denormals
 from avalanche_amnesia.training.plugins import HATPlugin
 from benchmarks.subnormals import SubnormalWatch
 
@@ -84,7 +84,7 @@ def test_without_the_threshold_gradients_are_subnormal(monkeypatch):
 
 
 def test_without_clearing_moments_are_subnormal(monkeypatch):
-    monkeypatch.setattr(optimizers, "FADING", 10**9)
+    monkeypatch.setattr(optimizers, "FLUSH_EVERY", 10**9)
     assert watched(HAT, MOMENTUM)["moments of SGD"] > 1000
 
 
@@ -135,7 +135,7 @@ def test_none_where_shadows_train_the_main_weights_too():
 def test_parameters_that_weight_decay_shrinks_under_adam_are_cleared(monkeypatch):
     optimizer = {**ADAM, "weight_decay": 1e-2}
     assert watched(HAT, optimizer)["parameters"] == 0
-    monkeypatch.setattr(optimizers, "FADING", 10**9)
+    monkeypatch.setattr(optimizers, "FLUSH_EVERY", 10**9)
     assert watched(HAT, optimizer)["parameters"] > 0
 
 
@@ -151,13 +151,22 @@ def with_moments(values, grad=1.0):
     return optimizer, parameter
 
 
-def test_faint_numbers_go_and_no_others():
-    values = [TINY / 8, -TINY, TINY * FAINT * 0.99, TINY * FAINT * 1.01, -0.5, float("inf"), float("nan"), 0.0]
-    kept = [0.0, 0.0, 0.0, TINY * FAINT * 1.01, -0.5, float("inf"), float("nan"), 0.0]
+def test_denormals_go_and_no_others():
+    values = [
+        TINY / 8,
+        -TINY,
+        TINY * FLUSH_BELOW * 0.99,
+        TINY * FLUSH_BELOW * 1.01,
+        -0.5,
+        float("inf"),
+        float("nan"),
+        0.0,
+    ]
+    kept = [0.0, 0.0, 0.0, TINY * FLUSH_BELOW * 1.01, -0.5, float("inf"), float("nan"), 0.0]
     optimizer, parameter = with_moments(values)
-    clear_faint(optimizer, FADING - 1)
+    flush_denormals(optimizer, FLUSH_EVERY - 1)
     assert torch.equal(parameter.nan_to_num(), torch.tensor(values).nan_to_num())
-    clear_faint(optimizer, FADING)
+    flush_denormals(optimizer, FLUSH_EVERY)
     for found in (parameter.detach(), optimizer.state[parameter]["momentum_buffer"]):
         assert torch.equal(found.nan_to_num(), torch.tensor(kept).nan_to_num())
         assert bool(found[6].isnan())
@@ -166,7 +175,7 @@ def test_faint_numbers_go_and_no_others():
 
 def test_a_parameter_that_is_not_trained_keeps_its_bits():
     optimizer, parameter = with_moments([TINY / 8], grad=None)
-    clear_faint(optimizer, 0)
+    flush_denormals(optimizer, 0)
     assert float(parameter.detach()) > 0
 
 

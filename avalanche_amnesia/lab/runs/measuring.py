@@ -16,7 +16,7 @@ from avalanche_amnesia.lab.report.measures import SHOWN
 from avalanche_amnesia.lab.runs.reference_workers import ReferenceWorkers
 from avalanche_amnesia.lab.runs.store import RunStore
 from avalanche_amnesia.saving.files import replace_file
-from avalanche_amnesia.training.host.remaining import remaining_experiences
+from avalanche_amnesia.training.host.lookup import remaining_experiences
 
 
 def measure_run(

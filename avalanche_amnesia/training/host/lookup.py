@@ -1,6 +1,11 @@
-"""Find a plugin among a strategy's."""
+"""A strategy's plugins, and the tasks that it has."""
 
+from __future__ import annotations
+
+from collections.abc import Iterable
 from typing import Any, TypeVar
+
+from avalanche_amnesia.training.host.arguments import listed
 
 P = TypeVar("P")
 
@@ -24,3 +29,22 @@ def refuse_second(strategy: Any, kind: type[Any]) -> None:
             "plugins=, and none where the strategy brings its own, as AmnesiacHAT does; its options are the strategy's "
             "(trajectory=TrajectoryPlugin(...), deadline=...)"
         )
+
+
+def remaining_experiences(strategy: Any, experiences: Iterable[Any]) -> list[Any]:
+    """Those experiences whose tasks the strategy has: neither future nor unlearned ones.
+
+    Args:
+        strategy: any strategy; without an :class:`UnlearningPlugin` what its model has heads for decides.
+        experiences: a stream, or a list of experiences with task labels.
+
+    Raises:
+        TypeError: for what are no experiences, a benchmark say.
+    """
+    given = listed(experiences, "remaining_experiences(strategy, …)")
+    plugin = unlearning_of(strategy)
+    if plugin is None:
+        tasks = set(getattr(strategy.model, "known_train_tasks_labels", ()))
+    else:
+        tasks = {*plugin.ledger.remaining, plugin.current_task}
+    return [e for e in given if all(int(task) in tasks for task in e.task_labels)]

@@ -21,7 +21,7 @@ from avalanche_amnesia.training.counterfactual_features import CounterfactualFea
 from avalanche_amnesia.training.head_fit import MOST_SAMPLES, FittedHead, compacted, fitted_head
 from avalanche_amnesia.training.host.lookup import find_plugin
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
-from avalanche_amnesia.training.task_samples import training_samples
+from avalanche_amnesia.training.task_faults import training_samples
 from avalanche_amnesia.trajectory.removal import Removal
 from avalanche_amnesia.trajectory.sparse import fill
 from avalanche_amnesia.trajectory.store import Trajectory

@@ -12,7 +12,6 @@ from avalanche_amnesia import checks
 from avalanche_amnesia.models.allocation import Isolation, UnitAllocation
 from avalanche_amnesia.models.masked import MaskedModel
 from avalanche_amnesia.seeding import derive_seed
-from avalanche_amnesia.training.epoch_losses import EpochLosses
 from avalanche_amnesia.training.hard_attention import HardAttention
 from avalanche_amnesia.training.hat_formulas import (
     EmbeddingInit,
@@ -21,17 +20,47 @@ from avalanche_amnesia.training.hat_formulas import (
     embedding_gradient,
     initial_embedding,
     mask_scale,
+    strongest_units,
+    units_within,
 )
 from avalanche_amnesia.training.host.rollback import abort_training
-from avalanche_amnesia.training.mask_budget import strongest_units, units_within
-from avalanche_amnesia.training.mask_warnings import closed_layers, full_layers, whole_layers
 from avalanche_amnesia.training.norm_statistics import TaskStatistics
-from avalanche_amnesia.training.optimizers import BareStep, check_sibling, clear_faint, sibling_optimizer
+from avalanche_amnesia.training.optimizers import BareStep, check_sibling, flush_denormals, sibling_optimizer
 from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin, single_task
+from avalanche_amnesia.training.task_faults import closed_layers, full_layers, whole_layers
 from avalanche_amnesia.training.task_in_training import TaskInTraining
 from avalanche_amnesia.training.update_rules import AdjustmentRule, TaskUse, rule_of
 
 IsolationChoice = Literal["none", "pools"]
+_FALLEN = 0.9
+"""Of the first mini-batch's loss: chosen on validation images of Omniglot's alphabets."""
+
+
+class EpochLosses:
+    """Mean loss of an epoch beside the first mini-batch's, where nothing was learned yet.
+
+    Sums stay on the device: they are read once an epoch.
+    """
+
+    def __init__(self) -> None:
+        self._first: Tensor | None = None
+        self._sum: Tensor | None = None
+        self._batches = 0
+
+    def add(self, loss: Tensor) -> None:
+        """Add a mini-batch's loss, ``()``."""
+        if self._first is None:
+            self._first = loss.clone()
+        self._sum = loss.clone() if self._sum is None else self._sum.add_(loss)
+        self._batches += 1
+
+    def end_epoch(self) -> bool:
+        """Begin a new epoch, and tell whether the one before ended with a loss that had hardly fallen."""
+        if self._first is None or self._sum is None:
+            return False
+        first, mean = float(self._first), float(self._sum) / self._batches
+        self._sum, self._batches = None, 0
+        return 0 < _FALLEN * first < mean
 
 
 class HATTask(TaskInTraining):
@@ -160,13 +189,12 @@ class HATPlugin(TaskMaskPlugin):
         now: HATTask = self.in_training
         model = self.model_of(strategy)
         now.generation = model.generation
-        sizes = [layer.units for layer in model.graph.layers.values()]
         allocation = now.allocation
         use = self.task_use(model) if allocation is None else TaskUse.within(model, allocation)
         weight = self.masks.sparsity_weight
         if weight is None:
             weight = 0.0 if now.alone or self.masks.budget is not None else 0.75
-        now.regulariser = SparsityRegulariser(weight, self.masks.sparsity, use.in_use, sizes, self.n_tasks)
+        now.regulariser = SparsityRegulariser(weight, self.masks.sparsity, use.in_use, _sizes(model), self.n_tasks)
         now.adjuster = self.make_adjuster(model, use, strategy)
 
     def _make_embedding_optimizer(self, optimizer: Optimizer, embedding: nn.Parameter) -> Optimizer:
@@ -195,7 +223,7 @@ class HATPlugin(TaskMaskPlugin):
         # The regulariser would close the layers of a hard task, for good, before there is anything to lose.
         half = now.losses.end_epoch() and now.regulariser.weight > 0
         strongest = strongest_units(
-            self.model_of(strategy), embedding, allowed, lambda n: max(n // 2, fewest) if half else fewest
+            _sizes(self.model_of(strategy)), embedding, allowed, lambda n: max(n // 2, fewest) if half else fewest
         )
         now.lowest[strongest] = min(6 / self.masks.s_max, self.masks.embedding_clamp)  # σ(6) at full scale: open
         now.highest[~allowed] = -self.masks.embedding_clamp
@@ -212,7 +240,9 @@ class HATPlugin(TaskMaskPlugin):
         use = self.task_use(model) if now.allocation is None else TaskUse.within(model, now.allocation)
         embedding = now.embedding.detach()
         new, reused = self.masks.shares(now.to_come)
-        is_open = units_within(model, embedding, allowed, use.in_use, new, reused, min_units=self.masks.min_units)
+        is_open = units_within(
+            _sizes(model), embedding, allowed, use.in_use, new, reused, min_units=self.masks.min_units
+        )
         # Far enough from 0 for a gate of 0 or 1, and still of the task's own values: an audit could not tell tasks
         # apart by two constants.
         size = embedding.abs() + 40 / self.masks.s_max
@@ -276,7 +306,8 @@ class HATPlugin(TaskMaskPlugin):
     def before_backward(self, strategy: Any, **kwargs: Any) -> None:
         """Add ``λ·R`` to the loss's value; its gradient is added behind the backward pass, where it is a constant."""
         now: HATTask = self.in_training
-        now.statistics.see(strategy.mb_x, strategy.mb_task_id)
+        if now.statistics.norms:
+            now.statistics.see(strategy.mb_x, strategy.mb_task_id)
         if now.regulariser.weight:
             now.losses.add(strategy.loss.detach())
             strategy.loss.detach().add_(now.regulariser(now.gate))
@@ -299,11 +330,15 @@ class HATPlugin(TaskMaskPlugin):
         """Take back what is held, step the embedding, keep it within its bounds and its layers open."""
         now: HATTask = self.in_training
         model = self.model_of(strategy)
-        clear_faint(strategy.optimizer, strategy.clock.train_exp_iterations)
+        flush_denormals(strategy.optimizer, strategy.clock.train_exp_iterations)
         self.hold_back(model)
         if not now.fixed:
             now.step_embedding()
             now.embedding.clamp_(now.lowest, now.highest)
+
+
+def _sizes(model: MaskedModel) -> list[int]:
+    return [layer.units for layer in model.graph.layers.values()]
 
 
 def isolation_of(given: Isolation | IsolationChoice) -> Isolation | None:

@@ -16,13 +16,11 @@ from avalanche_amnesia.optimizer_traits import traits_of
 from avalanche_amnesia.saving.encoding import checked
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.training.adjuster import Adjuster
-from avalanche_amnesia.training.diverged import what_diverged
 from avalanche_amnesia.training.hat_formulas import LayerSparsity
 from avalanche_amnesia.training.host.listening import sees_final_gradients
 from avalanche_amnesia.training.host.rollback import abort_training, begin_finishing, finish, go_back, is_last_to_finish
-from avalanche_amnesia.training.host.samples import fault_of_task
-from avalanche_amnesia.training.mask_warnings import MaskWarning, near_chance
 from avalanche_amnesia.training.resting_parameters import end_rest, groups_by_name, let_rest
+from avalanche_amnesia.training.task_faults import MaskWarning, fault_of_task, near_chance, what_diverged
 from avalanche_amnesia.training.task_in_training import TaskInTraining, TaskSnapshot
 from avalanche_amnesia.training.update_rules import AdjustmentRule, TaskUse
 from avalanche_amnesia.unit_graph.findings import ModelError

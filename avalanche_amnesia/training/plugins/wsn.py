@@ -14,7 +14,7 @@ from avalanche_amnesia.models.weight_masks.subnet import SubnetModel
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.training.holdout import Holdout
 from avalanche_amnesia.training.host.lookup import unlearning_of
-from avalanche_amnesia.training.optimizers import BareAdam, BareStep, clear_faint
+from avalanche_amnesia.training.optimizers import BareAdam, BareStep, flush_denormals
 from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin, single_task
 from avalanche_amnesia.training.scored_weights import ScoredWeights
 from avalanche_amnesia.training.task_in_training import TaskInTraining
@@ -206,6 +206,6 @@ class SubnetPlugin(TaskMaskPlugin):
     def after_update(self, strategy: Any, **kwargs: Any) -> None:
         """Take back what earlier tasks use, step the scores."""
         now: SubnetTask = self.in_training
-        clear_faint(strategy.optimizer, strategy.clock.train_exp_iterations)
+        flush_denormals(strategy.optimizer, strategy.clock.train_exp_iterations)
         self.hold_back(self.model_of(strategy))
         now.step_scores()

@@ -11,7 +11,7 @@ from torch import nn
 
 from avalanche_amnesia.benchmarks import PermutedDigits, with_unlearning
 from avalanche_amnesia.benchmarks.data import task_data
-from avalanche_amnesia.training import task_samples
+from avalanche_amnesia.training import task_faults
 from avalanche_amnesia.training.host import find_plugin
 from avalanche_amnesia.training.plugins import CounterfactualPlugin, UnlearningPlugin, counterfactual
 
@@ -171,7 +171,7 @@ def test_an_unlearning_runs_nothing_through_the_network(monkeypatch):
 
 def test_samples_take_no_more_memory_than_they_may(monkeypatch):
     strategy, used = amnesiac(train_epochs=1), []
-    monkeypatch.setattr(task_samples, "_MOST_BYTES", 100 * 64 * 4)  # a hundred digits
+    monkeypatch.setattr(task_faults, "_MOST_BYTES", 100 * 64 * 4)  # a hundred digits
 
     class Spied(counterfactual.CounterfactualFeatures):
         def __init__(self, model, task, x, mb_size):
