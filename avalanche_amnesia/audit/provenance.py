@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from avalanche_amnesia.audit.record import Provenance
 from avalanche_amnesia.saving.strategy_settings import settings_of
+from avalanche_amnesia.strategy import Strategy
 
 
-def provenance_of(strategy: Any, data: Mapping[int, str]) -> Provenance:
+def provenance_of(strategy: Strategy, data: Mapping[int, str]) -> Provenance:
     """Origin of a strategy's model, as a record states it."""
     seeding = next((plugin for plugin in strategy.plugins if getattr(plugin, "seeds_tasks", False)), None)
     return Provenance(

@@ -19,6 +19,7 @@ from avalanche_amnesia.evaluation.probes import unlearning_of
 from avalanche_amnesia.evaluation.references import References
 from avalanche_amnesia.models.modes import evaluating
 from avalanche_amnesia.saving.encoding import checked
+from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.unlearning.logistic import FitError, fit_head
 
 Control = Literal["heads", "reference"]
@@ -86,16 +87,16 @@ class AccuracyDifference(CallbackMetric):
         """Take back what :meth:`state` returned."""
         self.accuracies, self.differences = checked(state, accuracies=dict, differences=dict)
 
-    def before_training_exp(self, strategy: Any) -> None:
+    def before_training_exp(self, strategy: Strategy) -> None:
         """Check that what is trained is what the references are trained on."""
         self.references.check(strategy.experience)
 
-    def before_eval(self, strategy: Any) -> None:
+    def before_eval(self, strategy: Strategy) -> None:
         """Begin to count."""
         self.references.check_labels(unlearning_of(strategy).history.data)
         self.reset()
 
-    def after_eval_iteration(self, strategy: Any) -> None:
+    def after_eval_iteration(self, strategy: Strategy) -> None:
         """Count what the main model and those beside it get right of this mini-batch."""
         plugin = unlearning_of(strategy)
         task = int(strategy.experience.task_label)
@@ -118,7 +119,7 @@ class AccuracyDifference(CallbackMetric):
             right[task] = right.get(task, 0) + int((torch.argmax(output, 1) == strategy.mb_y).sum())
         self._seen[task] = self._seen.get(task, 0) + len(strategy.mb_y)
 
-    def after_eval(self, strategy: Any) -> list[MetricValue] | None:
+    def after_eval(self, strategy: Strategy) -> list[MetricValue] | None:
         """The differences per task, and the means."""
         self._heads = {}  # fitted to features of tasks that may be unlearned next
         self.accuracies = {
@@ -147,7 +148,7 @@ class AccuracyDifference(CallbackMetric):
         head.load_state_dict({"weight": weight, "bias": bias})
         return head
 
-    def reset(self, strategy: Any = None) -> None:
+    def reset(self, strategy: Strategy | None = None) -> None:
         """Forget the counts."""
         self.accuracies, self.differences = {}, {}
         self._right, self._seen, self._heads = {}, {}, {}
@@ -156,7 +157,7 @@ class AccuracyDifference(CallbackMetric):
         return "AccuracyDifference"
 
 
-def _logits(model: nn.Module, strategy: Any) -> Tensor:
+def _logits(model: nn.Module, strategy: Strategy) -> Tensor:
     with evaluating(model):
         logits: Tensor = avalanche_forward(model, strategy.mb_x, strategy.mb_task_id)
     return logits

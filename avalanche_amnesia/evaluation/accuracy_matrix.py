@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 
 from avalanche_amnesia.evaluation.figures import Cell, Picture, Table, matrix_figure
 from avalanche_amnesia.saving.encoding import checked
+from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.lookup import unlearning_of
 from avalanche_amnesia.training.host.rollback import is_finishing
 
@@ -120,20 +121,20 @@ class AccuracyMatrix(PluginMetric):
         """Take back what :meth:`state` returned."""
         self.rows, self.names, self._stands_at = checked(state, rows=list, names=list, stands_at=list)
 
-    def before_training(self, strategy: Any) -> None:
+    def before_training(self, strategy: Strategy) -> None:
         """Look at no evaluation in the middle of a training."""
         self._trains = True
 
-    def after_training(self, strategy: Any) -> None:
+    def after_training(self, strategy: Strategy) -> None:
         """Look at evaluations again."""
         self._trains = False
 
-    def before_eval(self, strategy: Any) -> None:
+    def before_eval(self, strategy: Strategy) -> None:
         """Begin a row."""
         self._right.clear()
         self._seen.clear()
 
-    def after_eval_iteration(self, strategy: Any) -> None:
+    def after_eval_iteration(self, strategy: Strategy) -> None:
         """Count right answers of a mini-batch, by task."""
         stream = getattr(strategy.experience, "origin_stream", None)
         if getattr(stream, "name", None) == "train":
@@ -144,7 +145,7 @@ class AccuracyMatrix(PluginMetric):
             self._right[task] += int((right & of_task).sum())
             self._seen[task] += int(of_task.sum())
 
-    def after_eval(self, strategy: Any) -> list[MetricValue] | None:
+    def after_eval(self, strategy: Strategy) -> list[MetricValue] | None:
         """End the row; None where nothing was evaluated, or in the middle of a training."""
         if not self._seen or self._in_the_middle(strategy):
             return None
@@ -170,18 +171,18 @@ class AccuracyMatrix(PluginMetric):
         rows = [(name, *(row.get(t) for t in tasks)) for name, row in zip(self.names, self.rows, strict=True)]
         return Table(("after", *(f"task {task}" for task in tasks)), tuple(rows))
 
-    def _in_the_middle(self, strategy: Any) -> bool:
+    def _in_the_middle(self, strategy: Strategy) -> bool:
         """Tell whether a task is in training; a strategy that can give an interrupted one up says so itself."""
         holder = unlearning_of(strategy) or strategy.model
         if hasattr(holder, "current_task"):
             return holder.current_task is not None or is_finishing(strategy)
         return self._trains
 
-    def result(self, strategy: Any = None) -> list[dict[int, float]]:
+    def result(self, strategy: Strategy | None = None) -> list[dict[int, float]]:
         """The rows."""
         return self.rows
 
-    def reset(self, strategy: Any = None) -> None:
+    def reset(self, strategy: Strategy | None = None) -> None:
         """Forget all rows."""
         self.rows, self.names, self._stands_at = [], [], []
 
@@ -189,7 +190,7 @@ class AccuracyMatrix(PluginMetric):
         return "AccuracyMatrix"
 
 
-def _moment(strategy: Any) -> tuple[int, int]:
+def _moment(strategy: Strategy) -> tuple[int, int]:
     """Trainings and unlearnings finished so far."""
     plugin = unlearning_of(strategy)
     if plugin is not None:
@@ -198,7 +199,7 @@ def _moment(strategy: Any) -> tuple[int, int]:
     return (strategy.clock.train_exp_counter if masks is None else len(masks)), 0
 
 
-def _name(strategy: Any, before: tuple[int, int]) -> str:
+def _name(strategy: Strategy, before: tuple[int, int]) -> str:
     """Name of a row: the trainings and unlearnings since a moment."""
     trainings, unlearnings = _moment(strategy)
     plugin = unlearning_of(strategy)

@@ -10,12 +10,13 @@ from avalanche_amnesia.evaluation.event_metric import CallbackMetric, EventMetri
 from avalanche_amnesia.evaluation.figures import Picture, capacity_figure
 from avalanche_amnesia.evaluation.heatmap import layer_masks, layers_figure
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
+from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.lookup import find_plugin, unlearning_of
 from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 
 
-def network_capacity(strategy: Any) -> float | None:
+def network_capacity(strategy: Strategy) -> float | None:
     """Mean adjustment rate over all backbone parameters that a next task would meet: 1 all free, 0 full.
 
     AdaHAT's network capacity (Wang et al., ECML-PKDD 2024): with AdaHAT's rule the rate of a parameter is
@@ -28,7 +29,7 @@ def network_capacity(strategy: Any) -> float | None:
     return masking.rule.capacity(masking.task_use(strategy.model))
 
 
-def trajectory_bytes(strategy: Any) -> int | None:
+def trajectory_bytes(strategy: Strategy) -> int | None:
     """Bytes that the recorded trajectory takes; None where none is recorded."""
     recorder = find_plugin(strategy, TrajectoryPlugin)
     return None if recorder is None else recorder.trajectory.nbytes()
@@ -51,16 +52,16 @@ class Capacity(EventMetric):
         self._before: float | None = None
         self._events: list[tuple[str, float, int, bool]] = []
 
-    def after_training_exp(self, strategy: Any) -> list[MetricValue]:
+    def after_training_exp(self, strategy: Strategy) -> list[MetricValue]:
         """Values once a task is trained."""
         return self.emit(strategy, self._noted(strategy, f"task {strategy.experience.task_label}", False))
 
-    def before_unlearning(self, strategy: Any) -> list[MetricValue]:
+    def before_unlearning(self, strategy: Strategy) -> list[MetricValue]:
         """Capacity with the tasks that are about to go."""
         self._before = network_capacity(strategy)
         return self.emit(strategy, {"CapacityBefore": self._before})
 
-    def after_unlearning(self, strategy: Any) -> list[MetricValue]:
+    def after_unlearning(self, strategy: Strategy) -> list[MetricValue]:
         """Values once tasks are unlearned, and the capacity that came back."""
         plan = getattr(unlearning_of(strategy), "current", None)
         gone = () if plan is None else plan.tasks
@@ -69,7 +70,7 @@ class Capacity(EventMetric):
             named["CapacityReturned"] = named["Capacity"] - self._before
         return self.emit(strategy, named)
 
-    def named(self, strategy: Any) -> dict[str, Any]:
+    def named(self, strategy: Strategy) -> dict[str, Any]:
         """Name → value, as the strategy stands; without pictures."""
         named: dict[str, Any] = {"Capacity": network_capacity(strategy), "TrajectoryBytes": trajectory_bytes(strategy)}
         model = strategy.model
@@ -79,7 +80,7 @@ class Capacity(EventMetric):
             named["MaskBits"] = model.mask_bits()
         return named
 
-    def _noted(self, strategy: Any, event: str, requested: bool) -> dict[str, Any]:
+    def _noted(self, strategy: Strategy, event: str, requested: bool) -> dict[str, Any]:
         """Values and pictures at an event, which is one more in the picture of the capacity."""
         named = self.named(strategy)
         if named["Capacity"] is not None:
@@ -90,7 +91,7 @@ class Capacity(EventMetric):
             named["Figure/Capacity"] = Picture(capacity_figure, *zip(*self._events, strict=True))
         return named
 
-    def reset(self, strategy: Any = None) -> None:
+    def reset(self, strategy: Strategy | None = None) -> None:
         """Forget the events so far."""
         self._events = []
 
@@ -113,7 +114,7 @@ class StepCapacity(CallbackMetric):
     axis = "iteration"
     """Axis along which a logger draws it."""
 
-    def after_training_iteration(self, strategy: Any) -> MetricValue | None:
+    def after_training_iteration(self, strategy: Strategy) -> MetricValue | None:
         """The value of this step."""
         masking = find_plugin(strategy, TaskMaskPlugin)
         if masking is None:

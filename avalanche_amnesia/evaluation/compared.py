@@ -14,6 +14,7 @@ from avalanche_amnesia import checks
 from avalanche_amnesia.benchmarks.data import task_data
 from avalanche_amnesia.evaluation.probes import ProbingMetric, unlearning_of
 from avalanche_amnesia.evaluation.references import References
+from avalanche_amnesia.strategy import Strategy
 
 
 class ReferenceMetric(ProbingMetric):
@@ -31,12 +32,12 @@ class ReferenceMetric(ProbingMetric):
         super().__init__()
         self.references = references
 
-    def before_training_exp(self, strategy: Any) -> None:
+    def before_training_exp(self, strategy: Strategy) -> None:
         """Check that what is trained is what the references are trained on."""
         if self.references is not None:
             self.references.check(strategy.experience)
 
-    def values(self, strategy: Any, unlearned: Sequence[int], remaining: Sequence[int]) -> list[MetricValue]:
+    def values(self, strategy: Strategy, unlearned: Sequence[int], remaining: Sequence[int]) -> list[MetricValue]:
         """The main model's numbers, then those of the others."""
         if self.references is not None:
             self.references.check_labels(unlearning_of(strategy).history.data)
@@ -66,7 +67,7 @@ class ReferenceMetric(ProbingMetric):
             remaining: tasks that both models have.
         """
 
-    def derived(self, strategy: Any, read: dict[str, dict[int, float]]) -> list[MetricValue]:
+    def derived(self, strategy: Strategy, read: dict[str, dict[int, float]]) -> list[MetricValue]:
         """Further values, from all that was read: suffix → task → number."""
         return []
 

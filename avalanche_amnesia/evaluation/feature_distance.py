@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from avalanche.evaluation.metric_results import MetricValue
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from avalanche_amnesia.evaluation.compared import ReferenceMetric
 from avalanche_amnesia.evaluation.functional import cka_distance, cosine_distance, euclidean_distance, floor_ratio
 from avalanche_amnesia.evaluation.probes import ProbeKind
 from avalanche_amnesia.evaluation.references import References
+from avalanche_amnesia.strategy import Strategy
 
 Floor = Literal["order", "seed"]
 Scope = Literal["unlearned", "remaining", "all"]
@@ -93,7 +94,7 @@ class FeatureDistance(ReferenceMetric):
         ours, theirs = (self.probed_features(each, main, x, task, remaining, self.probe) for each in both)
         return None if ours is None or theirs is None else self.distance(ours, theirs)
 
-    def derived(self, strategy: Any, read: dict[str, dict[int, float]]) -> list[MetricValue]:
+    def derived(self, strategy: Strategy, read: dict[str, dict[int, float]]) -> list[MetricValue]:
         """How often the order floor goes in; another seed's floor is wider, and would flatter."""
         by_task, floors = read[""], read.get("_floor_order")
         if floors is None:

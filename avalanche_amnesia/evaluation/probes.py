@@ -23,6 +23,7 @@ from avalanche_amnesia.models.multi_head import MultiHeadModel
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.models.task_norm import TaskNormModel
 from avalanche_amnesia.saving.encoding import checked
+from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.lookup import find_plugin
 from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
 
@@ -67,12 +68,12 @@ class ProbingMetric(CallbackMetric, ABC):
         """Take back what :meth:`state` returned; heads and norms are made once the model is known."""
         self._loaded = dict(state)
 
-    def after_loading(self, strategy: Any) -> None:
+    def after_loading(self, strategy: Strategy) -> None:
         """Make heads and norms like those that the model's own tasks have."""
         self.probes = {task: Probe.from_state(held, strategy.model) for task, held in self._loaded.items()}
         self._loaded = {}
 
-    def before_unlearning(self, strategy: Any) -> None:
+    def before_unlearning(self, strategy: Strategy) -> None:
         """Copy the mask and head of the tasks that are about to go, if that is allowed."""
         plugin = unlearning_of(strategy)
         assert plugin.current is not None
@@ -80,16 +81,16 @@ class ProbingMetric(CallbackMetric, ABC):
             self.probes.pop(task, None)
         self._taken = {task: take_probe(strategy.model, task) for task in plugin.current.tasks if plugin.keeps_probes}
 
-    def after_unlearning(self, strategy: Any) -> None:
+    def after_unlearning(self, strategy: Strategy) -> None:
         """Keep what was taken, now that the tasks are gone."""
         self.probes |= self._taken
         self._taken = {}
 
-    def after_training_exp(self, strategy: Any) -> None:
+    def after_training_exp(self, strategy: Strategy) -> None:
         """A task that is learned again is a new task: the old one's probe goes."""
         self.probes.pop(int(strategy.experience.task_label), None)
 
-    def after_eval(self, strategy: Any) -> list[MetricValue] | None:
+    def after_eval(self, strategy: Strategy) -> list[MetricValue] | None:
         """The metric's values; None in the middle of a task, and while nothing has been unlearned."""
         plugin = unlearning_of(strategy)
         if plugin.current_task is not None or not plugin.ledger.unlearned:
@@ -97,7 +98,7 @@ class ProbingMetric(CallbackMetric, ABC):
         return self.values(strategy, plugin.ledger.unlearned, plugin.ledger.remaining)
 
     @abstractmethod
-    def values(self, strategy: Any, unlearned: Sequence[int], remaining: Sequence[int]) -> list[MetricValue]:
+    def values(self, strategy: Strategy, unlearned: Sequence[int], remaining: Sequence[int]) -> list[MetricValue]:
         """Values to emit."""
 
     def probed_features(
@@ -146,12 +147,12 @@ class ProbingMetric(CallbackMetric, ABC):
             logits: Tensor = probe.head.cpu()(features)
         return logits
 
-    def emit_coverage(self, strategy: Any, by_task: dict[int, float]) -> MetricValue:
+    def emit_coverage(self, strategy: Strategy, by_task: dict[int, float]) -> MetricValue:
         """Emit how many unlearned tasks the metric's mean covers: those without a kept probe are left out."""
         name = get_metric_name(f"{self}_tasks", strategy, add_task=False)
         return MetricValue(self, name, len(by_task), strategy.clock.train_iterations)
 
-    def reset(self, strategy: Any = None) -> None:
+    def reset(self, strategy: Strategy | None = None) -> None:
         """Drop all probes."""
         self.probes.clear()
 
@@ -195,7 +196,7 @@ def take_probe(model: nn.Module, task: int) -> Probe:
     return Probe(mask, head, deepcopy(parts))
 
 
-def unlearning_of(strategy: Any) -> UnlearningPlugin:
+def unlearning_of(strategy: Strategy) -> UnlearningPlugin:
     """The strategy's UnlearningPlugin."""
     plugin = find_plugin(strategy, UnlearningPlugin)
     if plugin is None:

@@ -23,6 +23,7 @@ from avalanche_amnesia.evaluation.retraining import Retraining, Store, Workers
 from avalanche_amnesia.evaluation.same_data import difference_of_data
 from avalanche_amnesia.isolation.pools import CapacityWarning, Pools
 from avalanche_amnesia.seeding import derive_seed, preserved_rng
+from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.lookup import find_plugin
 from avalanche_amnesia.training.plugins.hat import HATPlugin
 from avalanche_amnesia.training.plugins.seeding import SeedingPlugin
@@ -348,7 +349,7 @@ class References:
         return strategy
 
 
-def _deals_slots(strategy: Any) -> bool:
+def _deals_slots(strategy: Strategy) -> bool:
     isolation = getattr(find_plugin(strategy, HATPlugin), "isolation", None)
     return isinstance(isolation, Pools) and isinstance(isolation.slots, Mapping)
 
@@ -370,7 +371,7 @@ def _check_maker(make_strategy: object) -> None:
         raise ReferencesError(f"make_strategy can't be called with evaluator=… ({error}): {wanted}") from error
 
 
-def _reseed(strategy: Any, seeding: SeedingPlugin, seed: int) -> None:
+def _reseed(strategy: Strategy, seeding: SeedingPlugin, seed: int) -> None:
     """Draw everything of a fresh strategy again from another seed."""
     torch.manual_seed(seed)
     for module in strategy.model.modules():

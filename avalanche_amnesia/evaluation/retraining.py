@@ -10,13 +10,14 @@ from time import perf_counter
 from typing import Any, Protocol
 
 from avalanche_amnesia.saving.files import StateError, read_state, write_state
+from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.saving import encoded_state, give_state
 
 
 class Store(Protocol):
     """Where runs keep their states: :class:`avalanche_amnesia.lab.runs.RunStore`."""
 
-    def run(self, strategy: Any) -> Any:
+    def run(self, strategy: Strategy) -> Any:
         """A run that begins with a strategy as it was built, and does what a :class:`Retraining` does."""
 
 
@@ -33,7 +34,7 @@ class Workers(Protocol):
 class Retraining:
     """A run of its own, without a store: its states lie in a temporary folder."""
 
-    def __init__(self, strategy: Any) -> None:
+    def __init__(self, strategy: Strategy) -> None:
         self._strategy = strategy
         self._folder = tempfile.TemporaryDirectory(prefix="amnesia-references-", ignore_cleanup_errors=True)
         self._tensors = Path(self._folder.name) / "tensors"  # which states share

@@ -12,6 +12,7 @@ from avalanche_amnesia.benchmarks.data import task_data
 from avalanche_amnesia.evaluation.compared import ComparedMetric
 from avalanche_amnesia.evaluation.functional import accuracy
 from avalanche_amnesia.evaluation.references import References
+from avalanche_amnesia.strategy import Strategy
 
 
 class UnlearnedAccuracy(ComparedMetric):
@@ -41,7 +42,7 @@ class UnlearnedAccuracy(ComparedMetric):
         logits = self.probed_logits(model, x, task)
         return None if logits is None else accuracy(logits, y)
 
-    def derived(self, strategy: Any, read: dict[str, dict[int, float]]) -> list[MetricValue]:
+    def derived(self, strategy: Strategy, read: dict[str, dict[int, float]]) -> list[MetricValue]:
         """Chance on the tasks that were read."""
         chances = {task: 1 / len(self.test_experiences[task].classes_in_this_experience) for task in read[""]}
         return self.emit_by_task(strategy, f"{self}_chance", chances)

@@ -21,6 +21,7 @@ from avalanche_amnesia.ledger import TaskLedger
 from avalanche_amnesia.models.allocation import UnitAllocation
 from avalanche_amnesia.models.masked import MaskedModel
 from avalanche_amnesia.optimizer_traits import traits_of
+from avalanche_amnesia.strategy import Strategy
 
 WhenFull = Literal["error", "share"]
 
@@ -80,7 +81,7 @@ class Pools:
         stream = list(benchmark.train_stream)
         return cls(planned_slots(stream, departures(stream)), when_full)
 
-    def allocate(self, strategy: Any, model: MaskedModel, task: int, min_units: int) -> UnitAllocation:
+    def allocate(self, strategy: Strategy, model: MaskedModel, task: int, min_units: int) -> UnitAllocation:
         """Units of a task whose training begins: those of its slot, and those that it may read.
 
         Args:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from avalanche_amnesia.strategy import Strategy
+
 ITERATION = "iteration"
 """Training iterations so far (the strategy's clock)."""
 TASK = "task"
@@ -37,7 +39,7 @@ def axis_of(name: str, callback: str | None, origin: object = None) -> str:
     return TASK if "_eval" in callback else ITERATION
 
 
-def ledger_keeper(strategy: Any) -> Any:
+def ledger_keeper(strategy: Strategy) -> Any:
     """The plugin that answers a strategy's requests and keeps its ledger; None where a host has none, or no plugins."""
     plugins = getattr(strategy, "plugins", ())
     return next((plugin for plugin in plugins if getattr(plugin, "answers_requests", False)), None)
@@ -63,7 +65,7 @@ class Position:
         self._ended = False
         self._epochs_over = False
 
-    def hear(self, callback: str, strategy: Any) -> None:
+    def hear(self, callback: str, strategy: Strategy) -> None:
         """Move on at a callback; Avalanche's own counter of trainings moves after its loggers are called."""
         clock = getattr(strategy, "clock", None)
         if clock is not None:
@@ -88,7 +90,7 @@ class Position:
         if callback == "after_unlearning":
             self.event += 1
 
-    def _follow(self, strategy: Any) -> None:
+    def _follow(self, strategy: Strategy) -> None:
         """Take over what the strategy knows of its trainings: it may have been loaded, or have given a task up."""
         plugin = ledger_keeper(strategy)
         clock = getattr(strategy, "clock", None)

@@ -20,6 +20,7 @@ from avalanche_amnesia.evaluation.figures import Picture
 from avalanche_amnesia.logging.axes import AXES, EVENT, ITERATION, TASK, Position, axis_of, ledger_keeper
 from avalanche_amnesia.logging.event_table import EventTable
 from avalanche_amnesia.logging.payloads import SUPPORTED, Payload, flattened, payload_of
+from avalanche_amnesia.strategy import Strategy
 
 DEFAULT_PROJECT = "avalanche-amnesia"
 EVENTS = "Events"
@@ -177,7 +178,7 @@ class RunLogger(BaseLogger, ABC):
             return partial(self._on_callback, name)
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
-    def _on_callback(self, callback: str, strategy: Any, metric_values: object = None, **kwargs: Any) -> None:
+    def _on_callback(self, callback: str, strategy: Strategy, metric_values: object = None, **kwargs: Any) -> None:
         if self._finished:
             return
         events = self._position.event
@@ -191,7 +192,7 @@ class RunLogger(BaseLogger, ABC):
         elif callback == "after_eval":
             self.log_events()
 
-    def _describe(self, strategy: Any) -> None:
+    def _describe(self, strategy: Strategy) -> None:
         """Give the run the strategy's settings and, where it has none, its name."""
         if self._described or not hasattr(strategy, "optimizer"):  # some other host: nothing is known of it
             return
@@ -202,7 +203,7 @@ class RunLogger(BaseLogger, ABC):
         name = origin["method"] + ("" if origin["seed"] is None else f", seed {origin['seed']}")
         writer.describe(origin, None if self._named else name)
 
-    def _begin_event(self, callback: str, strategy: Any) -> None:
+    def _begin_event(self, callback: str, strategy: Strategy) -> None:
         """Begin the row of an event; a task's end is heard before the ledger is told of it."""
         at, plugin = self._position, ledger_keeper(strategy)
         if callback == "after_unlearning":
@@ -213,7 +214,7 @@ class RunLogger(BaseLogger, ABC):
             remaining = tuple(dict.fromkeys((*plugin.ledger.remaining, at.task)))
         self._events.trained(at.event, at.task, remaining)
 
-    def _unlearned(self, strategy: Any) -> None:
+    def _unlearned(self, strategy: Strategy) -> None:
         """Keep the record of an unlearning, and take the tasks that are gone out of the summary."""
         plugin = ledger_keeper(strategy)
         if plugin is not None and plugin.records:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from torch import Tensor
 
 from avalanche_amnesia.models.masked import MaskedModel
+from avalanche_amnesia.strategy import Strategy
 
 
 @dataclass(frozen=True)
@@ -45,5 +46,5 @@ class UnitAllocation:
 class Isolation(Protocol):
     """Allocation of units to tasks, which a strategy is given as ``isolation=``."""
 
-    def allocate(self, strategy: Any, model: MaskedModel, task: int, min_units: int) -> UnitAllocation:
+    def allocate(self, strategy: Strategy, model: MaskedModel, task: int, min_units: int) -> UnitAllocation:
         """Units of a task whose training begins, at least ``min_units`` of its own in every layer."""

@@ -20,6 +20,8 @@ from avalanche.training.templates.base_sgd import PeriodicEval
 from torch import nn
 from torch.optim import Optimizer
 
+from avalanche_amnesia.strategy import Strategy
+
 OF_THE_HOST = (EvaluationPlugin, PeriodicEval, Clock)
 """Avalanche's plugins that count and report, and take no part in a training."""
 _PLAIN = (bool, int, float, str, type(None))
@@ -30,14 +32,14 @@ _SIMPLE = (*_PLAIN, *_FUNCTIONS, torch.dtype, Path, Enum, Optimizer)
 _OF_EVALUATION = frozenset({"eval_mb_size", "eval_every", "peval_mode"})
 
 
-def learning_settings(strategy: Any, plugins: Iterable[Any] | None = None) -> dict[str, dict[str, Any]]:
+def learning_settings(strategy: Strategy, plugins: Iterable[Any] | None = None) -> dict[str, dict[str, Any]]:
     """Settings but those of evaluations, with which a run may go on differently; as :func:`settings_of`."""
     learning = [p for p in (strategy.plugins if plugins is None else plugins) if not isinstance(p, OF_THE_HOST)]
     found = settings_of(strategy, learning)
     return {of: {n: value for n, value in own.items() if n not in _OF_EVALUATION} for of, own in found.items()}
 
 
-def settings_of(strategy: Any, plugins: Iterable[Any] | None = None) -> dict[str, dict[str, Any]]:
+def settings_of(strategy: Strategy, plugins: Iterable[Any] | None = None) -> dict[str, dict[str, Any]]:
     """Settings by class: of a strategy, its optimizer, and all of its plugins or those given.
 
     A setting is an attribute with the name of an argument of the class's constructor, or one that holds options (a

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,6 +11,7 @@ from torch import Tensor
 from avalanche_amnesia.models.masked import SHARED_HEAD, MaskedModel
 from avalanche_amnesia.models.modes import evaluating
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
+from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.task_faults import training_samples
 from avalanche_amnesia.unlearning.logistic import FitError, fit_correction, fit_head
 
@@ -88,7 +88,7 @@ def _own_columns(model: MaskedModel, task: int, gone: Collection[int]) -> Tensor
 
 
 @torch.no_grad()
-def fit_trained_head(strategy: Any, task: int, seed: int) -> str | None:
+def fit_trained_head(strategy: Strategy, task: int, seed: int) -> str | None:
     """Fit the head of a task whose mask has just been kept, in the place of the one that was trained under its gate."""
     model: TaskMaskedModel = strategy.model
     x, labels = training_samples(strategy, MOST_SAMPLES, seed)

@@ -11,13 +11,14 @@ from torch.utils.data import DataLoader
 
 from avalanche_amnesia.models.task_labels import OneTask
 from avalanche_amnesia.seeding import derive_seed
+from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.plugins.in_memory_loader import TensorBatches
 
 
 class Holdout:
     """The validation part of one task's training data."""
 
-    def __init__(self, strategy: Any, share: float, seed: int, task: int) -> None:
+    def __init__(self, strategy: Strategy, share: float, seed: int, task: int) -> None:
         whole = strategy.adapted_dataset
         n = len(whole)
         held = min(max(1, round(share * n)), n - 1)
@@ -33,7 +34,7 @@ class Holdout:
         tensors = getattr(experience, "tensors", None)
         return None if tensors is None or len(tensors[0]) != self.n_whole else tensors
 
-    def replace_loader(self, strategy: Any, shuffle: bool, drop_last: bool) -> None:
+    def replace_loader(self, strategy: Strategy, shuffle: bool, drop_last: bool) -> None:
         """Let the strategy train on whole mini-batches of the rest by indexing, where the data is in memory."""
         tensors = self.in_memory(strategy.experience)
         if tensors is not None:
@@ -43,7 +44,7 @@ class Holdout:
             )
 
     @torch.no_grad()
-    def score(self, strategy: Any) -> tuple[float, float]:
+    def score(self, strategy: Strategy) -> tuple[float, float]:
         """Accuracy and negative loss on the held out data, in evaluation mode: larger is better, in this order."""
         model, was = strategy.model, strategy.model.training
         model.eval()
@@ -56,7 +57,7 @@ class Holdout:
         model.train(was)
         return right / n, -loss / n
 
-    def _batches(self, strategy: Any) -> Any:
+    def _batches(self, strategy: Strategy) -> Any:
         tensors = self.in_memory(strategy.experience)
         size = max(strategy.eval_mb_size, 1)
         if tensors is None:  # a generator of its own takes the draw that a loader makes for its workers

@@ -13,6 +13,7 @@ from avalanche_amnesia.models.masked import MaskedModel
 from avalanche_amnesia.models.modes import evaluating
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.seeding import preserved_rng
+from avalanche_amnesia.strategy import Strategy
 
 _MOST_SAMPLES = 256
 _NEAR_CHANCE = 0.1
@@ -80,7 +81,7 @@ def fault_of_shape(x: Tensor, model: nn.Module, error: Exception) -> str | None:
     return f"the model can't run on its samples of shape {given[0]}, {given[1]} ({error}); they need {made}"
 
 
-def training_samples(strategy: Any, most: int, seed: int) -> tuple[Tensor, Tensor]:
+def training_samples(strategy: Strategy, most: int, seed: int) -> tuple[Tensor, Tensor]:
     """Samples ``(n, …)`` of the task that a strategy has just trained, and their labels ``(n,)``."""
     experience = strategy.experience
     index = torch.randperm(len(experience.dataset), generator=torch.Generator().manual_seed(seed))[:most]
@@ -123,7 +124,7 @@ class MaskWarning(RuntimeWarning):
     """A task's mask, or what it leaves for others, is probably not what was wanted; once each in a run."""
 
 
-def near_chance(model: TaskMaskedModel, strategy: Any, task: int, seed: int) -> str | None:
+def near_chance(model: TaskMaskedModel, strategy: Strategy, task: int, seed: int) -> str | None:
     """Warning for a task whose training samples are classified hardly better than by its most frequent class."""
     try:
         hits, labels = _hits(model, strategy, task, seed)
@@ -140,7 +141,7 @@ def near_chance(model: TaskMaskedModel, strategy: Any, task: int, seed: int) -> 
     )
 
 
-def _hits(model: TaskMaskedModel, strategy: Any, task: int, seed: int) -> tuple[Tensor, Tensor]:
+def _hits(model: TaskMaskedModel, strategy: Strategy, task: int, seed: int) -> tuple[Tensor, Tensor]:
     with preserved_rng():
         x, labels = training_samples(strategy, _MOST_SAMPLES, seed)
     like = next(p for p in model.parameters() if p.is_floating_point())

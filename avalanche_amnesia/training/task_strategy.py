@@ -21,6 +21,7 @@ from avalanche_amnesia.models.multi_head import MultiHeadModel
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.models.tensors import parameters_of
 from avalanche_amnesia.seeding import preserved_rng
+from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.arguments import (
     OwnArguments,
     PeriodicMode,
@@ -64,10 +65,10 @@ class StrategyOptions(TypedDict, total=False):
 class TaskPlugin(SupervisedPlugin):
     """The host's events of a plugin, and those of an unlearning; a plugin need not be one, and may have any of them."""
 
-    def before_unlearning(self, strategy: Any) -> Any:
+    def before_unlearning(self, strategy: Strategy) -> Any:
         """Called before tasks are taken out."""
 
-    def after_unlearning(self, strategy: Any) -> Any:
+    def after_unlearning(self, strategy: Strategy) -> Any:
         """Called once they are, inside what is undone if anything fails."""
 
 

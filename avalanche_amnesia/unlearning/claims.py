@@ -28,6 +28,7 @@ from avalanche_amnesia.object_walk import Parts, memory_of
 from avalanche_amnesia.optimizer_traits import traits_of
 from avalanche_amnesia.saving.encoding import checked, made
 from avalanche_amnesia.saving.strategy_settings import OF_THE_HOST, learning_settings
+from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.transaction import Transaction
 from avalanche_amnesia.unlearning.compensation import compensates
 from avalanche_amnesia.unlearning.context import UnlearningContext
@@ -85,13 +86,13 @@ class Claims:
         state = state_of(model)
         self.changed = self.tampered(state, state_hashes(state))
 
-    def begin(self, strategy: Any, ledger: TaskLedger) -> None:
+    def begin(self, strategy: Strategy, ledger: TaskLedger) -> None:
         """Note the tasks that a training which begins can see, and what its criterion and optimizer hold."""
         if self._criterion is None:
             self._criterion, self._optimizer = _criterion_memory(strategy), _optimizer_memory(strategy)
         self.influences = _seen_by_training(strategy, ledger)
 
-    def first_step(self, strategy: Any, task: int) -> None:
+    def first_step(self, strategy: Strategy, task: int) -> None:
         """Note the circumstances of a training, which every plugin has set up by its first step."""
         faults = tuple(self._faults(strategy))
         settings, plugins = _training_settings(strategy), _plugin_classes(strategy)
@@ -165,11 +166,11 @@ class Claims:
             )
         return tuple(dict.fromkeys(found))
 
-    def criterion_learned(self, strategy: Any) -> bool:
+    def criterion_learned(self, strategy: Strategy) -> bool:
         """Tell whether the criterion holds anything else by now than before the first training."""
         return self._criterion is not None and _criterion_memory(strategy) != self._criterion
 
-    def _faults(self, strategy: Any) -> list[str]:
+    def _faults(self, strategy: Strategy) -> list[str]:
         """Reasons why a training here is no function of (seed, task) and of what it can see.
 
         A plugin says of itself, by class attributes, that its part is such a function (``repeatable``), that it seeds
@@ -191,7 +192,7 @@ class Claims:
             found.append(f"{type(strategy.optimizer).__name__} keeps state of its own, which no new task resets")
         return found
 
-    def _unlike(self, trained: Mapping[int, Circumstances], strategy: Any) -> list[str]:
+    def _unlike(self, trained: Mapping[int, Circumstances], strategy: Strategy) -> list[str]:
         """Trainings at other settings than the first one, and a host that is not what it was."""
         if self._first is None:
             return []
@@ -220,7 +221,7 @@ def _isolates(model: Any) -> bool:
     return isinstance(model, MultiHeadModel) and model.isolates
 
 
-def _seen_by_training(strategy: Any, ledger: TaskLedger) -> frozenset[int]:
+def _seen_by_training(strategy: Strategy, ledger: TaskLedger) -> frozenset[int]:
     """The remaining tasks that can leave a trace in the task in training, directly or by way of another one."""
     remaining = frozenset(ledger.remaining)
     if _isolates(strategy.model):
@@ -235,7 +236,7 @@ def _seen_by_training(strategy: Any, ledger: TaskLedger) -> frozenset[int]:
 # Circumstances of a training, as values that can be compared --------------------------------------------------------
 
 
-def _training_settings(strategy: Any) -> dict[str, Any]:
+def _training_settings(strategy: Strategy) -> dict[str, Any]:
     """Settings that a training depends on, as they are now: an optimizer's groups may differ from its defaults."""
     groups = strategy.optimizer.param_groups
     now = [{name: repr(value) for name, value in group.items() if name != "params"} for group in groups]
@@ -243,19 +244,19 @@ def _training_settings(strategy: Any) -> dict[str, Any]:
     return {**learning_settings(strategy, learning), "parameter groups": now}
 
 
-def _plugin_classes(strategy: Any) -> tuple[str, ...]:
+def _plugin_classes(strategy: Strategy) -> tuple[str, ...]:
     """Names of the classes of a strategy's plugins, in alphabetical order."""
     kinds = (type(plugin) for plugin in strategy.plugins if not isinstance(plugin, OF_THE_HOST))
     return tuple(sorted(f"{kind.__module__}.{kind.__qualname__}" for kind in kinds))
 
 
-def _criterion_memory(strategy: Any) -> Memory:
+def _criterion_memory(strategy: Strategy) -> Memory:
     """Numbers and tensors that a criterion holds."""
     skip = [strategy, strategy.optimizer, strategy.evaluator, *strategy.plugins]
     return memory_of(strategy._criterion, "criterion", skip, Parts(strategy.model))
 
 
-def _optimizer_memory(strategy: Any) -> Memory:
+def _optimizer_memory(strategy: Strategy) -> Memory:
     """Numbers and tensors that an optimizer keeps beside its state, which a new task does not reset."""
     optimizer = strategy.optimizer
     if traits_of(optimizer).all_in_state:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from avalanche_amnesia.audit.record import RepairSummary
+from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.trajectory.removal import Removal
 from avalanche_amnesia.trajectory.replay import Revisions
 from avalanche_amnesia.trajectory.store import Trajectory
@@ -23,7 +24,7 @@ class Compensation(Protocol):
     It purges itself of the tasks that go, and what it draws derives from (seed, task): a record may be exact beside it.
     """
 
-    def prepare(self, strategy: Any, task: int, unlearnable: Collection[int]) -> None:
+    def prepare(self, strategy: Strategy, task: int, unlearnable: Collection[int]) -> None:
         """Look ahead, when a task has been trained, committed and recorded, and its data is still at hand.
 
         Args:
@@ -58,7 +59,7 @@ class Compensation(Protocol):
 class RevisingCompensation(Compensation, Protocol):
     """A compensation that revises what remaining tasks wrote into the backbone, while a removal is worked out."""
 
-    def begin(self, strategy: Any, task: int, unlearnable: Collection[int]) -> None:
+    def begin(self, strategy: Strategy, task: int, unlearnable: Collection[int]) -> None:
         """Get ready when the training of a task begins; its mask and its head have been made.
 
         Args:

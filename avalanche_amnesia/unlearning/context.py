@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from avalanche_amnesia.audit.record import UnlearningPlan
 from avalanche_amnesia.ledger import TaskLedger
+from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.trajectory.removal import Removal
 from avalanche_amnesia.trajectory.store import Trajectory
 from avalanche_amnesia.unlearning.compensation import Compensation, Repair
@@ -47,7 +47,7 @@ class UnlearningContext:
         plan: what changes, as data.
     """
 
-    strategy: Any
+    strategy: Strategy
     tasks: tuple[int, ...]
     event: str
     ledger: TaskLedger

@@ -14,6 +14,7 @@ from avalanche_amnesia.contrib.shadows.first_use import entries_in_use
 from avalanche_amnesia.models.masked import MaskedModel
 from avalanche_amnesia.models.multi_head import inside_backbone
 from avalanche_amnesia.saving.encoding import checked
+from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.lookup import find_plugin
 from avalanche_amnesia.training.plugins.hat import HATPlugin
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
@@ -71,12 +72,12 @@ class ScaledUpdatesPlugin(SupervisedPlugin):
         rates, alpha = checked(state, rates=dict, alpha=float)
         self.rates, self._alpha = {task: entries_from(of_task) for task, of_task in rates.items()}, alpha
 
-    def before_train_dataset_adaptation(self, strategy: Any, **kwargs: Any) -> None:
+    def before_train_dataset_adaptation(self, strategy: Strategy, **kwargs: Any) -> None:
         """Check the model and the plugins beside it, before anything of the task is made."""
         _surroundings(strategy)
 
     @torch.no_grad()
-    def begin(self, strategy: Any, task: int, unlearnable: Collection[int]) -> None:
+    def begin(self, strategy: Strategy, task: int, unlearnable: Collection[int]) -> None:
         """Remember the rates with which the task is damped."""
         masking, _ = _surroundings(strategy)
         use = masking.task_use(masking.model_of(strategy))
@@ -86,7 +87,7 @@ class ScaledUpdatesPlugin(SupervisedPlugin):
         }
         self._alpha = float(getattr(masking.rule, "alpha", 1.0)) if self.alpha is None else self.alpha
 
-    def prepare(self, strategy: Any, task: int, unlearnable: Collection[int]) -> None:
+    def prepare(self, strategy: Strategy, task: int, unlearnable: Collection[int]) -> None:
         """Keep the rates of the entries that the task moved."""
         _, recorder = _surroundings(strategy)
         moved = inside_backbone(recorder.trajectory.moved(task))
@@ -94,7 +95,7 @@ class ScaledUpdatesPlugin(SupervisedPlugin):
         self.rates[task] = {name: rates for name, rates in kept.items() if len(rates.low)}
         self._damped = {}
 
-    def undo_training(self, strategy: Any) -> None:
+    def undo_training(self, strategy: Strategy) -> None:
         """Drop the rates of a task whose training was interrupted."""
         self._damped = {}
 
@@ -137,7 +138,7 @@ class ScaledUpdatesPlugin(SupervisedPlugin):
         return []
 
 
-def _surroundings(strategy: Any) -> tuple[HATPlugin, TrajectoryPlugin]:
+def _surroundings(strategy: Strategy) -> tuple[HATPlugin, TrajectoryPlugin]:
     masking, recorder = find_plugin(strategy, HATPlugin), find_plugin(strategy, TrajectoryPlugin)
     if masking is None or recorder is None:
         raise ValueError(

@@ -14,6 +14,7 @@ from avalanche_amnesia import checks
 from avalanche_amnesia.contrib.baselines.networks import SideNetworks
 from avalanche_amnesia.contrib.replay_memory import DarkLoss, TaskMemory
 from avalanche_amnesia.seeding import derive_seed, preserved_rng
+from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin, unlearning_by
 from avalanche_amnesia.training.task_strategy import StrategyOptions, TaskStrategy, check_model
@@ -61,7 +62,7 @@ class CLPUPlugin(SupervisedPlugin):
         """Take back what :meth:`state` returned."""
         self.memory.load_state(state)
 
-    def before_backward(self, strategy: Any, **kwargs: Any) -> None:
+    def before_backward(self, strategy: Strategy, **kwargs: Any) -> None:
         """While a permanent task is trained, add DER++'s loss on the samples of those before it."""
         earlier = set(strategy.model.main_tasks) & set(self.memory.samples)
         if earlier and getattr(strategy.experience, "permanent", False):
@@ -69,7 +70,7 @@ class CLPUPlugin(SupervisedPlugin):
 
     # Around an unlearning -------------------------------------------------------------------------------------
 
-    def prepare(self, strategy: Any, task: int, unlearnable: Collection[int]) -> None:
+    def prepare(self, strategy: Strategy, task: int, unlearnable: Collection[int]) -> None:
         """Keep samples of a task that has just been trained; merge the tasks whose deadline has come."""
         # A side network knows its own task alone; main tasks can't be requested.
         self.memory.store(strategy.model, strategy.experience, task, known=[task])
@@ -83,7 +84,7 @@ class CLPUPlugin(SupervisedPlugin):
         """Drop the samples of the tasks that go."""
         return [f"memory: {self.memory.forget(gone, change)} samples of tasks {sorted(gone)} dropped"]
 
-    def merge(self, strategy: Any, unlearnable: Collection[int]) -> None:
+    def merge(self, strategy: Strategy, unlearnable: Collection[int]) -> None:
         """Distil the side networks of tasks that can't be unlearned any more into the main one, and drop them."""
         model = strategy.model
         for task in [t for t in model.tasks if str(t) in model.networks and t not in unlearnable]:
@@ -112,15 +113,16 @@ class CLPUPlugin(SupervisedPlugin):
         model.train(training)
 
     @staticmethod
-    def _forget_parameters(strategy: Any, side: nn.Module) -> None:
+    def _forget_parameters(strategy: Strategy, side: nn.Module) -> None:
         """Drop the side network from the strategy's optimizer."""
         gone = {id(parameter) for parameter in side.parameters()}
         for group in strategy.optimizer.param_groups:
             group["params"] = [p for p in group["params"] if id(p) not in gone]
         for parameter in side.parameters():
             strategy.optimizer.state.pop(parameter, None)
-        for name in [name for name, p in strategy.optimized_param_id.items() if id(p) in gone]:
-            del strategy.optimized_param_id[name]
+        held = strategy.optimized_param_id or {}
+        for name in [name for name, p in held.items() if id(p) in gone]:
+            del held[name]
 
 
 class CLPUDERpp(TaskStrategy):

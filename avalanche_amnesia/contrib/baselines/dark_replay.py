@@ -8,6 +8,7 @@ from avalanche.core import SupervisedPlugin
 
 from avalanche_amnesia import checks
 from avalanche_amnesia.contrib.replay_memory import DarkLoss, TaskMemory
+from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.plugins.task_mask import single_task
 from avalanche_amnesia.transaction import Transaction
 from avalanche_amnesia.unlearning.context import UnlearningContext
@@ -57,13 +58,13 @@ class DarkReplayPlugin(SupervisedPlugin):
         """Take back what :meth:`state` returned."""
         self.memory.load_state(state)
 
-    def before_backward(self, strategy: Any, **kwargs: Any) -> None:
+    def before_backward(self, strategy: Strategy, **kwargs: Any) -> None:
         """Add the loss on memory."""
         if self.memory.samples:
             batch = self.memory.draw(self.memory.samples, self.batch_size or strategy.train_mb_size)
             strategy.loss = strategy.loss + self.loss(strategy.model, batch)
 
-    def after_training_exp(self, strategy: Any, **kwargs: Any) -> None:
+    def after_training_exp(self, strategy: Strategy, **kwargs: Any) -> None:
         """Keep samples of the task."""
         self.memory.store(strategy.model, strategy.experience, single_task(strategy.experience))
 

@@ -15,6 +15,7 @@ from avalanche_amnesia.models.modes import evaluating
 from avalanche_amnesia.models.weight_masks.subnet import SubnetModel
 from avalanche_amnesia.saving.encoding import checked
 from avalanche_amnesia.seeding import derive_seed
+from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
 from avalanche_amnesia.training.plugins.wsn import SubnetPlugin
@@ -71,7 +72,9 @@ class PALLPlugin(SubnetPlugin):
         super().load_state(masks)
         self.memory.load_state(memory)
 
-    def before_training_exp(self, strategy: Any, shuffle: bool = True, drop_last: bool = False, **kwargs: Any) -> None:
+    def before_training_exp(
+        self, strategy: Strategy, shuffle: bool = True, drop_last: bool = False, **kwargs: Any
+    ) -> None:
         """As the base class's, then draw the free weights; those that the task does not take return to ``θ^(0)``."""
         super().before_training_exp(strategy, shuffle, drop_last, **kwargs)
         model = self.model_of(strategy)
@@ -84,7 +87,7 @@ class PALLPlugin(SubnetPlugin):
 
     # As a compensation ----------------------------------------------------------------------------------------
 
-    def prepare(self, strategy: Any, task: int, unlearnable: Collection[int]) -> None:
+    def prepare(self, strategy: Strategy, task: int, unlearnable: Collection[int]) -> None:
         """Keep samples of a task that has just been trained."""
         # As published: logits stay, whoever had a part in them.
         self.memory.store(strategy.model, strategy.experience, task, known=[task])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from avalanche.evaluation.metric_results import MetricValue
 from avalanche.evaluation.metric_utils import get_metric_name
 
@@ -12,6 +10,7 @@ from avalanche_amnesia.audit.record import UnlearningRecord
 from avalanche_amnesia.evaluation.event_metric import CallbackMetric
 from avalanche_amnesia.evaluation.probes import unlearning_of
 from avalanche_amnesia.evaluation.references import References
+from avalanche_amnesia.strategy import Strategy
 
 
 def times_faster(unlearn: float | None, retrain: float | None) -> float | None:
@@ -62,11 +61,11 @@ class UnlearningCost(CallbackMetric):
         """Take back what :meth:`state` returned."""
         self._emitted = int(state)
 
-    def before_training_exp(self, strategy: Any) -> None:
+    def before_training_exp(self, strategy: Strategy) -> None:
         """Check that what is trained is what the references are trained on."""
         self.references.check(strategy.experience)
 
-    def after_eval(self, strategy: Any) -> list[MetricValue] | None:
+    def after_eval(self, strategy: Strategy) -> list[MetricValue] | None:
         """The seconds; None in the middle of a task, and unless something was unlearned since the last time."""
         plugin = unlearning_of(strategy)
         if plugin.current_task is not None or len(plugin.records) <= self._emitted:
@@ -76,7 +75,7 @@ class UnlearningCost(CallbackMetric):
         self._emitted = len(plugin.records)
         return [value for record in new for value in self._of(strategy, record)]
 
-    def _of(self, strategy: Any, record: UnlearningRecord) -> list[MetricValue]:
+    def _of(self, strategy: Strategy, record: UnlearningRecord) -> list[MetricValue]:
         retrain = self.references.seconds(record.remaining)
         values = {
             "SecondsToUnlearn": record.seconds,

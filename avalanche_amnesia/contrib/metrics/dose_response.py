@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import comb
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,11 +12,12 @@ from scipy import stats
 from torch import Tensor, nn
 
 from avalanche_amnesia import checks
+from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.lookup import find_plugin
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 
 
-def update_of(strategy: Any, task: int) -> dict[str, Tensor]:
+def update_of(strategy: Strategy, task: int) -> dict[str, Tensor]:
     """Recorded update ``Δ^(τ)`` of a task; changes nothing, and has to be taken before the task is unlearned.
 
     Args:

@@ -7,6 +7,7 @@ from typing import Any
 from avalanche.evaluation.metric_results import MetricValue
 
 from avalanche_amnesia.evaluation.event_metric import CallbackMetric
+from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.lookup import find_plugin
 from avalanche_amnesia.training.plugins.hat import HATPlugin
 
@@ -21,7 +22,7 @@ class MaskRegulariser(CallbackMetric):
     axis = "iteration"
     """Axis along which a logger draws it."""
 
-    def after_training_epoch(self, strategy: Any) -> MetricValue | None:
+    def after_training_epoch(self, strategy: Strategy) -> MetricValue | None:
         """The value at the end of the epoch."""
         plugin = find_plugin(strategy, HATPlugin)
         if plugin is None:

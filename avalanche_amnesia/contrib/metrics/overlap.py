@@ -13,6 +13,7 @@ from avalanche_amnesia.evaluation.event_metric import EventMetric
 from avalanche_amnesia.evaluation.figures import Picture, Table, overlap_figure
 from avalanche_amnesia.evaluation.functional import mask_overlap
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
+from avalanche_amnesia.strategy import Strategy
 
 
 def overlap_matrix(masks: Mapping[int, Tensor]) -> Tensor:
@@ -58,7 +59,7 @@ class MaskOverlap(EventMetric):
         super().__init__()
         self.images = images
 
-    def named(self, strategy: Any) -> dict[str, Any]:
+    def named(self, strategy: Strategy) -> dict[str, Any]:
         """Name → value, as the strategy stands."""
         model = strategy.model
         if not isinstance(model, TaskMaskedModel) or len(model.masks) < 2:

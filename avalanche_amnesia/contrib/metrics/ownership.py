@@ -11,6 +11,7 @@ from torch import Tensor
 
 from avalanche_amnesia.evaluation.event_metric import EventMetric
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
+from avalanche_amnesia.strategy import Strategy
 
 
 def owners(masks: Mapping[int, Tensor]) -> dict[str, float]:
@@ -59,14 +60,14 @@ class Owners(EventMetric):
 
     lower_bound, upper_bound = 0.0, 1.0
 
-    def before_unlearning(self, strategy: Any) -> list[MetricValue]:
+    def before_unlearning(self, strategy: Strategy) -> list[MetricValue]:
         """Values with the tasks that are about to go."""
         return self.emit(
             strategy,
             {f"OwnersBefore{name.removeprefix(str(self))}": share for name, share in self.named(strategy).items()},
         )
 
-    def named(self, strategy: Any) -> dict[str, Any]:
+    def named(self, strategy: Strategy) -> dict[str, Any]:
         """Name → share, as the strategy stands."""
         layers = owners_by_layer(strategy.model) or {}
         return {

@@ -19,6 +19,7 @@ from avalanche_amnesia.models.modes import evaluating
 from avalanche_amnesia.models.multi_head import inside_backbone
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.seeding import derive_seed, preserved_rng
+from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.norm_statistics import retake, running_norms
 from avalanche_amnesia.training.optimizers import sibling_optimizer
 from avalanche_amnesia.training.plugins.task_mask import DivergedError, single_task
@@ -113,7 +114,7 @@ class RepairPlugin(SupervisedPlugin):
 
     # Around a task --------------------------------------------------------------------------------------------
 
-    def before_train_dataset_adaptation(self, strategy: Any, **kwargs: Any) -> None:
+    def before_train_dataset_adaptation(self, strategy: Strategy, **kwargs: Any) -> None:
         """Check the model, before anything of the task is made."""
         if not isinstance(strategy.model, TaskMaskedModel):
             raise TypeError(
@@ -121,7 +122,7 @@ class RepairPlugin(SupervisedPlugin):
                 "reads every weight, and there is none that a repair may move"
             )
 
-    def after_training_exp(self, strategy: Any, **kwargs: Any) -> None:
+    def after_training_exp(self, strategy: Strategy, **kwargs: Any) -> None:
         """Hold samples of the task that has just been trained and recorded."""
         self.memory.store(strategy.model, strategy.experience, single_task(strategy.experience))
 

@@ -13,6 +13,7 @@ from avalanche_amnesia.audit.fingerprint import Fingerprint, Kind, Sketch, Trace
 from avalanche_amnesia.benchmarks.data import task_data
 from avalanche_amnesia.contrib.residue_search.sketches import pattern_hash, sketch, telling, values_hash
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
+from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.lookup import unlearning_of
 from avalanche_amnesia.unlearning.context import UnlearningContext
 
@@ -97,7 +98,7 @@ class Evidence:
         return Fingerprint(seed, self.traces(), sketches, hashes, rows[0].numel() if len(rows) else 0)
 
 
-def take_evidence(strategy: Any, tasks: Iterable[int], experiences: Iterable[Any] = ()) -> Evidence:
+def take_evidence(strategy: Strategy, tasks: Iterable[int], experiences: Iterable[Any] = ()) -> Evidence:
     """Evidence of what tasks have put into the model, to be looked for after they are unlearned; changes nothing.
 
     Args:

@@ -18,6 +18,7 @@ from avalanche_amnesia.contrib.residue_search.evidence import Evidence
 from avalanche_amnesia.contrib.residue_search.file_contents import UnreadableFileError, contents, is_text
 from avalanche_amnesia.contrib.residue_search.recognition import Recogniser
 from avalanche_amnesia.object_walk import reachable
+from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.trajectory.sparse import SparseValues
 
 
@@ -57,7 +58,7 @@ def audit(subject: Any, record: UnlearningRecord, *, evidence: Evidence | None =
 
 
 def _audit_objects(
-    strategy: Any, record: UnlearningRecord, recogniser: Recogniser, evidence: Evidence | None
+    strategy: Strategy, record: UnlearningRecord, recogniser: Recogniser, evidence: Evidence | None
 ) -> AuditReport:
     gone = set(record.tasks) - _learned_again(strategy)
     findings, looked_at = [], 0
@@ -77,7 +78,7 @@ def _audit_objects(
     return AuditReport(tuple(sorted(findings, key=lambda finding: finding.path)), looked_at)
 
 
-def _learned_again(strategy: Any) -> set[int]:
+def _learned_again(strategy: Strategy) -> set[int]:
     ledgers = [plugin.ledger for plugin in getattr(strategy, "plugins", ()) if hasattr(plugin, "ledger")]
     return {task for ledger in ledgers for task in ledger.remaining}
 

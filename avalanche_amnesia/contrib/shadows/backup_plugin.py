@@ -19,6 +19,7 @@ from avalanche_amnesia.models.multi_head import inside_backbone
 from avalanche_amnesia.models.task_labels import single_task
 from avalanche_amnesia.saving.encoding import checked
 from avalanche_amnesia.seeding import derive_seed
+from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.lookup import find_plugin
 from avalanche_amnesia.training.norm_statistics import TaskStatistics
 from avalanche_amnesia.training.plugins.hat import HATPlugin
@@ -160,7 +161,7 @@ class BackupPlugin(SupervisedPlugin):
 
     # While a task trains --------------------------------------------------------------------------------------
 
-    def before_train_dataset_adaptation(self, strategy: Any, **kwargs: Any) -> None:
+    def before_train_dataset_adaptation(self, strategy: Strategy, **kwargs: Any) -> None:
         """Check the model and the plugins beside it, before anything of the task is made."""
         model, _, _ = _surroundings(strategy)
         undrawn = sorted(model.graph.factors.keys() - fresh_weights(model.backbone, 0)) if self.start == "fresh" else []
@@ -171,7 +172,7 @@ class BackupPlugin(SupervisedPlugin):
             )
 
     @torch.no_grad()
-    def begin(self, strategy: Any, task: int, unlearnable: Collection[int]) -> None:
+    def begin(self, strategy: Strategy, task: int, unlearnable: Collection[int]) -> None:
         """Make a shadow of every earlier task that may be unlearned; with ``joint``, of every one that remains.
 
         What trains the main weights must not depend on who may be unlearned: a deadline counts tasks that are gone, so
@@ -215,7 +216,7 @@ class BackupPlugin(SupervisedPlugin):
             result = {**values, **trajectory.remove([other], values).values}
         return inside_backbone(result)
 
-    def before_backward(self, strategy: Any, **kwargs: Any) -> None:
+    def before_backward(self, strategy: Strategy, **kwargs: Any) -> None:
         """Run the shadows and add their loss; the random streams stay as the main network left them."""
         now = self._now
         if now is None or not now.shadows:
@@ -231,13 +232,13 @@ class BackupPlugin(SupervisedPlugin):
             losses = [strategy._criterion(shadow.logits(x), y) for shadow in now.shadows.values()]
         strategy.loss = strategy.loss + sum(losses) / len(losses)
 
-    def after_update(self, strategy: Any, **kwargs: Any) -> None:
+    def after_update(self, strategy: Strategy, **kwargs: Any) -> None:
         """Step the shadows."""
         for shadow in () if self._now is None else self._now.shadows.values():
             shadow.step()
 
     @torch.no_grad()
-    def prepare(self, strategy: Any, task: int, unlearnable: Collection[int]) -> None:
+    def prepare(self, strategy: Strategy, task: int, unlearnable: Collection[int]) -> None:
         """Keep what the shadows learned of the task that has just been trained."""
         self.kept = {
             later: {other: backup for other, backup in of_task.items() if other in unlearnable}
@@ -248,7 +249,7 @@ class BackupPlugin(SupervisedPlugin):
         self.kept[task] = dict(backups)
         self.undo_training(strategy)
 
-    def undo_training(self, strategy: Any) -> None:
+    def undo_training(self, strategy: Strategy) -> None:
         """Drop the shadows of the task in training."""
         self._now = None
 
@@ -369,7 +370,7 @@ class BackupPlugin(SupervisedPlugin):
         return lines
 
 
-def _surroundings(strategy: Any) -> tuple[MaskedModel, HATPlugin, TrajectoryPlugin]:
+def _surroundings(strategy: Strategy) -> tuple[MaskedModel, HATPlugin, TrajectoryPlugin]:
     if not isinstance(strategy.model, MaskedModel):
         raise TypeError(
             f"shadow copies need a MaskedModel, got {type(strategy.model).__name__}: they stand in for units, where "

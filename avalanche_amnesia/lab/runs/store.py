@@ -28,6 +28,7 @@ from avalanche_amnesia.lab.runs.script_code import script_code
 from avalanche_amnesia.ledger import RequestError
 from avalanche_amnesia.object_walk import reachable
 from avalanche_amnesia.saving.files import BLOB, STATE, StateError, read_body, read_state, write_state
+from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.lookup import unlearning_of
 from avalanche_amnesia.training.host.saving import differing_parts, encoded_state, give_state
 from avalanche_amnesia.unit_graph.masked_backbone import MaskedBackbone
@@ -89,7 +90,7 @@ class RunStore:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_temporary": None}  # another process opens the directory, and leaves it there
 
-    def run(self, strategy: Any) -> StoredRun:
+    def run(self, strategy: Strategy) -> StoredRun:
         """A run that begins with a strategy as it was built, and finds its states here or puts them here.
 
         Args:
@@ -220,7 +221,7 @@ class StoredRun:
         computed: steps that this run computed itself; all others were there.
     """
 
-    def __init__(self, store: RunStore, strategy: Any) -> None:
+    def __init__(self, store: RunStore, strategy: Strategy) -> None:
         self._store, self._strategy = store, strategy
         self._fresh: Any = None
         self._path: list[_Step] = []
@@ -294,7 +295,7 @@ class StoredRun:
                 "UnlearningPlugin()], or use AmnesiacHAT or WSN"
             )
 
-        def unlearn(strategy: Any) -> None:
+        def unlearn(strategy: Strategy) -> None:
             unlearning_of(strategy).unlearn(strategy, tasks, **options)
 
         told = f"unlearn {', '.join(map(str, tasks))}"
@@ -388,7 +389,7 @@ class StoredRun:
         warnings.warn(f"the states of this run are not stored: {error}", stacklevel=6)
 
 
-def _root_key(strategy: Any, state: Any) -> str:
+def _root_key(strategy: Strategy, state: Any) -> str:
     """Hash of a strategy as it was built, of the versions that it runs on, and of the functions that it was given."""
     if state is None:
         return os.urandom(16).hex()
@@ -399,7 +400,7 @@ def _root_key(strategy: Any, state: Any) -> str:
     )
 
 
-def _given_by_the_script(strategy: Any) -> list[Any]:
+def _given_by_the_script(strategy: Strategy) -> list[Any]:
     """Code of networks, plugins, losses and callbacks that are no part of a package, and the networks' own graphs."""
     parts = [*strategy.model.modules(), *strategy.plugins, strategy._criterion, strategy.optimizer]
     skip = [strategy, strategy.model, strategy.optimizer, strategy.evaluator]

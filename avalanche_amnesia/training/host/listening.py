@@ -13,6 +13,8 @@ from avalanche.core import SupervisedPlugin
 from avalanche.evaluation import PluginMetric
 from avalanche.training.plugins import EvaluationPlugin
 
+from avalanche_amnesia.strategy import Strategy
+
 _EVENTS = (
     *("before_training_iteration", "before_forward", "after_forward", "before_backward", "after_backward"),
     *("before_update", "after_update", "after_training_iteration"),
@@ -38,7 +40,7 @@ def listens(plugin: object, event: str) -> bool:
     return _overrides(plugin, event, SupervisedPlugin)
 
 
-def sees_final_gradients(strategy: Any, plugin: object) -> bool:
+def sees_final_gradients(strategy: Strategy, plugin: object) -> bool:
     """Tell whether nothing changes gradients between a plugin's ``before_update`` and the optimizer's step.
 
     The host's loop does not, nor do handlers of this package behind the plugin; of any others nothing is known.

@@ -5,22 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
+from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.arguments import listed
 
 P = TypeVar("P")
 
 
-def find_plugin(strategy: Any, kind: type[P]) -> P | None:
+def find_plugin(strategy: Strategy, kind: type[P]) -> P | None:
     """The strategy's first plugin of a class, None if it has none."""
     return next((plugin for plugin in strategy.plugins if isinstance(plugin, kind)), None)
 
 
-def unlearning_of(strategy: Any) -> Any:
+def unlearning_of(strategy: Strategy) -> Any:
     """The strategy's plugin that answers requests, by its class attribute ``answers_requests``; None if it has none."""
     return next((plugin for plugin in strategy.plugins if getattr(plugin, "answers_requests", False)), None)
 
 
-def refuse_second(strategy: Any, kind: type[Any]) -> None:
+def refuse_second(strategy: Strategy, kind: type[Any]) -> None:
     """Raise if a strategy has two plugins of a class that keeps records of its tasks."""
     n = sum(isinstance(plugin, kind) for plugin in strategy.plugins)
     if n > 1:
@@ -31,7 +32,7 @@ def refuse_second(strategy: Any, kind: type[Any]) -> None:
         )
 
 
-def remaining_experiences(strategy: Any, experiences: Iterable[Any]) -> list[Any]:
+def remaining_experiences(strategy: Strategy, experiences: Iterable[Any]) -> list[Any]:
     """Those experiences whose tasks the strategy has: neither future nor unlearned ones.
 
     Args:

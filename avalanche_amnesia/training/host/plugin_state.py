@@ -11,6 +11,7 @@ from torch import nn
 from avalanche_amnesia.saving.encoding import foreign
 from avalanche_amnesia.saving.files import StateError
 from avalanche_amnesia.saving.strategy_settings import own_settings
+from avalanche_amnesia.strategy import Strategy
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ def state_of(thing: Any, left_out: frozenset[str] = frozenset()) -> Any:
     return state
 
 
-def load_state_of(thing: Any, state: Any, strategy: Any, left_out: frozenset[str] = frozenset()) -> None:
+def load_state_of(thing: Any, state: Any, strategy: Strategy, left_out: frozenset[str] = frozenset()) -> None:
     """Give an object the state that :func:`state_of` returned of one like it.
 
     Raises:
@@ -123,7 +124,7 @@ def _taken(value: Any, conversion: Conversion | None) -> Any:
     return dict(value) if isinstance(value, dict) else value
 
 
-def _given(state: Any, held: Any, conversion: Conversion | None, strategy: Any) -> Any:
+def _given(state: Any, held: Any, conversion: Conversion | None, strategy: Strategy) -> Any:
     if conversion is not None:
         return conversion.give(state, held, strategy)
     return filled(held, state) if isinstance(held, dict) and isinstance(state, dict) else state

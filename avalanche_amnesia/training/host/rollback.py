@@ -24,6 +24,7 @@ from torch.optim import Optimizer
 
 from avalanche_amnesia.models.task_buffers import TaskBuffers
 from avalanche_amnesia.object_walk import reachable
+from avalanche_amnesia.strategy import Strategy
 
 _CONTAINERS = (dict, list, set, deque)
 
@@ -39,7 +40,7 @@ class RollbackPoint:
     function, is asked for that.
     """
 
-    def __init__(self, strategy: Any) -> None:
+    def __init__(self, strategy: Strategy) -> None:
         model = strategy.model
         self._strategy = strategy
         self._attributes = {name: getattr(strategy, name) for name in ("optimizer", "optimized_param_id")}
@@ -142,18 +143,18 @@ def _same(here: Any, there: Any) -> bool:
 # The task in its last steps ----------------------------------------------------------------------------------------
 
 
-def begin_finishing(strategy: Any) -> None:
+def begin_finishing(strategy: Strategy) -> None:
     """Note everything before the first step that ends a task; does nothing from the second one on."""
     if not is_finishing(strategy):
         strategy.rollback_point = RollbackPoint(strategy)
 
 
-def is_finishing(strategy: Any) -> bool:
+def is_finishing(strategy: Strategy) -> bool:
     """Tell whether a task's training is over, and the task is not finished."""
     return getattr(strategy, "rollback_point", None) is not None
 
 
-def is_last_to_finish(plugin: Any, strategy: Any) -> bool:
+def is_last_to_finish(plugin: Any, strategy: Strategy) -> bool:
     """Tell whether a task is finished once this plugin has done its part.
 
     Attributes ``finishing_step`` tell the order: a task's mask is kept, its update recorded, the task entered in
@@ -162,19 +163,19 @@ def is_last_to_finish(plugin: Any, strategy: Any) -> bool:
     return plugin.finishing_step == max(getattr(other, "finishing_step", 0) for other in strategy.plugins)
 
 
-def finish(strategy: Any) -> None:
+def finish(strategy: Strategy) -> None:
     """Make the task a finished one: from here on there is no way back but to unlearn it."""
     strategy.rollback_point = None
 
 
-def go_back(strategy: Any) -> None:
+def go_back(strategy: Strategy) -> None:
     """Go back to the last step of the training, if the task in training has begun to be finished."""
     if is_finishing(strategy):
         strategy.rollback_point.go_back()
         strategy.rollback_point = None
 
 
-def abort_training(strategy: Any) -> None:
+def abort_training(strategy: Strategy) -> None:
     """Undo a task whose training was interrupted, in every plugin that holds something of it.
 
     May itself be interrupted, and repeated; does nothing between tasks.

@@ -18,6 +18,7 @@ from avalanche_amnesia.ledger import RequestError
 from avalanche_amnesia.saving.encoding import Groups, checked, decode, encode
 from avalanche_amnesia.saving.files import StateError, read_state, write_state
 from avalanche_amnesia.saving.strategy_settings import learning_settings
+from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host import stock_states  # noqa: F401 - registers them
 from avalanche_amnesia.training.host.lookup import unlearning_of
 from avalanche_amnesia.training.host.model_state import load_model_state, model_state, unlike
@@ -26,7 +27,7 @@ from avalanche_amnesia.training.host.rollback import is_finishing
 from avalanche_amnesia.training.task_in_training import TaskInTraining
 
 
-def save_state(strategy: Any, path: str | Path) -> Path:
+def save_state(strategy: Strategy, path: str | Path) -> Path:
     """Save a strategy between tasks: model, masks, heads, trajectory, ledger, what its plugins keep, the optimizer.
 
     As safetensors and JSON: loading runs no code. Written as a whole or not at all; saving into the same directory
@@ -49,7 +50,7 @@ def save_state(strategy: Any, path: str | Path) -> Path:
     return path
 
 
-def encoded_state(strategy: Any) -> tuple[dict[str, Any], Groups]:
+def encoded_state(strategy: Strategy) -> tuple[dict[str, Any], Groups]:
     """State of a strategy between tasks: JSON, and groups of tensors by name, which are its own."""
     _refuse_in_training(strategy, "save")
     body, tensors = encode(
@@ -68,7 +69,7 @@ def encoded_state(strategy: Any) -> tuple[dict[str, Any], Groups]:
     return body, tensors
 
 
-def load_state(strategy: Any, path: str | Path) -> None:
+def load_state(strategy: Strategy, path: str | Path) -> None:
     """Give a strategy the state that :func:`save_state` saved.
 
     Args:
@@ -84,7 +85,7 @@ def load_state(strategy: Any, path: str | Path) -> None:
     give_state(strategy, *read_state(Path(path)), Path(path))
 
 
-def give_state(strategy: Any, body: Any, tensors: Groups, path: Path) -> None:
+def give_state(strategy: Strategy, body: Any, tensors: Groups, path: Path) -> None:
     """Give a strategy a state that was read; as :func:`load_state`."""
     told = f"{path} holds what no state of a {type(strategy).__name__} holds"
     with _naming(told):
@@ -111,7 +112,7 @@ def _naming(told: str) -> Iterator[None]:
         raise StateError(f"{told}: {error!r:.300}") from error
 
 
-def _parts(strategy: Any, state: Mapping[str, Any]) -> Iterator[tuple[str, Callable[[], None]]]:
+def _parts(strategy: Strategy, state: Mapping[str, Any]) -> Iterator[tuple[str, Callable[[], None]]]:
     """Names of a strategy's parts, and functions that give them their states."""
     yield "its model", partial(load_model_state, strategy.model, state["model"])
     yield "its optimizer", partial(_load_optimizer, strategy, state["optimizer"])
@@ -131,7 +132,7 @@ def saved_tensors(path: str | Path) -> dict[str, Tensor]:
     return found
 
 
-def _refuse_in_training(strategy: Any, doing: str) -> None:
+def _refuse_in_training(strategy: Strategy, doing: str) -> None:
     now = [getattr(plugin, "training", None) for plugin in strategy.plugins]
     tasks: set[Any] = {training.task for training in now if isinstance(training, TaskInTraining)}
     tasks |= {getattr(owner, "current_task", None) for owner in (strategy.model, unlearning_of(strategy))} - {None}
@@ -148,7 +149,7 @@ def differing_parts(body: Mapping[str, Any]) -> dict[str, Any]:
     return {**body, "metrics": []}
 
 
-def _check_fits(strategy: Any, state: Mapping[str, Any], path: Path) -> None:
+def _check_fits(strategy: Strategy, state: Mapping[str, Any], path: Path) -> None:
     saved, here = state["strategy"], _name(strategy)
     if saved != here:
         raise StateError(f"{path} is the state of a {saved}, not of a {here}")
@@ -194,17 +195,17 @@ def _flat(settings: Any, name: str = "") -> Iterator[tuple[str, Any]]:
         yield from _flat(value, f"{name}.{key}".lstrip("."))
 
 
-def _plugins(strategy: Any) -> list[Any]:
+def _plugins(strategy: Strategy) -> list[Any]:
     """Plugins but the evaluator: its loggers are the script's, its metrics are saved by themselves."""
     return [plugin for plugin in strategy.plugins if not isinstance(plugin, EvaluationPlugin)]
 
 
-def _metrics(strategy: Any) -> list[Any]:
+def _metrics(strategy: Strategy) -> list[Any]:
     """Metrics with a ``state()``; the others begin anew with every evaluation, or hold the run's own numbers."""
     return [metric for metric in getattr(strategy.evaluator, "metrics", ()) if takes_part(metric)]
 
 
-def _in_saved_order(strategy: Any, names: list[str]) -> list[Any]:
+def _in_saved_order(strategy: Strategy, names: list[str]) -> list[Any]:
     """Plugins in the order of the saved ones; the evaluator, which is none of them, keeps its place."""
     mine = _plugins(strategy)
     ordered = []
@@ -227,7 +228,7 @@ _NOT_KEPT = frozenset(
 """Attributes of a strategy that its state has elsewhere, or that belong to one training or evaluation."""
 
 
-def _not_kept(strategy: Any) -> frozenset[str]:
+def _not_kept(strategy: Strategy) -> frozenset[str]:
     """Attributes of a strategy that are no state of its own; plugins that it refers to are saved as plugins."""
     return _NOT_KEPT | {name for name, value in vars(strategy).items() if isinstance(value, BasePlugin)}
 
@@ -235,7 +236,7 @@ def _not_kept(strategy: Any) -> frozenset[str]:
 # The optimizer -----------------------------------------------------------------------------------------------------
 
 
-def _optimizer_state(strategy: Any) -> dict[str, Any]:
+def _optimizer_state(strategy: Strategy) -> dict[str, Any]:
     """The optimizer's own ``state_dict``, and the names of the parameters that it numbers.
 
     Parameters that the model has no longer (the head of a task that was given up) are left out.
@@ -254,7 +255,7 @@ def _optimizer_state(strategy: Any) -> dict[str, Any]:
     return {"names": of_groups, "state": state, "followed": followed}
 
 
-def _load_optimizer(strategy: Any, state: Any) -> None:
+def _load_optimizer(strategy: Strategy, state: Any) -> None:
     names, held, followed = checked(state, names=list, state=dict, followed=list | None)
     parameters, optimizer = dict(strategy.model.named_parameters()), strategy.optimizer
     of_groups = [[parameters[name] for name in of_group] for of_group in names]

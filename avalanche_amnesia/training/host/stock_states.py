@@ -24,6 +24,7 @@ from avalanche.training.utils import ParamData
 from torch import Tensor, nn
 
 from avalanche_amnesia.saving.encoding import checked
+from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.model_state import load_model_state, model_state
 from avalanche_amnesia.training.host.plugin_state import Conversion, filled, register_state
 from avalanche_amnesia.training.host.saved_data import made, taken
@@ -38,7 +39,7 @@ def _tensors(held: Any) -> Any:
     return held.data if isinstance(held, ParamData) else held
 
 
-def _parameters(state: Any, held: Any, strategy: Any, name: str = "") -> Any:
+def _parameters(state: Any, held: Any, strategy: Strategy, name: str = "") -> Any:
     if isinstance(state, dict):
         found = {key: _parameters(value, None, strategy, str(key)) for key, value in state.items()}
         return filled(held, found) if isinstance(held, dict) else found
@@ -51,7 +52,7 @@ def _teacher(model: nn.Module | None) -> Any:
     return None if model is None else model_state(model)
 
 
-def _taught(state: Any, held: Any, strategy: Any) -> nn.Module | None:
+def _taught(state: Any, held: Any, strategy: Strategy) -> nn.Module | None:
     if state is None:
         return None
     teacher = deepcopy(strategy.model)
@@ -65,7 +66,7 @@ def _lwf(method: Any) -> dict[str, Any]:
     return {"teacher": _teacher(method.prev_model), "count": method.expcount, "classes": classes}
 
 
-def _load_lwf(state: Any, method: Any, strategy: Any) -> Any:
+def _load_lwf(state: Any, method: Any, strategy: Strategy) -> Any:
     teacher, count, classes = checked(state, teacher=dict | None, count=int, classes=dict)
     method = copy(method)
     method.prev_model, method.expcount = _taught(teacher, None, strategy), count
@@ -81,7 +82,7 @@ def _policy(policy: Any) -> dict[str, Any]:
     return {**state, "samples": taken(policy.buffer)}
 
 
-def _load_policy(state: Any, policy: Any, strategy: Any) -> Any:
+def _load_policy(state: Any, policy: Any, strategy: Strategy) -> Any:
     state, new = dict(state), copy(policy)
     if "groups" in state:
         new.buffer_groups = {
@@ -103,7 +104,7 @@ def _schedule(scheduler: Any) -> dict[str, Any]:
     return {name: value for name, value in scheduler.state_dict().items() if not callable(value)}
 
 
-def _load_schedule(state: Any, scheduler: Any, strategy: Any) -> Any:
+def _load_schedule(state: Any, scheduler: Any, strategy: Strategy) -> Any:
     scheduler.load_state_dict(state)
     return scheduler
 

@@ -9,6 +9,7 @@ from avalanche_amnesia import checks
 from avalanche_amnesia.benchmarks.requests import UnlearningRequest, rehearse
 from avalanche_amnesia.ledger import RequestError, TaskLedger
 from avalanche_amnesia.saving.encoding import checked
+from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.plugins.task_mask import single_task
 
 
@@ -77,7 +78,7 @@ def due(experience: Any, when: str) -> list[Any]:
     return [request for request in getattr(experience, "requests", ()) if request.when == when]
 
 
-def check_iterations(strategy: Any) -> None:
+def check_iterations(strategy: Strategy) -> None:
     """Check the iterations that a stream's requests name, from a strategy's experience on."""
     experience = strategy.experience
     size = checks.whole_number("train_mb_size", strategy.train_mb_size)

@@ -17,6 +17,7 @@ from avalanche_amnesia import checks
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.saving.encoding import checked, made
 from avalanche_amnesia.seeding import derive_seed
+from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.counterfactual_features import CounterfactualFeatures
 from avalanche_amnesia.training.head_fit import MOST_SAMPLES, FittedHead, compacted, fitted_head
 from avalanche_amnesia.training.host.lookup import find_plugin
@@ -78,7 +79,7 @@ class CounterfactualPlugin(SupervisedPlugin):
         made_heads = {task: {gone: made(FittedHead, head) for gone, head in of.items()} for task, of in heads.items()}
         self.heads, self.sources = made_heads, sources
 
-    def before_train_dataset_adaptation(self, strategy: Any, **kwargs: Any) -> None:
+    def before_train_dataset_adaptation(self, strategy: Strategy, **kwargs: Any) -> None:
         """Check the model and the plugins beside it, before anything of the task is made."""
         if not isinstance(strategy.model, TaskMaskedModel):
             raise TypeError(
@@ -92,7 +93,7 @@ class CounterfactualPlugin(SupervisedPlugin):
             )
 
     @torch.no_grad()
-    def prepare(self, strategy: Any, task: int, unlearnable: Collection[int]) -> None:
+    def prepare(self, strategy: Strategy, task: int, unlearnable: Collection[int]) -> None:
         """Fit the heads of a task that has just been trained."""
         self._drop_impossible(unlearnable)
         model, trajectory = strategy.model, _trajectory_of(strategy)
@@ -191,7 +192,7 @@ class CounterfactualPlugin(SupervisedPlugin):
         return [f"{what} of tasks {swapped} replaced by those fitted for the model without tasks {sorted(lost)}"]
 
 
-def _trajectory_of(strategy: Any) -> Trajectory:
+def _trajectory_of(strategy: Strategy) -> Trajectory:
     plugin = find_plugin(strategy, TrajectoryPlugin)
     assert plugin is not None
     return plugin.trajectory

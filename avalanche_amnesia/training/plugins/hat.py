@@ -12,6 +12,7 @@ from avalanche_amnesia import checks
 from avalanche_amnesia.models.allocation import Isolation, UnitAllocation
 from avalanche_amnesia.models.masked import MaskedModel
 from avalanche_amnesia.seeding import derive_seed
+from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.hard_attention import HardAttention
 from avalanche_amnesia.training.hat_formulas import (
     EmbeddingInit,
@@ -131,7 +132,7 @@ class HATPlugin(TaskMaskPlugin):
 
     # Around a task --------------------------------------------------------------------------------------------
 
-    def before_train_dataset_adaptation(self, strategy: Any, **kwargs: Any) -> None:
+    def before_train_dataset_adaptation(self, strategy: Strategy, **kwargs: Any) -> None:
         """As the base class's; check the locks against the stream, and that an embedding can be stepped."""
         super().before_train_dataset_adaptation(strategy, **kwargs)
         self._check_locks(strategy.experience, self.model_of(strategy))
@@ -150,7 +151,7 @@ class HATPlugin(TaskMaskPlugin):
                 f"has {sorted(known)}"
             )
 
-    def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
+    def before_training_exp(self, strategy: Strategy, **kwargs: Any) -> None:
         """Start the task's mask; everything that is constant within the task is computed here."""
         now: HATTask = self.in_training
         model, task = self.model_of(strategy), single_task(strategy.experience)
@@ -171,7 +172,7 @@ class HATPlugin(TaskMaskPlugin):
         now.step_embedding = BareStep(self._make_embedding_optimizer(strategy.optimizer, now.embedding))
         self._prepare(strategy)
 
-    def _allocate(self, strategy: Any, model: MaskedModel, task: int) -> UnitAllocation | None:
+    def _allocate(self, strategy: Strategy, model: MaskedModel, task: int) -> UnitAllocation | None:
         """The units that the task may use; None: all of them."""
         self.influences = None
         if self.isolation is None:
@@ -184,7 +185,7 @@ class HATPlugin(TaskMaskPlugin):
         self.influences = allocation.influences
         return allocation
 
-    def _prepare(self, strategy: Any) -> None:
+    def _prepare(self, strategy: Strategy) -> None:
         """Make what depends on the other tasks' masks; again when one of them goes in the middle of this task."""
         now: HATTask = self.in_training
         model = self.model_of(strategy)
@@ -207,7 +208,7 @@ class HATPlugin(TaskMaskPlugin):
         return sibling_optimizer(optimizer, [embedding], lr=self.masks.embedding_lr, weight_decay=0)
 
     @torch.no_grad()
-    def before_training_epoch(self, strategy: Any, **kwargs: Any) -> None:
+    def before_training_epoch(self, strategy: Strategy, **kwargs: Any) -> None:
         """Choose, per layer, the units that stay open in this epoch whatever the regulariser says."""
         super().before_training_epoch(strategy, **kwargs)
         now: HATTask = self.in_training
@@ -250,7 +251,7 @@ class HATPlugin(TaskMaskPlugin):
         now.fixed = True
 
     @torch.no_grad()
-    def keep_mask(self, strategy: Any) -> None:
+    def keep_mask(self, strategy: Strategy) -> None:
         """Binarise the mask, return every entry outside it to its bits before the task (commit), settle the norms."""
         now: HATTask = self.in_training
         model = self.model_of(strategy)
@@ -264,7 +265,7 @@ class HATPlugin(TaskMaskPlugin):
         if now.allocation is not None:
             self._note_opened(model, now.task, now.allocation)
 
-    def _look_at_mask(self, strategy: Any) -> None:
+    def _look_at_mask(self, strategy: Strategy) -> None:
         """Note what of the new mask is probably not what was wanted."""
         now: HATTask = self.in_training
         model, task = self.model_of(strategy), now.task
@@ -286,7 +287,7 @@ class HATPlugin(TaskMaskPlugin):
 
     # Around a step --------------------------------------------------------------------------------------------
 
-    def before_forward(self, strategy: Any, **kwargs: Any) -> None:
+    def before_forward(self, strategy: Strategy, **kwargs: Any) -> None:
         """Open the gate at the mini-batch's scale; prepare anew if another task's mask went."""
         now: HATTask = self.in_training
         model = self.model_of(strategy)
@@ -303,7 +304,7 @@ class HATPlugin(TaskMaskPlugin):
         now.gate = model.open_gate(now.scale, learns=not fixed)
 
     @torch.no_grad()
-    def before_backward(self, strategy: Any, **kwargs: Any) -> None:
+    def before_backward(self, strategy: Strategy, **kwargs: Any) -> None:
         """Add ``λ·R`` to the loss's value; its gradient is added behind the backward pass, where it is a constant."""
         now: HATTask = self.in_training
         if now.statistics.norms:
@@ -313,7 +314,7 @@ class HATPlugin(TaskMaskPlugin):
             strategy.loss.detach().add_(now.regulariser(now.gate))
 
     @torch.no_grad()
-    def before_update(self, strategy: Any, **kwargs: Any) -> None:
+    def before_update(self, strategy: Strategy, **kwargs: Any) -> None:
         """Form the embedding's gradient and compensate it; hold back what other tasks use."""
         now: HATTask = self.in_training
         embedding, gate = now.embedding, now.gate
@@ -326,7 +327,7 @@ class HATPlugin(TaskMaskPlugin):
         compensate_(embedding.grad, embedding, now.scale, self.masks.s_max, self.masks.compensation_clamp)
 
     @torch.no_grad()
-    def after_update(self, strategy: Any, **kwargs: Any) -> None:
+    def after_update(self, strategy: Strategy, **kwargs: Any) -> None:
         """Take back what is held, step the embedding, keep it within its bounds and its layers open."""
         now: HATTask = self.in_training
         model = self.model_of(strategy)

@@ -10,6 +10,7 @@ from avalanche.core import SupervisedPlugin
 from torch import Tensor
 
 from avalanche_amnesia.models.task_labels import OneTask
+from avalanche_amnesia.strategy import Strategy
 
 
 class TensorBatches:
@@ -46,15 +47,19 @@ class InMemoryLoaderPlugin(SupervisedPlugin):
 
     repeatable = True
 
-    def before_training_exp(self, strategy: Any, shuffle: bool = True, drop_last: bool = False, **kwargs: Any) -> None:
+    def before_training_exp(
+        self, strategy: Strategy, shuffle: bool = True, drop_last: bool = False, **kwargs: Any
+    ) -> None:
         """Set the training loader, unless a loader with workers was asked for."""
         self._replace(strategy, strategy.train_mb_size, shuffle, drop_last, kwargs)
 
-    def before_eval_exp(self, strategy: Any, **kwargs: Any) -> None:
+    def before_eval_exp(self, strategy: Strategy, **kwargs: Any) -> None:
         """Set the evaluation loader."""
         self._replace(strategy, strategy.eval_mb_size, False, False, kwargs)
 
-    def _replace(self, strategy: Any, batch_size: int, shuffle: bool, drop_last: bool, options: dict[str, Any]) -> None:
+    def _replace(
+        self, strategy: Strategy, batch_size: int, shuffle: bool, drop_last: bool, options: dict[str, Any]
+    ) -> None:
         tensors = getattr(strategy.experience, "tensors", None)
         if tensors is None or len(strategy.adapted_dataset) != len(tensors[0]) or options.get("num_workers", 0):
             return

@@ -8,6 +8,7 @@ from avalanche.core import SupervisedPlugin
 
 from avalanche_amnesia import checks
 from avalanche_amnesia.seeding import RngState, derive_seed, rng_state, seed_all, set_rng_state
+from avalanche_amnesia.strategy import Strategy
 
 
 class SeedingPlugin(SupervisedPlugin):
@@ -40,29 +41,29 @@ class SeedingPlugin(SupervisedPlugin):
     def load_state(self, state: None) -> None:
         """Nothing to take back."""
 
-    def before_training(self, strategy: Any, **kwargs: Any) -> None:
+    def before_training(self, strategy: Strategy, **kwargs: Any) -> None:
         """Remember the caller's random streams."""
         self._outside, self._evaluations = rng_state(), []
 
-    def before_train_dataset_adaptation(self, strategy: Any, **kwargs: Any) -> None:
+    def before_train_dataset_adaptation(self, strategy: Strategy, **kwargs: Any) -> None:
         """Seed what the task's modules are drawn from."""
         seed_all(derive_seed(self.seed, "modules", *strategy.experience.task_labels))
 
-    def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
+    def before_training_exp(self, strategy: Strategy, **kwargs: Any) -> None:
         """Seed data order and dropout."""
         seed_all(derive_seed(self.order_seed, "order", *strategy.experience.task_labels))
 
-    def after_training(self, strategy: Any, **kwargs: Any) -> None:
+    def after_training(self, strategy: Strategy, **kwargs: Any) -> None:
         """Give the caller's random streams back."""
         if self._outside is not None:
             set_rng_state(self._outside)
             self._outside = None
 
-    def before_eval(self, strategy: Any, **kwargs: Any) -> None:
+    def before_eval(self, strategy: Strategy, **kwargs: Any) -> None:
         """Remember the random streams; evaluations may nest (a metric that evaluates)."""
         self._evaluations.append(rng_state())
 
-    def after_eval(self, strategy: Any, **kwargs: Any) -> None:
+    def after_eval(self, strategy: Strategy, **kwargs: Any) -> None:
         """Put the random streams back."""
         if self._evaluations:
             set_rng_state(self._evaluations.pop())

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from avalanche_amnesia.models.masked import MaskedModel
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
+from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.head_fit import FittedHead
 from avalanche_amnesia.training.host.lookup import find_plugin
 from avalanche_amnesia.training.plugins.counterfactual import CounterfactualPlugin
@@ -45,7 +46,7 @@ class SharedHeadCounterfactualPlugin(CounterfactualPlugin):
         self._store = Trajectory()
         self._masking: TaskMaskPlugin | None = None
 
-    def before_train_dataset_adaptation(self, strategy: Any, **kwargs: Any) -> None:
+    def before_train_dataset_adaptation(self, strategy: Strategy, **kwargs: Any) -> None:
         """Check the model and the trajectory, before anything of the task is made."""
         model, recorder = strategy.model, find_plugin(strategy, TrajectoryPlugin)
         if not isinstance(model, MaskedModel) or model.shared_head is None:
@@ -60,7 +61,7 @@ class SharedHeadCounterfactualPlugin(CounterfactualPlugin):
             )
         self.after_loading(strategy)
 
-    def after_loading(self, strategy: Any) -> None:
+    def after_loading(self, strategy: Strategy) -> None:
         """Find the plugins beside it, whose trajectory an unlearning writes to."""
         recorder = find_plugin(strategy, TrajectoryPlugin)
         self._store = self._store if recorder is None else recorder.trajectory

@@ -15,6 +15,7 @@ from avalanche_amnesia.models.tensors import parameters_of
 from avalanche_amnesia.optimizer_traits import traits_of
 from avalanche_amnesia.saving.encoding import checked
 from avalanche_amnesia.seeding import derive_seed
+from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.adjuster import Adjuster
 from avalanche_amnesia.training.hat_formulas import LayerSparsity
 from avalanche_amnesia.training.host.listening import sees_final_gradients
@@ -109,7 +110,7 @@ class TaskMaskPlugin(SupervisedPlugin):
             raise RuntimeError("no task is in training")
         return self.training
 
-    def model_of(self, strategy: Any) -> Any:
+    def model_of(self, strategy: Strategy) -> Any:
         """The strategy's model.
 
         Raises:
@@ -123,7 +124,7 @@ class TaskMaskPlugin(SupervisedPlugin):
             )
         return strategy.model
 
-    def before_train_dataset_adaptation(self, strategy: Any, **kwargs: Any) -> None:
+    def before_train_dataset_adaptation(self, strategy: Strategy, **kwargs: Any) -> None:
         """Check the experience, and undo a training that was interrupted, before anything else happens."""
         model, task = self.model_of(strategy), single_task(strategy.experience)
         self._warn()
@@ -132,7 +133,7 @@ class TaskMaskPlugin(SupervisedPlugin):
             raise TaskError(f"{why_trained(strategy.experience)}; tasks with a mask: {list(model.masked_tasks)}")
         self.training = self.task_class(task)
 
-    def undo_training(self, strategy: Any) -> None:
+    def undo_training(self, strategy: Strategy) -> None:
         """Undo a task whose training was interrupted: weights, mask, head. May itself be interrupted, and repeated."""
         go_back(strategy)
         model = self.model_of(strategy)
@@ -144,19 +145,19 @@ class TaskMaskPlugin(SupervisedPlugin):
             model.remove_task(task)  # it may have got no further than its head
         self._end_task(strategy)
 
-    def _finish(self, strategy: Any) -> None:
+    def _finish(self, strategy: Strategy) -> None:
         """Let nothing of the task's training be left; the task is finished, unless others have yet to record it."""
         self._end_task(strategy)
         if is_last_to_finish(self, strategy):
             finish(strategy)
 
-    def after_training_exp(self, strategy: Any, **kwargs: Any) -> None:
+    def after_training_exp(self, strategy: Strategy, **kwargs: Any) -> None:
         """Keep the task's mask, and return what it does not own; until the task is finished there is a way back."""
         begin_finishing(strategy)
         self.keep_mask(strategy)
         self._finish(strategy)
 
-    def after_training(self, strategy: Any, **kwargs: Any) -> None:
+    def after_training(self, strategy: Strategy, **kwargs: Any) -> None:
         """Warn of what was noticed."""
         self._warn()
 
@@ -176,14 +177,14 @@ class TaskMaskPlugin(SupervisedPlugin):
             self.noticed.add(about)
             self.notices.append(text)
 
-    def keep_mask(self, strategy: Any) -> None:
+    def keep_mask(self, strategy: Strategy) -> None:
         """Commit what the mask of the task in training owns, and let the model keep the mask (its ``finish_task``).
 
         Then :meth:`settle_head`.
         """
         raise NotImplementedError
 
-    def settle_head(self, strategy: Any) -> None:
+    def settle_head(self, strategy: Strategy) -> None:
         """Fit the task's head, where it is to be, and look whether the task was learned; behind ``finish_task``."""
         task: int = self.in_training.task
         if self.fit_head:
@@ -192,7 +193,7 @@ class TaskMaskPlugin(SupervisedPlugin):
             self.notice("head", fit_trained_head(strategy, task, derive_seed(self.seed, "head", task)))
         self.notice("chance", near_chance(strategy.model, strategy, task, derive_seed(self.seed, "accuracy", task)))
 
-    def take_snapshot(self, strategy: Any) -> None:
+    def take_snapshot(self, strategy: Strategy) -> None:
         """Remember the values before the task, and let it train no other task's own modules."""
         now: TaskInTraining = self.in_training
         model = self.model_of(strategy)
@@ -202,7 +203,7 @@ class TaskMaskPlugin(SupervisedPlugin):
             model.set_trainable(other, other == now.task)
         now.guards_others = not traits_of(strategy.optimizer).skips_frozen
 
-    def before_training_epoch(self, strategy: Any, **kwargs: Any) -> None:
+    def before_training_epoch(self, strategy: Strategy, **kwargs: Any) -> None:
         """Take other tasks' own parameters out of the optimizer's groups, where it would skip each of them."""
         now: TaskInTraining = self.in_training
         if now.guards_others:
@@ -219,11 +220,11 @@ class TaskMaskPlugin(SupervisedPlugin):
         now.resting = groups_by_name(strategy.optimizer, others)  # known before anything is taken out
         let_rest(strategy.optimizer, now.resting)
 
-    def after_training_epoch(self, strategy: Any, **kwargs: Any) -> None:
+    def after_training_epoch(self, strategy: Strategy, **kwargs: Any) -> None:
         """Put back what was taken out of the optimizer's groups."""
         self._end_rest(strategy)
 
-    def _end_rest(self, strategy: Any) -> None:
+    def _end_rest(self, strategy: Strategy) -> None:
         if self.in_training.resting:
             end_rest(strategy.optimizer, self.in_training.resting, parameters_of(strategy.model))
             self.in_training.resting = []
@@ -253,7 +254,7 @@ class TaskMaskPlugin(SupervisedPlugin):
         """Use that a next task would meet: of the locked tasks, or of all that remain."""
         return TaskUse(model, self.rule.locked)
 
-    def make_adjuster(self, model: TaskMaskedModel, use: TaskUse, strategy: Any = None) -> Adjuster:
+    def make_adjuster(self, model: TaskMaskedModel, use: TaskUse, strategy: Strategy | None = None) -> Adjuster:
         """Adjuster that holds back the updates of everything that the protected tasks use.
 
         Args:
@@ -271,7 +272,7 @@ class TaskMaskPlugin(SupervisedPlugin):
             linear=strategy is not None and traits_of(strategy.optimizer).linear,
         )
 
-    def begin_step(self, strategy: Any, sparsity: LayerSparsity = ()) -> None:
+    def begin_step(self, strategy: Strategy, sparsity: LayerSparsity = ()) -> None:
         """Prepare, behind the backward pass and in front of the optimizer's step, what :meth:`hold_back` ends.
 
         Args:
@@ -284,7 +285,7 @@ class TaskMaskPlugin(SupervisedPlugin):
             adjuster.on_gradients = traits.zero_rests if adjuster.frozen else traits.linear
         adjuster.before_step(sparsity)
 
-    def refuse_shared_state(self, strategy: Any) -> None:
+    def refuse_shared_state(self, strategy: Strategy) -> None:
         """Raise if forwards changed a tensor of the backbone that no task has of its own.
 
         Raises:
@@ -301,7 +302,7 @@ class TaskMaskPlugin(SupervisedPlugin):
             )
 
     @torch.no_grad()
-    def commit(self, strategy: Any) -> None:
+    def commit(self, strategy: Strategy) -> None:
         """Return every entry outside the task's mask to its bits before the task.
 
         Raises:
@@ -331,7 +332,7 @@ class TaskMaskPlugin(SupervisedPlugin):
                 "again with a smaller learning rate or gradient clipping"
             )
 
-    def _end_task(self, strategy: Any) -> None:
+    def _end_task(self, strategy: Strategy) -> None:
         """Keep nothing of a task beyond its training: what is left here would outlive its unlearning."""
         if self.training is None:
             return
@@ -342,7 +343,7 @@ class TaskMaskPlugin(SupervisedPlugin):
         self.training = None
 
 
-def _starts_at_rest(strategy: Any, plugin: SupervisedPlugin) -> bool:
+def _starts_at_rest(strategy: Strategy, plugin: SupervisedPlugin) -> bool:
     """Tell whether what a plugin takes out of gradients has the same effect, to the bit, as if it were never made."""
     traits = traits_of(strategy.optimizer)
     rests = traits.linear or (traits.zero_rests and not any(strategy.optimizer.state.values()))

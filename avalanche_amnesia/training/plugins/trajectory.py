@@ -13,6 +13,7 @@ from avalanche_amnesia.benchmarks.shared_labels import why_trained
 from avalanche_amnesia.ledger import RequestError
 from avalanche_amnesia.models.tensors import parameters_of
 from avalanche_amnesia.saving.encoding import checked
+from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.lookup import find_plugin, refuse_second
 from avalanche_amnesia.training.host.rollback import abort_training, begin_finishing, finish, go_back, is_last_to_finish
 from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin, single_task
@@ -111,7 +112,7 @@ class TrajectoryPlugin(SupervisedPlugin):
         """Values before the task in training; None between tasks."""
         return None if self.training is None else self.training.snapshot
 
-    def before_train_dataset_adaptation(self, strategy: Any, **kwargs: Any) -> None:
+    def before_train_dataset_adaptation(self, strategy: Strategy, **kwargs: Any) -> None:
         """Check task, model, directory and order of the plugins, and undo a training that was interrupted."""
         refuse_second(strategy, TrajectoryPlugin)
         task, masking = single_task(strategy.experience), find_plugin(strategy, TaskMaskPlugin)
@@ -133,7 +134,7 @@ class TrajectoryPlugin(SupervisedPlugin):
         self._new = None if own_parameters(strategy.model, task) else task
 
     @torch.no_grad()
-    def undo_training(self, strategy: Any) -> None:
+    def undo_training(self, strategy: Strategy) -> None:
         """Undo a task whose training was interrupted; what the model has made for it goes."""
         go_back(strategy)
         if self.snapshot is not None:
@@ -144,7 +145,7 @@ class TrajectoryPlugin(SupervisedPlugin):
                 change.commit()
         self.training, self._activity, self._new = None, None, None
 
-    def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
+    def before_training_exp(self, strategy: Strategy, **kwargs: Any) -> None:
         """Remember the values before the task."""
         masking = find_plugin(strategy, TaskMaskPlugin)
         if masking is None:
@@ -156,33 +157,33 @@ class TrajectoryPlugin(SupervisedPlugin):
         if self.trajectory.fidelity.min_active_steps is not None:
             self._activity = StepActivity(strategy.model)
 
-    def host_state(self, strategy: Any) -> tuple[dict[str, Any], list[object]]:
+    def host_state(self, strategy: Strategy) -> tuple[dict[str, Any], list[object]]:
         """State that the host itself keeps of tasks, and its plugins that keep some: to go back to, see rollback."""
         own = own_attributes(strategy) if purger_of(strategy) is not None else {}
         return own, [plugin for plugin in strategy.plugins if purger_of(plugin) is not None]
 
-    def before_training_epoch(self, strategy: Any, **kwargs: Any) -> None:
+    def before_training_epoch(self, strategy: Strategy, **kwargs: Any) -> None:
         """Let go of what the last epoch's end noted: requests may change everything in the epoch that begins."""
         if purger_of(strategy) is not None:
             finish(strategy)
 
-    def after_training_epoch(self, strategy: Any, **kwargs: Any) -> None:
+    def after_training_epoch(self, strategy: Strategy, **kwargs: Any) -> None:
         """Note where a strategy with a memory of its own stands, as it updates that in front of all plugins."""
         if purger_of(strategy) is not None:
             begin_finishing(strategy)
 
-    def before_update(self, strategy: Any, **kwargs: Any) -> None:
+    def before_update(self, strategy: Strategy, **kwargs: Any) -> None:
         """Note where the step starts, if moves are counted."""
         if self._activity is not None:
             self._activity.before_step()
 
-    def after_update(self, strategy: Any, **kwargs: Any) -> None:
+    def after_update(self, strategy: Strategy, **kwargs: Any) -> None:
         """Count the entries that the step moved, if moves are counted."""
         if self._activity is not None:
             self._activity.after_step()
 
     @torch.no_grad()
-    def after_training_exp(self, strategy: Any, **kwargs: Any) -> None:
+    def after_training_exp(self, strategy: Strategy, **kwargs: Any) -> None:
         """Record the task's update of everything that is not its own, and take out of the model what is not kept."""
         begin_finishing(strategy)
         if self.training is None:

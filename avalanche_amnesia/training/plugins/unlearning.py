@@ -20,6 +20,7 @@ from avalanche_amnesia.ledger import RequestError, TaskLedger
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.saving.encoding import checked
 from avalanche_amnesia.saving.strategy_settings import OF_THE_HOST
+from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.lookup import find_plugin, refuse_second
 from avalanche_amnesia.training.host.rollback import abort_training, finish, go_back, is_finishing
 from avalanche_amnesia.training.host.stream_requests import StreamRequests, check_iteration, check_iterations, due
@@ -158,7 +159,7 @@ class UnlearningPlugin(SupervisedPlugin):
 
     # By the user ----------------------------------------------------------------------------------------------
 
-    def plan(self, strategy: Any, tasks: Iterable[int]) -> UnlearningPlan:
+    def plan(self, strategy: Strategy, tasks: Iterable[int]) -> UnlearningPlan:
         """Plan of what unlearning these tasks now would change; changes nothing.
 
         Raises:
@@ -166,7 +167,7 @@ class UnlearningPlugin(SupervisedPlugin):
         """
         return self.prepared(strategy, tasks).plan
 
-    def prepared(self, strategy: Any, tasks: Iterable[int]) -> UnlearningContext:
+    def prepared(self, strategy: Strategy, tasks: Iterable[int]) -> UnlearningContext:
         """All that unlearning these tasks now would look at, as an audit's evidence is taken of it; changes nothing.
 
         Raises:
@@ -176,7 +177,7 @@ class UnlearningPlugin(SupervisedPlugin):
 
     def unlearn(
         self,
-        strategy: Any,
+        strategy: Strategy,
         tasks: Iterable[int],
         *,
         keep_probes: bool = False,
@@ -199,7 +200,7 @@ class UnlearningPlugin(SupervisedPlugin):
         """
         self.ledger.declare_permanent(tasks)
 
-    def _between_tasks(self, strategy: Any) -> str:
+    def _between_tasks(self, strategy: Strategy) -> str:
         trajectory = self._trajectory(strategy)
         if trajectory.snapshot is not None or self.current_task is not None or is_finishing(strategy):
             task = self.current_task if trajectory.snapshot is None else trajectory.snapshot.task
@@ -210,11 +211,11 @@ class UnlearningPlugin(SupervisedPlugin):
             )
         return f"after {self.ledger.n_trained} trainings"
 
-    def abort(self, strategy: Any) -> None:
+    def abort(self, strategy: Strategy) -> None:
         """Give up a task whose training was interrupted; what its requests unlearned stays unlearned."""
         abort_training(strategy)
 
-    def undo_training(self, strategy: Any) -> None:
+    def undo_training(self, strategy: Strategy) -> None:
         """Forget the task in training, which is given up."""
         go_back(strategy)
         self.current = None
@@ -229,7 +230,7 @@ class UnlearningPlugin(SupervisedPlugin):
 
     # By the stream --------------------------------------------------------------------------------------------
 
-    def before_training(self, strategy: Any, **kwargs: Any) -> None:
+    def before_training(self, strategy: Strategy, **kwargs: Any) -> None:
         """Move behind all plugins but the host's last two: those that learn must have learned, and metrics seen it.
 
         And undo a training that was interrupted, before any plugin looks whether the task is a new one.
@@ -245,7 +246,7 @@ class UnlearningPlugin(SupervisedPlugin):
         if strategy.clock.train_exp_counter in self.history.counters.values():  # an error kept the clock from ticking
             strategy.clock.train_exp_counter += 1
 
-    def before_train_dataset_adaptation(self, strategy: Any, **kwargs: Any) -> None:
+    def before_train_dataset_adaptation(self, strategy: Strategy, **kwargs: Any) -> None:
         """Check everything that can be wrong with the task and its requests; fire those that come before it."""
         experience, task = strategy.experience, single_task(strategy.experience)
         self._trajectory(strategy)
@@ -262,7 +263,7 @@ class UnlearningPlugin(SupervisedPlugin):
         for request in self._requests.still_due(experience, "before", self.ledger.unlearned):
             self._obey(strategy, request, task)
 
-    def after_train_dataset_adaptation(self, strategy: Any, **kwargs: Any) -> None:
+    def after_train_dataset_adaptation(self, strategy: Strategy, **kwargs: Any) -> None:
         """Refuse one training over several tasks that are new (JointTraining): they would leave one update.
 
         Raises:
@@ -278,7 +279,7 @@ class UnlearningPlugin(SupervisedPlugin):
                 "after another, or leave out TrajectoryPlugin and UnlearningPlugin"
             )
 
-    def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
+    def before_training_exp(self, strategy: Strategy, **kwargs: Any) -> None:
         """Check iterations against the real loader; note whose traces the task can carry; let others get ready."""
         self.current_task = single_task(strategy.experience)
         self.claims.begin(strategy, self.ledger)
@@ -291,7 +292,7 @@ class UnlearningPlugin(SupervisedPlugin):
             if revises(plugin):
                 plugin.begin(strategy, self.current_task, self.ledger.unlearnable)
 
-    def before_training_iteration(self, strategy: Any, **kwargs: Any) -> None:
+    def before_training_iteration(self, strategy: Strategy, **kwargs: Any) -> None:
         """Fire the requests of this iteration; keep samples of forgotten tasks out of a loader that still has them."""
         if strategy.clock.train_exp_iterations == 0:
             self.claims.first_step(strategy, single_task(strategy.experience))
@@ -306,7 +307,7 @@ class UnlearningPlugin(SupervisedPlugin):
             if len(keep) < len(strategy.mbatch[-1]):
                 strategy.mbatch = [part[keep] for part in strategy.mbatch]
 
-    def after_training_exp(self, strategy: Any, **kwargs: Any) -> None:
+    def after_training_exp(self, strategy: Strategy, **kwargs: Any) -> None:
         """Enter the task into the ledger, which finishes it; fire the requests that come after it."""
         task = single_task(strategy.experience)
         permanent = bool(getattr(strategy.experience, "permanent", False))
@@ -324,7 +325,7 @@ class UnlearningPlugin(SupervisedPlugin):
         if recorder.merge_permanent:
             recorder.trajectory.merge(self.ledger.permanent)
 
-    def _obey_overdue(self, strategy: Any) -> None:
+    def _obey_overdue(self, strategy: Strategy) -> None:
         """Fire the requests that come after a task; those whom an interruption kept waiting, before the next one."""
         for task, request in self._requests.overdue(self.ledger.unlearned):
             try:
@@ -334,7 +335,7 @@ class UnlearningPlugin(SupervisedPlugin):
                 raise
             self._requests.answered(task, request)
 
-    def _refuse_foreign_logs(self, strategy: Any) -> None:
+    def _refuse_foreign_logs(self, strategy: Strategy) -> None:
         recorder = find_plugin(strategy, TrajectoryPlugin)
         recorded = () if recorder is None else recorder.trajectory.tasks
         foreign = set(recorded) - {*self.ledger.remaining, *self.ledger.unlearned, self.current_task}
@@ -345,7 +346,7 @@ class UnlearningPlugin(SupervisedPlugin):
                 "state that strategy.save(path) kept, by load_state(strategy, path)"
             )
 
-    def _obey(self, strategy: Any, request: Any, task: int) -> None:
+    def _obey(self, strategy: Strategy, request: Any, task: int) -> None:
         self._requests.fires(task, request)
         self._unlearn(strategy, request.tasks, request.event(task), self.keep_probes)
 
@@ -353,7 +354,7 @@ class UnlearningPlugin(SupervisedPlugin):
 
     def _unlearn(
         self,
-        strategy: Any,
+        strategy: Strategy,
         tasks: Iterable[int],
         event: str,
         keep_probes: bool,
@@ -383,7 +384,7 @@ class UnlearningPlugin(SupervisedPlugin):
         finally:
             self.current = None
 
-    def _forget(self, strategy: Any, tasks: Collection[int], change: Transaction) -> None:
+    def _forget(self, strategy: Strategy, tasks: Collection[int], change: Transaction) -> None:
         """Drop what this package's plugins and the host's evaluator know of tasks."""
         masking = find_plugin(strategy, TaskMaskPlugin)
         if masking is not None:
@@ -400,7 +401,7 @@ class UnlearningPlugin(SupervisedPlugin):
             change.set(training.snapshot, moments={})
 
     def _prepare(
-        self, strategy: Any, tasks: Iterable[int], event: str, *, allow_unknown: bool, strict: bool
+        self, strategy: Strategy, tasks: Iterable[int], event: str, *, allow_unknown: bool, strict: bool
     ) -> UnlearningContext:
         """Check a request and work out what it would do; changes nothing."""
         recorder, masking = self._trajectory(strategy), find_plugin(strategy, TaskMaskPlugin)
@@ -433,7 +434,7 @@ class UnlearningPlugin(SupervisedPlugin):
             own_modules_only(context)
         return context
 
-    def _cleaned(self, strategy: Any) -> tuple[list[tuple[object, Purger]], UnknownState]:
+    def _cleaned(self, strategy: Strategy) -> tuple[list[tuple[object, Purger]], UnknownState]:
         """Plugins of the host and the user, the strategy and its criterion: with purgers, and with unknown state."""
         others = [
             plugin
@@ -457,7 +458,7 @@ class UnlearningPlugin(SupervisedPlugin):
         if self.deletion is not None:
             model.keeps_shared_entries = self.deletion == "exclusive"
 
-    def _trajectory(self, strategy: Any) -> TrajectoryPlugin:
+    def _trajectory(self, strategy: Strategy) -> TrajectoryPlugin:
         if self not in strategy.plugins:
             raise RequestError(
                 f"this UnlearningPlugin is none of {type(strategy).__name__}'s plugins, and knows nothing of its "
@@ -473,7 +474,7 @@ class UnlearningPlugin(SupervisedPlugin):
 
 
 @contextmanager
-def _preserved_minibatch(strategy: Any) -> Iterator[None]:
+def _preserved_minibatch(strategy: Strategy) -> Iterator[None]:
     """Keep the mini-batch and the loss of an iteration, which an evaluation in the middle of it wipes."""
     saved = {name: getattr(strategy, name) for name in ("mbatch", "mb_output", "loss", "_eval_streams")}
     try:

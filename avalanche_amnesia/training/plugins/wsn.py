@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from avalanche_amnesia import checks
 from avalanche_amnesia.models.weight_masks.subnet import SubnetModel
 from avalanche_amnesia.seeding import derive_seed
+from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.holdout import Holdout
 from avalanche_amnesia.training.host.lookup import unlearning_of
 from avalanche_amnesia.training.optimizers import BareAdam, BareStep, flush_denormals
@@ -60,13 +61,15 @@ class SubnetPlugin(TaskMaskPlugin):
 
     # Around a task --------------------------------------------------------------------------------------------
 
-    def after_train_dataset_adaptation(self, strategy: Any, **kwargs: Any) -> None:
+    def after_train_dataset_adaptation(self, strategy: Strategy, **kwargs: Any) -> None:
         """Hold validation data out, before anything reads the training data."""
         if self.masks.keep == "best":
             task = single_task(strategy.experience)
             self.in_training.holdout = Holdout(strategy, self.masks.held_out, self.seed, task)
 
-    def before_training_exp(self, strategy: Any, shuffle: bool = True, drop_last: bool = False, **kwargs: Any) -> None:
+    def before_training_exp(
+        self, strategy: Strategy, shuffle: bool = True, drop_last: bool = False, **kwargs: Any
+    ) -> None:
         """Start the task's scores."""
         now: SubnetTask = self.in_training
         model, task = self.model_of(strategy), single_task(strategy.experience)
@@ -77,7 +80,7 @@ class SubnetPlugin(TaskMaskPlugin):
         now.best = None
         self._prepare(strategy)
 
-    def _prepare(self, strategy: Any) -> None:
+    def _prepare(self, strategy: Strategy) -> None:
         """Make what depends on the other tasks; again when one of them goes in the middle of this task."""
         now: SubnetTask = self.in_training
         model = self.model_of(strategy)
@@ -113,7 +116,7 @@ class SubnetPlugin(TaskMaskPlugin):
             parts.append((2 * torch.rand(tensor.size, generator=generator) - 1) / max(1, fan_in) ** 0.5)
         return torch.cat(parts)
 
-    def before_training_epoch(self, strategy: Any, **kwargs: Any) -> None:
+    def before_training_epoch(self, strategy: Strategy, **kwargs: Any) -> None:
         """Let the scores' learning rate follow the strategy's."""
         super().before_training_epoch(strategy, **kwargs)
         now: SubnetTask = self.in_training
@@ -125,7 +128,7 @@ class SubnetPlugin(TaskMaskPlugin):
             now.step_scores.optimizer.param_groups[0]["lr"] = self.masks.score_lr * share
 
     @torch.no_grad()
-    def after_training_epoch(self, strategy: Any, **kwargs: Any) -> None:
+    def after_training_epoch(self, strategy: Strategy, **kwargs: Any) -> None:
         """Keep this step's state if it is the best so far on the held out data."""
         super().after_training_epoch(strategy, **kwargs)
         now: SubnetTask = self.in_training
@@ -151,7 +154,7 @@ class SubnetPlugin(TaskMaskPlugin):
         return {"scores": now.scores.detach(), **weights, **own}
 
     @torch.no_grad()
-    def keep_mask(self, strategy: Any) -> None:
+    def keep_mask(self, strategy: Strategy) -> None:
         """Go to the step that is kept, fix the mask, and return every entry outside it to its bits before the task."""
         now: SubnetTask = self.in_training
         model = self.model_of(strategy)
@@ -164,7 +167,7 @@ class SubnetPlugin(TaskMaskPlugin):
         self.settle_head(strategy)
         self._drop_unneeded_scores(strategy, model)
 
-    def _drop_unneeded_scores(self, strategy: Any, model: SubnetModel) -> None:
+    def _drop_unneeded_scores(self, strategy: Strategy, model: SubnetModel) -> None:
         """Keep scores for the next task, and those to go back to: of the tasks in front of unlearnable ones."""
         unlearning, order = unlearning_of(strategy), model.masked_tasks
         needed = {order[-1]}
@@ -175,7 +178,7 @@ class SubnetPlugin(TaskMaskPlugin):
 
     # Around a step --------------------------------------------------------------------------------------------
 
-    def _look_at_the_others(self, strategy: Any) -> None:
+    def _look_at_the_others(self, strategy: Strategy) -> None:
         """Drop what came out of a task that was unlearned in the middle of this one."""
         now: SubnetTask = self.in_training
         model = self.model_of(strategy)
@@ -186,24 +189,24 @@ class SubnetPlugin(TaskMaskPlugin):
         now.best = None
         self._prepare(strategy)
 
-    def before_forward(self, strategy: Any, **kwargs: Any) -> None:
+    def before_forward(self, strategy: Strategy, **kwargs: Any) -> None:
         """Choose the best-scored weights for this step."""
         self._look_at_the_others(strategy)
         self.model_of(strategy).open_subnet()
 
-    def after_forward(self, strategy: Any, **kwargs: Any) -> None:
+    def after_forward(self, strategy: Strategy, **kwargs: Any) -> None:
         """Check, behind the task's first forward, that the backbone keeps nothing that tasks would share."""
         if strategy.clock.train_exp_iterations == 0:
             self.refuse_shared_state(strategy)
 
     @torch.no_grad()
-    def before_update(self, strategy: Any, **kwargs: Any) -> None:
+    def before_update(self, strategy: Strategy, **kwargs: Any) -> None:
         """Hand the gradients on to weights and scores."""
         self.model_of(strategy).pass_gradients()
         self.begin_step(strategy)
 
     @torch.no_grad()
-    def after_update(self, strategy: Any, **kwargs: Any) -> None:
+    def after_update(self, strategy: Strategy, **kwargs: Any) -> None:
         """Take back what earlier tasks use, step the scores."""
         now: SubnetTask = self.in_training
         flush_denormals(strategy.optimizer, strategy.clock.train_exp_iterations)

@@ -12,6 +12,7 @@ from torch.utils.data import Dataset
 
 from avalanche_amnesia.ledger import RequestError
 from avalanche_amnesia.object_walk import Parts, reachable
+from avalanche_amnesia.strategy import Strategy
 
 # A strategy's attributes that the host fills for every strategy alike: what the package cleans itself, or a mini-batch.
 _OF_EVERY_STRATEGY = frozenset(
@@ -31,7 +32,7 @@ UnknownState = Sequence[tuple[object, str]]
 """Plugins, the strategy or its criterion, with the path to something learned that nobody knows how to clean."""
 
 
-def unknown_state(strategy: Any, things: Iterable[object]) -> UnknownState:
+def unknown_state(strategy: Strategy, things: Iterable[object]) -> UnknownState:
     """Those of some things without a purger that keep something learned, with the path to what they keep."""
     known = [strategy, strategy.optimizer, strategy.evaluator, strategy._criterion, *strategy.plugins]
     paths = [(thing, learned_state(thing, known, strategy.model)) for thing in things]
