@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 from avalanche.benchmarks import CLExperience, CLScenario, EagerCLStream, ExperienceAttribute
 
 from avalanche_amnesia import checks
-from avalanche_amnesia.benchmarks.shared_labels import label_of_several
+from avalanche_amnesia.benchmarks.data import label_of_several
 from avalanche_amnesia.benchmarks.tasks import TaskExperience
 from avalanche_amnesia.ledger import RequestError, TaskLedger
 

@@ -16,7 +16,6 @@ from torch import nn
 from torch.optim import Optimizer
 
 from avalanche_amnesia import checks
-from avalanche_amnesia.ledger import RequestError
 from avalanche_amnesia.models.multi_head import MultiHeadModel
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.models.tensors import parameters_of
@@ -334,6 +333,8 @@ class TaskStrategy(OwnArguments, ListenerDispatch, KeptState, SupervisedTemplate
     def _unlearning(self) -> UnlearningPlugin:
         plugin: UnlearningPlugin | None = unlearning_of(self)
         if plugin is None:
+            from avalanche_amnesia.ledger import RequestError  # lazy: HAT needs no ledger
+
             raise RequestError(
                 f"{type(self).__name__} does not unlearn: use AmnesiacHAT or WSN, or give it "
                 "plugins=[TrajectoryPlugin(), UnlearningPlugin()]"

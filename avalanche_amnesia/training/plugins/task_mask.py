@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from avalanche.core import SupervisedPlugin
 
-from avalanche_amnesia.benchmarks.shared_labels import why_trained
+from avalanche_amnesia.benchmarks.data import why_trained
 from avalanche_amnesia.models.multi_head import inside_backbone
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.models.tensors import parameters_of

@@ -9,7 +9,7 @@ import torch
 from avalanche.core import SupervisedPlugin
 
 from avalanche_amnesia import checks
-from avalanche_amnesia.benchmarks.shared_labels import why_trained
+from avalanche_amnesia.benchmarks.data import why_trained
 from avalanche_amnesia.ledger import RequestError
 from avalanche_amnesia.models.tensors import parameters_of
 from avalanche_amnesia.saving.encoding import checked
