@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import isfinite
 from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -33,30 +34,19 @@ def encode(value: Any, path: str = "") -> tuple[Any, Groups]:
     nothing that a state names is ever called.
 
     Raises:
-        StateError: for a value that is none of a state.
+        StateError: naming all that no state can hold, each with its path: ``AGEMPlugin.loader is a generator``.
     """
     encoder = _Encoder()
-    return encoder.encode(value, path), encoder.tensors
-
-
-def foreign(value: Any, path: str) -> Iterator[str]:
-    """Descriptions of what no state can hold, each with its path: ``AGEMPlugin.loader is a generator``."""
-    if isinstance(value, Apart):
-        yield from foreign(value.value, path)
-    elif type(value) is dict:
-        for key, item in value.items():
-            yield from foreign(key, f"a key of {path}")
-            yield from foreign(item, f"{path}[{key!r}]")
-    elif type(value) in (list, *_CONTAINERS):
-        for i, item in enumerate(value):
-            yield from foreign(item, f"{path}[{i}]")
-    elif type(value) not in (type(None), bool, int, float, str, *_LEAVES):
-        yield f"{path} is a {type(value).__name__}"
+    code = encoder.encode(value, path)
+    if encoder.foreign:
+        raise StateError(", ".join(encoder.foreign))
+    return code, encoder.tensors
 
 
 class _Encoder:
     def __init__(self) -> None:
         self.tensors: Groups = {}
+        self.foreign: list[str] = []
         self._apart = ""  # path of the value apart that is being encoded
 
     def encode(self, value: Any, path: str) -> Any:
@@ -81,10 +71,15 @@ class _Encoder:
             return {"$tensor": [group, name, value.device.type]}
         if kind is torch.Generator:
             return {"$generator": [str(value.device), self.encode(value.get_state(), path)]}
+        if isinstance(value, np.generic) and value.dtype.kind in "biuf":
+            return {"$number": [str(value.dtype), value.item()]}
+        if kind is np.ndarray and value.dtype.kind in "biuf":
+            return {"$array": self.encode(torch.from_numpy(np.ascontiguousarray(value)), path)}
         if kind in _LEAVES:
             name, text, _ = _LEAVES[kind]
             return {name: text(value)}
-        raise StateError(f"{path} is a {kind.__name__}; a state holds values of JSON and tensors")
+        self.foreign.append(f"{path} is a {kind.__name__}")
+        return None
 
     def _dict(self, value: Mapping[Any, Any], path: str) -> Any:
         if all(type(key) is str and not key.startswith("$") for key in value):
@@ -137,6 +132,10 @@ class _Decoder:
             generator = torch.Generator(code[0])
             generator.set_state(self.decode(code[1], path).cpu())
             return generator
+        if name == "$number":
+            return np.dtype(code[0]).type(code[1])
+        if name == "$array":
+            return self.decode(code, path).numpy()
         if name in _MAKE_CONTAINER:
             return _MAKE_CONTAINER[name](self.decode(code, path))
         return _MAKE_LEAF[name](code)
@@ -164,8 +163,6 @@ _LEAVES: dict[type, tuple[str, Callable[[Any], str], Callable[[str], Any]]] = {
     bytes: ("$bytes", lambda value: base64.b64encode(value).decode(), base64.b64decode),
     torch.dtype: ("$dtype", lambda value: str(value).removeprefix("torch."), _dtype),
     torch.device: ("$device", str, torch.device),
-    torch.Generator: ("$generator", str, str),
-    Tensor: ("$tensor", str, str),
 }
 _MAKE_LEAF = {name: make for name, _, make in _LEAVES.values()}
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
+import numpy as np
 import torch
 from avalanche.core import BasePlugin
 from avalanche.training.plugins import EvaluationPlugin
@@ -26,7 +27,7 @@ OF_THE_HOST = (EvaluationPlugin, PeriodicEval, Clock)
 """Avalanche's plugins that count and report, and take no part in a training."""
 _PLAIN = (bool, int, float, str, type(None))
 _FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodType)
-_SIMPLE = (*_PLAIN, *_FUNCTIONS, torch.dtype, Path, Enum, Optimizer)
+_SIMPLE = (*_PLAIN, *_FUNCTIONS, np.generic, torch.dtype, Path, Enum, Optimizer)
 
 
 _OF_EVALUATION = frozenset({"eval_mb_size", "eval_every", "peval_mode"})
@@ -104,6 +105,8 @@ def _is_ours(value: Any) -> bool:
 def _as_json(value: Any) -> Any:
     if isinstance(value, Enum):
         return value.name
+    if isinstance(value, np.generic):
+        return value.item()
     if isinstance(value, _PLAIN):
         return value
     if isinstance(value, (tuple, list)):

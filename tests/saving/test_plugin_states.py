@@ -109,7 +109,7 @@ class Wrong(Teaching):
 
 
 def test_what_it_says_is_checked_too(tmp_path):
-    with pytest.raises(StateError, match=r"Wrong\.state\(\)\['teacher'\] is a Wrong"):
+    with pytest.raises(StateError, match=r"Wrong\.state\(\)\.teacher is a Wrong"):
         saved(tmp_path, Wrong())
 
 

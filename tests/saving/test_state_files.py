@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import isnan
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -136,7 +137,7 @@ def through(value):
     [
         *(None, True, 3, 0.1, -0.0, float("inf"), "text", b"\0\xff", (1, [2, (3,)]), {1, 2}, frozenset({(1, 2)})),
         *({1: "a", (2, "b"): [None]}, {"a": {}, "b": [()]}, {"$tuple": [1]}, {"1": 1, 1: 2}),
-        *(torch.float16, torch.device("cpu")),
+        *(torch.float16, torch.device("cpu"), np.float32(0.1), np.int64(7)),
     ],
     ids=repr,
 )
@@ -146,8 +147,9 @@ def test_values_come_back(value):
     assert type(found) is type(value)
 
 
-def test_nan_tensors_and_generators_come_back():
+def test_nan_tensors_arrays_and_generators_come_back():
     assert isnan(through(float("nan")))
+    assert np.array_equal(through(np.eye(3)), np.eye(3))
     tensor = torch.tensor([1.0, float("nan")])
     assert torch.equal(through({"a": (tensor,)})["a"][0].view(torch.int32), tensor.view(torch.int32))
     generator = torch.Generator().manual_seed(5)

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from avalanche_amnesia.saving.encoding import foreign
+from avalanche_amnesia.saving.encoding import encode
 from avalanche_amnesia.saving.files import StateError
 from avalanche_amnesia.saving.strategy_settings import own_settings
 from avalanche_amnesia.strategy import Strategy
@@ -56,19 +56,19 @@ def state_of(thing: Any, left_out: frozenset[str] = frozenset()) -> Any:
     """
     name, conversions = type(thing).__name__, _conversions(thing)
     if hasattr(type(thing), "load_state"):
-        state = thing.state()
-        bad = list(foreign(state, f"{name}.state()"))
+        state, path = thing.state(), f"{name}.state()"
     else:
         kept = {key: value for key, value in _attributes(thing).items() if key not in left_out}
-        state = {key: _taken(value, conversions.get(key)) for key, value in kept.items()}
-        bad = [text for key, value in state.items() for text in foreign(value, f"{name}.{key}")]
+        state, path = {key: _taken(value, conversions.get(key)) for key, value in kept.items()}, name
         state |= {"state_dict": dict(thing.state_dict())} if isinstance(thing, nn.Module) else {}
-    if bad:
+    try:
+        encode(state, path)
+    except StateError as error:
         raise StateError(
-            f"{', '.join(bad)}: a state holds JSON types, tensors, and lists, tuples, sets and dicts of these. Give "
-            f"{name} a state(), which returns such a value, and a load_state(state), which takes it back; of a class "
-            f"that is not yours, say how with register_state({name}, attribute=Conversion(…))"
-        )
+            f"{error}: a state holds JSON types, tensors, and lists, tuples, sets and dicts of these. Give {name} a "
+            "state(), which returns such a value, and a load_state(state), which takes it back; of a class that is not "
+            f"yours, say how with register_state({name}, attribute=Conversion(…))"
+        ) from None
     return state
 
 

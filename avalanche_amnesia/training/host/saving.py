@@ -88,26 +88,28 @@ def load_state(strategy: Strategy, path: str | Path) -> None:
 def give_state(strategy: Strategy, body: Any, tensors: Groups, path: Path) -> None:
     """Give a strategy a state that was read; as :func:`load_state`."""
     told = f"{path} holds what no state of a {type(strategy).__name__} holds"
-    with _naming(told):
+    with _naming(path, told):
         state = decode(body, tensors, strategy.device)
         _check_fits(strategy, state, path)
         strategy.plugins = _in_saved_order(strategy, [name for name, _ in state["plugins"]])
         parts = list(_parts(strategy, state))
     for part, give in parts:
-        with _naming(f"{told}, in {part}"):
+        with _naming(path, f"{told}, in {part}"):
             give()
     trigger_plugins(strategy, "after_loading")
 
 
 @contextmanager
-def _naming(told: str) -> Iterator[None]:
+def _naming(path: Path, told: str) -> Iterator[None]:
     """Errors of a file that somebody has written into, with where it is."""
     try:
         yield
     except RequestError:
         raise
     except StateError as error:
-        raise error if str(error).startswith(told.partition(" ")[0]) else StateError(f"{told}: {error}") from error
+        if str(error).startswith(str(path)):
+            raise
+        raise StateError(f"{told}: {error}") from error
     except (KeyError, IndexError, TypeError, AttributeError, ValueError, RuntimeError) as error:
         raise StateError(f"{told}: {error!r:.300}") from error
 
