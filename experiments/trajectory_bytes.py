@@ -29,11 +29,11 @@ from torch import Tensor
 from torch.optim import Adam
 
 from avalanche_amnesia.benchmarks import PermutedDigits
+from avalanche_amnesia.contrib.ablations import PrunedTrajectoryPlugin
 from avalanche_amnesia.contrib.streams import PermutedMNIST
 from avalanche_amnesia.evaluation import accuracy, features_of, js_divergence
 from avalanche_amnesia.models import MLP, MaskedModel
 from avalanche_amnesia.training import AmnesiacHAT, HardAttention
-from avalanche_amnesia.training.plugins import TrajectoryPlugin
 from avalanche_amnesia.trajectory import Trajectory
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -51,20 +51,37 @@ SETTINGS: dict[str, dict[str, Any]] = {
 COLUMNS = ("moved", "byte", "max", "L2", "JSD", "accuracy", "request")
 
 
-class Watched(Trajectory):
-    """A trajectory that keeps what the last task's training left, and a lossless log of the same run beside it."""
+class WithLosslessTwin(Trajectory):
+    """A trajectory with a lossless log of the same run beside it."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.lossless = Trajectory()
-        self.trained: dict[str, Tensor] = {}
 
     def record(self, task: int, before: Mapping[str, Tensor], after: Mapping[str, Tensor], **more: Any) -> Any:
-        """Record a task, and keep a copy of what its training left."""
-        self.trained = {name: value.detach().clone() for name, value in after.items()}
+        """Record a task in both."""
         committed = super().record(task, before, after, **more)
         self.lossless.record(task, before, {**after, **committed})
         return committed
+
+
+class Watched(PrunedTrajectoryPlugin):
+    """A recorder that keeps what the last task's training left."""
+
+    def __init__(self, **setting: Any) -> None:
+        super().__init__(**setting)
+        self.trajectory = WithLosslessTwin(dtype=setting.get("dtype"))
+        self.trained: dict[str, Tensor] = {}
+
+    def prune(self, before: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> None:
+        """As the base class's, behind a copy."""
+        self.trained = {name: value.detach().clone() for name, value in parameters.items()}
+        super().prune(before, parameters)
+
+    def added_errors(self, model: MaskedModel) -> Tensor:
+        """Differences of the model from what the last task's training left, float64."""
+        now = dict(model.named_parameters())
+        return torch.cat([(now[n].double() - value.double()).reshape(-1) for n, value in self.trained.items()])
 
 
 def set_values(parameters: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
@@ -100,8 +117,8 @@ def run(benchmark: Any, adjustment: Any, epochs: int, setting: dict[str, Any]) -
     torch.manual_seed(0)
     inputs = benchmark.train_stream[0].tensors[0][0].numel()
     model = MaskedModel(MLP(inputs, hidden=(256, 100), features=64))
-    plugin = TrajectoryPlugin(**setting)
-    plugin.trajectory = store = Watched(**setting)
+    plugin = Watched(**setting)
+    store = plugin.trajectory
     strategy = AmnesiacHAT(
         model=model,
         optimizer=Adam(model.parameters(), lr=1e-3),
@@ -112,10 +129,11 @@ def run(benchmark: Any, adjustment: Any, epochs: int, setting: dict[str, Any]) -
         train_epochs=epochs,
         evaluator=EvaluationPlugin(loggers=[BaseLogger()]),
     )
-    divergences = []
+    divergences, errors = [], []
     for train, test in zip(benchmark.train_stream, benchmark.test_stream, strict=True):
         strategy.train(train)
-        divergences.append(added_divergence(model, store.trained, test))
+        errors.append(plugin.added_errors(model).detach())
+        divergences.append(added_divergence(model, plugin.trained, test))
     report = list(store.report().values())
     learned = mean_accuracy(model, benchmark.test_stream)
     request = [len(report) // 2]
@@ -126,8 +144,8 @@ def run(benchmark: Any, adjustment: Any, epochs: int, setting: dict[str, Any]) -
     return {
         "moved": fmean(row["share"] for row in report),
         "byte": fmean(row["bytes_per_parameter"] for row in report),
-        "max": max(row["error_max"] for row in report),
-        "L2": fmean(row["error_l2"] for row in report),
+        "max": max(float(error.abs().max()) for error in errors),
+        "L2": fmean(float(error.norm()) for error in errors),
         "JSD": sum(divergences) / len(divergences),
         "accuracy": learned,
         "request": float(torch.stack(differences).max()),

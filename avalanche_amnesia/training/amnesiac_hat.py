@@ -51,7 +51,7 @@ class AmnesiacHAT(HardAttentionStrategy):
             :class:`~avalanche_amnesia.contrib.repair.RepairPlugin`. None (default): no data is kept.
         isolation: ``none``, ``pools`` or :class:`~avalanche_amnesia.isolation.Pools` with options of its own: units
             for each task, which makes unlearning exact to the bit.
-        trajectory: how updates are kept, ``TrajectoryPlugin(threshold=…, dtype=…, path=…)``; by default all of them,
+        trajectory: how updates are kept, ``TrajectoryPlugin(dtype=…, path=…)``; by default all of them,
             lossless, in memory.
         unlearning: how requests are obeyed, ``UnlearningPlugin(deadline=…, keep_probes=…, deletion=…)``.
         seed: every draw derives from it and the task.

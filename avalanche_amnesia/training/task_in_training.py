@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from avalanche_amnesia.bits import same_bits
 from avalanche_amnesia.models.multi_head import MultiHeadModel
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.models.tensors import parameters_of
@@ -92,30 +91,3 @@ class TaskSnapshot:
         for name, kept in keep.items():
             parameter = parameters[name]
             parameter.copy_(torch.where(kept, parameter, self.values[name]))
-
-
-class StepActivity:
-    """Count of a task's steps in which each parameter's entries moved."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self._parameters = dict(model.named_parameters())
-        self._moves = {n: torch.zeros_like(p, dtype=torch.int32) for n, p in self._parameters.items()}
-        self._start = {n: torch.empty_like(p, requires_grad=False) for n, p in self._parameters.items()}
-        self._steps = 0
-
-    @torch.no_grad()
-    def before_step(self) -> None:
-        """Note where a step starts: what moved since the last one (an unlearning, say) was no step."""
-        for name, parameter in self._parameters.items():
-            self._start[name].copy_(parameter)
-
-    @torch.no_grad()
-    def after_step(self) -> None:
-        """Count the entries that the step moved."""
-        self._steps += 1
-        for name, parameter in self._parameters.items():
-            self._moves[name] += ~same_bits(parameter, self._start[name])
-
-    def share(self) -> dict[str, Tensor]:
-        """Parameter name → share of the steps in which each entry moved, float64."""
-        return {name: moves.double() / max(self._steps, 1) for name, moves in self._moves.items()}

@@ -27,7 +27,7 @@ class WSN(HardAttentionStrategy):
         model: a :class:`SubnetModel`.
         optimizer: any torch optimizer over ``model.parameters()``.
         masks: settings of learning which weights a task uses, ``ScoredWeights(score_lr=…)``.
-        trajectory: how updates are kept, ``TrajectoryPlugin(threshold=…, dtype=…, path=…)``; by default all of them,
+        trajectory: how updates are kept, ``TrajectoryPlugin(dtype=…, path=…)``; by default all of them,
             lossless, in memory.
         unlearning: how requests are obeyed, ``UnlearningPlugin(deadline=…, keep_probes=…)``.
         seed: every draw derives from it and the task.

@@ -20,6 +20,7 @@ from avalanche_amnesia.trajectory.sparse import expand, pack, shrink, size, unpa
 
 LEVELS = 127
 """int8 codes, and steps of the last place, run from −127 to 127."""
+DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.int8)
 KEPT = -128
 """In the place of a number of steps: the value before is kept as it is."""
 

@@ -35,9 +35,8 @@ from torch import Tensor
 from avalanche_amnesia.bits import Algorithm, state_hashes
 from avalanche_amnesia.saving.files import replace_file, replacing, sealed, unsealed
 from avalanche_amnesia.trajectory.coded import SparseUpdates
-from avalanche_amnesia.trajectory.fidelity import AddedError
 from avalanche_amnesia.trajectory.sparse import SparseEntries, SparseValues
-from avalanche_amnesia.trajectory.undo_log import Log, LogFile
+from avalanche_amnesia.trajectory.undo_log import AddedError, Log, LogFile
 
 INDEX = "index.json"
 _OURS = re.compile(r"(task_-?\d+\.[0-9a-f]+\.safetensors|index\.json)(\.part)?")
@@ -77,9 +76,9 @@ def _read(path: Path) -> tuple[dict[int, Log], frozenset[int]]:
     for row in body["logs"]:
         task, repair_of = row["task"], row["repair_of"]
         entries = {name: _entries(stored[f"{task}/{name}"], *kind) for name, kind in row["tensors"].items()}
-        errors = {option: AddedError(**error) for option, error in row["errors"].items()}
+        error = AddedError(**row["error"])
         mapped = LogFile(path, (status.st_dev, status.st_ino), status.st_size, row["checksum"])
-        log = Log(entries, row["parameters"], errors, None if repair_of is None else frozenset(repair_of), mapped)
+        log = Log(entries, row["parameters"], error, None if repair_of is None else frozenset(repair_of), mapped)
         if not _fits(task, log, row["checksum"]):
             raise ValueError(f"the checksum of task {task} does not fit")
         logs[task] = log
@@ -105,7 +104,7 @@ def _head(log: Log) -> dict[str, Any]:
     return {
         "tensors": {name: [str(entry.dtype).removeprefix("torch."), *entry.shape] for name, entry in log.items()},
         "parameters": log.parameters,
-        "errors": {option: asdict(error) for option, error in log.errors.items()},
+        "error": asdict(log.error),
         "repair_of": None if log.repair_of is None else sorted(log.repair_of),
     }
 

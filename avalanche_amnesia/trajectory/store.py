@@ -13,8 +13,10 @@ remaining writers of each entry on top of the value before the first one that go
 Repairs are writers too, under negative numbers and behind the tasks that were trained before them: a repair goes with
 any task whose data made it, or with whatever goes next.
 
-Economies (:class:`~avalanche_amnesia.trajectory.fidelity.Fidelity`) change what a task leaves in the model, never what
-its log gives back: all of the above holds with each of them.
+A lower precision (``dtype``) is *committed*: what a log does not hold is taken out of the model when the task ends,
+before anything reads it. It changes what a task leaves in the model, never what its log gives back: all of the above
+holds with it, and the error is in plain sight, in the accuracy of the task itself. The other way round (the model
+keeps what the log does not) would leave residue behind.
 """
 
 from __future__ import annotations
@@ -29,12 +31,12 @@ from torch import Tensor
 from avalanche_amnesia.bits import as_integers, same_bits
 from avalanche_amnesia.saving.encoding import Apart, checked
 from avalanche_amnesia.saving.files import StateError
-from avalanche_amnesia.trajectory.fidelity import Fidelity
+from avalanche_amnesia.trajectory.coded import DTYPES, coded
 from avalanche_amnesia.trajectory.log_files import LogDirectory, TrajectoryError, checksum_of, read_logs, write_logs
 from avalanche_amnesia.trajectory.removal import Readers, Removal, without_unneeded, work_out
 from avalanche_amnesia.trajectory.replay import Revisions, wind_back
-from avalanche_amnesia.trajectory.sparse import SparseValues
-from avalanche_amnesia.trajectory.undo_log import Log, report
+from avalanche_amnesia.trajectory.sparse import SparseEntries, SparseValues
+from avalanche_amnesia.trajectory.undo_log import AddedError, Log, report
 
 
 class Trajectory:
@@ -48,18 +50,22 @@ class Trajectory:
             first change takes it back (files that are missing are written, all others of its kind deleted), whatever
             became of it since, unless another trajectory began there anew. Who wrote there before is refused from then
             on. A ``copy.deepcopy`` keeps its logs in memory and leaves the directory to the original.
-        options: those of :class:`~avalanche_amnesia.trajectory.fidelity.Fidelity`: ``threshold``,
-            ``min_active_steps``, ``dtype``. Lossless without them.
+        dtype: keep updates as ``torch.float32``, ``float16``, ``bfloat16`` or ``int8`` where that is smaller; None:
+            lossless.
 
     Raises:
-        ValueError: for an option that is not allowed.
+        ValueError: for a dtype that is not allowed.
         TrajectoryError: if ``path`` holds something else, or damaged files, or can't be written to. Later wherever a
             log is used whose file was damaged meanwhile (files carry checksums), and before a change to a directory
             that is another trajectory's by then.
     """
 
-    def __init__(self, *, path: str | Path | None = None, **options: Any) -> None:
-        self.fidelity = Fidelity(**options)
+    def __init__(self, *, path: str | Path | None = None, dtype: torch.dtype | None = None) -> None:
+        if dtype is not None and dtype not in DTYPES:
+            raise ValueError(
+                f"dtype must be one of {', '.join(map(str, DTYPES))}, or None to keep values as they are; got {dtype!r}"
+            )
+        self.dtype = dtype
         self._directory = None if path is None else LogDirectory(path)
         self._logs: dict[int, Log] = {}
         self._merged: frozenset[int] = frozenset()
@@ -103,8 +109,8 @@ class Trajectory:
 
         Returns:
             Task → a row with ``entries``, ``share`` (of the parameters that it could have moved), ``bytes``,
-            ``bytes_per_parameter``, ``error_max`` and ``error_l2`` (of its weights, against what its training left),
-            the same two for each economy in use (``threshold_max`` …), and ``merged``.
+            ``bytes_per_parameter``, ``error_max`` and ``error_l2`` (what ``dtype`` changed of its weights), and
+            ``merged``.
         """
         return report({task: self._log(task) for task in self.tasks}, self._merged)
 
@@ -113,7 +119,6 @@ class Trajectory:
         task: int,
         before: Mapping[str, Tensor],
         after: Mapping[str, Tensor],
-        active: Mapping[str, Tensor] | None = None,
         parameters: int | None = None,
     ) -> dict[str, Tensor]:
         """Record a finished task.
@@ -122,27 +127,20 @@ class Trajectory:
             task: its label, at least 0 and not recorded yet.
             before: tensor name → values before it; tensors that are new since are the task's own and left out.
             after: tensor name → values now.
-            active: tensor name → share of the task's steps in which each entry moved; for ``min_active_steps``.
             parameters: how many the report's shares refer to; by default the entries of all tensors in ``before``.
 
         Returns:
-            Tensor name → values that the model must hold from now on, where an economy changed them: put them there
+            Tensor name → values that the model must hold from now on, where ``dtype`` changed them: put them there
             before anything reads the model. Empty in a lossless store.
 
         Raises:
-            TrajectoryError: if the task is recorded already, or negative, a tensor changed its shape, or ``active`` is
-                missing.
+            TrajectoryError: if the task is recorded already, or negative, or a tensor changed its shape.
             OSError: if the log can't be written; the trajectory is as it was.
         """
         if task in self._logs:
             raise TrajectoryError(f"task {task} is recorded already; recorded tasks: {list(self.tasks)}")
         if task < 0:
             raise TrajectoryError(f"task {task}: labels must be at least 0; negative numbers are those of repairs")
-        if self.fidelity.min_active_steps is not None and active is None:
-            raise TrajectoryError(
-                f"task {task}: min_active_steps={self.fidelity.min_active_steps} needs active=, the share of steps in "
-                "which each entry moved; TrajectoryPlugin counts them"
-            )
         shared = {name: value.detach() for name, value in after.items() if name in before}
         for name, value in shared.items():
             if value.shape != before[name].shape:
@@ -150,19 +148,27 @@ class Trajectory:
                     f"{name} grew from {tuple(before[name].shape)} to {tuple(value.shape)} during task {task}: an "
                     "update of a growing tensor can't be taken out; use one head per task (MultiHeadModel)"
                 )
-        commitments = {
-            name: self.fidelity.commit(before[name], value, None if active is None else active[name])
-            for name, value in shared.items()
-            if not _same(before[name].detach().to(value.device), value)  # most of many tasks' tensors are their heads
-        }
+        moved, committed, error = dict[str, SparseEntries](), dict[str, Tensor](), AddedError()
+        for name, value in shared.items():
+            old, trained = before[name].detach(), value.cpu()
+            if _same(old.to(value.device), value):  # most of many tasks' tensors are their heads
+                continue
+            values, entries = self._kept(old.cpu(), trained)
+            added = AddedError.between(values, trained)
+            error += added
+            if added.entries:
+                committed[name] = values.to(value.device)
+            if bool(entries.where.any()):
+                moved[name] = entries
         counted = sum(value.numel() for value in shared.values()) if parameters is None else parameters
-        log = Log.of(commitments, counted)
-        self._change({**self._logs, task: log}, self._merged)
-        return {
-            name: commitment.values.to(shared[name].device)
-            for name, commitment in commitments.items()
-            if any(error.entries for error in commitment.errors.values())
-        }
+        self._change({**self._logs, task: Log(moved, counted, error)}, self._merged)
+        return committed
+
+    def _kept(self, before: Tensor, trained: Tensor) -> tuple[Tensor, SparseEntries]:
+        """Values that a tensor keeps of a task, and the entries of its log."""
+        if self.dtype is not None and self.dtype.itemsize < trained.element_size():
+            return coded(before, trained, self.dtype)
+        return trained, SparseValues.of(before, ~same_bits(before, trained))
 
     def record_repair(
         self,
@@ -194,7 +200,7 @@ class Trajectory:
         entries = {name: SparseValues.of(before[name], where) for name, where in moved.items() if bool(where.any())}
         if entries:
             repair_of = None if tasks is None else frozenset(tasks)
-            log = Log(entries, sum(where.numel() for where in moved.values()), {}, repair_of)
+            log = Log(entries, sum(where.numel() for where in moved.values()), repair_of=repair_of)
             self._swap({**self._logs, min(repairs, default=0) - 1: log}, self._merged)
 
     def merge(self, tasks: Iterable[int]) -> None:
@@ -349,19 +355,19 @@ class Trajectory:
     # In a saved state -----------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """Logs, merged tasks and economies, as a value of a saved state; each log has its tensors in its own file."""
+        """Logs, merged tasks and precision, as a value of a saved state; each log has its tensors in its own file."""
         logs = {writer: Apart(log.state()) for writer, log in self._logs.items()}
-        return {"fidelity": dict(vars(self.fidelity)), "logs": logs, "merged": self._merged}
+        return {"dtype": str(self.dtype), "logs": logs, "merged": self._merged}
 
     def load_state(self, state: Any) -> None:
         """Take back what :meth:`state` returned; logs go into this trajectory's own directory with its next change.
 
         Raises:
-            StateError: for a state of other economies, or none.
+            StateError: for a state of another precision, or none.
         """
-        fidelity, logs, merged = checked(state, fidelity=dict, logs=dict, merged=frozenset)
-        if fidelity != vars(self.fidelity):
-            raise StateError(f"a trajectory with {fidelity} was saved, and this one has {vars(self.fidelity)}")
+        dtype, logs, merged = checked(state, dtype=str, logs=dict, merged=frozenset)
+        if dtype != str(self.dtype):
+            raise StateError(f"a trajectory with dtype={dtype} was saved, and this one has dtype={self.dtype}")
         self._logs, self._merged = {writer: Log.from_state(log) for writer, log in logs.items()}, merged
 
     # On disk --------------------------------------------------------------------------------------------------

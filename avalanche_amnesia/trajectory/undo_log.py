@@ -4,16 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import reduce
 from math import sqrt
-from operator import add
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
+from avalanche_amnesia.bits import same_bits
 from avalanche_amnesia.saving.encoding import checked, made
 from avalanche_amnesia.trajectory.coded import SparseUpdates
-from avalanche_amnesia.trajectory.fidelity import AddedError, Commitment
 from avalanche_amnesia.trajectory.sparse import SparseEntries, SparseValues
+
+
+@dataclass(frozen=True)
+class AddedError:
+    """Difference of entries from what the training left."""
+
+    entries: int = 0
+    largest: float = 0.0
+    squares: float = 0.0
+
+    @classmethod
+    def between(cls, committed: Tensor, trained: Tensor) -> AddedError:
+        """Difference of two tensors of the same shape, in float64."""
+        differ = ~same_bits(committed, trained)
+        difference = committed[differ].double() - trained[differ].double()
+        if not len(difference):
+            return cls()
+        return cls(len(difference), float(difference.abs().max()), float(difference.square().sum()))
+
+    def __add__(self, other: AddedError) -> AddedError:
+        largest = max(self.largest, other.largest)
+        return AddedError(self.entries + other.entries, largest, self.squares + other.squares)
 
 
 @dataclass(frozen=True)
@@ -33,12 +55,12 @@ class Log(dict[str, SparseEntries]):
         self,
         entries: Mapping[str, SparseEntries],
         parameters: int,
-        errors: Mapping[str, AddedError],
+        error: AddedError = AddedError(),
         repair_of: frozenset[int] | None = None,
         file: LogFile | None = None,
     ) -> None:
         super().__init__(entries)
-        self.parameters, self.errors, self.repair_of, self.file = parameters, dict(errors), repair_of, file
+        self.parameters, self.error, self.repair_of, self.file = parameters, error, repair_of, file
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "file": None}
@@ -48,28 +70,16 @@ class Log(dict[str, SparseEntries]):
         return {
             "entries": entries_state(self),
             "parameters": self.parameters,
-            "errors": {option: dict(vars(error)) for option, error in self.errors.items()},
+            "error": dict(vars(self.error)),
             "repair_of": self.repair_of,
         }
 
     @classmethod
     def from_state(cls, state: Any) -> Log:
         """What :meth:`state` returned, as a log."""
-        kinds = {"entries": dict, "parameters": int, "errors": dict, "repair_of": frozenset | None}
-        entries, parameters, errors, repair_of = checked(state, **kinds)
-        found = {option: made(AddedError, error) for option, error in errors.items()}
-        return cls(entries_from(entries), parameters, found, repair_of)
-
-    @classmethod
-    def of(cls, commitments: Mapping[str, Commitment], parameters: int) -> Log:
-        """The log of a task whose tensors' updates were reduced to these."""
-        options = dict.fromkeys(option for c in commitments.values() for option in c.errors)
-        errors = {
-            option: reduce(add, [c.errors[option] for c in commitments.values() if option in c.errors])
-            for option in options
-        }
-        moved = {name: c.entries for name, c in commitments.items() if bool(c.entries.where.any())}
-        return cls(moved, parameters, errors)
+        kinds = {"entries": dict, "parameters": int, "error": dict, "repair_of": frozenset | None}
+        entries, parameters, error, repair_of = checked(state, **kinds)
+        return cls(entries_from(entries), parameters, made(AddedError, error), repair_of)
 
     @property
     def nbytes(self) -> int:
@@ -78,7 +88,7 @@ class Log(dict[str, SparseEntries]):
 
     def with_entries(self, entries: Mapping[str, SparseEntries]) -> Log:
         """A log of the same writer with other entries; no file holds it yet."""
-        return Log(entries, self.parameters, self.errors, self.repair_of)
+        return Log(entries, self.parameters, self.error, self.repair_of)
 
     def unless_same(self, other: Log) -> Log:
         """``other`` where it holds the very same entries, and perhaps has a file."""
@@ -98,21 +108,16 @@ def entries_from(state: Any) -> dict[str, Any]:
 
 def report(logs: Mapping[int, Log], merged: frozenset[int]) -> dict[int, dict[str, float]]:
     """A row per task: entries, bytes, error added; see :meth:`Trajectory.report`."""
-    options = list(dict.fromkeys(option for log in logs.values() for option in log.errors))
     rows: dict[int, dict[str, float]] = {}
     for task, log in logs.items():
         entries = sum(int(entry.where.sum()) for entry in log.values())
-        errors = log.errors.values()
         rows[task] = {
             "entries": entries,
             "share": entries / max(log.parameters, 1),
             "bytes": log.nbytes,
             "bytes_per_parameter": log.nbytes / max(log.parameters, 1),
-            "error_max": max((error.largest for error in errors), default=0.0),
-            "error_l2": sqrt(sum(error.squares for error in errors)),  # no entry is counted by two options
+            "error_max": log.error.largest,
+            "error_l2": sqrt(log.error.squares),
+            "merged": task in merged,
         }
-        for option in options:
-            error = log.errors.get(option, AddedError())
-            rows[task] |= {f"{option}_max": error.largest, f"{option}_l2": error.l2}
-        rows[task]["merged"] = task in merged
     return rows

@@ -23,7 +23,7 @@ from torch import nn
 from torch.optim import SGD, Adam
 
 from avalanche_amnesia.benchmarks import SplitDigits, UnlearningRequest, with_unlearning
-from avalanche_amnesia.contrib.ablations import ScaledUpdatesPlugin
+from avalanche_amnesia.contrib.ablations import PrunedTrajectoryPlugin, ScaledUpdatesPlugin
 from avalanche_amnesia.contrib.baselines import PALL, CLPUDERpp, Independent, NetworkPerTask, SideNetworks
 from avalanche_amnesia.contrib.repair import RepairPlugin
 from avalanche_amnesia.contrib.shadows import BackupPlugin
@@ -114,7 +114,7 @@ KINDS = {
         trajectory=lambda path: TrajectoryPlugin(merge_permanent=True),
         unlearning=lambda path: UnlearningPlugin(deadline=3),
     ),
-    "economies": masked(AmnesiacHAT, trajectory=lambda path: TrajectoryPlugin(threshold=1e-4, dtype=torch.int8)),
+    "economies": masked(AmnesiacHAT, trajectory=lambda path: PrunedTrajectoryPlugin(threshold=1e-4, dtype=torch.int8)),
     "wsn": wrapped(WSN, SubnetModel, net=NormNet),
     "wsn, best": wrapped(WSN, SubnetModel, masks=ScoredWeights(keep="best", validation_share=0.3)),
     "pall": wrapped(PALL, SubnetModel, repair_steps=3),

@@ -1,1 +1,2 @@
+from .pruned_updates import PrunedTrajectoryPlugin as PrunedTrajectoryPlugin
 from .scaled_updates import ScaledUpdatesPlugin as ScaledUpdatesPlugin

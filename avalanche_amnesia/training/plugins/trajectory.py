@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from avalanche.core import SupervisedPlugin
+from torch import Tensor
 
 from avalanche_amnesia import checks
 from avalanche_amnesia.benchmarks.data import why_trained
@@ -17,7 +19,7 @@ from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.lookup import find_plugin, refuse_second
 from avalanche_amnesia.training.host.rollback import abort_training, begin_finishing, finish, go_back, is_last_to_finish
 from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin, single_task
-from avalanche_amnesia.training.task_in_training import StepActivity, TaskInTraining, TaskSnapshot
+from avalanche_amnesia.training.task_in_training import TaskInTraining, TaskSnapshot
 from avalanche_amnesia.trajectory.store import Trajectory
 from avalanche_amnesia.transaction import Transaction
 from avalanche_amnesia.unit_graph.findings import ModelError
@@ -44,14 +46,11 @@ class TrajectoryPlugin(SupervisedPlugin):
     ones (where it is dense). A training that was interrupted is undone before the next one, and one that can't be
     recorded (the disk is full) at once.
 
-    The economies are taken out of the model when the task ends, before it is used: they cost the task a little
-    accuracy, and unlearning nothing (``trajectory.report()`` has both figures). Put this plugin in front of those that
-    read the model when a task ends (EWC, LwF).
+    What a lower precision does not hold is taken out of the model when the task ends, before it is used: it costs the
+    task a little accuracy, and unlearning nothing (``trajectory.report()`` has both figures). Put this plugin in front
+    of those that read the model when a task ends (EWC, LwF).
 
     Args:
-        threshold: entries that a task moved by less than this return to their value before it.
-        min_active_steps: so do entries that moved in less than this share of the task's steps, in (0, 1]. Counting
-            takes a copy of the model, a counter of 4 bytes per parameter, and a comparison per step.
         dtype: keep updates as ``torch.float32``, ``float16``, ``bfloat16`` or ``int8`` where that is smaller; the task
             is set to its coded update.
         path: directory of the logs, one file per task; by default they stay in memory. Every strategy, and every
@@ -82,17 +81,15 @@ class TrajectoryPlugin(SupervisedPlugin):
     def __init__(
         self,
         *,
-        threshold: float | None = None,
-        min_active_steps: float | None = None,
         dtype: torch.dtype | None = None,
         path: str | Path | None = None,
         merge_permanent: bool = False,
     ) -> None:
         super().__init__()
-        self.trajectory = Trajectory(path=path, threshold=threshold, min_active_steps=min_active_steps, dtype=dtype)
+        self.trajectory = Trajectory(path=path, dtype=dtype)
+        self.dtype = dtype
         self.merge_permanent = merge_permanent
         self.training: TaskInTraining | None = None
-        self._activity: StepActivity | None = None
         self._new: int | None = None
         self.shared_state: frozenset[str] = frozenset()
         self._state_before: dict[str, str] = {}
@@ -143,7 +140,7 @@ class TrajectoryPlugin(SupervisedPlugin):
             with Transaction() as change:
                 remove_task_modules(strategy.model, self._new, change)
                 change.commit()
-        self.training, self._activity, self._new = None, None, None
+        self.training, self._new = None, None
 
     def before_training_exp(self, strategy: Strategy, **kwargs: Any) -> None:
         """Remember the values before the task."""
@@ -154,8 +151,6 @@ class TrajectoryPlugin(SupervisedPlugin):
         else:
             self.training = masking.training  # one copy of the model serves both
         self._state_before = shared_state(strategy.model)
-        if self.trajectory.fidelity.min_active_steps is not None:
-            self._activity = StepActivity(strategy.model)
 
     def host_state(self, strategy: Strategy) -> tuple[dict[str, Any], list[object]]:
         """State that the host itself keeps of tasks, and its plugins that keep some: to go back to, see rollback."""
@@ -172,15 +167,8 @@ class TrajectoryPlugin(SupervisedPlugin):
         if purger_of(strategy) is not None:
             begin_finishing(strategy)
 
-    def before_update(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Note where the step starts, if moves are counted."""
-        if self._activity is not None:
-            self._activity.before_step()
-
-    def after_update(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Count the entries that the step moved, if moves are counted."""
-        if self._activity is not None:
-            self._activity.after_step()
+    def prune(self, before: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> None:
+        """Return entries to ``before``, in place, that are not to be kept of a task; a subclass may keep less."""
 
     @torch.no_grad()
     def after_training_exp(self, strategy: Strategy, **kwargs: Any) -> None:
@@ -194,11 +182,11 @@ class TrajectoryPlugin(SupervisedPlugin):
         parameters = parameters_of(model)
         of_others = own_parameters(model, *self.trajectory.tasks)
         try:
+            self.prune(before, parameters)
             committed = self.trajectory.record(
                 task,
                 before,
                 parameters,
-                active=None if self._activity is None else self._activity.share(),
                 parameters=sum(value.numel() for name, value in before.items() if name not in of_others),
             )
         except BaseException:  # a full disk, say: a task that can't be taken out again must not stay
@@ -208,6 +196,6 @@ class TrajectoryPlugin(SupervisedPlugin):
             parameters[name].copy_(value)
         state = shared_state(model)
         self.shared_state |= {name for name, digest in state.items() if self._state_before.get(name) != digest}
-        self.training, self._activity, self._new = None, None, None
+        self.training, self._new = None, None
         if is_last_to_finish(self, strategy):
             finish(strategy)

@@ -24,6 +24,7 @@ from torch import nn
 from avalanche_amnesia.benchmarks import PermutedDigits, UnlearningRequest, with_unlearning
 from avalanche_amnesia.benchmarks.data import task_data
 from avalanche_amnesia.bits import same_bits
+from avalanche_amnesia.contrib.ablations import PrunedTrajectoryPlugin
 from avalanche_amnesia.contrib.shadows import BackupPlugin
 from avalanche_amnesia.contrib.shadows.first_use import entries_in_use, first_used
 from avalanche_amnesia.contrib.shadows.shadow import Shadow
@@ -344,7 +345,7 @@ def test_values_and_surroundings_that_are_not_allowed_are_refused():
 
 def test_a_task_that_reads_nothing_of_what_goes_keeps_its_norms():
     """All that the other task moved was too little to be kept, and no unit is open in both."""
-    strategy = learned(2, DIGITS, net=batch_normed, trajectory=TrajectoryPlugin(threshold=10.0))
+    strategy = learned(2, DIGITS, net=batch_normed, trajectory=PrunedTrajectoryPlugin(threshold=10.0))
     of_task = backups(strategy).kept[1]
     of_task[0] = replace(of_task[0], updates={})
     before = bits(strategy.model)

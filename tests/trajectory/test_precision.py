@@ -1,67 +1,53 @@
-"""Economies are committed to the model: against a slow twin, and on real runs."""
+"""Lower precision is committed to the model: against a slow twin, and on real runs."""
 
 import math
-from collections import Counter
 
 import numpy as np
 import pytest
 import torch
-from avalanche.core import SupervisedPlugin
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.strategies import DIGITS, amnesiac, stock
 from support.strategy_state import initial_values, stray, trajectory, unlearning_plugin
-from support.trajectory_oracle import EVENTS, SHAPES, DenseTwin, assert_same, drawn, states
+from support.trajectory_oracle import EVENTS, SHAPES, DenseTwin, assert_same, drawn
 
 from avalanche_amnesia.bits import same_bits
 from avalanche_amnesia.training.host import find_plugin
 from avalanche_amnesia.training.plugins import TrajectoryPlugin
-from avalanche_amnesia.training.task_in_training import StepActivity
-from avalanche_amnesia.trajectory import Trajectory, TrajectoryError
+from avalanche_amnesia.trajectory import Trajectory
 
 CODES = (torch.float16, torch.bfloat16, torch.int8)
-FIDELITIES = [
-    {"threshold": 0.5},
-    {"min_active_steps": 0.5},
-    *({"dtype": dtype} for dtype in CODES),
-    {"threshold": 0.3, "min_active_steps": 0.3, "dtype": torch.int8},
-]
 
 
-def slowly_committed(before, after, active, threshold=0.0, min_active_steps=0.0, dtype=None):
+def slowly_committed(before, after, dtype):
     """Entry by entry in Python floats; ``(rows, columns)`` or a vector, which is one row."""
     result = after.clone()
     rows = [before.shape[0], -1] if before.ndim > 1 else [1, -1]
-    for old, new, share, out in zip(*(t.reshape(rows) for t in (before, after, active, result)), strict=True):
-        kept = []
-        for i in range(len(old)):
-            delta = float(new[i]) - float(old[i])
-            kept.append(0.0 if abs(delta) < threshold or float(share[i]) < min_active_steps else delta)
+    for old, new, out in zip(*(t.reshape(rows) for t in (before, after, result)), strict=True):
+        kept = [float(new[i]) - float(old[i]) for i in range(len(old))]
         scale = float(torch.tensor(max(map(abs, kept)) / 127, dtype=torch.float64).bfloat16())
         for i, delta in enumerate(kept):
             if dtype is torch.int8:
                 delta = max(-127, min(127, round(delta / scale))) * scale if scale else 0.0
-            elif dtype is not None:
+            else:
                 delta = float(torch.tensor(delta, dtype=torch.float64).to(dtype))
-            unchanged = delta == 0 or (dtype is None and delta == float(new[i]) - float(old[i]))
-            out[i] = (old[i] if delta == 0 else new[i]) if unchanged else float(np.float32(float(old[i]) + delta))
+            out[i] = old[i] if delta == 0 else float(np.float32(float(old[i]) + delta))
     return result
 
 
-@pytest.mark.parametrize("options", FIDELITIES, ids=str)
+@pytest.mark.parametrize("dtype", CODES, ids=str)
 @settings(max_examples=25, deadline=None)
 @given(events=EVENTS, seed=st.integers(0, 2**20))
 @example(events=[("learn", 1.0), ("learn", 1.0), ("remove", {0}), ("learn", 0.5), ("remove", {1, 2})], seed=1)
-def test_any_sequence_agrees_with_the_slow_twin_bit_for_bit(options, events, seed):
+def test_any_sequence_agrees_with_the_slow_twin_bit_for_bit(dtype, events, seed):
     generator = torch.Generator().manual_seed(seed)
     state = {name: torch.randn(shape, generator=generator) for name, shape in SHAPES.items()}
-    store, twin = Trajectory(**options), DenseTwin(state)
+    store, twin = Trajectory(dtype=dtype), DenseTwin(state)
     for task, (kind, value) in enumerate(events):
         if kind == "learn":
             after = {name: state[name] + change for name, change in drawn(generator, value).items()}
-            active = {name: torch.rand(shape, generator=generator) for name, shape in SHAPES.items()}
-            expected = {n: slowly_committed(state[n], after[n], active[n], **options) for n in state}
-            committed = {**after, **store.record(task, state, after, active)}
+            expected = {n: slowly_committed(state[n], after[n], dtype) for n in state}
+            committed = {**after, **store.record(task, state, after)}
             assert_same(committed, expected)
             twin.record(task, state, expected)
             distance = torch.cat([(expected[n].double() - after[n].double()).reshape(-1) for n in state])
@@ -121,60 +107,19 @@ def test_positions_of_an_outer_product_take_next_to_nothing():
     assert torch.equal(store.moved(0)["w"], torch.outer(rows, columns))
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"threshold": 0.0}, r"threshold must be a number above 0.*got 0.0"),
-        ({"threshold": math.nan}, "threshold must be"),
-        ({"min_active_steps": 1.5}, r"min_active_steps must be a share.*got 1.5"),
-        ({"min_active_steps": 0}, "min_active_steps must be"),
-        ({"dtype": torch.int32}, r"dtype must be one of torch.float32.*torch.int8.*got torch.int32"),
-        ({"dtype": "int8"}, "dtype must be"),
-    ],
-)
-def test_options_that_are_not_allowed(options, words):
+@pytest.mark.parametrize("dtype", [torch.int32, "int8"])
+def test_a_dtype_that_is_not_allowed(dtype):
     for make in (Trajectory, TrajectoryPlugin):
-        with pytest.raises(ValueError, match=words):
-            make(**options)
-
-
-def test_activity_must_be_given_where_it_is_asked_for():
-    before, after = states([0.0], [1.0])
-    store = Trajectory(min_active_steps=0.5)
-    with pytest.raises(TrajectoryError, match=r"min_active_steps=0.5 needs active="):
-        store.record(0, before, after)
-    assert store.tasks == ()
+        with pytest.raises(ValueError, match=r"dtype must be one of torch.float32.*torch.int8.*got"):
+            make(dtype=dtype)
 
 
 # On real runs ---------------------------------------------------------------------------------------------------
 
 
-class Watch(SupervisedPlugin):
-    """Keeps every step's weights, slowly."""
-
-    def before_training_exp(self, strategy, **kwargs):
-        self.steps = [{n: p.detach().clone() for n, p in strategy.model.named_parameters()}]
-
-    def after_update(self, strategy, **kwargs):
-        self.steps.append({n: p.detach().clone() for n, p in strategy.model.named_parameters()})
-
-    def share(self, name):
-        moved = [(a[name] != b[name]).double() for a, b in zip(self.steps[:-1], self.steps[1:], strict=True)]
-        return torch.stack(moved).mean(0)
-
-
-REAL = [
-    {"threshold": 0.02},
-    {"min_active_steps": 0.7},
-    {"dtype": torch.int8},
-    {"dtype": torch.float16},
-    {"threshold": 0.01, "min_active_steps": 0.3, "dtype": torch.bfloat16},
-]
-
-
-@pytest.mark.parametrize("options", REAL, ids=str)
+@pytest.mark.parametrize("dtype", CODES, ids=str)
 @pytest.mark.parametrize("adjustment", ["hat", "adahat"])
-def test_an_economical_log_leaves_nothing_behind_and_keeps_the_claim(monkeypatch, options, adjustment):
+def test_an_economical_log_leaves_nothing_behind_and_keeps_the_claim(monkeypatch, dtype, adjustment):
     trained = {}
     record = Trajectory.record
 
@@ -183,7 +128,7 @@ def test_an_economical_log_leaves_nothing_behind_and_keeps_the_claim(monkeypatch
         return record(self, task, before, after, **more)
 
     monkeypatch.setattr(Trajectory, "record", watched)
-    strategy = amnesiac(trajectory=TrajectoryPlugin(**options), adjustment=adjustment, optimizer="sgd")
+    strategy = amnesiac(trajectory=TrajectoryPlugin(dtype=dtype), adjustment=adjustment, optimizer="sgd")
     lossless = amnesiac(adjustment=adjustment, optimizer="sgd")
     initial = initial_values(strategy.model)
     for experience in DIGITS.train_stream[:3]:
@@ -216,37 +161,3 @@ def test_a_dense_log_in_int8_takes_the_last_task_back_bit_for_bit():
     unlearning_plugin(strategy).unlearn(strategy, [1])
     parameters = dict(strategy.model.named_parameters())
     assert all(same_bits(parameters[name].detach(), value).all() for name, value in before.items())
-
-
-def test_entries_that_move_in_few_steps_return():
-    watch = Watch()
-    plugin = TrajectoryPlugin(min_active_steps=0.8)
-    strategy = amnesiac(trajectory=plugin, plugins=[watch], optimizer="sgd")
-    returned = Counter()
-    for experience in DIGITS.train_stream[:2]:
-        strategy.train(experience)
-        for name, parameter in strategy.model.named_parameters():
-            if name.startswith("backbone."):
-                rare = watch.share(name) < 0.8
-                assert same_bits(parameter.detach(), watch.steps[0][name])[rare].all()
-                moved = ~same_bits(watch.steps[-1][name], watch.steps[0][name])
-                returned["rare"] += int((rare & moved).sum())
-                kept = ~rare & (parameter.detach() != watch.steps[0][name])
-                assert torch.equal(parameter.detach()[kept], watch.steps[-1][name][kept])
-                returned["kept"] += int(kept.sum())
-    assert returned["rare"] > 0
-    assert returned["kept"] > 0
-
-
-def test_what_an_unlearning_moves_is_no_step():
-    model = torch.nn.Linear(2, 1)
-    activity = StepActivity(model)
-    for step in range(5):
-        activity.before_step()
-        with torch.no_grad():
-            model.bias += float(step < 4)
-        activity.after_step()
-        with torch.no_grad():
-            model.weight += 1.0
-    assert activity.share()["bias"].tolist() == [0.8]
-    assert activity.share()["weight"].tolist() == [[0.0, 0.0]]

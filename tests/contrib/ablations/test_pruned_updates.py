@@ -1,0 +1,120 @@
+"""Pruned updates: what does not move far, or often, returns; the log stays lossless and the claim as it was."""
+
+import math
+from collections import Counter
+
+import pytest
+import torch
+from avalanche.core import SupervisedPlugin
+from support.strategies import DIGITS, amnesiac
+from support.strategy_state import initial_values, stray, trajectory
+
+from avalanche_amnesia.bits import same_bits
+from avalanche_amnesia.contrib.ablations import PrunedTrajectoryPlugin
+from avalanche_amnesia.contrib.ablations.pruned_updates import StepActivity
+
+
+class Watch(SupervisedPlugin):
+    """Keeps every step's weights, slowly."""
+
+    def before_training_exp(self, strategy, **kwargs):
+        self.steps = [{n: p.detach().clone() for n, p in strategy.model.named_parameters()}]
+
+    def after_update(self, strategy, **kwargs):
+        self.steps.append({n: p.detach().clone() for n, p in strategy.model.named_parameters()})
+
+    def share(self, name):
+        moved = [(a[name] != b[name]).double() for a, b in zip(self.steps[:-1], self.steps[1:], strict=True)]
+        return torch.stack(moved).mean(0)
+
+
+PRUNED = [
+    {"threshold": 0.02},
+    {"min_active_steps": 0.7},
+    {"threshold": 0.01, "min_active_steps": 0.3, "dtype": torch.bfloat16},
+]
+
+
+@pytest.mark.parametrize("options", PRUNED, ids=str)
+@pytest.mark.parametrize("adjustment", ["hat", "adahat"])
+def test_a_pruned_log_leaves_nothing_behind_and_keeps_the_claim(options, adjustment):
+    strategy = amnesiac(trajectory=PrunedTrajectoryPlugin(**options), adjustment=adjustment, optimizer="sgd")
+    lossless = amnesiac(adjustment=adjustment, optimizer="sgd")
+    initial = initial_values(strategy.model)
+    for experience in DIGITS.train_stream[:3]:
+        lossless.train(experience)
+        strategy.train(experience)
+    assert trajectory(strategy).nbytes() < trajectory(lossless).nbytes()
+    assert strategy.plan_unlearning([1]).claim == lossless.plan_unlearning([1]).claim
+    assert strategy.plan_unlearning([2]).claim == "exact"
+    for gone in ([1], [0, 2]):
+        strategy.unlearn(gone)
+        assert stray(strategy.model, initial) == []
+    assert trajectory(strategy).nbytes() == 0
+
+
+def test_entries_that_a_task_hardly_moved_return():
+    watch = Watch()
+    strategy = amnesiac(trajectory=PrunedTrajectoryPlugin(threshold=0.02), plugins=[watch], optimizer="sgd")
+    returned = Counter()
+    for experience in DIGITS.train_stream[:2]:
+        strategy.train(experience)
+        for name, parameter in strategy.model.named_parameters():
+            if name.startswith("backbone."):
+                before, after = watch.steps[0][name], watch.steps[-1][name]
+                small = (after.double() - before.double()).abs() < 0.02
+                assert same_bits(parameter.detach(), before)[small].all()
+                returned["small"] += int((small & ~same_bits(before, after)).sum())
+                far = ~small & (parameter.detach() != before)
+                assert torch.equal(parameter.detach()[far], after[far])
+                returned["far"] += int(far.sum())
+    assert returned["small"] > 0
+    assert returned["far"] > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"threshold": 0.0}, r"threshold must be above 0, got 0.0"),
+        ({"threshold": math.nan}, "threshold must be"),
+        ({"min_active_steps": 1.5}, r"min_active_steps must be a share.*got 1.5"),
+        ({"min_active_steps": 0}, "min_active_steps must be"),
+    ],
+)
+def test_options_that_are_not_allowed(options, words):
+    with pytest.raises(ValueError, match=words):
+        PrunedTrajectoryPlugin(**options)
+
+
+def test_entries_that_move_in_few_steps_return():
+    watch = Watch()
+    plugin = PrunedTrajectoryPlugin(min_active_steps=0.8)
+    strategy = amnesiac(trajectory=plugin, plugins=[watch], optimizer="sgd")
+    returned = Counter()
+    for experience in DIGITS.train_stream[:2]:
+        strategy.train(experience)
+        for name, parameter in strategy.model.named_parameters():
+            if name.startswith("backbone."):
+                rare = watch.share(name) < 0.8
+                assert same_bits(parameter.detach(), watch.steps[0][name])[rare].all()
+                moved = ~same_bits(watch.steps[-1][name], watch.steps[0][name])
+                returned["rare"] += int((rare & moved).sum())
+                kept = ~rare & (parameter.detach() != watch.steps[0][name])
+                assert torch.equal(parameter.detach()[kept], watch.steps[-1][name][kept])
+                returned["kept"] += int(kept.sum())
+    assert returned["rare"] > 0
+    assert returned["kept"] > 0
+
+
+def test_what_an_unlearning_moves_is_no_step():
+    model = torch.nn.Linear(2, 1)
+    activity = StepActivity(model)
+    for step in range(5):
+        activity.before_step()
+        with torch.no_grad():
+            model.bias += float(step < 4)
+        activity.after_step()
+        with torch.no_grad():
+            model.weight += 1.0
+    assert activity.share()["bias"].tolist() == [0.8]
+    assert activity.share()["weight"].tolist() == [[0.0, 0.0]]
