@@ -121,7 +121,7 @@ class SparseValues:
     @property
     def nbytes(self) -> int:
         """Bytes of positions and values."""
-        return sum(part.nbytes for part in self.parts.values())
+        return self.chosen.nbytes + self.high.nbytes + self.low.nbytes
 
     def before(self, written: Tensor) -> Tensor:
         """The values, whatever the task left."""

@@ -90,7 +90,7 @@ class Trajectory:
     def nbytes(self, task: int | None = None) -> int:
         """Bytes that a task's log takes, or all logs."""
         logs = self._logs.values() if task is None else [self._logs[task]]
-        return sum(entry.nbytes for log in logs for entry in log.values())
+        return sum(log.nbytes for log in logs)
 
     def moved(self, writer: int) -> dict[str, Tensor]:
         """Tensor name → bool tensor of the entries that a task, or a repair, moved; of a merged task, of those kept."""

@@ -10,7 +10,7 @@ from support.trajectory_oracle import SHAPES, drawn, states
 
 from avalanche_amnesia.bits import same_bits
 from avalanche_amnesia.training.host import find_plugin
-from avalanche_amnesia.training.plugins import TrajectoryPlugin
+from avalanche_amnesia.training.plugins import TrajectoryPlugin, UnlearningPlugin
 from avalanche_amnesia.trajectory import Trajectory, TrajectoryError
 
 events = st.lists(
@@ -109,7 +109,10 @@ def sizes_of_logs(strategy):
 
 
 def test_a_masked_run_with_a_deadline_holds_what_may_still_go():
-    runs = [amnesiac(deadline=2, trajectory=TrajectoryPlugin(merge_permanent=merge)) for merge in (True, False)]
+    runs = [
+        amnesiac(unlearning=UnlearningPlugin(deadline=2), trajectory=TrajectoryPlugin(merge_permanent=merge))
+        for merge in (True, False)
+    ]
     for strategy in runs:
         for experience in DIGITS.train_stream[:5]:
             strategy.train(experience)
