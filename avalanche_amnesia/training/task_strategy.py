@@ -70,6 +70,9 @@ class TaskPlugin(SupervisedPlugin):
     def after_unlearning(self, strategy: Strategy) -> Any:
         """Called once they are, inside what is undone if anything fails."""
 
+    def after_loading(self, strategy: Any) -> Any:
+        """Called once all parts of a strategy have been given a saved state."""
+
 
 class TaskStrategy(OwnArguments, ListenerDispatch, KeptState, SupervisedTemplate):
     """A supervised strategy over one task after another, seeded by task, that plans and unlearns on request.

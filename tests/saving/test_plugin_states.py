@@ -103,6 +103,20 @@ def test_a_plugin_may_say_itself_what_its_state_is(tmp_path):
     assert torch.equal(loaded.teacher.weight, trained.teacher.weight)
 
 
+class Looking(SupervisedPlugin):
+    """Looks at the strategy once a state was loaded."""
+
+    def after_loading(self, strategy: Any) -> None:
+        self.tasks = strategy.model.tasks
+
+
+@pytest.mark.filterwarnings("error:.*incompatible callbacks")
+def test_plugins_hear_of_a_loaded_state_once_all_of_it_is_there(tmp_path):
+    plugin = Looking()
+    load_state(strategy_of(plugin), saved(tmp_path, Looking()))
+    assert plugin.tasks == (0,)
+
+
 class Wrong(Teaching):
     def state(self) -> Any:
         return {"teacher": self}
