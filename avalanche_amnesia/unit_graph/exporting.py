@@ -20,9 +20,17 @@ from torch.utils import _pytree as pytree
 
 from avalanche_amnesia.unit_graph.backbones import attributes_kept, undisturbed
 from avalanche_amnesia.unit_graph.declared_calls import DeclaredCalls
-from avalanche_amnesia.unit_graph.exported import Exported, as_attributes, behind, graph_of, is_size
+from avalanche_amnesia.unit_graph.exported import (
+    ATEN,
+    Exported,
+    as_attributes,
+    behind,
+    graph_of,
+    inline_regions,
+    is_size,
+    write_nothing,
+)
 from avalanche_amnesia.unit_graph.findings import ModelError
-from avalanche_amnesia.unit_graph.functional import ATEN, inline_regions, write_nothing
 from avalanche_amnesia.unit_graph.inputs import Inputs, first_real
 
 PLAIN_AVERAGE = -1.0

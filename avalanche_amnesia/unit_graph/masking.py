@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
-from avalanche_amnesia.unit_graph.draft import Draft
+from avalanche_amnesia.unit_graph.graph import Draft
 from avalanche_amnesia.unit_graph.units import ALWAYS, compact
 
 

@@ -15,11 +15,10 @@ from torch import fx, nn
 
 from avalanche_amnesia.unit_graph import rules
 from avalanche_amnesia.unit_graph.backbones import undisturbed
-from avalanche_amnesia.unit_graph.draft import Draft
 from avalanche_amnesia.unit_graph.exported import Exported
 from avalanche_amnesia.unit_graph.exporting import declaring, export, export_both
 from avalanche_amnesia.unit_graph.findings import Finding, ModelError, bake_in, drop
-from avalanche_amnesia.unit_graph.graph import UnitGraph
+from avalanche_amnesia.unit_graph.graph import Draft, UnitGraph
 from avalanche_amnesia.unit_graph.inputs import Inputs, inputs_of
 from avalanche_amnesia.unit_graph.program import Program, Sizes
 from avalanche_amnesia.unit_graph.structure import Known, structure_of

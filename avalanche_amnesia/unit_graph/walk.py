@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, fx, nn
 
 from avalanche_amnesia.unit_graph.declared_calls import DECLARED
-from avalanche_amnesia.unit_graph.draft import Draft
 from avalanche_amnesia.unit_graph.exported import Exported
 from avalanche_amnesia.unit_graph.exporting import EXPORTED_BATCH, declaring, module_of, where
 from avalanche_amnesia.unit_graph.findings import Finding, Unsupported
+from avalanche_amnesia.unit_graph.graph import Draft
 from avalanche_amnesia.unit_graph.masking import MaskNodes, masked, owned_parameter, tensor_in
 from avalanche_amnesia.unit_graph.registry import (
     DERIVATIONS,
