@@ -1,4 +1,4 @@
-"""Graphs that torch.export returned: attributes by their own names, no regions, and nothing that writes into arguments."""
+"""Graphs that torch.export returned, with attributes by their own names, and nothing that writes into its arguments."""
 
 from __future__ import annotations
 
