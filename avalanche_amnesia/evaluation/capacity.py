@@ -1,4 +1,4 @@
-"""Metrics of capacity: what is still free, at every event or step, units or weights in use, bytes of trajectory."""
+"""Metrics of capacity at every event: what is still free, units or weights in use, bytes of trajectory."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from avalanche.evaluation.metric_results import MetricValue
 
-from avalanche_amnesia.evaluation.event_metric import CallbackMetric, EventMetric
+from avalanche_amnesia.evaluation.event_metric import EventMetric
 from avalanche_amnesia.evaluation.figures import Picture, capacity_figure
 from avalanche_amnesia.evaluation.heatmap import layer_masks, layers_figure
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
@@ -99,38 +99,10 @@ class Capacity(EventMetric):
         return "Capacity"
 
 
-class StepCapacity(CallbackMetric):
-    """Network capacity in every step of a training, as AdaHAT's authors plot it: the mean rate of that step's updates.
-
-    Emits ``Capacity_MB/train_phase/train_stream/Task<label>`` in [0, 1] behind every mini-batch. :class:`Capacity` says
-    what a *next* task would meet, before its mask is known (``κ = 0``, and the mean of a random rate); this is what
-    the task in training met: with AdaHAT's rule ``r_l / (importance + r_l)`` with ``κ_l`` of the gate at this
-    mini-batch, with ``random`` the numbers that were drawn. What is frozen whatever the rule says counts as frozen.
-    Nothing for strategies without masks.
-
-    Reference: Wang et al., AdaHAT, ECML-PKDD 2024, network capacity.
-    """
-
-    axis = "iteration"
-    """Axis along which a logger draws it."""
-
-    def after_training_iteration(self, strategy: Strategy) -> MetricValue | None:
-        """The value of this step."""
-        masking = find_plugin(strategy, TaskMaskPlugin)
-        if masking is None:
-            return None
-        name = f"Capacity_MB/train_phase/train_stream/Task{int(strategy.experience.task_label):03d}"
-        return MetricValue(self, name, masking.in_training.adjuster.rate(), strategy.clock.train_iterations)
-
-    def __str__(self) -> str:
-        return "StepCapacity"
-
-
-def capacity_metrics(*, images: bool = True, steps: bool = False) -> list[Capacity | StepCapacity]:
+def capacity_metrics(*, images: bool = True) -> list[Capacity]:
     """Capacity, mask use, pictures of masks and capacity, and bytes of trajectory.
 
     Args:
         images: whether the pictures are drawn.
-        steps: whether the capacity of every training step is emitted too (:class:`StepCapacity`).
     """
-    return [Capacity(images=images), *([StepCapacity()] if steps else [])]
+    return [Capacity(images=images)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import Literal, get_args
+from typing import Literal
 
 from avalanche.evaluation.metric_results import MetricValue
 from torch import Tensor, nn
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from avalanche_amnesia import checks
 from avalanche_amnesia.benchmarks.data import task_data
 from avalanche_amnesia.evaluation.compared import ReferenceMetric
-from avalanche_amnesia.evaluation.functional import cka_distance, cosine_distance, euclidean_distance, floor_ratio
+from avalanche_amnesia.evaluation.functional import floor_ratio
 from avalanche_amnesia.evaluation.probes import ProbeKind
 from avalanche_amnesia.evaluation.references import References
 from avalanche_amnesia.strategy import Strategy
@@ -20,7 +20,6 @@ from avalanche_amnesia.strategy import Strategy
 Floor = Literal["order", "seed"]
 Scope = Literal["unlearned", "remaining", "all"]
 """Tasks whose data is compared: the unlearned ones, the remaining ones, or all that were seen."""
-DistanceName = Literal["euclidean", "cosine", "cka"]
 
 
 class FeatureDistance(ReferenceMetric):
@@ -107,80 +106,3 @@ class FeatureDistance(ReferenceMetric):
 
     def __str__(self) -> str:
         return f"{self.name}_{self.probe}" + ("" if self.scope == "unlearned" else f"_on_{self.scope}")
-
-
-class EuclideanDistance(FeatureDistance):
-    """Mean Euclidean distance ``‖f(x) − f_ref(x)‖`` between main and reference features of unlearned tasks.
-
-    At least 0, without an upper bound: it grows with the scale of the features. Emitted as ``Euclidean_<probe>``, see
-    :class:`FeatureDistance`.
-    """
-
-    name, upper_bound = "Euclidean", float("inf")
-
-    @staticmethod
-    def distance(features_a: Tensor, features_b: Tensor) -> float:
-        """Mean over samples, ``(n, features)`` twice."""
-        return float(euclidean_distance(features_a, features_b).mean())
-
-
-class CosineDistance(FeatureDistance):
-    """Mean ``1 − cos(f(x), f_ref(x))`` between main and reference features of unlearned tasks, in [0, 2].
-
-    It sees no scale. Emitted as ``Cosine_<probe>``, see :class:`FeatureDistance`.
-    """
-
-    name, upper_bound = "Cosine", 2.0
-
-    @staticmethod
-    def distance(features_a: Tensor, features_b: Tensor) -> float:
-        """Mean over samples, ``(n, features)`` twice."""
-        return float(cosine_distance(features_a, features_b).mean())
-
-
-class CKADistance(FeatureDistance):
-    """``1 − linear CKA`` of main and reference features of unlearned tasks, in [0, 1].
-
-    It sees no rotation, scale or shift (Kornblith et al., Similarity of neural network representations revisited,
-    ICML 2019). Emitted as ``CKA_<probe>``, see :class:`FeatureDistance`.
-    """
-
-    name, upper_bound = "CKA", 1.0
-
-    @staticmethod
-    def distance(features_a: Tensor, features_b: Tensor) -> float:
-        """Over a whole test set, ``(n, features)`` twice."""
-        return float(cka_distance(features_a, features_b))
-
-
-_DISTANCES: dict[DistanceName, type[FeatureDistance]] = {
-    "euclidean": EuclideanDistance,
-    "cosine": CosineDistance,
-    "cka": CKADistance,
-}
-
-
-def distance_metrics(
-    references: References,
-    *,
-    distances: Sequence[DistanceName] = get_args(DistanceName),
-    probes: Sequence[ProbeKind] = ("own",),
-    noise_floor: Sequence[Floor] = ("order",),
-    scope: Scope = "unlearned",
-) -> list[FeatureDistance]:
-    """Distances beside the JSD, on the same features; one metric per distance and probe.
-
-    Args:
-        references: of the run.
-        distances: which of ``euclidean``, ``cosine`` and ``cka``.
-        probes: which of ``own``, ``remaining`` and ``none``.
-        noise_floor: which of ``order`` and ``seed`` to show beside each; every one costs another reference.
-        scope: ``unlearned``, ``remaining`` or ``all``, see :class:`FeatureDistance`.
-
-    Raises:
-        TypeError: for references that are none.
-        ValueError: for a name that is not known.
-    """
-    for distance in distances:
-        checks.one_of("distances", distance, DistanceName)
-    return [_DISTANCES[distance](references, probe, noise_floor, scope) for distance in distances for probe in probes]

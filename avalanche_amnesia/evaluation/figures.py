@@ -232,14 +232,3 @@ def capacity_figure(
             ax.axvline(place, **REQUEST)
     figure.align_ylabels()
     return figure
-
-
-def overlap_figure(tasks: Sequence[int], overlap: Sequence[Sequence[float]]) -> Figure:
-    """Overlap of every two tasks' masks."""
-    return matrix_figure(
-        {"overlap of masks (%)": [[Cell(share) for share in row] for row in overlap]},
-        rows=tasks,
-        columns=tasks,
-        row_label="task",
-        column_label="with task",
-    )

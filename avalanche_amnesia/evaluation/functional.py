@@ -1,4 +1,4 @@
-"""Distances between two models' features and their floors, accuracy of logits, overlap of masks: pure functions."""
+"""JSD of two models' features, distances in units of their floor, accuracy of logits: pure functions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def js_divergence(features_a: Tensor, features_b: Tensor) -> Tensor:
     >>> js_divergence(torch.tensor([[50.0, 0.0]]), torch.tensor([[0.0, 50.0]]))
     tensor([1.], dtype=torch.float64)
     """
-    _check_pair(features_a, features_b)
+    check_pair(features_a, features_b)
     rows = max(1, _BLOCK // max(1, features_a.shape[1]))
     blocks = zip(features_a.split(rows), features_b.split(rows), strict=True)
     return torch.cat([_js_divergence(a, b) for a, b in blocks])
@@ -46,38 +46,6 @@ def _js_divergence(features_a: Tensor, features_b: Tensor) -> Tensor:
     log_2 = torch.logaddexp(zero, zero)
     of_p, of_q = log_2 - torch.logaddexp(zero, difference), log_2 - torch.logaddexp(zero, -difference)
     return ((p * of_p + q * of_q).sum(1) / 2 / math.log(2)).clamp(0, 1)
-
-
-def euclidean_distance(features_a: Tensor, features_b: Tensor) -> Tensor:
-    """Euclidean distance per sample: ``(n, features)`` twice → ``(n,)`` in float64, ≥ 0, lower is closer."""
-    _check_pair(features_a, features_b)
-    return (features_a.double() - features_b.double()).norm(dim=1)
-
-
-def cosine_distance(features_a: Tensor, features_b: Tensor) -> Tensor:
-    """``1 − cos`` per sample: ``(n, features)`` twice → ``(n,)`` in float64, in [0, 2], lower is closer.
-
-    Two equal vectors are at distance 0 to the last bit, zero vectors too; a zero vector and another at 1.
-    """
-    _check_pair(features_a, features_b)
-    a, b = features_a.double(), features_b.double()
-    similarity = torch.nn.functional.cosine_similarity(a, b, dim=1)
-    return torch.where((a == b).all(1), 0.0, (1 - similarity).clamp(0, 2))
-
-
-def cka_distance(features_a: Tensor, features_b: Tensor) -> Tensor:
-    """``1 − linear CKA`` over a whole set: ``(n, features)`` twice → ``()`` in float64, in [0, 1], lower is closer.
-
-    ``CKA = ‖B̄ᵀĀ‖² / (‖ĀᵀĀ‖ ‖B̄ᵀB̄‖)`` of centred features. Meaningless on small batches (unrelated features look
-    alike): give the whole test set. Two equal sets are at distance 0 to the last bit, and two of constant features.
-    """
-    _check_pair(features_a, features_b)
-    a = features_a.double() - features_a.double().mean(0)
-    b = features_b.double() - features_b.double().mean(0)
-    own = (a.T @ a).norm() * (b.T @ b).norm()
-    if torch.equal(a, b) or own == 0:
-        return torch.tensor(0.0 if torch.equal(a, b) else 1.0, dtype=torch.float64)
-    return (1 - (b.T @ a).norm() ** 2 / own).clamp(0, 1)
 
 
 def floor_ratio(distance: float, floor: float) -> float | None:
@@ -109,13 +77,8 @@ def accuracy(logits: Tensor, labels: Tensor) -> float:
     return int((logits.argmax(1) == labels).sum()) / len(labels)
 
 
-def mask_overlap(mask_a: Tensor, mask_b: Tensor) -> float:
-    """Intersection over union of two binary masks ``(units,)``; 0 for two empty ones."""
-    union = int((mask_a | mask_b).sum())
-    return int((mask_a & mask_b).sum()) / union if union else 0.0
-
-
-def _check_pair(features_a: Tensor, features_b: Tensor) -> None:
+def check_pair(features_a: Tensor, features_b: Tensor) -> None:
+    """Check that features are those of the same samples."""
     if features_a.shape != features_b.shape or features_a.dim() != 2:
         raise ValueError(
             f"expected two feature tensors of one shape (n, features), got {tuple(features_a.shape)} and "

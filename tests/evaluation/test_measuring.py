@@ -14,6 +14,7 @@ from torch.optim import SGD
 from avalanche_amnesia.benchmarks import UnlearningRequest, with_unlearning
 from avalanche_amnesia.contrib.metrics import (
     cost_metrics,
+    distance_metrics,
     mask_overlap_metrics,
     membership_metrics,
     owners_metrics,
@@ -23,7 +24,6 @@ from avalanche_amnesia.evaluation import (
     References,
     accuracy_difference_metrics,
     capacity_metrics,
-    distance_metrics,
     jsd_metrics,
     unlearned_accuracy_metrics,
 )

@@ -15,7 +15,11 @@ from torch import nn
 
 from avalanche_amnesia.benchmarks import task_benchmark, with_unlearning
 from avalanche_amnesia.contrib.metrics import (
+    cka_distance,
+    cosine_distance,
     cost_metrics,
+    distance_metrics,
+    euclidean_distance,
     few_shot_accuracy,
     few_shot_metrics,
     few_shots,
@@ -30,10 +34,6 @@ from avalanche_amnesia.evaluation import (
     References,
     accuracy_difference_metrics,
     capacity_metrics,
-    cka_distance,
-    cosine_distance,
-    distance_metrics,
-    euclidean_distance,
     network_capacity,
     unlearned_accuracy_metrics,
 )

@@ -29,10 +29,10 @@ from avalanche_amnesia.evaluation import (
     accuracy_difference_metrics,
     accuracy_matrix_metrics,
     capacity_metrics,
-    distance_metrics,
     jsd_metrics,
     unlearned_accuracy_metrics,
 )
+from avalanche_amnesia.contrib.metrics import distance_metrics
 from avalanche_amnesia.contrib.metrics import (
     cost_metrics,
     mask_overlap_metrics,

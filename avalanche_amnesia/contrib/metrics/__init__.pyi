@@ -1,6 +1,13 @@
 from .cost import UnlearningCost as UnlearningCost
 from .cost import cost_metrics as cost_metrics
 from .cost import times_faster as times_faster
+from .distances import CKADistance as CKADistance
+from .distances import CosineDistance as CosineDistance
+from .distances import EuclideanDistance as EuclideanDistance
+from .distances import cka_distance as cka_distance
+from .distances import cosine_distance as cosine_distance
+from .distances import distance_metrics as distance_metrics
+from .distances import euclidean_distance as euclidean_distance
 from .dose_response import detection_limit as detection_limit
 from .dose_response import dose_response as dose_response
 from .dose_response import put_back as put_back
@@ -14,6 +21,7 @@ from .membership import MembershipInference as MembershipInference
 from .membership import membership_auc as membership_auc
 from .membership import membership_metrics as membership_metrics
 from .overlap import MaskOverlap as MaskOverlap
+from .overlap import mask_overlap as mask_overlap
 from .overlap import mask_overlap_metrics as mask_overlap_metrics
 from .overlap import mean_overlap as mean_overlap
 from .overlap import overlap_matrix as overlap_matrix
@@ -32,3 +40,5 @@ from .relapse import few_shot_metrics as few_shot_metrics
 from .relapse import few_shots as few_shots
 from .relapse import linear_probe_accuracy as linear_probe_accuracy
 from .relapse import relapse_metrics as relapse_metrics
+from .step_capacity import StepCapacity as StepCapacity
+from .step_capacity import step_capacity_metrics as step_capacity_metrics

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor
 
 from avalanche_amnesia.evaluation.event_metric import EventMetric
-from avalanche_amnesia.evaluation.figures import Picture, Table, overlap_figure
-from avalanche_amnesia.evaluation.functional import mask_overlap
+from avalanche_amnesia.evaluation.figures import Cell, Picture, Table, matrix_figure
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.strategy import Strategy
+
+
+def mask_overlap(mask_a: Tensor, mask_b: Tensor) -> float:
+    """Intersection over union of two binary masks ``(units,)``; 0 for two empty ones."""
+    union = int((mask_a | mask_b).sum())
+    return int((mask_a & mask_b).sum()) / union if union else 0.0
 
 
 def overlap_matrix(masks: Mapping[int, Tensor]) -> Tensor:
@@ -42,6 +48,17 @@ def mean_overlap(matrix: Tensor) -> float | None:
     """Mean over pairs of different tasks of an :func:`overlap_matrix`, in [0, 1]; None for fewer than two tasks."""
     n = len(matrix)
     return float((matrix.sum() - matrix.trace()) / (n * (n - 1))) if n > 1 else None
+
+
+def overlap_figure(tasks: Sequence[int], overlap: Sequence[Sequence[float]]) -> Figure:
+    """Overlap of every two tasks' masks."""
+    return matrix_figure(
+        {"overlap of masks (%)": [[Cell(share) for share in row] for row in overlap]},
+        rows=tasks,
+        columns=tasks,
+        row_label="task",
+        column_label="with task",
+    )
 
 
 class MaskOverlap(EventMetric):

@@ -13,6 +13,7 @@ from avalanche.evaluation import PluginMetric
 from avalanche.evaluation.metrics import accuracy_metrics
 
 from avalanche_amnesia.contrib.metrics.cost import cost_metrics
+from avalanche_amnesia.contrib.metrics.distances import distance_metrics
 from avalanche_amnesia.contrib.metrics.membership import membership_metrics
 from avalanche_amnesia.contrib.metrics.overlap import mask_overlap_metrics
 from avalanche_amnesia.contrib.metrics.ownership import owners_metrics
@@ -20,7 +21,7 @@ from avalanche_amnesia.contrib.metrics.relapse import few_shot_metrics, relapse_
 from avalanche_amnesia.evaluation.accuracy_difference import accuracy_difference_metrics
 from avalanche_amnesia.evaluation.accuracy_matrix import accuracy_matrix_metrics
 from avalanche_amnesia.evaluation.capacity import capacity_metrics
-from avalanche_amnesia.evaluation.feature_distance import Floor, distance_metrics
+from avalanche_amnesia.evaluation.feature_distance import Floor
 from avalanche_amnesia.evaluation.jsd import jsd_metrics
 from avalanche_amnesia.evaluation.references import References
 from avalanche_amnesia.evaluation.unlearned_accuracy import unlearned_accuracy_metrics

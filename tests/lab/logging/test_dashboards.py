@@ -17,13 +17,12 @@ from support.wandb_files import read_offline_run
 from support.wandb_recorder import run_folders
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from avalanche_amnesia.contrib.metrics import mask_overlap_metrics, mask_regulariser_metrics
+from avalanche_amnesia.contrib.metrics import distance_metrics, mask_overlap_metrics, mask_regulariser_metrics
 from avalanche_amnesia.evaluation import (
     References,
     accuracy_difference_metrics,
     accuracy_matrix_metrics,
     capacity_metrics,
-    distance_metrics,
     jsd_metrics,
     unlearned_accuracy_metrics,
 )

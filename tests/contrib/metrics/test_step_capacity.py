@@ -10,7 +10,8 @@ from support.measured_runs import make_ewc, make_wsn
 from support.small_runs import make, permuted, train_all
 from support.strategies import DIGITS
 
-from avalanche_amnesia.evaluation import StepCapacity, capacity_metrics, network_capacity
+from avalanche_amnesia.contrib.metrics import StepCapacity, step_capacity_metrics
+from avalanche_amnesia.evaluation import capacity_metrics, network_capacity
 from avalanche_amnesia.training import HAT, AdaHAT, AdaHATRule, AdjustmentRule, ConstantRule
 
 NAME = "Capacity_MB/train_phase/train_stream/Task{:03d}"
@@ -70,7 +71,9 @@ CASES = {
 
 
 def measured(kind, **options):
-    evaluator = EvaluationPlugin(*capacity_metrics(images=False, steps=True), loggers=[BaseLogger()], collect_all=True)
+    evaluator = EvaluationPlugin(
+        *capacity_metrics(images=False), *step_capacity_metrics(), loggers=[BaseLogger()], collect_all=True
+    )
     return make(kind, train_epochs=1, evaluator=evaluator, **options)
 
 

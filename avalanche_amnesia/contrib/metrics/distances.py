@@ -1,0 +1,126 @@
+"""Distances of features beside the JSD: Euclidean, cosine, CKA."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from avalanche_amnesia import checks
+from avalanche_amnesia.evaluation.feature_distance import FeatureDistance, Floor, Scope
+from avalanche_amnesia.evaluation.functional import check_pair
+from avalanche_amnesia.evaluation.probes import ProbeKind
+from avalanche_amnesia.evaluation.references import References
+
+DistanceName = Literal["euclidean", "cosine", "cka"]
+
+
+def euclidean_distance(features_a: Tensor, features_b: Tensor) -> Tensor:
+    """Euclidean distance per sample: ``(n, features)`` twice → ``(n,)`` in float64, ≥ 0, lower is closer."""
+    check_pair(features_a, features_b)
+    return (features_a.double() - features_b.double()).norm(dim=1)
+
+
+def cosine_distance(features_a: Tensor, features_b: Tensor) -> Tensor:
+    """``1 − cos`` per sample: ``(n, features)`` twice → ``(n,)`` in float64, in [0, 2], lower is closer.
+
+    Two equal vectors are at distance 0 to the last bit, zero vectors too; a zero vector and another at 1.
+    """
+    check_pair(features_a, features_b)
+    a, b = features_a.double(), features_b.double()
+    similarity = torch.nn.functional.cosine_similarity(a, b, dim=1)
+    return torch.where((a == b).all(1), 0.0, (1 - similarity).clamp(0, 2))
+
+
+def cka_distance(features_a: Tensor, features_b: Tensor) -> Tensor:
+    """``1 − linear CKA`` over a whole set: ``(n, features)`` twice → ``()`` in float64, in [0, 1], lower is closer.
+
+    ``CKA = ‖B̄ᵀĀ‖² / (‖ĀᵀĀ‖ ‖B̄ᵀB̄‖)`` of centred features. Meaningless on small batches (unrelated features look
+    alike): give the whole test set. Two equal sets are at distance 0 to the last bit, and two of constant features.
+    """
+    check_pair(features_a, features_b)
+    a = features_a.double() - features_a.double().mean(0)
+    b = features_b.double() - features_b.double().mean(0)
+    own = (a.T @ a).norm() * (b.T @ b).norm()
+    if torch.equal(a, b) or own == 0:
+        return torch.tensor(0.0 if torch.equal(a, b) else 1.0, dtype=torch.float64)
+    return (1 - (b.T @ a).norm() ** 2 / own).clamp(0, 1)
+
+
+class EuclideanDistance(FeatureDistance):
+    """Mean Euclidean distance ``‖f(x) − f_ref(x)‖`` between main and reference features of unlearned tasks.
+
+    At least 0, without an upper bound: it grows with the scale of the features. Emitted as ``Euclidean_<probe>``, see
+    :class:`FeatureDistance`.
+    """
+
+    name, upper_bound = "Euclidean", float("inf")
+
+    @staticmethod
+    def distance(features_a: Tensor, features_b: Tensor) -> float:
+        """Mean over samples, ``(n, features)`` twice."""
+        return float(euclidean_distance(features_a, features_b).mean())
+
+
+class CosineDistance(FeatureDistance):
+    """Mean ``1 − cos(f(x), f_ref(x))`` between main and reference features of unlearned tasks, in [0, 2].
+
+    It sees no scale. Emitted as ``Cosine_<probe>``, see :class:`FeatureDistance`.
+    """
+
+    name, upper_bound = "Cosine", 2.0
+
+    @staticmethod
+    def distance(features_a: Tensor, features_b: Tensor) -> float:
+        """Mean over samples, ``(n, features)`` twice."""
+        return float(cosine_distance(features_a, features_b).mean())
+
+
+class CKADistance(FeatureDistance):
+    """``1 − linear CKA`` of main and reference features of unlearned tasks, in [0, 1].
+
+    It sees no rotation, scale or shift (Kornblith et al., Similarity of neural network representations revisited,
+    ICML 2019). Emitted as ``CKA_<probe>``, see :class:`FeatureDistance`.
+    """
+
+    name, upper_bound = "CKA", 1.0
+
+    @staticmethod
+    def distance(features_a: Tensor, features_b: Tensor) -> float:
+        """Over a whole test set, ``(n, features)`` twice."""
+        return float(cka_distance(features_a, features_b))
+
+
+_DISTANCES: dict[DistanceName, type[FeatureDistance]] = {
+    "euclidean": EuclideanDistance,
+    "cosine": CosineDistance,
+    "cka": CKADistance,
+}
+
+
+def distance_metrics(
+    references: References,
+    *,
+    distances: Sequence[DistanceName] = get_args(DistanceName),
+    probes: Sequence[ProbeKind] = ("own",),
+    noise_floor: Sequence[Floor] = ("order",),
+    scope: Scope = "unlearned",
+) -> list[FeatureDistance]:
+    """Distances beside the JSD, on the same features; one metric per distance and probe.
+
+    Args:
+        references: of the run.
+        distances: which of ``euclidean``, ``cosine`` and ``cka``.
+        probes: which of ``own``, ``remaining`` and ``none``.
+        noise_floor: which of ``order`` and ``seed`` to show beside each; every one costs another reference.
+        scope: ``unlearned``, ``remaining`` or ``all``, see :class:`FeatureDistance`.
+
+    Raises:
+        TypeError: for references that are none.
+        ValueError: for a name that is not known.
+    """
+    for distance in distances:
+        checks.one_of("distances", distance, DistanceName)
+    return [_DISTANCES[distance](references, probe, noise_floor, scope) for distance in distances for probe in probes]

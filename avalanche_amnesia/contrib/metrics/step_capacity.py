@@ -1,0 +1,43 @@
+"""Capacity in every step of a training, the published form."""
+
+from __future__ import annotations
+
+from avalanche.evaluation.metric_results import MetricValue
+
+from avalanche_amnesia.evaluation.event_metric import CallbackMetric
+from avalanche_amnesia.strategy import Strategy
+from avalanche_amnesia.training.host.lookup import find_plugin
+from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin
+
+
+class StepCapacity(CallbackMetric):
+    """Network capacity in every step of a training, as AdaHAT's authors plot it: the mean rate of that step's updates.
+
+    Emits ``Capacity_MB/train_phase/train_stream/Task<label>`` in [0, 1] behind every mini-batch.
+    :class:`~avalanche_amnesia.evaluation.Capacity` says what a *next* task would meet, before its mask is known
+    (``κ = 0``, and the mean of a random rate); this is what
+    the task in training met: with AdaHAT's rule ``r_l / (importance + r_l)`` with ``κ_l`` of the gate at this
+    mini-batch, with ``random`` the numbers that were drawn. What is frozen whatever the rule says counts as frozen.
+    Nothing for strategies without masks.
+
+    Reference: Wang et al., AdaHAT, ECML-PKDD 2024, network capacity.
+    """
+
+    axis = "iteration"
+    """Axis along which a logger draws it."""
+
+    def after_training_iteration(self, strategy: Strategy) -> MetricValue | None:
+        """The value of this step."""
+        masking = find_plugin(strategy, TaskMaskPlugin)
+        if masking is None:
+            return None
+        name = f"Capacity_MB/train_phase/train_stream/Task{int(strategy.experience.task_label):03d}"
+        return MetricValue(self, name, masking.in_training.adjuster.rate(), strategy.clock.train_iterations)
+
+    def __str__(self) -> str:
+        return "StepCapacity"
+
+
+def step_capacity_metrics() -> list[StepCapacity]:
+    """Capacity of every training step."""
+    return [StepCapacity()]
