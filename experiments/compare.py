@@ -54,7 +54,7 @@ STREAMS = {
     "permuted_digits": benchmarks.PermutedDigits,
     "split_mnist": streams.SplitMNIST,
     "permuted_mnist": streams.PermutedMNIST,
-    "rotated_digits": benchmarks.RotatedDigits,
+    "rotated_digits": streams.RotatedDigits,
     "rotated_mnist": streams.RotatedMNIST,
     "split_fashion_mnist": streams.SplitFashionMNIST,
 }

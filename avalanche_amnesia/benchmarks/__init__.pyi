@@ -1,7 +1,4 @@
-from .data_root import CorruptDataError as CorruptDataError
-from .data_root import DataNotFoundError as DataNotFoundError
 from .digits import PermutedDigits as PermutedDigits
-from .digits import RotatedDigits as RotatedDigits
 from .digits import SplitDigits as SplitDigits
 from .requests import UnlearningRequest as UnlearningRequest
 from .requests import with_unlearning as with_unlearning

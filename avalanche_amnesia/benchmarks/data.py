@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,6 +11,18 @@ from torch.utils.data import DataLoader, Dataset
 
 BatchTransform = Callable[[Tensor], Tensor]
 """A function of whole batches: float32 ``(n, …)`` in, or int64 for tokens, the same shape out; no draws."""
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Several transforms, first to last."""
+
+    steps: tuple[BatchTransform, ...]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        for step in self.steps:
+            x = step(x)
+        return x
 
 
 class TensorTask(Dataset[tuple[Tensor, int]]):

@@ -7,8 +7,7 @@ import torch
 from avalanche.benchmarks import CLScenario
 from torch import Tensor
 
-from avalanche_amnesia.benchmarks.families import Images, permuted, rotated, split
-from avalanche_amnesia.benchmarks.subsets import stratified
+from avalanche_amnesia.benchmarks.families import Images, permuted, split, stratified
 
 N_TEST = 360
 
@@ -34,7 +33,7 @@ def SplitDigits(
     Raises:
         ValueError: a value that is not allowed; the message names those that are.
     """
-    return split(_digits(seed).subset(n_train, n_test, seed), n_tasks, class_order)
+    return split(digits(seed).subset(n_train, n_test, seed), n_tasks, class_order)
 
 
 def PermutedDigits(
@@ -56,30 +55,7 @@ def PermutedDigits(
     Raises:
         ValueError: a value that is not allowed; the message names those that are.
     """
-    return permuted(_digits(seed).subset(n_train, n_test, seed), n_tasks, seed)
-
-
-def RotatedDigits(
-    n_tasks: int = 5,
-    *,
-    angles: Sequence[float] | None = None,
-    seed: int = 0,
-    n_train: int | None = None,
-    n_test: int | None = None,
-) -> CLScenario:
-    """All ten digits in every task, turned by an angle of the task's own.
-
-    Args:
-        n_tasks: at least 1.
-        angles: one per task, in degrees; None: evenly from 0 to 90.
-        seed: draws the train/test split and the subsets.
-        n_train: images per task (the same ones in every task), stratified, 10 to 1,437; None: all.
-        n_test: the same of the test set, 10 to 360.
-
-    Raises:
-        ValueError: a value that is not allowed; the message names those that are.
-    """
-    return rotated(_digits(seed).subset(n_train, n_test, seed), n_tasks, angles)
+    return permuted(digits(seed).subset(n_train, n_test, seed), n_tasks, seed)
 
 
 @cache
@@ -92,7 +68,8 @@ def _all_digits() -> tuple[Tensor, Tensor]:
     return x, torch.tensor(bunch.target, dtype=torch.int64)
 
 
-def _digits(seed: int) -> Images:
+def digits(seed: int) -> Images:
+    """The digits with a train/test split drawn by seed."""
     x, y = _all_digits()
     in_test = torch.zeros(len(y), dtype=torch.bool)
     in_test[stratified(y, N_TEST, seed, "test split")] = True

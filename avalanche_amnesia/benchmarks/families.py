@@ -1,4 +1,4 @@
-"""Split, permuted and rotated streams over any set of images."""
+"""Split and permuted streams over any set of images."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -8,11 +8,19 @@ from avalanche.benchmarks import CLScenario
 from torch import Tensor
 
 from avalanche_amnesia import checks
-from avalanche_amnesia.benchmarks.data import BatchTransform
-from avalanche_amnesia.benchmarks.subsets import stratified
+from avalanche_amnesia.benchmarks.data import BatchTransform, Chain
 from avalanche_amnesia.benchmarks.tasks import task_benchmark
-from avalanche_amnesia.benchmarks.transforms import Chain, PermutePixels, Rotate
 from avalanche_amnesia.seeding import derive_seed
+
+
+@dataclass(frozen=True, eq=False)
+class PermutePixels:
+    """Reorder the flattened pixels: output pixel ``i`` is input pixel ``order[i]``."""
+
+    order: Tensor
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x.flatten(1).index_select(1, self.order).reshape(x.shape)
 
 
 @dataclass(frozen=True)
@@ -68,19 +76,11 @@ def permuted(images: Images, n_tasks: int, seed: int) -> CLScenario:
     for task in range(1, n_tasks):
         generator = torch.Generator().manual_seed(derive_seed(seed, "permutation", task))
         changes.append(PermutePixels(torch.randperm(n_pixels, generator=generator)))
-    return _all_classes(images, changes)
+    return all_classes(images, changes)
 
 
-def rotated(images: Images, n_tasks: int, angles: Sequence[float] | None) -> CLScenario:
-    """All classes in every task; the images of each task turned by an angle of its own."""
-    n_tasks = checks.whole_number("n_tasks", n_tasks)
-    turns = [90.0 * task / max(1, n_tasks - 1) for task in range(n_tasks)] if angles is None else list(angles)
-    if len(turns) != n_tasks:
-        raise ValueError(f"{len(turns)} angles for {n_tasks} tasks; give one angle in degrees per task")
-    return _all_classes(images, [Rotate(float(turn)) if turn % 360 else None for turn in turns])
-
-
-def _all_classes(images: Images, changes: Sequence[BatchTransform | None]) -> CLScenario:
+def all_classes(images: Images, changes: Sequence[BatchTransform | None]) -> CLScenario:
+    """All classes in every task, with a change of each task's own."""
     transforms = [images.around(change) for change in changes]
     return task_benchmark(images.train, images.test, [images.classes] * len(changes), transforms=transforms)
 
@@ -90,3 +90,34 @@ def _kept(data: tuple[Tensor, Tensor], n: int | None, seed: int, purpose: str) -
         return data
     index = stratified(data[1], n, seed, purpose)
     return data[0][index], data[1][index]
+
+
+# Draws of samples ---------------------------------------------------------------------------------------------------
+
+
+def stratified(labels: Tensor, n: int, seed: int, purpose: str) -> Tensor:
+    """The positions of ``n`` samples whose class shares are those of all samples, within one sample."""
+    classes, counts = labels.unique(return_counts=True)
+    total = len(labels)
+    number = checks.integer(n)
+    if number is None or not len(classes) <= number <= total:
+        raise ValueError(
+            f"{purpose}: {n!r} samples asked for; give an int from {len(classes)} (one per class) to {total} "
+            f"(all there are)"
+        )
+    chosen = []
+    for label, count in zip(classes.tolist(), _quotas(counts.tolist(), number), strict=True):
+        where = (labels == label).nonzero()[:, 0]
+        generator = torch.Generator().manual_seed(derive_seed(seed, "subset", purpose, label))
+        chosen.append(where[torch.randperm(len(where), generator=generator)[:count]])
+    return torch.cat(chosen).sort().values
+
+
+def _quotas(counts: list[int], n: int) -> list[int]:
+    """Largest remainders, in integers so that no rounding differs between machines."""
+    total = sum(counts)
+    quotas = [count * n // total for count in counts]
+    by_remainder = sorted(range(len(counts)), key=lambda i: -(counts[i] * n % total))
+    for i in by_remainder[: n - sum(quotas)]:
+        quotas[i] += 1
+    return quotas

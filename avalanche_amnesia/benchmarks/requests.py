@@ -135,20 +135,12 @@ def without_requests(benchmark: CLScenario) -> CLScenario:
     declared, deadline = _permanent(benchmark), _deadline(benchmark, None)
     _rehearse(tasks, _carried(benchmark), declared, TaskLedger(deadline))
     first = [position for position, task in enumerate(tasks) if task not in tasks[:position]]
-    alone = benchmark if len(first) == len(tasks) else _rearranged(benchmark, first)
+    alone = benchmark if len(first) == len(tasks) else rearranged(benchmark, first)
     return _scheduled(alone, [() for _ in first], declared, deadline)
 
 
-def reordered(benchmark: CLScenario, order: Sequence[int]) -> CLScenario:
-    """A new benchmark whose tasks are trained in another order, some of them again; its test stream stays."""
-    n = len(benchmark.train_stream)
-    positions = checks.integers("order", order, "positions of the train stream")
-    if any(not 0 <= position < n for position in positions):
-        raise ValueError(f"order={list(positions)}: the train stream has the positions 0 to {n - 1}")
-    return _rearranged(benchmark, positions)
-
-
-def _rearranged(benchmark: CLScenario, positions: Sequence[int]) -> CLScenario:
+def rearranged(benchmark: CLScenario, positions: Sequence[int]) -> CLScenario:
+    """A new benchmark with the train experiences at these positions, in this order; its test stream stays."""
     train = EagerCLStream("train", [_own_copy(benchmark.train_stream[position]) for position in positions])
     others = [stream for name, stream in benchmark.streams.items() if name != "train"]
     result = CLScenario([train, *others])

@@ -17,9 +17,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from avalanche_amnesia import checks
-from avalanche_amnesia.benchmarks.data import BatchTransform, LazyTask, TensorTask
+from avalanche_amnesia.benchmarks.data import BatchTransform, Chain, LazyTask, TensorTask
 from avalanche_amnesia.benchmarks.labels import Data, labels_of
-from avalanche_amnesia.benchmarks.transforms import Chain
 
 
 class TaskExperience(DatasetExperience):

@@ -3,7 +3,7 @@ import torch
 from sklearn.datasets import load_digits
 
 from avalanche_amnesia.benchmarks import PermutedDigits, SplitDigits
-from avalanche_amnesia.benchmarks.subsets import stratified
+from avalanche_amnesia.benchmarks.families import stratified
 
 
 def rows(*experiences) -> list[tuple[float, ...]]:

@@ -9,8 +9,9 @@ from support.strategies import mlp, quiet
 from support.strategy_state import bits, trajectory
 from torch.optim import SGD, Adam
 
-from avalanche_amnesia.benchmarks import PermutedDigits, RotatedDigits, SplitDigits, UnlearningRequest, with_unlearning
+from avalanche_amnesia.benchmarks import PermutedDigits, SplitDigits, UnlearningRequest, with_unlearning
 from avalanche_amnesia.contrib.export import extract
+from avalanche_amnesia.contrib.streams import RotatedDigits
 from avalanche_amnesia.evaluation import References
 from avalanche_amnesia.models import MLP, MaskedModel
 from avalanche_amnesia.training import HAT, AdaHAT, AmnesiacHAT

@@ -5,10 +5,13 @@ from .combined import combined_benchmark as combined_benchmark
 from .conv_nets import CharacterNet as CharacterNet
 from .conv_nets import SmallConvNet as SmallConvNet
 from .conv_nets import cifar_resnet18 as cifar_resnet18
+from .data_root import CorruptDataError as CorruptDataError
+from .data_root import DataNotFoundError as DataNotFoundError
 from .mnist import PermutedMNIST as PermutedMNIST
 from .mnist import RotatedMNIST as RotatedMNIST
 from .mnist import SplitFashionMNIST as SplitFashionMNIST
 from .mnist import SplitMNIST as SplitMNIST
 from .omniglot import SplitOmniglot as SplitOmniglot
+from .rotated import RotatedDigits as RotatedDigits
 from .scenarios import Scenario as Scenario
 from .sentences import MarkovSentences as MarkovSentences

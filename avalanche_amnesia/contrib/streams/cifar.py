@@ -13,9 +13,9 @@ import torch
 from avalanche.benchmarks import CLScenario
 from torch import Tensor
 
-from avalanche_amnesia.benchmarks.data_root import CorruptDataError, data_root, missing
 from avalanche_amnesia.benchmarks.families import Images, split
-from avalanche_amnesia.benchmarks.transforms import Scale, Standardise
+from avalanche_amnesia.contrib.streams.data_root import CorruptDataError, data_root, missing
+from avalanche_amnesia.contrib.streams.transforms import Scale, Standardise
 
 JPEG = Path("cifar10-jpeg") / "cifar10_jpeg.npz"
 """Below a data root: CIFAR-10 with each image as JPEG of quality 75, see :func:`SplitCIFAR10`."""

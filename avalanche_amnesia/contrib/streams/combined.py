@@ -8,7 +8,7 @@ from avalanche.benchmarks import CLScenario, EagerCLStream
 
 from avalanche_amnesia import checks
 from avalanche_amnesia.benchmarks.tasks import TaskExperience, scenario_of
-from avalanche_amnesia.benchmarks.transforms import Fit
+from avalanche_amnesia.contrib.streams.transforms import Fit
 
 
 def combined_benchmark(

@@ -5,7 +5,7 @@ from tempfile import TemporaryDirectory
 
 from torch import Tensor
 
-from avalanche_amnesia.benchmarks.data_root import ENVIRONMENT, CorruptDataError, DataNotFoundError, data_root
+from avalanche_amnesia.contrib.streams.data_root import ENVIRONMENT, CorruptDataError, DataNotFoundError, data_root
 
 
 def load_idx(name: str, root: str | Path | None, download: bool) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:

@@ -5,9 +5,10 @@ from pathlib import Path
 
 from avalanche.benchmarks import CLScenario
 
-from avalanche_amnesia.benchmarks.families import Images, permuted, rotated, split
-from avalanche_amnesia.benchmarks.transforms import Scale, Standardise
+from avalanche_amnesia.benchmarks.families import Images, permuted, split
 from avalanche_amnesia.contrib.streams.idx import load_idx
+from avalanche_amnesia.contrib.streams.rotated import rotated
+from avalanche_amnesia.contrib.streams.transforms import Scale, Standardise
 
 _STANDARD = {"MNIST": Standardise(0.1307, 0.3081), "FashionMNIST": Standardise(0.2860, 0.3530)}
 

@@ -16,11 +16,10 @@ from avalanche.benchmarks import CLScenario
 from torch import Tensor
 
 from avalanche_amnesia import checks
-from avalanche_amnesia.benchmarks.data_root import data_root, missing
-from avalanche_amnesia.benchmarks.families import Images
-from avalanche_amnesia.benchmarks.subsets import stratified
+from avalanche_amnesia.benchmarks.families import Images, stratified
 from avalanche_amnesia.benchmarks.tasks import task_benchmark
-from avalanche_amnesia.benchmarks.transforms import Scale
+from avalanche_amnesia.contrib.streams.data_root import data_root, missing
+from avalanche_amnesia.contrib.streams.transforms import Scale
 
 Alphabets = Literal["small", "background"]
 SMALL = tuple(Path("omniglot-small") / f"images_background_small{number}.zip" for number in (1, 2))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from avalanche.benchmarks import CLScenario
 
 from avalanche_amnesia import checks
-from avalanche_amnesia.benchmarks.requests import Requests, UnlearningRequest, reordered, with_unlearning
+from avalanche_amnesia.benchmarks.requests import Requests, UnlearningRequest, rearranged, with_unlearning
 from avalanche_amnesia.seeding import derive_seed
 
 
@@ -178,3 +178,12 @@ SCENARIOS = {make.__name__: make for make in _MAKERS}
 
 def _check_tasks(n_tasks: int) -> None:
     checks.whole_number("n_tasks", n_tasks, 2)
+
+
+def reordered(benchmark: CLScenario, order: Sequence[int]) -> CLScenario:
+    """A new benchmark whose tasks are trained in another order, some of them again; its test stream stays."""
+    n = len(benchmark.train_stream)
+    positions = checks.integers("order", order, "positions of the train stream")
+    if any(not 0 <= position < n for position in positions):
+        raise ValueError(f"order={list(positions)}: the train stream has the positions 0 to {n - 1}")
+    return rearranged(benchmark, positions)

@@ -10,21 +10,17 @@ import torch
 from PIL import Image
 from torchvision import datasets
 
-from avalanche_amnesia.benchmarks import (
+from avalanche_amnesia.benchmarks import SplitDigits, task_benchmark, with_unlearning
+from avalanche_amnesia.contrib.streams import (
     CorruptDataError,
     DataNotFoundError,
-    SplitDigits,
-    task_benchmark,
-    with_unlearning,
-)
-from avalanche_amnesia.benchmarks.transforms import Fit
-from avalanche_amnesia.contrib.streams import (
     SplitCIFAR10,
     SplitCIFAR100,
     SplitMNIST,
     SplitOmniglot,
     combined_benchmark,
 )
+from avalanche_amnesia.contrib.streams.transforms import Fit
 
 FAMILIES = {"CIFAR10": (SplitCIFAR10, 10, "labels"), "CIFAR100": (SplitCIFAR100, 100, "fine_labels")}
 

@@ -6,8 +6,14 @@ import pytest
 import torch
 from torchvision import datasets, transforms
 
-from avalanche_amnesia.benchmarks import CorruptDataError, DataNotFoundError
-from avalanche_amnesia.contrib.streams import PermutedMNIST, RotatedMNIST, SplitFashionMNIST, SplitMNIST
+from avalanche_amnesia.contrib.streams import (
+    CorruptDataError,
+    DataNotFoundError,
+    PermutedMNIST,
+    RotatedMNIST,
+    SplitFashionMNIST,
+    SplitMNIST,
+)
 
 
 @pytest.fixture(scope="module")

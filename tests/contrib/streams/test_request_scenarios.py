@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from support.strategies import DIGITS, amnesiac
 
 from avalanche_amnesia.benchmarks import UnlearningRequest, task_benchmark
-from avalanche_amnesia.benchmarks.requests import reordered, tasks_after_each, without_requests
+from avalanche_amnesia.benchmarks.requests import tasks_after_each, without_requests
 from avalanche_amnesia.bits import state_hashes
 from avalanche_amnesia.contrib.streams import scenarios
-from avalanche_amnesia.contrib.streams.scenarios import SCENARIOS, Scenario
+from avalanche_amnesia.contrib.streams.scenarios import SCENARIOS, Scenario, reordered
 from avalanche_amnesia.evaluation import References
 from avalanche_amnesia.lab.report import read_run
 from avalanche_amnesia.lab.runs import RunStore, measure_run, plan_runs

@@ -9,10 +9,11 @@ import pytest
 import torch
 from support.tiny_study import TINY
 
-from avalanche_amnesia.benchmarks import DataNotFoundError, PermutedDigits, SplitDigits
+from avalanche_amnesia.benchmarks import PermutedDigits, SplitDigits
 from avalanche_amnesia.bits import state_hashes
 from avalanche_amnesia.contrib.repair import RepairPlugin
 from avalanche_amnesia.contrib.shadows import BackupPlugin
+from avalanche_amnesia.contrib.streams import DataNotFoundError
 from avalanche_amnesia.contrib.streams.scenarios import SCENARIOS
 from avalanche_amnesia.lab.study import settings as kinds
 from avalanche_amnesia.lab.study.building import (

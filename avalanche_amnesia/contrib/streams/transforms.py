@@ -1,10 +1,9 @@
-"""Deterministic transforms of whole batches: float32 (n, ...) in, or int64 for tokens, the same number out."""
+"""Deterministic transforms of whole batches of images, float32 ``(n, channels, height, width)``."""
 
 from dataclasses import dataclass
 
 from torch import Tensor
-
-from avalanche_amnesia.benchmarks.data import BatchTransform
+from torch.nn.functional import interpolate
 
 
 @dataclass(frozen=True)
@@ -28,16 +27,6 @@ class Standardise:
         return x.sub(self.mean).div(self.std)
 
 
-@dataclass(frozen=True, eq=False)
-class PermutePixels:
-    """Reorder the flattened pixels: output pixel ``i`` is input pixel ``order[i]``."""
-
-    order: Tensor
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return x.flatten(1).index_select(1, self.order).reshape(x.shape)
-
-
 @dataclass(frozen=True)
 class Rotate:
     """Rotate counter-clockwise about the centre, bilinear, with zeros from outside the image."""
@@ -51,18 +40,6 @@ class Rotate:
 
 
 @dataclass(frozen=True)
-class Chain:
-    """Several transforms, first to last."""
-
-    steps: tuple[BatchTransform, ...]
-
-    def __call__(self, x: Tensor) -> Tensor:
-        for step in self.steps:
-            x = step(x)
-        return x
-
-
-@dataclass(frozen=True)
 class Fit:
     """Images of one size and number of colours: bilinear with antialiasing; grey is repeated, colours are averaged."""
 
@@ -70,8 +47,6 @@ class Fit:
     channels: int | None
 
     def __call__(self, x: Tensor) -> Tensor:
-        from torch.nn.functional import interpolate
-
         if self.channels == 1 < x.shape[1]:
             x = x.mean(1, keepdim=True)
         if self.size is not None and x.shape[-2:] != (self.size, self.size):
