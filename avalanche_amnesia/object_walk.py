@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from avalanche_amnesia.bits import tensor_hash
+from avalanche_amnesia.models.task_store import whole
 
 _PLAIN = (str, bytes, bytearray, int, float, complex, type(None), type, types.ModuleType, Enum, np.generic)
 _PLAIN_TORCH = (torch.dtype, torch.device, torch.Size, torch.Generator)
@@ -35,8 +36,8 @@ class Parts:
         if not isinstance(thing, (Tensor, nn.Module)):
             return False
         if self._listed is None:
-            parts = (*self._model.modules(), *self._model.parameters(), *self._model.buffers())
-            self._listed = frozenset(map(id, parts))
+            with whole(self._model) as model:
+                self._listed = frozenset(map(id, (*model.modules(), *model.parameters(), *model.buffers())))
         return id(thing) in self._listed
 
 

@@ -15,6 +15,7 @@ from avalanche_amnesia.models.multi_head import inside_backbone
 from avalanche_amnesia.models.own_modules import OwnModules
 from avalanche_amnesia.models.shared_head import SHARED_HEAD, SharedHead, add_shared_head, stand_in
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
+from avalanche_amnesia.models.task_store import TaskModules
 from avalanche_amnesia.unit_graph.graph import UnitGraph
 from avalanche_amnesia.unit_graph.masked_backbone import MaskedBackbone, trace_backbone
 from avalanche_amnesia.unit_graph.open_entries import LayerMasks
@@ -68,6 +69,7 @@ class MaskedModel(TaskMaskedModel):
     stores = (mask_store, learned_store, "own")
     backbone: MaskedBackbone
     graph: UnitGraph
+    own: TaskModules
 
     def __init__(
         self,
@@ -164,13 +166,13 @@ class MaskedModel(TaskMaskedModel):
 
     def task_embedding(self, task: int) -> Tensor:
         """The embedding that the task's mask was read from, ``(n_units,)``, copied."""
-        return self._learned.get(task).clone()
+        return self._learned[task].clone()
 
     def users_of(self, entries: Mapping[str, Tensor], tasks: Sequence[int]) -> frozenset[int]:
         """As the base class's."""
         if not tasks:
             return frozenset()
-        found = self.graph.covering(torch.stack([self._masks.get(task) for task in tasks]), inside_backbone(entries))
+        found = self.graph.covering(torch.stack([self._masks[task] for task in tasks]), inside_backbone(entries))
         return frozenset(task for task, reads in zip(tasks, found.tolist(), strict=True) if reads)
 
     def utilisation(self, *, counts: bool = False) -> dict[str, dict[int | str, float]]:
@@ -193,19 +195,13 @@ class MaskedModel(TaskMaskedModel):
         """As the base class's; in a training only the norms of its own tasks learn, whatever samples are replayed."""
         super().adaptation(experience)
         if self.training:
-            labels = {int(task) for task in experience.task_labels} - set(self.masked_tasks)
-            for task, own in self._own_modules.items():
-                if own.learning or task in labels:  # what does not learn is in evaluation mode already
-                    own.learn(task in labels, True)
+            labels = {int(task) for task in experience.task_labels}
+            for task in self.own.unfinished:
+                self.own[task].learn(task in labels, True)
 
     def fresh_parts(self) -> OwnModules:
         """A copy of everything, besides a head, that tasks have of their own, with the backbone's values."""
         return OwnModules.copied(self.backbone.owned, self.backbone)
-
-    @property
-    def _own_modules(self) -> dict[int, OwnModules]:
-        """Task → its own modules besides its head."""
-        return {int(task): own for task, own in self.own.items() if isinstance(own, OwnModules)}
 
     def parts_of(self, task: int) -> OwnModules:
         """Modules of a task besides its head; fresh ones, where it has none yet."""
@@ -220,7 +216,7 @@ class MaskedModel(TaskMaskedModel):
             parts: what the task has of its own (:meth:`parts_of`), or a copy of it.
             task: its label; its mask is binary by now.
         """
-        use = self.graph.sets.use(self._masks.get(task).float())
+        use = self.graph.sets.use(self._masks[task].float())
         parts.settle(self.fresh_parts(), self.backbone.owned, use)
 
     # Life of a task -------------------------------------------------------------------------------------------
@@ -246,8 +242,13 @@ class MaskedModel(TaskMaskedModel):
         """Keep the binary mask ``a > 0.5`` of the task in training, which ends its training."""
         task, gate = self._in_training
         self._keep(task, gate.open_units(), gate.embedding.detach())
-        if str(task) in self.own:
+        if task in self.own:
             self.settle_parts(self.parts_of(task), task)
+
+    @property
+    def gate(self) -> Tensor | None:
+        """The soft mask ``a`` of the task in training, ``(n_units,)``; None while there is none."""
+        return None if self._opened is None else self._opened.value
 
     @property
     def allowed(self) -> Tensor | None:
@@ -292,7 +293,7 @@ class MaskedModel(TaskMaskedModel):
         if task == self.current_task:
             return self._chosen().float()
         if task in self._masks:
-            return self._masks.get(task).float()
+            return self._masks[task].float()
         return torch.ones(self.n_units, device=self._device)
 
     def _features(self, x: Tensor, task: int) -> Tensor:
@@ -318,5 +319,5 @@ class MaskedModel(TaskMaskedModel):
         if self.current_task is not None:  # the middle of its training, loaded again
             self.reread_gate()
             return
-        for task, own in self._own_modules.items():
-            own.learn(task not in self._masks, self.training)
+        for task in self.own.tasks:
+            self.own[task].learn(task not in self._masks, self.training)

@@ -10,8 +10,8 @@ from avalanche.models import MultiTaskModule
 from torch import Tensor, nn
 
 from avalanche_amnesia import checks
-from avalanche_amnesia.models.per_task import PerTask, lies_on
 from avalanche_amnesia.models.task_labels import single_task
+from avalanche_amnesia.models.task_store import TaskModules, TaskStore, whole
 from avalanche_amnesia.unit_graph.backbones import check_backbone
 from avalanche_amnesia.unit_graph.findings import ModelError
 
@@ -71,7 +71,7 @@ class MultiHeadModel(MultiTaskModule):
             raise ModelError(f"give n_features=, the width of what {type(backbone).__name__} returns")
         self.backbone = backbone
         self.n_features: int = width
-        self.heads = PerTask()
+        self.heads = TaskModules()
         self._evaluated_untrained: dict[int, int] = {}
 
     @property
@@ -80,18 +80,22 @@ class MultiHeadModel(MultiTaskModule):
         return False
 
     @property
-    def _containers(self) -> list[nn.ModuleDict]:
+    def _containers(self) -> list[TaskModules]:
         return [getattr(self, name) for name in self.task_containers]
+
+    @property
+    def _stores(self) -> list[TaskStore]:
+        return [module for module in self.children() if isinstance(module, TaskStore)]
 
     @property
     def tasks(self) -> tuple[int, ...]:
         """Labels of the tasks that have a head, in the order they were made."""
-        return tuple(int(name) for name in self.heads)
+        return self.heads.tasks
 
     def adaptation(self, experience: Any) -> None:
         """Make the head of a task that is about to be trained; while evaluating, only note how many classes it has."""
         for task in experience.task_labels:
-            if str(task) not in self.heads:
+            if task not in self.heads:
                 if self.training:
                     self.add_head(int(task), _n_classes(experience))
                 else:
@@ -99,12 +103,15 @@ class MultiHeadModel(MultiTaskModule):
 
     def to(self, *args: Any, **kwargs: Any) -> Any:
         """As ``nn.Module``'s; where all lies on the device already, as before most evaluations, nothing is done."""
-        to_device = len(args) == 1 and isinstance(args[0], (str, torch.device)) and not kwargs
-        return self if to_device and lies_on(self, torch.device(args[0])) else super().to(*args, **kwargs)
+        if len(args) == 1 and isinstance(args[0], (str, torch.device)) and not kwargs:
+            device = torch.device(args[0])
+            if all(tensor.device == device for tensor in (*self.parameters(), *self.buffers())):
+                return self
+        return super().to(*args, **kwargs)
 
     def add_head(self, task: int, n_classes: int) -> None:
         """Add a freshly drawn head ``features → n_classes`` for a task."""
-        self.heads[str(task)] = self._new_head(n_classes)
+        self.heads[task] = self._new_head(n_classes)
         self.known_train_tasks_labels.add(task)
 
     def _new_head(self, n_classes: int) -> nn.Module:
@@ -119,9 +126,8 @@ class MultiHeadModel(MultiTaskModule):
 
     def remove_task(self, task: int) -> None:
         """Take out everything that belongs to the task alone."""
-        del self.heads[str(task)]
-        for container in self._containers[1:]:
-            container._modules.pop(str(task), None)
+        for container in self._containers:
+            container.drop(task)
         self.known_train_tasks_labels.discard(task)
 
     def task_modules(self, task: int) -> list[nn.Module]:
@@ -130,8 +136,8 @@ class MultiHeadModel(MultiTaskModule):
         Raises:
             UnknownTaskError: if the task has no head.
         """
-        head = self.heads[str(task)] if str(task) in self.heads else self.head(task)
-        return [head, *(held[str(task)] for held in self._containers[1:] if str(task) in held)]
+        head = self.heads[task] if task in self.heads else self.head(task)
+        return [head, *(held[task] for held in self._containers[1:] if task in held)]
 
     def buffer_names(self, tasks: Sequence[int]) -> list[str]:
         """Names, in ``state_dict``, of everything but parameters that goes with the tasks."""
@@ -139,19 +145,19 @@ class MultiHeadModel(MultiTaskModule):
             f"{path}.{task}.{name}"
             for path, container in zip(self.task_containers, self._containers, strict=True)
             for task in tasks
-            if str(task) in container
-            for name, _ in container[str(task)].named_buffers()
+            if task in container
+            for name, _ in container[task].named_buffers()
         ]
 
     def task_state(self) -> Any:
         """State that belongs to single tasks, for :meth:`restore_task_state`; holds references, copies nothing."""
-        return [dict(container._modules) for container in self._containers], set(self.known_train_tasks_labels)
+        return [store.state() for store in self._stores], set(self.known_train_tasks_labels)
 
     def restore_task_state(self, state: Any) -> None:
         """Go back to what :meth:`task_state` returned."""
-        modules, known = state
-        for container, held in zip(self._containers, modules, strict=True):
-            container._modules = dict(held)
+        states, known = state
+        for store, held in zip(self._stores, states, strict=True):
+            store.restore(held)
         self.known_train_tasks_labels = set(known)
 
     def features(self, x: Tensor, task: int | Tensor) -> Tensor:
@@ -164,14 +170,14 @@ class MultiHeadModel(MultiTaskModule):
         Raises:
             UnknownTaskError: if the task has none.
         """
-        if str(task) not in self.heads:
+        if task not in self.heads:
             if not self.training and task in self._evaluated_untrained:
                 return NoHead(self._evaluated_untrained[task])
             raise UnknownTaskError(
                 f"task {task} has no head: it was never trained, or was unlearned; tasks with a head: "
                 f"{list(self.tasks)}. Evaluate those alone"
             )
-        return self.heads[str(task)]
+        return self.heads[task]
 
     def forward(self, x: Tensor, task_labels: int | Tensor | None = None) -> Any:
         """Logits of a batch.
@@ -213,7 +219,8 @@ class MultiHeadModel(MultiTaskModule):
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """As ``nn.Module``'s, after giving the model the tasks that the state has, and no others."""
         self._match_tasks(state_dict)
-        return super().load_state_dict(state_dict, strict=strict, assign=assign)
+        with whole(self):
+            return super().load_state_dict(state_dict, strict=strict, assign=assign)
 
     def _match_tasks(self, state: Mapping[str, Any]) -> None:
         shapes = {
@@ -224,7 +231,7 @@ class MultiHeadModel(MultiTaskModule):
         for task in set(self.tasks) - set(shapes):
             self.remove_task(task)
         for task, shape in shapes.items():
-            if str(task) in self.heads and self.heads[str(task)].weight.shape == shape:
+            if task in self.heads and self.heads[task].weight.shape == shape:
                 continue
             with torch.random.fork_rng(devices=[]):  # the draw is overwritten: nobody's stream should pay for it
                 self.add_head(task, shape[0])

@@ -10,11 +10,9 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
-from avalanche_amnesia.models.modes import every_part
 from avalanche_amnesia.models.multi_head import MultiHeadModel, UnknownTaskError
-from avalanche_amnesia.models.per_task import PerTask
-from avalanche_amnesia.models.task_buffers import TaskBuffers
 from avalanche_amnesia.models.task_labels import by_task
+from avalanche_amnesia.models.task_store import TaskModules, TaskTensors
 
 
 class MaskCover(Protocol):
@@ -97,14 +95,14 @@ class TaskMaskedModel(MultiHeadModel, ABC):
         self._opened: Any = None
         self.register_parameter(self.learned_by, None)
         for name in self.stores:
-            self.add_module(name, PerTask() if name in self.task_containers else TaskBuffers())
+            self.add_module(name, TaskModules() if name in self.task_containers else TaskTensors())
 
     @property
-    def _masks(self) -> TaskBuffers:
+    def _masks(self) -> TaskTensors:
         return getattr(self, self.mask_store)
 
     @property
-    def _learned(self) -> TaskBuffers:
+    def _learned(self) -> TaskTensors:
         return getattr(self, self.learned_store)
 
     @property
@@ -137,7 +135,7 @@ class TaskMaskedModel(MultiHeadModel, ABC):
             return self._chosen()
         if task not in self._masks:
             raise UnknownTaskError(f"task {task} has no mask; tasks with one: {list(self.masked_tasks)}")
-        return self._unpacked(self._masks.get(task))
+        return self._unpacked(self._masks[task])
 
     def cumulative_mask(self, tasks: Iterable[int] | None = None) -> Tensor:
         """Entries that any of some tasks uses, bool ``(n,)``: ``a^{≤t}``, rebuilt from the masks at every call.
@@ -147,7 +145,7 @@ class TaskMaskedModel(MultiHeadModel, ABC):
         """
         total = self._packed_mask(torch.zeros(sum(self._sizes), dtype=torch.bool, device=self._device))
         for task in self.masked_tasks if tasks is None else tasks:
-            total |= self._masks.get(task)
+            total |= self._masks[task]
         return self._unpacked(total)
 
     def mask_name(self, task: int) -> str:
@@ -220,24 +218,26 @@ class TaskMaskedModel(MultiHeadModel, ABC):
     def task_parts(self, task: int) -> nn.Module | None:
         """The task's own normalisation, on which its features depend besides its mask; None where it has none."""
         (held,) = self._containers[1:]
-        return held[str(task)] if str(task) in held else None  # noqa: SIM401 - it has no get
+        parts: nn.Module | None = held.get(task)
+        return parts
 
     def add_head(self, task: int, n_classes: int) -> None:
         """Add a freshly drawn head ``features → n_classes`` for a task, and what else it has of its own."""
         super().add_head(task, n_classes)
         parts = self.fresh_parts()
         if parts is not None:
-            self._containers[1][str(task)] = parts.train(self.training)
+            self._containers[1][task] = parts.train(self.training)
 
     def set_trainable(self, task: int, learn: bool) -> None:
         """Let a task's own modules (its head) receive gradients, or not; drops those that they have."""
-        own = [container._modules.get(str(task)) for container in self._containers]
-        parts = [part for module in own if module is not None for part in every_part(module)]  # unnamed: of every task
-        for parameter in [p for part in parts for p in part._parameters.values() if p is not None]:
-            if parameter.requires_grad != learn:
-                parameter.requires_grad_(learn)
-            if parameter.grad is not None:
-                parameter.grad = None
+        for container in self._containers:
+            if task in container:
+                container[task].requires_grad_(learn).zero_grad()
+
+    @property
+    def unfinished(self) -> tuple[int, ...]:
+        """Labels of the tasks without a mask, whose modules are part of the model and may learn."""
+        return self.heads.unfinished
 
     def _begin(self, task: int, values: Tensor) -> nn.Parameter:
         """Make the parameter ``(n,)`` by which a task learns its mask."""
@@ -258,9 +258,11 @@ class TaskMaskedModel(MultiHeadModel, ABC):
 
     def _keep(self, task: int, mask: Tensor, learned: Tensor | None) -> None:
         """Keep the mask, bool ``(n,)``, of the task in training, and what it was learned by; ends the training."""
-        self._masks.put(task, self._packed_mask(mask))
+        self._masks[task] = self._packed_mask(mask)
         if learned is not None:
-            self._learned.put(task, learned)
+            self._learned[task] = learned
+        for container in self._containers:
+            container.finish(task)
         self._end_training()
 
     @abstractmethod
@@ -280,7 +282,7 @@ class TaskMaskedModel(MultiHeadModel, ABC):
         """Give up the task in training, with everything that is its own."""
         task = self.current_task
         self._end_training()
-        if task is not None and str(task) in self.heads:
+        if task is not None and task in self.heads:
             self.remove_task(task)
 
     def remove_task(self, task: int) -> None:
@@ -325,15 +327,9 @@ class TaskMaskedModel(MultiHeadModel, ABC):
             *super().buffer_names(tasks),
         ]
 
-    def task_state(self) -> Any:
-        """As the base class's, with masks and what they were learned by."""
-        return super().task_state(), dict(self._masks._buffers), dict(self._learned._buffers)
-
     def restore_task_state(self, state: Any) -> None:
         """As the base class's."""
-        modules, masks, learned = state
-        super().restore_task_state(modules)
-        self._masks._buffers, self._learned._buffers = dict(masks), dict(learned)
+        super().restore_task_state(state)
         self._masks_changed()
 
     def _match_tasks(self, state: Mapping[str, Any]) -> None:
@@ -343,6 +339,13 @@ class TaskMaskedModel(MultiHeadModel, ABC):
         super()._match_tasks(state)
         for store, name in ((self._masks, self.mask_store), (self._learned, self.learned_store)):
             store.match(state, f"{name}.", self._device)
+        for container in self._containers:
+            for task in container.tasks:
+                if task in self._masks:
+                    container.finish(task)
+                elif task not in container.unfinished:
+                    container.resume(task)
+                    self.set_trainable(task, True)
         self._end_training()
 
     def _check_same_training(self, state: Mapping[str, Any]) -> None:

@@ -53,11 +53,11 @@ class TaskNormModel(MultiHeadModel):
         norms.learn(False, self.training)
         # In the head, not in a container beside it: parameters are then appended to the model's, as hosts expect that
         # go through old and new ones side by side (EWC's mode "online").
-        self.heads[str(task)].add_module("norms", norms)
+        self.heads[task].add_module("norms", norms)
 
     def task_norms(self, task: int) -> OwnModules | None:
         """Norms of a task; None where it has no head."""
-        norms = getattr(self.heads[str(task)], "norms", None) if str(task) in self.heads else None
+        norms = getattr(self.heads[task], "norms", None) if task in self.heads else None
         return norms if isinstance(norms, OwnModules) else None
 
     def adaptation(self, experience: Any) -> None:

@@ -160,21 +160,24 @@ def flush_denormals(optimizer: Optimizer, step: int) -> None:
 def follow_model(
     optimizer: Optimizer, parameters: Mapping[str, nn.Parameter], known: Mapping[str, nn.Parameter], *, fresh: bool
 ) -> None:
-    """Make an optimizer step a model's parameters: as the host's ``update_optimizer``, in one pass over them.
+    """Make an optimizer step a model's parameters: new ones go to its first group, those that the model lost leave it.
 
-    The host looks through the whole optimizer for each parameter, which with hundreds of tasks is most of a task's
-    start, and it can't place a new head where there are several parameter groups: new ones go to the first here.
+    The host's ``update_optimizer`` knows no place for a new head where there are several groups. What never was a
+    parameter of the model (a criterion's, say) stays.
     """
-    places = {id(p): (group["params"], at) for group in optimizer.param_groups for at, p in enumerate(group["params"])}
-    for name, parameter in parameters.items():
-        old = known.get(name, parameter)
-        if id(old) not in places:
-            optimizer.param_groups[0]["params"].append(parameter)
-            optimizer.state[parameter] = {}
-        elif old is not parameter:
-            group, at = places[id(old)]
-            group[at] = parameter
-            if optimizer.state.pop(old, None) is not None:
-                optimizer.state[parameter] = {}
+    here = {id(parameter) for parameter in parameters.values()}
+    heirs = {id(old): parameters.get(name) for name, old in known.items() if id(old) not in here}
+    for group in optimizer.param_groups:
+        heirs_and_others = [heirs.get(id(parameter), parameter) for parameter in group["params"]]
+        group["params"] = [parameter for parameter in heirs_and_others if parameter is not None]
+    for old in [old for old in optimizer.state if id(old) in heirs]:
+        del optimizer.state[old]
+        heir = heirs[id(old)]
+        if heir is not None:
+            optimizer.state[heir] = {}
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    new = [parameter for parameter in parameters.values() if id(parameter) not in held]
+    optimizer.param_groups[0]["params"] += new
+    optimizer.state.update({parameter: {} for parameter in new})
     if fresh:
         optimizer.state = defaultdict(dict)

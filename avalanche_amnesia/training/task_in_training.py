@@ -12,9 +12,7 @@ from torch.optim import Optimizer
 
 from avalanche_amnesia.models.multi_head import MultiHeadModel
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
-from avalanche_amnesia.models.tensors import parameters_of
 from avalanche_amnesia.training.adjuster import Adjuster
-from avalanche_amnesia.training.resting_parameters import Resting
 
 
 class TaskInTraining:
@@ -30,7 +28,6 @@ class TaskInTraining:
         adjuster: holds back updates of what other tasks use.
         guards_others: whether the optimizer moves parameters without a gradient too, so that other tasks' own are put
             back after every step.
-        resting: the optimizer's groups as they were before other tasks' own were taken out for an epoch.
     """
 
     adjuster: Adjuster
@@ -39,7 +36,6 @@ class TaskInTraining:
     def __init__(self, task: int) -> None:
         self.task = task
         self.snapshot: TaskSnapshot | None = None
-        self.resting: Resting = []
 
     @property
     def before(self) -> TaskSnapshot:
@@ -63,7 +59,7 @@ class TaskSnapshot:
         self.task = task
         self.moments = {parameter: deepcopy(state) for parameter, state in optimizer.state.items()}
         """The optimizer's state, by parameter; emptied when a task goes of which it may hold something."""
-        self.values = {name: parameter.detach().clone() for name, parameter in parameters_of(model).items()}
+        self.values = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
         # Of other tasks' buffers no copy is taken: none of them changes, and one of them may be unlearned meanwhile.
         buffers = dict(model.named_buffers())
         if isinstance(model, TaskMaskedModel):
@@ -78,7 +74,7 @@ class TaskSnapshot:
         """Put the copied values back into what still exists."""
         optimizer.state = defaultdict(dict)
         optimizer.state.update({parameter: deepcopy(state) for parameter, state in self.moments.items()})
-        for name, parameter in parameters_of(model).items():
+        for name, parameter in model.named_parameters():
             if name in self.values:
                 parameter.copy_(self.values[name])
         for name, buffer in model.named_buffers():

@@ -18,7 +18,6 @@ from torch.optim import Optimizer
 from avalanche_amnesia import checks
 from avalanche_amnesia.models.multi_head import MultiHeadModel
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
-from avalanche_amnesia.models.tensors import parameters_of
 from avalanche_amnesia.seeding import preserved_rng
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.arguments import (
@@ -33,7 +32,6 @@ from avalanche_amnesia.training.host.arguments import (
 from avalanche_amnesia.training.host.listening import ListenerDispatch
 from avalanche_amnesia.training.host.lookup import remaining_experiences, unlearning_of
 from avalanche_amnesia.training.host.rollback import abort_training
-from avalanche_amnesia.training.host.train_modes import KeptState
 from avalanche_amnesia.training.optimizers import check_optimizer, follow_model
 from avalanche_amnesia.training.plugins.in_memory_loader import InMemoryLoaderPlugin
 from avalanche_amnesia.training.plugins.seeding import SeedingPlugin
@@ -74,7 +72,7 @@ class TaskPlugin(SupervisedPlugin):
         """Called once all parts of a strategy have been given a saved state."""
 
 
-class TaskStrategy(OwnArguments, ListenerDispatch, KeptState, SupervisedTemplate):
+class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
     """A supervised strategy over one task after another, seeded by task, that plans and unlearns on request.
 
     Base of this package's strategies, which choose the plugins.
@@ -193,8 +191,8 @@ class TaskStrategy(OwnArguments, ListenerDispatch, KeptState, SupervisedTemplate
         verbose_optimizer: bool = False,
         **kwargs: Any,
     ) -> None:
-        """As the host's, in time for many tasks; of several parameter groups the first takes what is new."""
-        parameters, known = parameters_of(self.model), getattr(self, "optimized_param_id", None)
+        """As the host's; of several parameter groups the first takes what is new, and finished tasks' heads go."""
+        parameters, known = dict(self.model.named_parameters()), getattr(self, "optimized_param_id", None)
         follow_model(self.optimizer, parameters, known or {}, fresh=reset_optimizer_state)
         self.optimized_param_id = parameters
         if remove_params or verbose_optimizer:

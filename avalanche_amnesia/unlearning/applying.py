@@ -16,7 +16,6 @@ from avalanche_amnesia.audit.fingerprint import Fingerprint
 from avalanche_amnesia.audit.record import Provenance, RepairSummary, TensorChange, UnlearningRecord
 from avalanche_amnesia.bits import map_two_threads, state_hashes
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
-from avalanche_amnesia.models.tensors import parameters_of, state_of
 from avalanche_amnesia.trajectory.removal import Removal
 from avalanche_amnesia.trajectory.sparse import fill
 from avalanche_amnesia.transaction import Transaction
@@ -59,7 +58,7 @@ def apply(
         _hold_own(context, change)
         purged += [purge(plugin, context, change) for plugin, purge in context.purgers]
         _forget(context, change)
-        after = state_hashes(state_of(model))
+        after = state_hashes(model.state_dict())
         claims.unlearned(context, after, change)
         record = UnlearningRecord(
             plan=plan,
@@ -215,14 +214,13 @@ def _where(removal: Removal, parameters: Mapping[str, Tensor]) -> dict[str, Tens
 
 
 def _hold_own(context: UnlearningContext, change: Transaction) -> None:
-    """Enter what the remaining tasks have of their own, as it is now, into the values before a task in training.
+    """Enter what unfinished tasks have of their own, as it is now, into the values before a task in training.
 
     That task puts others' own back to these values: else what a compensation or a repair wrote there would be lost.
     """
     model, before = context.model, context.before
     if before is None or not isinstance(model, TaskMaskedModel):
         return
-    tasks = [task for task in model.tasks if task != model.current_task]
-    own = own_parameters(model, *tasks)
+    own = own_parameters(model, *(task for task in model.unfinished if task != model.current_task))
     change.call(before.update, {name: before[name] for name in own})
-    before.update({name: p.detach().clone() for name, p in parameters_of(model).items() if name in own})
+    before.update({name: p.detach().clone() for name, p in model.named_parameters() if name in own})

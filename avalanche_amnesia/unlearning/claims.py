@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from avalanche_amnesia.bits import fits, state_hashes
 from avalanche_amnesia.ledger import RequestError, TaskLedger
 from avalanche_amnesia.models.multi_head import MultiHeadModel
-from avalanche_amnesia.models.tensors import state_of
 from avalanche_amnesia.object_walk import Parts, memory_of
 from avalanche_amnesia.optimizer_traits import traits_of
 from avalanche_amnesia.saving.encoding import checked, made
@@ -83,7 +82,7 @@ class Claims:
 
     def look_before_training(self, model: nn.Module) -> None:
         """Note what something else has written into the model since; before any plugin prepares a training."""
-        state = state_of(model)
+        state = model.state_dict()
         self.changed = self.tampered(state, state_hashes(state))
 
     def begin(self, strategy: Strategy, ledger: TaskLedger) -> None:
@@ -106,14 +105,14 @@ class Claims:
             self._trainings.pop(task, None)
         self._first = None if first else self._first
         if self._hashes is None:  # tasks were unlearned in the middle of it, which stays
-            self._hashes = state_hashes(state_of(model))
+            self._hashes = state_hashes(model.state_dict())
 
     def end(self, task: int, model: nn.Module, forgotten: Collection[int]) -> None:
         """Enter a task whose training is over, and the state in which it left the model."""
         if self.influences & {*self.tainted, *forgotten}:
             self.tainted |= {task}  # it learned from tasks that are not what the reference has
         self.influences = frozenset()
-        self._hashes = state_hashes(state_of(model))
+        self._hashes = state_hashes(model.state_dict())
 
     def unlearned(self, context: UnlearningContext, hashes: Mapping[str, str], change: Transaction) -> None:
         """Enter an unlearning, and the state in which it leaves the model."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from avalanche_amnesia.audit.record import SharedEntries, UnlearningPlan
 from avalanche_amnesia.bits import state_hashes
 from avalanche_amnesia.models.multi_head import MultiHeadModel, is_inside_backbone
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
-from avalanche_amnesia.models.tensors import parameters_of, state_of
+from avalanche_amnesia.models.task_store import whole
 from avalanche_amnesia.trajectory.removal import Readers, Removal
 from avalanche_amnesia.trajectory.replay import Updates, combined
 from avalanche_amnesia.unlearning.claims import Claims, TamperedError
@@ -24,7 +24,7 @@ from avalanche_amnesia.unlearning.task_modules import own_parameters
 def work_out(context: UnlearningContext, claims: Claims, *, strict: bool = False) -> None:
     """Enter into its context what an unlearning would do; changes nothing else."""
     model, tasks, trajectory = context.model, context.tasks, context.trajectory
-    state = state_of(model)
+    state = model.state_dict()
     context.hashes = state_hashes(state)
     tampered = claims.tampered(state, context.hashes, in_training=context.before is not None)
     if strict and tampered:
@@ -32,8 +32,9 @@ def work_out(context: UnlearningContext, claims: Claims, *, strict: bool = False
             f"{context.event}: tensors {sorted(tampered)} were changed by something else than trainings and "
             "unlearnings here; put them back, or leave strict out: the record then says approximate, and why"
         )
-    context.parameters = parameters_of(model)
     context.own_parameters = own_parameters(model, *tasks)
+    repaired = {name for repair in trajectory.repairs for name in trajectory.logs[repair] if name in state}
+    context.parameters = _parameters(model, context.own_parameters | repaired)
     readers = _readers(context)
     # Revised before the removal is worked out: later updates are then replayed, and logged, behind the revised ones.
     revisions = combined(c.revise(model, trajectory, tasks) for c in context.compensations if revises(c))
@@ -85,6 +86,13 @@ def _uninformative_masks(context: UnlearningContext) -> tuple[str, ...]:
     if not isinstance(model, TaskMaskedModel) or not whole:
         return ()
     return tuple(model.mask_name(t) for t in context.tasks if set(model.graph.layers) <= set(whole.get(t, ())))
+
+
+def _parameters(model: nn.Module, further: Iterable[str]) -> dict[str, nn.Parameter]:
+    """Parameters that still learn, and some of finished tasks, by name."""
+    learning = dict(model.named_parameters())
+    with whole(model):
+        return learning | {name: model.get_parameter(name) for name in further if name not in learning}
 
 
 def _task_buffers(model: nn.Module, tasks: Sequence[int]) -> frozenset[str]:

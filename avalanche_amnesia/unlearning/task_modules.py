@@ -8,7 +8,6 @@ from avalanche.models import MultiHeadClassifier
 from torch import nn
 
 from avalanche_amnesia.models.multi_head import MultiHeadModel
-from avalanche_amnesia.models.tensors import parameters_of
 from avalanche_amnesia.models.weight_masks.forward_state import kept_tensors
 from avalanche_amnesia.transaction import Transaction
 
@@ -21,7 +20,7 @@ def own_parameters(model: nn.Module, *tasks: int) -> frozenset[str]:
         for container in _containers(module)
         for task in tasks
         if str(task) in (held := getattr(module, container))
-        for inner in parameters_of(held[str(task)])
+        for inner, _ in held[str(task)].named_parameters()
     )
 
 

@@ -30,7 +30,7 @@ def test_one_pass_gives_what_the_host_gives(seed, fresh):
     first = {f"backbone.{i}": nn.Parameter(torch.randn(2)) for i in range(3)}
     ours, theirs = (SGD(first.values(), lr=0.1, momentum=0.9) for _ in range(2))
     names = {id(p): name for name, p in first.items()}
-    parameters, known, alive = first, None, list(first.values())
+    parameters, known, alive = first, first, list(first.values())
     for step in range(6):
         parameters = dict(parameters)
         for i in range(draw.randrange(3)):  # heads that are new
@@ -42,9 +42,22 @@ def test_one_pass_gives_what_the_host_gives(seed, fresh):
             del parameters[draw.choice(sorted(parameters))]
         alive += parameters.values()  # an id is a name only as long as its object lives
         names |= {id(p): f"{name} of step {step}" for name, p in parameters.items() if id(p) not in names}
-        update_optimizer(theirs, parameters, known, reset_state=fresh)
-        follow_model(ours, parameters, known or {}, fresh=fresh)
+        update_optimizer(theirs, parameters, known, reset_state=fresh, remove_params=True)
+        follow_model(ours, parameters, known, fresh=fresh)
         known = parameters
         assert content(ours, names) == content(theirs, names)
         for optimizer in (ours, theirs):
             stepped(optimizer)
+
+
+def test_what_never_was_the_model_s_stays_and_new_heads_go_to_the_first_group():
+    weight, bias, first, second, foreign = (nn.Parameter(torch.randn(2)) for _ in range(5))
+    optimizer = SGD([{"params": [weight]}, {"params": [foreign, bias]}], lr=0.1, momentum=0.9)
+    known = {"weight": weight, "bias": bias}
+    with_first = {**known, "heads.0": first}
+    follow_model(optimizer, with_first, known, fresh=False)
+    stepped(optimizer)
+    follow_model(optimizer, {**known, "heads.1": second}, with_first, fresh=False)
+    held = [[id(p) for p in group["params"]] for group in optimizer.param_groups]
+    assert held == [[id(weight), id(second)], [id(foreign), id(bias)]]
+    assert {id(p) for p, state in optimizer.state.items() if state} == {id(weight), id(foreign), id(bias)}

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from avalanche_amnesia.models.multi_head import MultiHeadModel
 from avalanche_amnesia.models.task_labels import by_task
+from avalanche_amnesia.models.task_store import TaskModules
 
 
 class NetworkPerTask(MultiHeadModel):
@@ -33,7 +34,7 @@ class NetworkPerTask(MultiHeadModel):
 
     def __init__(self, backbone: nn.Module, n_features: int | None = None) -> None:
         super().__init__(backbone, n_features)
-        self.networks = nn.ModuleDict()
+        self.networks = TaskModules()
 
     @property
     def isolates(self) -> bool:
@@ -42,12 +43,13 @@ class NetworkPerTask(MultiHeadModel):
 
     def network(self, task: int) -> nn.Module:
         """The network that a task runs through: its own, or the one that was given."""
-        return self.networks[str(task)] if str(task) in self.networks else self.backbone  # noqa: SIM401 - it has no get
+        network: nn.Module = self.networks.get(task, self.backbone)
+        return network
 
     def add_head(self, task: int, n_classes: int) -> None:
         """Add a freshly drawn head for a task, and a copy of the backbone."""
         super().add_head(task, n_classes)
-        self.networks[str(task)] = deepcopy(self.backbone)
+        self.networks[task] = deepcopy(self.backbone)
 
     def features(self, x: Tensor, task: int | Tensor) -> Tensor:
         """Features ``(batch, features)`` through the network of a task; one label, or one per sample ``(batch,)``."""
@@ -88,7 +90,7 @@ class SideNetworks(NetworkPerTask):
     @property
     def main_tasks(self) -> tuple[int, ...]:
         """Tasks that run through the main network."""
-        return tuple(task for task in self.tasks if str(task) not in self.networks)
+        return tuple(task for task in self.tasks if task not in self.networks)
 
     def adaptation(self, experience: Any) -> None:
         """As the base class's; a task that is permanent from the start gets no side network."""
@@ -96,18 +98,18 @@ class SideNetworks(NetworkPerTask):
         super().adaptation(experience)
         if self.training and getattr(experience, "permanent", False):
             for task in new:
-                del self.networks[str(task)]
+                self.networks.drop(task)
 
     def drop_network(self, task: int) -> None:
         """Let a task that had a side network run through the main one from now on."""
-        del self.networks[str(task)]
+        self.networks.drop(task)
         self._merged_late = torch.ones_like(self._merged_late)
 
     def _match_tasks(self, state: Mapping[str, Any]) -> None:
         super()._match_tasks(state)
         for task in self.tasks:
             has_network = any(name.startswith(f"networks.{task}.") for name in state)
-            if not has_network and str(task) in self.networks:
-                del self.networks[str(task)]
-            elif has_network and str(task) not in self.networks:
-                self.networks[str(task)] = deepcopy(self.backbone)
+            if not has_network:
+                self.networks.drop(task)
+            elif task not in self.networks:
+                self.networks[task] = deepcopy(self.backbone)

@@ -18,6 +18,7 @@ from avalanche_amnesia.contrib.replay_memory import DarkLoss, Samples, TaskMemor
 from avalanche_amnesia.models.modes import evaluating
 from avalanche_amnesia.models.multi_head import inside_backbone
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
+from avalanche_amnesia.models.task_store import whole
 from avalanche_amnesia.seeding import derive_seed, preserved_rng
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.norm_statistics import retake, running_norms
@@ -157,15 +158,15 @@ class RepairPlugin(SupervisedPlugin):
         """Repair tasks and record it; in the middle of a task, repair the values before that task."""
         own = own_parameters(model, *tasks)
         parameters = dict(model.backbone.named_parameters(prefix="backbone"))
-        parameters |= {name: p for name, p in model.named_parameters() if name in own}
+        with whole(model):
+            parameters |= {name: model.get_parameter(name) for name in sorted(own)}
+            buffers = [model.get_buffer(name) for name in model.buffer_names(tasks)]
         now = {name: p.detach().clone() for name, p in parameters.items()}
         committed = {name: value if before is None or name in own else before[name] for name, value in now.items()}
-        statistics = set(model.buffer_names(tasks))
         for name, value in now.items():
             change.call(parameters[name].copy_, value)
-        for name, buffer in model.named_buffers():
-            if name in statistics:
-                change.call(buffer.copy_, buffer.clone())
+        for buffer in buffers:
+            change.call(buffer.copy_, buffer.clone())
         if before is not None:
             change.call(before.update, dict(before))
             for name, value in committed.items():
@@ -289,7 +290,7 @@ def _free_entries(model: TaskMaskedModel, tasks: Sequence[int], changed: Mapping
 @contextmanager
 def _learning(model: nn.Module, parameters: Sequence[nn.Parameter]) -> Iterator[None]:
     """Let these parameters alone receive gradients; afterwards as it was, without gradients."""
-    was = {parameter: parameter.requires_grad for parameter in model.parameters()}
+    was = {parameter: parameter.requires_grad for parameter in (*model.parameters(), *parameters)}
     try:
         for parameter in was:
             parameter.requires_grad_(False)

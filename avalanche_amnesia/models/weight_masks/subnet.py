@@ -117,7 +117,7 @@ class SubnetModel(TaskMaskedModel):
         nothing, inside = torch.zeros(0, dtype=torch.bool), inside_backbone(entries)
         parts = [(inside.get(name, nothing).reshape(-1).cpu(), of.size) for name, of in self.graph.layers.items()]
         asked = pack_bits(torch.cat([p if len(p) else p.new_zeros(size) for p, size in parts])).numpy()
-        return frozenset(task for task in tasks if (self._masks.get(task).cpu().numpy() & asked).any())
+        return frozenset(task for task in tasks if (self._masks[task].cpu().numpy() & asked).any())
 
     def choose(self, scores: Tensor, out: Tensor | None = None) -> Tensor:
         """The mask that scores choose: 1 at each layer's ``k`` largest ``|score|``, else 0, float ``(n_weights,)``.
@@ -218,7 +218,6 @@ class SubnetModel(TaskMaskedModel):
         self._substitutes.take_back()  # a forward may have been interrupted
         self._tops = []
         super()._end_training()
-        self.train(self.training)
 
     def _learned_from(self, tasks: Sequence[int]) -> list[int]:
         """As the base class's: each task's scores began as those of the task before it."""
@@ -234,7 +233,7 @@ class SubnetModel(TaskMaskedModel):
         task = next((task for task in reversed(self.masked_tasks) if task in self._learned), None)
         if task is None:
             return None
-        kept = self._learned.get(task)
+        kept = self._learned[task]
         if kept.dtype == torch.uint8:
             return decode_scores(kept, self.binary_mask(task), self._sizes)
         return kept.clone()
@@ -254,10 +253,7 @@ class SubnetModel(TaskMaskedModel):
     # Forward --------------------------------------------------------------------------------------------------
 
     def train(self, mode: bool = True) -> SubnetModel:
-        """As ``nn.Module``'s; the normalisation of trained tasks never goes on learning."""
-        for task in self.masked_tasks if len(self.norms) else ():
-            if str(task) in self.norms:
-                setattr(self.norms[str(task)], "learning", False)  # noqa: B010 - no attribute of every module
+        """As ``nn.Module``'s; the normalisation that the backbone was given never learns."""
         super().train(mode)
         self._copies.hold()
         return self

@@ -7,14 +7,17 @@ from typing import Any
 
 from torch import nn
 
+from avalanche_amnesia.models.task_store import whole
 from avalanche_amnesia.saving.encoding import checked
 
 
 def model_state(model: nn.Module) -> dict[str, Any]:
     """Tensors of a model, numbers that its modules hold (a counter beside the buffers is state too), and classes."""
     tensors = {name: value.detach() for name, value in model.state_dict().items()}
-    frozen = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
-    return {"tensors": tensors, "numbers": dict(_numbers(model)), "frozen": frozen, "classes": dict(_classes(model))}
+    with whole(model):
+        frozen = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
+        numbers = dict(_numbers(model))
+    return {"tensors": tensors, "numbers": numbers, "frozen": frozen, "classes": dict(_classes(model))}
 
 
 _KINDS = {"tensors": dict, "numbers": dict, "frozen": list, "classes": dict}
@@ -44,11 +47,12 @@ def load_model_state(model: nn.Module, state: Any) -> None:
     """
     tensors, numbers, frozen, _ = checked(state, **_KINDS)
     model.load_state_dict(tensors)
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_(name not in frozen)
-    for path, value in numbers.items():
-        inside, _, attribute = path.rpartition(".")
-        setattr(model.get_submodule(inside), attribute, value)
+    with whole(model):
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(name not in frozen)
+        for path, value in numbers.items():
+            inside, _, attribute = path.rpartition(".")
+            setattr(model.get_submodule(inside), attribute, value)
 
 
 def _numbers(model: nn.Module) -> Iterator[tuple[str, bool | int | float]]:

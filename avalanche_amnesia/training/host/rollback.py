@@ -22,7 +22,6 @@ from avalanche.training.templates.base_sgd import PeriodicEval
 from torch import nn
 from torch.optim import Optimizer
 
-from avalanche_amnesia.models.task_buffers import TaskBuffers
 from avalanche_amnesia.object_walk import reachable
 from avalanche_amnesia.strategy import Strategy
 
@@ -33,10 +32,9 @@ class RollbackPoint:
     """Contents of everything that the end of a task's training may change.
 
     Objects and containers are noted by what they hold, which copies nothing; the values of tensors only where they are
-    written in place and no snapshot has the old ones: the model's buffers, but for those of single tasks (masks, as
-    :class:`~avalanche_amnesia.models.task_buffers.TaskBuffers`). Of the host's plugins and of the user's those are
-    noted that Avalanche brings, or a plugin of this package knows (``host_state(strategy)`` gives attributes of the
-    strategy and plugins); others stay as they are. An object with a ``way_back()`` of its own, which returns a
+    written in place and no snapshot has the old ones: the model's buffers. Of the host's plugins and of the user's
+    those are noted that Avalanche brings, or a plugin of this package knows (``host_state(strategy)`` gives attributes
+    of the strategy and plugins); others stay as they are. An object with a ``way_back()`` of its own, which returns a
     function, is asked for that.
     """
 
@@ -53,11 +51,9 @@ class RollbackPoint:
         found = [thing for _, thing in reachable(roots, skip=[strategy, strategy.evaluator], enter=_may_change)]
         holders = [part for thing in found if _may_change(thing) for part in _parts(thing)]
         for module in (model, *model.children()):
-            holders += [vars(module), module._modules, module._buffers, module._parameters]
+            holders += [vars(module), *(part for part in vars(module).values() if isinstance(part, dict))]
         self._contents = [(part, list(part.items() if isinstance(part, dict) else part)) for part in holders]
-        modules = [module for module in model.modules() if not isinstance(module, TaskBuffers)]
-        buffers = [buffer for module in modules for buffer in module._buffers.values() if buffer is not None]
-        self._values = [(tensor, tensor.detach().clone()) for tensor in buffers]
+        self._values = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
         going_back: list[Any] = [thing for thing in found if hasattr(type(thing), "way_back")]
         self._ways_back = [thing.way_back() for thing in going_back]
 

@@ -210,7 +210,6 @@ class HATPlugin(TaskMaskPlugin):
     @torch.no_grad()
     def before_training_epoch(self, strategy: Strategy, **kwargs: Any) -> None:
         """Choose, per layer, the units that stay open in this epoch whatever the regulariser says."""
-        super().before_training_epoch(strategy, **kwargs)
         now: HATTask = self.in_training
         if self.masks.budget is not None and not now.alone:  # a pool is a budget by itself
             now.warm_up = self.masks.warm_up_batches(strategy.train_epochs * len(strategy.dataloader))

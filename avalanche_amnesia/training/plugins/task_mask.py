@@ -11,7 +11,6 @@ from avalanche.core import SupervisedPlugin
 from avalanche_amnesia.benchmarks.data import why_trained
 from avalanche_amnesia.models.multi_head import inside_backbone
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
-from avalanche_amnesia.models.tensors import parameters_of
 from avalanche_amnesia.optimizer_traits import traits_of
 from avalanche_amnesia.saving.encoding import checked
 from avalanche_amnesia.seeding import derive_seed
@@ -20,7 +19,6 @@ from avalanche_amnesia.training.adjuster import Adjuster
 from avalanche_amnesia.training.hat_formulas import LayerSparsity
 from avalanche_amnesia.training.host.listening import sees_final_gradients
 from avalanche_amnesia.training.host.rollback import abort_training, begin_finishing, finish, go_back, is_last_to_finish
-from avalanche_amnesia.training.resting_parameters import end_rest, groups_by_name, let_rest
 from avalanche_amnesia.training.task_faults import MaskWarning, fault_of_task, near_chance, what_diverged
 from avalanche_amnesia.training.task_in_training import TaskInTraining, TaskSnapshot
 from avalanche_amnesia.training.update_rules import AdjustmentRule, TaskUse
@@ -41,9 +39,8 @@ class TaskMaskPlugin(SupervisedPlugin):
     A subclass calls :meth:`take_snapshot` and sets ``in_training.adjuster`` (:meth:`make_adjuster`) in
     ``before_training_exp``, calls :meth:`hold_back` in ``after_update``, and :meth:`commit` in :meth:`keep_mask`.
 
-    From :meth:`take_snapshot` to the end of the training the other tasks' own parameters (their heads) get no gradient.
-    Within an epoch they are in no group of an optimizer of torch's, as long as it remembers nothing of them: a step
-    does not get slower with the number of tasks.
+    From :meth:`take_snapshot` to the end of the training the own parameters (heads) of other tasks without a mask get
+    no gradient. Those of tasks with a mask are no parameters of the model: no optimizer meets them.
 
     Args:
         rule: how far what the remaining tasks use may still move, and where that is enforced.
@@ -199,35 +196,9 @@ class TaskMaskPlugin(SupervisedPlugin):
         model = self.model_of(strategy)
         now.snapshot = TaskSnapshot(model, now.task, strategy.optimizer)
         self.rule.start(self.seed, now.task)
-        for other in model.tasks:  # torch's optimizers skip what has no gradient, whatever their decay or momentum
+        for other in model.unfinished:  # torch's optimizers skip what has no gradient, whatever decay or momentum
             model.set_trainable(other, other == now.task)
         now.guards_others = not traits_of(strategy.optimizer).skips_frozen
-
-    def before_training_epoch(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Take other tasks' own parameters out of the optimizer's groups, where it would skip each of them."""
-        now: TaskInTraining = self.in_training
-        if now.guards_others:
-            return
-        containers: tuple[str, ...] = self.model_of(strategy).task_containers
-        kept = tuple(f"{container}.{now.task}." for container in containers)
-        own, state = tuple(f"{container}." for container in containers), strategy.optimizer.state
-        others = {
-            id(parameter): name
-            for name, parameter in parameters_of(strategy.model).items()
-            # Of what is remembered of one (reset_optimizer=False) the optimizer must be able to tell whose it is.
-            if name.startswith(own) and not name.startswith(kept) and parameter not in state
-        }
-        now.resting = groups_by_name(strategy.optimizer, others)  # known before anything is taken out
-        let_rest(strategy.optimizer, now.resting)
-
-    def after_training_epoch(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Put back what was taken out of the optimizer's groups."""
-        self._end_rest(strategy)
-
-    def _end_rest(self, strategy: Strategy) -> None:
-        if self.in_training.resting:
-            end_rest(strategy.optimizer, self.in_training.resting, parameters_of(strategy.model))
-            self.in_training.resting = []
 
     @torch.no_grad()
     def _put_others_back(self, model: TaskMaskedModel) -> None:
@@ -238,7 +209,7 @@ class TaskMaskPlugin(SupervisedPlugin):
         now: TaskInTraining = self.in_training
         before = now.before.values
         own = tuple(f"{container}.{now.task}." for container in model.task_containers)
-        for name, parameter in parameters_of(model).items():
+        for name, parameter in model.named_parameters():
             covered = name.removeprefix("backbone.") in now.adjuster.use.covered
             if name in before and not covered and not name.startswith(own):
                 parameter.copy_(before[name])
@@ -318,7 +289,7 @@ class TaskMaskPlugin(SupervisedPlugin):
         for name, reads in model.entries_of(training.task):
             inside = name.removeprefix("backbone.")
             keep[name] = reads & ~frozen[inside] if inside in frozen else reads
-        training.before.commit(parameters_of(model), keep)
+        training.before.commit(dict(model.named_parameters()), keep)
         self._put_others_back(model)  # whoever wrote there: a plugin may
         task = training.task
         lost = what_diverged(model, task, strategy.experience)
@@ -337,9 +308,8 @@ class TaskMaskPlugin(SupervisedPlugin):
         if self.training is None:
             return
         model = self.model_of(strategy)
-        for task in model.tasks:  # they were frozen for this training alone
+        for task in model.unfinished:  # they were frozen for this training only
             model.set_trainable(task, True)
-        self._end_rest(strategy)
         self.training = None
 
 

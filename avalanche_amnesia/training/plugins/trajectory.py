@@ -13,7 +13,7 @@ from torch import Tensor
 from avalanche_amnesia import checks
 from avalanche_amnesia.benchmarks.data import why_trained
 from avalanche_amnesia.ledger import RequestError
-from avalanche_amnesia.models.tensors import parameters_of
+from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.saving.encoding import checked
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.lookup import find_plugin, refuse_second
@@ -179,8 +179,9 @@ class TrajectoryPlugin(SupervisedPlugin):
         model, task, values = strategy.model, self.training.task, self.training.before.values
         own = own_parameters(model, task)
         before = {name: value for name, value in values.items() if name not in own}
-        parameters = parameters_of(model)
-        of_others = own_parameters(model, *self.trajectory.tasks)
+        parameters = dict(model.named_parameters())
+        finished = model.masked_tasks if isinstance(model, TaskMaskedModel) else ()  # theirs are no parameters by now
+        of_others = own_parameters(model, *set(self.trajectory.tasks).difference(finished))
         try:
             self.prune(before, parameters)
             committed = self.trajectory.record(

@@ -118,7 +118,6 @@ class SubnetPlugin(TaskMaskPlugin):
 
     def before_training_epoch(self, strategy: Strategy, **kwargs: Any) -> None:
         """Let the scores' learning rate follow the strategy's."""
-        super().before_training_epoch(strategy, **kwargs)
         now: SubnetTask = self.in_training
         rate = strategy.optimizer.param_groups[0].get("lr")
         if strategy.clock.train_exp_epochs == 0:
@@ -130,7 +129,6 @@ class SubnetPlugin(TaskMaskPlugin):
     @torch.no_grad()
     def after_training_epoch(self, strategy: Strategy, **kwargs: Any) -> None:
         """Keep this step's state if it is the best so far on the held out data."""
-        super().after_training_epoch(strategy, **kwargs)
         now: SubnetTask = self.in_training
         if self.masks.keep == "last":
             return

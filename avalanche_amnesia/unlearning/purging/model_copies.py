@@ -10,6 +10,7 @@ from avalanche.training.plugins import EarlyStoppingPlugin, LFLPlugin, LwFPlugin
 from avalanche.training.utils import get_last_fc_layer
 from torch import nn
 
+from avalanche_amnesia.models.task_store import whole
 from avalanche_amnesia.transaction import Transaction
 from avalanche_amnesia.unlearning.context import UnlearningContext
 from avalanche_amnesia.unlearning.purging.purgers import register_purger
@@ -19,7 +20,7 @@ from avalanche_amnesia.unlearning.task_modules import remove_task_modules
 def without_tasks(teacher: nn.Module, context: UnlearningContext) -> nn.Module:
     """A copy of a teacher, which is the last committed state, without the tasks that go."""
     result = deepcopy(teacher)
-    with torch.no_grad():
+    with torch.no_grad(), whole(result):
         for name, parameter in result.named_parameters():
             new = context.removal.before.get(name, context.removal.values.get(name))
             if new is not None:

@@ -1,0 +1,135 @@
+"""What single tasks have of a model: modules and tensors by label, out of torch's sight once a task is finished.
+
+A step, a change of mode, an optimizer or a copy of all parameters would take longer with every task if each were made
+of submodules for ever. So only what may still learn is a part of the model for torch. What a finished task has lies in
+a plain dictionary. It is saved, loaded, moved and copied with the model all the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+
+class TaskStore(nn.Module):
+    """Task label → what the task has; base of stores of modules and of tensors."""
+
+    part: ClassVar[str]
+    """Name of the dictionary of every module in which torch looks for such things."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held: dict[str, Any] = {}
+
+    def __getitem__(self, task: int | str) -> Any:
+        return self.held[str(task)]
+
+    def __contains__(self, task: int | str) -> bool:
+        return str(task) in self.held
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.held)
+
+    def __len__(self) -> int:
+        return len(self.held)
+
+    def get(self, task: int | str, default: Any = None) -> Any:
+        """What a task has, or something else where it has nothing."""
+        return self.held.get(str(task), default)
+
+    def items(self) -> Iterable[tuple[str, Any]]:
+        """Labels and what their tasks have."""
+        return self.held.items()
+
+    def values(self) -> Iterable[Any]:
+        """What the tasks have."""
+        return self.held.values()
+
+    @property
+    def tasks(self) -> tuple[int, ...]:
+        """Labels, in the order in which they came."""
+        return tuple(map(int, self.held))
+
+    def drop(self, task: int) -> None:
+        """Take out what a task has, if it has something."""
+        self.held.pop(str(task), None)
+        vars(self)[self.part].pop(str(task), None)
+
+    def state(self) -> Any:
+        """Everything it holds, for :meth:`restore`; copies no module and no tensor."""
+        return dict(self.held), dict(vars(self)[self.part])
+
+    def restore(self, state: Any) -> None:
+        """Go back to what :meth:`state` returned."""
+        held, in_sight = state
+        self.held, vars(self)[self.part] = dict(held), dict(in_sight)
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """As ``nn.Module``'s, of all tasks."""
+        with whole(self):
+            return super().state_dict(*args, **kwargs)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> TaskStore:
+        with whole(self):
+            super()._apply(fn, recurse)
+        return self
+
+
+class TaskModules(TaskStore):
+    """Task label → a module: part of the model until the task is finished."""
+
+    part = "_modules"
+
+    def __setitem__(self, task: int | str, module: nn.Module) -> None:
+        self.held[str(task)] = self._modules[str(task)] = module
+
+    @property
+    def unfinished(self) -> tuple[int, ...]:
+        """Labels of the tasks whose modules are part of the model."""
+        return tuple(map(int, self._modules))
+
+    def finish(self, task: int) -> None:
+        """Put a task's module aside: it learns no more, and torch sees it no more."""
+        module = self._modules.pop(str(task), None)
+        if module is not None:
+            module.eval().requires_grad_(False).zero_grad()
+
+    def resume(self, task: int) -> None:
+        """Make a task's module a part of the model again."""
+        self._modules[str(task)] = self.held[str(task)].train(self.training)
+
+
+class TaskTensors(TaskStore):
+    """Task label → a tensor."""
+
+    part = "_buffers"
+
+    def __setitem__(self, task: int | str, tensor: Tensor) -> None:
+        self.held[str(task)] = tensor
+
+    def match(self, state: Mapping[str, Tensor], prefix: str, device: torch.device) -> None:
+        """Take on the tasks and shapes of a saved state, ready to load it."""
+        saved = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+        self.held = {task: torch.zeros_like(value, device=device) for task, value in saved.items()}
+
+    def reorder(self, tasks: Iterable[int]) -> None:
+        """Take on an order of the tasks; those that it does not name go last."""
+        places = {str(task): place for place, task in enumerate(tasks)}
+        self.held = dict(sorted(self.held.items(), key=lambda item: places.get(item[0], len(places))))
+
+
+@contextmanager
+def whole(model: nn.Module) -> Iterator[nn.Module]:
+    """Let torch see what finished tasks have, for the length of a block: in it walks over a model leave nothing out."""
+    hidden = [(store, vars(store)[store.part]) for store in model.modules() if isinstance(store, TaskStore)]
+    for store, _ in hidden:
+        vars(store)[store.part] = store.held
+    try:
+        yield model
+    finally:
+        for store, in_sight in hidden:
+            vars(store)[store.part] = in_sight

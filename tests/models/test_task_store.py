@@ -1,0 +1,172 @@
+"""What finished tasks have: out of torch's sight, and saved, loaded, moved and copied with the model all the same."""
+
+import copy
+import io
+from contextlib import suppress
+
+import pytest
+import torch
+from avalanche.training.supervised import Naive
+from support.strategies import DIGITS, mlp
+from torch import nn
+from torch.optim import SGD
+
+from avalanche_amnesia.models import MLP, MaskedModel, MultiHeadModel, SubnetModel
+from avalanche_amnesia.models.task_store import TaskModules, TaskTensors, whole
+from avalanche_amnesia.training import HAT, WSN
+
+X = DIGITS.test_stream[0].tensors[0][:8]
+
+
+def norms():
+    return MLP(64, hidden=(16,), features=12, norm="batch")
+
+
+STRATEGIES = {
+    "masked": lambda: (HAT, MaskedModel(norms())),
+    "shared head": lambda: (HAT, MaskedModel(mlp(), shared_head=2)),
+    "subnet": lambda: (WSN, SubnetModel(norms())),
+}
+
+
+def trained(name, tasks=3):
+    torch.manual_seed(0)
+    kind, model = STRATEGIES[name]()
+    strategy = kind(model=model, optimizer=SGD(model.parameters(), lr=0.05, momentum=0.9), train_mb_size=50)
+    for experience in DIGITS.train_stream[:tasks]:
+        strategy.train(experience)
+    return strategy
+
+
+def in_sight(self, task):
+    """As torch would have it: a finished task's modules stay submodules."""
+    if task in self:
+        self[task].eval()
+
+
+def same(first, second):
+    assert list(first) == list(second)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_state_is_that_of_a_model_of_submodules(name, monkeypatch):
+    ours = trained(name).model
+    monkeypatch.setattr(TaskModules, "finish", in_sight)
+    plain = trained(name).model
+    assert len(list(plain.modules())) > len(list(ours.modules()))
+    same(ours.state_dict(), plain.state_dict())
+    same(ours.eval()(X), plain.eval()(X))
+    with whole(ours):
+        assert [n for n, _ in ours.named_parameters()] == [n for n, _ in plain.named_parameters()]
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_torch_sees_nothing_of_a_finished_task(name):
+    model = trained(name).model
+    seen = [*model.named_parameters(), *model.named_buffers(), *model.named_modules()]
+    assert not [n for n, _ in seen if any(f".{task}" in n for task in model.tasks) and not n.startswith("backbone.")]
+    assert model.unfinished == ()
+    model.train()
+    with whole(model):
+        own = [part for task in model.tasks for top in model.task_modules(task) for part in top.modules()]
+    assert own
+    parameters = [p for part in own for p in part.parameters(recurse=False)]
+    assert not any(part.training for part in own)
+    assert not any(p.requires_grad or p.grad is not None for p in parameters)
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_all_of_a_model_is_loaded_copied_pickled_and_moved(name):
+    model = trained(name).model.eval()
+    expected = model(X)
+    _, fresh = STRATEGIES[name]()
+    fresh.load_state_dict(model.state_dict())
+    stream = io.BytesIO()
+    torch.save(model, stream)
+    stream.seek(0)
+    for other in (fresh.eval(), copy.deepcopy(model), torch.load(stream, weights_only=False)):
+        same(other.state_dict(), model.state_dict())
+        same(other(X), expected)
+        assert other.unfinished == ()
+        with torch.no_grad(), whole(other):
+            for parameter in other.parameters():
+                parameter.zero_()
+    same(model(X), expected)
+    double = copy.deepcopy(model).double()
+    kinds = {value.dtype for value in double.state_dict().values()} - {torch.bool, torch.uint8, torch.int64}
+    assert kinds == {torch.float64}
+    away = copy.deepcopy(model).to("meta")
+    assert all(value.is_meta for value in away.state_dict().values())
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_state_in_which_a_task_has_no_mask_lets_it_learn(name):
+    strategy = trained(name, 2)
+    model = strategy.model
+    _, unmasked = STRATEGIES[name]()
+    optimizer = SGD(unmasked.parameters(), lr=0.05)
+    naive = Naive(model=unmasked, optimizer=optimizer, criterion=nn.CrossEntropyLoss(), train_mb_size=50)
+    naive.train(DIGITS.train_stream[0])
+    model.train().load_state_dict(unmasked.state_dict())
+    assert model.tasks == model.unfinished == (0,)
+    assert model.masked_tasks == ()
+    own = [p for module in model.task_modules(0) for p in module.parameters()]
+    assert all(any(p is parameter for parameter in model.parameters()) for p in own)
+    assert all(p.requires_grad for p in own)
+    assert all(part.training for module in model.task_modules(0) for part in module.modules())
+
+
+@pytest.mark.parametrize("model_class", [MaskedModel, SubnetModel, MultiHeadModel])
+def test_a_model_moves_unless_all_of_it_lies_there(model_class, monkeypatch):
+    def made():
+        return model_class(MLP(3, hidden=(2,), features=2))
+
+    model = made()
+    model.add_head(0, 2)
+    moves = []
+    monkeypatch.setattr(model, "_apply", lambda *given, **options: moves.append(given))
+    assert model.to("cpu") is model
+    assert not moves
+    monkeypatch.undo()
+    model.heads["0"].to("meta")
+    model.to(torch.device("meta"))
+    assert all(value.is_meta for value in model.state_dict().values())
+    assert next(made().to("cpu", torch.float64).parameters()).dtype == torch.float64
+
+
+def test_walks_see_everything_within_a_block_and_what_they_saw_before_after_it():
+    modules, tensors = TaskModules(), TaskTensors()
+    model = nn.ModuleDict({"modules_of": modules, "tensors_of": tensors})
+    modules[0], modules[1], tensors[0] = nn.Linear(2, 2), nn.BatchNorm1d(2), torch.ones(3)
+    modules[0](torch.ones(1, 2)).sum().backward()
+    modules.finish(0)
+    assert modules["0"].weight.grad is None
+    hidden = [name for name, _ in model.named_parameters()]
+    assert hidden == ["modules_of.1.weight", "modules_of.1.bias"]
+    with whole(model), suppress(InterruptedError), whole(model):
+        assert next(name for name, _ in model.named_parameters()) == "modules_of.0.weight"
+        assert [name for name, _ in model.named_buffers()][-1] == "tensors_of.0"
+        raise InterruptedError
+    assert [name for name, _ in model.named_parameters()] == hidden
+    assert not list(tensors.buffers())
+    assert list(model.state_dict())[:2] == ["modules_of.0.weight", "modules_of.0.bias"]
+    modules.resume(0)
+    assert modules.unfinished == (1, 0)
+    assert modules.tasks == (0, 1)
+
+
+def test_a_store_goes_back_to_what_it_held():
+    store = TaskModules()
+    store[0], store[1] = nn.Linear(2, 2), nn.Linear(2, 3)
+    store.finish(0)
+    state, first = store.state(), store[0]
+    store.drop(0)
+    store.finish(1)
+    store[2] = nn.Linear(2, 2)
+    assert (store.tasks, store.unfinished, 0 in store, len(store)) == ((1, 2), (2,), False, 2)
+    store.restore(state)
+    assert (store.tasks, store.unfinished, store.get(0)) == ((0, 1), (1,), first)
+    assert dict(store.items()) == {"0": first, "1": store[1]}
+    assert [*store] == ["0", "1"]
+    assert list(store.values()) == [first, store[1]]
