@@ -191,7 +191,7 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
         verbose_optimizer: bool = False,
         **kwargs: Any,
     ) -> None:
-        """As the host's; of several parameter groups the first takes what is new, and finished tasks' heads go."""
+        """As the host's; of several parameter groups the first takes what is new."""
         parameters, known = dict(self.model.named_parameters()), getattr(self, "optimized_param_id", None)
         follow_model(self.optimizer, parameters, known or {}, fresh=reset_optimizer_state)
         self.optimized_param_id = parameters

@@ -15,6 +15,7 @@ from torch import nn
 
 from avalanche_amnesia.benchmarks import SplitDigits, task_benchmark
 from avalanche_amnesia.models import MLP, MaskedModel, MultiHeadModel, UnknownTaskError
+from avalanche_amnesia.models.task_store import whole
 from avalanche_amnesia.training import HAT
 from avalanche_amnesia.unit_graph import ModelError
 
@@ -128,10 +129,8 @@ def test_copies_and_precision(trained):
     for a, b in zip(all_logits(double, benchmark, torch.float64), expected, strict=True):
         assert a.dtype == torch.float64
         assert torch.allclose(a, b.double(), atol=1e-5)
-    with torch.no_grad():
-        for parameter in double.parameters():
-            parameter.zero_()
-        for parameter in copied.parameters():
+    with torch.no_grad(), whole(double), whole(copied):
+        for parameter in (*double.parameters(), *copied.parameters()):
             parameter.zero_()
     for a, b in zip(all_logits(model, benchmark), expected, strict=True):
         assert torch.equal(a, b)

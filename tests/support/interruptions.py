@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import avalanche_amnesia
 from avalanche_amnesia.bits import tensor_hash
+from avalanche_amnesia.models.task_store import whole
 from avalanche_amnesia.training.host import find_plugin
 from avalanche_amnesia.training.plugins import UnlearningPlugin
 from avalanche_amnesia.unlearning.purging import purger_of
@@ -124,7 +125,8 @@ NOT_COMPARED |= {"_directory", "file"}  # every run has its own
 def comparable_state(strategy: Any) -> Any:
     """Everything that a strategy knows of its tasks: its model in order, and what its plugins hold."""
     model = [(name, tensor_hash(value)) for name, value in strategy.model.state_dict().items()]
-    learns = {name: parameter.requires_grad for name, parameter in strategy.model.named_parameters()}
+    with whole(strategy.model) as every:
+        learns = {name: parameter.requires_grad for name, parameter in every.named_parameters()}
     known = [p for p in strategy.plugins if _ours(p) or purger_of(p)]
     own = {type(plugin).__name__: _seen(plugin, set()) for plugin in known if not isinstance(plugin, EvaluationPlugin)}
     masked = {name: getattr(strategy.model, name, None) for name in ("current_task", "masked_tasks")}

@@ -8,6 +8,7 @@ import torch
 from avalanche_amnesia.benchmarks import PermutedDigits
 from avalanche_amnesia.benchmarks.data import task_data
 from avalanche_amnesia.contrib.repair import RepairPlugin
+from avalanche_amnesia.models.task_store import whole
 from avalanche_amnesia.training.host import find_plugin
 from support.strategies import amnesiac
 
@@ -45,7 +46,8 @@ def accuracy(strategy, task):
 
 
 def values(strategy):
-    return {name: p.detach().clone() for name, p in strategy.model.named_parameters()}
+    with whole(strategy.model) as model:
+        return {name: p.detach().clone() for name, p in model.named_parameters()}
 
 
 def own_names(strategy, tasks):

@@ -19,6 +19,7 @@ from avalanche_amnesia.contrib.repair import RepairPlugin
 from avalanche_amnesia.contrib.shadows import BackupPlugin
 from avalanche_amnesia.ledger import RequestError
 from avalanche_amnesia.models import TaskMaskedModel
+from avalanche_amnesia.models.task_store import whole
 from avalanche_amnesia.training.host import find_plugin
 from avalanche_amnesia.training.plugins import CounterfactualPlugin, TrajectoryPlugin
 from avalanche_amnesia.trajectory.sparse import SparseValues
@@ -80,7 +81,8 @@ class Scenario(SupervisedPlugin):
 
     def parameter_values(self) -> dict[str, Tensor]:
         """Every parameter."""
-        return {name: parameter.detach().clone() for name, parameter in self.model.named_parameters()}
+        with whole(self.model) as model:
+            return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
 
     def values(self) -> dict[str, Tensor]:
         """Values that all tasks share, in the last state between tasks."""

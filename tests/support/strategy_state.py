@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from avalanche_amnesia.bits import tensor_hash
 from avalanche_amnesia.models import MaskedModel
+from avalanche_amnesia.models.task_store import whole
 from avalanche_amnesia.training.host import find_plugin
 from avalanche_amnesia.training.plugins import TrajectoryPlugin, UnlearningPlugin
 from avalanche_amnesia.trajectory import Trajectory
@@ -33,15 +34,17 @@ def bits(model: nn.Module) -> dict[str, str]:
 def fingerprint(strategy: Any, *stores: Any) -> Any:
     """Everything that an unlearning may change, deeply, as comparable values."""
     model, optimizer, plugin = strategy.model, strategy.optimizer, unlearning_plugin(strategy)
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    with whole(model):
+        names = {id(parameter): name for name, parameter in model.named_parameters()}
+        modules = [(name, type(module)) for name, module in model.named_modules()]
     recorder = find_plugin(strategy, TrajectoryPlugin)
     assert recorder is not None
     return frozen(
         {
             "model": list(bits(model).items()),
-            "identity": [id(parameter) for parameter in model.parameters()],
+            "identity": list(names),
             "known": getattr(model, "known_train_tasks_labels", None),
-            "modules": [(name, type(module)) for name, module in model.named_modules()],
+            "modules": modules,
             "groups": [
                 {k: v for k, v in group.items() if k != "params"}
                 | {"params": [names.get(id(p)) for p in group["params"]]}

@@ -19,6 +19,7 @@ from avalanche_amnesia.training.adjuster import Adjuster
 from avalanche_amnesia.training.hat_formulas import LayerSparsity
 from avalanche_amnesia.training.host.listening import sees_final_gradients
 from avalanche_amnesia.training.host.rollback import abort_training, begin_finishing, finish, go_back, is_last_to_finish
+from avalanche_amnesia.training.optimizers import follow_model
 from avalanche_amnesia.training.task_faults import MaskWarning, fault_of_task, near_chance, what_diverged
 from avalanche_amnesia.training.task_in_training import TaskInTraining, TaskSnapshot
 from avalanche_amnesia.training.update_rules import AdjustmentRule, TaskUse
@@ -155,7 +156,10 @@ class TaskMaskPlugin(SupervisedPlugin):
         self._finish(strategy)
 
     def after_training(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Warn of what was noticed."""
+        """Take finished tasks' own parameters out of the optimizer; warn of what was noticed."""
+        parameters = dict(strategy.model.named_parameters())
+        follow_model(strategy.optimizer, parameters, strategy.optimized_param_id or {}, fresh=False)
+        strategy.optimized_param_id = parameters
         self._warn()
 
     def _warn(self) -> None:
