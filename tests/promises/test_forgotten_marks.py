@@ -16,6 +16,7 @@ from avalanche_amnesia.contrib.shadows import BackupPlugin
 from avalanche_amnesia.contrib.shadows.first_use import entries_in_use
 from avalanche_amnesia.contrib.shadows.shadow import Shadow
 from avalanche_amnesia.models import MaskedModel
+from avalanche_amnesia.models.task_store import whole
 from avalanche_amnesia.training import EVEN_BUDGET, AmnesiacHAT
 from avalanche_amnesia.training.host import find_plugin
 from avalanche_amnesia.training.plugins import CounterfactualPlugin, TrajectoryPlugin
@@ -48,7 +49,9 @@ class PrescribedUpdates(TrajectoryPlugin):
         own, use = own_parameters(model, task), entries_in_use(model, task)
         earlier = [entries_in_use(model, other) for other in model.masks if other != task]
         generator = torch.Generator().manual_seed(task)
-        for name, parameter in model.named_parameters():
+        with whole(model):
+            parameters = dict(model.named_parameters())
+        for name, parameter in parameters.items():
             if name in own:
                 parameter.copy_(torch.randn(parameter.shape, generator=generator).mul(8).round() / 16)
             elif name.startswith("backbone."):
