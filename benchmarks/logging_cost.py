@@ -18,6 +18,7 @@ from avalanche.training.plugins import EvaluationPlugin
 from torch.optim import Adam
 
 from avalanche_amnesia.benchmarks import SplitDigits
+from avalanche_amnesia.contrib.metrics import capacity_pictures_metrics
 from avalanche_amnesia.evaluation import capacity_metrics
 from avalanche_amnesia.lab.logging import JSONLogger
 from avalanche_amnesia.logging import WandBLogger
@@ -51,7 +52,8 @@ def run(stream, logger, metrics, epochs, batch):
 def short_runs(stream, kind, n, folder, images):
     begun = time.perf_counter()
     for i in range(n):
-        metrics = accuracy_metrics(experience=True), loss_metrics(epoch=True), capacity_metrics(images=images)
+        pictures = capacity_pictures_metrics() if images else []
+        metrics = accuracy_metrics(experience=True), loss_metrics(epoch=True), capacity_metrics(), *pictures
         run(stream, logger_of(kind, folder / str(i)), metrics, epochs=1, batch=64)
     return time.perf_counter() - begun
 

@@ -19,7 +19,6 @@ from .features import task_features as task_features
 from .functional import accuracy as accuracy
 from .functional import floor_ratio as floor_ratio
 from .functional import js_divergence as js_divergence
-from .heatmap import masks_figure as masks_figure
 from .jsd import JSDivergence as JSDivergence
 from .jsd import jsd as jsd
 from .jsd import jsd_metrics as jsd_metrics

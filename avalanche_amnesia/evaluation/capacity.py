@@ -7,11 +7,9 @@ from typing import Any
 from avalanche.evaluation.metric_results import MetricValue
 
 from avalanche_amnesia.evaluation.event_metric import EventMetric
-from avalanche_amnesia.evaluation.figures import Picture, capacity_figure
-from avalanche_amnesia.evaluation.heatmap import layer_masks, layers_figure
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.strategy import Strategy
-from avalanche_amnesia.training.host.lookup import find_plugin, unlearning_of
+from avalanche_amnesia.training.host.lookup import find_plugin
 from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 
@@ -36,25 +34,17 @@ def trajectory_bytes(strategy: Strategy) -> int | None:
 
 
 class Capacity(EventMetric):
-    """Network capacity, units or weights in use, masks as pictures, bytes of trajectory, at every event.
+    """Network capacity, units or weights in use, bytes of trajectory, at every event.
 
     Emits, after trainings and unlearnings, ``Capacity`` in [0, 1] (1: all free), ``MaskUse/<layer>`` (share of the
-    layer's units, or of the tensor's weights, that remaining tasks use), ``TrajectoryBytes``, ``MaskBits`` (of a
-    SubnetModel: bits per weight and task that the masks take, entropy-coded given the weights), and, unless ``images``
-    is False, the pictures ``Figure/Masks`` (a panel per layer, a row per remaining task) and ``Figure/Capacity`` (all
-    events so far), which are drawn only for loggers that show them. Around an unlearning also ``CapacityBefore``, and
-    ``CapacityReturned``, in [−1, 1]: capacity after it minus capacity before.
+    layer's units, or of the tensor's weights, that remaining tasks use), ``TrajectoryBytes`` and ``MaskBits`` (of a
+    SubnetModel: bits per weight and task that the masks take, entropy-coded given the weights). Around an unlearning
+    also ``CapacityBefore``, and ``CapacityReturned``, in [−1, 1]: capacity after it minus capacity before.
     """
 
-    def __init__(self, *, images: bool = True) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.images = images
         self._before: float | None = None
-        self._events: list[tuple[str, float, int, bool]] = []
-
-    def after_training_exp(self, strategy: Strategy) -> list[MetricValue]:
-        """Values once a task is trained."""
-        return self.emit(strategy, self._noted(strategy, f"task {strategy.experience.task_label}", False))
 
     def before_unlearning(self, strategy: Strategy) -> list[MetricValue]:
         """Capacity with the tasks that are about to go."""
@@ -63,15 +53,13 @@ class Capacity(EventMetric):
 
     def after_unlearning(self, strategy: Strategy) -> list[MetricValue]:
         """Values once tasks are unlearned, and the capacity that came back."""
-        plan = getattr(unlearning_of(strategy), "current", None)
-        gone = () if plan is None else plan.tasks
-        named = self._noted(strategy, f"unlearned {', '.join(map(str, gone))}", True)
+        named = self.named(strategy)
         if self._before is not None:
             named["CapacityReturned"] = named["Capacity"] - self._before
         return self.emit(strategy, named)
 
     def named(self, strategy: Strategy) -> dict[str, Any]:
-        """Name → value, as the strategy stands; without pictures."""
+        """Name → value, as the strategy stands."""
         named: dict[str, Any] = {"Capacity": network_capacity(strategy), "TrajectoryBytes": trajectory_bytes(strategy)}
         model = strategy.model
         if isinstance(model, TaskMaskedModel):
@@ -80,29 +68,10 @@ class Capacity(EventMetric):
             named["MaskBits"] = model.mask_bits()
         return named
 
-    def _noted(self, strategy: Strategy, event: str, requested: bool) -> dict[str, Any]:
-        """Values and pictures at an event, which is one more in the picture of the capacity."""
-        named = self.named(strategy)
-        if named["Capacity"] is not None:
-            self._events.append((event, named["Capacity"], named["TrajectoryBytes"] or 0, requested))
-        model = strategy.model
-        if self.images and self._events and isinstance(model, TaskMaskedModel):
-            named["Figure/Masks"] = Picture(layers_figure, list(model.masks), layer_masks(model.masks))
-            named["Figure/Capacity"] = Picture(capacity_figure, *zip(*self._events, strict=True))
-        return named
-
-    def reset(self, strategy: Strategy | None = None) -> None:
-        """Forget the events so far."""
-        self._events = []
-
     def __str__(self) -> str:
         return "Capacity"
 
 
-def capacity_metrics(*, images: bool = True) -> list[Capacity]:
-    """Capacity, mask use, pictures of masks and capacity, and bytes of trajectory.
-
-    Args:
-        images: whether the pictures are drawn.
-    """
-    return [Capacity(images=images)]
+def capacity_metrics() -> list[Capacity]:
+    """Capacity, mask use, and bytes of trajectory."""
+    return [Capacity()]

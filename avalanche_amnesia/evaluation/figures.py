@@ -1,12 +1,7 @@
-"""Figures: data in, a matplotlib figure out, without pyplot's global state; and their place among the metrics' values.
-
-Colours, dashes and marks belong to roles (``here``, ``retrained``, ``never``, ``chance``, ``order``, ``seed``), which
-mean the same in every figure.
-"""
+"""Figures in one style, without pyplot's global state, and their place among the metrics' values."""
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -39,16 +34,6 @@ COLOURS = {
     "seed": "#7d5a00",
 }
 """Name → colour; the report has another one of each name for dark pages."""
-ROLES: dict[str, dict[str, Any]] = {
-    "here": {"color": COLOURS["here"], "marker": "o", "linestyle": "-"},
-    "retrained": {"color": COLOURS["retrained"], "marker": "s", "linestyle": (0, (3.5, 1.5))},
-    "never": {"color": COLOURS["never"], "marker": "^", "linestyle": "-."},
-    "chance": {"color": COLOURS["quiet"], "marker": "|", "markersize": 15, "markeredgewidth": 3},
-    "order": {"color": COLOURS["order"], "marker": "D", "linestyle": ":"},
-    "seed": {"color": COLOURS["seed"], "marker": "x", "markeredgewidth": 2, "linestyle": "--"},
-}
-"""Role → how its lines and marks look."""
-REQUEST: dict[str, Any] = {"color": COLOURS["bad"], "linewidth": 1, "linestyle": (0, (2, 3)), "zorder": 1}
 SHARES = LinearSegmentedColormap.from_list("shares", ["#ecf3fa", "#084081"])
 _FRAME: Sequence[dict[str, Any]] = (
     {"edgecolor": "#ffffff", "linewidth": 4},
@@ -113,15 +98,6 @@ class Picture(TensorImage):
 
     def __repr__(self) -> str:
         return f"Picture({getattr(self._draw, '__name__', self._draw)})"
-
-
-@house_style
-def as_png(figure: Figure) -> bytes:
-    """A figure as a file; the same figure gives the same bytes."""
-    picture = io.BytesIO()
-    dots_per_inch = min(130, 2600 / figure.get_figheight())  # a figure of many panels stays a file for a page
-    figure.savefig(picture, format="png", dpi=dots_per_inch, metadata={"Software": None})
-    return picture.getvalue()
 
 
 def new_figure(height: float, width: float = WIDTH) -> Figure:
@@ -210,25 +186,3 @@ def _draw_cells(ax: Axes, cells: Sequence[Sequence[Cell | None]]) -> Any:
                     fontweight="normal" if n else "bold",
                 ).set_in_layout(False)  # within its cell it takes no room, and measuring takes time
     return drawn
-
-
-@house_style
-def capacity_figure(
-    names: Sequence[str], capacity: Sequence[float], trajectory_bytes: Sequence[float], requested: Sequence[bool]
-) -> Figure:
-    """Free capacity and bytes of trajectory after every event; requests are marked."""
-    room = 3.5 * max(map(len, names), default=0)  # for slanted names
-    figure = new_figure(270 + room, min(max(WIDTH, 32 * len(names) + 80), 1440))
-    above, below = axes = figure.subplots(2, 1, sharex=True)
-    above.plot(capacity, **ROLES["here"])
-    above.set(ylabel="free capacity", ylim=(0, 1.02))
-    below.plot([size / 1024 for size in trajectory_bytes], **ROLES["order"])
-    below.set(ylabel="trajectory (KiB)", xlabel="after")
-    below.set_ylim(bottom=0)
-    name_ticks(below.xaxis, names, most=40, rotation=30, ha="right", rotation_mode="anchor")
-    for ax in axes:
-        ax.grid(axis="y")
-        for place in np.flatnonzero(requested):
-            ax.axvline(place, **REQUEST)
-    figure.align_ylabels()
-    return figure

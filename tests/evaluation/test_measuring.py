@@ -13,6 +13,7 @@ from torch.optim import SGD
 
 from avalanche_amnesia.benchmarks import UnlearningRequest, with_unlearning
 from avalanche_amnesia.contrib.metrics import (
+    capacity_pictures_metrics,
     cost_metrics,
     distance_metrics,
     mask_overlap_metrics,
@@ -46,6 +47,7 @@ def test_measuring_never_changes_a_training(evaluations):
             *mask_overlap_metrics(),
             *owners_metrics(),
             *capacity_metrics(),
+            *capacity_pictures_metrics(),
         ),
         eval_every=1 if evaluations > 1 else -1,
     )

@@ -34,6 +34,7 @@ from avalanche_amnesia.evaluation import (
 )
 from avalanche_amnesia.contrib.metrics import distance_metrics
 from avalanche_amnesia.contrib.metrics import (
+    capacity_pictures_metrics,
     cost_metrics,
     mask_overlap_metrics,
     membership_metrics,
@@ -54,7 +55,8 @@ def make_strategy(**kwargs):
 
 references = References(make_strategy, benchmark)
 strategy = make_strategy(evaluator=EvaluationPlugin(
-    accuracy_metrics(experience=True, stream=True), capacity_metrics(), jsd_metrics(references, noise_floor=()),
+    accuracy_metrics(experience=True, stream=True), capacity_metrics(), capacity_pictures_metrics(),
+    jsd_metrics(references, noise_floor=()),
     accuracy_difference_metrics(references), unlearned_accuracy_metrics(benchmark, references),
     accuracy_matrix_metrics(), cost_metrics(references), distance_metrics(references, noise_floor=()),
     mask_overlap_metrics(), membership_metrics(benchmark, references), owners_metrics(),

@@ -74,7 +74,7 @@ def test_values_are_those_of_a_computation_by_hand(references):
         *jsd_metrics(references, probes=["none"], scope="remaining"),
         *accuracy_difference_metrics(references),
         *unlearned_accuracy_metrics(BENCHMARK),
-        *capacity_metrics(images=False),
+        *capacity_metrics(),
         *accuracy_metrics(experience=True),
     )
     # The probes are residue.

@@ -204,9 +204,7 @@ def test_an_experience_without_a_label_of_its_own_goes_by_its_number(recorder: R
 
 def test_a_task_that_was_given_up_has_not_ended(recorder: Recorder) -> None:
     benchmark = with_unlearning(DIGITS, {})
-    strategy = amnesiac(
-        evaluator=EvaluationPlugin(evaluation.capacity_metrics(images=False), loggers=[recorder.logger])
-    )
+    strategy = amnesiac(evaluator=EvaluationPlugin(evaluation.capacity_metrics(), loggers=[recorder.logger]))
     strategy.train(benchmark.train_stream[3])
 
     class Stop(SupervisedPlugin):

@@ -25,7 +25,7 @@ def run(folder: Path, out: Path) -> None:
     """
     torch.set_num_threads(1)
     logger = WandBLogger(dir=folder.with_name("wandb"), mode="offline")
-    evaluator = EvaluationPlugin(accuracy_metrics(epoch=True), capacity_metrics(images=False), loggers=[logger])
+    evaluator = EvaluationPlugin(accuracy_metrics(epoch=True), capacity_metrics(), loggers=[logger])
     trajectory = TrajectoryPlugin(path=folder.with_name(f"logs-{os.getpid()}"))
     through = RunStore(folder).run(amnesiac(train_epochs=2, evaluator=evaluator, trajectory=trajectory))
     (out / "begun").touch()

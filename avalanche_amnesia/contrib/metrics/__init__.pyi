@@ -17,6 +17,7 @@ from .epsilon import epsilon_lower_bound as epsilon_lower_bound
 from .epsilon import largest_epsilon as largest_epsilon
 from .mask_regulariser import MaskRegulariser as MaskRegulariser
 from .mask_regulariser import mask_regulariser_metrics as mask_regulariser_metrics
+from .masks_figure import masks_figure as masks_figure
 from .membership import MembershipInference as MembershipInference
 from .membership import membership_auc as membership_auc
 from .membership import membership_metrics as membership_metrics
@@ -32,6 +33,8 @@ from .ownership import owners_metrics as owners_metrics
 from .paired import PairedTest as PairedTest
 from .paired import paired_test as paired_test
 from .paired import smallest_p as smallest_p
+from .pictures import CapacityPictures as CapacityPictures
+from .pictures import capacity_pictures_metrics as capacity_pictures_metrics
 from .relapse import FewShot as FewShot
 from .relapse import FreshHead as FreshHead
 from .relapse import Relapse as Relapse

@@ -17,7 +17,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
-from avalanche_amnesia.evaluation.figures import COLOURS, REQUEST, ROLES, SMALL, house_style, name_ticks, new_figure
+from avalanche_amnesia.contrib.metrics.pictures import REQUEST, ROLES
+from avalanche_amnesia.evaluation.figures import COLOURS, SMALL, house_style, name_ticks, new_figure
 from avalanche_amnesia.lab.report.reading import Spread
 from avalanche_amnesia.lab.report.wording import over_seeds
 

@@ -17,6 +17,7 @@ from avalanche_amnesia.contrib.metrics.distances import distance_metrics
 from avalanche_amnesia.contrib.metrics.membership import membership_metrics
 from avalanche_amnesia.contrib.metrics.overlap import mask_overlap_metrics
 from avalanche_amnesia.contrib.metrics.ownership import owners_metrics
+from avalanche_amnesia.contrib.metrics.pictures import capacity_pictures_metrics
 from avalanche_amnesia.contrib.metrics.relapse import few_shot_metrics, relapse_metrics
 from avalanche_amnesia.evaluation.accuracy_difference import accuracy_difference_metrics
 from avalanche_amnesia.evaluation.accuracy_matrix import accuracy_matrix_metrics
@@ -277,6 +278,7 @@ SHOWN = (
             ),
         ),
     ),
+    Shown(lambda benchmark, references, floors: capacity_pictures_metrics()),
     Shown(lambda benchmark, references, floors: owners_metrics()),
     Shown(lambda benchmark, references, floors: mask_overlap_metrics()),
     Shown(lambda benchmark, references, floors: cost_metrics(references)),

@@ -13,8 +13,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from avalanche_amnesia.audit.words import tasks_in_words
-from avalanche_amnesia.evaluation.figures import Cell, as_png, capacity_figure, matrix_figure
-from avalanche_amnesia.evaluation.heatmap import masks_figure
+from avalanche_amnesia.contrib.metrics.masks_figure import masks_figure
+from avalanche_amnesia.contrib.metrics.pictures import as_png, capacity_figure
+from avalanche_amnesia.evaluation.figures import Cell, matrix_figure
 from avalanche_amnesia.lab.report.csv_table import csv_of
 from avalanche_amnesia.lab.report.page import report_page
 from avalanche_amnesia.lab.report.reading import Moment, Run, read_run

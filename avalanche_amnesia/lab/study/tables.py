@@ -14,7 +14,8 @@ from typing import Any, TypeVar
 import yaml
 from matplotlib.figure import Figure
 
-from avalanche_amnesia.evaluation.figures import COLOURS, as_png, house_style, new_figure
+from avalanche_amnesia.contrib.metrics.pictures import as_png
+from avalanche_amnesia.evaluation.figures import COLOURS, house_style, new_figure
 from avalanche_amnesia.lab.logging.json_lines import RUN_FILE
 from avalanche_amnesia.lab.report.charts import draw_dots
 from avalanche_amnesia.lab.report.measures import COLUMNS, Column

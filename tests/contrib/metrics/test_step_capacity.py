@@ -72,7 +72,7 @@ CASES = {
 
 def measured(kind, **options):
     evaluator = EvaluationPlugin(
-        *capacity_metrics(images=False), *step_capacity_metrics(), loggers=[BaseLogger()], collect_all=True
+        *capacity_metrics(), *step_capacity_metrics(), loggers=[BaseLogger()], collect_all=True
     )
     return make(kind, train_epochs=1, evaluator=evaluator, **options)
 

@@ -17,7 +17,12 @@ from support.wandb_files import read_offline_run
 from support.wandb_recorder import run_folders
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from avalanche_amnesia.contrib.metrics import distance_metrics, mask_overlap_metrics, mask_regulariser_metrics
+from avalanche_amnesia.contrib.metrics import (
+    capacity_pictures_metrics,
+    distance_metrics,
+    mask_overlap_metrics,
+    mask_regulariser_metrics,
+)
 from avalanche_amnesia.evaluation import (
     References,
     accuracy_difference_metrics,
@@ -46,6 +51,7 @@ class Shown:
                 accuracy_metrics(experience=True),
                 loss_metrics(minibatch=True, epoch=True),
                 capacity_metrics(),
+                capacity_pictures_metrics(),
                 mask_overlap_metrics(),
                 accuracy_matrix_metrics(),
                 mask_regulariser_metrics(),

@@ -20,6 +20,7 @@ from support.wandb_recorder import run_folders
 
 from avalanche_amnesia.audit.record import UnlearningRecord
 from avalanche_amnesia.benchmarks import with_unlearning
+from avalanche_amnesia.contrib.metrics import capacity_pictures_metrics
 from avalanche_amnesia.evaluation import (
     accuracy_matrix_metrics,
     capacity_metrics,
@@ -44,6 +45,7 @@ def train(*loggers: Any) -> Any:
         loss_metrics(epoch=True),
         unlearned_accuracy_metrics(BENCHMARK),
         capacity_metrics(),
+        capacity_pictures_metrics(),
         accuracy_matrix_metrics(),
     )
     strategy = amnesiac(train_epochs=1, seed=7, evaluator=EvaluationPlugin(*metrics, loggers=list(loggers)))
@@ -111,7 +113,7 @@ def test_without_pictures_the_tables_behind_them_are_kept(tmp_path: Path) -> Non
 
 def test_a_task_that_is_not_evaluated_ends_a_moment_where_that_is_said(tmp_path: Path) -> None:
     with JSONLogger(tmp_path / "run") as logger:
-        evaluator = EvaluationPlugin(capacity_metrics(images=False), loggers=[logger])
+        evaluator = EvaluationPlugin(capacity_metrics(), loggers=[logger])
         strategy = amnesiac(train_epochs=1, evaluator=evaluator)
         for experience in DIGITS.train_stream[:2]:
             strategy.train(experience)
@@ -188,9 +190,7 @@ def test_a_strategy_that_was_loaded_describes_itself_in_its_new_run(tmp_path: Pa
     strategy = train(JSONLogger(tmp_path / "first"))
     strategy.save(tmp_path / "state")
     with JSONLogger(tmp_path / "second") as logger:
-        loaded = amnesiac(
-            train_epochs=1, seed=7, evaluator=EvaluationPlugin(capacity_metrics(images=False), loggers=[logger])
-        )
+        loaded = amnesiac(train_epochs=1, seed=7, evaluator=EvaluationPlugin(capacity_metrics(), loggers=[logger]))
         load_state(loaded, tmp_path / "state")
         loaded.unlearn([1])
     run = read_json_run(tmp_path / "second")

@@ -7,7 +7,8 @@ from itertools import pairwise
 import pytest
 from matplotlib.figure import Figure
 
-from avalanche_amnesia.evaluation.figures import COLOURS, ROLES, Cell, matrix_figure
+from avalanche_amnesia.contrib.metrics.pictures import ROLES
+from avalanche_amnesia.evaluation.figures import COLOURS, Cell, matrix_figure
 from avalanche_amnesia.lab.report.charts import Axis, Chart, Series, dot_chart, line_chart, owner_bars, timeline
 from avalanche_amnesia.lab.report.reading import Spread
 from avalanche_amnesia.lab.report.wording import bits, percent
