@@ -147,7 +147,7 @@ def sweep(
     else:
         where = executors.ProcessExecutor(workers, gpus)
     try:
-        failed = study.sweep(missing, where, out, store, data_root, retries=retries, told=_say_done)
+        failed = study.sweep(missing, where, out, store, data_root, retries=retries, on_done=_say_done)
     finally:
         where.close()
     return 1 if failed else 0

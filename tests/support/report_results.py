@@ -1,6 +1,6 @@
 """Runs to report: those of the demo at one seed, and more runs made from them.
 
-``tests/lab/logging/report_of_seed_0`` has the numbers of a demo without LwF and hashes, under short names; what it did
+``tests/lab/report/report_of_seed_0`` has the numbers of a demo without LwF and hashes, under short names; what it did
 not measure (chance, controls, relapse, membership, owners …) is invented, with the shapes that logs have.
 """
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from avalanche_amnesia.lab.report.reading import Cost, Moment, Numbers, Run
 
-FOLDER = Path(__file__).parents[1] / "lab" / "logging" / "report_of_seed_0"
+FOLDER = Path(__file__).parents[1] / "lab" / "report" / "report_of_seed_0"
 BY_TASK = {
     "accuracy": "Top1_Acc_Exp",
     "full_accuracy": "Accuracy_full",

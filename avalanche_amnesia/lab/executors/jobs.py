@@ -75,7 +75,7 @@ def run_jobs(
     executor: Executor,
     *,
     retries: int = 2,
-    told: Callable[[JobDone], None] = lambda done: None,
+    on_done: Callable[[JobDone], None] = lambda done: None,
 ) -> dict[str, BaseException]:
     """Run jobs, each when those are done that it needs, in their order; where one fails, the others go on.
 
@@ -83,7 +83,7 @@ def run_jobs(
         jobs: of distinct names.
         executor: where they run; it stays open.
         retries: how often a job is begun again whose worker was lost, at least 0.
-        told: called when a job ends.
+        on_done: called when a job ends.
 
     Returns:
         Job → the error that ended it; a job whose needs failed has a :class:`NeedFailedError`.
@@ -103,7 +103,7 @@ def run_jobs(
         done.add(job.name)
         if error is not None:
             failed[job.name] = error
-        told(JobDone(job, result, error, len(done), len(jobs)))
+        on_done(JobDone(job, result, error, len(done), len(jobs)))
 
     def begin(job: Job) -> None:
         begun[job.name] += 1

@@ -14,7 +14,7 @@ class RayExecutor:
 
     Args:
         address: of a running cluster, such as ``auto`` or ``ray://head:10001``; None: Ray's own choice
-            (RAY_ADDRESS, else this machine alone).
+            (RAY_ADDRESS, else only this machine).
         cpus: cores that a job takes.
         gpus: GPUs, or a share of one, that a job takes.
 
@@ -38,7 +38,7 @@ class RayExecutor:
 
     def submit(self, function: Callable[..., Any], /, *arguments: Any) -> Future[Any]:
         """Ask a worker for a call."""
-        if function not in self._known:  # told to the cluster once
+        if function not in self._known:  # sent to the cluster once
             self._known[function] = self._ray.remote(function).options(**self._options)
         future: Future[Any] = self._known[function].remote(*arguments).future()
         return future

@@ -18,7 +18,7 @@ class SlurmExecutor:
         workers: how many jobs lie in the queue at a time.
         gpus: GPUs of a job: whole ones; for shares give Slurm's own options (``slurm_gres: shard:1``).
         parameters: of ``submitit.AutoExecutor.update_parameters``: ``timeout_min``, ``mem_gb``, ``slurm_partition`` …
-        cluster: ``local``: processes of this machine in the place of Slurm's, to try things out.
+        cluster: ``local``: processes of this machine instead of Slurm's, to try things out.
 
     Raises:
         ImportError: where submitit is not installed.

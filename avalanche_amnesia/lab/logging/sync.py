@@ -110,7 +110,7 @@ def _write(folder: Path, head: dict[str, Any], target: dict[str, Any]) -> int:
     for old in folder.glob(f"wandb/offline-run-*-{head['id']}"):
         shutil.rmtree(old)
     run = wandb.init(
-        id=head["id"],  # without resume=, a run of this identifier is written anew
+        id=head["id"],  # without resume=, a run of this identifier is written again from its beginning
         project=target["project"],
         name=head["name"],
         group=head["group"],

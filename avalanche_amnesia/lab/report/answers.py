@@ -75,7 +75,7 @@ def _cost(entry: Entry) -> Iterator[str]:
     difference = entry.spread(number("AccuracyDifference"))
     if difference is not None:
         control = entry.spread(number("AccuracyDifference_control"))
-        beside = "" if control is None else f" (control, heads fitted anew alone: {over_seeds(control, points)})"
+        beside = "" if control is None else f" (control, only heads fitted again: {over_seeds(control, points)})"
         yield f"Against a model that never unlearned: {over_seeds(difference, points)}{beside}."
     retrained = entry.spread(_retrained)
     if retrained is not None:

@@ -13,6 +13,7 @@ from typing import Any
 import matplotlib
 from markupsafe import Markup
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
@@ -52,9 +53,12 @@ class Chart:
     def svg(self, key: str) -> Markup:
         """Content of an SVG element that stands with others in a page: no id twice, colours under the page's names."""
         file = io.StringIO()
+        dots_per_inch = self.figure.dpi
+        self.figure.set(facecolor="none", dpi=144)
         text_as_text = matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": key})
         with text_as_text, warnings.catch_warnings(action="ignore"):  # of letters that only other fonts have
-            self.figure.savefig(file, format="svg", dpi=144, facecolor="none", metadata={"Date": None})
+            FigureCanvasSVG(self.figure).print_svg(file, metadata={"Date": None})  # ``savefig`` draws all of it twice
+        self.figure.set_dpi(dots_per_inch)  # the canvas leaves its own
         drawn = file.getvalue()
         drawn = drawn[drawn.index("</metadata>") + len("</metadata>") : drawn.rindex("</svg>")]
         for unwanted, kept in _ONLY_IN_FILES.items():

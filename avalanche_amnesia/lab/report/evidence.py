@@ -1,4 +1,4 @@
-"""Evidence of the forgetting: every check that was made, and whether it tells of a trace."""
+"""Evidence of the forgetting: every check that was made, and whether it finds a trace."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def evidence_of(entry: Entry) -> Iterator[Evidence]:
         floors = {name: entry.spread(jsd_of(f"_floor_{name}")) for name in ("order", "seed")}
         order, seed = (None if floor is None else floor.mean for floor in floors.values())
         finding, words = jsd_reading(distance.mean, order, seed)
-        told = {"order": "data order", "seed": "seed"}
-        beside = [f"{over_seeds(floor, bits)} by {told[name]}" for name, floor in floors.items() if floor]
+        named = {"order": "data order", "seed": "seed"}
+        beside = [f"{over_seeds(floor, bits)} by {named[name]}" for name, floor in floors.items() if floor]
         where = f"; its floors {listed(beside)}" if beside else ""
         ratio = entry.spread(jsd_of("_ratio_order"))
         counted = "" if ratio is None else f" ({over_seeds(ratio, times)} its order floor)"
@@ -71,12 +71,12 @@ def _against_retrained(entry: Entry, reading: Reading) -> Iterator[Evidence]:
     if here is None:
         return
     chance = entry.spread(number(f"{metric}_chance"))
-    told = reading.words.format(
+    read_as = reading.words.format(
         here=over_seeds(here, words), there="not measured" if there is None else over_seeds(there, words)
     )
-    told += f", chance {percent(chance.mean)}" if chance else ""
+    read_as += f", chance {percent(chance.mean)}" if chance else ""
     if there is None:
-        yield Evidence("open", reading.check, f"{told}.")
+        yield Evidence("open", reading.check, f"{read_as}.")
         return
     getters = {task: (number(metric, task), number(f"{metric}_reference", task)) for task in entry.unlearned}
     means = {task: (entry.spread(ours), entry.spread(theirs)) for task, (ours, theirs) in getters.items()}
@@ -84,13 +84,13 @@ def _against_retrained(entry: Entry, reading: Reading) -> Iterator[Evidence]:
     read = [(ours(run.last), theirs(run.last)) for ours, theirs in getters.values() for run in entry.runs]
     pairs = [(a, b) for a, b in read if a is not None and b is not None]
     if here.mean > there.mean + FAR or (here.mean > there.mean + SAME and _agree(pairs)):
-        yield Evidence("trace", reading.check, f"{told}.")
+        yield Evidence("trace", reading.check, f"{read_as}.")
     elif here.mean > there.mean + SAME:
-        yield Evidence("open", reading.check, f"{told}; {len(pairs)} tasks and seeds that differ too much to tell.")
+        yield Evidence("open", reading.check, f"{read_as}; {len(pairs)} tasks and seeds that differ too much to tell.")
     elif far:
-        yield Evidence("open", reading.check, f"{told}; but far more on {tasks(far)}.")
+        yield Evidence("open", reading.check, f"{read_as}; but far more on {tasks(far)}.")
     else:
-        yield Evidence("clear", reading.check, f"{told}.")
+        yield Evidence("clear", reading.check, f"{read_as}.")
 
 
 def _agree(pairs: Sequence[tuple[float, float]]) -> bool:

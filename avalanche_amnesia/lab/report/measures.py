@@ -159,7 +159,7 @@ SHOWN = (
                 points,
                 "ctrl",
                 "{:+.3f}".format,
-                "what that model gains with its heads fitted anew: only what AD has beyond it is due to unlearning",
+                "what that model gains with its heads fitted again: only what AD has beyond it is due to unlearning",
                 percent=True,
             ),
         ),

@@ -9,9 +9,10 @@ from functools import cache
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from avalanche_amnesia.lab.report.answers import Answer, answer
-from avalanche_amnesia.lab.report.contents import sections
+from avalanche_amnesia.lab.report.measures import READINGS
 from avalanche_amnesia.lab.report.reading import Entry, Run, entries, number, seedless
-from avalanche_amnesia.lab.report.sections.stream import summary_table
+from avalanche_amnesia.lab.report.sections import forgetting, masks, remaining, run, stream
+from avalanche_amnesia.lab.report.sections.section import Section
 from avalanche_amnesia.lab.report.wording import listed, points, tasks
 
 
@@ -32,7 +33,7 @@ def report_page(runs: Sequence[Run]) -> str:
     """
     found = entries(runs)
     answers = [answer(entry) for entry in found]
-    made = sections(runs, found)
+    made = _sections(runs, found)
     shown = [section for section in made if section.charts or section.tables]
     return (
         _environment()
@@ -41,19 +42,38 @@ def report_page(runs: Sequence[Run]) -> str:
             about=_about(runs),
             opening=_opening(found, answers),
             answers=answers,
-            summary=summary_table(found),
+            summary=stream.summary_table(found),
             sections=shown,
             missing=listed([section.called for section in made if section.called and section not in shown]),
-            records=[(entry.name, _records(entry)) for entry in found if any(run.records for run in entry.runs)],
+            records=[(entry.name, _records(entry)) for entry in found if any(each.records for each in entry.runs)],
         )
     )
 
 
+def _sections(runs: Sequence[Run], entries: Sequence[Entry]) -> list[Section]:
+    """All sections in the order of the page, also those with nothing in them."""
+    return [
+        stream.timelines(entries),
+        stream.accuracy(entries),
+        forgetting.old_head(entries),
+        forgetting.jsd(entries),
+        *(forgetting.reading(entries, shown) for shown in READINGS if shown.key is not None),
+        remaining.difference(entries),
+        remaining.transfer(entries),
+        masks.capacity(entries),
+        masks.owners(entries),
+        masks.overlap(entries),
+        forgetting.distances(entries),
+        run.cost(entries),
+        run.settings(runs),
+    ]
+
+
 def _about(runs: Sequence[Run]) -> str:
     """Data and seeds, in one line."""
-    seeds = list(dict.fromkeys(run.seed for run in runs if run.seed is not None))
-    data = list(dict.fromkeys(str(run.settings["data"]) for run in runs if "data" in run.settings))
-    choices = {json.dumps(seedless(run.settings), sort_keys=True) for run in runs}
+    seeds = list(dict.fromkeys(each.seed for each in runs if each.seed is not None))
+    data = list(dict.fromkeys(str(each.settings["data"]) for each in runs if "data" in each.settings))
+    choices = {json.dumps(seedless(each.settings), sort_keys=True) for each in runs}
     parts = [listed(data)] if data else []
     parts += [f"seed{'s' * (len(seeds) > 1)} {listed(seeds)}"] if seeds else []
     parts += [f"{len(choices)} choices of settings"] if len(choices) > 1 else []
@@ -62,7 +82,7 @@ def _about(runs: Sequence[Run]) -> str:
 
 def _opening(found: Sequence[Entry], answers: Sequence[Answer]) -> list[tuple[str, str]]:
     """The verdicts on all strategies, a line each, with what it cost the others."""
-    told = {
+    verdicts = {
         "exact": "Provably forgotten, bit for bit",
         "clear": "No trace found, but no proof",
         "trace": "Traces found",
@@ -73,21 +93,19 @@ def _opening(found: Sequence[Entry], answers: Sequence[Answer]) -> list[tuple[st
     lines: dict[str, list[str]] = {}
     for entry, each in zip(found, answers, strict=True):
         difference = entry.spread(number("AccuracyDifference"))
-        cost = (
-            ""
-            if difference is None or not entry.unlearned
-            else f" (other tasks: {points(difference.mean)} of accuracy)"
-        )
+        cost = ""
+        if difference is not None and entry.unlearned:
+            cost = f" (other tasks: {points(difference.mean)} of accuracy)"
         lines.setdefault(each.verdict, []).append(f"{each.name}{cost}")
     opening = [("Asked to forget", asked[0])] if len(asked) == 1 else []
-    return opening + [(words, listed(lines[verdict])) for verdict, words in told.items() if verdict in lines]
+    return opening + [(words, listed(lines[verdict])) for verdict, words in verdicts.items() if verdict in lines]
 
 
 def _records(entry: Entry) -> list[tuple[str, list[tuple[str, list[str]]]]]:
     """(title, (label, lines)) of every record."""
     found = []
-    for run in entry.runs:
-        for record in run.records:
+    for each in entry.runs:
+        for record in each.records:
             plan = record.get("plan") or {}
             touched = sum((plan.get("entries") or {}).values())
             rows = [
@@ -102,7 +120,7 @@ def _records(entry: Entry) -> list[tuple[str, list[tuple[str, list[str]]]]]:
                 ("cleaned", list(record.get("purged") or [])),
                 ("not cleaned", list(plan.get("unpurged") or [])),
             ]
-            seed = "" if run.seed is None else f", seed {run.seed}"
+            seed = "" if each.seed is None else f", seed {each.seed}"
             title = f"{tasks(plan.get('tasks') or []).capitalize()}, {plan.get('event', '')}{seed}"
             found.append((title, [(label, [str(line) for line in lines]) for label, lines in rows if lines]))
     return found

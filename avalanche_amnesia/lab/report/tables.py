@@ -1,13 +1,19 @@
-"""Tables of the page: every cell with the words that are shown, and the value that is sorted and copied."""
+"""Tables: of the page, each cell with its words and the value that is sorted and copied; and all numbers as CSV."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import csv
+import io
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from avalanche_amnesia.lab.report.reading import Spread
+from avalanche_amnesia.lab.report.reading import Moment, Run, Spread
 from avalanche_amnesia.lab.report.wording import MISSING, over_seeds
+
+CSV_COLUMNS = ("run", "seed", "after", "task", "metric", "value")
+_CLOCK = ("SecondsToUnlearn", "SecondsToRetrain", "TimesFaster")
+_HISTORY = "Figure/AccuracyMatrix/table"
 
 
 @dataclass(frozen=True)
@@ -46,3 +52,33 @@ def mean(value: Spread | None, words: Callable[[float], str]) -> TableCell:
 def text(content: Any) -> TableCell:
     """A cell with words, or a task's number."""
     return TableCell(str(content), str(content), isinstance(content, int))
+
+
+def csv_of(runs: Sequence[Run]) -> bytes:
+    """All numbers of runs as one flat table, without seconds: the same runs give the same bytes.
+
+    ``after`` is the task behind which a number was measured, ``task`` the one it is about, if any.
+    """
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(CSV_COLUMNS)
+    for run in runs:
+        seed = "" if run.seed is None else run.seed
+        for moment in run.moments:
+            writer.writerows([run.name, seed, moment.task, *row] for row in _rows(moment))
+    return file.getvalue().encode()
+
+
+def _rows(moment: Moment) -> Iterator[tuple[Any, str, Any]]:
+    """(task or nothing, metric, value)."""
+    for name in ("remaining", "unlearned", "unlearned_now"):
+        yield from ((task, name, 1) for task in getattr(moment, name))
+    yield "", "claim", moment.claim or ""
+    for name, of in sorted(moment.numbers.items()):
+        if name not in _CLOCK:
+            yield from (("" if task is None else task, name, value) for task, value in of.items())
+    for name, (columns, *rows) in sorted(moment.tables.items()):
+        if name != _HISTORY:  # every moment has its own row of it
+            yield from (
+                (column, f"{name}/{row[0]}", v) for row in rows for column, v in zip(columns[1:], row[1:], strict=True)
+            )

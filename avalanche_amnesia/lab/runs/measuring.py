@@ -40,7 +40,7 @@ def measure_run(
         benchmark: from ``with_unlearning``.
         folder: for the log (``run.jsonl``), which :func:`~avalanche_amnesia.lab.report.read_run` reads. It is put there
             once the run is over, in place of an earlier one.
-        settings: of the run, as plain values: runs of which these differ in ``seed`` alone are reported as one.
+        settings: of the run, as plain values: runs whose settings differ only in ``seed`` are reported as one.
         noise_floor: which floors to measure.
         loggers: further Avalanche loggers.
         progress: called with a few words whenever a step is finished; once per task.

@@ -88,7 +88,7 @@ def _combined(
     download: bool = False,
     jpeg: bool = False,
 ) -> CLScenario:
-    """The first so many of five unlike tasks, in colour images of 32 × 32 pixels."""
+    """The first ``n_tasks`` of five unlike tasks, in colour images of 32 × 32 pixels."""
     kept: dict[str, Any] = {"seed": seed, "n_train": n_train, "n_test": n_test}
     files: dict[str, Any] = {"root": root, "download": download}
     makers: list[Callable[[], CLScenario]] = [
@@ -191,7 +191,7 @@ def _quiet() -> dict[str, Any]:
 def build(cell: Cell, root: str | Path | None = None, download: bool = False) -> tuple[CLScenario, Maker]:
     """The benchmark of a run with its requests, and the maker of its strategies.
 
-    CLPU-DER++ is told which tasks will never be requested: it trains these in one network.
+    CLPU-DER++ is given the tasks that will never be requested: it trains these in one network.
 
     Args:
         cell: of an experiment.

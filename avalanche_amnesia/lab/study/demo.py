@@ -16,9 +16,9 @@ from avalanche_amnesia.audit.words import tasks_in_words
 from avalanche_amnesia.contrib.metrics.masks_figure import masks_figure
 from avalanche_amnesia.contrib.metrics.pictures import as_png, capacity_figure
 from avalanche_amnesia.evaluation.figures import Cell, matrix_figure
-from avalanche_amnesia.lab.report.csv_table import csv_of
 from avalanche_amnesia.lab.report.page import report_page
 from avalanche_amnesia.lab.report.reading import Moment, Run, read_run
+from avalanche_amnesia.lab.report.tables import csv_of
 from avalanche_amnesia.lab.report.terminal import cost_table, events_table, forgotten_table, remaining_table
 from avalanche_amnesia.lab.runs.measuring import measure_run
 from avalanche_amnesia.lab.runs.store import RunStore
@@ -146,7 +146,7 @@ head   accuracy on the unlearned tasks through the head and
 ref.   what the same heads read from a model that never saw
        the tasks
 AD     accuracy minus that of a model that never unlearned
-ctrl   what that model gains with its heads fitted anew: only
+ctrl   what that model gains with its heads fitted again: only
        what AD has beyond it is due to unlearning
 cap.   network capacity, 1 is all free
 KiB    trajectory kept, by which tasks can be taken out

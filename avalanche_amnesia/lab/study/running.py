@@ -6,14 +6,14 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TextIO
+from typing import Any
 
 import avalanche
 import torch
 
 from avalanche_amnesia.evaluation.references import Expected, References
-from avalanche_amnesia.lab.report.csv_table import csv_of
 from avalanche_amnesia.lab.report.reading import Run, read_run
+from avalanche_amnesia.lab.report.tables import csv_of
 from avalanche_amnesia.lab.runs.measuring import measure_run
 from avalanche_amnesia.lab.runs.store import RunStore
 from avalanche_amnesia.lab.study.building import build
@@ -32,16 +32,9 @@ def _as_worker() -> Iterator[None]:
         show = warnings.showwarning
 
         # No filter: the host puts one of its own before all others, each time it calls what it deprecates.
-        def shown(
-            message: Warning | str,
-            category: type[Warning],
-            filename: str,
-            lineno: int,
-            file: TextIO | None = None,
-            line: str | None = None,
-        ) -> None:
+        def shown(message: Any, category: type[Warning], filename: str, *where: Any, **more: Any) -> None:
             if not (issubclass(category, DeprecationWarning) and host in Path(filename).parents):
-                show(message, category, filename, lineno, file, line)
+                show(message, category, filename, *where, **more)
 
         warnings.showwarning = shown
         yield

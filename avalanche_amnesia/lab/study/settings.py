@@ -51,7 +51,7 @@ ScenarioName = Literal[
 ]
 Floor = Literal["order", "seed"]
 OBEY_NOTHING = ("HAT", "AdaHAT")
-"""Kinds of methods that are told of requests and obey none: what protecting tasks alone does."""
+"""Kinds of methods that get requests and obey none: what protecting tasks does by itself."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class TrainingSettings:
     Attributes:
         epochs: passes over each task's training images
         batch_size: images of a mini-batch
-        device: where to compute; bits are the same on one kind of device alone
+        device: where to compute; bits are the same only on one kind of device
     """
 
     epochs: int = 2
@@ -106,7 +106,7 @@ class MethodSettings:
     """A continual-learning method.
 
     Attributes:
-        kind: which one; HAT and AdaHAT are told of requests and obey none
+        kind: which one; HAT and AdaHAT get requests and obey none
         optimizer: class of torch.optim
         lr: its learning rate
         options: of the strategy, as plain values; of DarkReplayPlugin for DER++. isolation: planned deals pools by the

@@ -1,4 +1,4 @@
-"""Sweeps: all runs of an experiment as jobs that wait for the references which they share."""
+"""Sweeps: all runs of an experiment as jobs that wait for the references which they share, and the plan of them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 
-from avalanche_amnesia.evaluation.references import Expected
+from avalanche_amnesia.evaluation.references import Expected, References
 from avalanche_amnesia.lab.executors import Executor, Job, JobDone, run_jobs
+from avalanche_amnesia.lab.runs.run_plan import PlannedRuns, RunPlan, plan_paths
+from avalanche_amnesia.lab.runs.store import RunStore
+from avalanche_amnesia.lab.study.building import build
 from avalanche_amnesia.lab.study.grid import folder_of, is_done
 from avalanche_amnesia.lab.study.running import run_cell, train_references
 from avalanche_amnesia.lab.study.settings import Cell
@@ -43,7 +46,7 @@ def sweep(
     root: Path | None = None,
     *,
     retries: int = 2,
-    told: Callable[[JobDone], None] = lambda done: None,
+    on_done: Callable[[JobDone], None] = lambda done: None,
 ) -> Mapping[str, BaseException]:
     """Run what is not done yet.
 
@@ -54,12 +57,31 @@ def sweep(
         store: directory of a :class:`RunStore`.
         root: data root.
         retries: how often a job is begun again whose worker was lost.
-        told: called after every job.
+        on_done: called after every job.
 
     Returns:
         Job → the error that ended it.
     """
-    return run_jobs(jobs_of(cells, out, store, root), executor, retries=retries, told=told)
+    return run_jobs(jobs_of(cells, out, store, root), executor, retries=retries, on_done=on_done)
+
+
+def plan_sweep(cells: Sequence[Cell], store: RunStore, root: Path | None = None) -> RunPlan:
+    """Work out what the runs of an experiment would train."""
+    n_main = 0
+    paths: dict[str, list[list[str]]] = {"full runs": [], "references": [], "floors": []}
+    group = {"full": "full runs", "same": "references", "order": "floors", "seed": "floors"}
+    for cell in cells:
+        benchmark, make = build(cell, root)
+        n_main += len(benchmark.train_stream)
+        kinds: tuple[Expected, ...] = ("full", "same", *cell.experiment.floors)
+        for kind in kinds:
+            references = References(make, benchmark)
+            references.expect(kind)
+            run = None
+            for variant, tasks in references.expected():
+                run = run or store.run(references.fresh_strategy(variant))
+                paths[group[kind]].append(run.keys_of([references.train_experience(task) for task in tasks]))
+    return plan_paths(paths, store, [PlannedRuns("main runs", n_main, 0, 0)])
 
 
 def _of(cell: Cell) -> tuple[str, int]:

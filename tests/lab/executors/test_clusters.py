@@ -107,7 +107,7 @@ def test_submitit_gives_the_same_bytes(local, alone, tmp_path):
 def test_a_lost_submitit_job_is_begun_again_and_an_error_is_not(local, tmp_path):
     told = []
     jobs = [Job("lost", ended, (str(tmp_path / "marks"), 1)), Job("wrong", int, ("x",))]
-    failed = run_jobs(jobs, local, told=told.append)
+    failed = run_jobs(jobs, local, on_done=told.append)
     assert set(failed) == {"wrong"}
     assert "invalid literal" in str(failed["wrong"])
     assert len(list((tmp_path / "marks").iterdir())) == 1

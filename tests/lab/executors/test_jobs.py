@@ -27,7 +27,7 @@ def job(name, *needs, function=named):
 def test_needs_come_first_and_everything_is_told():
     executor, told = AtOnce(), []
     jobs = [job("c", "a", "b"), job("b", "a"), job("a"), job("d")]
-    assert run_jobs(jobs, executor, told=told.append) == {}
+    assert run_jobs(jobs, executor, on_done=told.append) == {}
     order = [name for (name,) in executor.calls]
     assert sorted(order) == ["a", "b", "c", "d"]
     assert order.index("a") < order.index("b") < order.index("c")
@@ -91,7 +91,7 @@ def test_processes_compute_and_a_killed_one_is_replaced(tmp_path):
     executor, told = ProcessExecutor(1), []
     try:
         jobs = [Job("killed", killed_once, (str(tmp_path / "mark"),)), Job("after", time.sleep, (0,), {"killed"})]
-        assert run_jobs(jobs, executor, told=told.append) == {}
+        assert run_jobs(jobs, executor, on_done=told.append) == {}
     finally:
         executor.close()
     assert told[0].result != os.getpid()

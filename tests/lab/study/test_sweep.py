@@ -23,10 +23,9 @@ from avalanche_amnesia.lab.report import read_run
 from avalanche_amnesia.lab.runs import RunStore
 from avalanche_amnesia.lab.study.experiment_file import read_experiment
 from avalanche_amnesia.lab.study.grid import cells_of, folder_of, is_done
-from avalanche_amnesia.lab.study.planning import plan_sweep
 from avalanche_amnesia.lab.study.running import run_cell
 from avalanche_amnesia.lab.study.settings import MethodSettings, ScenarioSettings
-from avalanche_amnesia.lab.study.sweep import jobs_of, sweep
+from avalanche_amnesia.lab.study.sweep import jobs_of, plan_sweep, sweep
 from avalanche_amnesia.lab.study.tables import MEASURES, Row, figure, read_rows
 
 CELLS = cells_of(TINY)
@@ -37,7 +36,7 @@ def swept(tmp_path_factory):
     """Folder of a whole sweep, its plan before it, and what was told."""
     folder = tmp_path_factory.mktemp("sweep")
     plan, told = plan_sweep(CELLS, RunStore(folder / "store")), []
-    assert sweep(CELLS, AtOnce(), folder / "out", folder / "store", told=told.append) == {}
+    assert sweep(CELLS, AtOnce(), folder / "out", folder / "store", on_done=told.append) == {}
     return folder, plan, told
 
 
@@ -98,7 +97,7 @@ def test_what_is_done_is_not_run_again_and_what_changed_is(swept):
     assert [job.name for job in jobs] == ["HAT, seed 2: references (same, full)", "HAT, seed 2: newest"]
     assert jobs[1].needs == {jobs[0].name}
     executor, told = AtOnce(), []
-    sweep(CELLS, executor, folder / "out", folder / "store", told=told.append)
+    sweep(CELLS, executor, folder / "out", folder / "store", on_done=told.append)
     assert told[0].result == 0  # all references were there
     assert results(place) == kept
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from avalanche_amnesia.lab.report.charts import Axis, Chart, dot_chart
+from avalanche_amnesia.lab.report.charts import Axis, dot_chart
 from avalanche_amnesia.lab.report.evidence import jsd_reading
 from avalanche_amnesia.lab.report.measures import Reading, jsd_name, jsd_of
 from avalanche_amnesia.lab.report.reading import Entry, Moment, number
@@ -39,7 +39,7 @@ def old_head(entries: Sequence[Entry]) -> Section:
         "old-head",
         "Can the old classifier still read what was forgotten?",
         (
-            "An unlearned task's own classifier, kept by the evaluation alone, reads its test data at the end of the "
+            "An unlearned task's own classifier, kept only by the evaluation, reads its test data at the end of the "
             "stream. What it reads beyond the retrained model is a trace of the task, where tasks and seeds agree. "
             "Means that differ by up to 5 points count as the same.",
         ),
@@ -51,16 +51,14 @@ def old_head(entries: Sequence[Entry]) -> Section:
 def jsd(entries: Sequence[Entry]) -> Section:
     """JSD to the retrained model, beside its floors."""
     probes = {"JSD_own": ", own masks", "JSD_remaining": ", masks of remaining tasks", "JSD_none": ", no masks"}
-    charts: list[Chart] = []
-    for entry in entries:
-        charts += lines(
-            entry,
-            f"JSD{probes.get(jsd_name(entry.first.last) or '', '')}",
-            Axis("JSD (bit)", bits, bits),
-            ("here", "JSD to the retrained model", jsd_of()),
-            ("order", "floor: another data order", jsd_of("_floor_order")),
-            ("seed", "floor: another seed", jsd_of("_floor_seed")),
-        )
+    charts = lines(
+        entries,
+        lambda entry: f"JSD{probes.get(jsd_name(entry.first.last) or '', '')}",
+        Axis("JSD (bit)", bits, bits),
+        ("here", "JSD to the retrained model", jsd_of()),
+        ("order", "floor: another data order", jsd_of("_floor_order")),
+        ("seed", "floor: another seed", jsd_of("_floor_seed")),
+    )
     return Section(
         "jsd",
         "How far is it from a model that never saw the tasks?",
@@ -104,15 +102,13 @@ def reading(entries: Sequence[Entry], shown: Reading) -> Section:
                 f"{axis.label}, retrained model": cell(moment.number(beside, task), axis.words),
             }
 
-    charts: list[Chart] = []
-    for entry in entries:
-        charts += lines(
-            entry,
-            shown.check,
-            replace(axis, label=f"mean {axis.label}"),
-            ("here", "this model", number(shown.metric)),
-            ("retrained", "retrained model", number(beside)),
-        )
+    charts = lines(
+        entries,
+        shown.check,
+        replace(axis, label=f"mean {axis.label}"),
+        ("here", "this model", number(shown.metric)),
+        ("retrained", "retrained model", number(beside)),
+    )
     tables = table_of_moments(shown.check.capitalize(), entries, rows)
     return Section(shown.key or "", shown.title, (shown.lead,), shown.check, charts, tables)
 
@@ -120,7 +116,7 @@ def reading(entries: Sequence[Entry], shown: Reading) -> Section:
 def _jsd_rows(moment: Moment) -> Iterator[Row]:
     for name in _distances(moment, "JSD_"):
         value, order, seed = (moment.number(f"{name}{suffix}") for suffix in ("", "_floor_order", "_floor_seed"))
-        told = "; ".join(f"task {task}: {bits(one)}" for task, one in sorted(moment.by_task(name).items()))
+        by_task = "; ".join(f"task {task}: {bits(one)}" for task, one in sorted(moment.by_task(name).items()))
         yield {
             "probe": text(name),
             "JSD (bit)": cell(value, bits),
@@ -128,7 +124,7 @@ def _jsd_rows(moment: Moment) -> Iterator[Row]:
             "old head": cell(moment.number(_HEAD), percent),
             "old head, retrained model": cell(moment.number(f"{_HEAD}_reference"), percent),
             "reading": text(MISSING if value is None else jsd_reading(value, order, seed)[1]),
-            "by task": text(told or MISSING),
+            "by task": text(by_task or MISSING),
         }
 
 

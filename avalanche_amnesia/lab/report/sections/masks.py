@@ -29,7 +29,7 @@ def capacity(entries: Sequence[Entry]) -> Section:
         "Does the room come back?",
         (
             "Network capacity: how free the network's parameters are for the next task. Learning takes some of it, a "
-            "request gives back what the forgotten tasks alone had used. Only methods with masks have it.",
+            "request gives back what only the forgotten tasks had used. Only methods with masks have it.",
         ),
         "capacity",
         charts,
@@ -62,9 +62,9 @@ def owners(entries: Sequence[Entry]) -> Section:
             ]
     return Section(
         "owners",
-        "Who owns what?",
+        "Which task owns what?",
         (
-            "Share of each layer that one remaining task alone uses, that several share, and that are free; before and "
+            "Share of each layer that only one remaining task uses, that several share, and that are free; before and "
             "after a request, in the run of the first seed.",
         ),
         "owners of units",
@@ -96,7 +96,7 @@ def overlap(entries: Sequence[Entry]) -> Section:
             charts.append(Chart(f"{entry.name}: overlap (%)", numbers, figure))
     return Section(
         "overlap",
-        "Who shares with whom?",
+        "Which tasks share how much?",
         (
             "What two remaining tasks both use, as a share of what either uses (intersection over union of their "
             "masks), in the run of the first seed. The more is shared, the more an unlearning moves.",

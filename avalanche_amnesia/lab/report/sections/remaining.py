@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from avalanche_amnesia.lab.report.charts import Axis, Chart
+from avalanche_amnesia.lab.report.charts import Axis
 from avalanche_amnesia.lab.report.reading import Entry, Moment, Run, number
 from avalanche_amnesia.lab.report.sections.section import Row, Section, lines, table_of_moments, table_of_seeds
 from avalanche_amnesia.lab.report.tables import number as cell
@@ -18,22 +18,20 @@ def difference(entries: Sequence[Entry]) -> Section:
     moments = [moment for entry in entries for run in entry.runs for moment in run.moments]
     found = [moment.number(name) or 0.0 for moment in moments for name in (_GAIN, _CONTROL)]
     axis = Axis("points of accuracy", points, _signed, (min(found), max(found)))
-    charts: list[Chart] = []
-    for entry in entries:
-        charts += lines(
-            entry,
-            "accuracy difference",
-            axis,
-            ("here", "against the model that never unlearned", number(_GAIN)),
-            ("never", "control: heads fitted anew alone", number(_CONTROL)),
-        )
+    charts = lines(
+        entries,
+        "accuracy difference",
+        axis,
+        ("here", "against the model that never unlearned", number(_GAIN)),
+        ("never", "control: only heads fitted again", number(_CONTROL)),
+    )
     return Section(
         "difference",
         "What did it cost the other tasks?",
         (
             "AD, the accuracy difference: accuracy on the remaining tasks minus that of the same method where it "
             "ignored every request. Below 0 is a loss, above 0 a gain. The control is what the model that ignored "
-            "every request gains when its heads are fitted anew and nothing is unlearned: only what AD has beyond it "
+            "every request gains when its heads are fitted again and nothing is unlearned: only what AD has beyond it "
             "is due to the unlearning.",
         ),
         "accuracy difference",

@@ -51,15 +51,20 @@ def table_of_moments(caption: str, entries: Sequence[Entry], rows_of: Callable[[
     return table_of_seeds(caption, entries, rows_of_run)
 
 
-def lines(entry: Entry, title: str, axis: Axis, *wanted: tuple[str, str, Get]) -> list[Chart]:
-    """Lines of a strategy over its stream: role, name and getter of each; none where nothing was measured of it."""
-    series = []
-    for role, name, get in wanted:
-        values = ((float(place), entry.spread(get, place)) for place in range(len(entry.after)))
-        there = [(place, value) for place, value in values if value is not None]
-        if there:
-            series.append(Series(role, name, there))
-    return drawn(entry, title, axis, series)
+def lines(
+    entries: Sequence[Entry], title: str | Callable[[Entry], str], axis: Axis, *wanted: tuple[str, str, Get]
+) -> list[Chart]:
+    """A chart of each strategy over its stream, with lines of these roles, names and numbers."""
+    charts = []
+    for entry in entries:
+        series = []
+        for role, name, get in wanted:
+            values = ((float(place), entry.spread(get, place)) for place in range(len(entry.after)))
+            there = [(place, value) for place, value in values if value is not None]
+            if there:
+                series.append(Series(role, name, there))
+        charts += drawn(entry, title if isinstance(title, str) else title(entry), axis, series)
+    return charts
 
 
 def drawn(entry: Entry, title: str, axis: Axis, series: Sequence[Series]) -> list[Chart]:

@@ -24,12 +24,12 @@ def summary_table(entries: Sequence[Entry]) -> Table:
 
 def timelines(entries: Sequence[Entry]) -> Section:
     """A timeline for all strategies with the same tasks and requests."""
-    told: dict[tuple[object, ...], list[Entry]] = {}
+    groups: dict[tuple[object, ...], list[Entry]] = {}
     for entry in entries:
-        told.setdefault((*entry.after, *_gone(entry).items()), []).append(entry)
+        groups.setdefault((*entry.after, *_gone(entry).items()), []).append(entry)
     charts = []
-    for alike in told.values():
-        names = "" if len(told) == 1 else f": {', '.join(entry.name for entry in alike)}"
+    for alike in groups.values():
+        names = "" if len(groups) == 1 else f": {', '.join(entry.name for entry in alike)}"
         charts.append(timeline(f"Tasks and requests{names}", alike[0].after, _gone(alike[0])))
     return Section(
         "timeline",

@@ -9,12 +9,11 @@ from avalanche.evaluation.metric_results import MetricValue
 from avalanche_amnesia.lab.command_line import main
 from avalanche_amnesia.lab.logging import JSONLogger, JSONRunError
 from avalanche_amnesia.lab.logging.json_lines import JSONWriter
-from avalanche_amnesia.lab.report import contents, evidence, read_run, read_runs, report_page
+from avalanche_amnesia.lab.report import evidence, page, read_run, read_runs, report_page
 from avalanche_amnesia.lab.report.charts import Axis
-from avalanche_amnesia.lab.report.csv_table import COLUMNS, csv_of
-from avalanche_amnesia.lab.report.measures import COLUMNS as COLUMNS_OF_MOMENTS
-from avalanche_amnesia.lab.report.measures import READINGS, Column, Reading
+from avalanche_amnesia.lab.report.measures import COLUMNS, READINGS, Column, Reading
 from avalanche_amnesia.lab.report.reading import number
+from avalanche_amnesia.lab.report.tables import CSV_COLUMNS, csv_of
 from avalanche_amnesia.lab.report.wording import percent
 
 SETTINGS = {"data": "none", "requests": {1: [0]}, "seed": 3, "budget": {"epochs": 1, "seed": 3}}
@@ -72,7 +71,7 @@ def test_a_moment_is_what_was_measured_up_to_an_evaluation(tmp_path):
 def test_every_number_has_a_row_in_a_stable_order_and_seconds_have_none(tmp_path):
     runs = [read_run(write(tmp_path / name, name)) for name in ("LwF", "EWC")]
     rows = list(csv.reader(io.StringIO(csv_of(runs).decode())))
-    assert tuple(rows[0]) == COLUMNS
+    assert tuple(rows[0]) == CSV_COLUMNS
     assert [row[0] for row in rows[1:]] == sorted((row[0] for row in rows[1:]), reverse=True)
     assert {row[1] for row in rows[1:]} == {"3"}
     assert [tuple(row[2:]) for row in rows if row[0] == "EWC"] == [
@@ -130,16 +129,16 @@ def test_a_metric_is_shown_by_its_entry_in_the_table_of_measures(tmp_path, monke
     shown = Reading(
         "Echo", "echo", "{here} here, {there} there", Axis("loudness", percent, "{:g}".format), "echo", "Heard?"
     )
-    for module in (contents, evidence):
+    for module in (page, evidence):
         monkeypatch.setattr(module, "READINGS", [*READINGS, shown])
-    monkeypatch.setitem(COLUMNS_OF_MOMENTS, "echo", Column("echo", "echo", "how loud", number("Echo"), percent, "e"))
+    monkeypatch.setitem(COLUMNS, "echo", Column("echo", "echo", "how loud", number("Echo"), percent, "e"))
     folder = write(tmp_path / "run")
     names = {f"Echo{suffix}/eval_phase/test_stream": value for suffix, value in (("", 0.75), ("_reference", 0.25))}
     of_task = {f"{name}/Task000": value for name, value in names.items()}
     row = {**names, **of_task, "Events": table(*TRAINED, GONE), "iteration": 12, "task": 10, "event": 3}
     JSONWriter(folder)._append("row", values=row)
-    page = report_page([read_run(folder)])
-    assert '<h2 id="echo-title">Heard?</h2>' in page
-    assert "EWC: echo" in page
-    assert "75.0\xa0% here, 25.0\xa0% there" in page
-    assert "how loud" in page
+    html = report_page([read_run(folder)])
+    assert '<h2 id="echo-title">Heard?</h2>' in html
+    assert "EWC: echo" in html
+    assert "75.0\xa0% here, 25.0\xa0% there" in html
+    assert "how loud" in html
