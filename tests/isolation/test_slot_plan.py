@@ -134,7 +134,7 @@ def test_saved_slots_are_compared(tmp_path):
     strategy, _ = learn(with_unlearning(DIGITS, PUBLISHED), Pools(slots=slots), [0])
     strategy.save(tmp_path / "state")
     for others in (None, 3, {**slots, 4: 0}):
-        with pytest.raises(StateError, match=r"HATPlugin.isolation.slots=\[\[0, 0\], \[1, 1\]"):
+        with pytest.raises(StateError, match=r"HATPlugin.isolation.slots.*build the strategy with those"):
             load_state(fresh(Pools(slots=others)), tmp_path / "state")
     same = fresh(Pools(slots=slots))
     load_state(same, tmp_path / "state")

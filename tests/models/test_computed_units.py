@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.strategies import with_plugins
 from torch import nn
 
 from avalanche_amnesia.benchmarks import PermutedDigits
@@ -100,7 +101,9 @@ STRATEGIES = {
 def learn(kind, options, optimizer):
     torch.manual_seed(0)
     model = MaskedModel(MLP(64, hidden=(40,), features=30))
-    strategy = kind(model=model, optimizer=optimizer(model), train_mb_size=32, train_epochs=3, seed=1, **options)
+    strategy = kind(
+        model=model, optimizer=optimizer(model), train_mb_size=32, train_epochs=3, seed=1, **with_plugins(options)
+    )
     for experience in PermutedDigits(3, n_train=320).train_stream:
         strategy.train(experience)
     return strategy

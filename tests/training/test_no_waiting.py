@@ -6,7 +6,7 @@ from avalanche.core import SupervisedPlugin
 from avalanche.training import Naive
 from support.isolated_pools import NETS
 from support.meta_device import META, CopiesToMeta, step
-from support.strategies import DIGITS, OPTIMIZERS, quiet
+from support.strategies import DIGITS, OPTIMIZERS, quiet, with_plugins
 from torch.optim import Adam
 
 from avalanche_amnesia.contrib.shadows import BackupPlugin
@@ -52,7 +52,7 @@ def copies(method, net, optimizer, *plugins):
         plugins=[*plugins, early, late],
         train_mb_size=8,
         train_epochs=3,
-        **options,
+        **with_plugins(options),
     )
     for experience in DIGITS.train_stream[:2]:
         strategy.train(experience)

@@ -4,6 +4,7 @@ import pytest
 import torch
 from avalanche.core import SupervisedPlugin
 from support.small_runs import logits
+from support.strategies import with_plugins
 from torch import nn
 
 from avalanche_amnesia.benchmarks import PermutedDigits
@@ -52,7 +53,13 @@ def watched(kind, optimizer, dtype=torch.float32, **options):
     made = settings.pop("kind")(model.parameters(), **settings)
     watch = SubnormalWatch(7, lambda made: made.clock.train_exp_counter == 1 and made.clock.train_exp_epochs == 1)
     strategy = kind(
-        model=model, optimizer=made, train_mb_size=8, train_epochs=2, seed=1, plugins=[FeedIn(), watch], **options
+        model=model,
+        optimizer=made,
+        train_mb_size=8,
+        train_epochs=2,
+        seed=1,
+        plugins=[FeedIn(), watch],
+        **with_plugins(options),
     )
     for experience in PERMUTED.train_stream:
         strategy.train(experience)
