@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import suppress
 from enum import Enum
 from functools import cache
@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from avalanche_amnesia.bits import tensor_hash
-from avalanche_amnesia.models.task_store import whole
 
 _PLAIN = (str, bytes, bytearray, int, float, complex, type(None), type, types.ModuleType, Enum, np.generic)
 _PLAIN_TORCH = (torch.dtype, torch.device, torch.Size, torch.Generator)
@@ -25,28 +24,12 @@ _LEADING_OUT = frozenset({"origin_stream", "_origin_stream", "benchmark", "_benc
 _FOREIGN = ("wandb", "threading", "asyncio", "logging", "matplotlib", "_io", "weakref")
 
 
-class Parts:
-    """Modules, parameters and buffers of a model, listed when a module or tensor is first looked for among them."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
-        self._listed: frozenset[int] | None = None
-
-    def __contains__(self, thing: object) -> bool:
-        if not isinstance(thing, (Tensor, nn.Module)):
-            return False
-        if self._listed is None:
-            with whole(self._model) as model:
-                self._listed = frozenset(map(id, (*model.modules(), *model.parameters(), *model.buffers())))
-        return id(thing) in self._listed
-
-
 def reachable(
     root: object,
     name: str = "",
     skip: Iterable[object] = (),
     enter: Callable[[object], bool] = lambda thing: True,
-    beside: Parts | None = None,
+    beside: Container[object] | None = None,
 ) -> Iterator[tuple[str, object]]:
     """Every object that can be reached from one, each once, with the path to it.
 
@@ -151,7 +134,7 @@ def _slots(kind: type) -> tuple[str, ...]:
 
 
 def memory_of(
-    root: object, name: str, skip: Iterable[object] = (), beside: Parts | None = None
+    root: object, name: str, skip: Iterable[object] = (), beside: Container[object] | None = None
 ) -> tuple[tuple[str, str], ...]:
     """Path and value of every tensor and number that can be reached from an object; tensors as hashes.
 

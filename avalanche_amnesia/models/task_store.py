@@ -133,3 +133,19 @@ def whole(model: nn.Module) -> Iterator[nn.Module]:
     finally:
         for store, in_sight in hidden:
             vars(store)[store.part] = in_sight
+
+
+class Parts:
+    """Modules, parameters and buffers of a model, listed when a module or tensor is first looked for among them."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._listed: frozenset[int] | None = None
+
+    def __contains__(self, thing: object) -> bool:
+        if not isinstance(thing, (Tensor, nn.Module)):
+            return False
+        if self._listed is None:
+            with whole(self._model) as model:
+                self._listed = frozenset(map(id, (*model.modules(), *model.parameters(), *model.buffers())))
+        return id(thing) in self._listed

@@ -152,7 +152,11 @@ def test_nothing_drifts_in_the_middle_of_a_task(optimizer):
     ids=lambda options: next(iter(options)) + " " + str(next(iter(options.values())))[:8],
 )
 def test_settings(options):
-    fills = options.get("embedding_init") in ("ones", "last", "positive")  # no free unit may be left
+    fills = getattr(options.get("masks"), "embedding_init", None) in (
+        "ones",
+        "last",
+        "positive",
+    )  # no free unit may be left
     assert_retained(make(optimizer="adam decay", **options), permuted(), must_move=not fills)
 
 

@@ -54,7 +54,7 @@ def test_an_unlearning_plugin_that_is_not_the_strategys_own_is_refused():
 
 @pytest.mark.parametrize("wrong", ["logs", torch.int8])
 def test_a_trajectory_is_a_plugin(wrong):
-    with pytest.raises(TypeError, match="trajectory must be a TrajectoryPlugin, got"):
+    with pytest.raises(TypeError, match="trajectory must be an object of TrajectoryPlugin, got"):
         amnesiac(trajectory=wrong)
 
 

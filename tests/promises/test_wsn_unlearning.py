@@ -17,6 +17,7 @@ from torch import nn
 
 from avalanche_amnesia.benchmarks import UnlearningRequest, with_unlearning
 from avalanche_amnesia.bits import same_bits
+from avalanche_amnesia.contrib.ablations import PrunedTrajectoryPlugin
 from avalanche_amnesia.evaluation import (
     References,
     accuracy_difference_metrics,
@@ -30,7 +31,7 @@ from avalanche_amnesia.models import SubnetModel
 from avalanche_amnesia.models.weight_masks.mask_storage import pack_bits
 from avalanche_amnesia.training import WSN, ScoredWeights
 from avalanche_amnesia.training.host import find_plugin
-from avalanche_amnesia.training.plugins import SubnetPlugin, TrajectoryPlugin
+from avalanche_amnesia.training.plugins import SubnetPlugin
 
 
 class NormNet(nn.Module):
@@ -47,7 +48,7 @@ class NormNet(nn.Module):
 
 def wsn(*, net=mlp, optimizer="adam", bias="off", density=0.3, economies=None, **options):
     if economies is not None:
-        options["trajectory"] = TrajectoryPlugin(**economies)
+        options["trajectory"] = PrunedTrajectoryPlugin(**economies)
     torch.manual_seed(0)
     model = SubnetModel(net(), density=density, bias=bias)
     options = {"train_mb_size": 40, "train_epochs": 2, "eval_mb_size": 200, **options}

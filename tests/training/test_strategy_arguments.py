@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from avalanche.core import SupervisedPlugin
 from avalanche.logging import BaseLogger
 from avalanche.training import Naive
 from avalanche.training.plugins import EvaluationPlugin
@@ -121,18 +122,27 @@ def test_what_makes_an_optimizer_is_a_function_that_returns_one(option):
         strategy.train(split().train_stream[0])
 
 
+class WatchGroups(SupervisedPlugin):
+    """Notes, at a task's last step, its head's parameters and those of the optimizer's first group."""
+
+    def after_update(self, strategy, **kwargs):
+        head = strategy.model.head(strategy.experience.task_label)
+        self.own = {id(parameter) for parameter in head.parameters()}
+        self.first = {id(parameter) for parameter in strategy.optimizer.param_groups[0]["params"]}
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_several_parameter_groups_train_what_one_does(kind):
     """The host can't place a new head among them: the first one takes it."""
     stream = split().train_stream
 
-    def trained(groups):
+    def trained(groups, *plugins):
         torch.manual_seed(0)
         model = KINDS[kind]()
         parameters = list(model.parameters())
         held = [{"params": parameters[:1]}, {"params": parameters[1:]}] if groups else parameters
         options = {} if kind in (HAT, PALL) else {"unlearning": UnlearningPlugin(deadline=5)}
-        strategy = kind(model=model, optimizer=Adam(held, lr=1e-2), train_mb_size=32, **options)
+        strategy = kind(model=model, optimizer=Adam(held, lr=1e-2), train_mb_size=32, plugins=list(plugins), **options)
         for experience in stream[:3]:
             strategy.train(experience)
         if kind is not HAT:
@@ -140,11 +150,11 @@ def test_several_parameter_groups_train_what_one_does(kind):
         strategy.train(stream[3])
         return strategy
 
-    one, two = trained(False), trained(True)
+    watch = WatchGroups()
+    one, two = trained(False), trained(True, watch)
     assert same_state(state(one.model), state(two.model))
     first, second = two.optimizer.param_groups
-    own = {id(parameter) for parameter in two.model.head(3).parameters()}
-    assert own <= {id(parameter) for parameter in first["params"]}
+    assert watch.own <= watch.first
     assert len(first["params"]) + len(second["params"]) == len(one.optimizer.param_groups[0]["params"])
 
 

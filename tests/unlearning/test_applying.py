@@ -10,8 +10,7 @@ from support.strategy_state import bits, initial_values, owned, stray, trajector
 from avalanche_amnesia.benchmarks import UnlearningRequest, with_unlearning
 from avalanche_amnesia.bits import tensor_hash
 from avalanche_amnesia.evaluation import network_capacity
-from avalanche_amnesia.training import AdaHATRule
-from avalanche_amnesia.training.update_rules import TaskUse
+from avalanche_amnesia.training.update_rules import AdaHATRule, ConstantRule, TaskUse
 
 
 def logits(strategy, task):
@@ -23,11 +22,11 @@ def logits(strategy, task):
 CASES = [
     pytest.param(mlp, "hat", "adam", {}, id="hat"),
     pytest.param(mlp, "adahat", "momentum", {"reset_optimizer": False}, id="adahat-kept-momentum"),
-    pytest.param(mlp, "adahat", "adamw", {"alpha": 0.1}, id="adahat-decay"),
+    pytest.param(mlp, AdaHATRule(alpha=0.1), "adamw", {}, id="adahat-decay"),
     pytest.param(mlp, "hat", "adamw", {"reset_optimizer": False}, id="hat-kept-adamw"),
     pytest.param(ConvNet, "hat", "adam", {}, id="conv-hat"),
-    pytest.param(ConvNet, "adahat", "sgd", {"alpha": 0.1}, id="conv-adahat"),
-    pytest.param(mlp, "constant", "adam", {"alpha": 0.5}, id="constant"),
+    pytest.param(ConvNet, AdaHATRule(alpha=0.1), "sgd", {}, id="conv-adahat"),
+    pytest.param(mlp, ConstantRule(alpha=0.5), "adam", {}, id="constant"),
     pytest.param(mlp, "random", "sgd", {}, id="random"),
 ]
 

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from avalanche_amnesia.ledger import RequestError
-from avalanche_amnesia.object_walk import Parts, reachable
+from avalanche_amnesia.models.task_store import Parts
+from avalanche_amnesia.object_walk import reachable
 from avalanche_amnesia.strategy import Strategy
 
 # A strategy's attributes that the host fills for every strategy alike: what the package cleans itself, or a mini-batch.
