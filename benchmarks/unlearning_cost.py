@@ -29,7 +29,7 @@ from avalanche.core import SupervisedPlugin
 from avalanche_amnesia.benchmarks import task_benchmark
 from avalanche_amnesia.bits import state_hashes
 from avalanche_amnesia.training import AmnesiacHAT
-from avalanche_amnesia.training.counterfactual_features import BATCH, BATCH_OF_LARGE
+from avalanche_amnesia.training.head_fit import BATCH, BATCH_OF_LARGE
 from avalanche_amnesia.training.host import find_plugin
 from avalanche_amnesia.training.plugins import CounterfactualPlugin, UnlearningPlugin
 from benchmarks.contestants import masked

@@ -3,10 +3,10 @@ from .hard_attention import EVEN_BUDGET as EVEN_BUDGET
 from .hard_attention import HardAttention as HardAttention
 from .host.lookup import find_plugin as find_plugin
 from .host.lookup import remaining_experiences as remaining_experiences
-from .host.plugin_state import Conversion as Conversion
-from .host.plugin_state import register_state as register_state
 from .host.saving import load_state as load_state
 from .host.saving import save_state as save_state
+from .host.states import Conversion as Conversion
+from .host.states import register_state as register_state
 from .plugins.counterfactual import CounterfactualPlugin as CounterfactualPlugin
 from .plugins.hat import HATPlugin as HATPlugin
 from .plugins.in_memory_loader import InMemoryLoaderPlugin as InMemoryLoaderPlugin
@@ -16,8 +16,8 @@ from .plugins.task_mask import TaskError as TaskError
 from .plugins.task_mask import TaskMaskPlugin as TaskMaskPlugin
 from .plugins.trajectory import TrajectoryPlugin as TrajectoryPlugin
 from .plugins.unlearning import UnlearningPlugin as UnlearningPlugin
+from .plugins.wsn import ScoredWeights as ScoredWeights
 from .plugins.wsn import SubnetPlugin as SubnetPlugin
-from .scored_weights import ScoredWeights as ScoredWeights
 from .strategies import HAT as HAT
 from .strategies import AdaHAT as AdaHAT
 from .task_faults import MaskWarning as MaskWarning

@@ -10,9 +10,8 @@ from torch.optim import Optimizer
 from avalanche_amnesia.models.allocation import Isolation
 from avalanche_amnesia.models.masked import MaskedModel
 from avalanche_amnesia.training.hard_attention import EVEN_BUDGET, HardAttention
-from avalanche_amnesia.training.plugins.counterfactual import CounterfactualPlugin
+from avalanche_amnesia.training.plugins.counterfactual import CounterfactualPlugin, SharedHeadCounterfactualPlugin
 from avalanche_amnesia.training.plugins.hat import HATPlugin, IsolationChoice
-from avalanche_amnesia.training.plugins.shared_counterfactual import SharedHeadCounterfactualPlugin
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin, recorder_of
 from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin, unlearning_by
 from avalanche_amnesia.training.task_strategy import HardAttentionStrategy, StrategyOptions

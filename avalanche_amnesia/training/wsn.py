@@ -9,8 +9,7 @@ from torch.optim import Optimizer
 from avalanche_amnesia.models.weight_masks.subnet import SubnetModel
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin, recorder_of
 from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin, unlearning_by
-from avalanche_amnesia.training.plugins.wsn import SubnetPlugin
-from avalanche_amnesia.training.scored_weights import ScoredWeights
+from avalanche_amnesia.training.plugins.wsn import ScoredWeights, SubnetPlugin
 from avalanche_amnesia.training.task_strategy import HardAttentionStrategy, StrategyOptions
 
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from avalanche_amnesia.saving import StateError
 from avalanche_amnesia.training import load_state, save_state
-from avalanche_amnesia.training.host.plugin_state import Conversion, load_state_of, register_state, state_of
+from avalanche_amnesia.training.host.states import Conversion, load_state_of, register_state, state_of
 
 
 class Counting(SupervisedPlugin):

@@ -7,8 +7,8 @@ import torch
 from support.export_networks import HALF, NETWORKS, SPARSE, batch, trained
 
 from avalanche_amnesia.bits import state_hashes
-from avalanche_amnesia.training import counterfactual_features
-from avalanche_amnesia.training.counterfactual_features import CounterfactualFeatures
+from avalanche_amnesia.training import head_fit
+from avalanche_amnesia.training.head_fit import CounterfactualFeatures
 from avalanche_amnesia.training.norm_statistics import retake, running_norms
 
 
@@ -44,5 +44,5 @@ def test_they_are_those_of_a_pass_over_all_units(name, task):
 
 @pytest.mark.parametrize(("name", "limit", "size"), [("lenet", 0.0, 32), ("lenet", 1e10, 512), ("mlp", 0.0, 512)])
 def test_a_large_network_takes_few_images_at_a_time(monkeypatch, name, limit, size):
-    monkeypatch.setattr(counterfactual_features, "LARGE", limit)
+    monkeypatch.setattr(head_fit, "LARGE", limit)
     assert CounterfactualFeatures(trained(name), HALF, batch(name, 12), 6)._batch == size

@@ -18,8 +18,7 @@ from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
-from avalanche_amnesia.training.plugins.wsn import SubnetPlugin
-from avalanche_amnesia.training.scored_weights import ScoredWeights
+from avalanche_amnesia.training.plugins.wsn import ScoredWeights, SubnetPlugin
 from avalanche_amnesia.training.task_strategy import HardAttentionStrategy, StrategyOptions
 from avalanche_amnesia.trajectory.removal import Removal
 from avalanche_amnesia.trajectory.store import Trajectory

@@ -21,9 +21,15 @@ from avalanche_amnesia.saving.strategy_settings import learning_settings
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host import stock_states  # noqa: F401 - registers them
 from avalanche_amnesia.training.host.lookup import unlearning_of
-from avalanche_amnesia.training.host.model_state import load_model_state, model_state, unlike
-from avalanche_amnesia.training.host.plugin_state import load_state_of, state_of, takes_part
 from avalanche_amnesia.training.host.rollback import is_finishing
+from avalanche_amnesia.training.host.states import (
+    load_model_state,
+    load_state_of,
+    model_state,
+    state_of,
+    takes_part,
+    unlike,
+)
 from avalanche_amnesia.training.task_in_training import TaskInTraining
 
 

@@ -5,6 +5,11 @@ from __future__ import annotations
 from copy import copy, deepcopy
 from typing import Any
 
+import torch
+from avalanche.benchmarks.utils import AvalancheDataset, make_avalanche_dataset
+from avalanche.benchmarks.utils.classification_dataset import TaskAwareSupervisedClassificationDataset
+from avalanche.benchmarks.utils.data_attribute import DataAttribute
+from avalanche.benchmarks.utils.flat_data import FlatData
 from avalanche.training import DER, ER_ACE, Cumulative
 from avalanche.training.plugins import (
     EarlyStoppingPlugin,
@@ -23,11 +28,60 @@ from avalanche.training.templates.base_sgd import PeriodicEval
 from avalanche.training.utils import ParamData
 from torch import Tensor, nn
 
+from avalanche_amnesia.benchmarks.data import TensorTask
 from avalanche_amnesia.saving.encoding import checked
+from avalanche_amnesia.saving.files import StateError
 from avalanche_amnesia.strategy import Strategy
-from avalanche_amnesia.training.host.model_state import load_model_state, model_state
-from avalanche_amnesia.training.host.plugin_state import Conversion, filled, register_state
-from avalanche_amnesia.training.host.saved_data import made, taken
+from avalanche_amnesia.training.host.states import Conversion, filled, load_model_state, model_state, register_state
+from avalanche_amnesia.unlearning.purging.samples import sequence
+
+
+def _taken(data: AvalancheDataset) -> dict[str, Any]:
+    """Samples of a data set and what it says of each: tensors and lists."""
+    others = sorted({type(leaf).__name__ for leaf in _leaves(data._flat_data) if not isinstance(leaf, TensorTask)})
+    if others or _transforms(data._flat_data):
+        raise StateError(
+            f"a replay buffer holds samples of {', '.join(others) or 'transformed data'}, perhaps another one at "
+            "every call: only data in tensors (task_benchmark with pairs of tensors) can be saved"
+        )
+    rows = [data[i] for i in range(len(data))]
+    return {
+        "task_aware": isinstance(data, TaskAwareSupervisedClassificationDataset),
+        "x": torch.stack([row[0] for row in rows]) if rows else None,
+        "y": [int(row[1]) for row in rows],
+        "attributes": {
+            name: (list(attribute), attribute.use_in_getitem) for name, attribute in data._data_attributes.items()
+        },
+    }
+
+
+def _made(values: dict[str, Any]) -> AvalancheDataset:
+    """A data set of the same samples in the same order."""
+    if values["x"] is None:
+        return AvalancheDataset([])
+    samples = TensorTask(values["x"], torch.arange(len(values["y"])), values["y"])
+    attributes = [
+        DataAttribute(sequence(items), name, use_in_getitem=use) for name, (items, use) in values["attributes"].items()
+    ]
+    if values["task_aware"]:
+        return TaskAwareSupervisedClassificationDataset([samples], data_attributes=attributes)
+    return make_avalanche_dataset(AvalancheDataset([samples]), data_attributes=attributes)
+
+
+def _leaves(data: Any) -> list[Any]:
+    if isinstance(data, FlatData):
+        return [leaf for inner in data._datasets for leaf in _leaves(inner)]
+    return [data]
+
+
+def _transforms(data: Any) -> bool:
+    """Tell whether anything changes the samples on their way out."""
+    if not isinstance(data, FlatData):
+        return False
+    groups = getattr(data, "_transform_groups", None)
+    pairs = groups.transform_groups.values() if groups is not None else ()
+    own = any(pair is not None and any(pair) for pair in pairs)  # None: a group without transforms that was asked for
+    return own or any(_transforms(inner) for inner in data._datasets)
 
 
 def _tensors(held: Any) -> Any:
@@ -79,7 +133,7 @@ def _policy(policy: Any) -> dict[str, Any]:
     state = {name: value for name, value in vars(policy).items() if type(value) in (bool, int, str, set, Tensor)}
     if hasattr(policy, "buffer_groups"):
         return {**state, "groups": {key: _policy(group) for key, group in policy.buffer_groups.items()}}
-    return {**state, "samples": taken(policy.buffer)}
+    return {**state, "samples": _taken(policy.buffer)}
 
 
 def _load_policy(state: Any, policy: Any, strategy: Strategy) -> Any:
@@ -89,7 +143,7 @@ def _load_policy(state: Any, policy: Any, strategy: Strategy) -> Any:
             key: _load_policy(of, _group(policy, of), strategy) for key, of in state.pop("groups").items()
         }
     else:
-        new.buffer = made(state.pop("samples"))
+        new.buffer = _made(state.pop("samples"))
     vars(new).update({name: value for name, value in state.items() if name in vars(new)})
     return new
 
@@ -124,7 +178,7 @@ register_state(MIRPlugin, storage_policy=_POLICY, replay_loader=None)
 register_state(DER, storage_policy=_POLICY, replay_loader=None)
 register_state(ER_ACE, storage_policy=_POLICY, replay_loader=None, ace_criterion=None)
 register_state(
-    Cumulative, dataset=Conversion(lambda data: data and taken(data), lambda state, *_: state and made(state))
+    Cumulative, dataset=Conversion(lambda data: data and _taken(data), lambda state, *_: state and _made(state))
 )
 register_state(LRSchedulerPlugin, scheduler=Conversion(_schedule, _load_schedule), rolling_metric=None)
 register_state(EarlyStoppingPlugin, operator=None, best_state=None, best_val=None, best_step=None)

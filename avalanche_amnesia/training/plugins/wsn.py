@@ -2,24 +2,153 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 import torch
+from avalanche.models import avalanche_forward
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.data import DataLoader
 
 from avalanche_amnesia import checks
+from avalanche_amnesia.models.task_labels import OneTask
 from avalanche_amnesia.models.weight_masks.subnet import SubnetModel
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.strategy import Strategy
-from avalanche_amnesia.training.holdout import Holdout
 from avalanche_amnesia.training.host.lookup import unlearning_of
 from avalanche_amnesia.training.optimizers import BareAdam, BareStep, flush_denormals
+from avalanche_amnesia.training.plugins.in_memory_loader import TensorBatches
 from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin, single_task
-from avalanche_amnesia.training.scored_weights import ScoredWeights
 from avalanche_amnesia.training.task_in_training import TaskInTraining
 from avalanche_amnesia.training.update_rules import AdjustmentRule
+
+ScoresRule = Literal["keep", "redraw"]
+ScoreInit = Literal["fan_in", "normal", "positive"]
+KeepRule = Literal["last", "best"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoredWeights:
+    """Settings of learning which weights a task uses, ``masks=ScoredWeights(…)``.
+
+    Args:
+        scores: ``keep``: a task's scores start where the last remaining task's ended, as in the paper (the masks of
+            successive tasks resemble each other and compress well); ``redraw``: every task draws its own.
+        score_bits: bits that are kept of a score for later tasks, 1 to 8: its place in the ranking of its layer, whose
+            first bit is the task's mask; the next task starts from scores in these places. By default they are kept as
+            they are, 32 bits each for every task that may be unlearned. Not allowed with ``redraw``.
+        score_init: what scores are drawn from: ``fan_in`` U(−1/√n, 1/√n) for the ``n`` inputs of a layer's unit, as
+            Linear and Conv draw weights; ``normal`` N(0, 1); ``positive`` U(0, 1). Only the ranking within a tensor
+            counts, so that wider draws mean nothing but smaller steps: give ``score_lr`` in proportion.
+        score_lr: learning rate of the scores, above 0. An Adam of their own steps them, new for every task, whatever
+            the strategy's optimizer: what counts is their ranking, and plain SGD at a rate that suits the weights
+            leaves it nearly as it was, so that later tasks get no weights to train. The rate follows a schedule of the
+            strategy's learning rate within the task, in proportion.
+        score_optimizer: makes another optimizer from ``[scores]``; it is left alone.
+        keep: ``last``: the state after the last step; ``best``: that of the epoch with the highest accuracy (then the
+            lowest loss) on held out data. Weights, masked biases, scores, normalisation and head are always those of
+            one and the same step.
+        validation_share: share in (0, 1) of each task's training data that ``best`` holds out; 0.1 by default. Not
+            allowed with ``last``.
+        fit_head: whether a task's head is fitted again when the task ends, by logistic regression on the features of
+            its training samples through its final mask.
+
+    Raises:
+        ValueError: for a value that is not allowed.
+        TypeError: for a ``score_optimizer`` that can't be called.
+
+    Reference: Kang et al., Forget-free continual learning with winning subnetworks, ICML 2022.
+    """
+
+    scores: ScoresRule = "keep"
+    score_bits: int | None = None
+    score_init: ScoreInit = "fan_in"
+    score_lr: float = 1e-3
+    score_optimizer: Callable[[list[nn.Parameter]], Optimizer] | None = None
+    keep: KeepRule = "last"
+    validation_share: float | None = None
+    fit_head: bool = False
+
+    def __post_init__(self) -> None:
+        checks.one_of("scores", self.scores, ScoresRule)
+        checks.one_of("score_init", self.score_init, ScoreInit)
+        checks.one_of("keep", self.keep, KeepRule)
+        checks.above("score_lr", self.score_lr, 0)
+        bits, share = self.score_bits, self.validation_share
+        if bits is not None and checks.integer(bits) not in range(1, 9):
+            raise ValueError(f"score_bits must be a whole number from 1 to 8, or None: as they are; got {bits!r}")
+        if bits is not None and self.scores != "keep":
+            raise ValueError(f"score_bits={bits} has no meaning for scores={self.scores!r}, which keeps none")
+        if self.keep == "last" and share is not None:
+            raise ValueError(f"validation_share={share} has no meaning for keep='last'; it is what 'best' holds out")
+        if share is not None and not 0 < share < 1:
+            raise ValueError(f"validation_share must lie in (0, 1), got {share}")
+        if self.score_optimizer is not None and not callable(self.score_optimizer):
+            raise TypeError(
+                f"score_optimizer must make an optimizer from a list of parameters, got {self.score_optimizer!r}: "
+                "lambda p: torch.optim.Adam(p, lr=1e-3)"
+            )
+
+    @property
+    def held_out(self) -> float:
+        """Share of a task's training data that is held out."""
+        return 0.1 if self.validation_share is None else self.validation_share
+
+
+class Holdout:
+    """The validation part of one task's training data."""
+
+    def __init__(self, strategy: Strategy, share: float, seed: int, task: int) -> None:
+        whole = strategy.adapted_dataset
+        n = len(whole)
+        held = min(max(1, round(share * n)), n - 1)
+        generator = torch.Generator().manual_seed(derive_seed(seed, "validation", task))
+        order = torch.randperm(n, generator=generator)
+        self.out, self.rest = order[:held].sort().values, order[held:].sort().values
+        self.dataset = whole.subset(self.out.tolist())
+        self.n_whole = n
+        strategy.adapted_dataset = whole.subset(self.rest.tolist())
+
+    def in_memory(self, experience: Any) -> tuple[Tensor, Tensor] | None:
+        """The task's tensors ``x``, ``y``, where the experience offers them."""
+        tensors = getattr(experience, "tensors", None)
+        return None if tensors is None or len(tensors[0]) != self.n_whole else tensors
+
+    def replace_loader(self, strategy: Strategy, shuffle: bool, drop_last: bool) -> None:
+        """Let the strategy train on whole mini-batches of the rest by indexing, where the data is in memory."""
+        tensors = self.in_memory(strategy.experience)
+        if tensors is not None:
+            x, y = (tensor[self.rest].to(strategy.device) for tensor in tensors)
+            strategy.dataloader = TensorBatches(
+                x, y, int(strategy.experience.task_label), strategy.train_mb_size, shuffle=shuffle, drop_last=drop_last
+            )
+
+    @torch.no_grad()
+    def score(self, strategy: Strategy) -> tuple[float, float]:
+        """Accuracy and negative loss on the held out data, in evaluation mode: larger is better, in this order."""
+        model, was = strategy.model, strategy.model.training
+        model.eval()
+        right, loss, n = 0, 0.0, 0
+        for x, y, task in self._batches(strategy):
+            logits = avalanche_forward(model, x, task)
+            right += int((logits.argmax(1) == y).sum())
+            loss += float(strategy._criterion(logits, y)) * len(y)
+            n += len(y)
+        model.train(was)
+        return right / n, -loss / n
+
+    def _batches(self, strategy: Strategy) -> Any:
+        tensors = self.in_memory(strategy.experience)
+        size = max(strategy.eval_mb_size, 1)
+        if tensors is None:  # a generator of its own takes the draw that a loader makes for its workers
+            loader = DataLoader(self.dataset.eval(), batch_size=size, generator=torch.Generator())
+            return ([part.to(strategy.device) for part in batch] for batch in loader)
+        x, y = (tensor[self.out].to(strategy.device) for tensor in tensors)
+        task = OneTask(int(strategy.experience.task_label), y.device)
+        return ((x[i : i + size], y[i : i + size], task.labels(len(x[i : i + size]))) for i in range(0, len(x), size))
 
 
 class SubnetTask(TaskInTraining):

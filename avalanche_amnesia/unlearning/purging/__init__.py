@@ -1,6 +1,6 @@
 """Cleaning what hosts keep: a purger per plugin, or strategy with a memory of its own."""
 
-from avalanche_amnesia.unlearning.purging import anchors, gradients, model_copies, rehearsal
+from avalanche_amnesia.unlearning.purging import samples, weights
 from avalanche_amnesia.unlearning.purging.learned_state import (
     UnknownStateError,
     learned_state,
@@ -8,7 +8,7 @@ from avalanche_amnesia.unlearning.purging.learned_state import (
 )
 from avalanche_amnesia.unlearning.purging.purgers import purger_of, register_purger
 
-BUILT_IN = (anchors, gradients, model_copies, rehearsal)
+BUILT_IN = (samples, weights)
 """The modules whose import registers the purgers of Avalanche's own plugins and strategies."""
 
 __all__ = [

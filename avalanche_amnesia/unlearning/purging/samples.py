@@ -1,0 +1,242 @@
+"""Plugins and strategies that keep samples: replay (also DER, DER++, ER-ACE, ER-AML), GEM and A-GEM."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from copy import copy
+from typing import Any
+
+import torch
+from avalanche.benchmarks.utils import (
+    AvalancheDataset,
+)
+from avalanche.benchmarks.utils.data_attribute import DataAttribute
+from avalanche.benchmarks.utils.data_loader import GroupBalancedInfiniteDataLoader
+from avalanche.benchmarks.utils.flat_data import FlatData
+from avalanche.models import avalanche_forward
+from avalanche.training import DER, ER_ACE, ER_AML
+from avalanche.training.plugins import AGEMPlugin, GEMPlugin, ReplayPlugin
+from avalanche.training.utils import cycle
+from torch import Tensor, nn
+from torch.utils.data import ConcatDataset, DataLoader, TensorDataset
+
+from avalanche_amnesia.models.modes import evaluating
+from avalanche_amnesia.transaction import Transaction
+from avalanche_amnesia.unlearning.context import UnlearningContext
+from avalanche_amnesia.unlearning.purging.purgers import register_purger
+
+_COUNTS = ("max_size", "_num_exps", "seen_classes", "seen_groups")
+
+
+def subset_alone(data: AvalancheDataset, kept: Sequence[int]) -> AvalancheDataset:
+    """The samples at some positions, in a data set that holds no reference to the others.
+
+    The host's ``subset`` keeps the data sets, labels and logits of all samples, and only hides them. Here whatever
+    has no sample left is let go of, and tensors are copied without the rows of others; a data set of another class,
+    which makes the samples in its own way, stays.
+    """
+    result = data.subset(list(kept))
+    result._flat_data = _compact(result._flat_data, range(len(result)))
+    for attribute in list(result._data_attributes.values()):
+        set_attribute(result, attribute, list(attribute))
+    return result
+
+
+def set_attribute(data: AvalancheDataset, attribute: Any, values: list[Any]) -> None:
+    """Give a data set other values of one of its attributes, in place."""
+    new = DataAttribute(sequence(values), attribute.name, use_in_getitem=attribute.use_in_getitem)
+    data._data_attributes[attribute.name] = new
+    if attribute.name in data.__dict__:
+        data.__dict__[attribute.name] = new
+
+
+def sequence(values: list[Any]) -> FlatData[Any]:
+    """Values in two parts: the host fails to append a repeated value (task labels) to what has only one."""
+    return FlatData([values[:1], values[1:] or values[:1]], indices=list(range(len(values))))
+
+
+def _compact(flat: Any, kept: Sequence[int]) -> Any:
+    places = [flat._get_idx(i) for i in kept]
+    datasets, offsets, position = [], {}, 0
+    for number in sorted({number for number, _ in places}):
+        inner = sorted({i for of, i in places if of == number})
+        dataset = flat._datasets[number]
+        if isinstance(dataset, FlatData):
+            dataset = _compact(dataset, inner)
+        else:
+            dataset, inner = _alone(dataset, inner)
+        offsets[number] = {old: position + new for new, old in enumerate(inner)}
+        position += len(inner)
+        datasets.append(dataset)
+    result = copy(flat)
+    result._datasets = datasets
+    result._indices = [offsets[number][i] for number, i in places]
+    result._cumulative_sizes = ConcatDataset.cumsum(datasets)
+    return result
+
+
+def _alone(dataset: Any, kept: list[int]) -> tuple[Any, list[int]]:
+    """A data set without the samples that are not kept, and which positions of the old one it has."""
+    if isinstance(dataset, list):
+        return [dataset[i] for i in kept], kept
+    if hasattr(dataset, "alone"):  # a task of this package's streams, whose base is the whole stream's
+        return dataset.alone(kept), kept
+    if type(dataset) is TensorDataset:
+        return TensorDataset(*(tensor[kept] for tensor in dataset.tensors)), kept
+    return dataset, list(range(len(dataset)))
+
+
+def purge_policy(policy: Any, tasks: Collection[int], change: Transaction) -> int:
+    """Take the samples of tasks out of a storage policy; returns how many there were."""
+    groups = getattr(policy, "buffer_groups", None)
+    if groups is None:
+        return _purge_buffer(policy, tasks, change)
+    change.keep(policy, *(name for name in ("buffer_groups", *_COUNTS) if name in vars(policy)))
+    removed = sum(purge_policy(group, tasks, change) for group in groups.values())
+    left = {key: group for key, group in groups.items() if len(group.buffer)}
+    if hasattr(policy, "_num_exps"):  # its keys count experiences: the room of those that are gone is free again
+        left = dict(enumerate(left.values()))
+        policy._num_exps = len(left)
+    for seen in ("seen_classes", "seen_groups"):
+        if hasattr(policy, seen):
+            setattr(policy, seen, getattr(policy, seen) & set(left))
+    policy.buffer_groups = left
+    return removed
+
+
+def _purge_buffer(policy: Any, tasks: Collection[int], change: Transaction) -> int:
+    buffer = policy.buffer
+    if len(buffer) == 0:
+        return 0
+    kept = [i for i, task in enumerate(buffer.targets_task_labels) if int(task) not in tasks]
+    # Without a sample of theirs too: what the samples are taken from may hold those of every task.
+    change.set(policy, buffer=subset_alone(buffer, kept))
+    weights = getattr(policy, "_buffer_weights", None)
+    if weights is not None:
+        change.set(policy, _buffer_weights=weights[kept].clone())
+    return len(buffer) - len(kept)
+
+
+def single_buffers(policy: Any) -> list[Any]:
+    """The buffers inside a storage policy that hold samples."""
+    groups = getattr(policy, "buffer_groups", None)
+    return [policy] if groups is None else [single for group in groups.values() for single in single_buffers(group)]
+
+
+@register_purger(ReplayPlugin)
+def purge_replay(plugin: Any, context: UnlearningContext, change: Transaction) -> str:
+    """Drop the tasks' samples from a storage policy of whatever kind."""
+    removed = purge_policy(plugin.storage_policy, set(context.tasks), change)
+    return f"Replay: {removed} samples of the tasks dropped"
+
+
+@register_purger(DER, ER_ACE, ER_AML)
+def purge_own_buffer(strategy: Any, context: UnlearningContext, change: Transaction) -> str:
+    """Drop the tasks' samples from a strategy's own buffer; logits given when the tasks were known are given again."""
+    removed = purge_policy(strategy.storage_policy, set(context.tasks), change)
+    renewed = sum(_renew_logits(single, context, change) for single in single_buffers(strategy.storage_policy))
+    _reload(strategy, context, change)
+    line = f"{type(strategy).__name__}: {removed} samples of the tasks dropped"
+    return f"{line}, {renewed} samples' logits replaced by the model's without the tasks" if renewed else line
+
+
+def _reload(strategy: Any, context: UnlearningContext, change: Transaction) -> None:
+    """Let go of the old samples: last batches, and the loader of a training that is under way."""
+    last = [name for name in vars(strategy) if name in _LAST_BATCH or name.startswith("mb_buffer_")]
+    loaders = [name for name in ("replay_loader", "pos_neg_loaders") if getattr(strategy, name, None)]
+    change.set(strategy, **dict.fromkeys((*last, *loaders)))
+    if not loaders or context.in_training is None:
+        return
+    policy, size = strategy.storage_policy, strategy.batch_size_mem
+    if len(policy.buffer) >= size:
+        strategy.replay_loader = _endless(policy.buffer, size)
+        if "pos_neg_loaders" in loaders:
+            groups = single_buffers(policy)
+            strategy.pos_neg_loaders = [_endless(group.buffer, strategy.train_mb_size) for group in groups]
+
+
+def _endless(data: Any, batch_size: int) -> Iterator[Any]:
+    # As the host's, but a buffer that holds no whole batch any more must give what it has: it would spin for ever.
+    return cycle(DataLoader(data, batch_size=batch_size, shuffle=True, drop_last=len(data) >= batch_size))
+
+
+_LAST_BATCH = ("batch_logits",)
+
+
+def _renew_logits(buffer: Any, context: UnlearningContext, change: Transaction) -> int:
+    """Give logits anew that were stored when one of the tasks that go had been learned: they hold its update."""
+    attribute = buffer.buffer._data_attributes.get("logits") if len(buffer.buffer) else None
+    if attribute is None:
+        return 0
+    tasks = [int(task) for task in buffer.buffer.targets_task_labels]
+    stale = [i for i, task in enumerate(tasks) if context.trained_after(task)]
+    if not stale:
+        return 0
+    logits: list[Tensor] = [attribute[i] for i in range(len(tasks))]
+    items = buffer.buffer.eval()
+    x = torch.stack([items[i][0] for i in stale])
+    labels = torch.tensor([tasks[i] for i in stale])
+    device = next(context.model.parameters()).device
+    with evaluating(context.model):
+        fresh = avalanche_forward(context.model, x.to(device), labels.to(device)).cpu()
+    for i, row in zip(stale, fresh, strict=True):
+        logits[i] = row.clone()
+    change.set(buffer, buffer=subset_alone(buffer.buffer, range(len(tasks))))
+    set_attribute(buffer.buffer, attribute, logits)
+    return len(stale)
+
+
+_MEMORY = ("memory_x", "memory_y", "memory_tid")
+
+
+def _n_weights(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def _use_head_of(plugin: Any, task: int) -> None:
+    """Let empty memories go through the head of the task in training, which exists for certain."""
+    for counter, samples in plugin.memory_x.items():
+        if len(samples) == 0:
+            plugin.memory_tid[counter] = task
+
+
+@register_purger(GEMPlugin, before_training=_use_head_of)
+def purge_gem(plugin: Any, context: UnlearningContext, change: Transaction) -> str:
+    """Empty the memories of the tasks; the gradients at hand, in which they had a part, are dropped.
+
+    The host reads a memory for every experience up to now. One that is empty has no samples, hence no gradient, and no
+    constraint.
+    """
+    change.keep(plugin, *_MEMORY, "G")
+    memory_x, memory_y, memory_tid = (dict(getattr(plugin, part)) for part in _MEMORY)
+    for task in context.tasks:
+        counter = context.counters[task]
+        if counter in memory_x:
+            memory_x[counter], memory_y[counter] = memory_x[counter][:0].clone(), memory_y[counter][:0].clone()
+            memory_tid[counter] = context.in_training
+    plugin.memory_x, plugin.memory_y, plugin.memory_tid = memory_x, memory_y, memory_tid
+    plugin.G = torch.empty(0, _n_weights(context.model))  # in the middle of an iteration: no constraint at all
+    if context.in_training is not None:
+        _use_head_of(plugin, context.in_training)
+    return "GEM: the tasks' samples dropped"
+
+
+@register_purger(AGEMPlugin)
+def purge_agem(plugin: Any, context: UnlearningContext, change: Transaction) -> str:
+    """Drop the tasks' samples, and the reference gradient, in which they had a part."""
+    change.keep(plugin, "buffers", "buffer_dataloader", "buffer_dliter", "reference_gradients")
+    options = {} if plugin.buffer_dataloader is None else dict(plugin.buffer_dataloader.loader_kwargs)
+    before = sum(map(len, plugin.buffers))
+    kept = [
+        (buffer, [i for i, task in enumerate(buffer.targets_task_labels) if int(task) not in context.tasks])
+        for buffer in plugin.buffers
+    ]
+    plugin.buffers = [subset_alone(buffer, rows) for buffer, rows in kept if rows]
+    plugin.reference_gradients = torch.zeros(_n_weights(context.model), device=next(context.model.parameters()).device)
+    plugin.buffer_dataloader, plugin.buffer_dliter = None, iter([])
+    if plugin.buffers:
+        plugin.buffer_dataloader = GroupBalancedInfiniteDataLoader(
+            plugin.buffers, batch_size=plugin.sample_size // len(plugin.buffers), **options
+        )
+        plugin.buffer_dliter = iter(plugin.buffer_dataloader)
+    return f"A-GEM: {before - sum(map(len, plugin.buffers))} samples of the tasks dropped"
