@@ -6,7 +6,9 @@ import difflib
 import operator
 from collections.abc import Iterable
 from numbers import Real
-from typing import get_args
+from typing import TypeVar, get_args
+
+T = TypeVar("T")
 
 
 def one_of(name: str, value: object, choices: object) -> None:
@@ -37,6 +39,13 @@ def instance(name: str, value: object, kind: type, way_out: str) -> None:
     if not isinstance(value, kind):
         given = f"the class {value.__name__}" if isinstance(value, type) else f"{value!r}"
         raise TypeError(f"{name} must be an object of {kind.__name__}, got {given}: {way_out}")
+
+
+def object_of(name: str, given: T | None, kind: type[T], way_out: str) -> T:
+    """Argument that takes an object of a class, by default one with the default settings."""
+    result = kind() if given is None else given
+    instance(name, result, kind, way_out)
+    return result
 
 
 def integer(value: object) -> int | None:

@@ -93,7 +93,7 @@ class AccuracyDifference(CallbackMetric):
 
     def before_eval(self, strategy: Strategy) -> None:
         """Begin to count."""
-        self.references.check_labels(unlearning_of(strategy).history.data)
+        self.references.check_labels(unlearning_of(strategy).data)
         self.reset()
 
     def after_eval_iteration(self, strategy: Strategy) -> None:

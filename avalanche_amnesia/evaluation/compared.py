@@ -40,7 +40,7 @@ class ReferenceMetric(ProbingMetric):
     def values(self, strategy: Strategy, unlearned: Sequence[int], remaining: Sequence[int]) -> list[MetricValue]:
         """The main model's numbers, then those of the others."""
         if self.references is not None:
-            self.references.check_labels(unlearning_of(strategy).history.data)
+            self.references.check_labels(unlearning_of(strategy).data)
         main, read, results = strategy.model, {}, []
         for suffix, model in self.models(main, remaining):
             found = {task: self.number(model, main, task, remaining) for task in self.tasks(unlearned, remaining)}

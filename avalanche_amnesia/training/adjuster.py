@@ -168,12 +168,10 @@ class _RowsAndColumns:
             yield torch.minimum(rows, self.columns, out=room)
 
 
+# Those of a large matrix are mostly the least of one number per row and one per column: a block of rows at a time
+# is computed from these, which takes about as long as reading it would.
 class ConstantShares:
-    """Shares of several parameters, in as little memory as they need.
-
-    Those of a large matrix are mostly the least of one number per row and one per column: a block of rows at a time is
-    computed from these, which takes about as long as reading it would.
-    """
+    """Shares of several parameters, in as little memory as they need."""
 
     def __init__(self, shares: Sequence[Tensor]) -> None:
         large = [tensor for tensor in shares if _is_large(tensor)]

@@ -7,13 +7,14 @@ from typing import ClassVar, Literal, Unpack
 
 from torch.optim import Optimizer
 
+from avalanche_amnesia import checks
 from avalanche_amnesia.models.allocation import Isolation
 from avalanche_amnesia.models.masked import MaskedModel
 from avalanche_amnesia.training.hard_attention import EVEN_BUDGET, HardAttention
 from avalanche_amnesia.training.plugins.counterfactual import CounterfactualPlugin, SharedHeadCounterfactualPlugin
 from avalanche_amnesia.training.plugins.hat import HATPlugin, IsolationChoice
-from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin, recorder_of
-from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin, unlearning_by
+from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
+from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
 from avalanche_amnesia.training.task_strategy import HardAttentionStrategy, StrategyOptions
 from avalanche_amnesia.training.update_rules import AdaHATRule, AdjustmentRule
 from avalanche_amnesia.unlearning.compensation import Compensation, Repair, compensates, repairs
@@ -89,7 +90,7 @@ class AmnesiacHAT(HardAttentionStrategy):
             # A task must be free to close units in use: their columns are other tasks', and frozen.
             masks = replace(EVEN_BUDGET, budget=None, sparsity_weight=0.5 if isolation == "none" else None)
         masking = HATPlugin(masks=masks or EVEN_BUDGET, adjustment=adjustment, isolation=isolation, seed=seed)
-        forgetting = unlearning_by(unlearning)
+        forgetting = checks.object_of("unlearning", unlearning, UnlearningPlugin, "UnlearningPlugin(deadline=...)")
         refits_columns = one_head and forgetting.deletion != "exclusive"
         if compensation == "counterfactual":
             compensation = (SharedHeadCounterfactualPlugin if refits_columns else CounterfactualPlugin)(seed=seed)
@@ -105,12 +106,13 @@ class AmnesiacHAT(HardAttentionStrategy):
             )
         if refits_columns and repair is not None:
             raise ValueError("a shared head can't be repaired: its columns serve every task; leave repair= out")
+        recorder = checks.object_of("trajectory", trajectory, TrajectoryPlugin, "TrajectoryPlugin(path=..., dtype=...)")
         chosen = [compensation if compensation != "none" else None, repair]
         super().__init__(
             model=model,
             optimizer=optimizer,
             masking=masking,
-            method=[recorder_of(trajectory), *(plugin for plugin in chosen if plugin is not None), forgetting],
+            method=[recorder, *(plugin for plugin in chosen if plugin is not None), forgetting],
             seed=seed,
             **options,
         )

@@ -113,11 +113,8 @@ class HardAttention:
         object.__setattr__(self, "statistics_batches", whole)
 
     def shares(self, to_come: int | None) -> tuple[float, float]:
-        """Shares of each layer's free units, and of those in use, that a task takes under its budget.
-
-        Args:
-            to_come: tasks of the stream that are not trained yet, this one among them; None: not known.
-        """
+        """Shares of each layer's free units, and of those in use, that a task takes under its budget."""
+        # ``to_come``: tasks of the stream that are not trained yet, this one among them; None: not known.
         reused = _HALF if self.reuse is None else self.reuse
         if self.budget == "even":
             return (0.25 if to_come is None else 2 / (to_come + 1)), reused

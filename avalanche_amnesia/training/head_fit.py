@@ -118,10 +118,7 @@ LARGE = 1e10
 
 
 class CounterfactualFeatures:
-    """Features of a task's samples, and running statistics of its norms, by the backbone as it is when called.
-
-    Of what the task's mask closes nothing is computed.
-    """
+    """Features of a task's samples, and running statistics of its norms; nothing that its mask closes is computed."""
 
     def __init__(self, model: TaskMaskedModel, task: int, x: Tensor, mb_size: int) -> None:
         like = next(p for p in model.parameters() if p.is_floating_point())

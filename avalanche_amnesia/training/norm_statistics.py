@@ -14,13 +14,11 @@ from avalanche_amnesia.models.task_labels import single_task
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 
 
+# What training leaves lags behind the weights where it was short, and mixes the soft masks of every scale with hard
+# ones. So statistics are taken again from the tensors that the network was given last, after transforms and
+# plugins.
 class TaskStatistics:
-    """The running statistics of one task's norms (BatchNorm), and the mini-batches that its network saw last.
-
-    What training leaves behind lags behind the weights where it was short, and mixes the soft masks of every scale
-    with hard ones. So the statistics are taken again from the last mini-batches: the very tensors that the network
-    was given, after every transform and plugin.
-    """
+    """Running statistics of one task's norms (BatchNorm), and the mini-batches that its network saw last."""
 
     def __init__(self, model: TaskMaskedModel, task: int, n_batches: int) -> None:
         self.model, self.task = model, task
@@ -52,7 +50,7 @@ def running_norms(parts: nn.Module | None) -> list[Any]:
 
 
 def retake(norms: Sequence[Any], batches: Iterable[Tensor], run: Callable[[Tensor], object]) -> None:
-    """Set running statistics to their plain averages over mini-batches."""
+    """Set each statistic to its plain average over the mini-batches, through the binary mask, without dropout."""
     # Only the norms train: all else stays in evaluation mode, so that they see what they will see in testing. All of
     # them in one pass: a norm in training normalises by its batch, so those behind it read no stale statistic of it.
     momenta = [norm.momentum for norm in norms]

@@ -92,11 +92,9 @@ def sibling_optimizer(optimizer: Optimizer, parameters: Sequence[nn.Parameter], 
     return type(optimizer)(parameters, **settings)
 
 
+# The profiling hooks around torch's own cost more than the step of few numbers.
 class BareStep:
-    """An optimizer's step without the profiling hooks around it, which cost more than the step of few numbers.
-
-    To be called where no gradients are recorded; flushes subnormal numbers by itself.
-    """
+    """Step of an optimizer, for where no gradients are recorded, which flushes subnormal numbers too."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer, self.steps = optimizer, 0
@@ -141,13 +139,11 @@ def flushed_below(dtype: torch.dtype) -> float:
 
 @torch.no_grad()
 def flush_denormals(optimizer: Optimizer, step: int) -> None:
-    """Set, every :data:`FLUSH_EVERY` steps, what is nearly subnormal in parameters and in an optimizer's state to 0.
-
-    Closed units get no gradient for most of an epoch. A momentum of 0.9 then falls below the smallest normal float
-    within 800 steps and stays there for ever; under Adam with weight decay the parameter does so too. Common processors
-    compute several times as slowly with such numbers. Every entry goes by itself, so that it does not matter where in a
-    tensor a unit lies.
-    """
+    """Set, every :data:`FLUSH_EVERY` steps, what is nearly subnormal in parameters and in an optimizer's state to 0."""
+    # Closed units get no gradient for most of an epoch. A momentum of 0.9 falls below the smallest normal float within
+    # 800 steps and stays there; under Adam with weight decay the parameter does so too. Common processors compute
+    # several times as slowly with such numbers. Every entry counts by itself: where in a tensor a unit lies must not
+    # matter.
     if step % FLUSH_EVERY:
         return
     for parameter, state in optimizer.state.items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Unpack
+from typing import ClassVar, Required, Unpack
 
 from torch.optim import Optimizer
 
@@ -23,12 +23,7 @@ class HAT(HardAttentionStrategy):
     Args:
         model: a :class:`MaskedModel`.
         optimizer: any torch optimizer over ``model.parameters()``.
-        masks: settings of learning a mask; by default the published ones.
-        adjustment: how far a parameter in use may still move: ``hat`` (it is frozen), ``adahat``, ``random``,
-            ``constant``, or an :class:`~avalanche_amnesia.training.update_rules.AdjustmentRule`, such as
-            ``AdjustmentRule(locked=[0])``.
-        isolation: ``none``, ``pools`` or :class:`~avalanche_amnesia.isolation.Pools`: units of their own for tasks.
-        seed: every draw derives from it and the task.
+        masks, adjustment, isolation, seed: as of :class:`HATPlugin`.
         options: ``reset_optimizer`` and Avalanche's own, as of :class:`TaskStrategy`.
 
     Raises:
@@ -55,6 +50,16 @@ class HAT(HardAttentionStrategy):
         super().__init__(model=model, optimizer=optimizer, masking=masking, seed=seed, **options)
 
 
+class HATOptions(StrategyOptions, total=False):
+    """Options of :class:`HAT` that :class:`AdaHAT` passes on."""
+
+    model: Required[MaskedModel]
+    optimizer: Required[Optimizer]
+    masks: HardAttention | None
+    isolation: Isolation | IsolationChoice
+    seed: int
+
+
 class AdaHAT(HAT):
     """HAT whose used parameters may still move: the less, the more tasks use them.
 
@@ -62,13 +67,8 @@ class AdaHAT(HAT):
     counts the tasks that use it, ``κ_l`` is the share of the layer's free units that the mask in training opens.
 
     Args:
-        model: a :class:`MaskedModel`.
-        optimizer: any torch optimizer over ``model.parameters()``.
-        masks: settings of learning a mask; by default the published ones.
         adjustment: by default ``adahat``; ``AdaHATRule(alpha=…)`` has its settings.
-        isolation: ``none``, ``pools`` or :class:`~avalanche_amnesia.isolation.Pools`: units of their own for tasks.
-        seed: every draw derives from it and the task.
-        options: ``reset_optimizer`` and Avalanche's own, as of :class:`TaskStrategy`.
+        options: all others of :class:`HAT`.
 
     Raises:
         TypeError: for an unknown option.
@@ -77,23 +77,5 @@ class AdaHAT(HAT):
     Reference: Wang et al., AdaHAT: Adaptive Hard Attention to the Task in Task-Incremental Learning, ECML-PKDD 2024.
     """
 
-    def __init__(
-        self,
-        *,
-        model: MaskedModel,
-        optimizer: Optimizer,
-        masks: HardAttention | None = None,
-        adjustment: str | AdjustmentRule = "adahat",
-        isolation: Isolation | IsolationChoice = "none",
-        seed: int = 0,
-        **options: Unpack[StrategyOptions],
-    ) -> None:
-        super().__init__(
-            model=model,
-            optimizer=optimizer,
-            masks=masks,
-            adjustment=adjustment,
-            isolation=isolation,
-            seed=seed,
-            **options,
-        )
+    def __init__(self, *, adjustment: str | AdjustmentRule = "adahat", **options: Unpack[HATOptions]) -> None:
+        super().__init__(adjustment=adjustment, **options)

@@ -90,12 +90,10 @@ def training_samples(strategy: Strategy, most: int, seed: int) -> tuple[Tensor, 
 
 
 def what_diverged(model: TaskMaskedModel, task: int, experience: Any) -> str | None:
-    """Reason, in words, why a task's network is of no use; None where all is well.
-
-    Weights may be finite and absurd. Where features or logits overflow float32 when squared, the task is as lost as
-    with NaN, and so is every later one that reads its units: their losses are, variances and distances, and no head
-    can be fitted to such features. The task is to blame that made them, not the later ones.
-    """
+    """Reason, in words, why a task's network is of no use; None where all is well."""
+    # Weights may be finite and absurd. Where features or logits overflow float32 when squared, every later task that
+    # reads its units is lost too: losses are, variances and distances, and no head can be fitted. This task is to
+    # blame.
     own = (parameter for module in model.task_modules(task) for parameter in module.parameters())
     touched = (*model.parameters(recurse=False), *model.backbone.parameters(), *own)  # other tasks' were put back
     if not all(bool(parameter.isfinite().all()) for parameter in touched):
@@ -178,10 +176,8 @@ def whole_layers(task: int, mask: Mapping[str, Tensor], n_batches: int) -> str |
 
 
 def full_layers(task: int, free: Mapping[str, Tensor], n_tasks: int, to_come: int, share: float | None) -> str | None:
-    """Warning for layers that hold too little for the tasks to come, at what tasks have taken so far.
-
-    Masks take less where less is free, so that a third of the need is thought enough.
-    """
+    """Warning for layers that hold too little for the tasks to come, at what tasks have taken so far."""
+    # Masks take less where less is free, so that a third of the need is thought enough.
     short = {}
     for name, units in free.items():
         left, used = int(units.sum()), int((~units).sum())

@@ -68,11 +68,9 @@ class TaskUse:
 
     @classmethod
     def within(cls, model: MaskedModel, allocation: UnitAllocation) -> TaskUse:
-        """Use that a task meets in its units: only entries that nobody else can read are free.
-
-        Tasks that are permanent from the start may adjust what permanent tasks use, as the rule says; any other task
-        leaves it as it is.
-        """
+        """Use that a task meets in its units: only entries that nobody else can read are free."""
+        # Tasks that are permanent from the start may adjust what permanent tasks use; any other task leaves it as it
+        # is.
         use = cls(model, allocation.related_tasks)
         use.in_use = ~allocation.own
         fixed = {}
@@ -357,11 +355,7 @@ def _divisors(prepared: Callable[[LayerSparsity], list[Tensor]], sparsity: Layer
 
 
 def rule_of(adjustment: str | AdjustmentRule) -> AdjustmentRule:
-    """The rule that a strategy was given, by its name or as an object.
-
-    Raises:
-        ValueError: for an unknown name.
-    """
+    """Rule that a strategy was given, by its name or as an object."""
     if isinstance(adjustment, AdjustmentRule):
         return adjustment
     if adjustment not in RULES:

@@ -6,9 +6,10 @@ from typing import ClassVar, Unpack
 
 from torch.optim import Optimizer
 
+from avalanche_amnesia import checks
 from avalanche_amnesia.models.weight_masks.subnet import SubnetModel
-from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin, recorder_of
-from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin, unlearning_by
+from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
+from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
 from avalanche_amnesia.training.plugins.wsn import ScoredWeights, SubnetPlugin
 from avalanche_amnesia.training.task_strategy import HardAttentionStrategy, StrategyOptions
 
@@ -52,11 +53,13 @@ class WSN(HardAttentionStrategy):
         seed: int = 0,
         **options: Unpack[StrategyOptions],
     ) -> None:
+        recorder = checks.object_of("trajectory", trajectory, TrajectoryPlugin, "TrajectoryPlugin(path=..., dtype=...)")
+        obeying = checks.object_of("unlearning", unlearning, UnlearningPlugin, "UnlearningPlugin(deadline=...)")
         super().__init__(
             model=model,
             optimizer=optimizer,
             masking=SubnetPlugin(masks=masks, seed=seed),
-            method=[recorder_of(trajectory), unlearning_by(unlearning)],
+            method=[recorder, obeying],
             seed=seed,
             **options,
         )

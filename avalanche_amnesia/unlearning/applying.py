@@ -118,10 +118,8 @@ def _stamp(context: UnlearningContext, provenance: Provenance) -> dict[str, Any]
 
 
 def _purge_optimizer(context: UnlearningContext, claims: Claims, change: Transaction) -> str:
-    """Drop gradients, the parameters that go, and all optimizer state: moments mix every task that they saw.
-
-    Only those of a task in training that saw none of the tasks stay, as far as they belong to entries that stay.
-    """
+    """Drop gradients, the parameters that go, and all optimizer state: moments mix every task that they saw."""
+    # Only those of a task in training that saw none of the tasks stay, as far as they belong to entries that stay.
     own, removal = context.own_parameters, context.removal
     parameters, optimizer = context.parameters, context.optimizer
     keeps = context.before is not None and not claims.influences & set(context.tasks)
@@ -201,10 +199,8 @@ def _repair(context: UnlearningContext, purged: list[str], change: Transaction) 
 
 
 def _where(removal: Removal, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensor name → bool tensor of the entries that a removal changes, or that a repair which goes could move.
-
-    Which of these it did move depends on data of tasks that may go now: nothing may follow from it.
-    """
+    """Tensor name → bool tensor of the entries that a removal changes, or that a repair which goes could move."""
+    # Which of these it did move depends on data of tasks that may go now: nothing may follow from it.
     result = {name: moved.where for name, moved in removal.moved.items()}
     for repair in (updates for writer, updates in removal.updates.items() if writer < 0):
         for name in repair:
@@ -214,10 +210,8 @@ def _where(removal: Removal, parameters: Mapping[str, Tensor]) -> dict[str, Tens
 
 
 def _hold_own(context: UnlearningContext, change: Transaction) -> None:
-    """Enter what unfinished tasks have of their own, as it is now, into the values before a task in training.
-
-    That task puts others' own back to these values: else what a compensation or a repair wrote there would be lost.
-    """
+    """Enter what unfinished tasks have of their own, as it is now, into the values before a task in training."""
+    # That task puts others' own back to these: else what a compensation or a repair wrote there would be lost.
     model, before = context.model, context.before
     if before is None or not isinstance(model, TaskMaskedModel):
         return

@@ -171,11 +171,9 @@ class Claims:
         return self._criterion is not None and _criterion_memory(strategy) != self._criterion
 
     def _faults(self, strategy: Strategy) -> list[str]:
-        """Reasons why a training here is no function of (seed, task) and of what it can see.
-
-        A plugin says of itself, by class attributes, that its part is such a function (``repeatable``), that it seeds
-        every task (``seeds_tasks``), that it commits a task to its mask (``commits_to_mask``).
-        """
+        """Reasons why a training here is no function of (seed, task) and of what it can see."""
+        # A plugin says by class attributes that its part is such a function (``repeatable``), that it seeds every task
+        # (``seeds_tasks``), that it commits a task to its mask (``commits_to_mask``).
         found = []
         if not any(getattr(plugin, "seeds_tasks", False) for plugin in strategy.plugins):
             found.append("no SeedingPlugin makes every draw derive from the seed and the task")

@@ -34,12 +34,7 @@ class Compensation(Protocol):
         """
 
     def covers(self, task: int, gone: Collection[int]) -> bool:
-        """Tell whether :meth:`compensate` does something for a remaining task that is affected by the loss of others.
-
-        Args:
-            task: a remaining task that uses entries which change.
-            gone: the tasks that go, together.
-        """
+        """Whether :meth:`compensate` does something for a remaining task that uses entries which go with others."""
 
     def compensate(self, model: Any, gone: Collection[int], removal: Removal, change: Transaction) -> list[str]:
         """Compensate every task that :meth:`covers` says can be, and drop whatever is kept of the tasks that go.
@@ -60,22 +55,10 @@ class RevisingCompensation(Compensation, Protocol):
     """A compensation that revises what remaining tasks wrote into the backbone, while a removal is worked out."""
 
     def begin(self, strategy: Strategy, task: int, unlearnable: Collection[int]) -> None:
-        """Get ready when the training of a task begins; its mask and its head have been made.
-
-        Args:
-            strategy: whose ``experience`` holds the task.
-            task: its label.
-            unlearnable: earlier tasks that may be requested now.
-        """
+        """Get ready when the training of a task begins, with its mask and its head; arguments as of :meth:`prepare`."""
 
     def revise(self, model: Any, trajectory: Trajectory, gone: Collection[int]) -> Revisions:
-        """Revisions of the updates of remaining tasks; changes nothing.
-
-        Args:
-            model: the strategy's, as it is, with the tasks that go.
-            trajectory: as it is.
-            gone: the tasks that go, together.
-        """
+        """Revisions of the updates of remaining tasks, by the model and the trajectory as they are; changes nothing."""
 
 
 @runtime_checkable
@@ -124,24 +107,26 @@ class Repair(Protocol):
         """
 
 
-def compensates(thing: object) -> TypeGuard[Compensation]:
-    """Tell whether something is a :class:`Compensation`, by its class."""
+def compensates(thing: Any) -> TypeGuard[Compensation]:
+    """Whether something is a :class:`Compensation`, by its class."""
+    return _implements(thing, Compensation)
+
+
+def revises(thing: Any) -> TypeGuard[RevisingCompensation]:
+    """Whether something is a :class:`RevisingCompensation`, by its class."""
+    return _implements(thing, RevisingCompensation)
+
+
+def repairs(thing: Any) -> TypeGuard[Repair]:
+    """Whether something is a :class:`Repair`, by its class."""
+    return _implements(thing, Repair)
+
+
+def _implements(thing: Any, protocol: Any) -> bool:
     kind: Any = type(thing)
-    return _implements(kind, Compensation)
-
-
-def revises(thing: object) -> TypeGuard[RevisingCompensation]:
-    """Tell whether something is a :class:`RevisingCompensation`, by its class."""
-    kind: Any = type(thing)
-    return _implements(kind, RevisingCompensation)
-
-
-def repairs(thing: object) -> TypeGuard[Repair]:
-    """Tell whether something is a :class:`Repair`, by its class."""
-    kind: Any = type(thing)
-    return _implements(kind, Repair)
+    return _is_based_on(kind, protocol)
 
 
 @lru_cache(maxsize=256)
-def _implements(kind: Any, protocol: Any) -> bool:
+def _is_based_on(kind: Any, protocol: Any) -> bool:
     return issubclass(kind, protocol)  # with a protocol this goes through all its members, every time

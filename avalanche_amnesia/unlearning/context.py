@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -31,7 +32,7 @@ class UnlearningContext:
         purgers: plugins of the host and of the user, the strategy and its criterion, each with what cleans it.
         unknown: those of them that keep something learned and have no purger.
         compensations: make up for what remaining tasks lose.
-        repair: trains remaining tasks on samples of theirs; None: nothing does.
+        repair: trains remaining tasks on their samples; None: nothing does.
         opened_whole: task → layers whose mask says nothing of it, because the task opened all that it could (a pool).
         shared_state: names of tensors beside the parameters that trainings changed for all tasks together.
         before: parameter name → values before the task in training; None between tasks.
@@ -77,14 +78,12 @@ class UnlearningContext:
     @property
     def model(self) -> nn.Module:
         """The strategy's model."""
-        model: nn.Module = self.strategy.model
-        return model
+        return cast(nn.Module, self.strategy.model)
 
     @property
     def optimizer(self) -> Optimizer:
         """The strategy's optimizer."""
-        optimizer: Optimizer = self.strategy.optimizer
-        return optimizer
+        return self.strategy.optimizer
 
     @property
     def remaining(self) -> tuple[int, ...]:

@@ -25,11 +25,9 @@ def fit_head(
     tolerance: float = 3e-5,
     has_bias: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """Multinomial logistic regression: ``min mean cross-entropy + penalty / 2n · ‖V‖²``, V over whitened features.
-
-    Whitening makes the problem round, so that a dozen steps of L-BFGS from zero suffice; nothing is drawn. A feature
-    that is 0 in all samples, as those of closed units are, has weight 0, and takes no part.
-    """
+    """Multinomial logistic regression: ``min mean cross-entropy + penalty / 2n · ‖V‖²``, V over whitened features."""
+    # Whitening makes the problem round, so that a dozen steps of L-BFGS from zero suffice; nothing is drawn. A feature
+    # that is 0 in all samples, as those of closed units are, has weight 0, and takes no part.
     n = len(features)
     with torch.no_grad():
         there = features.abs().amax(0).nonzero()[:, 0]  # a tenth of the time of counting; of NaN it is NaN
@@ -89,11 +87,9 @@ def _check_fit(*found: Tensor) -> None:
 def fit_correction(
     features: Tensor, labels: Tensor, logits: Tensor, *, penalty: float = 1e-2, iterations: int = 30
 ) -> Tensor:
-    """Correction of weights that others read too: ``min mean cross-entropy + penalty / 2 · ‖D‖²``, from zero.
-
-    The penalty is on the change itself, not on whitened features as in :func:`fit_head`: directions in which these
-    samples hardly vary must not grow, as other tasks' samples vary there.
-    """
+    """Correction of weights that others read too: ``min mean cross-entropy + penalty / 2 · ‖D‖²``, from zero."""
+    # The penalty is on the change itself, not on whitened features as in ``fit_head``: directions in which these
+    # samples hardly vary must not grow, as other tasks' samples vary there.
     change = features.new_zeros(logits.shape[1], features.shape[1], requires_grad=True)
     optimizer = torch.optim.LBFGS([change], max_iter=iterations, history_size=iterations, line_search_fn="strong_wolfe")
 

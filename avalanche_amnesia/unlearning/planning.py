@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from avalanche_amnesia.audit.record import SharedEntries, UnlearningPlan
 from avalanche_amnesia.bits import state_hashes
@@ -100,21 +100,22 @@ def _task_buffers(model: nn.Module, tasks: Sequence[int]) -> frozenset[str]:
 
 
 def _readers(context: UnlearningContext) -> Readers:
-    """Entries that remaining tasks read, of those who read any that the tasks which go had moved.
-
-    Only where what is read stays as it is, whoever wrote it (WSN); else none.
-    """
+    """Entries that remaining tasks read, of those who read any that the tasks which go had moved."""
+    # Only where what is read stays as it is, whatever task wrote it (WSN); else none.
     model, parameters = context.model, context.parameters
     if not isinstance(model, TaskMaskedModel) or not model.keeps_shared_entries:
         return {}
-    masked = frozenset(model.masked_tasks)
-    moved = context.trajectory.moved_with(context.tasks)
-    users = model.users_of(moved, [task for task in context.remaining if task in masked])
     return {
         task: {name: reads.expand(parameters[name].shape) for name, reads in model.entries_of(task)}
-        for task in context.remaining
-        if task in users or task not in masked  # as stock strategies train: it uses every entry
+        for task in _users(context, model, context.trajectory.moved_with(context.tasks))
     }
+
+
+def _users(context: UnlearningContext, model: TaskMaskedModel, entries: Mapping[str, Tensor]) -> list[int]:
+    """The remaining tasks that use some entries: one without a mask, as stock strategies train, uses all."""
+    masked = frozenset(model.masked_tasks)
+    users = model.users_of(entries, [task for task in context.remaining if task in masked])
+    return [task for task in context.remaining if task in users or task not in masked]
 
 
 def _shared_entries(removal: Removal, readers: Readers) -> dict[str, SharedEntries]:
@@ -133,14 +134,8 @@ def _affected(context: UnlearningContext) -> tuple[int, ...]:
         return ()
     if not isinstance(model, TaskMaskedModel):
         return remaining  # without masks every task uses every entry
-    masked = frozenset(model.masked_tasks)
-    entries = {name: moved.where for name, moved in removal.moved.items()}
-    users = model.users_of(entries, [task for task in remaining if task in masked])
+    users = _users(context, model, {name: moved.where for name, moved in removal.moved.items()})
     own = [name for name in removal.moved if not is_inside_backbone(name)]  # by a repair that is taken out
     return tuple(
-        task
-        for task in remaining
-        if task in users
-        or task not in masked  # as stock strategies train: it uses every entry
-        or (own and not own_parameters(model, task).isdisjoint(own))
+        task for task in remaining if task in users or (own and not own_parameters(model, task).isdisjoint(own))
     )

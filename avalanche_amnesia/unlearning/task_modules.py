@@ -60,10 +60,7 @@ def shared_state(model: nn.Module) -> dict[str, str]:
 
 
 def remove_task_modules(model: nn.Module, task: int, change: Transaction) -> None:
-    """Take the task's heads, masks and embeddings out of a model; ``change`` receives all of it.
-
-    Knows this package's models and Avalanche's ``MultiHeadClassifier``, wherever they sit inside ``model``.
-    """
+    """Take the task's heads, masks and embeddings out of a model of this package, or one of Avalanche's."""
     for _, module in _shared_modules(model):
         if isinstance(module, MultiHeadModel):
             change.call(module.restore_task_state, module.task_state())

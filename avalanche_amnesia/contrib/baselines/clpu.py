@@ -16,7 +16,7 @@ from avalanche_amnesia.contrib.replay_memory import DarkLoss, TaskMemory
 from avalanche_amnesia.seeding import derive_seed, preserved_rng
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
-from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin, unlearning_by
+from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
 from avalanche_amnesia.training.task_strategy import StrategyOptions, TaskStrategy, check_model
 from avalanche_amnesia.trajectory.removal import Removal
 from avalanche_amnesia.transaction import Transaction
@@ -180,10 +180,11 @@ class CLPUDERpp(TaskStrategy):
             seed=seed,
         )
         self._recorder = TrajectoryPlugin()
+        obeying = checks.object_of("unlearning", unlearning, UnlearningPlugin, "UnlearningPlugin(deadline=...)")
         super().__init__(
             model=model,
             optimizer=optimizer,
-            method=[self._networks, self._recorder, unlearning_by(unlearning)],
+            method=[self._networks, self._recorder, obeying],
             seed=seed,
             **options,
         )

@@ -6,9 +6,10 @@ from typing import ClassVar, Unpack
 
 from torch.optim import Optimizer
 
+from avalanche_amnesia import checks
 from avalanche_amnesia.contrib.baselines.networks import NetworkPerTask
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
-from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin, unlearning_by
+from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
 from avalanche_amnesia.training.task_strategy import StrategyOptions, TaskStrategy, check_model
 
 
@@ -38,10 +39,11 @@ class Independent(TaskStrategy):
         **options: Unpack[StrategyOptions],
     ) -> None:
         check_model(model, NetworkPerTask)
+        obeying = checks.object_of("unlearning", unlearning, UnlearningPlugin, "UnlearningPlugin(deadline=...)")
         super().__init__(
             model=model,
             optimizer=optimizer,
-            method=[TrajectoryPlugin(), unlearning_by(unlearning)],
+            method=[TrajectoryPlugin(), obeying],
             seed=seed,
             **options,
         )

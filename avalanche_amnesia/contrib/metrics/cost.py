@@ -70,7 +70,7 @@ class UnlearningCost(CallbackMetric):
         plugin = unlearning_of(strategy)
         if plugin.current_task is not None or len(plugin.records) <= self._emitted:
             return None
-        self.references.check_labels(plugin.history.data)
+        self.references.check_labels(plugin.data)
         new = plugin.records[self._emitted :]
         self._emitted = len(plugin.records)
         return [value for record in new for value in self._of(strategy, record)]

@@ -85,10 +85,8 @@ def _is_of(kind: type, packages: Collection[str]) -> bool:
 
 
 def _may_change(thing: object) -> bool:
-    """Tell whether the end of a task may write into an object: containers, and objects of this package and its host.
-
-    Modules and data sets are replaced, never written into; an object whose attributes are frozen can't be.
-    """
+    """Whether the end of a task may write into an object: containers, and objects of this package and its host."""
+    # Modules and data sets are replaced, never written into; an object whose attributes are frozen can't be.
     kind: Any = type(thing)
     return _is_written(kind)
 
@@ -151,11 +149,8 @@ def is_finishing(strategy: Strategy) -> bool:
 
 
 def is_last_to_finish(plugin: Any, strategy: Strategy) -> bool:
-    """Tell whether a task is finished once this plugin has done its part.
-
-    Attributes ``finishing_step`` tell the order: a task's mask is kept, its update recorded, the task entered in
-    the ledger.
-    """
+    """Whether a task is finished once this plugin has done its part."""
+    # In the order of ``finishing_step``: the mask is kept, the update recorded, the task entered in the ledger.
     return plugin.finishing_step == max(getattr(other, "finishing_step", 0) for other in strategy.plugins)
 
 
@@ -172,10 +167,7 @@ def go_back(strategy: Strategy) -> None:
 
 
 def abort_training(strategy: Strategy) -> None:
-    """Undo a task whose training was interrupted, in every plugin that holds something of it.
-
-    May itself be interrupted, and repeated; does nothing between tasks.
-    """
+    """Undo a task whose training was interrupted, in every plugin that holds something of it; repeatable."""
     go_back(strategy)
     for plugin in strategy.plugins:
         if hasattr(plugin, "undo_training"):

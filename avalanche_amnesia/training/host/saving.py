@@ -245,10 +245,8 @@ def _not_kept(strategy: Strategy) -> frozenset[str]:
 
 
 def _optimizer_state(strategy: Strategy) -> dict[str, Any]:
-    """The optimizer's own ``state_dict``, and the names of the parameters that it numbers.
-
-    Parameters that the model has no longer (the head of a task that was given up) are left out.
-    """
+    """The optimizer's own ``state_dict``, and the names of the parameters that it numbers."""
+    # Parameters that the model has no longer (the head of a task that was given up) are left out.
     names = {id(parameter): name for name, parameter in strategy.model.named_parameters()}
     state, of_groups = strategy.optimizer.state_dict(), []
     for group, saved in zip(strategy.optimizer.param_groups, state["param_groups"], strict=True):

@@ -44,11 +44,7 @@ def unlike(model: nn.Module, state: Any) -> str | None:
 
 
 def load_model_state(model: nn.Module, state: Any) -> None:
-    """Give a model of the same kind the state of another one.
-
-    Raises:
-        RuntimeError: if it is another model's; only some of it may have been loaded.
-    """
+    """Give a model of the same kind the state of another one; of another kind, an error in the middle of it."""
     tensors, numbers, frozen, _ = checked(state, **_KINDS)
     model.load_state_dict(tensors)
     with whole(model):
@@ -108,11 +104,7 @@ def takes_part(thing: Any) -> bool:
 
 
 def state_of(thing: Any, left_out: frozenset[str] = frozenset()) -> Any:
-    """State of a plugin, a strategy or a criterion: its ``state()``, else its attributes.
-
-    Raises:
-        StateError: for an attribute that no state can hold.
-    """
+    """State of a plugin, a strategy or a criterion: its ``state()``, else its attributes."""
     name, conversions = type(thing).__name__, _conversions(thing)
     if hasattr(type(thing), "load_state"):
         state, path = thing.state(), f"{name}.state()"
@@ -132,11 +124,7 @@ def state_of(thing: Any, left_out: frozenset[str] = frozenset()) -> Any:
 
 
 def load_state_of(thing: Any, state: Any, strategy: Strategy, left_out: frozenset[str] = frozenset()) -> None:
-    """Give an object the state that :func:`state_of` returned of one like it.
-
-    Raises:
-        StateError: for a state of something else; nothing was changed.
-    """
+    """Give an object the state that :func:`state_of` returned of one like it; of another one, change nothing."""
     if hasattr(type(thing), "load_state"):
         thing.load_state(state)
         return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import combinations
 from typing import Any
@@ -29,6 +29,9 @@ from avalanche_amnesia.trajectory.sparse import fill
 from avalanche_amnesia.trajectory.store import Trajectory
 from avalanche_amnesia.transaction import Transaction
 from avalanche_amnesia.unlearning.logistic import FitError
+
+_NAME = "_shared_head.weight"
+_WEIGHT = f"backbone.{_NAME}"
 
 
 class CounterfactualPlugin(SupervisedPlugin):
@@ -97,7 +100,9 @@ class CounterfactualPlugin(SupervisedPlugin):
     def prepare(self, strategy: Strategy, task: int, unlearnable: Collection[int]) -> None:
         """Fit the heads of a task that has just been trained."""
         self._drop_impossible(unlearnable)
-        model, trajectory = strategy.model, _trajectory_of(strategy)
+        model, recorder = strategy.model, find_plugin(strategy, TrajectoryPlugin)
+        assert recorder is not None
+        trajectory = recorder.trajectory
         use = dict(model.entries_of(task))
         # Where entries that others read stay (WSN), no earlier task takes anything from this one when it goes.
         sources = frozenset(
@@ -132,11 +137,19 @@ class CounterfactualPlugin(SupervisedPlugin):
                 stacklevel=2,
             )
 
-    def _as_if_unlearned(
-        self, model: TaskMaskedModel, trajectory: Trajectory, gone: Collection[int]
-    ) -> AbstractContextManager[None]:
-        """The model as if some tasks had been unlearned, for the length of a block."""
-        return _without(model, trajectory, gone)
+    @contextmanager
+    def _as_if_unlearned(self, model: TaskMaskedModel, trajectory: Trajectory, gone: Collection[int]) -> Iterator[None]:
+        """The model as if some tasks had been unlearned, for the length of a block; then as it was, bit for bit."""
+        parameters = dict(model.backbone.named_parameters(prefix="backbone"))
+        # Worked out and not applied: the logs stay as they are, and nothing but the backbone's values has to go back.
+        removal = trajectory.remove(tuple(gone), {name: p.detach() for name, p in parameters.items()})
+        try:
+            for name, moved in removal.moved.items():
+                fill(parameters[name], moved.where, moved.without)
+            yield
+        finally:
+            for name, moved in removal.moved.items():
+                fill(parameters[name], moved.where, moved.now)
 
     def _moved(self, trajectory: Trajectory, task: int) -> Mapping[str, Tensor]:
         """Tensor name → bool tensor of the entries that go with a task."""
@@ -193,12 +206,6 @@ class CounterfactualPlugin(SupervisedPlugin):
         return [f"{what} of tasks {swapped} replaced by those fitted for the model without tasks {sorted(lost)}"]
 
 
-def _trajectory_of(strategy: Strategy) -> Trajectory:
-    plugin = find_plugin(strategy, TrajectoryPlugin)
-    assert plugin is not None
-    return plugin.trajectory
-
-
 def _reads(use: Mapping[str, Tensor], moved: Mapping[str, Tensor]) -> bool:
     return any(name in use and bool((use[name].cpu() & where).any()) for name, where in moved.items())
 
@@ -208,21 +215,6 @@ def _possible_removals(sources: Collection[int], order: Collection[int], limit: 
     newest_first = [task for task in reversed(tuple(order)) if task in sources]
     found = (frozenset(s) for size in range(1, len(newest_first) + 1) for s in combinations(newest_first, size))
     yield from (removal for removal, _ in zip(found, range(limit), strict=False))
-
-
-@contextmanager
-def _without(model: TaskMaskedModel, trajectory: Trajectory, gone: Collection[int]) -> Iterator[None]:
-    """The backbone as if some tasks had been unlearned; afterwards as it was, bit for bit."""
-    parameters = dict(model.backbone.named_parameters(prefix="backbone"))
-    # Worked out and not applied: the logs stay as they are, and nothing but the backbone's values has to go back.
-    removal = trajectory.remove(tuple(gone), {name: p.detach() for name, p in parameters.items()})
-    try:
-        for name, moved in removal.moved.items():
-            fill(parameters[name], moved.where, moved.without)
-        yield
-    finally:
-        for name, moved in removal.moved.items():
-            fill(parameters[name], moved.where, moved.now)
 
 
 class SharedHeadCounterfactualPlugin(CounterfactualPlugin):
@@ -286,13 +278,8 @@ class SharedHeadCounterfactualPlugin(CounterfactualPlugin):
     def _moved(self, trajectory: Trajectory, task: int) -> Mapping[str, Tensor]:
         return self._store.moved_with([task])
 
-    def _as_if_unlearned(
-        self, model: TaskMaskedModel, trajectory: Trajectory, gone: Collection[int]
-    ) -> AbstractContextManager[None]:
-        return self._refitted(model, trajectory, gone)
-
     @contextmanager
-    def _refitted(self, model: TaskMaskedModel, trajectory: Trajectory, gone: Collection[int]) -> Iterator[None]:
+    def _as_if_unlearned(self, model: TaskMaskedModel, trajectory: Trajectory, gone: Collection[int]) -> Iterator[None]:
         with super()._as_if_unlearned(model, trajectory, gone), Transaction() as change:
             for task, heads in self.heads.items():
                 lost = self.sources[task] & frozenset(gone)
@@ -305,7 +292,7 @@ class SharedHeadCounterfactualPlugin(CounterfactualPlugin):
         return head  # what the model holds must be what is recorded, and later tasks read it
 
     def _swap(self, model: TaskMaskedModel, task: int, fitted: FittedHead, change: Transaction) -> None:
-        weight = _weight(model)
+        weight = model.backbone.get_parameter(_NAME)
         before = self._unrepaired(model, task, change)
         super()._swap(model, task, fitted, change)
         self._store.record_repair({_WEIGHT: before}, {_WEIGHT: weight}, [task])
@@ -324,11 +311,3 @@ class SharedHeadCounterfactualPlugin(CounterfactualPlugin):
         change.call(self._store.restore, self._store.logs)
         self._store.apply(removal)
         return removal.values.get(_WEIGHT, parameters[_WEIGHT]).clone()
-
-
-_NAME = "_shared_head.weight"
-_WEIGHT = f"backbone.{_NAME}"
-
-
-def _weight(model: TaskMaskedModel) -> Tensor:
-    return model.backbone.get_parameter(_NAME)

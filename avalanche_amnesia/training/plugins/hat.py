@@ -37,11 +37,9 @@ _FALLEN = 0.9
 """Of the first mini-batch's loss: chosen on validation images of Omniglot's alphabets."""
 
 
+# Sums stay on the device: they are read once an epoch.
 class EpochLosses:
-    """Mean loss of an epoch beside the first mini-batch's, where nothing was learned yet.
-
-    Sums stay on the device: they are read once an epoch.
-    """
+    """Mean loss of an epoch beside the first mini-batch's, where nothing was learned yet."""
 
     def __init__(self) -> None:
         self._first: Tensor | None = None
@@ -123,8 +121,7 @@ class HATPlugin(TaskMaskPlugin):
         isolation: Isolation | IsolationChoice = "none",
         seed: int = 0,
     ) -> None:
-        self.masks = HardAttention() if masks is None else masks
-        checks.instance("masks", self.masks, HardAttention, "HardAttention(s_max=100)")
+        self.masks = checks.object_of("masks", masks, HardAttention, "HardAttention(s_max=100)")
         super().__init__(rule_of(adjustment), checks.whole_number("seed", seed, None), fit_head=self.masks.fit_head)
         self.isolation = isolation_of(isolation)
         if self.isolation is not None:

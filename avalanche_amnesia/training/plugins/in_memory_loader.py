@@ -13,12 +13,10 @@ from avalanche_amnesia.models.task_labels import OneTask
 from avalanche_amnesia.strategy import Strategy
 
 
+# Draws from the global random stream what a ``DataLoader`` with a ``RandomSampler`` draws, in the same order, so
+# that both give the same batches and leave the stream in the same state.
 class TensorBatches:
-    """Iterates over ``[x, y, task labels]`` mini-batches of tensors.
-
-    Draws from the global random stream what a ``DataLoader`` with a ``RandomSampler`` draws, in the same order, so
-    that both give the same batches and leave the stream in the same state.
-    """
+    """Mini-batches ``[x, y, task labels]`` of tensors."""
 
     def __init__(self, x: Tensor, y: Tensor, task: int, batch_size: int, *, shuffle: bool, drop_last: bool) -> None:
         self.x, self.y, self.task = x, y, OneTask(task, y.device)

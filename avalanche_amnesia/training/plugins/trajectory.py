@@ -10,7 +10,6 @@ import torch
 from avalanche.core import SupervisedPlugin
 from torch import Tensor
 
-from avalanche_amnesia import checks
 from avalanche_amnesia.benchmarks.data import why_trained
 from avalanche_amnesia.ledger import RequestError
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
@@ -30,13 +29,6 @@ from avalanche_amnesia.unlearning.task_modules import (
     shared_state,
     shared_statistics,
 )
-
-
-def recorder_of(given: TrajectoryPlugin | None) -> TrajectoryPlugin:
-    """Plugin that a strategy was given as ``trajectory=``, by default one that keeps all of it, lossless, in memory."""
-    recorder = TrajectoryPlugin() if given is None else given
-    checks.instance("trajectory", recorder, TrajectoryPlugin, "TrajectoryPlugin(path=..., dtype=...)")
-    return recorder
 
 
 class TrajectoryPlugin(SupervisedPlugin):

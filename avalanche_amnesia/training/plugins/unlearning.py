@@ -43,26 +43,6 @@ _CLEANED_ELSEWHERE = (SeedingPlugin, InMemoryLoaderPlugin, TaskMaskPlugin, Traje
 """Plugins that an unlearning cleans by itself, or that hold nothing of a task."""
 
 
-class TaskHistory:
-    """Counters and data of the tasks that were trained, beside the ledger of those that may be unlearned."""
-
-    def __init__(self) -> None:
-        self.counters: dict[int, int] = {}
-        self.data: dict[int, str] = {}
-
-    def end(self, task: int, experience: Any, counter: int) -> None:
-        """Enter a task whose training is over."""
-        self.counters[task] = counter
-        self.data[task] = labels_fingerprint(experience)
-
-
-def unlearning_by(given: UnlearningPlugin | None) -> UnlearningPlugin:
-    """Plugin that a strategy was given as ``unlearning=``, by default one with the default settings."""
-    plugin = UnlearningPlugin() if given is None else given
-    checks.instance("unlearning", plugin, UnlearningPlugin, "UnlearningPlugin(deadline=...)")
-    return plugin
-
-
 class UnlearningPlugin(SupervisedPlugin):
     """Keeps the ledger of tasks, fires the stream's requests, and unlearns.
 
@@ -91,7 +71,8 @@ class UnlearningPlugin(SupervisedPlugin):
     Attributes:
         ledger: of the tasks: trained, permanent, unlearned.
         records: one :class:`UnlearningRecord` per unlearning, in order.
-        history: counters and data of the tasks that were trained.
+        counters: task that was trained → Avalanche's counter of its experience.
+        data: task that was trained → fingerprint of its labels.
         claims: what trainings could see, which decides whether a record may say ``exact``.
         current: the plan being applied, for metrics and loggers; None outside.
         current_task: the task in training; None between tasks.
@@ -125,7 +106,8 @@ class UnlearningPlugin(SupervisedPlugin):
         self.current: UnlearningPlan | None = None
         self.keeps_probes = False
         self.deadline = deadline
-        self.history = TaskHistory()
+        self.counters: dict[int, int] = {}
+        self.data: dict[int, str] = {}
         self.current_task: int | None = None
         self._forgotten_in_task: set[int] = set()
         self._upcoming: list[Any] = []
@@ -139,8 +121,8 @@ class UnlearningPlugin(SupervisedPlugin):
         return {
             "ledger": self.ledger.state_dict(),
             "records": [json.loads(record.to_json()) for record in self.records],
-            "counters": self.history.counters,
-            "data": self.history.data,
+            "counters": self.counters,
+            "data": self.data,
             "requests": self._requests.state(),
             "claims": self.claims.state(),
         }
@@ -155,7 +137,7 @@ class UnlearningPlugin(SupervisedPlugin):
         new_claims.load_state(claims)
         new_requests.load_state(requests)
         self.ledger, self.claims, self._requests, self.records = new_ledger, new_claims, new_requests, found
-        self.history.counters, self.history.data = counters, data
+        self.counters, self.data = counters, data
 
     # By the user ----------------------------------------------------------------------------------------------
 
@@ -226,7 +208,7 @@ class UnlearningPlugin(SupervisedPlugin):
     def trained(self) -> tuple[int, ...]:
         """Every task trained so far, unlearned ones included, in the order of their (last) training."""
         tasks = {*self.ledger.remaining, *self.ledger.unlearned}
-        return tuple(sorted(tasks, key=self.history.counters.__getitem__))
+        return tuple(sorted(tasks, key=self.counters.__getitem__))
 
     # By the stream --------------------------------------------------------------------------------------------
 
@@ -243,7 +225,7 @@ class UnlearningPlugin(SupervisedPlugin):
         strategy.plugins = [*others[:position], self, *others[position:]]
         if self.current_task is not None or is_finishing(strategy):
             abort_training(strategy)
-        if strategy.clock.train_exp_counter in self.history.counters.values():  # an error kept the clock from ticking
+        if strategy.clock.train_exp_counter in self.counters.values():  # an error kept the clock from ticking
             strategy.clock.train_exp_counter += 1
 
     def before_train_dataset_adaptation(self, strategy: Strategy, **kwargs: Any) -> None:
@@ -312,7 +294,8 @@ class UnlearningPlugin(SupervisedPlugin):
         task = single_task(strategy.experience)
         permanent = bool(getattr(strategy.experience, "permanent", False))
         self.ledger.learn(task, permanent=permanent, saw=self.claims.influences)
-        self.history.end(task, strategy.experience, strategy.clock.train_exp_counter)
+        self.counters[task] = strategy.clock.train_exp_counter
+        self.data[task] = labels_fingerprint(strategy.experience)
         for plugin in strategy.plugins:
             if compensates(plugin):
                 plugin.prepare(strategy, task, self.ledger.unlearnable)
@@ -375,7 +358,7 @@ class UnlearningPlugin(SupervisedPlugin):
 
         may_stay = not self.obey or (self.allow_unknown if allow_unknown is None else allow_unknown)
         context = self._prepare(strategy, tasks, event, allow_unknown=may_stay, strict=strict)
-        provenance = provenance_of(strategy, self.history.data)
+        provenance = provenance_of(strategy, self.data)
         self.current, self.keeps_probes = context.plan, keep_probes
         try:
             if not self.obey:
@@ -390,7 +373,7 @@ class UnlearningPlugin(SupervisedPlugin):
         if masking is not None:
             left = {task: layers for task, layers in masking.opened_whole.items() if task not in tasks}
             change.set(masking, opened_whole=left)
-        change.set(self.history, data={task: data for task, data in self.history.data.items() if task not in tasks})
+        change.set(self, data={task: data for task, data in self.data.items() if task not in tasks})
         # Avalanche repeats the last value of every metric for ever: of a forgotten task that reads as if it were known.
         ends, last = tuple(f"/Task{task:03d}" for task in tasks), strategy.evaluator.last_metric_results
         results = {name: value for name, value in last.items() if not any(end in name for end in ends)}
@@ -418,7 +401,7 @@ class UnlearningPlugin(SupervisedPlugin):
             event=event,
             ledger=ledger,
             trajectory=recorder.trajectory,
-            counters=self.history.counters,
+            counters=self.counters,
             purgers=purgers,
             unknown=[thing for thing, _ in unknown],
             compensations=[p for p in strategy.plugins if compensates(p)] if self.obey is True else [],

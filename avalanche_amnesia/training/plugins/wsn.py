@@ -184,8 +184,7 @@ class SubnetPlugin(TaskMaskPlugin):
     task_class = SubnetTask
 
     def __init__(self, *, masks: ScoredWeights | None = None, seed: int = 0) -> None:
-        self.masks = ScoredWeights() if masks is None else masks
-        checks.instance("masks", self.masks, ScoredWeights, "ScoredWeights(score_lr=0.01)")
+        self.masks = checks.object_of("masks", masks, ScoredWeights, "ScoredWeights(score_lr=0.01)")
         super().__init__(AdjustmentRule(), checks.whole_number("seed", seed, None), fit_head=self.masks.fit_head)
 
     # Around a task --------------------------------------------------------------------------------------------

@@ -29,12 +29,9 @@ _COUNTS = ("max_size", "_num_exps", "seen_classes", "seen_groups")
 
 
 def subset_alone(data: AvalancheDataset, kept: Sequence[int]) -> AvalancheDataset:
-    """The samples at some positions, in a data set that holds no reference to the others.
-
-    The host's ``subset`` keeps the data sets, labels and logits of all samples, and only hides them. Here whatever
-    has no sample left is let go of, and tensors are copied without the rows of others; a data set of another class,
-    which makes the samples in its own way, stays.
-    """
+    """Samples at some positions, in a data set that holds no reference to the others."""
+    # The host's ``subset`` keeps the data sets, labels and logits of all samples, and only hides them. A data set of
+    # another class, which makes the samples in its own way, stays.
     result = data.subset(list(kept))
     result._flat_data = _compact(result._flat_data, range(len(result)))
     for attribute in list(result._data_attributes.values()):
@@ -202,11 +199,8 @@ def _use_head_of(plugin: Any, task: int) -> None:
 
 @register_purger(GEMPlugin, before_training=_use_head_of)
 def purge_gem(plugin: Any, context: UnlearningContext, change: Transaction) -> str:
-    """Empty the memories of the tasks; the gradients at hand, in which they had a part, are dropped.
-
-    The host reads a memory for every experience up to now. One that is empty has no samples, hence no gradient, and no
-    constraint.
-    """
+    """Empty the memories of the tasks; the gradients at hand, in which they had a part, are dropped."""
+    # The host reads a memory for every experience up to now: an empty one has no gradient, and no constraint.
     change.keep(plugin, *_MEMORY, "G")
     memory_x, memory_y, memory_tid = (dict(getattr(plugin, part)) for part in _MEMORY)
     for task in context.tasks:

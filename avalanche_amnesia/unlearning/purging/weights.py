@@ -126,11 +126,9 @@ def purge_si(plugin: Any, context: UnlearningContext, change: Transaction) -> st
 
 @register_purger(PackNetPlugin)
 def purge_packnet(plugin: Any, context: UnlearningContext, change: Transaction) -> str:
-    """Give the tasks' weights, whose owners are noted in the model, to the next training; their values are back.
-
-    A task that was unlearned can't be learned again under its old label: PackNet takes a label below its own count of
-    tasks for one that it knows.
-    """
+    """Give the tasks' weights, whose owners are noted in the model, to the next training; their values are back."""
+    # A task that was unlearned can't be learned again under its old label: PackNet takes a label below its own count of
+    # tasks for one that it knows.
     freed = 0
     for module in context.model.modules():
         if not isinstance(module, WeightAndBiasPackNetModule):
