@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Required, Unpack
+from typing import ClassVar, Unpack
 
 from torch.optim import Optimizer
 
@@ -53,8 +53,6 @@ class HAT(HardAttentionStrategy):
 class HATOptions(StrategyOptions, total=False):
     """Options of :class:`HAT` that :class:`AdaHAT` passes on."""
 
-    model: Required[MaskedModel]
-    optimizer: Required[Optimizer]
     masks: HardAttention | None
     isolation: Isolation | IsolationChoice
     seed: int
@@ -67,6 +65,7 @@ class AdaHAT(HAT):
     counts the tasks that use it, ``κ_l`` is the share of the layer's free units that the mask in training opens.
 
     Args:
+        model, optimizer: as of :class:`HAT`.
         adjustment: by default ``adahat``; ``AdaHATRule(alpha=…)`` has its settings.
         options: all others of :class:`HAT`.
 
@@ -77,5 +76,12 @@ class AdaHAT(HAT):
     Reference: Wang et al., AdaHAT: Adaptive Hard Attention to the Task in Task-Incremental Learning, ECML-PKDD 2024.
     """
 
-    def __init__(self, *, adjustment: str | AdjustmentRule = "adahat", **options: Unpack[HATOptions]) -> None:
-        super().__init__(adjustment=adjustment, **options)
+    def __init__(
+        self,
+        *,
+        model: MaskedModel,
+        optimizer: Optimizer,
+        adjustment: str | AdjustmentRule = "adahat",
+        **options: Unpack[HATOptions],
+    ) -> None:
+        super().__init__(model=model, optimizer=optimizer, adjustment=adjustment, **options)

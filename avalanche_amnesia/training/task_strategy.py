@@ -263,7 +263,7 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
             tasks: labels of remaining, not permanent tasks.
             keep_probes: whether metrics may keep the tasks' masks and heads for measuring.
             allow_unknown: leave plugins that keep learned state and have no purger as they are, and say so in the
-                record; by default as the strategy's :class:`UnlearningPlugin` was told.
+                record; by default as the strategy's :class:`UnlearningPlugin` does.
             fingerprint: makes hashes and sketches for the record, by which an audit recognises what was removed:
                 :func:`~avalanche_amnesia.contrib.residue_search.take_fingerprint`. By default the plugin's own.
             strict: raise where something else than trainings and unlearnings here wrote into the model (a weight

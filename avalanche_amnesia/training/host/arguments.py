@@ -15,12 +15,10 @@ from avalanche_amnesia import checks
 PeriodicMode = Literal["experience", "epoch", "iteration"]
 
 
+# ``**options`` of an ``__init__`` stands for what the base class takes, but for what only a strategy chooses
+# (``composed``). The host's own check of arguments knows no such names: it is taken off.
 class OwnArguments:
-    """Mixin of strategies whose signature names every argument, and whose error for another one says which was meant.
-
-    ``**options`` of an ``__init__`` stands for what the base class takes, but for what only a strategy chooses
-    (:attr:`composed`). The host's own check of arguments knows no such names: it is taken off.
-    """
+    """Mixin of strategies whose signature names every argument, and suggests one for a name that is none."""
 
     composed: ClassVar[Collection[str]] = ()
     """Arguments by which a strategy composes its plugins: whoever passes ``**options`` on passes none of these."""

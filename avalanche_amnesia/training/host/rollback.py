@@ -28,15 +28,13 @@ from avalanche_amnesia.strategy import Strategy
 _CONTAINERS = (dict, list, set, deque)
 
 
+# Objects and containers are noted by what they hold, which copies nothing; the values of tensors only where they are
+# written in place and no snapshot has the old ones: the model's buffers. Of the host's plugins and the user's those are
+# noted that Avalanche brings, or a plugin of this package knows (``host_state(strategy)`` gives attributes of the
+# strategy and plugins); others stay as they are. An object with a ``way_back()`` of its own, which returns a function,
+# is asked for that.
 class RollbackPoint:
-    """Contents of everything that the end of a task's training may change.
-
-    Objects and containers are noted by what they hold, which copies nothing; the values of tensors only where they are
-    written in place and no snapshot has the old ones: the model's buffers. Of the host's plugins and of the user's
-    those are noted that Avalanche brings, or a plugin of this package knows (``host_state(strategy)`` gives attributes
-    of the strategy and plugins); others stay as they are. An object with a ``way_back()`` of its own, which returns a
-    function, is asked for that.
-    """
+    """Contents of everything that the end of a task's training may change."""
 
     def __init__(self, strategy: Strategy) -> None:
         model = strategy.model

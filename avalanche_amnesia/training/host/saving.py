@@ -31,13 +31,14 @@ from avalanche_amnesia.training.host.states import (
     unlike,
 )
 from avalanche_amnesia.training.task_in_training import TaskInTraining
+from avalanche_amnesia.unlearning.purging.purgers import OF_EVERY_STRATEGY
 
 
 def save_state(strategy: Strategy, path: str | Path) -> Path:
     """Save a strategy between tasks: model, masks, heads, trajectory, ledger, what its plugins keep, the optimizer.
 
     As safetensors and JSON: loading runs no code. Written as a whole or not at all; saving into the same directory
-    again replaces the old state, and deletes what it alone held.
+    again replaces the old state, and deletes what only it held.
 
     Args:
         strategy: this package's, or any of Avalanche's whose plugins are known or hold plain values.
@@ -86,27 +87,27 @@ def load_state(strategy: Strategy, path: str | Path) -> None:
     Raises:
         RequestError: in the middle of a task.
         StateError: if there is no state, it is damaged, of another format, or of another strategy. Nothing was changed
-            where files are damaged or settings differ; else build the strategy anew.
+            where files are damaged or settings differ; else build the strategy again.
     """
     give_state(strategy, *read_state(Path(path)), Path(path))
 
 
 def give_state(strategy: Strategy, body: Any, tensors: Groups, path: Path) -> None:
     """Give a strategy a state that was read; as :func:`load_state`."""
-    told = f"{path} holds what no state of a {type(strategy).__name__} holds"
-    with _naming(path, told):
+    fault = f"{path} holds what no state of a {type(strategy).__name__} holds"
+    with _naming(path, fault):
         state = decode(body, tensors, strategy.device)
         _check_fits(strategy, state, path)
         strategy.plugins = _in_saved_order(strategy, [name for name, _ in state["plugins"]])
         parts = list(_parts(strategy, state))
     for part, give in parts:
-        with _naming(path, f"{told}, in {part}"):
+        with _naming(path, f"{fault}, in {part}"):
             give()
     trigger_plugins(strategy, "after_loading")
 
 
 @contextmanager
-def _naming(path: Path, told: str) -> Iterator[None]:
+def _naming(path: Path, fault: str) -> Iterator[None]:
     """Errors of a file that somebody has written into, with where it is."""
     try:
         yield
@@ -115,9 +116,9 @@ def _naming(path: Path, told: str) -> Iterator[None]:
     except StateError as error:
         if str(error).startswith(str(path)):
             raise
-        raise StateError(f"{told}: {error}") from error
+        raise StateError(f"{fault}: {error}") from error
     except (KeyError, IndexError, TypeError, AttributeError, ValueError, RuntimeError) as error:
-        raise StateError(f"{told}: {error!r:.300}") from error
+        raise StateError(f"{fault}: {error!r:.300}") from error
 
 
 def _parts(strategy: Strategy, state: Mapping[str, Any]) -> Iterator[tuple[str, Callable[[], None]]]:
@@ -209,7 +210,7 @@ def _plugins(strategy: Strategy) -> list[Any]:
 
 
 def _metrics(strategy: Strategy) -> list[Any]:
-    """Metrics with a ``state()``; the others begin anew with every evaluation, or hold the run's own numbers."""
+    """Metrics with a ``state()``; the others begin again with every evaluation, or hold the run's own numbers."""
     return [metric for metric in getattr(strategy.evaluator, "metrics", ()) if takes_part(metric)]
 
 
@@ -224,15 +225,10 @@ def _in_saved_order(strategy: Strategy, names: list[str]) -> list[Any]:
     return [p if isinstance(p, EvaluationPlugin) else ordered.pop(0) for p in strategy.plugins]
 
 
-_NOT_KEPT = frozenset(
-    {
-        *{"model", "optimizer", "plugins", "evaluator", "_criterion", "device", "clock"},  # saved by themselves
-        *{"experience", "current_eval_stream", "mbatch", "adapted_dataset", "dataloader", "mb_output", "loss"},
-        *{"mb_buffer_x", "mb_buffer_y", "mb_buffer_tid", "mb_buffer_out", "optimized_param_id"},
-        *{"_eval_streams", "_listeners", "rollback_point", "is_training", "_stop_training", "_trains"},
-        *{"eval_mb_size", "eval_every", "peval_mode"},
-    }
-)
+_NOT_KEPT = OF_EVERY_STRATEGY | {
+    *("device", "mb_buffer_x", "mb_buffer_y", "mb_buffer_tid", "mb_buffer_out"),
+    *("is_training", "_stop_training", "_trains", "eval_mb_size", "eval_every", "peval_mode"),
+}
 """Attributes of a strategy that its state has elsewhere, or that belong to one training or evaluation."""
 
 

@@ -82,8 +82,13 @@ class HATTask(TaskInTraining):
 
     @property
     def alone(self) -> bool:
-        """Tell whether it has units of its own, where there is nothing to save for others."""
+        """Whether it has units of its own, where there is nothing to save for others."""
         return self.allocation is not None and self.allocation.alone
+
+    @property
+    def allowed(self) -> Tensor:
+        """Units that it may use, bool ``(n_units,)``."""
+        return torch.ones_like(self.embedding, dtype=torch.bool) if self.allocation is None else self.allocation.allowed
 
 
 class HATPlugin(TaskMaskPlugin):
@@ -187,13 +192,15 @@ class HATPlugin(TaskMaskPlugin):
         now: HATTask = self.in_training
         model = self.model_of(strategy)
         now.generation = model.generation
-        allocation = now.allocation
-        use = self.task_use(model) if allocation is None else TaskUse.within(model, allocation)
+        use = self._use_beside(model, now)
         weight = self.masks.sparsity_weight
         if weight is None:
             weight = 0.0 if now.alone or self.masks.budget is not None else 0.75
         now.regulariser = SparsityRegulariser(weight, self.masks.sparsity, use.in_use, _sizes(model), self.n_tasks)
         now.adjuster = self.make_adjuster(model, use, strategy)
+
+    def _use_beside(self, model: MaskedModel, now: HATTask) -> TaskUse:
+        return self.task_use(model) if now.allocation is None else TaskUse.within(model, now.allocation)
 
     def _make_embedding_optimizer(self, optimizer: Optimizer, embedding: nn.Parameter) -> Optimizer:
         if self.masks.embedding_optimizer is not None:
@@ -213,7 +220,7 @@ class HATPlugin(TaskMaskPlugin):
         if now.fixed:
             return
         embedding = now.embedding
-        allowed = self._allowed(now)
+        allowed = now.allowed
         now.highest = torch.full_like(embedding, self.masks.embedding_clamp)
         now.lowest = -now.highest
         fewest = self.masks.min_units
@@ -226,19 +233,15 @@ class HATPlugin(TaskMaskPlugin):
         now.highest[~allowed] = -self.masks.embedding_clamp
         embedding.clamp_(now.lowest, now.highest)
 
-    def _allowed(self, now: HATTask) -> Tensor:
-        return torch.ones_like(now.embedding, dtype=torch.bool) if now.allocation is None else now.allocation.allowed
-
     @torch.no_grad()
     def _fix_mask(self, model: MaskedModel) -> None:
         """Keep the budget's new units, and those in use that are open; from here on the mask stays as it is."""
         now: HATTask = self.in_training
-        allowed = self._allowed(now)
-        use = self.task_use(model) if now.allocation is None else TaskUse.within(model, now.allocation)
+        use = self._use_beside(model, now)
         embedding = now.embedding.detach()
         new, reused = self.masks.shares(now.to_come)
         is_open = units_within(
-            _sizes(model), embedding, allowed, use.in_use, new, reused, min_units=self.masks.min_units
+            _sizes(model), embedding, now.allowed, use.in_use, new, reused, min_units=self.masks.min_units
         )
         # Far enough from 0 for a gate of 0 or 1, and still of the task's own values: an audit could not tell tasks
         # apart by two constants.
@@ -266,7 +269,7 @@ class HATPlugin(TaskMaskPlugin):
         now: HATTask = self.in_training
         model, task = self.model_of(strategy), now.task
         mask = model.by_layer(model.binary_mask(task))
-        self.notice("closed", closed_layers(task, mask, model.by_layer(self._allowed(now)), self.masks.min_units))
+        self.notice("closed", closed_layers(task, mask, model.by_layer(now.allowed), self.masks.min_units))
         left = 0 if now.to_come is None else now.to_come - 1
         if not left or now.alone:
             return
@@ -284,7 +287,7 @@ class HATPlugin(TaskMaskPlugin):
     # Around a step --------------------------------------------------------------------------------------------
 
     def before_forward(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Open the gate at the mini-batch's scale; prepare anew if another task's mask went."""
+        """Open the gate at the mini-batch's scale; prepare again if another task's mask went."""
         now: HATTask = self.in_training
         model = self.model_of(strategy)
         if model.generation != now.generation:

@@ -34,8 +34,14 @@ from avalanche_amnesia.unlearning.claims import Claims
 from avalanche_amnesia.unlearning.compensation import compensates, repairs, revises
 from avalanche_amnesia.unlearning.context import UnlearningContext
 from avalanche_amnesia.unlearning.planning import own_modules_only, work_out
-from avalanche_amnesia.unlearning.purging.learned_state import UnknownState, refuse_unknown_state, unknown_state
-from avalanche_amnesia.unlearning.purging.purgers import Purger, prepare_training, purger_of
+from avalanche_amnesia.unlearning.purging.purgers import (
+    Purger,
+    UnknownState,
+    prepare_training,
+    purger_of,
+    refuse_unknown_state,
+    unknown_state,
+)
 
 Obedience = Literal[True, False, "head"]
 Deletion = Literal["updates", "exclusive"]
@@ -53,7 +59,7 @@ class UnlearningPlugin(SupervisedPlugin):
 
     Args:
         keep_probes: whether metrics may keep the mask and the head of a task that a request of the stream names, to
-            measure how well it was forgotten. They are residue of the task, kept in the metrics alone.
+            measure how well it was forgotten. They are residue of the task, kept only in the metrics.
         deadline: a task becomes permanent by itself once this many further tasks have been trained; by default the
             stream's.
         allow_unknown: leave plugins that keep learned state and have no purger as they are, and say so in the record,
@@ -213,10 +219,9 @@ class UnlearningPlugin(SupervisedPlugin):
     # By the stream --------------------------------------------------------------------------------------------
 
     def before_training(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Move behind all plugins but the host's last two: those that learn must have learned, and metrics seen it.
-
-        And undo a training that was interrupted, before any plugin looks whether the task is a new one.
-        """
+        """Move behind all plugins but the host's last two, and undo a training that was interrupted."""
+        # Those that learn must have learned, and metrics seen it; no plugin may have looked yet whether the task is a
+        # new one.
         refuse_second(strategy, UnlearningPlugin)
         self._refuse_foreign_logs(strategy)
         last = (PeriodicEval, Clock)
@@ -246,11 +251,7 @@ class UnlearningPlugin(SupervisedPlugin):
             self._obey(strategy, request, task)
 
     def after_train_dataset_adaptation(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Refuse one training over several tasks that are new (JointTraining): they would leave one update.
-
-        Raises:
-            TaskError: for such a training; nothing changed.
-        """
+        """Refuse one training over several tasks that are new (JointTraining): they would leave one update."""
         known = {single_task(strategy.experience), *self.ledger.remaining, *self.ledger.unlearned}
         labels = getattr(strategy.adapted_dataset, "targets_task_labels", None)
         new = set() if labels is None else {int(task) for task in labels.uniques} - known
@@ -309,7 +310,7 @@ class UnlearningPlugin(SupervisedPlugin):
             recorder.trajectory.merge(self.ledger.permanent)
 
     def _obey_overdue(self, strategy: Strategy) -> None:
-        """Fire the requests that come after a task; those whom an interruption kept waiting, before the next one."""
+        """Fire the requests that come after a task; those that an interruption kept waiting, before the next one."""
         for task, request in self._requests.overdue(self.ledger.unlearned):
             try:
                 self._unlearn(strategy, request.tasks, request.event(task), self.keep_probes)

@@ -47,7 +47,7 @@ class ScoredWeights:
             the strategy's optimizer: what counts is their ranking, and plain SGD at a rate that suits the weights
             leaves it nearly as it was, so that later tasks get no weights to train. The rate follows a schedule of the
             strategy's learning rate within the task, in proportion.
-        score_optimizer: makes another optimizer from ``[scores]``; it is left alone.
+        score_optimizer: makes another optimizer from ``[scores]``; nothing changes its settings.
         keep: ``last``: the state after the last step; ``best``: that of the epoch with the highest accuracy (then the
             lowest loss) on held out data. Weights, masked biases, scores, normalisation and head are always those of
             one and the same step.
@@ -91,11 +91,6 @@ class ScoredWeights:
                 f"score_optimizer must make an optimizer from a list of parameters, got {self.score_optimizer!r}: "
                 "lambda p: torch.optim.Adam(p, lr=1e-3)"
             )
-
-    @property
-    def held_out(self) -> float:
-        """Share of a task's training data that is held out."""
-        return 0.1 if self.validation_share is None else self.validation_share
 
 
 class Holdout:
@@ -192,8 +187,8 @@ class SubnetPlugin(TaskMaskPlugin):
     def after_train_dataset_adaptation(self, strategy: Strategy, **kwargs: Any) -> None:
         """Hold validation data out, before anything reads the training data."""
         if self.masks.keep == "best":
-            task = single_task(strategy.experience)
-            self.in_training.holdout = Holdout(strategy, self.masks.held_out, self.seed, task)
+            task, share = single_task(strategy.experience), self.masks.validation_share or 0.1
+            self.in_training.holdout = Holdout(strategy, share, self.seed, task)
 
     def before_training_exp(
         self, strategy: Strategy, shuffle: bool = True, drop_last: bool = False, **kwargs: Any

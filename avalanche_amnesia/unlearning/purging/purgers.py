@@ -1,14 +1,23 @@
 """Purgers, which take tasks out of what a host's plugin or strategy keeps of them: a function per class.
 
 Without this a stock strategy brings a forgotten task back: EWC pulls the weights to anchors that hold it, LwF is
-taught by a model that knows it, Replay trains on its samples.
+taught by a model that knows it, Replay trains on its samples. What keeps learned state and has no purger is found.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from avalanche_amnesia.ledger import RequestError
+from avalanche_amnesia.models.task_store import Parts
+from avalanche_amnesia.object_walk import reachable
+from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.transaction import Transaction
 from avalanche_amnesia.unlearning.context import UnlearningContext
 
@@ -54,3 +63,88 @@ def prepare_training(plugin: object, task: int) -> None:
 
 def _nearest(table: Mapping[type, Registered], plugin: object) -> Registered | None:
     return next((table[kind] for kind in type(plugin).__mro__ if kind in table), None)
+
+
+OF_EVERY_STRATEGY = frozenset(
+    (
+        *("model", "optimizer", "optimized_param_id", "plugins", "evaluator", "clock", "_criterion"),
+        *("experience", "current_eval_stream", "_eval_streams", "adapted_dataset", "dataloader"),
+        *("mbatch", "mb_output", "loss", "rollback_point", "_listeners"),
+    )
+)
+"""Attributes that the host fills for every strategy alike: what this package cleans by itself, or a mini-batch."""
+
+
+class UnknownStateError(RequestError):
+    """Something keeps learned state that no purger can clean; nothing has changed when it is raised."""
+
+
+UnknownState = Sequence[tuple[object, str]]
+"""Plugins, the strategy or its criterion, with the path to something learned that nobody knows how to clean."""
+
+
+def unknown_state(strategy: Strategy, things: Iterable[object]) -> UnknownState:
+    """Those of some things without a purger that keep something learned, with the path to what they keep."""
+    known = [strategy, strategy.optimizer, strategy.evaluator, strategy._criterion, *strategy.plugins]
+    paths = [(thing, learned_state(thing, known, strategy.model)) for thing in things]
+    return [(thing, path) for thing, path in paths if path is not None]
+
+
+def refuse_unknown_state(unknown: UnknownState) -> None:
+    """Raise if something keeps learned state that nobody knows how to clean."""
+    if unknown:
+        names = ", ".join(f"{type(plugin).__name__} (in its {path})" for plugin, path in unknown)
+        first = type(unknown[0][0]).__name__
+        raise UnknownStateError(
+            f"nothing was changed: state that was learned is kept in {names}, and nobody knows how to clean it of a "
+            f"task. Write a function (plugin, context, change) -> str under @register_purger({first}), or leave it "
+            "as it is with allow_unknown=True, which the record then says (plan.unpurged)"
+        )
+
+
+def learned_state(thing: object, skip: Iterable[object] = (), model: nn.Module | None = None) -> str | None:
+    """Path to the first tensor, array or data set that an object holds beside a model; None where it holds none."""
+    if _is_plain_module(thing):
+        return None
+    parts = own_attributes(thing) if _is_strategy(thing) else {"": thing}
+    parts = {name: value for name, value in parts.items() if not isinstance(value, _PLAIN)}
+    if not parts:
+        return None
+    beside, others = None if model is None else Parts(model), [other for other in skip if other is not thing]
+    for name, value in parts.items():
+        if name and beside is not None and value in beside:
+            continue
+        for path, part in reachable(value, name, others, beside=beside):
+            if _is_state(part):
+                return path
+    return None
+
+
+def own_attributes(strategy: object) -> dict[str, Any]:
+    """A strategy's attributes without those that every strategy has."""
+    return {name: value for name, value in vars(strategy).items() if name not in OF_EVERY_STRATEGY}
+
+
+_PLAIN = (str, int, float, type(None), torch.device)
+
+
+def _is_plain_module(thing: object) -> bool:
+    """Tell whether a module of torch's holds nothing but plain values, as most losses do: no walk is needed."""
+    if not isinstance(thing, nn.Module) or not type(thing).__module__.startswith("torch.nn."):
+        return False
+    held = [value for name, value in vars(thing).items() if name != "_buffers" and not isinstance(value, _PLAIN)]
+    return not [value for value in [*held, *thing.buffers()] if not isinstance(value, (dict, set)) or value]
+
+
+def _is_strategy(thing: object) -> bool:
+    return hasattr(thing, "plugins") and hasattr(thing, "optimizer")
+
+
+def _is_state(thing: object) -> bool:
+    if isinstance(thing, Tensor):
+        return thing.numel() > 0
+    if isinstance(thing, np.ndarray):
+        return thing.size > 0 and thing.dtype.kind in "fciub"
+    if isinstance(thing, Dataset) or type(thing).__name__.endswith("Dataset"):
+        return not hasattr(thing, "__len__") or len(thing) > 0
+    return False
