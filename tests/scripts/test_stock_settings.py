@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from avalanche_amnesia.benchmarks.digits import _digits
+from avalanche_amnesia.benchmarks.digits import digits as digit_images
 from avalanche_amnesia.bits import tensor_hash
 from avalanche_amnesia.contrib.streams import SmallConvNet
 from avalanche_amnesia.lab.study.building import MEMORY, STOCK
@@ -20,7 +20,7 @@ from experiments.streams import _split as split
 
 ROWS = json.loads(TRIALS.read_text())
 DIGITS = Stream(
-    lambda root: _digits(0),
+    lambda root: digit_images(0),
     split,
     lambda: torch.nn.Sequential(torch.nn.Upsample((32, 32)), torch.nn.Conv2d(1, 3, 1), SmallConvNet()),
     {1: [0]},
