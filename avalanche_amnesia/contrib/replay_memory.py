@@ -1,4 +1,4 @@
-"""A small memory: some samples of every remaining task with the logits that the model gave them, and DER++'s loss."""
+"""A small memory: samples of every remaining task with the logits that the model gave them, and DER++'s loss."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from avalanche.core import SupervisedPlugin
 from torch import Tensor
 
 from avalanche_amnesia import checks
@@ -37,7 +38,7 @@ class Samples:
         return Samples(self.x[index], self.y[index], self.logits[index], self.known)
 
     def without_logits(self) -> Samples:
-        """The same samples and labels alone."""
+        """The same samples with only their labels."""
         return replace(self, logits=torch.full_like(self.logits, torch.nan))
 
     @property
@@ -51,7 +52,7 @@ class Samples:
 
 
 class TaskMemory:
-    """A reservoir per task: a uniform sample of its training data on the CPU, drawn from (seed, task) alone."""
+    """A reservoir per task: a uniform sample of its training data on the CPU, drawn only from (seed, task)."""
 
     def __init__(self, memory_per_task: int, seed: int, size: int | None = None) -> None:
         self.memory_per_task = checks.whole_number("memory_per_task", memory_per_task)
@@ -109,6 +110,22 @@ class TaskMemory:
             if task not in tasks
         }
         return dropped
+
+
+class MemoryPlugin(SupervisedPlugin):
+    """Base of plugins whose only state is a memory of samples."""
+
+    def __init__(self, memory: TaskMemory, loss: DarkLoss) -> None:
+        super().__init__()
+        self.memory, self.loss = memory, loss
+
+    def state(self) -> Any:
+        """State to save: the samples."""
+        return self.memory.state()
+
+    def load_state(self, state: Any) -> None:
+        """Take back what :meth:`state` returned."""
+        self.memory.load_state(state)
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,7 @@ from avalanche_amnesia.benchmarks import PermutedDigits
 from avalanche_amnesia.contrib.ablations import ScaledUpdatesPlugin
 from avalanche_amnesia.contrib.repair import RepairPlugin
 from avalanche_amnesia.contrib.shadows import BackupPlugin
-from avalanche_amnesia.contrib.shadows.first_use import entries_in_use
-from avalanche_amnesia.contrib.shadows.shadow import Shadow
+from avalanche_amnesia.contrib.shadows.shadow import Shadow, entries_in_use
 from avalanche_amnesia.models import MaskedModel
 from avalanche_amnesia.models.task_store import whole
 from avalanche_amnesia.training import EVEN_BUDGET, AmnesiacHAT

@@ -10,7 +10,7 @@ from avalanche.core import SupervisedPlugin
 from torch import Tensor
 
 from avalanche_amnesia import checks
-from avalanche_amnesia.contrib.shadows.first_use import entries_in_use
+from avalanche_amnesia.contrib.shadows.shadow import entries_in_use
 from avalanche_amnesia.models.masked import MaskedModel
 from avalanche_amnesia.models.multi_head import inside_backbone
 from avalanche_amnesia.saving.encoding import checked

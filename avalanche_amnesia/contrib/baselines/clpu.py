@@ -6,13 +6,12 @@ from collections.abc import Collection, Iterable
 from typing import Any, ClassVar, Unpack
 
 import torch
-from avalanche.core import SupervisedPlugin
 from torch import nn
 from torch.optim import Adam, Optimizer
 
 from avalanche_amnesia import checks
 from avalanche_amnesia.contrib.baselines.networks import SideNetworks
-from avalanche_amnesia.contrib.replay_memory import DarkLoss, TaskMemory
+from avalanche_amnesia.contrib.replay_memory import DarkLoss, MemoryPlugin, TaskMemory
 from avalanche_amnesia.seeding import derive_seed, preserved_rng
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
@@ -22,45 +21,20 @@ from avalanche_amnesia.trajectory.removal import Removal
 from avalanche_amnesia.transaction import Transaction
 
 
-class CLPUPlugin(SupervisedPlugin):
+class CLPUPlugin(MemoryPlugin):
     """Replays permanent tasks into the main network, and merges side networks of tasks that became permanent.
 
-    Args:
-        memory: samples of every task.
-        loss: on them.
-        merge_steps: training steps of a merge, at least 1.
-        merge_lr: learning rate of its Adam, above 0.
-        batch_size: samples of memory per step.
-        seed: every draw derives from it and the task.
-
-    Raises:
-        ValueError: for a value that is not allowed.
+    Arguments and errors are those of :class:`CLPUDERpp`; ``batch_size`` is its ``replay_batch``.
     """
 
     def __init__(
-        self,
-        memory: TaskMemory,
-        loss: DarkLoss,
-        *,
-        merge_steps: int,
-        merge_lr: float,
-        batch_size: int,
-        seed: int,
+        self, memory: TaskMemory, loss: DarkLoss, *, merge_steps: int, merge_lr: float, batch_size: int, seed: int
     ) -> None:
-        super().__init__()
+        super().__init__(memory, loss)
         checks.above("merge_lr", merge_lr, 0)
-        self.memory, self.loss = memory, loss
         self.seed = checks.whole_number("seed", seed, None)
         self.batch_size = checks.whole_number("batch_size", batch_size)
         self.merge_steps, self.merge_lr = checks.whole_number("merge_steps", merge_steps), merge_lr
-
-    def state(self) -> Any:
-        """State to save: the samples."""
-        return self.memory.state()
-
-    def load_state(self, state: Any) -> None:
-        """Take back what :meth:`state` returned."""
-        self.memory.load_state(state)
 
     def before_backward(self, strategy: Strategy, **kwargs: Any) -> None:
         """While a permanent task is trained, add DER++'s loss on the samples of those before it."""
@@ -72,7 +46,7 @@ class CLPUPlugin(SupervisedPlugin):
 
     def prepare(self, strategy: Strategy, task: int, unlearnable: Collection[int]) -> None:
         """Keep samples of a task that has just been trained; merge the tasks whose deadline has come."""
-        # A side network knows its own task alone; main tasks can't be requested.
+        # A side network knows only its own task; main tasks can't be requested.
         self.memory.store(strategy.model, strategy.experience, task, known=[task])
         self.merge(strategy, unlearnable)
 
@@ -92,7 +66,7 @@ class CLPUPlugin(SupervisedPlugin):
             if model.main_tasks:
                 model.drop_network(task)
                 self._distil(model, task)
-            else:
+            else:  # nothing is there yet to distil into
                 model.backbone.load_state_dict(side.state_dict())
                 model.drop_network(task)
             self._forget_parameters(strategy, side)

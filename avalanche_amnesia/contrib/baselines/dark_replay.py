@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from avalanche.core import SupervisedPlugin
-
 from avalanche_amnesia import checks
-from avalanche_amnesia.contrib.replay_memory import DarkLoss, TaskMemory
+from avalanche_amnesia.contrib.replay_memory import DarkLoss, MemoryPlugin, TaskMemory
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.plugins.task_mask import single_task
 from avalanche_amnesia.transaction import Transaction
@@ -15,7 +13,7 @@ from avalanche_amnesia.unlearning.context import UnlearningContext
 from avalanche_amnesia.unlearning.purging.purgers import register_purger
 
 
-class DarkReplayPlugin(SupervisedPlugin):
+class DarkReplayPlugin(MemoryPlugin):
     """Adds DER++'s loss on a batch of earlier tasks' samples to every step; makes DER++ of ``Naive``.
 
     Avalanche's own DER asks the model for logits without task labels, which one with a head per task can't give.
@@ -45,18 +43,8 @@ class DarkReplayPlugin(SupervisedPlugin):
         label_weight: float = 0.5,
         seed: int = 0,
     ) -> None:
-        super().__init__()
-        self.memory = TaskMemory(memory_per_task, seed)
-        self.loss = DarkLoss(logit_weight, label_weight)
+        super().__init__(TaskMemory(memory_per_task, seed), DarkLoss(logit_weight, label_weight))
         self.batch_size = None if batch_size is None else checks.whole_number("batch_size", batch_size)
-
-    def state(self) -> Any:
-        """State to save: the samples."""
-        return self.memory.state()
-
-    def load_state(self, state: Any) -> None:
-        """Take back what :meth:`state` returned."""
-        self.memory.load_state(state)
 
     def before_backward(self, strategy: Strategy, **kwargs: Any) -> None:
         """Add the loss on memory."""

@@ -61,12 +61,7 @@ class SideNetworks(NetworkPerTask):
 
     A side network begins as a copy of the main one. The main one stands in for tasks that the model does not have.
 
-    Args:
-        backbone: the main network; maps ``(batch, …)`` to features ``(batch, features)``.
-        n_features: width of the features; by default ``backbone.features``, where that is an integer.
-
-    Raises:
-        ModelError: if the width of the features is not known.
+    Arguments and errors are those of :class:`NetworkPerTask`; ``backbone`` is the main network.
     """
 
     def __init__(self, backbone: nn.Module, n_features: int | None = None) -> None:

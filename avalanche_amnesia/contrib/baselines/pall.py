@@ -26,20 +26,9 @@ from avalanche_amnesia.transaction import Transaction
 
 
 class PALLPlugin(SubnetPlugin):
-    """Every task draws its scores and the weights that are still free anew; what a forgotten task trained is reset.
+    """Draws each task's scores and the weights that are still free; resets what a forgotten task trained.
 
-    Args:
-        memory: samples for fine-tuning.
-        loss: on them.
-        store: what tasks and repairs wrote.
-        repair_steps: fine-tuning steps after an unlearning, at least 0.
-        repair_lr: learning rate of its Adam, above 0.
-        repair_batch: samples per step.
-        score_lr: learning rate of the scores.
-        seed: every draw derives from it and the task.
-
-    Raises:
-        ValueError: for a value that is not allowed.
+    Arguments and errors are those of :class:`PALL`; ``store`` holds what tasks and repairs wrote.
     """
 
     def __init__(
@@ -88,7 +77,7 @@ class PALLPlugin(SubnetPlugin):
 
     def prepare(self, strategy: Strategy, task: int, unlearnable: Collection[int]) -> None:
         """Keep samples of a task that has just been trained."""
-        # As published: logits stay, whoever had a part in them.
+        # As published: logits stay, whichever tasks had a part in them.
         self.memory.store(strategy.model, strategy.experience, task, known=[task])
 
     def covers(self, task: int, gone: Collection[int]) -> bool:
@@ -149,8 +138,8 @@ class PALLPlugin(SubnetPlugin):
 class PALL(HardAttentionStrategy):
     """Privacy-aware lifelong learning: subnetworks as in WSN, whose forgotten parts are reset and fine-tuned.
 
-    Each task uses the best-scored weights of every layer and trains those that are free; scores and free weights are
-    drawn anew for it. Unlearning resets every weight that the task, or a repair made with its samples, trained; those
+    Each task uses the best-scored weights of every layer and trains those that are free, after a new draw of scores
+    and free weights. Unlearning resets every weight that the task, or a repair made with its samples, trained; those
     that remaining tasks read are then fine-tuned for a few steps on samples of these tasks (DER++'s loss). The record
     is approximate where later tasks remain, whose own weights were trained beside the forgotten ones.
 
@@ -201,7 +190,7 @@ class PALL(HardAttentionStrategy):
             model=model,
             optimizer=optimizer,
             masking=masking,
-            # What a forgotten task wrote is reset whoever reads it.
+            # What a forgotten task wrote is reset, whichever task reads it.
             method=[recorder, UnlearningPlugin(deletion="updates")],
             seed=seed,
             **options,

@@ -82,9 +82,8 @@ class UnlearningCost(CallbackMetric):
             "SecondsToRetrain": retrain,
             "TimesFaster": times_faster(record.seconds, retrain),
         }
-        return self.emit(
-            strategy, {get_metric_name(name, strategy, add_task=False): value for name, value in values.items()}
-        )
+        named = {get_metric_name(name, strategy, add_task=False): value for name, value in values.items()}
+        return self.emit(strategy, named)
 
     def __str__(self) -> str:
         return "UnlearningCost"

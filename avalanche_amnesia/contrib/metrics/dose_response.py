@@ -104,10 +104,10 @@ def dose_response(
 
 
 def detection_limit(readings: Mapping[float, Sequence[float]], *, level: float = 0.05) -> float | None:
-    """Smallest share that a measure tells from 0: at it, and at every larger one, it reads more than at share 0.
+    """Smallest share that a measure distinguishes from 0: there, and at every larger share, it reads more than at 0.
 
-    More by an exact one-sided rank-sum test over independent runs (:func:`rank_sum_p`). It is not paired: whoever
-    audits one model has no reading of the same model without residue. So what counts is the spread of clean readings
+    More by an exact one-sided rank-sum test over independent runs (:func:`rank_sum_p`). It is not paired: an audit of
+    one model has no reading of the same model without residue. So what counts is the spread of clean readings
     from run to run, and a reading that depends on its run (scale of the features, task) is to be given relative to its
     run's control: a JSD in units of its order floor, an accuracy minus that of the retrained model. The level holds for
     each share by itself.
@@ -117,7 +117,7 @@ def detection_limit(readings: Mapping[float, Sequence[float]], *, level: float =
         level: of the test, in (0, 1).
 
     Returns:
-        None where no share that was tried is told from 0.
+        None where no share that was tried is distinguished from 0.
 
     Raises:
         ValueError: without share 0, without another share, for a number of runs that differs or is too small to reach
@@ -131,7 +131,7 @@ def detection_limit(readings: Mapping[float, Sequence[float]], *, level: float =
     runs = len(readings[0.0])
     counts = {share: len(values) for share, values in readings.items()}
     if set(counts.values()) != {runs} or not all(np.isfinite(values).all() for values in readings.values()):
-        raise ValueError(f"expected as many finite readings at every share, one per run, got so many: {counts}")
+        raise ValueError(f"expected as many finite readings at every share, one per run, got these counts: {counts}")
     if comb(2 * runs, runs) * level < 1:
         raise ValueError(f"{runs} runs can't reach p ≤ {level}, however far their readings lie apart: give more")
     limit = None
@@ -143,7 +143,7 @@ def detection_limit(readings: Mapping[float, Sequence[float]], *, level: float =
 
 
 def rank_sum_p(larger: Sequence[float], smaller: Sequence[float]) -> float:
-    """Exact one-sided p-value of the rank-sum test: chance that labels dealt anew rank the first as high or higher.
+    """Exact one-sided p-value of the rank-sum test: chance that shuffled labels rank the first as high or higher.
 
     Args:
         larger: ``n`` ≥ 1 values, which the alternative has larger.

@@ -1,4 +1,4 @@
-"""Leak that an attack shows in terms of (ε, δ)-indistinguishability, and the most that so many runs can show.
+"""Leak that an attack shows in terms of (ε, δ)-indistinguishability, and the most that n runs can show.
 
 Let a model that learned and unlearned a task, and one that never saw it, be (ε, δ)-indistinguishable: for every set S
 of outcomes ``P(S) ≤ e^ε Q(S) + δ`` and ``Q(S) ≤ e^ε P(S) + δ``. An attack guesses "learned" on some set: wrongly on a
@@ -7,7 +7,7 @@ this says (Kairouz, Oh and Viswanath, The composition theorem for differential p
 
     ε ≥ ln((1 − δ − FPR) / FNR)   and   ε ≥ ln((1 − δ − FNR) / FPR).
 
-The rates are known from runs alone. With upper confidence bounds in their place the larger of the two right sides is a
+The rates are known only from runs. With their upper confidence bounds instead, the larger of the two right sides is a
 lower bound of ε (Jagielski, Ullman and Oprea, Auditing differentially private machine learning, NeurIPS 2020).
 """
 
@@ -47,7 +47,7 @@ def epsilon_lower_bound(
         confidence: in (0, 1).
 
     Returns:
-        At least 0: nothing was shown. A lower bound is no claim that ε is so small.
+        At least 0: nothing was shown. A lower bound is no claim that ε is this small.
 
     Raises:
         ValueError: for numbers that are not allowed.
@@ -70,7 +70,7 @@ def epsilon_lower_bound(
 def largest_epsilon(
     runs: int, *, delta: float = 0.0, confidence: float = 0.95, bound: Bound = "clopper-pearson"
 ) -> float:
-    """Largest ε that an attack can show from so many runs with the task and as many without, however much is left.
+    """Largest ε that an attack can show from n runs with the task and n without, however much is left.
 
     A limit of the experiment, and no claim about a method. It is what a perfect attacker gets, who never errs. That an
     unlearning is (ε, δ)-indistinguishable for an ε of this size or more is a claim that these runs can't refute,
@@ -81,7 +81,7 @@ def largest_epsilon(
       is 0 up to five runs of each kind, .81 for ten, 1.60 for twenty, 3.28 for a hundred.
     * ``any``: no procedure at all that is valid at this confidence can show more from one guess per run. If ε held, the
       chance of n + n right guesses is at most ``((e^ε + δ)/(1 + e^ε))^(2n)``, reached where both error rates are
-      ``(1 − δ)/(1 + e^ε)``; whoever rules ε out on seeing them must find that chance at most ``1 − confidence``. Hence
+      ``(1 − δ)/(1 + e^ε)``; to rule ε out on seeing them, that chance must be at most ``1 − confidence``. Hence
       ``max(0, ln((p − δ)/(1 − p)))`` with ``p = (1 − confidence)^(1/2n)``.
 
     Args:

@@ -13,9 +13,9 @@ from avalanche_amnesia.training.plugins.hat import HATPlugin
 
 
 class MaskRegulariser(CallbackMetric):
-    """``λ·R`` of HAT's loss, at the last mini-batch of every epoch; the rest of the loss is the criterion's.
+    """``λ·R`` of HAT's loss, at the last mini-batch of every epoch; what remains of the loss is the criterion's.
 
-    At the end of an epoch the gate's scale is largest, so that this is the regulariser of the mask as it is used.
+    At the end of an epoch the gate's scale is largest, so that this is the regulariser of the mask in use.
     Emits nothing for strategies without HAT's masks.
     """
 

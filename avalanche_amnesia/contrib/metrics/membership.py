@@ -1,4 +1,4 @@
-"""Membership inference on unlearned tasks: whether losses still tell training samples from others."""
+"""Membership inference on unlearned tasks: whether losses still separate training samples from others."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def membership_auc(member_losses: Tensor, other_losses: Tensor) -> float:
         other_losses: of samples that were not trained on, ``(m,)``, m ≥ 1.
 
     Returns:
-        In [0, 1]: 0.5 where losses tell nothing, 1 where every member's loss is smaller.
+        In [0, 1]: 0.5 where losses say nothing, 1 where every member's loss is smaller.
 
     Raises:
         ValueError: for losses of another shape, none, or NaN.
@@ -41,9 +41,9 @@ def membership_auc(member_losses: Tensor, other_losses: Tensor) -> float:
 
 
 class MembershipInference(ComparedMetric):
-    """AUC with which the losses of an unlearned task's training and test samples are told apart.
+    """AUC with which losses separate an unlearned task's training samples from its test samples.
 
-    In [0, 1], 0.5 where they are not. Losses are cross-entropies through the head and mask that the task had, which
+    In [0, 1], 0.5 where they do not. Losses are cross-entropies through the head and mask that the task had, which
     the evaluation kept. Near the same number of the reference (``Membership_reference``), which never saw the task, is
     good: the two sets may differ by themselves, and a kept head knows its training samples a little. Emitted after
     every evaluation between tasks, per unlearned task and as their mean, as ``Membership``; ``Membership_tasks`` says
@@ -53,7 +53,7 @@ class MembershipInference(ComparedMetric):
     Args:
         benchmark: of the run; its streams hold the unlearned tasks' data.
         references: of the run; None: no comparison.
-        samples: at most so many training samples are used, evenly spread, at least 1.
+        samples: largest number of training samples, evenly spread, at least 1.
 
     Raises:
         TypeError: for a benchmark or references that are none.
@@ -74,10 +74,8 @@ class MembershipInference(ComparedMetric):
     def number(self, model: nn.Module, main: nn.Module, task: int, remaining: Sequence[int]) -> float | None:
         """AUC of the task's train against its test losses; None where it has no head."""
         losses = []
-        for x, y in (
-            some_task_data(self.train_experiences[task], self.samples),
-            task_data(self.test_experiences[task]),
-        ):
+        train = some_task_data(self.train_experiences[task], self.samples)
+        for x, y in (train, task_data(self.test_experiences[task])):
             logits = self.probed_logits(model, x, task)
             if logits is None or not bool(logits.isfinite().all()):
                 return None
@@ -91,11 +89,5 @@ class MembershipInference(ComparedMetric):
 def membership_metrics(
     benchmark: Any, references: References | None = None, *, samples: int = 10_000
 ) -> list[MembershipInference]:
-    """Membership inference on the unlearned tasks of a benchmark, by a threshold on the loss.
-
-    Args:
-        benchmark: of the run.
-        references: beside it, the same number of the retrained reference; None: not measured.
-        samples: at most so many training samples of each task.
-    """
+    """Membership inference on the unlearned tasks of a benchmark; arguments as of :class:`MembershipInference`."""
     return [MembershipInference(benchmark, references, samples)]

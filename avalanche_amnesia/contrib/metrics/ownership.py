@@ -1,4 +1,4 @@
-"""Owners of a layer's units or weights: nobody, several tasks, or one task alone."""
+"""Owners of a layer's units or weights: no task, several tasks, or only one."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from avalanche_amnesia.strategy import Strategy
 
 
 def owners(masks: Mapping[int, Tensor]) -> dict[str, float]:
-    """Shares of a layer that no task uses, that several use, and that each task uses alone.
+    """Shares of a layer that no task uses, that several use, and that only one task uses.
 
     Args:
         masks: task → bool ``(n,)`` over the units or weights of one layer; empty: all is free.
 
     Returns:
-        ``free``, ``shared``, then each task's label → share in [0, 1]; they add up to 1. What a task owns alone is
-        what its unlearning frees.
+        ``free``, ``shared``, then each task's label → share in [0, 1]; they add up to 1. What only one task
+        uses is what its unlearning frees.
 
     Raises:
         ValueError: for masks that are not bool, empty, or of different shapes.
@@ -51,7 +51,7 @@ def owners_by_layer(model: Any) -> dict[str, dict[str, float]] | None:
 
 
 class Owners(EventMetric):
-    """Shares of every layer that are free, shared, and owned by one remaining task alone.
+    """Shares of every layer that are free, shared, and owned by only one remaining task.
 
     Each in [0, 1], together 1. Emitted after tasks and unlearnings as ``Owners/<layer>/free``,
     ``Owners/<layer>/shared`` and ``Owners/<layer>/Task000`` …: units of a masked model, weights of a SubnetModel.
@@ -62,10 +62,8 @@ class Owners(EventMetric):
 
     def before_unlearning(self, strategy: Strategy) -> list[MetricValue]:
         """Values with the tasks that are about to go."""
-        return self.emit(
-            strategy,
-            {f"OwnersBefore{name.removeprefix(str(self))}": share for name, share in self.named(strategy).items()},
-        )
+        before = {f"OwnersBefore{name.removeprefix(str(self))}": s for name, s in self.named(strategy).items()}
+        return self.emit(strategy, before)
 
     def named(self, strategy: Strategy) -> dict[str, Any]:
         """Name → share, as the strategy stands."""
@@ -81,5 +79,5 @@ class Owners(EventMetric):
 
 
 def owners_metrics() -> list[Owners]:
-    """Shares of every layer that are free, shared, or owned by one task alone."""
+    """Shares of every layer that are free, shared, or owned by only one task."""
     return [Owners()]

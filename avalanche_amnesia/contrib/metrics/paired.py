@@ -1,4 +1,4 @@
-"""Paired comparison of two methods over seeds, and what so few seeds can show at all."""
+"""Paired comparison of two methods over seeds, and what a few seeds can show at all."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from avalanche_amnesia import checks
 
 @dataclass(frozen=True)
 class PairedTest:
-    """Comparison of two methods, seed by seed; None where so few or such equal differences give no number.
+    """Comparison of two methods, seed by seed; None where too few or equal differences give no number.
 
     Attributes:
         n: seeds.
@@ -24,7 +24,7 @@ class PairedTest:
         t_p: two-sided p-value of the paired t-test, None likewise.
         effect: Cohen's ``d_z``, mean over standard deviation of the differences, None likewise.
         wilcoxon_p: two-sided, exact p-value of Wilcoxon's signed-rank test, which takes differences for symmetric.
-        smallest_p: the smallest ``wilcoxon_p`` that so many seeds can give, see :func:`smallest_p`.
+        smallest_p: the smallest ``wilcoxon_p`` that n seeds can give, see :func:`smallest_p`.
     """
 
     n: int

@@ -1,4 +1,4 @@
-"""Relapse: what heads fitted anew, to many samples or a few, read of an unlearned task from the features left."""
+"""Relapse: accuracy of new heads, fitted to many samples or a few, on the features of an unlearned task."""
 
 from __future__ import annotations
 
@@ -55,28 +55,19 @@ def few_shot_accuracy(
 ) -> float:
     """Test accuracy of a multinomial logistic regression fitted to fewer samples than there are features.
 
-    Whitening, as :func:`linear_probe_accuracy` does it, would blow up the directions in which so few samples hardly
+    Whitening, as :func:`linear_probe_accuracy` does it, would blow up the directions in which a few samples hardly
     vary (on the digits' 64 pixels: .34 at five samples per class, against .83 here). So the features are centred and
     divided by one number, their root mean square, and the penalty is on the weights themselves. Nothing is drawn.
+    Features, labels, result and errors are as of :func:`linear_probe_accuracy`.
 
     Args:
-        train_features: ``(n, features)``, n ≥ 1.
-        train_labels: ``(n,)``, int64 from 0 on.
-        test_features: ``(m, features)``, m ≥ 1.
-        test_labels: ``(m,)``.
         penalty: above 0: ``mean cross-entropy + penalty / 2 · ‖W‖²``, bias included.
-
-    Returns:
-        In [0, 1].
-
-    Raises:
-        ValueError: for features and labels that do not fit each other, none, or features that are not finite.
     """
     checks.above("penalty", penalty, 0)
     n_classes = _check_samples(train_features, train_labels, test_features, test_labels)
     mean = train_features.double().mean(0)
     scale = (train_features.double() - mean).square().mean().sqrt()
-    scale = torch.where(scale == 0, 1.0, scale)  # equal features tell nothing, and need no scale
+    scale = torch.where(scale == 0, 1.0, scale)  # equal features say nothing, and need no scale
 
     def scaled(features: Tensor) -> Tensor:
         return torch.nn.functional.pad((features.double() - mean) / scale, (0, 1), value=1.0)  # 1: for the bias
@@ -88,10 +79,7 @@ def few_shot_accuracy(
 
 def _check_samples(train_features: Tensor, train_labels: Tensor, test_features: Tensor, test_labels: Tensor) -> int:
     """Check features and labels of both parts, and count their classes."""
-    for name, features, labels in (
-        ("train", train_features, train_labels),
-        ("test", test_features, test_labels),
-    ):
+    for name, features, labels in (("train", train_features, train_labels), ("test", test_features, test_labels)):
         if features.dim() != 2 or labels.shape != features.shape[:1] or len(labels) == 0:
             raise ValueError(
                 f"expected {name}_features (n, features) and {name}_labels (n,), n ≥ 1, got {tuple(features.shape)} "
@@ -106,7 +94,7 @@ class FreshHead(ComparedMetric):
     """Test accuracy of a head on unlearned tasks' features, fitted at every evaluation: base of one class per attacker.
 
     In [0, 1]. What an attacker with labelled samples of the task reads from the model's features, where
-    :class:`~avalanche_amnesia.evaluation.UnlearnedAccuracy` has the old head alone. Near the same number of the
+    :class:`~avalanche_amnesia.evaluation.UnlearnedAccuracy` has only the old head. Near the same number of the
     reference (``<name>_reference``), which never saw the task, is good; chance is not to be expected, as random
     features separate easy tasks too. A rise after later tasks, with no such rise in the reference, is a relapse.
     Emitted after every evaluation between tasks, per unlearned task and as their mean. ``<name>_tasks`` says how many
@@ -161,7 +149,7 @@ class Relapse(FreshHead):
 
     Args:
         benchmark, references, probe: as for :class:`FreshHead`.
-        samples: at most so many training samples are used, evenly spread, at least 1.
+        samples: largest number of training samples, evenly spread, at least 1.
 
     Raises:
         ValueError: also for fewer than one sample.
@@ -189,8 +177,8 @@ class FewShot(FreshHead):
 
     Features that still know a task need few samples to read it; many samples make up for features that never saw it,
     which hides the difference from :class:`Relapse`. The samples are drawn from the training data by (seed, task): the
-    same for the model, its reference, and every evaluation. Emitted as ``FewShot``, of
-    other numbers of shots and probes as ``FewShot20_none``; how to read it: :class:`FreshHead`.
+    same for the model, its reference, and every evaluation. Emitted as ``FewShot``, of other numbers of shots and
+    probes as ``FewShot20_none``; how to read it: :class:`FreshHead`.
 
     Args:
         benchmark, references, probe: as for :class:`FreshHead`.
@@ -217,10 +205,8 @@ class FewShot(FreshHead):
 
     def samples_of(self, task: int) -> tuple[Tensor, Tensor]:
         """The task's shots."""
-        experience = self.train_experiences[task]
-        return task_data(
-            experience, few_shots(targets_of(experience), self.shots, derive_seed(self.seed, "shots", task))
-        )
+        experience, seed = self.train_experiences[task], derive_seed(self.seed, "shots", task)
+        return task_data(experience, few_shots(targets_of(experience), self.shots, seed))
 
     def __str__(self) -> str:
         shots = "FewShot" if self.shots == _SHOTS else f"FewShot{self.shots}"
@@ -253,14 +239,7 @@ def few_shots(labels: Tensor, shots: int, seed: int) -> Tensor:
 def relapse_metrics(
     benchmark: Any, references: References | None = None, *, probe: ProbeKind = "own", samples: int = 10_000
 ) -> list[Relapse]:
-    """Accuracy of fresh linear probes on the unlearned tasks of a benchmark.
-
-    Args:
-        benchmark: of the run.
-        references: beside it, what the same probes read from the retrained reference; None: not measured.
-        probe: ``own``, ``remaining`` or ``none``, see :class:`FreshHead`.
-        samples: at most so many training samples of each task.
-    """
+    """Accuracy of fresh linear probes on the unlearned tasks of a benchmark; arguments as of :class:`Relapse`."""
     return [Relapse(benchmark, references, probe, samples)]
 
 
@@ -272,14 +251,5 @@ def few_shot_metrics(
     shots: int = _SHOTS,
     seed: int = 0,
 ) -> list[FewShot]:
-    """Accuracy of heads fitted to a few samples of each unlearned task of a benchmark.
-
-    Args:
-        benchmark: of the run.
-        references: beside it, what heads fitted to the same samples read from the retrained reference; None: not
-            measured.
-        probe: ``own``, ``remaining`` or ``none``, see :class:`FreshHead`.
-        shots: samples per class.
-        seed: of their draw.
-    """
+    """Accuracy of heads fitted to a few samples of each unlearned task; arguments as of :class:`FewShot`."""
     return [FewShot(benchmark, references, probe, shots, seed)]

@@ -1,4 +1,4 @@
-"""Repair of what an unlearning took from remaining tasks, by a few steps on samples of theirs."""
+"""Repair of what an unlearning took from remaining tasks, by a few steps on their samples."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
-from avalanche.core import SupervisedPlugin
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from avalanche_amnesia import checks
 from avalanche_amnesia.audit.record import RepairSummary
 from avalanche_amnesia.bits import same_bits
-from avalanche_amnesia.contrib.replay_memory import DarkLoss, Samples, TaskMemory
+from avalanche_amnesia.contrib.replay_memory import DarkLoss, MemoryPlugin, Samples, TaskMemory
 from avalanche_amnesia.models.modes import evaluating
 from avalanche_amnesia.models.multi_head import inside_backbone
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
@@ -33,20 +32,20 @@ from avalanche_amnesia.unlearning.task_modules import own_parameters
 RepairMode = Literal["joint", "sequential", "sequential_adahat"]
 
 
-class RepairPlugin(SupervisedPlugin):
-    """Trains affected tasks again inside an unlearning, on a few samples of theirs that were held for it.
+class RepairPlugin(MemoryPlugin):
+    """Trains affected tasks again inside an unlearning, on a few of their samples that were held for it.
 
     Repaired are the remaining tasks that were trained beside a task that is gone, and read what its deletion changed.
     What moves is their own head and norms, and of the backbone the entries that the deletion changed and that no other
     task reads; adjusted in update space, so that nothing else moves by a bit under any optimizer. The network runs in
-    evaluation mode (no dropout). Logits that a model gave which knew a task that is gone would bring some of it back:
-    they are dropped and stored again, from the model without that task. Where no compensation has just replaced the
+    evaluation mode (no dropout). Logits of a model that knew a task that is gone would bring some of it back: they
+    are dropped and stored again, from the model without that task. Where no compensation has just replaced the
     head, running statistics of its norms are taken again on the samples first, and logits are stored only of those that
     the model still has right: the others' labels get the logits' weight too.
 
     A repair stands until the next request, which takes it out bit for bit before anything else; then all that is
-    affected is repaired anew from the same samples. Counterfactual heads refer to the backbone without any repair, and
-    so stay right.
+    affected is repaired again from the same samples. Counterfactual heads refer to the backbone without any repair,
+    and so stay right.
 
     Needs :class:`TrajectoryPlugin` and :class:`UnlearningPlugin` beside it, and a masked model.
 
@@ -94,24 +93,14 @@ class RepairPlugin(SupervisedPlugin):
         epsilon: float = 0.1,
         seed: int = 0,
     ) -> None:
-        super().__init__()
         checks.one_of("mode", mode, RepairMode)
-        self.steps, self.batch_size = checks.whole_number("steps", steps), checks.whole_number("batch_size", batch_size)
         samples_per_task = checks.whole_number("samples_per_task", samples_per_task)
+        super().__init__(TaskMemory(samples_per_task, seed, size), DarkLoss(logits, labels))
         self.mode: str = mode
+        self.steps, self.batch_size = checks.whole_number("steps", steps), checks.whole_number("batch_size", batch_size)
         self.seed = checks.whole_number("seed", seed, None)
-        self.loss = DarkLoss(logits, labels)
         self.optimizer = optimizer
         self.rule = AdaHATRule(alpha, epsilon, sparsity=False) if mode == "sequential_adahat" else AdjustmentRule()
-        self.memory = TaskMemory(samples_per_task, seed, size)
-
-    def state(self) -> Any:
-        """State to save: the samples."""
-        return self.memory.state()
-
-    def load_state(self, state: Any) -> None:
-        """Take back what :meth:`state` returned."""
-        self.memory.load_state(state)
 
     # Around a task --------------------------------------------------------------------------------------------
 
@@ -289,7 +278,7 @@ def _free_entries(model: TaskMaskedModel, tasks: Sequence[int], changed: Mapping
 
 @contextmanager
 def _learning(model: nn.Module, parameters: Sequence[nn.Parameter]) -> Iterator[None]:
-    """Let these parameters alone receive gradients; afterwards as it was, without gradients."""
+    """Let only these parameters receive gradients; afterwards as it was, without gradients."""
     was = {parameter: parameter.requires_grad for parameter in (*model.parameters(), *parameters)}
     try:
         for parameter in was:

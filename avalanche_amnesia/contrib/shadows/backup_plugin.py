@@ -1,4 +1,4 @@
-"""Shadow copies that learn later tasks in the place of tasks that may be unlearned (``BackupPlugin``)."""
+"""Shadow copies that learn later tasks without the tasks that may be unlearned (``BackupPlugin``)."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from avalanche.core import SupervisedPlugin
 from torch import Tensor
 
 from avalanche_amnesia import checks
-from avalanche_amnesia.contrib.shadows.first_use import entries_in_use, first_used, units_used
-from avalanche_amnesia.contrib.shadows.fresh_weights import fresh_weights
-from avalanche_amnesia.contrib.shadows.shadow import Shadow
+from avalanche_amnesia.contrib.shadows.shadow import Shadow, entries_in_use, first_used, fresh_weights, units_used
 from avalanche_amnesia.models.masked import MaskedModel
 from avalanche_amnesia.models.multi_head import inside_backbone
 from avalanche_amnesia.models.task_labels import single_task
@@ -38,7 +36,7 @@ ShadowOrder = Literal["oldest", "newest"]
 
 @dataclass(frozen=True)
 class Backup:
-    """Updates and norms that a task learned in the place of an earlier one."""
+    """Updates and norms that a task learned without an earlier one."""
 
     updates: Mapping[str, SparseValues]
     parts: Mapping[str, Tensor]
@@ -99,14 +97,14 @@ class BackupPlugin(SupervisedPlugin):
             the cumulative mask ``a`` up to that task, with all its weights and its bias. What stands in for the earlier
             task is in both where both tasks' masks overlap; with ``unit`` that may be what tasks before it own.
         start: where the shadow's entries begin: at the state ``before`` the earlier task, at the current state minus
-            its update (``delete``), or at weights drawn anew for every shadow, by ``reset_parameters`` of the modules
-            (``fresh``). With ``adjustment="hat"`` and ``scope="entry"`` the first two are the same: nobody else
-            writes there. An unlearning puts what a ``fresh`` shadow learned in the place of the values, whatever
-            other tasks wrote; of the others it adds what they learned since their start.
+            its update (``delete``), or at new weights for every shadow, by ``reset_parameters`` of the modules
+            (``fresh``). With ``adjustment="hat"`` and ``scope="entry"`` the first two are the same: no other task
+            writes there. An unlearning replaces the values by those of a ``fresh`` shadow, whatever other tasks
+            wrote; of the others it adds what they learned since their start.
         order: in which the affected tasks' entries are written over one another: ``oldest`` first, so that the newest
             task's stay where several overlap, or ``newest`` first.
         joint: let the shadows' loss train the main weights, the head and the mask as well, as published; permanent
-            tasks then have shadows too, for their loss alone. By default it trains the shadows alone, and the main
+            tasks then have shadows too, for their loss alone. By default it trains only the shadows, and the main
             training is what it would be without them, bit for bit.
         seed: fresh weights are drawn from it, the task and the earlier task.
 
@@ -223,7 +221,7 @@ class BackupPlugin(SupervisedPlugin):
             return
         task, x, y = now.statistics.task, strategy.mb_x, strategy.mb_y
         now.statistics.see(x, strategy.mb_task_id)
-        if single_task(strategy.mb_task_id) != task:  # replayed samples of other tasks train the main network alone
+        if single_task(strategy.mb_task_id) != task:  # replayed samples of other tasks train only the main network
             rows = strategy.mb_task_id == task
             x, y = x[rows], y[rows]
             if len(x) < 2:
@@ -256,11 +254,11 @@ class BackupPlugin(SupervisedPlugin):
     # As a compensation ----------------------------------------------------------------------------------------
 
     def covers(self, task: int, gone: Collection[int]) -> bool:
-        """Tell whether the task was learned in the place of one of these."""
+        """Tell whether a shadow learned the task without one of these."""
         return not self.kept.get(task, {}).keys().isdisjoint(gone)
 
     def revise(self, model: MaskedModel, trajectory: Trajectory, gone: Collection[int]) -> Revisions:
-        """Updates that the shadows learned, in the place of the tasks' own; every entry is one task's."""
+        """Updates that the shadows learned replace the tasks' own; every entry is one task's."""
         if self.start == "fresh":
             return self._replacements(trajectory.tasks, gone)
         return {

@@ -1,9 +1,9 @@
-"""A copy of a backbone's entries that learns the task in training in the place of an earlier task's."""
+"""A copy of an earlier task's entries in the backbone, which learns the task in training without that task."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +13,8 @@ from torch.optim import Optimizer
 
 from avalanche_amnesia.bits import same_bits
 from avalanche_amnesia.models.masked import SHARED_HEAD, MaskedModel
+from avalanche_amnesia.models.multi_head import inside_backbone
+from avalanche_amnesia.seeding import preserved_rng, seed_all
 from avalanche_amnesia.training.optimizers import BareStep, sibling_optimizer
 from avalanche_amnesia.trajectory.sparse import SparseValues
 from avalanche_amnesia.transaction import Transaction
@@ -101,7 +103,7 @@ class Shadow:
 
     @torch.no_grad()
     def settle(self) -> bool:
-        """End the learning, once the task has its mask: what is kept of the norms is what the mask covers."""
+        """End the learning, once the task has its mask, which cuts the norms; whether all values are finite."""
         self.model.settle_parts(self.parts, self.task)
         return all(bool(parameter.isfinite().all()) for parameter in self._learned)
 
@@ -119,3 +121,41 @@ class Shadow:
             learned[inside] = self._values[name].data[inside] - start
             result[name] = SparseValues.of(learned, inside & use[name])
         return result
+
+
+def entries_in_use(model: MaskedModel, task: int) -> dict[str, Tensor]:
+    """Parameter name in the backbone → bool tensor of its shape: what the task's mask covers; all without a mask."""
+    parameters = dict(model.named_parameters())
+    return inside_backbone({name: covered.expand(parameters[name].shape) for name, covered in model.entries_of(task)})
+
+
+def first_used(model: MaskedModel, task: int, earlier: Iterable[int]) -> dict[str, Tensor]:
+    """Parameter name in the backbone → bool tensor of its shape: what the task uses and no earlier one does."""
+    result = entries_in_use(model, task)
+    for other in earlier:
+        used = entries_in_use(model, other)
+        result = {name: own & ~used[name] for name, own in result.items()}
+    return result
+
+
+def units_used(model: MaskedModel, tasks: Iterable[int]) -> dict[str, Tensor]:
+    """Parameter name in the backbone → bool tensor of its shape: the entries of the units in the tasks' masks."""
+    parameters = dict(model.backbone.named_parameters())
+    units = torch.stack([model.binary_mask(task) for task in tasks]).any(0)
+    return {name: rows.expand_as(parameters[name]) for name, rows in model.graph.entries_of_units(units).items()}
+
+
+@torch.no_grad()
+def fresh_weights(backbone: nn.Module, seed: int) -> dict[str, Tensor]:
+    """Parameter name → new values of its shape, drawn by ``reset_parameters`` of the module that holds it."""
+    drawn: dict[str, Tensor] = {}
+    with preserved_rng():
+        seed_all(seed)
+        for path, module in backbone.named_modules():
+            reset = getattr(module, "reset_parameters", None)
+            if callable(reset) and any(True for _ in module.parameters(recurse=False)):
+                twin = copy.deepcopy(module)
+                twin.reset_parameters()
+                own = twin.named_parameters(recurse=False)
+                drawn |= {f"{path}.{name}".removeprefix("."): value.detach() for name, value in own}
+    return drawn

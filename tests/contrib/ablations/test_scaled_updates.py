@@ -9,7 +9,7 @@ from support.strategy_state import assert_nothing_stray, bits, fingerprint, mark
 from avalanche_amnesia.benchmarks import PermutedDigits
 from avalanche_amnesia.bits import same_bits
 from avalanche_amnesia.contrib.ablations import ScaledUpdatesPlugin
-from avalanche_amnesia.contrib.shadows.first_use import first_used
+from avalanche_amnesia.contrib.shadows.shadow import first_used
 from avalanche_amnesia.training import PAPER_ALPHA, AdaHATRule
 from avalanche_amnesia.training.host import find_plugin
 from avalanche_amnesia.training.plugins import HATPlugin, TrajectoryPlugin

@@ -26,8 +26,7 @@ from avalanche_amnesia.benchmarks.data import task_data
 from avalanche_amnesia.bits import same_bits
 from avalanche_amnesia.contrib.ablations import PrunedTrajectoryPlugin
 from avalanche_amnesia.contrib.shadows import BackupPlugin
-from avalanche_amnesia.contrib.shadows.first_use import entries_in_use, first_used
-from avalanche_amnesia.contrib.shadows.shadow import Shadow
+from avalanche_amnesia.contrib.shadows.shadow import Shadow, entries_in_use, first_used
 from avalanche_amnesia.models import MLP, MaskedModel
 from avalanche_amnesia.training import AmnesiacHAT
 from avalanche_amnesia.training.host import find_plugin

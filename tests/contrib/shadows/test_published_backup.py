@@ -15,8 +15,7 @@ from torch.nn.functional import cross_entropy
 from avalanche_amnesia.benchmarks import PermutedDigits, UnlearningRequest, with_unlearning
 from avalanche_amnesia.benchmarks.data import task_data
 from avalanche_amnesia.contrib.shadows import BackupPlugin
-from avalanche_amnesia.contrib.shadows.first_use import entries_in_use
-from avalanche_amnesia.contrib.shadows.shadow import Shadow
+from avalanche_amnesia.contrib.shadows.shadow import Shadow, entries_in_use
 from avalanche_amnesia.models import MaskedModel
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.training import EVEN_BUDGET, AmnesiacHAT, load_state
