@@ -31,25 +31,30 @@ def rule(*targets: Any, zeros: bool = False, by_channel: bool = False) -> Callab
         by_channel: whether these are norms of single channels.
     """
 
-    def register(function: Rule) -> Rule:
-        RULES.update(dict.fromkeys(targets, function))
+    def registering(function: Rule) -> Rule:
+        register(RULES, *targets)(function)
         if zeros:
             NEEDS_ZEROS.add(function)
         if by_channel:
             NORMS_BY_CHANNEL.update(targets)
         return function
 
-    return register
+    return registering
+
+
+def register(rules: dict[Any, Rule], *targets: Any) -> Callable[[Rule], Rule]:
+    """Register a rule of operations in a table."""
+
+    def registering(function: Rule) -> Rule:
+        rules.update(dict.fromkeys(targets, function))
+        return function
+
+    return registering
 
 
 def derives(*targets: Any) -> Callable[[Rule], Rule]:
     """Register what operations make of parameters only: which entries stand behind each entry of the result."""
-
-    def register(function: Rule) -> Rule:
-        DERIVATIONS.update(dict.fromkeys(targets, function))
-        return function
-
-    return register
+    return register(DERIVATIONS, *targets)
 
 
 def registered(rules: dict[Any, Rule], target: Any) -> Rule | None:

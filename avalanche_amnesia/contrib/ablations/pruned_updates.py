@@ -25,9 +25,7 @@ class PrunedTrajectoryPlugin(TrajectoryPlugin):
         threshold: entries that a task moved by less than this return, above 0; None: none does.
         min_active_steps: entries that moved in less than this share of the task's steps return, in (0, 1]; None: none
             does. Counting takes a copy of the model, a counter of 4 bytes per parameter, and a comparison per step.
-        dtype: as of :class:`TrajectoryPlugin`.
-        path: as of :class:`TrajectoryPlugin`.
-        merge_permanent: as of :class:`TrajectoryPlugin`.
+        dtype, path, merge_permanent: as of :class:`TrajectoryPlugin`.
 
     Raises:
         ValueError: for an option that is not allowed.

@@ -34,7 +34,7 @@ class ScaledUpdatesPlugin(SupervisedPlugin):
     The first task's update of an entry is large, and every later one is damped by the adjustment rate, so that after
     the deletion hardly anything is left. ``rate`` scales the update of the first remaining task that moved the entry
     by the inverse of the rate with which it was damped (without layer sparsity, κ = 0); ``draft`` multiplies it by α,
-    the literal reading of the method's first draft. With ``adjustment="hat"`` nobody else moves such an entry, and
+    the literal reading of the method's first draft. With ``adjustment="hat"`` no other task moves such an entry, and
     neither changes anything; with AdaHAT both were measured to be harmful (results/ablation).
 
     Needs :class:`HATPlugin` and :class:`TrajectoryPlugin` in front of it, and

@@ -19,7 +19,7 @@ def extract(model: TaskMaskedModel, task: int, *, input_shape: tuple[int, ...] |
 
     Layers keep the rows of open units and the columns of live inputs, norms the channels; batch norms are folded into
     the layer in front of them. What can't be cut runs on whole values: ``subnet.meta["whole"]`` counts such operations
-    by name. The result holds modules and functions of torch alone (and what the model declared ``frozen`` or
+    by name. The result holds modules and functions of torch only (and what the model declared ``frozen`` or
     ``task_owned``, as it is), takes batches of any size, and is in evaluation mode.
 
     Args:
@@ -58,7 +58,7 @@ def _try_on(subnet: nn.Module, model: MaskedModel, shape: tuple[int, ...]) -> No
     dtype = like.dtype if inputs.dtype.is_floating_point else inputs.dtype
     try:
         subnet(torch.zeros((1, *shape), dtype=dtype))
-    except Exception as error:  # whatever torch raises
+    except Exception as error:  # torch raises errors of many types
         raise ModelError(
             f"the network was traced on inputs of shape {inputs.shape} and takes none of shape {tuple(shape)} "
             f"({error}); give MaskedModel that input_shape="

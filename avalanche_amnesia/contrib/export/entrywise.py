@@ -1,4 +1,4 @@
-"""Rules for functions of single entries, sums and products: they need the kept entries alone."""
+"""Rules for functions of single entries, sums and products: they need only the kept entries."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def behind_a_layer(walk: Shrinking, node: fx.Node, x: Live, mask: Tensor | None)
 
 @shrinks(A.dropout, A.feature_dropout, A.alpha_dropout, A.feature_alpha_dropout)
 def dropout(walk: Shrinking, node: fx.Node, x: Any, p: float, train: bool) -> Any:
-    """Dropout: idle in evaluation, unless it is told not to be."""
+    """Dropout: idle in evaluation, unless its ``train`` says otherwise."""
     return entry_by_entry(walk, node, x, p, train) if train or not isinstance(x, Live) else x
 
 

@@ -30,7 +30,7 @@ class Live:
         return torch.arange(self.shape[axis])
 
     def along(self, axis: int) -> bool:
-        """Tell whether the value is whole, or lacks entries of this axis alone, which are all zero."""
+        """Tell whether the value is whole, or lacks only entries of this axis, which are all zero."""
         return self.axis is None or (self.axis == axis % len(self.shape) and self.fill == 0)
 
     def at(self, node: fx.Node, shape: torch.Size, axis: int | None = None) -> Live:
@@ -79,7 +79,7 @@ def places_in(index: Tensor, within: Tensor) -> Tensor:
 
 
 def as_they_lie(wanted: Tensor, held: Sequence[Tensor], units: int) -> Tensor:
-    """Entries in the order of the longest of several indices, then of the next: a value grows at its end alone.
+    """Entries in the order of the longest of several indices, then of the next: a value grows only at its end.
 
     All ``units`` entries are a whole value, in order.
     """

@@ -104,7 +104,7 @@ def _lies(goal: Tensor, found: Tensor, is_kept: Tensor) -> tuple[int | None, Ten
 
 
 def _candidates(x: Live, goals: list[Tensor], is_kept: Tensor, args: Any, kwargs: Any) -> list[tuple[Any, Any]]:
-    """Arguments to try: as they are, and with the sizes of cut axes in the place of the full sizes."""
+    """Arguments to try: as they are, and with the sizes of cut axes instead of the full sizes."""
     cuts = [(goal, one_axis(is_kept[goal], goal)) for goal in goals]
     sizes = {goal.shape[cut[0]]: len(cut[1]) for goal, cut in cuts if cut is not None}
 

@@ -2,13 +2,14 @@
 
 The graph knows the set of units behind every entry of every value: under a task's mask some are in use. Where these
 are some entries of one axis, only they are computed. What has no rule here, and values that can't be cut along one
-axis, are whole, with the entries that are left out put back: always right, and layers read the live entries alone.
+axis, are whole, with the entries that are left out put back: always right, and layers read only the live entries.
 """
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,27 +21,18 @@ from avalanche_amnesia.contrib.export.parts import Parts
 from avalanche_amnesia.models.masked import MaskedModel
 from avalanche_amnesia.unit_graph.masking import call_owned, owned_parameter
 from avalanche_amnesia.unit_graph.program import as_function, follow_the_input, write_over
-from avalanche_amnesia.unit_graph.registry import registered
+from avalanche_amnesia.unit_graph.registry import Rule, register, registered
 from avalanche_amnesia.unit_graph.units import compact
 from avalanche_amnesia.unit_graph.values import Masked, leaves, map_leaves
 
 A: Any = torch.ops.aten
-Shrink = Callable[..., Any]
-SHRINKS: dict[Any, Shrink] = {}
+SHRINKS: dict[Any, Rule] = {}
+"""Of operations on values of which entries are left out.
 
-
-def shrinks(*targets: Any) -> Callable[[Shrink], Shrink]:
-    """Register how operations work on values of which entries are left out.
-
-    The rule is called with the walk, the node, and the node's arguments; it returns NotImplemented where it can't do
-    without the whole values.
-    """
-
-    def register(function: Shrink) -> Shrink:
-        SHRINKS.update(dict.fromkeys(targets, function))
-        return function
-
-    return register
+A rule is called with the walk, the node, and the node's arguments; it returns NotImplemented where it needs the whole
+values.
+"""
+shrinks = partial(register, SHRINKS)
 
 
 class Shrinking:
@@ -251,7 +243,7 @@ class Shrinking:
         self.whole_again[kind] = self.whole_again.get(kind, 0) + 1
 
     def zeros(self, node: fx.Node) -> Any:
-        """Zeros like a node's value, for a batch of two; whatever else is known of it as it is."""
+        """Zeros like a node's value, for a batch of two; other arguments as they are."""
         if node not in self.values:
             known = self.known[node]
             return known.example if isinstance(known, Size) else known.content if isinstance(known, Live) else known

@@ -54,7 +54,7 @@ def _places(result: Any) -> list[tuple[Any, ...]] | None:
 
 @shrinks("call_module")
 def frozen(walk: Shrinking, node: fx.Node, *args: Any, **kwargs: Any) -> Returned:
-    """A module that the first task alone trained."""
+    """A module that only the first task trained."""
     return run_whole(walk, node, str(node.target), walk.backbone.get_submodule(str(node.target)), args, kwargs)
 
 
@@ -62,7 +62,7 @@ def frozen(walk: Shrinking, node: fx.Node, *args: Any, **kwargs: Any) -> Returne
 def one_of_several(walk: Shrinking, node: fx.Node, result: Returned, number: int) -> Live:
     """One of the tensors that a module returned."""
     here = result.node
-    if result.places is None:  # a type of the user's own: this package's function finds its way about there
+    if result.places is None:  # a type of the user's own, which only this package's function can take apart
         here = walk.new.call_function(tensor_in, (here, number))
     else:
         for key in result.places[number]:

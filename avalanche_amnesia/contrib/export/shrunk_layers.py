@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -13,8 +14,14 @@ from avalanche_amnesia.contrib.export.shrinking import Shrinking, shrinks
 from avalanche_amnesia.unit_graph.values import Masked
 
 A: Any = torch.ops.aten
-_CONVOLUTIONS: dict[int, Any] = {3: nn.Conv1d, 4: nn.Conv2d, 5: nn.Conv3d}
-_TRANSPOSED: dict[int, Any] = {3: nn.ConvTranspose1d, 4: nn.ConvTranspose2d, 5: nn.ConvTranspose3d}
+_CONVOLUTIONS: dict[Any, Any] = {
+    A.conv1d: nn.Conv1d,
+    A.conv2d: nn.Conv2d,
+    A.conv3d: nn.Conv3d,
+    A.conv_transpose1d: nn.ConvTranspose1d,
+    A.conv_transpose2d: nn.ConvTranspose2d,
+    A.conv_transpose3d: nn.ConvTranspose3d,
+}
 
 
 def _name(node: fx.Node) -> str:
@@ -81,91 +88,46 @@ def embedding(walk: Shrinking, node: fx.Node, weight: Any, x: Any, *rest: Any) -
     return _result(walk, node, walk.layer(_name(node), key, walk.whole(x).node, made), -1, columns)
 
 
-@shrinks(A.conv1d, A.conv2d, A.conv3d)
+@shrinks(*_CONVOLUTIONS)
 def convolution(
-    walk: Shrinking,
-    node: fx.Node,
-    x: Any,
-    weight: Any,
-    bias: Any = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
-    groups: int = 1,
+    walk: Shrinking, node: fx.Node, x: Any, weight: Any, bias: Any = None, *rest: Any, **options: Any
 ) -> Any:
-    """A convolution: units along axis 1."""
-    options = {"stride": stride, "padding": padding, "dilation": dilation}
-    return _convolve(walk, node, x, weight, bias, options, groups, transposed=False)
-
-
-@shrinks(A.conv_transpose1d, A.conv_transpose2d, A.conv_transpose3d)
-def transposed(
-    walk: Shrinking,
-    node: fx.Node,
-    x: Any,
-    weight: Any,
-    bias: Any = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    output_padding: Any = 0,
-    groups: int = 1,
-    dilation: Any = 1,
-) -> Any:
-    """A transposed convolution: its weight lies ``(inputs, units/groups, …)``."""
-    options = {"stride": stride, "padding": padding, "output_padding": output_padding, "dilation": dilation}
-    return _convolve(walk, node, x, weight, bias, options, groups, transposed=True)
-
-
-def _convolve(
-    walk: Shrinking,
-    node: fx.Node,
-    x: Any,
-    weight: Any,
-    bias: Any,
-    options: dict[str, Any],
-    groups: int,
-    *,
-    transposed: bool,
-) -> Any:
+    """A convolution, transposed or not: units along axis 1."""
     if not isinstance(x, Live) or not isinstance(weight, Tensor) or isinstance(bias, Live):
         return NotImplemented
     if len(x.shape) != weight.dim():
         return NotImplemented  # a single sample
-    per_group = weight.shape[1]
-    inputs_each, units_each = len(weight) // groups, per_group
-    if not transposed:
-        inputs_each, units_each = units_each, inputs_each
+    target: Any = node.target
+    names = [argument.name for argument in target._schema.arguments]
+    options |= dict(zip(names[3:], rest, strict=False))
+    groups = options.pop("groups", 1)
+    kind, transposed = _CONVOLUTIONS[target.overloadpacket], "transpose" in target.__name__
+    by_unit = _other_way(weight, groups) if transposed else weight
+    units_each, inputs_each = len(by_unit) // groups, by_unit.shape[1]
     open_ = rows = walk.kept(node, 1)
     x = walk.inputs(node, x, 1)
     count = groups
-    if groups > 1:
+    if groups > 1:  # all groups of a layer are of one size: a group that keeps fewer gets closed ones too
         held = (rows // units_each).unique()
         x = walk.bring(x, 1, evened(x.kept(1), held, groups, inputs_each))
         rows, count = evened(rows, held, groups, units_each), len(held)
     columns = x.kept(1)
-    first, second = (columns, rows) if transposed else (rows, columns)
-    group = torch.arange(len(first)) // (len(first) // count)
-    taken = second.reshape(count, -1)[group] % per_group
-    cut = weight[first[:, None], taken]
+    group = torch.arange(len(rows)) // (len(rows) // count)
+    taken = columns.reshape(count, -1)[group] % inputs_each
+    cut = _closed(walk, node, by_unit[rows[:, None], taken], rows, open_)
     key = ("conv", weight.data_ptr(), tuple(columns.tolist()), tuple(rows.tolist()), str(options))
-    if transposed:
-        by_group = cut.unflatten(0, (count, -1)).transpose(1, 2).flatten(0, 1)
-        shut = _closed(walk, node, by_group, rows, open_)
-        cut = shut.unflatten(0, (count, -1)).transpose(1, 2).flatten(0, 1)
-    else:
-        cut = _closed(walk, node, cut, rows, open_)
+    options |= {"groups": count, "bias": bias is not None, "device": "meta"}
     made = filled(
-        (_TRANSPOSED if transposed else _CONVOLUTIONS)[weight.dim()](
-            *(len(columns), len(rows), tuple(weight.shape[2:])),
-            **options,
-            groups=count,
-            bias=bias is not None,
-            device="meta",
-        ),
-        weight=cut,
+        kind(len(columns), len(rows), tuple(weight.shape[2:]), **options),
+        weight=_other_way(cut, count) if transposed else cut,
         bias=None if bias is None else _closed(walk, node, bias[rows], rows, open_),
     )
     return _result(walk, node, walk.layer(_name(node), key, x.node, made), 1, rows)
+
+
+def _other_way(weight: Tensor, groups: int) -> Tensor:
+    """A transposed convolution's weight ``(inputs, units/groups, …)`` as ``(units, inputs/groups, …)``, and back."""
+    return weight.unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1)
 
 
 def evened(index: Tensor, kept: Tensor, groups: int, each: int) -> Tensor:
@@ -187,12 +149,6 @@ def folded(module: nn.Module | None, scale: Tensor, shift: Tensor) -> nn.Module 
         return None
     by_row = scale.double().reshape(-1, *(1,) * (module.weight.dim() - 1))
     bias = shift.double() if module.bias is None else module.bias.double() * scale.double() + shift.double()
-    made: Any
-    if isinstance(module, nn.Linear):
-        made = nn.Linear(module.in_features, module.out_features, device="meta")
-    else:
-        options = {name: getattr(module, name) for name in ("stride", "padding", "dilation", "groups")}
-        kind: Any = type(module)
-        made = kind(module.in_channels, module.out_channels, module.kernel_size, **options, device="meta")
+    made = copy.deepcopy(module)
     weight = (module.weight.double() * by_row).to(module.weight.dtype)
     return filled(made, weight=weight, bias=bias.to(module.weight.dtype))

@@ -39,9 +39,20 @@ def _affine(module: TaskNorm, open_: Tensor, at: Any = slice(None)) -> tuple[Ten
     return weight, None if module.bias is None else module.bias.detach().cpu()[at] * open_
 
 
+def _with_affine(made: nn.Module, weight: Tensor | None, bias: Tensor | None) -> nn.Module:
+    """A norm of torch with weight and bias, which it has both or neither."""
+    return (
+        made if weight is None else filled(made, weight=weight, bias=torch.zeros_like(weight) if bias is None else bias)
+    )
+
+
+def _open_channels(walk: Shrinking, x: Live, mask: Tensor | None) -> Tensor:
+    return torch.ones(x.shape[1], dtype=walk.dtype) if mask is None else mask.reshape(-1).expand(x.shape[1])
+
+
 def _by_channel(walk: Shrinking, node: fx.Node, name: str, module: Any, x: Live, mask: Tensor | None) -> Live:
-    """Batch and instance norm: may be folded into the layer in front of it where nobody else reads that."""
-    open_ = torch.ones(x.shape[1], dtype=walk.dtype) if mask is None else mask.reshape(-1).expand(x.shape[1])
+    """Batch and instance norm: folded into the layer in front of it, where nothing else reads that layer."""
+    open_ = _open_channels(walk, x, mask)
     statistics = [s if s is None else s.cpu() for s in (module.running_mean, module.running_var)]
     source = node.args[2]
     assert isinstance(source, fx.Node)
@@ -61,8 +72,7 @@ def _by_channel(walk: Shrinking, node: fx.Node, name: str, module: Any, x: Live,
     kind: Any = (_INSTANCE if module.instance else _BATCH)[len(x.shape)]
     tracked = statistics[0] is not None
     made = kind(len(kept), eps=module.eps, affine=weight is not None, track_running_stats=tracked, device="meta")
-    if weight is not None:
-        filled(made, weight=weight, bias=torch.zeros_like(weight) if bias is None else bias)
+    _with_affine(made, weight, bias)
     if tracked:
         filled(made, running_mean=statistics[0][kept], running_var=statistics[1][kept])  # type: ignore[index]
         filled(made, num_batches_tracked=torch.zeros((), dtype=torch.long))
@@ -98,7 +108,7 @@ def _over_last(walk: Shrinking, node: fx.Node, name: str, module: Any, x: Live, 
 
 def _by_group(walk: Shrinking, node: fx.Node, name: str, module: Any, x: Live, mask: Tensor | None) -> Live:
     """Group norm: groups that lost the same number of channels stay a group norm."""
-    open_ = torch.ones(x.shape[1], dtype=walk.dtype) if mask is None else mask.reshape(-1).expand(x.shape[1])
+    open_ = _open_channels(walk, x, mask)
     counts = open_.reshape(module.groups, -1).sum(1)
     held = nonzero(counts)
     kept = evened(nonzero(open_), held, module.groups, len(open_) // module.groups)
@@ -107,10 +117,8 @@ def _by_group(walk: Shrinking, node: fx.Node, name: str, module: Any, x: Live, m
     if len(counts[held].unique()) > 1:
         share = open_[kept].reshape(len(held), -1) / counts[held][:, None]
         return _written_out(walk, module, x, share, [2], affine, True, kept)
-    weight, bias = affine
-    made = nn.GroupNorm(len(held), len(kept), eps=module.eps, affine=weight is not None, device="meta")
-    if weight is not None:
-        filled(made, weight=weight, bias=torch.zeros_like(weight) if bias is None else bias)
+    made = nn.GroupNorm(len(held), len(kept), eps=module.eps, affine=affine[0] is not None, device="meta")
+    _with_affine(made, *affine)
     return live(walk.layer(name, node, x.node, made), x.shape, 1, kept)
 
 

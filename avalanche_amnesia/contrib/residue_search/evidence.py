@@ -20,15 +20,16 @@ from avalanche_amnesia.unlearning.context import UnlearningContext
 
 @dataclass(frozen=True)
 class Evidence:
-    """Copies of what tasks put into a model. They *are* residue: hold them outside the strategy.
+    """Copies of what tasks put into a model. They *are* residue: keep them outside the strategy.
 
     Attributes:
         tasks: the tasks.
-        own: name → tensor that belongs to the tasks alone (heads, embeddings, normalisation).
+        own: name → tensor that belongs only to the tasks (heads, embeddings, normalisation).
         masks: name → bool tensor of the units, or weights, that a task's mask opens; whole, and by layer.
         before: shared tensor → values with the tasks.
         after: shared tensor → values without them.
         samples: inputs of the tasks, ``(n, …)``; None: not looked for.
+        updates: shared tensor → what the tasks wrote, float64: ``before`` minus ``after``.
     """
 
     tasks: tuple[int, ...]
@@ -86,7 +87,7 @@ class Evidence:
 
         Args:
             seed: of the sketches.
-            samples: hash every input too. Whoever has an input can then tell that it was among them.
+            samples: hash every input too. Anyone who has an input can then check that it was among them.
         """
         sketches = {}
         for name, update in self.updates.items():
@@ -128,7 +129,6 @@ def _masks(model: nn.Module, tasks: Sequence[int], uninformative: Mapping[int, C
             parts = {name: mask.detach().cpu() > 0 for name, mask in model.masks[task].items()}
             of_layers = {name: part for name, part in parts.items() if name not in uninformative.get(task, ())}
             found |= {f"mask of task {task}, {name}": part for name, part in of_layers.items()}
-            if not of_layers:
-                continue
-            found[f"mask of task {task}"] = torch.cat([part.reshape(-1) for part in parts.values()])
+            if of_layers:
+                found[f"mask of task {task}"] = torch.cat([part.reshape(-1) for part in parts.values()])
     return found

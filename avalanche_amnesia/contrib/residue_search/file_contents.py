@@ -16,8 +16,6 @@ from avalanche_amnesia.object_walk import reachable
 
 _TORCH = (".pt", ".pth", ".ckpt", ".bin", ".pkl", ".pickle", ".dill")
 _OTHER = (".safetensors", ".npy", ".npz", ".json", ".jsonl")
-
-
 _FINGERPRINT = frozenset({"traces", "sketches"})
 
 
@@ -49,7 +47,7 @@ def contents(file: Path) -> Iterator[tuple[str, Any]]:
             f"{file}: torch.load refuses it without running code from it (a whole model or strategy, say): load it "
             "yourself, if you trust it, and audit what you loaded"
         ) from error
-    except Exception as error:  # whatever a broken file makes of a reader
+    except Exception as error:  # readers of broken files raise errors of many types
         raise UnreadableFileError(f"{file}: broken, or not what its name says ({type(error).__name__})") from error
 
 

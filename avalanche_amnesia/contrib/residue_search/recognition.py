@@ -26,14 +26,14 @@ entries that have nothing to do with the update's; what training makes alike is 
 """
 
 HELD = 0.5
-"""The part of an update that counts as held. Updates of different tasks are correlated, but less than that."""
+"""Share of an update that counts as held. Updates of different tasks are correlated, but less than that."""
 
 ALIKE = 0.7
-"""Correlation with an update alone, whatever the scale, that counts as a copy of it."""
+"""Correlation with an update, at any scale, that counts as a copy of it."""
 
 
 class Recogniser:
-    """Recogniser of what was removed, from a record and from evidence at hand."""
+    """Recogniser of what was removed, by what a record and the evidence know of it."""
 
     def __init__(self, record: UnlearningRecord, evidence: Evidence | None = None) -> None:
         known = (change for change in record.changes if change.name not in record.plan.uninformative_masks)
@@ -70,7 +70,7 @@ class Recogniser:
 
     def _copy(self, tensor: Tensor) -> Match | None:
         masks = self._patterns.get(tensor.numel(), {})
-        for threshold in (0.0, 0.5) if masks else ():
+        for threshold in (0.0, 0.5) if masks else ():  # of a binary mask, and of a soft one
             mask = masks.get(pattern_hash(tensor > threshold))
             if mask is not None:
                 return "mask", mask.name, 1.0
@@ -83,7 +83,7 @@ class Recogniser:
         return None if trace is None else (trace.kind, trace.name, 1.0)
 
     def _parts(self, tensor: Tensor) -> Iterator[Match]:
-        """Search a tensor for an update, beside a multiple of the state without it and a constant."""
+        """Search a tensor for an update, besides a multiple of the state without it and a constant."""
         if tensor.dtype == torch.bool:
             return
         n = tensor.numel()
@@ -97,7 +97,7 @@ class Recogniser:
             x = tensor.detach().cpu().reshape(-1).double()
             for name, update in self._evidence.updates.items():
                 if update.numel() == n:
-                    moved = update.reshape(-1) != 0
+                    moved = update.reshape(-1) != 0  # elsewhere the tensor says nothing about the update
                     after = self._evidence.after[name].reshape(-1).double()
                     yield name, x[moved], update.reshape(-1)[moved], (torch.ones_like(x[moved]), after[moved])
         elif self._print is not None:
@@ -135,7 +135,7 @@ def _plain(tensor: Tensor) -> Tensor:
 
 
 def _regress(x: Tensor, update: Tensor, beside: Sequence[Tensor]) -> tuple[float, float, float]:
-    """``x = Σ α·beside + β·update + rest``: β, the correlation beside the others, and how probable that is by chance.
+    """``x = Σ α·beside + β·update + noise``: β, the partial correlation, and how probable that is by chance.
 
     The correlation of unrelated entries is that of a direction drawn at random: in ``ν`` dimensions and one more it
     reaches ``r`` with a probability of at most ``(1 − r²)^(ν/2)``. One large entry that both happen to have would bring
@@ -158,7 +158,7 @@ def _regress(x: Tensor, update: Tensor, beside: Sequence[Tensor]) -> tuple[float
     held, alike = float(x @ update) / of_update, float(x @ update) / sqrt(of_x * of_update)
     dimensions = len(x) - 1 - len(basis)
     chance = _by_chance(alike, dimensions)
-    if chance <= CHANCE:  # ranks take a sort
+    if chance <= CHANCE:  # only now: ranks take a sort
         of_ranks = float(torch.corrcoef(torch.stack([_ranks(x), _ranks(update)]))[0, 1])
         chance = max(chance, _by_chance(of_ranks, dimensions), 2 * exp(-lgamma(len(x) + 1)))
     return held, alike, chance
@@ -170,7 +170,7 @@ def _by_chance(correlation: float, dimensions: int) -> float:
 
 
 def _ranks(vector: Tensor) -> Tensor:
-    """Place of every entry in order of size, float64; equal ones share the mean of theirs."""
+    """Place of every entry in order of size, float64; ties share their mean."""
     _, group, sizes = vector.unique(return_inverse=True, return_counts=True)
     return (sizes.cumsum(0) - (sizes - 1) / 2).double()[group]
 

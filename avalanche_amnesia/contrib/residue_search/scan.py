@@ -25,7 +25,7 @@ from avalanche_amnesia.trajectory.sparse import SparseValues
 def audit(subject: Any, record: UnlearningRecord, *, evidence: Evidence | None = None) -> AuditReport:
     """Look for what is left of the tasks of a record.
 
-    What can be found depends on what is known. The record alone knows hashes: exact copies of the tasks' own tensors
+    What can be found depends on what is known. A record by itself knows hashes: exact copies of the tasks' own tensors
     and of the tensors that were changed. With a fingerprint (``unlearn(…, fingerprint=take_fingerprint)``): such copies
     in any type and shape, masks, and tensors of at least 512 entries that hold half of an update or more. With the
     evidence at hand: updates in tensors of 16 entries or more, and samples. Data sets are judged by the task labels of
@@ -35,7 +35,7 @@ def audit(subject: Any, record: UnlearningRecord, *, evidence: Evidence | None =
 
     An unrelated tensor is taken for one that holds an update with a probability of at most 1e-9 per comparison, however
     few its entries: for all that is looked through together, at most 1e-9 times the pairs of a tensor and an update of
-    its size. Of fewer than 13 entries that an update moved, copies alone are recognised.
+    its size. Of fewer than 13 entries that an update moved, only copies are recognised.
 
     Args:
         subject: a strategy, whose model, optimizer, plugins, evaluator and everything that they hold are looked

@@ -1,6 +1,6 @@
 """Hashes and sketches of tensors, by which an audit recognises them.
 
-Hashes find copies, in whatever type and shape they are kept. Sums of many entries with random signs (a count sketch,
+Hashes find copies, in any type and shape. Sums of many entries with random signs (a count sketch,
 Charikar et al. 2002) keep inner products up to chance: they find a tensor that *contains* an update, beside others.
 """
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from avalanche_amnesia.seeding import derive_seed
 
 ENTRIES_PER_NUMBER = 16
-"""A sketch gives away at most one number for so many entries."""
+"""A sketch gives away at most one number per this many entries."""
 
 LARGEST, SMALLEST = 512, 32
 """Numbers of a sketch; a tensor too small for the smallest has none."""
@@ -25,7 +25,7 @@ TELLING = 16
 
 
 def values_hash(tensor: Tensor) -> str:
-    """SHA-256 of the values as float32, whatever their type and shape."""
+    """SHA-256 of the values as float32, for any type and shape."""
     values = tensor.detach().cpu().reshape(-1).float().contiguous().numpy()
     return hashlib.sha256(values.tobytes()).hexdigest()
 

@@ -99,12 +99,12 @@ class BackupPlugin(SupervisedPlugin):
         start: where the shadow's entries begin: at the state ``before`` the earlier task, at the current state minus
             its update (``delete``), or at new weights for every shadow, by ``reset_parameters`` of the modules
             (``fresh``). With ``adjustment="hat"`` and ``scope="entry"`` the first two are the same: no other task
-            writes there. An unlearning replaces the values by those of a ``fresh`` shadow, whatever other tasks
-            wrote; of the others it adds what they learned since their start.
+            writes there. An unlearning replaces the values by those of a ``fresh`` shadow, also what other tasks
+            wrote there; of the others it adds what they learned since their start.
         order: in which the affected tasks' entries are written over one another: ``oldest`` first, so that the newest
             task's stay where several overlap, or ``newest`` first.
         joint: let the shadows' loss train the main weights, the head and the mask as well, as published; permanent
-            tasks then have shadows too, for their loss alone. By default it trains only the shadows, and the main
+            tasks then have shadows too, only for their loss. By default it trains only the shadows, and the main
             training is what it would be without them, bit for bit.
         seed: fresh weights are drawn from it, the task and the earlier task.
 
@@ -294,8 +294,8 @@ class BackupPlugin(SupervisedPlugin):
                 result[name] = result[name].extended(index, part.values) if name in result else part
         return result
 
-    # Values of fresh shadows stand by themselves. An earlier task that goes later must not be subtracted from them, so
-    # they are put there again with every unlearning, whatever lies below them by then.
+    # Values of fresh shadows are absolute: an earlier task that goes later must not be subtracted from them. So every
+    # unlearning puts them there again, over the values that it has computed below them.
 
     def _replacements(self, tasks: Sequence[int], gone: Collection[int]) -> Revisions:
         first = min(map(tasks.index, gone), default=len(tasks))
@@ -341,7 +341,7 @@ class BackupPlugin(SupervisedPlugin):
 
     @torch.no_grad()
     def compensate(self, model: MaskedModel, gone: Collection[int], removal: Removal, change: Transaction) -> list[str]:
-        """Put the shadows' norms in place, and drop whatever stands in for the tasks that go, or belongs to them."""
+        """Put the shadows' norms in place, and drop all shadows of the tasks that go, and those that they learned."""
         change.keep(self, "kept", "placed", "_now")
         self.placed = self._placed_without(gone) if self.start == "fresh" else {}
         lines = []

@@ -73,16 +73,10 @@ def SplitCIFAR100(
 
     Args:
         n_tasks: 1, 2, 4, 5, 10, 20, 25, 50 or 100.
-        seed, download: as of :func:`SplitCIFAR10`.
-        n_train: images kept of the whole training set before the split into tasks, stratified, 100 to 50,000;
-            None: all.
-        n_test: the same of the test set, 100 to 10,000.
-        class_order: the hundred classes in the order in which the tasks take them; None: 0 to 99.
+        n_train, n_test: as of :func:`SplitCIFAR10`, at least 100.
         root: the folder that holds ``cifar-100-python``; None: the environment variable AMNESIA_DATA.
         standardise: subtract 0.478 and divide by 0.268; otherwise pixels are in [0, 1].
-
-    Raises:
-        DataNotFoundError, CorruptDataError, ValueError: as :func:`SplitCIFAR10`.
+        seed, class_order, download: as of :func:`SplitCIFAR10`; errors too.
     """
     images = _prepared(cifar("CIFAR100", root, download), "CIFAR100", standardise)
     return split(images.subset(n_train, n_test, seed), n_tasks, class_order)
@@ -107,6 +101,7 @@ def _unpacked(file: Path, part: str) -> tuple[Tensor, Tensor]:
 
 
 def cifar(name: str, root: str | Path | None, download: bool) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Training and test set by torchvision, x uint8 (n, 3, 32, 32)."""
     from torchvision import datasets
 
     family = getattr(datasets, name)
@@ -115,10 +110,8 @@ def cifar(name: str, root: str | Path | None, download: bool) -> tuple[tuple[Ten
     absent = [file.name for file in files if not file.is_file()]
     if absent and not download:
         copied = name == "CIFAR10" and (given / JPEG).is_file()
-        instead = (
-            f"jpeg=True reads {JPEG}, which is there: a lossy copy, not for comparison with papers" if copied else ""
-        )
-        raise missing(name, f"{', '.join(absent)} of {family.base_folder}", given, instead=instead)
+        lossy = f"jpeg=True reads {JPEG}, which is there: a lossy copy, not for comparison with papers"
+        raise missing(name, f"{', '.join(absent)} of {family.base_folder}", given, instead=lossy if copied else "")
     parts = []
     for train in (True, False):
         try:

@@ -5,7 +5,7 @@ from tempfile import TemporaryDirectory
 
 from torch import Tensor
 
-from avalanche_amnesia.contrib.streams.data_root import ENVIRONMENT, CorruptDataError, DataNotFoundError, data_root
+from avalanche_amnesia.contrib.streams.data_root import CorruptDataError, data_root, missing
 
 
 def load_idx(name: str, root: str | Path | None, download: bool) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
@@ -15,13 +15,10 @@ def load_idx(name: str, root: str | Path | None, download: bool) -> tuple[tuple[
     given = data_root(name, root, f"{name}/raw")
     family, raw = getattr(datasets, name), given / name / "raw"
     files = [(raw / gz.removesuffix(".gz"), raw / gz, md5) for gz, md5 in family.resources]
-    missing = [extracted.name for extracted, packed, _ in files if not extracted.is_file() and not packed.is_file()]
-    if missing and not download:
-        raise DataNotFoundError(
-            f"{name}: {', '.join(missing)} (or the same with .gz) missing in {raw}; put the files there, point root= "
-            f"or the environment variable {ENVIRONMENT} to a folder that holds {name}/raw, or give download=True"
-        )
-    if missing:
+    absent = [extracted.name for extracted, packed, _ in files if not extracted.is_file() and not packed.is_file()]
+    if absent and not download:
+        raise missing(name, f"{', '.join(absent)} (or the same with .gz) of {name}/raw", raw)
+    if absent:
         family(given, download=True)
     train_x, train_y, test_x, test_y = (_read(*file) for file in files)
     return (train_x.unsqueeze(1), train_y), (test_x.unsqueeze(1), test_y)

@@ -58,13 +58,8 @@ def SplitFashionMNIST(
 ) -> CLScenario:
     """The ten classes of Fashion-MNIST in equal parts, one part per task; images float32 (1, 28, 28).
 
-    Args:
-        n_tasks, seed, n_train, n_test, class_order, download: as of :func:`SplitMNIST`.
-        root: the folder that holds ``FashionMNIST/raw``; None: the environment variable AMNESIA_DATA.
-        standardise: subtract 0.2860 and divide by 0.3530; otherwise pixels are in [0, 1].
-
-    Raises:
-        DataNotFoundError, CorruptDataError, ValueError: as :func:`SplitMNIST`.
+    Arguments and errors are those of :func:`SplitMNIST`, with the files in ``FashionMNIST/raw``, mean 0.2860 and
+    standard deviation 0.3530.
     """
     images = _load("FashionMNIST", root, download, standardise, n_train, n_test, seed)
     return split(images, n_tasks, class_order)
@@ -87,10 +82,7 @@ def PermutedMNIST(
         seed: draws the subsets and each task's order of pixels, which depends on the seed and the task only.
         n_train: images per task (the same ones in every task), stratified, 10 to 60,000; None: all.
         n_test: the same of the test set, 10 to 10,000.
-        root, download, standardise: as of :func:`SplitMNIST`.
-
-    Raises:
-        DataNotFoundError, CorruptDataError, ValueError: as :func:`SplitMNIST`.
+        root, download, standardise: as of :func:`SplitMNIST`; errors too.
     """
     return permuted(_load("MNIST", root, download, standardise, n_train, n_test, seed), n_tasks, seed)
 
@@ -112,12 +104,8 @@ def RotatedMNIST(
         n_tasks: at least 1; all tasks share one copy of the images.
         angles: degrees, one per task; None: evenly spaced from 0 to 90, both included.
         seed: draws the subsets.
-        n_train: images per task (the same ones in every task), stratified, 10 to 60,000; None: all.
-        n_test: the same of the test set, 10 to 10,000.
-        root, download, standardise: as of :func:`SplitMNIST`; pixels are standardised after turning.
-
-    Raises:
-        DataNotFoundError, CorruptDataError, ValueError: as :func:`SplitMNIST`.
+        n_train, n_test: as of :func:`PermutedMNIST`.
+        root, download, standardise: as of :func:`SplitMNIST`; pixels are standardised after turning. Errors too.
     """
     return rotated(_load("MNIST", root, download, standardise, n_train, n_test, seed), n_tasks, angles)
 

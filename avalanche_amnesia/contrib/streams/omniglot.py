@@ -38,7 +38,7 @@ def SplitOmniglot(
     Ink is 1. Of the 20 drawings of each character 14 are for training and 6 for the test, always the same ones.
 
     Args:
-        n_tasks: the first so many alphabets; None: all.
+        n_tasks: how many alphabets, the first ones; None: all.
         alphabets: ``"small"``: the 8 (242 characters) of Omniglot's two small background sets, in
             ``omniglot-small/images_background_small1.zip`` and ``…2.zip``; ``"background"``: all 30 (964 characters),
             as torchvision keeps them in ``omniglot-py``.

@@ -18,7 +18,7 @@ from avalanche_amnesia.seeding import derive_seed
 
 @dataclass(frozen=True)
 class Scenario:
-    """A schedule of requests, and what else of a stream goes with it.
+    """A schedule of requests, with the permanent tasks, deadline and order that belong to it.
 
     Attributes:
         requests: as :func:`with_unlearning` takes them.
@@ -160,17 +160,8 @@ def relearn(n_tasks: int, tasks: Sequence[int] = (0,), after: int = 1) -> Scenar
 
 
 _MAKERS = (
-    none,
-    listed,
-    published,
-    at_random,
-    oldest_first,
-    newest_first,
-    bursts,
-    deadline,
-    permanent,
-    mid_task,
-    relearn,
+    *(none, listed, published, at_random, oldest_first, newest_first),
+    *(bursts, deadline, permanent, mid_task, relearn),
 )
 SCENARIOS = {make.__name__: make for make in _MAKERS}
 """Name → the function that makes the scenario: ``make(n_tasks, **options)``."""

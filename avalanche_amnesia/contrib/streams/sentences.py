@@ -31,8 +31,8 @@ def MarkovSentences(
 
     A task has 12 words in 4 groups. It shares half of its words with the next task, whose groups are others. A class
     is a cycle through the groups: a sentence begins in the first group, and 19 in 20 words come from the group that
-    follows the last word's in the cycle, the others from any group. Counting words tells classes apart a little, their
-    order almost surely. A task depends on its number, the seed and the arguments below alone, not on the other tasks.
+    follows the last word's in the cycle, the others from any group. Counts of words separate classes a little, their
+    order almost surely. A task depends on its number, the seed and the arguments below, not on the other tasks.
 
     Args:
         n_tasks: at least 1.
