@@ -51,7 +51,11 @@ def reduced(walk: Shrinking, node: fx.Node, x: Any, *args: Any, **kwargs: Any) -
 
 @shrinks(*MOVES, A.index)
 def moved(walk: Shrinking, node: fx.Node, x: Any, *args: Any, **kwargs: Any) -> Any:
-    """Moves of entries, tried out on their numbers: the kept ones must come out in the order of the full network."""
+    """Moves of entries, tried out on their numbers: the kept ones must come out in the order of the full network.
+
+    The full value is filled with its entries' numbers and moved, and so is the cut one: where the second result is the
+    first without some entries of one axis, the operation commutes with the cut.
+    """
     others = leaves((args, kwargs))
     if not isinstance(x, Live) or x.axis is None or x.index is None:
         return NotImplemented
@@ -90,7 +94,7 @@ def _parts(result: Any) -> list[Tensor]:
 
 
 def _lies(goal: Tensor, found: Tensor, is_kept: Tensor) -> tuple[int | None, Tensor | None] | None:
-    """Axis along which the numbers found are some of the full network's, and their places; None: they are not."""
+    """Axis along which entries of the full result are missing, and the places of the others; None: no such cut."""
     if torch.equal(goal, found):
         return None, None
     axes = [axis for axis in range(goal.dim()) if found.dim() == goal.dim() and found.shape[axis] != goal.shape[axis]]
@@ -162,14 +166,9 @@ def padded(
     walk: Shrinking, node: fx.Node, x: Any, pad: Sequence[int], mode: str | float = "constant", value: Any = None
 ) -> Any:
     """Padding with zeros around other axes; around the cut axis the zeros are left out as well."""
-    if (
-        not isinstance(x, Live)
-        or x.axis is None
-        or x.index is None
-        or x.fill != 0
-        or mode not in ("constant", 0)
-        or value
-    ):
+    if mode not in ("constant", 0) or value:
+        return NotImplemented
+    if not isinstance(x, Live) or x.axis is None or x.index is None or x.fill != 0:
         return NotImplemented
     pad, place = list(pad), 2 * (len(x.shape) - 1 - x.axis)
     before, behind = pad[place : place + 2] if place < len(pad) else (0, 0)

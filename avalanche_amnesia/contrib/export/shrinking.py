@@ -8,7 +8,7 @@ axis, are whole, with the entries that are left out put back: always right, and 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -106,12 +106,11 @@ class Shrinking:
         look_up = self.known.__getitem__
         return fx.node.map_arg(node.args, look_up), fx.node.map_arg(node.kwargs, look_up)
 
-    def worked_out(self, node: fx.Node, args: Any, kwargs: Any, stands_for: Callable[[Any], Any] = lambda x: x) -> Any:
+    def worked_out(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
         """Result of an operation on other values, on the CPU."""
         fresh = not any(isinstance(arg, fx.Node) for arg in node.args[:1])
 
         def value(leaf: Any) -> Any:
-            leaf = stands_for(leaf)
             if isinstance(leaf, torch.device):
                 return torch.device("cpu")
             if isinstance(leaf, Live):

@@ -36,7 +36,6 @@ from .paired import smallest_p as smallest_p
 from .pictures import CapacityPictures as CapacityPictures
 from .pictures import capacity_pictures_metrics as capacity_pictures_metrics
 from .relapse import FewShot as FewShot
-from .relapse import FreshHead as FreshHead
 from .relapse import Relapse as Relapse
 from .relapse import few_shot_accuracy as few_shot_accuracy
 from .relapse import few_shot_metrics as few_shot_metrics

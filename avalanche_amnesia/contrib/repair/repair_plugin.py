@@ -144,7 +144,11 @@ class RepairPlugin(MemoryPlugin):
         before: dict[str, Tensor] | None,
         change: Transaction,
     ) -> RepairSummary:
-        """Repair tasks and record it; in the middle of a task, repair the values before that task."""
+        """Repair tasks and record it; in the middle of a task, repair the values before that task.
+
+        The task in training, if any, moved on from ``before``: the repair is made there, and its moves are then added
+        to the values of now.
+        """
         own = own_parameters(model, *tasks)
         parameters = dict(model.backbone.named_parameters(prefix="backbone"))
         with whole(model):

@@ -46,12 +46,7 @@ class Evidence:
 
     @classmethod
     def of(cls, context: UnlearningContext, samples: Tensor | None = None) -> Evidence:
-        """Copy what an unlearning is about to remove from a model.
-
-        Args:
-            context: worked out, and not applied yet.
-            samples: inputs of the tasks.
-        """
+        """Copy what an unlearning, worked out and not applied yet, is about to remove from a model."""
         plan, removal = context.plan, context.removal
         state = {name: value.detach().cpu().clone() for name, value in context.model.state_dict().items()}
         removed = [name for name in plan.removed if name not in plan.uninformative_masks]
@@ -83,11 +78,9 @@ class Evidence:
         return (*of_values, *masks)
 
     def fingerprint(self, seed: int = 0, *, samples: bool = False) -> Fingerprint:
-        """One-way fingerprint, which a record may keep; see :class:`Fingerprint`.
+        """One-way fingerprint, which a record may keep.
 
-        Args:
-            seed: of the sketches.
-            samples: hash every input too. Anyone who has an input can then check that it was among them.
+        With ``samples`` it holds a hash of every input: anyone who has an input can check that it was among them.
         """
         sketches = {}
         for name, update in self.updates.items():

@@ -142,9 +142,11 @@ def _regress(x: Tensor, update: Tensor, beside: Sequence[Tensor]) -> tuple[float
     it near 1, so the ranks of the entries, whose correlation by chance depends on no entry's size, must be as
     improbable; of ``n`` entries no order is more so than ``2 / n!``.
     """
+    # A shortcut: the order of fewer than 13 entries is never improbable enough (2 / 12! > CHANCE).
     if len(x) < 8 or not bool(x.isfinite().all()):
         return 0.0, 0.0, 1.0
     whole = float(x @ x), float(update @ update)
+    # Gram–Schmidt: x and the update without their parts along the constant and the state.
     basis: list[Tensor] = []
     for other in beside:
         size = float(other.norm())

@@ -183,12 +183,14 @@ class BackupPlugin(SupervisedPlugin):
         values = {name: p.detach() for name, p in model.backbone.named_parameters(prefix="backbone")}
         inside_values = inside_backbone(values)
         shadowed = trajectory.tasks if self.joint else unlearnable
+        # A task from which this one is isolated takes nothing with it when it goes.
         seen = [other for other in shadowed if masking.influences is None or other in masking.influences]
-        for other in seen:  # a task that this one is isolated from takes nothing with it when it goes
+        for other in seen:
             earlier = trajectory.tasks[: trajectory.tasks.index(other)]
             region = (
                 first_used(model, other, earlier) if self.scope == "entry" else units_used(model, [*earlier, other])
             )
+            # Outside its region a shadow reads the main weights, but without what the earlier task wrote there.
             written = inside_backbone(trajectory.remove([other], values).updates[other])
             offset = {
                 name: torch.where(inside, 0.0, written[name].to(inside_values[name]))

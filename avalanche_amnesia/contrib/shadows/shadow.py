@@ -43,6 +43,7 @@ class Shadow:
         self._main = {name: parameter.detach() for name, parameter in model.backbone.named_parameters()}
         self._values = {name: nn.Parameter(start[name].clone()) for name in self.region}
         self._all = {**self._main, **self._values}
+        # Listed once: each step fills the shadow's tensors with the main weights outside the region.
         self._copies = [values.data for values in self._values.values()]
         self._originals = [self._main[name] for name in self._values]
         self._outside = [(~self.region[name]).to(values.dtype) for name, values in self._values.items()]
@@ -98,6 +99,7 @@ class Shadow:
             change.call(self._start.__setitem__, name, old)
             learned = values[inside]
             moved = (new.double() + (learned.double() - old.double())).to(new.dtype)
+            # Where the start stays, so do the learned bits: rounding must not move them.
             values[inside] = torch.where(same_bits(old, new), learned, moved)
             self._start[name] = new
 

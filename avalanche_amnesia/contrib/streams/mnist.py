@@ -42,7 +42,8 @@ def SplitMNIST(
         CorruptDataError: a file is not the published one.
         ValueError: a value that is not allowed; the message names those that are.
     """
-    return split(_load("MNIST", root, download, standardise, n_train, n_test, seed), n_tasks, class_order)
+    images = _load("MNIST", root, download, standardise).subset(n_train, n_test, seed)
+    return split(images, n_tasks, class_order)
 
 
 def SplitFashionMNIST(
@@ -61,7 +62,7 @@ def SplitFashionMNIST(
     Arguments and errors are those of :func:`SplitMNIST`, with the files in ``FashionMNIST/raw``, mean 0.2860 and
     standard deviation 0.3530.
     """
-    images = _load("FashionMNIST", root, download, standardise, n_train, n_test, seed)
+    images = _load("FashionMNIST", root, download, standardise).subset(n_train, n_test, seed)
     return split(images, n_tasks, class_order)
 
 
@@ -84,7 +85,8 @@ def PermutedMNIST(
         n_test: the same of the test set, 10 to 10,000.
         root, download, standardise: as of :func:`SplitMNIST`; errors too.
     """
-    return permuted(_load("MNIST", root, download, standardise, n_train, n_test, seed), n_tasks, seed)
+    images = _load("MNIST", root, download, standardise).subset(n_train, n_test, seed)
+    return permuted(images, n_tasks, seed)
 
 
 def RotatedMNIST(
@@ -107,18 +109,10 @@ def RotatedMNIST(
         n_train, n_test: as of :func:`PermutedMNIST`.
         root, download, standardise: as of :func:`SplitMNIST`; pixels are standardised after turning. Errors too.
     """
-    return rotated(_load("MNIST", root, download, standardise, n_train, n_test, seed), n_tasks, angles)
+    images = _load("MNIST", root, download, standardise).subset(n_train, n_test, seed)
+    return rotated(images, n_tasks, angles)
 
 
-def _load(
-    name: str,
-    root: str | Path | None,
-    download: bool,
-    standardise: bool,
-    n_train: int | None,
-    n_test: int | None,
-    seed: int,
-) -> Images:
-    train, test = load_idx(name, root, download)
+def _load(name: str, root: str | Path | None, download: bool, standardise: bool) -> Images:
     after = (_STANDARD[name],) if standardise else ()
-    return Images(train, test, before=(Scale(255),), after=after).subset(n_train, n_test, seed)
+    return Images(*load_idx(name, root, download), before=(Scale(255),), after=after)
