@@ -19,8 +19,11 @@ SHOWN_FOLDERS = ("experiments", "benchmarks", "results")
 def rooms() -> dict[str, list[str]]:
     """Room → full names of what it makes public, as its ``__init__.pyi`` lists them."""
     found = {}
-    for stub in sorted((ROOT / PACKAGE).glob("*/__init__.pyi")):
-        room = stub.parent.name
+    stubs = [
+        s for folder in ("*", "contrib/*", "lab/*") for s in sorted((ROOT / PACKAGE).glob(f"{folder}/__init__.pyi"))
+    ]
+    for stub in stubs:
+        room = ".".join(stub.parent.relative_to(ROOT / PACKAGE).parts)
         imports = [node for node in ast.parse(stub.read_text()).body if isinstance(node, ast.ImportFrom)]
         places = [(node.module, name.name) for node in imports for name in node.names]
         found[room] = [".".join(filter(None, [PACKAGE, room, module, name])) for module, name in places]
