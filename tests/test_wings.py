@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import importlib
 import re
 import sys
 import tomllib
@@ -134,3 +135,13 @@ def test_what_is_imported_is_declared_and_the_core_needs_ten():
 def test_the_lab_asks_for_all_that_its_extra_brings():
     own = declared()["lab"] - declared()["contrib"] - {PACKAGE.replace("_", "-")}
     assert {NAMES.get(name, name) for name in NEEDS} == own
+
+
+FACES = [".".join(path.parent.relative_to(ROOT).parts) for path in sorted((ROOT / PACKAGE).rglob("__init__.pyi"))]
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_every_name_of_a_face_is_there(face):
+    module = importlib.import_module(face)
+    assert module.__all__
+    assert [name for name in module.__all__ if not hasattr(module, name)] == []
