@@ -152,7 +152,7 @@ def memory_of(
 
 
 def held(thing: Any) -> Iterator[tuple[str, Any]]:
-    """What an object holds directly, plain values too, by its place; of a function also what it captures and names."""
+    """Direct contents of an object by place, plain values too; of a function also what it captures and names."""
     yield from ((f".{key}", value) for key, value in (getattr(thing, "__dict__", None) or {}).items())
     if isinstance(thing, Mapping):
         yield from ((f"[{key!r}]" if isinstance(key, _PLAIN) else "[…]", value) for key, value in thing.items())

@@ -94,7 +94,7 @@ class FeatureDistance(ReferenceMetric):
         return None if ours is None or theirs is None else self.distance(ours, theirs)
 
     def derived(self, strategy: Strategy, read: dict[str, dict[int, float]]) -> list[MetricValue]:
-        """How often the order floor goes in; another seed's floor is wider, and would flatter."""
+        """Distances in units of the order floor; another seed's floor is wider, and would flatter."""
         by_task, floors = read[""], read.get("_floor_order")
         if floors is None:
             return []

@@ -46,7 +46,7 @@ class Probe:
 
     @classmethod
     def from_state(cls, state: Any, model: Any) -> Probe:
-        """What :meth:`state` returned, with modules like a model's."""
+        """A probe from what :meth:`state` returned, with modules like a model's."""
         mask, head, parts = checked(state, mask=Tensor | None, head=dict | None, parts=dict | None)
         return cls(mask, _module_of(head, model), _module_of(parts, model))
 

@@ -33,7 +33,7 @@ from avalanche_amnesia.training.task_faults import MaskWarning
 Variant = Literal["same", "order", "seed"]
 Expected = Literal["same", "order", "seed", "full"]
 _QUIET = (MaskWarning, CapacityWarning)
-"""What the run itself has warned of."""
+"""Warnings that the run itself has given."""
 
 
 class ReferencesError(ValueError):

@@ -15,7 +15,7 @@ from avalanche_amnesia.training.host.saving import encoded_state, give_state
 
 
 class Store(Protocol):
-    """Where runs keep their states: :class:`avalanche_amnesia.lab.runs.RunStore`."""
+    """Place where runs keep their states: :class:`avalanche_amnesia.lab.runs.RunStore`."""
 
     def run(self, strategy: Strategy) -> Any:
         """A run that begins with a strategy as it was built, and does what a :class:`Retraining` does."""

@@ -213,7 +213,7 @@ class TaskMaskedModel(MultiHeadModel, ABC):
 
     @abstractmethod
     def fresh_parts(self) -> nn.Module | None:
-        """What a task that begins has of its own besides its head, with the backbone's values; None: nothing."""
+        """Modules that a task begins with, besides its head, with the backbone's values; None: nothing."""
 
     def task_parts(self, task: int) -> nn.Module | None:
         """The task's own normalisation, on which its features depend besides its mask; None where it has none."""

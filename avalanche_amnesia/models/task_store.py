@@ -1,4 +1,4 @@
-"""What single tasks have of a model: modules and tensors by label, out of torch's sight once a task is finished.
+"""Possessions of single tasks in a model: modules and tensors by label, out of torch's sight once a task is finished.
 
 A step, a change of mode, an optimizer or a copy of all parameters would take longer with every task if each were made
 of submodules for ever. So only what may still learn is a part of the model for torch. What a finished task has lies in
@@ -38,7 +38,7 @@ class TaskStore(nn.Module):
         return len(self.held)
 
     def get(self, task: int | str, default: Any = None) -> Any:
-        """What a task has, or something else where it has nothing."""
+        """A task's module or tensor, or a default where it has none."""
         return self.held.get(str(task), default)
 
     def items(self) -> Iterable[tuple[str, Any]]:
@@ -46,7 +46,7 @@ class TaskStore(nn.Module):
         return self.held.items()
 
     def values(self) -> Iterable[Any]:
-        """What the tasks have."""
+        """Modules or tensors of all tasks."""
         return self.held.values()
 
     @property

@@ -1,4 +1,4 @@
-"""What is wrong with a task: its samples, its weights once it is trained, its accuracy, its mask; in words."""
+"""Faults of a task: its samples, its weights once it is trained, its accuracy, its mask; in words."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ class Log(dict[str, SparseEntries]):
 
     @classmethod
     def from_state(cls, state: Any) -> Log:
-        """What :meth:`state` returned, as a log."""
+        """A log from what :meth:`state` returned."""
         kinds = {"entries": dict, "parameters": int, "error": dict, "repair_of": frozenset | None}
         entries, parameters, error, repair_of = checked(state, **kinds)
         return cls(entries_from(entries), parameters, made(AddedError, error), repair_of)
@@ -102,7 +102,7 @@ def entries_state(entries: Mapping[str, SparseEntries]) -> dict[str, Any]:
 
 
 def entries_from(state: Any) -> dict[str, Any]:
-    """What :func:`entries_state` returned, as entries."""
+    """Entries from what :func:`entries_state` returned."""
     return {name: made(SparseUpdates if "codes" in of else SparseValues, of) for name, of in state.items()}
 
 

@@ -1,4 +1,4 @@
-"""What is measured of a run, and how it is shown: one table for the page, the tables of studies and the terminal.
+"""Measures of a run, and their form on the page: one table for the page, the tables of studies and the terminal.
 
 To show a metric is an entry of :data:`SHOWN`: how it is made, its columns, and the section that has its readings.
 """

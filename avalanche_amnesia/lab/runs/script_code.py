@@ -53,7 +53,7 @@ def script_code(things: Iterable[object], skip: Collection[object] = ()) -> list
 
 
 def _parts(thing: Any) -> Iterator[tuple[str, Any]]:
-    """What a function, a class or another object consists of, with its place in it."""
+    """Parts of a function, a class or another object, with their places in it."""
     if isinstance(thing, types.ModuleType):
         return  # what functions name of it is theirs
     if isinstance(thing, type):

@@ -142,7 +142,7 @@ def make_strategy(
 
 
 def _object(name: str, value: Any, kind: str, seed: int) -> Any:
-    """What a strategy takes, from its settings: a mapping, of which ``name`` says the kind where there are several."""
+    """Argument of a strategy, from its settings: a mapping, of which ``name`` says the kind where there are several."""
     if name not in ("masks", "adjustment", "compensation", "repair", "trajectory", "unlearning"):
         return value
     given = dict(value) if isinstance(value, Mapping) else {"name": value}

@@ -137,7 +137,7 @@ class SubnetModel(TaskMaskedModel):
         return marks
 
     def _choice(self, scores: Tensor, weights: Iterable[Tensor]) -> Choice:
-        """What scores choose in the steps of a training; by thresholds where that comes to the same."""
+        """Choice by scores in the steps of a training; by thresholds where that comes to the same."""
         marked = MarkedChoice(self._sizes, self.choose)
         ranks = type(self).choose is SubnetModel.choose and all(t.dtype == torch.float32 for t in (scores, *weights))
         return TopChoice(self._tops, marked) if ranks else marked

@@ -28,7 +28,7 @@ def refuse_second(strategy: Strategy, kind: type[Any]) -> None:
         raise ValueError(
             f"{type(strategy).__name__} has {n} {kind.__name__}s, which would do everything twice: leave one in "
             "plugins=, and none where the strategy brings its own, as AmnesiacHAT does; its options are the strategy's "
-            "(trajectory=TrajectoryPlugin(...), deadline=...)"
+            "(trajectory=TrajectoryPlugin(...), unlearning=UnlearningPlugin(deadline=...))"
         )
 
 
