@@ -1,7 +1,5 @@
 """Bitwise equality and hashes of tensors."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Checks of arguments, one kind each: an error names the argument, what was given and what is allowed."""
 
-from __future__ import annotations
-
 import difflib
 import operator
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """Walk over everything that an object holds: through attributes, containers, closures and running generators."""
 
-from __future__ import annotations
-
 import functools
 import types
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping

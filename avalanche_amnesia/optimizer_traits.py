@@ -1,7 +1,5 @@
 """Traits of optimizers: what is known of a step, in the one table in which a new optimizer is judged."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any

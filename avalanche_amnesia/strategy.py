@@ -1,7 +1,5 @@
 """The host strategy as a type: what this package uses of Avalanche's supervised template."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Protocol
 

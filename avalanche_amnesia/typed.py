@@ -1,7 +1,5 @@
 """Values of declared types from plain ones, as JSON and YAML hold them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from types import NoneType, UnionType

@@ -1,7 +1,5 @@
 """One-way fingerprints (hashes, count sketches) of removed tensors, as a record keeps them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal

@@ -1,7 +1,5 @@
 """Origin of a strategy's model, for records: method, settings, seed and data."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from avalanche_amnesia.audit.record import Provenance

@@ -1,7 +1,5 @@
 """Signatures of records: who holds the record knows who wrote it, and that nobody has changed it since."""
 
-from __future__ import annotations
-
 import base64
 import json
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Accuracy difference: what unlearning did to the remaining tasks, against a model that never unlearned."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Sequence
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """Accuracy matrix of a stream with requests: average accuracy, forgetting, backward and forward transfer."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from statistics import fmean

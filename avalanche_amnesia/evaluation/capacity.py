@@ -1,7 +1,5 @@
 """Metrics of capacity at every event: what is still free, units or weights in use, bytes of trajectory."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from avalanche.evaluation.metric_results import MetricValue

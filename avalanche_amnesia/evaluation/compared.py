@@ -1,7 +1,5 @@
 """Base of metrics of unlearned tasks that stand beside a retrained reference, which never saw the tasks."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any

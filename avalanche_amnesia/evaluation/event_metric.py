@@ -1,7 +1,5 @@
 """Bases of metrics whose values come with events: any of them, or every training and unlearning."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Distances between two models' features of tasks' data: the main model, and one that never saw the unlearned tasks."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Literal

@@ -1,7 +1,5 @@
 """Features of any multi-head model on a task's data, through any mask."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from copy import deepcopy
 

@@ -1,7 +1,5 @@
 """Figures in one style, without pyplot's global state, and their place among the metrics' values."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

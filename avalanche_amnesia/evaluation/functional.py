@@ -1,7 +1,5 @@
 """JSD of two models' features, distances in units of their floor, accuracy of logits: pure functions."""
 
-from __future__ import annotations
-
 import math
 
 import torch

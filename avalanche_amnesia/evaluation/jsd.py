@@ -1,7 +1,5 @@
 """JSD between two models' features of tasks' data: the main model, and one that never saw the unlearned tasks."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import get_args
 

@@ -1,7 +1,5 @@
 """Training of a strategy along paths of tasks: what two paths begin with alike is trained once."""
 
-from __future__ import annotations
-
 import tempfile
 import warnings
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """Comparison of the training data of two experiences, without going through all of it."""
 
-from __future__ import annotations
-
 import hashlib
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Accuracy on unlearned tasks through the heads and masks that they had, as an attacker who kept them would see it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -4,8 +4,6 @@ A parameter before the star is a word of the command, one behind it an option; i
 are all that the parser knows of it. Rooms are imported when a command uses them: the host takes seconds.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import inspect

@@ -1,7 +1,5 @@
 """X axes of metrics (iterations, tasks or events), and the position of a run on them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from avalanche_amnesia.strategy import Strategy

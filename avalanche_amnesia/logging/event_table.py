@@ -1,7 +1,5 @@
 """Table of a run's events: a row per task end and unlearning, with what was measured behind it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
 from statistics import fmean

@@ -1,7 +1,5 @@
 """Base of W&B's logger and of the one of JSON lines, which differ only in where they write."""
 
-from __future__ import annotations
-
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping

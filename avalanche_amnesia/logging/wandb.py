@@ -1,7 +1,5 @@
 """Avalanche logger for Weights & Biases that works with today's wandb and knows about unlearning events."""
 
-from __future__ import annotations
-
 import hashlib
 import struct
 import time

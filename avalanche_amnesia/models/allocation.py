@@ -1,7 +1,5 @@
 """Units that a task may take and read, and who decides about them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Protocol
 

@@ -1,7 +1,5 @@
 """Units that forwards compute: all but those whose gate is 0, and stays so while a mask is learned."""
 
-from __future__ import annotations
-
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """A masked model in words: its layers, what feeds them, which rule covers its parameters."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from torch import Tensor, nn

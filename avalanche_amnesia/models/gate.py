@@ -1,7 +1,5 @@
 """The soft mask ``a = σ(s · e)`` of the task in training (HAT, Serrà et al., ICML 2018)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 import torch

@@ -1,7 +1,5 @@
 """A backbone with one head per task: the plain multi-head model, and the base of the masked one."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 

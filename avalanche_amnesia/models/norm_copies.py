@@ -1,7 +1,5 @@
 """A task's own norms in a backbone that is not traced: copies that stand in for the backbone's while it runs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from copy import deepcopy
 from typing import Any

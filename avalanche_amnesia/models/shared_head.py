@@ -1,7 +1,5 @@
 """One head that all tasks share (domain-incremental learning: the task label picks the mask)."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

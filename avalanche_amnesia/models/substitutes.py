@@ -1,7 +1,5 @@
 """Substitutes for a backbone's own tensors and norms while it runs, untraced."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any

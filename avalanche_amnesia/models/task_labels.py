@@ -1,7 +1,5 @@
 """Task labels of mini-batches: one per sample, mostly of one task."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

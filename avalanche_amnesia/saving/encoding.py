@@ -1,7 +1,5 @@
 """States as JSON and tensors: values of JSON, containers of values, and a few leaves of torch."""
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

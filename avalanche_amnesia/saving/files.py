@@ -3,8 +3,6 @@
 A state is one JSON file, and the tensors that it names by their content.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Settings: what a script gave a strategy, its optimizer and its plugins, as values of JSON."""
 
-from __future__ import annotations
-
 import inspect
 from collections import Counter
 from collections.abc import Iterable, Mapping

@@ -4,8 +4,6 @@ In update space, ``θ ← lerp(θ_after, θ_before, held)``, which holds under e
 published, and where it comes to the same and costs less.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property

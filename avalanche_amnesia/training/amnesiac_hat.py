@@ -1,7 +1,5 @@
 """AmnesiacHAT: hard attention that can forget a task on request."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import ClassVar, Literal, Unpack
 

@@ -1,7 +1,5 @@
 """Settings of the masks that hard attention learns."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal

@@ -1,7 +1,5 @@
 """Formulas of hard attention (HAT, Serrà et al., 2018; HAT-CL, Duan, 2023): gate, sparsity, units within a budget."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import Literal

@@ -1,7 +1,5 @@
 """Features of a task's samples, and heads fitted to them."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field, replace

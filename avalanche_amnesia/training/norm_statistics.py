@@ -1,7 +1,5 @@
 """Running statistics of a task's norms, taken again when its training is over."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """The strategy's optimizer: whether a training loop can use it, what it remembers, and others beside it."""
 
-from __future__ import annotations
-
 import inspect
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """HAT and AdaHAT: hard attention to the task."""
 
-from __future__ import annotations
-
 from typing import ClassVar, Unpack
 
 from torch.optim import Optimizer

@@ -1,7 +1,5 @@
 """Faults of a task: its samples, its weights once it is trained, its accuracy, its mask; in words."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """WSN: winning subnetworks that can forget a task on request."""
 
-from __future__ import annotations
-
 from typing import ClassVar, Unpack
 
 from torch.optim import Optimizer

@@ -14,8 +14,6 @@ beginning, writes the files that are missing, and deletes the others. Whoever wr
 on.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

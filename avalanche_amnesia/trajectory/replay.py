@@ -4,8 +4,6 @@ A writer's update ``Δ`` of an entry is what it wrote minus the value before it.
 writer has changed, it writes that value plus its ``Δ``, added in float64; on the same bits it writes the same bits.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 

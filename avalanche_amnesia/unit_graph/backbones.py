@@ -1,7 +1,5 @@
 """Checks of what is given as a backbone, and runs that leave nothing behind in it."""
 
-from __future__ import annotations
-
 import logging
 import warnings
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Graphs that torch.export returned, with attributes by their own names, and nothing that writes into its arguments."""
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field

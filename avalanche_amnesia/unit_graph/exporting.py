@@ -1,7 +1,5 @@
 """Export of a backbone to functional graphs of ATen operations, one for training and one for evaluation."""
 
-from __future__ import annotations
-
 import linecache
 import os
 import threading

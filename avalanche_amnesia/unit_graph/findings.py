@@ -1,7 +1,5 @@
 """Reasons why a backbone can't be masked, and the errors that say so."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """Functions that a rewritten backbone calls to mask its values."""
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Mapping, Sequence
 from typing import Any

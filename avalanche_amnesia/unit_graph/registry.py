@@ -6,8 +6,6 @@ A rule is called with the walk, the node, and what is known of the node's argume
 known of the result, or raises :class:`~avalanche_amnesia.unit_graph.findings.Unsupported`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

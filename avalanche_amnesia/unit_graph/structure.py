@@ -1,7 +1,5 @@
 """Structure of a backbone as a key, so that two that are built alike need be traced once."""
 
-from __future__ import annotations
-
 import enum
 import functools
 import types

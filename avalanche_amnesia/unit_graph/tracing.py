@@ -1,7 +1,5 @@
 """Tracing of a backbone: its masked form and its unit graph."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager

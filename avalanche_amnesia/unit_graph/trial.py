@@ -4,8 +4,6 @@ The rules say which entries a mask has to protect. This asks the network itself:
 with some parameters and once with every entry outside of the mask replaced, in training and in evaluation mode.
 """
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

@@ -5,8 +5,6 @@ whenever all units of its set are masked. Reshaping, slicing, concatenating and 
 operation on that tensor, and a sum of values is the union of their sets, entry by entry.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """Validation of a backbone: all that keeps it from being masked, and a copy with what can be fixed by itself."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -7,8 +7,6 @@ protects more than necessary and never less. What can't be masked at all is a
 :class:`~avalanche_amnesia.unit_graph.findings.Finding`.
 """
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Collection
 from typing import Any

@@ -1,7 +1,5 @@
 """Carrying an unlearning out, as a whole or not at all."""
 
-from __future__ import annotations
-
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping

@@ -12,8 +12,6 @@
 Whatever does not hold is a reason, in words; an unlearning with a reason is ``approximate``. Nothing else decides.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """Compensation and repair of remaining tasks, which an unlearning takes something from."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Protocol, TypeGuard, runtime_checkable

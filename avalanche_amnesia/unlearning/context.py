@@ -1,7 +1,5 @@
 """An unlearning between its request and its record: the strategy, the tasks that go, and what was worked out."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field

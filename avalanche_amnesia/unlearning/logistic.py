@@ -1,7 +1,5 @@
 """A linear head fitted to features in a few steps of a second-order method."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F

@@ -1,7 +1,5 @@
 """Working an unlearning out: what goes, who is affected by it, and what may be claimed of the rest."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any

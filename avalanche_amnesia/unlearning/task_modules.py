@@ -1,7 +1,5 @@
 """The parts of a model that belong to one task alone, and how to take them out."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from avalanche.models import MultiHeadClassifier

@@ -1,7 +1,5 @@
 """Pruning of a task's update before it is recorded: small entries, and entries that moved in few steps, return."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Scaling of a later task's damped update, where the task that it built on goes (``rate`` and ``draft``)."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from typing import Any, Literal
 

@@ -1,7 +1,5 @@
 """CLPU-DER++: permanent tasks in a main network, tasks that may be unlearned in side networks."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable
 from typing import Any, ClassVar, Unpack
 

@@ -1,7 +1,5 @@
 """DER++ as a plugin: dark experience replay over tasks with heads of their own."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from avalanche_amnesia import checks

@@ -1,7 +1,5 @@
 """Independent: a network per task, the upper bound of unlearning at T times the size."""
 
-from __future__ import annotations
-
 from typing import ClassVar, Unpack
 
 from torch.optim import Optimizer

@@ -1,7 +1,5 @@
 """A network of its own for every task, or for those that may be unlearned."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any

@@ -1,7 +1,5 @@
 """PALL: subnetworks of weights, reset and fine-tuned when a task is unlearned."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from typing import Any, Unpack
 

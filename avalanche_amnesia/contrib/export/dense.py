@@ -1,7 +1,5 @@
 """Extraction of a task's dense subnet from a masked model."""
 
-from __future__ import annotations
-
 import torch
 from torch import fx, nn
 

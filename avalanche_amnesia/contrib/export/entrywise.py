@@ -1,7 +1,5 @@
 """Rules for functions of single entries, sums and products: they need only the kept entries."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Rules for operations that move, join, pool or average entries."""
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Sequence
 from typing import Any

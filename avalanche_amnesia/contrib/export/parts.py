@@ -1,7 +1,5 @@
 """Modules and constants of the smaller network, each under a free name and held once."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -5,8 +5,6 @@ are some entries of one axis, only they are computed. What has no rule here, and
 axis, are whole, with the entries that are left out put back: always right, and layers read only the live entries.
 """
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Sequence
 from functools import partial

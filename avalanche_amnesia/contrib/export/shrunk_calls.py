@@ -1,7 +1,5 @@
 """Rules for modules that were declared frozen or task-owned: taken along as they are."""
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Rules for layers with weights: rows of open units and columns of live inputs are kept."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

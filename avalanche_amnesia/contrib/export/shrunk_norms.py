@@ -1,7 +1,5 @@
 """Rules for a task's norms, without masks: over the kept units, with the statistics of the open units."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Savings of a subnet: parameters and floating-point operations beside those of the masked network."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

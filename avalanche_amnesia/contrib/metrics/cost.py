@@ -1,7 +1,5 @@
 """Cost of an unlearning: seconds, against those of training again without the tasks."""
 
-from __future__ import annotations
-
 from avalanche.evaluation.metric_results import MetricValue
 from avalanche.evaluation.metric_utils import get_metric_name
 

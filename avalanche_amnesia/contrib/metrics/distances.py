@@ -1,7 +1,5 @@
 """Distances of features beside the JSD: Euclidean, cosine, CKA."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Literal, get_args
 

@@ -1,7 +1,5 @@
 """Dose–response: what a measure of forgetting reads when a known share of the forgotten update is put back."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import comb

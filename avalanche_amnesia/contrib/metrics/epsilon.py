@@ -11,8 +11,6 @@ The rates are known only from runs. With their upper confidence bounds instead, 
 lower bound of ε (Jagielski, Ullman and Oprea, Auditing differentially private machine learning, NeurIPS 2020).
 """
 
-from __future__ import annotations
-
 import math
 from typing import Literal
 

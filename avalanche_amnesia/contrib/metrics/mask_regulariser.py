@@ -1,7 +1,5 @@
 """Part of the training loss that is the masks' regulariser."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from avalanche.evaluation.metric_results import MetricValue

@@ -1,7 +1,5 @@
 """Membership inference on unlearned tasks: whether losses still separate training samples from others."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

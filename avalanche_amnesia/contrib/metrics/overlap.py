@@ -1,7 +1,5 @@
 """Overlap of the remaining tasks' masks, pair by pair."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import Any

@@ -1,7 +1,5 @@
 """Owners of a layer's units or weights: no task, several tasks, or only one."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Paired comparison of two methods over seeds, and what a few seeds can show at all."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

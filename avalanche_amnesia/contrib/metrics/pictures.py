@@ -4,8 +4,6 @@ Colours, dashes and marks belong to roles (``here``, ``retrained``, ``never``, `
 mean the same in every figure.
 """
 
-from __future__ import annotations
-
 import io
 from collections.abc import Sequence
 from typing import Any

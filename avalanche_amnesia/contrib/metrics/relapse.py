@@ -1,7 +1,5 @@
 """Relapse: accuracy of new heads, fitted to many samples or a few, on the features of an unlearned task."""
 
-from __future__ import annotations
-
 import warnings
 from abc import abstractmethod
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Capacity in every step of a training, the published form."""
 
-from __future__ import annotations
-
 from avalanche.evaluation.metric_results import MetricValue
 
 from avalanche_amnesia.evaluation.event_metric import CallbackMetric

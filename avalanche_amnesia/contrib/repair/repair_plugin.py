@@ -1,7 +1,5 @@
 """Repair of what an unlearning took from remaining tasks, by a few steps on their samples."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal

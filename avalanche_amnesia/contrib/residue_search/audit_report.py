@@ -1,7 +1,5 @@
 """Findings of an audit."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from avalanche_amnesia.audit.words import as_html, wrapped

@@ -1,7 +1,5 @@
 """Tensors inside files, read without running any code from them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

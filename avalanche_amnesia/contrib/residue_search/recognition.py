@@ -1,7 +1,5 @@
 """Recognition of removed tensors in other ones, by hashes, and of removed updates, by regression."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from math import exp, lgamma, sqrt
 

@@ -1,7 +1,5 @@
 """The audit: everything reachable from a strategy, or every file below a folder, against a record."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Iterator
 from os import PathLike

@@ -4,8 +4,6 @@ Hashes find copies, in any type and shape. Sums of many entries with random sign
 Charikar et al. 2002) keep inner products up to chance: they find a tensor that *contains* an update, beside others.
 """
 
-from __future__ import annotations
-
 import hashlib
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A copy of an earlier task's entries in the backbone, which learns the task in training without that task."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterable, Mapping
 

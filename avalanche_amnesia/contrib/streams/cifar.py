@@ -1,7 +1,5 @@
 """Streams over CIFAR-10 and CIFAR-100."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Sequence
 from functools import cache

@@ -1,7 +1,5 @@
 """One stream of several data sets."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from avalanche.benchmarks import CLScenario, EagerCLStream

@@ -1,7 +1,5 @@
 """Convolutional feature extractors of the method comparison."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import torch

@@ -1,7 +1,5 @@
 """Stream over Omniglot: one alphabet per task."""
 
-from __future__ import annotations
-
 import io
 import zipfile
 from collections.abc import Iterator

@@ -3,8 +3,6 @@
 Tasks are numbered by their position in the stream, from 0.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

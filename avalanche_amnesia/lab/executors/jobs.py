@@ -1,7 +1,5 @@
 """Jobs that wait for others, on any executor in the shape of ``concurrent.futures``."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait

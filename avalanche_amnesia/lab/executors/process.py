@@ -1,7 +1,5 @@
 """Processes of this machine."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal

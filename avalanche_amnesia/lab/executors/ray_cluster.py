@@ -1,7 +1,5 @@
 """A Ray cluster, or Ray on this machine."""
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Callable

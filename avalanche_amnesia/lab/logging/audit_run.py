@@ -1,7 +1,5 @@
 """A run for an audit: its findings, and the record of the unlearning that it looked into."""
 
-from __future__ import annotations
-
 from avalanche_amnesia.audit.record import UnlearningRecord
 from avalanche_amnesia.contrib.residue_search.audit_report import AuditReport
 from avalanche_amnesia.evaluation.figures import Table

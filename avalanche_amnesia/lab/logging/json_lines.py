@@ -5,8 +5,6 @@ A run is a folder: `run.jsonl`, of which each line is one JSON object with its `
 last line is cut: readers leave it out.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import time

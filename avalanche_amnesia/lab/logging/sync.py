@@ -1,7 +1,5 @@
 """Runs of JSON lines sent to W&B, each as one run, however often; W&B's offline runs are handed to `wandb sync`."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

@@ -1,7 +1,5 @@
 """Answers in plain words: what a strategy forgot, whether it really did, and what that cost the other tasks."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 

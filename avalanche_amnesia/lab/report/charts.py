@@ -1,7 +1,5 @@
 """Charts of the page: matplotlib figures in the page's colours, and all of their numbers in words."""
 
-from __future__ import annotations
-
 import io
 import math
 import re

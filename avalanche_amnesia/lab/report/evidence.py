@@ -1,7 +1,5 @@
 """Evidence of the forgetting: every check that was made, and whether it finds a trace."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal

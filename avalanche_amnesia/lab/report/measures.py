@@ -3,8 +3,6 @@
 To show a metric is an entry of :data:`SHOWN`: how it is made, its columns, and the section that has its readings.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any

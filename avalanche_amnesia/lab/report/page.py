@@ -1,7 +1,5 @@
 """The page: results of runs as one HTML file that asks for nothing else, not even a font."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from functools import cache

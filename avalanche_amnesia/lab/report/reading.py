@@ -1,7 +1,5 @@
 """Runs read from their logs, and put together: one entry per name and settings, with a run per seed."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence

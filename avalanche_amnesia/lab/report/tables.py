@@ -1,7 +1,5 @@
 """Tables: of the page, each cell with its words and the value that is sorted and copied; and all numbers as CSV."""
 
-from __future__ import annotations
-
 import csv
 import io
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Tables for the terminal, narrow enough for 60 columns."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from rich import box

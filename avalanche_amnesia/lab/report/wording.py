@@ -1,7 +1,5 @@
 """Wording of numbers: with their units, and the range over seeds where there are several."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection
 from typing import Any
 

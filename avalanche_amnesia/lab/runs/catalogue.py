@@ -1,7 +1,5 @@
 """Data sets that the streams read: what they are, where their files lie, and whether they are there."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path

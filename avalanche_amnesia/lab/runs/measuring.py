@@ -1,7 +1,5 @@
 """One run of a stream with requests, evaluated after every task with all metrics that are shown, into a log."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory

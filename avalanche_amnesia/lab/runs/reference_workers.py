@@ -1,7 +1,5 @@
 """Processes that train references before they are asked for."""
 
-from __future__ import annotations
-
 import functools
 import signal
 import tempfile

@@ -1,7 +1,5 @@
 """Plan of a stream's runs through a store: what would be trained, what is there, and roughly how long it takes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean

@@ -1,7 +1,5 @@
 """Code that a script gives to its run: functions and classes that belong to no installed package, and what they use."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import sys

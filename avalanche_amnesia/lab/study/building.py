@@ -1,7 +1,5 @@
 """Streams, networks and strategies from settings."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The main job: real digits, a stream with requests, four strategies that forget, tables, figures and a report."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

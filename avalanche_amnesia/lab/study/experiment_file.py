@@ -1,7 +1,5 @@
 """Experiments read from their files: with what a file takes over from others, a profile, and changes."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path

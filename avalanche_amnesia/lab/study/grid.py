@@ -1,7 +1,5 @@
 """Runs of an experiment: which there are, where their results lie, and which of them are done."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict

@@ -1,7 +1,5 @@
 """One run of an experiment, and the references that several runs share: what a worker is asked to do."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager

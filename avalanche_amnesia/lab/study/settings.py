@@ -3,8 +3,6 @@
 Nothing here needs torch: ``--help`` must be quick.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any, Literal
 

@@ -1,7 +1,5 @@
 """Sweeps: all runs of an experiment as jobs that wait for the references which they share, and the plan of them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tables and figures of a study: every run's numbers, means over seeds, a picture per experiment, JSON per seed."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """Choice of weights by their scores, in every step of a training: chosen values pass, others do not."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Protocol
 

@@ -5,8 +5,6 @@ tasks would share. So every task has its own, which begins as the backbone's; wh
 backbone's again.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass

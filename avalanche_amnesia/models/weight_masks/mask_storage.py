@@ -5,8 +5,6 @@ weight has in eight tasks make a byte, and a Huffman code of these bytes takes l
 much less than masks one by one. Every further group of eight is written as what differs from the mask before it.
 """
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Sequence
 

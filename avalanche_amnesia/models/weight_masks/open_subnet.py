@@ -1,7 +1,5 @@
 """The weights that scores choose, ``weight ⊙ mask``, of the task in training."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 import torch

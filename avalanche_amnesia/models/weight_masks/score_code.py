@@ -6,8 +6,6 @@ halves the ranks among either of them. Their sizes come back from a table of qua
 is drawn once and for all.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

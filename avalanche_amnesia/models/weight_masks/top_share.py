@@ -1,7 +1,5 @@
 """The largest entries of a vector: exactly so many, and always the same ones."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Inventory of a backbone's parameters: those that masks can cover, and a rule for everything else that learns."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial

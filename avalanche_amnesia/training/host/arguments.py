@@ -1,7 +1,5 @@
 """Checks of arguments that the host lets pass and fails at later."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence

@@ -4,8 +4,6 @@ The host calls every plugin at each of the eight events of a training iteration,
 experience each time, whether or not a metric or a logger cares. For small networks that is a fifth of a step.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

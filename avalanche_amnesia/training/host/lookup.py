@@ -1,7 +1,5 @@
 """A strategy's plugins, and the tasks that it has."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any, TypeVar
 

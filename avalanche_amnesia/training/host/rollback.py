@@ -6,8 +6,6 @@ after it. So all that these steps may change is noted before the first of them, 
 last: until then giving the task up goes back to here first, and may itself be interrupted and repeated.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Collection, Iterator
 from functools import cache

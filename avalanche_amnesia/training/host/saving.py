@@ -1,7 +1,5 @@
 """State of a strategy between tasks, saved and given back to one that was built alike."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """States of a strategy's parts, its model and its plugins, as values that a saved state can hold."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """States of Avalanche's own plugins and strategies: attributes that are no plain values, and those that don't count."""
 
-from __future__ import annotations
-
 from copy import copy, deepcopy
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The unlearning requests that come with a stream's experiences: which are due, and whether they can be obeyed."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Heads precomputed for each set of earlier tasks that may be unlearned (``compensation="counterfactual"``)."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager

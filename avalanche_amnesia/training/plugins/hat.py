@@ -1,7 +1,5 @@
 """HAT as an Avalanche plugin: the life of a task's mask, and what each training step does to it."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 import torch

@@ -1,7 +1,5 @@
 """Whole mini-batches by indexing, for tasks whose data is in memory: the same batches as the default loader, faster."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Random draws of a task from (seed, task): nothing that ran before, and no evaluation, can change them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from avalanche.core import SupervisedPlugin

@@ -1,7 +1,5 @@
 """The life of a task's mask around its training, whatever the mask lies over."""
 
-from __future__ import annotations
-
 import warnings
 from typing import Any, ClassVar
 

@@ -1,7 +1,5 @@
 """Records what every task changed, on any Avalanche strategy."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

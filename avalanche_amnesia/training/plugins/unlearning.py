@@ -1,7 +1,5 @@
 """Obeys unlearning requests, on any Avalanche strategy that records its trajectory."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """WSN as an Avalanche plugin: learns which weights a task uses, trains those that are free, freezes the others."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Sums and products of values, parameters, constants and numbers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Modules that the user declared: a copy per task, or trained only by the first task."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

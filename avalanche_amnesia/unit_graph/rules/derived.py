@@ -1,7 +1,5 @@
 """Operations on parameters only: weights that are computed from others (``W + BA``, standardised, normed)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Functions of single entries: zero stays zero, or becomes a constant."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

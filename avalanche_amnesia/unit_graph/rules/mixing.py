@@ -1,7 +1,5 @@
 """Operations that mix entries: reductions, products of values, attention."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Normalisation: a copy per task, with the task's mask folded into it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

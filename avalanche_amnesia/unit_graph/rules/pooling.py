@@ -1,7 +1,5 @@
 """Windows over positions, each channel by itself."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Operations that move entries: the same operation moves their sets of units."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Layers with weights: every output is a unit, in use where its mask and what feeds it are."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from typing import Any

@@ -4,8 +4,6 @@ Without this a stock strategy brings a forgotten task back: EWC pulls the weight
 taught by a model that knows it, Replay trains on its samples. What keeps learned state and has no purger is found.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 

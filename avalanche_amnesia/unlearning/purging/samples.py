@@ -1,7 +1,5 @@
 """Plugins and strategies that keep samples: replay (also DER, DER++, ER-ACE, ER-AML), GEM and A-GEM."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Sequence
 from copy import copy
 from typing import Any

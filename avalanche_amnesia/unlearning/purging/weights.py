@@ -1,7 +1,5 @@
 """Plugins that keep weights: at anchors (EWC, SI, MAS), by owner (PackNet), or as a copy of the model (LwF, LFL)."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from copy import deepcopy
 from typing import Any

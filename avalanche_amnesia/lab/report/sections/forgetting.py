@@ -1,7 +1,5 @@
 """Sections on what is left of the unlearned tasks, beside a model that never saw them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 

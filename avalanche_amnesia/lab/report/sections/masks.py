@@ -1,7 +1,5 @@
 """Sections on masks: free capacity, owners of units, overlap of tasks."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 
 from avalanche_amnesia.evaluation.figures import Cell, matrix_figure

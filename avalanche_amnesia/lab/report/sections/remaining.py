@@ -1,7 +1,5 @@
 """Sections on the remaining tasks: what they lost and gained."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from avalanche_amnesia.lab.report.charts import Axis

@@ -1,7 +1,5 @@
 """Sections on the runs themselves: their seconds, settings and versions."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """A section, and the tables and charts that most sections show: rows of every seed, lines of every strategy."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 

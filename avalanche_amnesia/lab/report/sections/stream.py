@@ -1,7 +1,5 @@
 """Sections on the stream: its tasks and requests, how well every task is read, and all of it at the end."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from avalanche_amnesia.evaluation.figures import Cell, matrix_figure
