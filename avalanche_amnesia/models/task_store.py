@@ -135,6 +135,18 @@ def whole(model: nn.Module) -> Iterator[nn.Module]:
             vars(store)[store.part] = in_sight
 
 
+def finished_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Name → parameter or buffer, of every module that a finished task has of its own."""
+    return {
+        f"{path}.{task}.{name}": tensor
+        for path, store in model.named_modules()
+        if isinstance(store, TaskModules)
+        for task, module in store.items()
+        if int(task) not in store.unfinished
+        for name, tensor in (*module.named_parameters(), *module.named_buffers())
+    }
+
+
 class Parts:
     """Modules, parameters and buffers of a model, listed when a module or tensor is first looked for among them."""
 

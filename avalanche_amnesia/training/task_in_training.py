@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from avalanche_amnesia.models.multi_head import MultiHeadModel
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
+from avalanche_amnesia.models.task_store import finished_tensors
 from avalanche_amnesia.training.adjuster import Adjuster
 
 
@@ -53,6 +54,8 @@ class TaskSnapshot:
     """Copies of all parameters of a model, of the task's own statistics and of the optimizer's state.
 
     Taken when the task begins. An optimizer that starts afresh with every task has no state by then to be copied.
+    What finished tasks have of their own is copied apart: no training moves it, and no trajectory counts it, but a
+    plugin of the user's may write there.
     """
 
     def __init__(self, model: nn.Module, task: int, optimizer: Optimizer) -> None:
@@ -68,6 +71,7 @@ class TaskSnapshot:
             of_others = set(model.buffer_names([other for other in model.tasks if other != task]))
             buffers = {name: buffer for name, buffer in buffers.items() if name not in of_others}
         self._statistics = {name: buffer.clone() for name, buffer in buffers.items()}
+        self.finished = copied_finished(model)
 
     @torch.no_grad()
     def restore(self, model: nn.Module, optimizer: Optimizer) -> None:
@@ -80,6 +84,14 @@ class TaskSnapshot:
         for name, buffer in model.named_buffers():
             if name in self._statistics:
                 buffer.copy_(self._statistics[name])
+        self.put_finished_back(model)
+
+    @torch.no_grad()
+    def put_finished_back(self, model: nn.Module) -> None:
+        """Give finished tasks' own modules the values that they had before the task, whoever wrote there."""
+        for name, tensor in finished_tensors(model).items():
+            if name in self.finished:
+                tensor.copy_(self.finished[name])
 
     @torch.no_grad()
     def commit(self, parameters: Mapping[str, nn.Parameter], keep: Mapping[str, Tensor]) -> None:
@@ -87,3 +99,8 @@ class TaskSnapshot:
         for name, kept in keep.items():
             parameter = parameters[name]
             parameter.copy_(torch.where(kept, parameter, self.values[name]))
+
+
+def copied_finished(model: nn.Module) -> dict[str, Tensor]:
+    """Copies of what finished tasks have of their own, by name."""
+    return {name: tensor.detach().clone() for name, tensor in finished_tensors(model).items()}

@@ -5,6 +5,7 @@ from functools import partial
 
 import pytest
 import torch
+from avalanche.core import SupervisedPlugin
 from avalanche.logging import BaseLogger
 from avalanche.training.plugins import EvaluationPlugin
 from hypothesis import given, settings
@@ -239,6 +240,53 @@ def test_a_criterion_that_keeps_its_numbers_is_none():
     for experience in DIGITS.train_stream[:2]:
         strategy.train(experience)
     assert strategy.unlearn([0]).claim == "exact"
+
+
+class WritesEverywhere(SupervisedPlugin):
+    """Adds to everything that finished tasks have of their own, after every step of another task's training."""
+
+    repeatable = True
+
+    @torch.no_grad()
+    def after_update(self, strategy, **kwargs):
+        for task in strategy.model.masked_tasks:
+            for module in strategy.model.task_modules(task):
+                for tensor in (*module.parameters(), *module.buffers()):
+                    tensor.add_(1)
+
+
+class Fails(SupervisedPlugin):
+    """Ends the training of the third task in its second step."""
+
+    def after_update(self, strategy, **kwargs):
+        if len(strategy.model.masked_tasks) == 2 and strategy.clock.train_exp_iterations == 1:
+            raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("net", ["mlp", "norms"])
+def test_what_a_plugin_writes_into_finished_tasks_goes_with_the_task_in_training(net):
+    options = {"net": net, "plugins": [WritesEverywhere()]}
+    requests = [UnlearningRequest((1,), 3, "iteration", 2)]
+    strategy, refs = pools(**options), references(with_unlearning(DIGITS, requests), **options)
+    for experience in with_unlearning(DIGITS, requests).train_stream[:4]:
+        strategy.train(experience)
+        assert equal(strategy, refs)
+    assert equal(strategy, references(net=net))
+    assert strategy.unlearn([2]).claim == "exact"
+    assert equal(strategy, refs)
+    assert {record.claim for record in unlearning_plugin(strategy).records} == {"exact"}
+
+
+def test_what_a_plugin_wrote_into_finished_tasks_goes_when_a_training_is_given_up():
+    strategy = pools("norms", plugins=[WritesEverywhere(), Fails()])
+    for experience in DIGITS.train_stream[:2]:
+        strategy.train(experience)
+    before = bits(strategy.model)
+    with pytest.raises(ZeroDivisionError):
+        strategy.train(DIGITS.train_stream[2])
+    assert bits(strategy.model) != before
+    strategy.abort_training()
+    assert bits(strategy.model) == before
 
 
 def slower(strategy):

@@ -293,6 +293,7 @@ class TaskMaskPlugin(SupervisedPlugin):
             keep[name] = reads & ~frozen[inside] if inside in frozen else reads
         training.before.commit(dict(model.named_parameters()), keep)
         self._put_others_back(model)  # whoever wrote there: a plugin may
+        training.before.put_finished_back(model)  # once a task only: this takes longer with every finished task
         task = training.task
         lost = what_diverged(model, task, strategy.experience)
         if lost is not None:

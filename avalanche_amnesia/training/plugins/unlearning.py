@@ -26,6 +26,7 @@ from avalanche_amnesia.training.plugins.in_memory_loader import InMemoryLoaderPl
 from avalanche_amnesia.training.plugins.seeding import SeedingPlugin
 from avalanche_amnesia.training.plugins.task_mask import TaskError, TaskMaskPlugin, single_task
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
+from avalanche_amnesia.training.task_in_training import copied_finished
 from avalanche_amnesia.transaction import Transaction
 from avalanche_amnesia.unlearning.applying import TakeFingerprint, apply, ledger_only
 from avalanche_amnesia.unlearning.claims import Claims
@@ -354,7 +355,12 @@ class UnlearningPlugin(SupervisedPlugin):
                 change.set(self, records=[*self.records, record])
                 self._forget(strategy, record.plan.tasks, change)
             trigger_plugins(strategy, name)
+            if record is not None and snapshot is not None:  # what was written into heads by now belongs there
+                change.set(snapshot, finished=copied_finished(strategy.model))
 
+        snapshot = self._trajectory(strategy).snapshot
+        if snapshot is not None:  # what a plugin wrote into finished tasks' heads since is no part of the request
+            snapshot.put_finished_back(strategy.model)
         may_stay = not self.obey or (self.allow_unknown if allow_unknown is None else allow_unknown)
         context = self._prepare(strategy, tasks, event, allow_unknown=may_stay, strict=strict)
         provenance = provenance_of(strategy, self.data)
