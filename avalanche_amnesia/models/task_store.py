@@ -24,6 +24,7 @@ class TaskStore(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.held: dict[str, Any] = {}
+        self._in_sight: dict[str, Any] = vars(self)[self.part]
 
     def __getitem__(self, task: int | str) -> Any:
         return self.held[str(task)]
@@ -57,16 +58,22 @@ class TaskStore(nn.Module):
     def drop(self, task: int) -> None:
         """Take out what a task has, if it has something."""
         self.held.pop(str(task), None)
-        vars(self)[self.part].pop(str(task), None)
+        self._in_sight.pop(str(task), None)
+        self._show(self._in_sight)
 
     def state(self) -> Any:
         """Everything it holds, for :meth:`restore`; copies no module and no tensor."""
-        return dict(self.held), dict(vars(self)[self.part])
+        return dict(self.held), dict(self._in_sight)
 
     def restore(self, state: Any) -> None:
         """Go back to what :meth:`state` returned."""
         held, in_sight = state
-        self.held, vars(self)[self.part] = dict(held), dict(in_sight)
+        self.held, self._in_sight = dict(held), dict(in_sight)
+        self._show(self._in_sight)
+
+    def _show(self, parts: dict[str, Any]) -> None:
+        """Let torch see these; every change of the store calls it, as :func:`whole` may have been interrupted."""
+        vars(self)[self.part] = parts
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """As ``nn.Module``'s, of all tasks."""
@@ -85,22 +92,25 @@ class TaskModules(TaskStore):
     part = "_modules"
 
     def __setitem__(self, task: int | str, module: nn.Module) -> None:
-        self.held[str(task)] = self._modules[str(task)] = module
+        self.held[str(task)] = self._in_sight[str(task)] = module
+        self._show(self._in_sight)
 
     @property
     def unfinished(self) -> tuple[int, ...]:
         """Labels of the tasks whose modules are part of the model."""
-        return tuple(map(int, self._modules))
+        return tuple(map(int, self._in_sight))
 
     def finish(self, task: int) -> None:
         """Put a task's module aside: it learns no more, and torch sees it no more."""
-        module = self._modules.pop(str(task), None)
+        module = self._in_sight.pop(str(task), None)
+        self._show(self._in_sight)
         if module is not None:
             module.eval().requires_grad_(False).zero_grad()
 
     def resume(self, task: int) -> None:
         """Make a task's module a part of the model again."""
-        self._modules[str(task)] = self.held[str(task)].train(self.training)
+        self._in_sight[str(task)] = self.held[str(task)].train(self.training)
+        self._show(self._in_sight)
 
 
 class TaskTensors(TaskStore):
@@ -126,13 +136,13 @@ class TaskTensors(TaskStore):
 def whole(model: nn.Module) -> Iterator[nn.Module]:
     """Let torch see what finished tasks have, for the length of a block: in it walks over a model leave nothing out."""
     hidden = [(store, vars(store)[store.part]) for store in model.modules() if isinstance(store, TaskStore)]
-    for store, _ in hidden:
-        vars(store)[store.part] = store.held
     try:
+        for store, _ in hidden:
+            store._show(store.held)
         yield model
     finally:
         for store, in_sight in hidden:
-            vars(store)[store.part] = in_sight
+            store._show(in_sight)
 
 
 def finished_tensors(model: nn.Module) -> dict[str, Tensor]:

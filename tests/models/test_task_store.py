@@ -7,7 +7,9 @@ from contextlib import suppress
 import pytest
 import torch
 from avalanche.training.supervised import Naive
+from support.interruptions import Interrupted, interrupted_at, lines_of
 from support.strategies import DIGITS, mlp
+from support.strategy_state import bits
 from torch import nn
 from torch.optim import SGD
 
@@ -170,3 +172,17 @@ def test_a_store_goes_back_to_what_it_held():
     assert dict(store.items()) == {"0": first, "1": store[1]}
     assert [*store] == ["0", "1"]
     assert list(store.values()) == [first, store[1]]
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_whatever_interrupts_a_walk_over_everything_nothing_is_lost_and_the_next_task_hides_it(name):
+    model = trained(name, 2).model
+    before = bits(model)
+    for position in range(len(lines_of(model.state_dict))):
+        with pytest.raises(Interrupted), interrupted_at(position):
+            model.state_dict()
+        model.add_head(2, 2)
+        own = tuple(f"{container}.{task}." for container in model.task_containers for task in (0, 1))
+        assert not [path for path, _ in model.named_parameters() if path.startswith(own)]
+        model.remove_task(2)
+        assert bits(model) == before
