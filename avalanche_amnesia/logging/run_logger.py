@@ -3,7 +3,7 @@
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
@@ -12,12 +12,12 @@ from avalanche.core import SupervisedPlugin
 from avalanche.evaluation.metric_results import MetricValue
 from avalanche.logging import BaseLogger
 
-from avalanche_amnesia.audit.provenance import provenance_of
-from avalanche_amnesia.audit.record import UnlearningRecord
+from avalanche_amnesia.audit.record import UnlearningRecord, package_versions
 from avalanche_amnesia.evaluation.figures import Picture
 from avalanche_amnesia.logging.axes import AXES, EVENT, ITERATION, TASK, Position, axis_of, ledger_keeper
 from avalanche_amnesia.logging.event_table import EventTable
 from avalanche_amnesia.logging.payloads import SUPPORTED, Payload, flattened, payload_of
+from avalanche_amnesia.saving.strategy_settings import origin_of
 from avalanche_amnesia.strategy import Strategy
 
 DEFAULT_PROJECT = "avalanche-amnesia"
@@ -196,8 +196,7 @@ class RunLogger(BaseLogger, ABC):
             return
         writer = self._open()
         self._described = True
-        origin = asdict(provenance_of(strategy, {}))
-        del origin["data"]  # by task, and not known yet
+        origin = {**origin_of(strategy), "versions": package_versions()}
         name = origin["method"] + ("" if origin["seed"] is None else f", seed {origin['seed']}")
         writer.describe(origin, None if self._named else name)
 

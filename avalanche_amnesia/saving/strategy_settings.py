@@ -31,6 +31,13 @@ _SIMPLE = (*_PLAIN, *_FUNCTIONS, np.generic, torch.dtype, Path, Enum, Optimizer)
 _OF_EVALUATION = frozenset({"eval_mb_size", "eval_every", "peval_mode"})
 
 
+def origin_of(strategy: Strategy) -> dict[str, Any]:
+    """Method, settings and seed of a strategy, by the names that a record's provenance has for them."""
+    seeding = next((plugin for plugin in strategy.plugins if getattr(plugin, "seeds_tasks", False)), None)
+    seed = None if seeding is None else seeding.seed
+    return {"method": type(strategy).__name__, "options": settings_of(strategy), "seed": seed}
+
+
 def learning_settings(strategy: Strategy, plugins: Iterable[Any] | None = None) -> dict[str, dict[str, Any]]:
     """Settings but those of evaluations, with which a run may go on differently; as :func:`settings_of`."""
     learning = [p for p in (strategy.plugins if plugins is None else plugins) if not isinstance(p, OF_THE_HOST)]

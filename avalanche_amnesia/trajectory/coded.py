@@ -9,14 +9,13 @@ The way back starts at the values that the task left: whatever else writes them 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from avalanche_amnesia.bits import as_integers, same_bits
-from avalanche_amnesia.trajectory.sparse import expand, pack, shrink, size, unpack
+from avalanche_amnesia.trajectory.sparse import SparseEntries, expand, pack, shrink, size
 
 LEVELS = 127
 """int8 codes, and steps of the last place, run from −127 to 127."""
@@ -26,7 +25,7 @@ KEPT = -128
 
 
 @dataclass(frozen=True)
-class SparseUpdates:
+class SparseUpdates(SparseEntries):
     """Coded updates of chosen entries of a tensor."""
 
     chosen: Tensor
@@ -38,24 +37,9 @@ class SparseUpdates:
     follows_value = True
 
     @property
-    def dtype(self) -> torch.dtype:
+    def dtype(self) -> torch.dtype:  # type: ignore[override]
         """Type of the tensor."""
         return self.values.dtype
-
-    @property
-    def where(self) -> Tensor:
-        """Bool tensor of the tensor's shape."""
-        return unpack(self.chosen, size(self.shape)).reshape(self.shape)
-
-    @property
-    def parts(self) -> Mapping[str, Tensor]:
-        """The stored tensors."""
-        return {name: getattr(self, name) for name in ("chosen", "codes", "scales", "steps", "values")}
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of positions, codes, scales, steps, and of the values that are kept."""
-        return sum(part.nbytes for part in self.parts.values())
 
     def before(self, written: Tensor) -> Tensor:
         """Values before the task: what it left minus the coded update, set right."""

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from avalanche_amnesia.bits import as_integers, map_two_threads, same_bits
-from avalanche_amnesia.trajectory.replay import Revision, Revisions, Updates, moved_along, replay
+from avalanche_amnesia.trajectory.replay import Revision, Revisions, moved_along, replay
 from avalanche_amnesia.trajectory.sparse import SparseEntries, chosen, chosen_by, fill
-from avalanche_amnesia.trajectory.undo_log import Log
+from avalanche_amnesia.trajectory.undo_log import Log, Updates
 
 Readers = Mapping[int, Mapping[str, Tensor]]
 """Task → tensor name → bool tensor of the entries that it reads, and that must stay as they are."""

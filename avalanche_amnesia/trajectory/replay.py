@@ -4,15 +4,15 @@ A writer's update ``Δ`` of an entry is what it wrote minus the value before it.
 writer has changed, it writes that value plus its ``Δ``, added in float64; on the same bits it writes the same bits.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from avalanche_amnesia.bits import same_bits
-from avalanche_amnesia.trajectory.sparse import SparseEntries, SparseValues, copied, fill, positions, put, take
-from avalanche_amnesia.trajectory.undo_log import Log
+from avalanche_amnesia.trajectory.sparse import SparseEntries, SparseValues, copied, positions, put, take
+from avalanche_amnesia.trajectory.undo_log import Log, Updates
 
 
 @dataclass(frozen=True)
@@ -51,21 +51,6 @@ Revisions = Mapping[int, Mapping[str, Revision]]
 """Remaining task → tensor name → what its update becomes."""
 
 
-def combined(several: Iterable[Revisions]) -> Revisions:
-    """The revisions of several sources as one."""
-    result: dict[int, dict[str, Revision]] = {}
-    for revisions in several:
-        for task, of_task in revisions.items():
-            known = result.setdefault(task, {})
-            twice = sorted(known.keys() & of_task.keys())
-            if twice:
-                raise ValueError(
-                    f"two compensations revise what task {task} wrote into {twice}; give the strategy one of them alone"
-                )
-            known.update(of_task)
-    return result
-
-
 def dropped_entries(order: Iterable[int], revisions: Mapping[int, Revision]) -> dict[int, Tensor]:
     """Entries of one tensor at which each task's update gives way to a later one's that is to stand alone."""
     result: dict[int, Tensor] = {}
@@ -77,37 +62,6 @@ def dropped_entries(order: Iterable[int], revisions: Mapping[int, Revision]) -> 
             where = revisions[task].where.reshape(-1)
             later = where if later is None else torch.logical_or(later, where)
     return result
-
-
-class Updates(Mapping[str, Tensor]):
-    """Tensor name → a writer's update ``Δ``, float64; made when it is asked for, which for most removals is never."""
-
-    def __init__(self) -> None:
-        self._parts: dict[str, tuple[SparseEntries, Tensor, Tensor | None]] = {}
-        self._values: dict[str, Tensor] = {}
-
-    def add(self, name: str, entry: SparseEntries, written: Tensor, kept: Tensor | None = None) -> None:
-        """Enter a tensor."""
-        self._parts[name] = entry, written, kept
-
-    def where(self, name: str) -> Tensor:
-        """Bool tensor of the entries that were entered."""
-        return self._parts[name][0].where
-
-    def __getitem__(self, name: str) -> Tensor:
-        entry, written, kept = self._parts[name]
-        if name not in self._values:  # who asks for one asks again, for the next state that holds it
-            update = written.double() - entry.before(written).double()
-            self._values[name] = update if kept is None else update.masked_fill(kept, 0.0)
-        result = torch.zeros(entry.shape, dtype=torch.float64)
-        fill(result, entry.where, self._values[name])
-        return result
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(sorted(self._parts))  # they may have been entered from two threads
-
-    def __len__(self) -> int:
-        return len(self._parts)
 
 
 Step = tuple[int, SparseEntries, Tensor, Tensor, Tensor]

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import sys
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, reduce
 from math import prod
-from typing import Protocol
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -21,52 +22,50 @@ from torch import Tensor
 from avalanche_amnesia.bits import as_integers
 
 
-class SparseEntries(Protocol):
-    """Chosen entries of a tensor and what they held before a task."""
+class SparseEntries(ABC):
+    """Chosen entries of a tensor and what they held before a task; attributes that are tensors are what is stored."""
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of the tensor."""
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Type of the tensor."""
+    chosen: Tensor
+    """Positions as packed bits, or their zlib (:func:`pack`)."""
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    follows_value: ClassVar[bool]
+    """Whether the way back starts at the value that the task left."""
 
     @property
     def where(self) -> Tensor:
         """Bool tensor of the tensor's shape."""
-
-    @property
-    def chosen(self) -> Tensor:
-        """The same as packed bits, or their zlib (:func:`pack`)."""
+        return unpack(self.chosen, size(self.shape)).reshape(self.shape)
 
     @property
     def parts(self) -> Mapping[str, Tensor]:
         """The stored tensors by name; all that is needed beside shape and dtype."""
+        return {name: part for name, part in vars(self).items() if isinstance(part, Tensor)}
 
     @property
     def nbytes(self) -> int:
         """Bytes of the stored tensors."""
+        return sum(part.nbytes for part in self.parts.values())
 
-    @property
-    def follows_value(self) -> bool:
-        """Tell whether the way back starts at the value that the task left."""
-
+    @abstractmethod
     def before(self, written: Tensor) -> Tensor:
         """Values before the task ``(k,)``, from those that it left ``(k,)``."""
 
+    @abstractmethod
     def rebased(self, before: Tensor, written: Tensor) -> SparseEntries:
         """The same update from another starting value: from ``before`` ``(k,)`` to ``written`` ``(k,)``."""
 
+    @abstractmethod
     def extended(self, index: Tensor, values: Tensor) -> SparseEntries:
         """The same with the entries at flat ``index`` ``(m,)`` leading back to ``values`` ``(m,)``."""
 
+    @abstractmethod
     def restricted(self, keep: Tensor) -> SparseEntries:
         """The entries at which ``keep`` (bool ``(n,)``) is True."""
 
 
 @dataclass(frozen=True)
-class SparseValues:
+class SparseValues(SparseEntries):
     """Values of chosen entries of a tensor.
 
     Weights that were drawn within bounds have few signs and exponents, and random digits: of their highest bytes zlib
@@ -98,11 +97,6 @@ class SparseValues:
         return cls(chosen, shrink(planes[:, -1].numpy(), repeats=False), planes[:, :-1].clone(), values.dtype, shape)
 
     @property
-    def where(self) -> Tensor:
-        """Bool tensor of the tensor's shape."""
-        return unpack(self.chosen, size(self.shape)).reshape(self.shape)
-
-    @property
     def values(self) -> Tensor:
         """Values of the chosen entries in order, ``(k,)``."""
         planes = np.empty((len(self.low), self.low.shape[1] + 1), dtype=np.uint8)
@@ -112,16 +106,6 @@ class SparseValues:
         if sys.byteorder == "big":
             planes = np.ascontiguousarray(planes[:, ::-1])
         return torch.from_numpy(planes.reshape(-1)).view(self.dtype)
-
-    @property
-    def parts(self) -> Mapping[str, Tensor]:
-        """Positions and values."""
-        return {"chosen": self.chosen, "high": self.high, "low": self.low}
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of positions and values."""
-        return self.chosen.nbytes + self.high.nbytes + self.low.nbytes
 
     def before(self, written: Tensor) -> Tensor:
         """The values, whatever the task left."""

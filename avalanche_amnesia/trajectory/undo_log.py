@@ -1,19 +1,20 @@
-"""Undo log of a writer (a task, or a repair), and its size in bytes."""
+"""Undo log of a writer (a task, or a repair), its size in bytes, and the update that follows from it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import sqrt
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from avalanche_amnesia.bits import same_bits
 from avalanche_amnesia.saving.encoding import checked, made
 from avalanche_amnesia.trajectory.coded import SparseUpdates
-from avalanche_amnesia.trajectory.sparse import SparseEntries, SparseValues
+from avalanche_amnesia.trajectory.sparse import SparseEntries, SparseValues, fill
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,37 @@ class Log(dict[str, SparseEntries]):
         """``other`` where it holds the very same entries, and perhaps has a file."""
         same = self.keys() == other.keys() and all(self[name] is other[name] for name in self)
         return other if same else self
+
+
+class Updates(Mapping[str, Tensor]):
+    """Tensor name → a writer's update ``Δ``, float64; made when it is asked for, which for most removals is never."""
+
+    def __init__(self) -> None:
+        self._parts: dict[str, tuple[SparseEntries, Tensor, Tensor | None]] = {}
+        self._values: dict[str, Tensor] = {}
+
+    def add(self, name: str, entry: SparseEntries, written: Tensor, kept: Tensor | None = None) -> None:
+        """Enter a tensor."""
+        self._parts[name] = entry, written, kept
+
+    def where(self, name: str) -> Tensor:
+        """Bool tensor of the entries that were entered."""
+        return self._parts[name][0].where
+
+    def __getitem__(self, name: str) -> Tensor:
+        entry, written, kept = self._parts[name]
+        if name not in self._values:  # who asks for one asks again, for the next state that holds it
+            update = written.double() - entry.before(written).double()
+            self._values[name] = update if kept is None else update.masked_fill(kept, 0.0)
+        result = torch.zeros(entry.shape, dtype=torch.float64)
+        fill(result, entry.where, self._values[name])
+        return result
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(self._parts))  # they may have been entered from two threads
+
+    def __len__(self) -> int:
+        return len(self._parts)
 
 
 def entries_state(entries: Mapping[str, SparseEntries]) -> dict[str, Any]:

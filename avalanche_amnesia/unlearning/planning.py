@@ -12,7 +12,8 @@ from avalanche_amnesia.models.multi_head import MultiHeadModel, is_inside_backbo
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.models.task_store import whole
 from avalanche_amnesia.trajectory.removal import Readers, Removal
-from avalanche_amnesia.trajectory.replay import Updates, combined
+from avalanche_amnesia.trajectory.replay import Revision, Revisions
+from avalanche_amnesia.trajectory.undo_log import Updates
 from avalanche_amnesia.unlearning.claims import Claims, TamperedError
 from avalanche_amnesia.unlearning.compensation import revises
 from avalanche_amnesia.unlearning.context import UnlearningContext
@@ -35,7 +36,7 @@ def work_out(context: UnlearningContext, claims: Claims, *, strict: bool = False
     context.parameters = _parameters(model, context.own_parameters | repaired)
     readers = _readers(context)
     # Revised before the removal is worked out: later updates are then replayed, and logged, behind the revised ones.
-    revisions = combined(c.revise(model, trajectory, tasks) for c in context.compensations if revises(c))
+    revisions = _combined(c.revise(model, trajectory, tasks) for c in context.compensations if revises(c))
     shared = {name: p.detach() for name, p in context.parameters.items() if name not in context.own_parameters}
     removal = context.removal = trajectory.remove(tasks, shared, context.before, readers, revisions)
     reasons = claims.reasons(context, tampered)
@@ -62,6 +63,21 @@ def work_out(context: UnlearningContext, claims: Claims, *, strict: bool = False
         uninformative_masks=_uninformative_masks(context),
         shared_state=tuple(sorted(context.shared_state)),
     )
+
+
+def _combined(several: Iterable[Revisions]) -> Revisions:
+    """The revisions of several sources as one."""
+    result: dict[int, dict[str, Revision]] = {}
+    for revisions in several:
+        for task, of_task in revisions.items():
+            known = result.setdefault(task, {})
+            twice = sorted(known.keys() & of_task.keys())
+            if twice:
+                raise ValueError(
+                    f"two compensations revise what task {task} wrote into {twice}; give the strategy one of them alone"
+                )
+            known.update(of_task)
+    return result
 
 
 NOTHING_SHARED: Mapping[str, Any] = {"entries": {}, "affected": (), "compensated": (), "repaired": (), "shared": {}}

@@ -10,8 +10,8 @@ from support.trajectory_oracle import EVENTS, SHAPES, DenseTwin, assert_same, dr
 from avalanche_amnesia import bits
 from avalanche_amnesia.bits import same_bits
 from avalanche_amnesia.trajectory import Revision, Trajectory
-from avalanche_amnesia.trajectory.replay import Updates, replay
-from avalanche_amnesia.trajectory.undo_log import Log
+from avalanche_amnesia.trajectory.replay import replay
+from avalanche_amnesia.trajectory.undo_log import Log, Updates
 
 
 @settings(max_examples=150, deadline=None)

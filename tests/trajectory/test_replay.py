@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from avalanche_amnesia.bits import same_bits
-from avalanche_amnesia.trajectory.replay import Updates, moved_along, replay, wind_back
+from avalanche_amnesia.trajectory.replay import moved_along, replay, wind_back
 from avalanche_amnesia.trajectory.sparse import SparseValues
-from avalanche_amnesia.trajectory.undo_log import Log
+from avalanche_amnesia.trajectory.undo_log import Log, Updates
 
 SIZE = 7
 TASKS = st.lists(st.sets(st.integers(0, SIZE - 1)), min_size=1, max_size=5)

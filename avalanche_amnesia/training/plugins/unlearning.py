@@ -11,13 +11,12 @@ from avalanche.training.templates.base_sgd import PeriodicEval
 from avalanche.training.utils import trigger_plugins
 
 from avalanche_amnesia import checks
-from avalanche_amnesia.audit.provenance import provenance_of
-from avalanche_amnesia.audit.record import UnlearningPlan, UnlearningRecord
+from avalanche_amnesia.audit.record import Provenance, UnlearningPlan, UnlearningRecord
 from avalanche_amnesia.benchmarks.data import labels_fingerprint
 from avalanche_amnesia.ledger import RequestError, TaskLedger
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.saving.encoding import checked
-from avalanche_amnesia.saving.strategy_settings import OF_THE_HOST
+from avalanche_amnesia.saving.strategy_settings import OF_THE_HOST, origin_of
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.lookup import find_plugin, refuse_second
 from avalanche_amnesia.training.host.rollback import abort_training, finish, go_back, is_finishing
@@ -363,7 +362,8 @@ class UnlearningPlugin(SupervisedPlugin):
             snapshot.put_finished_back(strategy.model)
         may_stay = not self.obey or (self.allow_unknown if allow_unknown is None else allow_unknown)
         context = self._prepare(strategy, tasks, event, allow_unknown=may_stay, strict=strict)
-        provenance = provenance_of(strategy, self.data)
+        data = {str(task): digest for task, digest in sorted(self.data.items())}
+        provenance = Provenance(data=data, **origin_of(strategy))
         self.current, self.keeps_probes = context.plan, keep_probes
         try:
             if not self.obey:
