@@ -303,8 +303,8 @@ def data(*, data_root: Path | None = None, download: list[str] | None = None) ->
         data_root: folder with data sets, or AMNESIA_DATA
         download: names of data sets that torchvision shall fetch
     """
-    from avalanche_amnesia.contrib.streams.data_root import ENVIRONMENT
-    from avalanche_amnesia.contrib.streams.data_root import data_root as found_root
+    from avalanche_amnesia.contrib.streams.image_sets import ENVIRONMENT
+    from avalanche_amnesia.contrib.streams.image_sets import data_root as found_root
     from avalanche_amnesia.lab.runs.catalogue import DATA_SETS
 
     known_options(download or (), DATA_SETS, "the list of data sets")

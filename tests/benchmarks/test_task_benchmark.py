@@ -4,7 +4,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from avalanche_amnesia.benchmarks import SplitDigits, task_benchmark
 from avalanche_amnesia.benchmarks.data import targets_of
-from avalanche_amnesia.contrib.streams.transforms import Scale
+from avalanche_amnesia.contrib.streams.image_sets import Scale
 
 
 def data(n: int = 60, n_classes: int = 6) -> tuple[torch.Tensor, torch.Tensor]:

@@ -7,7 +7,7 @@ from avalanche.training.plugins import ReplayPlugin
 from torch import nn
 
 from avalanche_amnesia.benchmarks import SplitDigits, task_benchmark
-from avalanche_amnesia.contrib.streams.idx import load_idx
+from avalanche_amnesia.contrib.streams.mnist import load_idx
 from avalanche_amnesia.models import MaskedModel
 from avalanche_amnesia.training import HAT, HardAttention
 from avalanche_amnesia.training.host import find_plugin

@@ -5,8 +5,8 @@ from .combined import combined_benchmark as combined_benchmark
 from .conv_nets import CharacterNet as CharacterNet
 from .conv_nets import SmallConvNet as SmallConvNet
 from .conv_nets import cifar_resnet18 as cifar_resnet18
-from .data_root import CorruptDataError as CorruptDataError
-from .data_root import DataNotFoundError as DataNotFoundError
+from .image_sets import CorruptDataError as CorruptDataError
+from .image_sets import DataNotFoundError as DataNotFoundError
 from .mnist import PermutedMNIST as PermutedMNIST
 from .mnist import RotatedMNIST as RotatedMNIST
 from .mnist import SplitFashionMNIST as SplitFashionMNIST

@@ -11,13 +11,11 @@ import torch
 from avalanche.benchmarks import CLScenario
 from torch import Tensor
 
-from avalanche_amnesia.benchmarks.families import Images, split
-from avalanche_amnesia.contrib.streams.data_root import CorruptDataError, data_root, missing
-from avalanche_amnesia.contrib.streams.transforms import Scale, Standardise
+from avalanche_amnesia.benchmarks.families import split
+from avalanche_amnesia.contrib.streams.image_sets import CorruptDataError, data_root, missing, prepared
 
 JPEG = Path("cifar10-jpeg") / "cifar10_jpeg.npz"
 """Below a data root: CIFAR-10 with each image as JPEG of quality 75, see :func:`SplitCIFAR10`."""
-_STANDARD = {"CIFAR10": Standardise(0.473, 0.251), "CIFAR100": Standardise(0.478, 0.268)}
 
 
 def SplitCIFAR10(
@@ -53,7 +51,7 @@ def SplitCIFAR10(
         ValueError: a value that is not allowed; the message names those that are.
     """
     images = cifar10_jpeg(data_root("CIFAR10", root, str(JPEG))) if jpeg else cifar("CIFAR10", root, download)
-    return split(_prepared(images, "CIFAR10", standardise).subset(n_train, n_test, seed), n_tasks, class_order)
+    return split(prepared("CIFAR10", images, standardise).subset(n_train, n_test, seed), n_tasks, class_order)
 
 
 def SplitCIFAR100(
@@ -76,7 +74,7 @@ def SplitCIFAR100(
         standardise: subtract 0.478 and divide by 0.268; otherwise pixels are in [0, 1].
         seed, class_order, download: as of :func:`SplitCIFAR10`; errors too.
     """
-    images = _prepared(cifar("CIFAR100", root, download), "CIFAR100", standardise)
+    images = prepared("CIFAR100", cifar("CIFAR100", root, download), standardise)
     return split(images.subset(n_train, n_test, seed), n_tasks, class_order)
 
 
@@ -120,7 +118,3 @@ def cifar(name: str, root: str | Path | None, download: bool) -> tuple[tuple[Ten
             ) from error
         parts.append((torch.from_numpy(part.data).permute(0, 3, 1, 2).contiguous(), torch.tensor(part.targets)))
     return parts[0], parts[1]
-
-
-def _prepared(images: tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]], name: str, standardise: bool) -> Images:
-    return Images(*images, before=(Scale(255),), after=(_STANDARD[name],) if standardise else ())

@@ -1,12 +1,31 @@
 """One stream of several data sets."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from avalanche.benchmarks import CLScenario, EagerCLStream
+from torch import Tensor
+from torch.nn.functional import interpolate
 
 from avalanche_amnesia import checks
 from avalanche_amnesia.benchmarks.tasks import TaskExperience, scenario_of
-from avalanche_amnesia.contrib.streams.transforms import Fit
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Images of one size and number of colours: bilinear with antialiasing; grey is repeated, colours are averaged."""
+
+    size: int | None
+    channels: int | None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self.channels == 1 < x.shape[1]:
+            x = x.mean(1, keepdim=True)
+        if self.size is not None and x.shape[-2:] != (self.size, self.size):
+            x = interpolate(x, (self.size, self.size), mode="bilinear", align_corners=False, antialias=True)
+        if self.channels is not None and x.shape[1] < self.channels:
+            x = x.expand(-1, self.channels, -1, -1)
+        return x
 
 
 def combined_benchmark(

@@ -2,15 +2,14 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from avalanche.benchmarks import CLScenario
+from torch import Tensor
 
-from avalanche_amnesia.benchmarks.families import Images, permuted, split
-from avalanche_amnesia.contrib.streams.idx import load_idx
+from avalanche_amnesia.benchmarks.families import permuted, split
+from avalanche_amnesia.contrib.streams.image_sets import CorruptDataError, data_root, missing, prepared
 from avalanche_amnesia.contrib.streams.rotated import rotated
-from avalanche_amnesia.contrib.streams.transforms import Scale, Standardise
-
-_STANDARD = {"MNIST": Standardise(0.1307, 0.3081), "FashionMNIST": Standardise(0.2860, 0.3530)}
 
 
 def SplitMNIST(
@@ -42,8 +41,8 @@ def SplitMNIST(
         CorruptDataError: a file is not the published one.
         ValueError: a value that is not allowed; the message names those that are.
     """
-    images = _load("MNIST", root, download, standardise).subset(n_train, n_test, seed)
-    return split(images, n_tasks, class_order)
+    images = prepared("MNIST", load_idx("MNIST", root, download), standardise)
+    return split(images.subset(n_train, n_test, seed), n_tasks, class_order)
 
 
 def SplitFashionMNIST(
@@ -62,8 +61,8 @@ def SplitFashionMNIST(
     Arguments and errors are those of :func:`SplitMNIST`, with the files in ``FashionMNIST/raw``, mean 0.2860 and
     standard deviation 0.3530.
     """
-    images = _load("FashionMNIST", root, download, standardise).subset(n_train, n_test, seed)
-    return split(images, n_tasks, class_order)
+    images = prepared("FashionMNIST", load_idx("FashionMNIST", root, download), standardise)
+    return split(images.subset(n_train, n_test, seed), n_tasks, class_order)
 
 
 def PermutedMNIST(
@@ -85,8 +84,8 @@ def PermutedMNIST(
         n_test: the same of the test set, 10 to 10,000.
         root, download, standardise: as of :func:`SplitMNIST`; errors too.
     """
-    images = _load("MNIST", root, download, standardise).subset(n_train, n_test, seed)
-    return permuted(images, n_tasks, seed)
+    images = prepared("MNIST", load_idx("MNIST", root, download), standardise)
+    return permuted(images.subset(n_train, n_test, seed), n_tasks, seed)
 
 
 def RotatedMNIST(
@@ -109,10 +108,43 @@ def RotatedMNIST(
         n_train, n_test: as of :func:`PermutedMNIST`.
         root, download, standardise: as of :func:`SplitMNIST`; pixels are standardised after turning. Errors too.
     """
-    images = _load("MNIST", root, download, standardise).subset(n_train, n_test, seed)
-    return rotated(images, n_tasks, angles)
+    images = prepared("MNIST", load_idx("MNIST", root, download), standardise)
+    return rotated(images.subset(n_train, n_test, seed), n_tasks, angles)
 
 
-def _load(name: str, root: str | Path | None, download: bool, standardise: bool) -> Images:
-    after = (_STANDARD[name],) if standardise else ()
-    return Images(*load_idx(name, root, download), before=(Scale(255),), after=after)
+def load_idx(name: str, root: str | Path | None, download: bool) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Training and test set of the MNIST family, from the files that torchvision keeps, which stay as they are."""
+    from torchvision import datasets
+
+    given = data_root(name, root, f"{name}/raw")
+    family, raw = getattr(datasets, name), given / name / "raw"
+    files = [(raw / gz.removesuffix(".gz"), raw / gz, md5) for gz, md5 in family.resources]
+    absent = [extracted.name for extracted, packed, _ in files if not extracted.is_file() and not packed.is_file()]
+    if absent and not download:
+        raise missing(name, f"{', '.join(absent)} (or the same with .gz) of {name}/raw", raw)
+    if absent:
+        family(given, download=True)
+    train_x, train_y, test_x, test_y = (_read(*file) for file in files)
+    return (train_x.unsqueeze(1), train_y), (test_x.unsqueeze(1), test_y)
+
+
+def _read(extracted: Path, packed: Path, md5: str) -> Tensor:
+    from torchvision.datasets.mnist import read_image_file, read_label_file
+    from torchvision.datasets.utils import check_integrity, extract_archive
+
+    read = read_image_file if "images" in extracted.name else read_label_file
+    with TemporaryDirectory() as folder:  # the root may be read-only, and torchvision reads no .gz in place
+        path = extracted
+        if not extracted.is_file():
+            if not check_integrity(packed, md5):
+                raise CorruptDataError(
+                    f"{packed} does not have the published checksum (md5 {md5}); delete it and fetch it again"
+                )
+            path = extract_archive(packed, folder)
+        try:
+            tensor: Tensor = read(path)
+        except (AssertionError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            raise CorruptDataError(
+                f"{extracted} is no complete idx file of bytes; delete it and fetch it again"
+            ) from error
+    return tensor

@@ -16,8 +16,7 @@ from torch import Tensor
 from avalanche_amnesia import checks
 from avalanche_amnesia.benchmarks.families import Images, stratified
 from avalanche_amnesia.benchmarks.tasks import task_benchmark
-from avalanche_amnesia.contrib.streams.data_root import data_root, missing
-from avalanche_amnesia.contrib.streams.transforms import Scale
+from avalanche_amnesia.contrib.streams.image_sets import Scale, data_root, missing
 
 Alphabets = Literal["small", "background"]
 SMALL = tuple(Path("omniglot-small") / f"images_background_small{number}.zip" for number in (1, 2))

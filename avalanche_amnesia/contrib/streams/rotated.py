@@ -1,13 +1,26 @@
 """Streams of rotated images; those of scikit-learn's digits."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from avalanche.benchmarks import CLScenario
+from torch import Tensor
 
 from avalanche_amnesia import checks
 from avalanche_amnesia.benchmarks.digits import digits
 from avalanche_amnesia.benchmarks.families import Images, all_classes
-from avalanche_amnesia.contrib.streams.transforms import Rotate
+
+
+@dataclass(frozen=True)
+class Rotate:
+    """Rotate counter-clockwise about the centre, bilinear, with zeros from outside the image."""
+
+    degrees: float
+
+    def __call__(self, x: Tensor) -> Tensor:
+        from torchvision.transforms.functional import InterpolationMode, rotate
+
+        return rotate(x, self.degrees, interpolation=InterpolationMode.BILINEAR)
 
 
 def rotated(images: Images, n_tasks: int, angles: Sequence[float] | None) -> CLScenario:

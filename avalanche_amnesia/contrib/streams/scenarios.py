@@ -40,8 +40,15 @@ class Scenario:
             RequestError: where a request does not fit the benchmark.
             ValueError: as of :func:`with_unlearning`; or where ``order`` names a task that the benchmark does not have.
         """
-        stream = benchmark if self.order is None else reordered(benchmark, self.order)
-        return with_unlearning(stream, self.requests, self.permanent, self.deadline)
+        if self.order is not None:
+            n, positions = (
+                len(benchmark.train_stream),
+                checks.integers("order", self.order, "positions of the train stream"),
+            )
+            if any(not 0 <= position < n for position in positions):
+                raise ValueError(f"order={list(positions)}: the train stream has the positions 0 to {n - 1}")
+            benchmark = rearranged(benchmark, positions)
+        return with_unlearning(benchmark, self.requests, self.permanent, self.deadline)
 
     @property
     def requested(self) -> frozenset[int]:
@@ -74,14 +81,14 @@ def published(n_tasks: int) -> Scenario:
     """The AmnesiacHAT paper's schedule: of every five tasks the first goes after the second, the second after the
     fourth, and the fifth at once.
     """
-    _check_tasks(n_tasks)
+    checks.whole_number("n_tasks", n_tasks, 2)
     pattern = {1: 0, 3: 1, 4: 4}
     return Scenario({at: [at - at % 5 + pattern[at % 5]] for at in range(n_tasks) if at % 5 in pattern})
 
 
 def at_random(n_tasks: int, rate: float = 0.3, seed: int = 0) -> Scenario:
     """After every task each remaining one is requested with a probability of its own draw."""
-    _check_tasks(n_tasks)
+    checks.whole_number("n_tasks", n_tasks, 2)
     if not 0 <= rate <= 1:
         raise ValueError(f"rate must lie in 0 to 1, got {rate!r}")
     requests, remaining = {}, []
@@ -98,7 +105,7 @@ def at_random(n_tasks: int, rate: float = 0.3, seed: int = 0) -> Scenario:
 
 def oldest_first(n_tasks: int, every: int = 2) -> Scenario:
     """After every few tasks the one that was learned first of those that remain."""
-    _check_tasks(n_tasks)
+    checks.whole_number("n_tasks", n_tasks, 2)
     every = checks.whole_number("every", every, 2)
     moments = range(every - 1, n_tasks, every)
     return Scenario({at: [position] for position, at in enumerate(moments)})
@@ -106,7 +113,7 @@ def oldest_first(n_tasks: int, every: int = 2) -> Scenario:
 
 def newest_first(n_tasks: int, every: int = 2) -> Scenario:
     """After every few tasks the one that was just learned."""
-    _check_tasks(n_tasks)
+    checks.whole_number("n_tasks", n_tasks, 2)
     every = checks.whole_number("every", every, 2)
     return Scenario({at: [at] for at in range(every - 1, n_tasks, every)})
 
@@ -137,7 +144,7 @@ def permanent(n_tasks: int, every: int = 2) -> Scenario:
 
 def mid_task(n_tasks: int, iteration: int = 10, every: int = 2) -> Scenario:
     """In the middle of a task's training the one before it."""
-    _check_tasks(n_tasks)
+    checks.whole_number("n_tasks", n_tasks, 2)
     every = checks.whole_number("every", every, 2)
     iteration = checks.whole_number("iteration", iteration, 0)
     moments = range(1, n_tasks, every)
@@ -146,7 +153,7 @@ def mid_task(n_tasks: int, iteration: int = 10, every: int = 2) -> Scenario:
 
 def relearn(n_tasks: int, tasks: Sequence[int] = (0,), after: int = 1) -> Scenario:
     """Tasks are unlearned, and come again at the end of the stream."""
-    _check_tasks(n_tasks)
+    checks.whole_number("n_tasks", n_tasks, 2)
     again = checks.integers("tasks", tasks, "tasks")
     after = checks.whole_number("after", after, 0)
     if after >= n_tasks or not again or any(not 0 <= task <= after for task in again):
@@ -163,16 +170,3 @@ _MAKERS = (
 )
 SCENARIOS = {make.__name__: make for make in _MAKERS}
 """Name → the function that makes the scenario: ``make(n_tasks, **options)``."""
-
-
-def _check_tasks(n_tasks: int) -> None:
-    checks.whole_number("n_tasks", n_tasks, 2)
-
-
-def reordered(benchmark: CLScenario, order: Sequence[int]) -> CLScenario:
-    """A new benchmark whose tasks are trained in another order, some of them again; its test stream stays."""
-    n = len(benchmark.train_stream)
-    positions = checks.integers("order", order, "positions of the train stream")
-    if any(not 0 <= position < n for position in positions):
-        raise ValueError(f"order={list(positions)}: the train stream has the positions 0 to {n - 1}")
-    return rearranged(benchmark, positions)

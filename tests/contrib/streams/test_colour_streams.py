@@ -20,7 +20,7 @@ from avalanche_amnesia.contrib.streams import (
     SplitOmniglot,
     combined_benchmark,
 )
-from avalanche_amnesia.contrib.streams.transforms import Fit
+from avalanche_amnesia.contrib.streams.combined import Fit
 
 FAMILIES = {"CIFAR10": (SplitCIFAR10, 10, "labels"), "CIFAR100": (SplitCIFAR100, 100, "fine_labels")}
 

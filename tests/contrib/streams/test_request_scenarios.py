@@ -10,7 +10,7 @@ from avalanche_amnesia.benchmarks import UnlearningRequest, task_benchmark
 from avalanche_amnesia.benchmarks.requests import tasks_after_each, without_requests
 from avalanche_amnesia.bits import state_hashes
 from avalanche_amnesia.contrib.streams import scenarios
-from avalanche_amnesia.contrib.streams.scenarios import SCENARIOS, Scenario, reordered
+from avalanche_amnesia.contrib.streams.scenarios import SCENARIOS, Scenario
 from avalanche_amnesia.evaluation import References
 from avalanche_amnesia.lab.report import read_run
 from avalanche_amnesia.lab.runs import RunStore, measure_run, plan_runs
@@ -108,7 +108,7 @@ def test_random_requests_depend_on_seed_and_rate_alone():
         (lambda: scenarios.bursts(5, size=3, every=3), "every must be an int of at least 4"),
         (lambda: scenarios.deadline(3, tasks=3), "n_tasks must be an int of at least 4"),
         (lambda: scenarios.relearn(3, tasks=[2], after=1), "trained by then"),
-        (lambda: reordered(small(3), [0, 3]), "positions 0 to 2"),
+        (lambda: Scenario(order=(0, 3)).on(small(3)), "positions 0 to 2"),
     ],
 )
 def test_values_that_are_not_allowed(make, message):
