@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from avalanche_amnesia.models.modes import evaluating
 from avalanche_amnesia.models.multi_head import MultiHeadModel
-from avalanche_amnesia.models.own_modules import OwnModules
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.models.task_norm import TaskNormModel
 from avalanche_amnesia.unit_graph.findings import ModelError
+from avalanche_amnesia.unit_graph.task_owned import OwnModules
 
 
 def features_of(

@@ -9,20 +9,31 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from avalanche_amnesia.models.computed_units import EntriesOfMasks
-from avalanche_amnesia.models.gate import Gate
+from avalanche_amnesia import checks
+from avalanche_amnesia.models.gate import EntriesOfMasks, Gate
 from avalanche_amnesia.models.multi_head import inside_backbone
-from avalanche_amnesia.models.own_modules import OwnModules
-from avalanche_amnesia.models.shared_head import SHARED_HEAD, SharedHead, add_shared_head, stand_in
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.models.task_store import TaskModules
+from avalanche_amnesia.unit_graph.findings import ModelError
 from avalanche_amnesia.unit_graph.graph import UnitGraph
 from avalanche_amnesia.unit_graph.masked_backbone import MaskedBackbone, trace_backbone
 from avalanche_amnesia.unit_graph.open_entries import LayerMasks
+from avalanche_amnesia.unit_graph.task_owned import OwnModules
 from avalanche_amnesia.unit_graph.tracing import NormChoice
 
 if TYPE_CHECKING:
     from avalanche_amnesia.models.description import Description
+
+SHARED_HEAD = "_shared_head"
+"""Name in the backbone of the head that all tasks share: its columns are weights like the backbone's."""
+
+
+class _InSharedHead(nn.Module):
+    """Placeholder among the heads, for a task whose head is the one that all tasks share."""
+
+    def __init__(self, n_classes: int) -> None:
+        super().__init__()
+        self.register_buffer("weight", torch.zeros(n_classes, 0))  # a saved state tells the task by it
 
 
 class MaskedModel(TaskMaskedModel):
@@ -102,7 +113,12 @@ class MaskedModel(TaskMaskedModel):
 
     def _add_shared_head(self, n_classes: int) -> None:
         """Make the head that all tasks share, and enter it into the graph: a column is in use as its feature is."""
-        add_shared_head(self.backbone, self.n_features, n_classes)
+        number = checks.integer(n_classes)
+        if number is None or number < 1:
+            raise ValueError(f"shared_head must be the number of classes (an int of at least 1) or None: {n_classes!r}")
+        like = next(self.backbone.parameters())
+        head = nn.Linear(self.n_features, number, bias=False, device=like.device, dtype=like.dtype)
+        self.backbone.add_module(SHARED_HEAD, head)
         column_use = {f"{SHARED_HEAD}.weight": (self.graph.output.reshape(1, -1),)}
         self.graph = replace(self.graph, factors={**self.graph.factors, **column_use})
 
@@ -114,7 +130,7 @@ class MaskedModel(TaskMaskedModel):
 
     @property
     def frozen_in_use(self) -> frozenset[str]:
-        """The shared head: each of its columns is written by one task, whom a later one can do without."""
+        """Parameters that are frozen once in use: each column of the shared head is written by one task."""
         return frozenset() if self.shared_head is None else frozenset({f"{SHARED_HEAD}.weight"})
 
     def head(self, task: int) -> nn.Module:
@@ -124,7 +140,7 @@ class MaskedModel(TaskMaskedModel):
             UnknownTaskError: if the task has none.
         """
         own = super().head(task)
-        return own if self.shared_head is None or not isinstance(own, SharedHead) else self.shared_head
+        return own if self.shared_head is None or not isinstance(own, _InSharedHead) else self.shared_head
 
     def head_parameters(self) -> list[nn.Parameter]:
         """As the base class's; none where all tasks share a head."""
@@ -132,7 +148,14 @@ class MaskedModel(TaskMaskedModel):
 
     def _new_head(self, n_classes: int) -> nn.Module:
         shared = self.shared_head
-        return super()._new_head(n_classes) if shared is None else stand_in(shared, n_classes)
+        if shared is None:
+            return super()._new_head(n_classes)
+        if n_classes != shared.out_features:
+            raise ModelError(
+                f"a task has {n_classes} classes, the shared head has {shared.out_features}: all tasks must have the "
+                f"same classes; use MaskedModel(backbone, shared_head={n_classes}), or a head per task (None)"
+            )
+        return _InSharedHead(n_classes).to(shared.weight.device)
 
     def describe(self) -> Description:
         """Layers, units, what feeds them, and the share of parameters that each rule covers, as a table."""
@@ -176,7 +199,7 @@ class MaskedModel(TaskMaskedModel):
         return frozenset(task for task, reads in zip(tasks, found.tolist(), strict=True) if reads)
 
     def utilisation(self, *, counts: bool = False) -> dict[str, dict[int | str, float]]:
-        """Share of every layer that each task uses; see :func:`~avalanche_amnesia.models.utilisation.utilisation`.
+        """Share of every layer that each task uses; see :func:`~avalanche_amnesia.models.description.utilisation`.
 
         Args:
             counts: numbers of open units instead of shares.
@@ -185,7 +208,7 @@ class MaskedModel(TaskMaskedModel):
             Layer → a row: each task's share, "any" (what any task uses), and "units" (how many there are); last the
             row "all", of all layers together. `pandas.DataFrame.from_dict(rows, orient="index")` makes a frame of them.
         """
-        from avalanche_amnesia.models.utilisation import utilisation
+        from avalanche_amnesia.models.description import utilisation
 
         return utilisation(self, counts=counts)
 

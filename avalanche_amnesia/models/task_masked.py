@@ -1,56 +1,16 @@
 """Interface of models with one mask per task, over units or over weights."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from avalanche_amnesia.models.multi_head import MultiHeadModel, UnknownTaskError
-from avalanche_amnesia.models.task_labels import by_task
+from avalanche_amnesia.models.multi_head import MultiHeadModel, UnknownTaskError, by_task
 from avalanche_amnesia.models.task_store import TaskModules, TaskTensors
-
-
-class MaskCover(Protocol):
-    """Units or weights behind the entries of a mask, and the parameters that they cover."""
-
-    @property
-    def layers(self) -> Mapping[str, Any]:
-        """The parts of a mask vector, by name, in its order."""
-
-    def parameter_use(self, *masks: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Use of every parameter by some masks."""
-
-    def reads(self, mask: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        """Parameter by parameter, which entries one mask covers: bool tensors that broadcast over the parameters."""
-
-    def layer_of(self, parameter: str) -> int:
-        """Index of the part of a mask that a parameter goes by, in :attr:`layers`."""
-
-
-class TaskMasks(Mapping[int, Mapping[str, Tensor]]):
-    """Binary masks of a model's trained tasks; each is made when it is asked for, as many ask for the labels alone."""
-
-    def __init__(self, model: TaskMaskedModel) -> None:
-        self._model = model
-
-    def __getitem__(self, task: int) -> Mapping[str, Tensor]:
-        if task not in self:
-            raise KeyError(task)
-        return self._model.by_layer(self._model.binary_mask(task))
-
-    def __contains__(self, task: object) -> bool:
-        return task in self._model.masked_tasks
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._model.masked_tasks)
-
-    def __len__(self) -> int:
-        return len(self._model.masked_tasks)
+from avalanche_amnesia.unit_graph.graph import Computed
 
 
 class TaskMaskedModel(MultiHeadModel, ABC):
@@ -63,7 +23,8 @@ class TaskMaskedModel(MultiHeadModel, ABC):
     Args:
         backbone: maps ``(batch, …)`` to features ``(batch, features)``.
         n_features: width of the features.
-        graph: what the entries of a mask stand for.
+        graph: what the entries of a mask stand for, with ``layers``, ``parameter_use``, ``reads`` and ``layer_of`` as a
+            :class:`~avalanche_amnesia.unit_graph.UnitGraph` has them.
         sizes: numbers of entries of the mask's parts, in order.
 
     Attributes:
@@ -86,9 +47,9 @@ class TaskMaskedModel(MultiHeadModel, ABC):
     learned_store: ClassVar[str]
     """Name of the store of what :attr:`learned_by` was when a task ended."""
 
-    def __init__(self, backbone: nn.Module, n_features: int | None, graph: MaskCover, sizes: Sequence[int]) -> None:
+    def __init__(self, backbone: nn.Module, n_features: int | None, graph: Any, sizes: Sequence[int]) -> None:
         super().__init__(backbone, n_features)
-        self.graph: Any = graph
+        self.graph = graph
         self.current_task: int | None = None
         self.generation = 0
         self._sizes = list(sizes)
@@ -119,7 +80,7 @@ class TaskMaskedModel(MultiHeadModel, ABC):
     @property
     def masks(self) -> Mapping[int, Mapping[str, Tensor]]:
         """Binary masks of the trained tasks: task → part of the mask → bool tensor, one-dimensional, copied."""
-        return TaskMasks(self)
+        return Computed(self.masked_tasks, lambda task: self.by_layer(self.binary_mask(task)))
 
     def by_layer(self, vector: Tensor) -> Mapping[str, Tensor]:
         """A vector over a whole mask ``(…, n)`` cut into its parts, by name."""

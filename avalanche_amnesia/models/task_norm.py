@@ -7,11 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from avalanche_amnesia.models.multi_head import MultiHeadModel
+from avalanche_amnesia.models.multi_head import MultiHeadModel, by_task
 from avalanche_amnesia.models.norm_copies import NormCopies, norms_of
-from avalanche_amnesia.models.own_modules import OwnModules
 from avalanche_amnesia.models.substitutes import Substitutes
-from avalanche_amnesia.models.task_labels import by_task
+from avalanche_amnesia.unit_graph.task_owned import OwnModules
 
 
 class TaskNormModel(MultiHeadModel):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from avalanche_amnesia.models.modes import evaluating
-from avalanche_amnesia.models.task_labels import single_task
+from avalanche_amnesia.models.multi_head import single_task
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial, reduce
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -19,31 +19,33 @@ from avalanche_amnesia.unit_graph.units import ALWAYS, NOTHING, UnitSets, compac
 from avalanche_amnesia.unit_graph.values import Dependence, ParameterValue
 
 Between = Literal["min", "max"]
+Key = TypeVar("Key")
+Item = TypeVar("Item")
 _MUCH_LESS = 0.6
 """Share of a weight up to which picking its open entries is the faster way: ``benchmarks/open_entries.py``."""
 _ROW_BY_ROW = 2**13
 """Entries per mask from which on looking at a mask's own rows is faster than a product of matrices for all masks."""
 
 
-class Computed(Mapping[str, Tensor]):
-    """Name → tensor, computed each time: one for every weight of a network would be as large as the network."""
+class Computed(Mapping[Key, Item]):
+    """Values that are computed each time: a tensor for every weight of a network would be as large as the network."""
 
-    def __init__(self, names: Collection[str], compute: Callable[[str], Tensor]) -> None:
-        self._names, self._compute = names, compute
+    def __init__(self, keys: Collection[Key], compute: Callable[[Key], Item]) -> None:
+        self._keys, self._compute = keys, compute
 
-    def __getitem__(self, name: str) -> Tensor:
-        if name not in self._names:
-            raise KeyError(name)
-        return self._compute(name)
+    def __getitem__(self, key: Key) -> Item:
+        if key not in self._keys:
+            raise KeyError(key)
+        return self._compute(key)
 
-    def __contains__(self, name: object) -> bool:
-        return name in self._names
+    def __contains__(self, key: object) -> bool:
+        return key in self._keys
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
+    def __iter__(self) -> Iterator[Key]:
+        return iter(self._keys)
 
     def __len__(self) -> int:
-        return len(self._names)
+        return len(self._keys)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim import Optimizer
 
-from avalanche_amnesia.models.task_labels import OneTask
+from avalanche_amnesia.models.multi_head import OneTask
 
 META = torch.device("meta")
 

@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from avalanche_amnesia.models.multi_head import MultiHeadModel
-from avalanche_amnesia.models.task_labels import by_task
+from avalanche_amnesia.models.multi_head import MultiHeadModel, by_task
 from avalanche_amnesia.models.task_store import TaskModules
 
 

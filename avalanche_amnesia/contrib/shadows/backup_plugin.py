@@ -13,8 +13,7 @@ from torch import Tensor
 from avalanche_amnesia import checks
 from avalanche_amnesia.contrib.shadows.shadow import Shadow, entries_in_use, first_used, fresh_weights, units_used
 from avalanche_amnesia.models.masked import MaskedModel
-from avalanche_amnesia.models.multi_head import inside_backbone
-from avalanche_amnesia.models.task_labels import single_task
+from avalanche_amnesia.models.multi_head import inside_backbone, single_task
 from avalanche_amnesia.saving.encoding import checked
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.strategy import Strategy

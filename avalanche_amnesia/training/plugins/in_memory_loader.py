@@ -7,7 +7,7 @@ import torch
 from avalanche.core import SupervisedPlugin
 from torch import Tensor
 
-from avalanche_amnesia.models.task_labels import OneTask
+from avalanche_amnesia.models.multi_head import OneTask
 from avalanche_amnesia.strategy import Strategy
 
 

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from avalanche_amnesia import checks
-from avalanche_amnesia.models.task_labels import OneTask
+from avalanche_amnesia.models.multi_head import OneTask
 from avalanche_amnesia.models.weight_masks.subnet import SubnetModel
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.strategy import Strategy

@@ -1,11 +1,11 @@
-"""The table of utilisation against loops over the masks."""
+"""The tables of a masked model: utilisation against loops over the masks."""
 
 import pytest
 import torch
 from torch import nn
 
 from avalanche_amnesia.models import MLP, MaskedModel
-from avalanche_amnesia.models.utilisation import utilisation
+from avalanche_amnesia.models.description import utilisation
 
 
 def model_with(tasks) -> MaskedModel:
