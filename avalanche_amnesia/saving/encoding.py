@@ -2,7 +2,7 @@
 
 import base64
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from math import isfinite
 from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
@@ -185,7 +185,9 @@ def checked(state: Any, /, **kinds: Any) -> list[Any]:
 
 def made(kind: type[Made], state: Any) -> Made:
     """A data class from its attributes (``vars(value)``), checked against their annotations."""
-    return kind(*checked(state, **get_type_hints(kind)))
+    hints = get_type_hints(kind)  # those of class variables among them
+    names = [attribute.name for attribute in fields(kind)]  # type: ignore[arg-type]
+    return kind(*checked(state, **{name: hints[name] for name in names}))
 
 
 def _classes(kind: Any) -> tuple[type, ...]:
