@@ -2,7 +2,7 @@
 
 from importlib.util import find_spec
 
-NEEDS = ("cloudpickle", "filelock", "jinja2", "loky", "markupsafe", "rich", "shtab", "yaml")
+NEEDS = ("cloudpickle", "filelock", "jinja2", "loky", "markupsafe", "shtab", "yaml")
 """Modules of the packages that only the extra ``lab`` brings for certain."""
 
 _missing = [name for name in NEEDS if find_spec(name) is None]

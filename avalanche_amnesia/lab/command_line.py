@@ -50,7 +50,7 @@ def demo(
         epochs: per task (20 on digits, 2 on MNIST)
         store: keep references here; started again, it goes on
     """
-    study.run_demo(out, data_root=data_root, seed=seed, epochs=epochs, store=store)
+    study.run_demo(out, _say, data_root=data_root, seed=seed, epochs=epochs, store=store)
 
 
 def run(

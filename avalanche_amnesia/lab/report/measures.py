@@ -1,4 +1,4 @@
-"""Measures of a run, and their form on the page: one table for the page, the tables of studies and the terminal.
+"""Measures of a run, and their form on the page: one table for the page, the tables of studies and the demo.
 
 To show a metric is an entry of :data:`SHOWN`: how it is made, its columns, and the section that has its readings.
 """
@@ -42,10 +42,7 @@ class Column:
         page: in the summary of the page.
         of: the number.
         words: number → words on the page.
-        short: in the terminal.
-        cell: number → words in the terminal.
-        meaning: a line under the tables of a study; a number without one is not in them.
-        percent: whether these tables show a hundred times the number.
+        meaning: a line under the tables of a study and the demo; a number without one is not in them.
     """
 
     key: str
@@ -53,10 +50,7 @@ class Column:
     page: str
     of: Get
     words: Callable[[float], str]
-    short: str
-    cell: Callable[[float], str] = "{:.3f}".format
     meaning: str = ""
-    percent: bool = False
 
 
 @dataclass(frozen=True)
@@ -114,10 +108,6 @@ def capacity_before(moment: Moment) -> float | None:
     return moment.first.get("CapacityBefore", {}).get(None)
 
 
-def _small(value: float) -> str:
-    return "0" if value == 0 else f"{value:.1e}".replace("e-0", "e-")
-
-
 _SHARES = Axis("accuracy", percent, "{:.0%}".format, (0.0, 1.0))
 SHOWN = (
     Shown(
@@ -129,9 +119,7 @@ SHOWN = (
                 "accuracy on remaining tasks",
                 mean_accuracy,
                 percent,
-                "acc.",
-                meaning="test accuracy of the tasks that remain, %",
-                percent=True,
+                "test accuracy of the tasks that remain, %",
             ),
         ),
     ),
@@ -144,10 +132,7 @@ SHOWN = (
                 "against never unlearning",
                 number("AccuracyDifference"),
                 points,
-                "AD",
-                "{:+.3f}".format,
                 "accuracy difference to the model that never unlearned, points",
-                percent=True,
             ),
             Column(
                 "control",
@@ -155,10 +140,7 @@ SHOWN = (
                 "its control",
                 number("AccuracyDifference_control"),
                 points,
-                "ctrl",
-                "{:+.3f}".format,
                 "what that model gains with its heads fitted again: only what AD has beyond it is due to unlearning",
-                percent=True,
             ),
         ),
     ),
@@ -171,22 +153,18 @@ SHOWN = (
                 "JSD (bit)",
                 jsd_of(),
                 bits,
-                "JSD",
-                _small,
                 "bits between the features here and in the retrained model",
             ),
-            Column("order", "floor: order", "JSD floor: order", jsd_of("_floor_order"), bits, "order", _small),
+            Column("order", "floor: order", "JSD floor: order", jsd_of("_floor_order"), bits),
             Column(
                 "ratio",
                 "JSD / floor",
                 "JSD / order floor",
                 jsd_of("_ratio_order"),
                 times,
-                "ratio",
-                lambda ratio: f"{ratio:.{1 if ratio < 100 else 0}f}",
                 "the same in units of its order floor, two retrained models apart; about 1: nothing more than chance",
             ),
-            Column("seed", "floor: seed", "JSD floor: seed", jsd_of("_floor_seed"), bits, "seed", _small),
+            Column("seed", "floor: seed", "JSD floor: seed", jsd_of("_floor_seed"), bits),
         ),
     ),
     Shown(lambda benchmark, references, floors: distance_metrics(references, noise_floor=floors)),
@@ -199,9 +177,7 @@ SHOWN = (
                 "old head",
                 number("UnlearnedAccuracy"),
                 percent,
-                "head",
-                meaning="accuracy on the unlearned tasks through the head and mask that they had, %",
-                percent=True,
+                "accuracy on the unlearned tasks through the head and mask that they had, %",
             ),
             Column(
                 "reference",
@@ -209,9 +185,7 @@ SHOWN = (
                 "old head, retrained model",
                 number("UnlearnedAccuracy_reference"),
                 percent,
-                "ref.",
-                meaning="what the same heads read from the retrained model, %: what old head has beyond it is a trace",
-                percent=True,
+                "what the same heads read from the retrained model, %: what old head has beyond it is a trace",
             ),
         ),
         Reading(
@@ -269,10 +243,8 @@ SHOWN = (
                 "capacity",
                 "free capacity",
                 number("Capacity"),
-                share,
-                "cap.",
-                meaning="share of the network that is free, %",
-                percent=True,
+                percent,
+                "share of the network that is free, %",
             ),
         ),
     ),
@@ -282,4 +254,6 @@ SHOWN = (
     Shown(lambda benchmark, references, floors: cost_metrics(references)),
 )
 COLUMNS = {column.key: column for shown in SHOWN for column in shown.columns}
+MEASURES = {key: column for key, column in COLUMNS.items() if column.meaning}
+"""Those that the tables of a study and of the demo have."""
 READINGS = [shown.reading for shown in SHOWN if shown.reading is not None]

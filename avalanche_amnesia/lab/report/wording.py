@@ -42,6 +42,11 @@ def seconds(value: float) -> str:
     return seconds_in_words(value).replace(" ", _SPACE)
 
 
+def unitless(words: str) -> str:
+    """A number's words without its unit."""
+    return words.partition(_SPACE)[0]
+
+
 def over_seeds(value: Spread | None, words: Callable[[float], str]) -> str:
     """A number over seeds: the mean, and behind it the range if there is one; a dash for None."""
     if value is None:
@@ -50,7 +55,7 @@ def over_seeds(value: Spread | None, words: Callable[[float], str]) -> str:
     if low == high:
         return mean
     if low.partition(_SPACE)[2] == high.partition(_SPACE)[2]:
-        low = low.partition(_SPACE)[0]  # the unit once
+        low = unitless(low)  # the unit once
     return f"{mean} ({low} to {high})"
 
 

@@ -16,8 +16,9 @@ from avalanche_amnesia.contrib.metrics.pictures import as_png
 from avalanche_amnesia.evaluation.figures import COLOURS, house_style, new_figure
 from avalanche_amnesia.lab.logging.json_lines import RUN_FILE
 from avalanche_amnesia.lab.report.charts import draw_dots
-from avalanche_amnesia.lab.report.measures import COLUMNS, Column
+from avalanche_amnesia.lab.report.measures import MEASURES, Column
 from avalanche_amnesia.lab.report.reading import Moment, read_run, spread
+from avalanche_amnesia.lab.report.wording import MISSING, percent, points
 from avalanche_amnesia.lab.study.grid import SETTINGS, result_folders, slug
 from avalanche_amnesia.lab.study.settings import OBEY_NOTHING
 from avalanche_amnesia.saving.files import replace_file
@@ -25,8 +26,6 @@ from avalanche_amnesia.saving.files import replace_file
 Key = TypeVar("Key", str, int)
 
 
-MEASURES = {key: column for key, column in COLUMNS.items() if column.meaning}
-"""Name → measure of a run's end."""
 _OF_TASKS = {
     "reference_accuracy": "Accuracy_reference",
     "full_accuracy": "Accuracy_full",
@@ -193,10 +192,10 @@ def _grouped(rows: Sequence[Row], by: Callable[[Row], Key]) -> dict[Key, list[Ro
 
 
 def _cell(values: Sequence[float | None], measure: Column) -> str:
-    found = [value * (100 if measure.percent else 1) for value in values if value is not None]
+    factor, digits = (100, 1) if measure.words in (percent, points) else (1, 3)
+    found = [factor * value for value in values if value is not None]
     if not found:
-        return "–"
-    digits = 1 if measure.percent else 3
+        return MISSING
     spread = f" ± {stdev(found):.{digits}f}" if len(found) > 1 else ""
     return f"{fmean(found):.{digits}f}{spread}"
 

@@ -1,18 +1,18 @@
 """The main job: the same results for the same seed, everything it promises in its folder, errors that say why."""
 
 import csv
-import io
 from dataclasses import replace
 from unittest import mock
 
 import loky
 import pytest
 from PIL import Image
-from rich.console import Console
 from support.wandb_files import read_offline_run
 
 from avalanche_amnesia.lab.command_line import main
 from avalanche_amnesia.lab.report import read_runs
+from avalanche_amnesia.lab.report.measures import MEASURES
+from avalanche_amnesia.lab.report.wording import unitless
 from avalanche_amnesia.lab.runs import RunStore
 from avalanche_amnesia.lab.study import demo as module
 from avalanche_amnesia.lab.study.demo import REQUESTS, run_demo
@@ -27,17 +27,17 @@ def one_core(monkeypatch):
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory):
     out = tmp_path_factory.mktemp("demo")
-    printed = io.StringIO()
+    printed = []
     with mock.patch.object(loky, "cpu_count", return_value=1):
-        runs = run_demo(out, epochs=2, console=Console(file=printed, width=60))
-    return out, runs, printed.getvalue()
+        runs = run_demo(out, printed.append, epochs=2)
+    return out, runs, "\n".join(printed)
 
 
 @pytest.mark.slow
 def test_results_made_again_on_two_cores_are_the_same_bytes(demo, tmp_path, monkeypatch):
     out, _, _ = demo
     monkeypatch.setattr(loky, "cpu_count", lambda: 2)
-    run_demo(tmp_path, epochs=2, console=Console(file=io.StringIO()))
+    run_demo(tmp_path, lambda words: None, epochs=2)
     assert (tmp_path / "results.csv").read_bytes() == (out / "results.csv").read_bytes()
 
 
@@ -117,12 +117,19 @@ def test_figures_and_offline_runs_lie_in_the_folder(demo):
     assert amnesiac.metrics["JSD_own/eval_phase/test_stream"] == "event"
 
 
-def test_tables_fit_sixty_columns(demo):
-    out, _, printed = demo
-    assert "…" not in printed
+def test_what_is_said_fits_sixty_columns_and_ends_in_a_table(demo):
+    out, runs, printed = demo
     lines = [line for line in printed.splitlines() if str(out) not in line]
     assert max(map(len, lines)) <= 60
-    assert "At the end: unlearned tasks" in printed
+    assert all(f"{run.name}: task {task}" in lines for run in runs for task in range(5))
+    table = {line[:20].strip(): line[20:].split() for line in lines[lines.index("At the end of the stream:") + 4 :]}
+    assert table["exact"] == ["no", "yes", "no", "no"]
+    for measure in MEASURES.values():
+        values = [measure.of(run.last) for run in runs]
+        told = ["–" if v is None else unitless(measure.words(v)) for v in values]
+        assert table[measure.title] == told
+        assert f"{measure.title}: " in printed
+    assert [float(seconds) > 0 for seconds in table["seconds to unlearn"]] == [True] * 4
     assert f"Open {out / 'report.html'}" in printed
 
 
@@ -185,6 +192,6 @@ def test_an_impossible_budget_is_refused(tmp_path, capsys):
 @pytest.mark.slow
 def test_the_same_job_runs_on_mnist(data_root, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "demo_experiment", smaller(1000, 500))
-    runs = run_demo(tmp_path, data_root=str(data_root), epochs=1, console=Console(file=io.StringIO()))
+    runs = run_demo(tmp_path, lambda words: None, data_root=str(data_root), epochs=1)
     assert runs[0].last.remaining == (2, 3)
     assert runs[0].settings["data"] == "Split MNIST"
