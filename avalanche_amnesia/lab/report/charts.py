@@ -1,7 +1,6 @@
 """Charts of the page: matplotlib figures in the page's colours, and all of their numbers in words."""
 
 import io
-import math
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -10,27 +9,15 @@ from typing import Any
 
 import matplotlib
 from markupsafe import Markup
-from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
 from avalanche_amnesia.contrib.metrics.pictures import REQUEST, ROLES
-from avalanche_amnesia.evaluation.figures import COLOURS, SMALL, house_style, name_ticks, new_figure
+from avalanche_amnesia.evaluation.figures import COLOURS, house_style, name_ticks, new_figure
 from avalanche_amnesia.lab.report.reading import Spread
 from avalanche_amnesia.lab.report.wording import over_seeds
-
-_OUTLINE = {"facecolor": "none", "edgecolor": COLOURS["quiet"], "linestyle": (0, (3, 2))}
-_TASK_COLOURS = ("#0072b2", "#e69f00", "#009e73", "#56b4e9", "#d55e00", "#cc79a7")  # Okabe and Ito's
-_PARTS: dict[str, dict[str, Any]] = {
-    "here": {"facecolor": COLOURS["here"]},
-    "gone": _OUTLINE,
-    "free": _OUTLINE,
-    "shared": {"facecolor": "#5b6470", "edgecolor": COLOURS["page"]},
-    **{f"task{n}": {"facecolor": colour, "edgecolor": COLOURS["page"]} for n, colour in enumerate(_TASK_COLOURS)},
-}
-_ON_PARTS = {"task0": "#ffffff", "shared": "#ffffff", "free": COLOURS["ink"]}
 
 
 @dataclass(frozen=True)
@@ -92,7 +79,7 @@ class Series:
 
     role: str
     name: str
-    points: Sequence[tuple[float, Spread]]
+    points: Sequence[tuple[int, Spread]]
 
 
 @house_style
@@ -100,95 +87,20 @@ def timeline(title: str, after: Sequence[int], gone: Mapping[int, int]) -> Chart
     """Bars from the training of a task to its unlearning."""
     figure = new_figure(26 * len(after) + 84)
     ax = figure.subplots()
+    stays: dict[str, Any] = {"facecolor": COLOURS["here"]}
+    goes: dict[str, Any] = {"facecolor": "none", "edgecolor": COLOURS["quiet"], "linestyle": (0, (3, 2))}
     numbers = []
     for n, task in enumerate(after):
         end = after.index(gone[task]) + 1 if task in gone else len(after)
-        ax.barh(n, end - n, left=n, height=0.7, **_PARTS["gone" if task in gone else "here"])
+        ax.barh(n, end - n, left=n, height=0.7, **(goes if task in gone else stays))
         if task in gone:
             ax.plot(end - 0.14, n, marker="x", markeredgewidth=2.5, color=COLOURS["bad"])
         numbers.append(f"task {task}: trained, {f'unlearned after task {gone[task]}' if task in gone else 'remains'}")
     ax.set(xlim=(0, len(after)), ylim=(len(after) - 0.5, -0.5), xlabel="after the training of task")
     name_ticks(ax.xaxis, after, first=1)
     name_ticks(ax.yaxis, [f"task {task}" for task in after], most=len(after))
-    _legend_of_parts(figure, {"in the model until the end": "here", "in the model, until unlearned at ✕": "gone"}, 1)
-    return Chart(title, numbers, figure)
-
-
-@house_style
-def owner_bars(
-    title: str,
-    layers: Mapping[str, Mapping[str, Mapping[str, float]]],
-    words: Callable[[float], str],
-    roles: Mapping[str, str],
-) -> Chart:
-    """Shares of every layer by owner, a bar for each moment."""
-    rows = sum(1 + len(moments) for moments in layers.values())
-    figure = new_figure(22 * rows + 48 + 18 * math.ceil(len(roles) / 4))
-    ax = figure.subplots()
-    numbers, ticks, y = [], {}, 0
-    for layer, moments in layers.items():
-        ax.text(0, y + 0.1, layer, va="center")
-        for moment, owners in moments.items():
-            y, start = y + 1, 0.0
-            ticks[y] = moment
-            for owner, share in owners.items():
-                bar = ax.barh(y, share, left=start, height=0.8, **_PARTS[roles[owner]])
-                name = owner.removeprefix("task ")
-                if share * 290 > 6 * len(name) + 4:  # points
-                    ink = _ON_PARTS.get(roles[owner], "#000000")
-                    ax.bar_label(bar, [name], label_type="center", fontsize=SMALL, color=ink)
-                start += share
-            numbers.append(f"{layer}, {moment}: {', '.join(f'{o} {words(s)}' for o, s in owners.items())}")
-        y += 1
-    ax.set(xlim=(0, 1), ylim=(y - 0.5, -0.5), xlabel="share of the layer")
-    ax.set_xticks((0, 0.5, 1), ("0%", "50%", "100%"))
-    ax.set_yticks(list(ticks), list(ticks.values()))
-    _legend_of_parts(figure, roles, 4)
-    return Chart(title, numbers, figure)
-
-
-def _legend_of_parts(figure: Figure, roles: Mapping[str, str], columns: int) -> None:
-    handles = [Rectangle((0, 0), 1, 1, **_PARTS[role]) for role in roles.values()]
-    figure.legend(handles, roles, loc="outside lower left", ncols=columns)
-
-
-def draw_dots(ax: Axes, rows: Sequence[Mapping[str, Spread]], names: Mapping[str, str]) -> None:
-    """Marks on tracks, a row each from the top, by role; of ours, on top, also the reach over the seeds."""
-    for role, name in names.items():
-        there = [(y, marks[role]) for y, marks in enumerate(rows) if role in marks]
-        if not there:
-            continue
-        places, values = zip(*there, strict=True)
-        look = ROLES[role] | {"linestyle": "", "zorder": 3 if role == "here" else 2, "clip_on": False}
-        ax.plot([value.mean for value in values], places, label=name, **look)
-        if role == "here":
-            reach: dict[str, Any] = {"color": COLOURS["here"], "linewidth": 5, "alpha": 0.35}
-            ax.hlines(places, [value.low for value in values], [value.high for value in values], **reach)
-    ax.hlines(range(len(rows)), 0, 1, transform=ax.get_yaxis_transform(), color=COLOURS["rule"], linewidth=1, zorder=1)
-
-
-@house_style
-def dot_chart(
-    title: str, rows: Sequence[tuple[str, Mapping[str, Spread]]], names: Mapping[str, str], axis: Axis
-) -> Chart:
-    """Marks on one scale, a row each; logarithmic where the axis has no ends."""
-    marked = [marks for _, marks in rows]
-    figure = new_figure(40 * len(rows) + 40 + 18 * len({role for marks in marked for role in marks}))
-    ax = figure.subplots()
-    draw_dots(ax, marked, names)
-    for y, (text, _) in enumerate(rows):
-        ax.text(0, y - 0.35, text, transform=ax.get_yaxis_transform(), va="center")
-    ticks = _round_numbers(*axis.ends) if axis.ends else _powers(marked)
-    ax.set(xscale="linear" if axis.ends else "log", xlabel=axis.label, ylim=(len(rows) - 0.6, -0.7), yticks=())
-    ax.set_xticks(ticks, map(axis.tick_words, ticks))
-    ax.set_xticks((), minor=True)
-    ax.set_xlim(ticks[0], ticks[-1])
-    ax.grid(axis="x")
-    figure.legend(loc="outside lower left")
-    numbers = [
-        f"{text}: {', '.join(f'{names[role]} {over_seeds(value, axis.words)}' for role, value in marks.items())}"
-        for text, marks in rows
-    ]
+    parts = {"in the model until the end": stays, "in the model, until unlearned at ✕": goes}
+    figure.legend([Rectangle((0, 0), 1, 1, **part) for part in parts.values()], parts, loc="outside lower left")
     return Chart(title, numbers, figure)
 
 
@@ -210,13 +122,8 @@ def line_chart(
         if each.role in ("order", "seed"):
             floors |= {place: max(value.mean, floors.get(place, 0.0)) for place, value in each.points}
     if floors:
-        limit: dict[str, Any] = {
-            "width": 1,
-            "color": COLOURS["quiet"],
-            "alpha": 0.13,
-            "label": "up to the limit of detection",
-        }
-        ax.bar(list(floors), list(floors.values()), **limit)
+        limit: dict[str, Any] = {"width": 1, "color": COLOURS["quiet"], "alpha": 0.13}
+        ax.bar(list(floors), list(floors.values()), label="up to the limit of detection", **limit)
     for n, place in enumerate(requests):
         ax.axvline(place, label=None if n else "request", **REQUEST)
     reach = [end for each in series for _, value in each.points for end in (value.low, value.high)]
@@ -227,7 +134,7 @@ def line_chart(
     ax.grid(axis="y")
     figure.legend(loc="outside lower left")
     numbers = [
-        f"{each.name}, after task {after[round(place)]}: {over_seeds(value, axis.words)}"
+        f"{each.name}, after task {after[place]}: {over_seeds(value, axis.words)}"
         for each in series
         for place, value in each.points
     ]
@@ -238,10 +145,3 @@ def _round_numbers(low: float, high: float) -> Sequence[float]:
     """Round numbers at equal distances that enclose a range."""
     ticks = MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high if high > low else low + 1.0)
     return [round(float(tick), 12) for tick in ticks]
-
-
-def _powers(rows: Sequence[Mapping[str, Spread]]) -> Sequence[float]:
-    """Powers of ten that enclose all numbers."""
-    ends = [math.log10(end) for marks in rows for value in marks.values() for end in (value.low, value.high)]
-    first = math.floor(min(ends))
-    return [10.0**power for power in range(first, max(math.ceil(max(ends)), first + 1) + 1)]

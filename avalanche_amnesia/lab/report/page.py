@@ -9,7 +9,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from avalanche_amnesia.lab.report.answers import Answer, answer
 from avalanche_amnesia.lab.report.measures import READINGS
 from avalanche_amnesia.lab.report.reading import Entry, Run, entries, number, seedless
-from avalanche_amnesia.lab.report.sections import forgetting, masks, remaining, run, stream
+from avalanche_amnesia.lab.report.sections import forgetting, masks, stream
 from avalanche_amnesia.lab.report.sections.section import Section
 from avalanche_amnesia.lab.report.wording import listed, points, tasks
 
@@ -53,17 +53,16 @@ def _sections(runs: Sequence[Run], entries: Sequence[Entry]) -> list[Section]:
     return [
         stream.timelines(entries),
         stream.accuracy(entries),
-        forgetting.old_head(entries),
         forgetting.jsd(entries),
-        *(forgetting.reading(entries, shown) for shown in READINGS if shown.key is not None),
-        remaining.difference(entries),
-        remaining.transfer(entries),
+        *(forgetting.reading(entries, shown) for shown in READINGS),
+        stream.difference(entries),
+        stream.transfer(entries),
         masks.capacity(entries),
         masks.owners(entries),
         masks.overlap(entries),
         forgetting.distances(entries),
-        run.cost(entries),
-        run.settings(runs),
+        stream.cost(entries),
+        stream.settings(runs),
     ]
 
 

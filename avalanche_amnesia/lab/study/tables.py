@@ -15,7 +15,6 @@ from matplotlib.figure import Figure
 from avalanche_amnesia.contrib.metrics.pictures import as_png
 from avalanche_amnesia.evaluation.figures import COLOURS, house_style, new_figure
 from avalanche_amnesia.lab.logging.json_lines import RUN_FILE
-from avalanche_amnesia.lab.report.charts import draw_dots
 from avalanche_amnesia.lab.report.measures import MEASURES, Column
 from avalanche_amnesia.lab.report.reading import Moment, read_run, spread
 from avalanche_amnesia.lab.report.wording import MISSING, percent, points
@@ -155,7 +154,11 @@ def figure(rows: Sequence[Row]) -> Figure:
                 ax.text(0.5, 0.5, "none was measured", ha="center", transform=ax.transAxes)
                 ax.set_xticks([])
             else:
-                draw_dots(ax, [{"here": value} if value else {} for value in found], {"here": name})
+                places, values = zip(*((y, value) for y, value in enumerate(found) if value), strict=True)
+                reach = [[v.mean - v.low for v in values], [v.high - v.mean for v in values]]
+                look = {"fmt": "o", "color": COLOURS["here"], "ecolor": (COLOURS["here"], 0.35), "elinewidth": 5}
+                ax.errorbar([value.mean for value in values], places, xerr=reach, clip_on=False, **look)
+                ax.grid(axis="y")
             ax.set(title=scenario, ylim=(len(methods) - 0.5, -0.5))
         left.set_yticks(range(len(methods)), methods)
         left.set_xlabel("accuracy of remaining tasks")

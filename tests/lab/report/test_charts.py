@@ -9,13 +9,12 @@ from matplotlib.figure import Figure
 
 from avalanche_amnesia.contrib.metrics.pictures import ROLES
 from avalanche_amnesia.evaluation.figures import COLOURS, Cell, matrix_figure
-from avalanche_amnesia.lab.report.charts import Axis, Chart, Series, dot_chart, line_chart, owner_bars, timeline
+from avalanche_amnesia.lab.report.charts import Axis, Chart, Series, line_chart, timeline
 from avalanche_amnesia.lab.report.reading import Spread
 from avalanche_amnesia.lab.report.wording import bits, percent
 
 SHARE = Axis("accuracy", percent, "{:.0%}".format, (0.0, 1.0))
 BITS = Axis("JSD (bit)", bits, bits)
-SECONDS = Axis("seconds", "{:g} s".format, "{:g}".format)
 
 
 def spread(value: float, apart: float = 0.0) -> Spread:
@@ -62,44 +61,12 @@ def test_bands_are_drawn_for_several_seeds_alone() -> None:
     assert "this $model$, after task 0: 0.3 (0.25 to 0.35)" in lines(apart=0.05).numbers
 
 
-def test_dots_of_a_row_stand_at_their_numbers() -> None:
-    rows = [("task 0", {"here": spread(0.7, 0.1), "chance": spread(0.5)}), ("mean", {"here": spread(0.6)})]
-    chart = dot_chart("x", rows, {"here": "this model", "retrained": "retrained", "chance": "chance"}, SHARE)
-    (ax,) = chart.figure.axes
-    here, chance = ax.lines
-    assert (here.get_xdata().tolist(), list(here.get_ydata())) == ([0.7, 0.6], [0, 1])
-    assert (chance.get_xdata().tolist(), list(chance.get_ydata())) == ([0.5], [0])
-    assert here.get_zorder() > chance.get_zorder()
-    assert [text.get_text() for text in ax.texts] == ["task 0", "mean"]
-    assert words_in(chart.figure) == ["this model", "chance"]
-    assert chart.numbers[0] == "task 0: this model 70.0\xa0% (60.0 to 80.0\xa0%), chance 50.0\xa0%"
-    assert ax.get_xlim() == (0, 1)
-
-
-@pytest.mark.parametrize(("low", "high", "ends"), [(0.02, 7.0, (0.01, 10.0)), (1.0, 1.0, (1.0, 10.0))])
-def test_times_have_a_logarithmic_scale_that_encloses_them(low: float, high: float, ends: tuple[float, float]) -> None:
-    rows = [("x", {"here": spread(low), "retrained": spread(high)})]
-    (ax,) = dot_chart("x", rows, {"here": "unlearn", "retrained": "retrain"}, SECONDS).figure.axes
-    assert ax.get_xscale() == "log"
-    assert ax.get_xlim() == ends
-
-
 def test_bars_reach_from_training_to_unlearning() -> None:
     chart = timeline("x", [3, 0, 2], {3: 0})
     (ax,) = chart.figure.axes
     assert [(bar.get_x(), bar.get_width()) for bar in ax.patches] == [(0, 2), (1, 2), (2, 1)]
     remaining = ["task 0: trained, remains", "task 2: trained, remains"]
     assert chart.numbers == ["task 3: trained, unlearned after task 0", *remaining]
-
-
-def test_owners_are_named_where_there_is_room() -> None:
-    owners = {"task 0": 0.25, "task 12": 0.01, "free": 0.74}
-    roles = {"task 0": "task0", "task 12": "task0", "free": "free"}
-    chart = owner_bars("x", {"fc": {"before": owners, "after": {"free": 1.0}}}, percent, roles)
-    (ax,) = chart.figure.axes
-    assert [bar.get_width() for bar in ax.patches] == pytest.approx([0.25, 0.01, 0.74, 1.0])
-    assert [text.get_text() for text in ax.texts] == ["fc", "0", "free", "free"]
-    assert chart.numbers[0] == "fc, before: task 0 25.0\xa0%, task 12 1.0\xa0%, free 74.0\xa0%"
 
 
 def test_what_is_drawn_stands_on_a_page_with_others() -> None:

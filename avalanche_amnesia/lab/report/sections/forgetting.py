@@ -3,47 +3,17 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from avalanche_amnesia.lab.report.charts import Axis, dot_chart
+from avalanche_amnesia.lab.report.charts import Axis
 from avalanche_amnesia.lab.report.evidence import jsd_reading
 from avalanche_amnesia.lab.report.measures import Reading, jsd_name, jsd_of
 from avalanche_amnesia.lab.report.reading import Entry, Moment, number
-from avalanche_amnesia.lab.report.sections.section import Row, Section, lines, measured, table_of_moments
+from avalanche_amnesia.lab.report.sections.section import Row, Section, lines, table_of_moments
 from avalanche_amnesia.lab.report.tables import number as cell
 from avalanche_amnesia.lab.report.tables import text
 from avalanche_amnesia.lab.report.wording import MISSING, bits, percent, times
 
 _HEAD = "UnlearnedAccuracy"
 _BESIDE = ("_tasks", "_floor_order", "_floor_seed", "_ratio_order")
-
-
-def old_head(entries: Sequence[Entry]) -> Section:
-    """Accuracy through the unlearned tasks' old heads, at the end of the stream."""
-    names = {"here": "this model", "retrained": "retrained model, which never saw the task", "chance": "chance"}
-    axis = Axis("accuracy on the unlearned task", percent, "{:.0%}".format, (0.0, 1.0))
-    charts = []
-    for entry in entries:
-        rows = {
-            "mean" if task is None else f"task {task}": measured(
-                here=entry.spread(number(_HEAD, task)),
-                retrained=entry.spread(number(f"{_HEAD}_reference", task)),
-                chance=entry.spread(number(f"{_HEAD}_chance", task)),
-            )
-            for task in (*entry.unlearned, None)
-        }
-        read = [(words, marks) for words, marks in rows.items() if "here" in marks]
-        if read:
-            charts.append(dot_chart(f"{entry.name}: old heads", read, names, axis))
-    return Section(
-        "old-head",
-        "Can the old classifier still read what was forgotten?",
-        (
-            "An unlearned task's own classifier, kept only by the evaluation, reads its test data at the end of the "
-            "stream. What it reads beyond the retrained model is a trace of the task, where tasks and seeds agree. "
-            "Means that differ by up to 5 points count as the same.",
-        ),
-        "old heads",
-        charts,
-    )
 
 
 def jsd(entries: Sequence[Entry]) -> Section:
@@ -106,6 +76,7 @@ def reading(entries: Sequence[Entry], shown: Reading) -> Section:
         replace(axis, label=f"mean {axis.label}"),
         ("here", "this model", number(shown.metric)),
         ("retrained", "retrained model", number(beside)),
+        ("chance", "chance", number(f"{shown.metric}_chance")),
     )
     tables = table_of_moments(shown.check.capitalize(), entries, rows)
     return Section(shown.key or "", shown.title, (shown.lead,), shown.check, charts, tables)

@@ -1,11 +1,11 @@
 """A section, and the tables and charts that most sections show: rows of every seed, lines of every strategy."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from avalanche_amnesia.lab.report.charts import Axis, Chart, Series, line_chart
-from avalanche_amnesia.lab.report.reading import Entry, Get, Moment, Run, Spread
-from avalanche_amnesia.lab.report.tables import Table, TableCell, table, text
+from avalanche_amnesia.lab.report.reading import Entry, Get, Moment, Run
+from avalanche_amnesia.lab.report.tables import Table, TableCell, number, table, text
 
 Row = Mapping[str, TableCell]
 
@@ -49,29 +49,34 @@ def table_of_moments(caption: str, entries: Sequence[Entry], rows_of: Callable[[
     return table_of_seeds(caption, entries, rows_of_run)
 
 
+def numbers(columns: Mapping[str, tuple[Get, Callable[[float], str]]]) -> Callable[[Moment], Iterator[Row]]:
+    """Rows for :func:`table_of_moments`: one of each moment that has any of these numbers."""
+
+    def rows_of(moment: Moment) -> Iterator[Row]:
+        found = {name: (get(moment), words) for name, (get, words) in columns.items()}
+        if any(value is not None for value, _ in found.values()):
+            yield {name: number(value, words) for name, (value, words) in found.items()}
+
+    return rows_of
+
+
 def lines(
     entries: Sequence[Entry], title: str | Callable[[Entry], str], axis: Axis, *wanted: tuple[str, str, Get]
 ) -> list[Chart]:
-    """A chart of each strategy over its stream, with lines of these roles, names and numbers."""
+    """A chart of each strategy over its stream, with lines of these roles, names and numbers.
+
+    There is none where nothing was measured of the strategy itself.
+    """
     charts = []
     for entry in entries:
         series = []
         for role, name, get in wanted:
-            values = ((float(place), entry.spread(get, place)) for place in range(len(entry.after)))
+            values = ((place, entry.spread(get, place)) for place in range(len(entry.after)))
             there = [(place, value) for place, value in values if value is not None]
             if there:
                 series.append(Series(role, name, there))
-        charts += drawn(entry, title if isinstance(title, str) else title(entry), axis, series)
+        if any(each.role == "here" for each in series):
+            words = title if isinstance(title, str) else title(entry)
+            requests = list(entry.requests)
+            charts.append(line_chart(f"{entry.name}: {words}", series, axis, after=entry.after, requests=requests))
     return charts
-
-
-def drawn(entry: Entry, title: str, axis: Axis, series: Sequence[Series]) -> list[Chart]:
-    """A chart of lines over a strategy's stream; none where nothing was measured of it itself."""
-    if all(each.role != "here" for each in series):
-        return []
-    return [line_chart(f"{entry.name}: {title}", series, axis, after=entry.after, requests=list(entry.requests))]
-
-
-def measured(**found: Spread | None) -> dict[str, Spread]:
-    """Numbers by role, without those that were not measured."""
-    return {role: value for role, value in found.items() if value is not None}
