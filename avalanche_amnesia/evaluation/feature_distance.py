@@ -69,9 +69,8 @@ class FeatureDistance(ReferenceMetric):
         self.probe, self.noise_floor, self.scope = probe, tuple(noise_floor), scope
         references.expect("same", *noise_floor)
 
-    @staticmethod
     @abstractmethod
-    def distance(features_a: Tensor, features_b: Tensor) -> float:
+    def distance(self, features_a: Tensor, features_b: Tensor) -> float:
         """Distance over a whole test set, ``(n, features)`` twice."""
 
     def tasks(self, unlearned: Sequence[int], remaining: Sequence[int]) -> Sequence[int]:

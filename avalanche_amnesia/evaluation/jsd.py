@@ -26,8 +26,7 @@ class JSDivergence(FeatureDistance):
 
     name, upper_bound = "JSD", 1.0
 
-    @staticmethod
-    def distance(features_a: Tensor, features_b: Tensor) -> float:
+    def distance(self, features_a: Tensor, features_b: Tensor) -> float:
         """Mean over samples, ``(n, features)`` twice."""
         return float(js_divergence(features_a, features_b).mean())
 

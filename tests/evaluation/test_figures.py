@@ -6,7 +6,7 @@ import pytest
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
-from avalanche_amnesia.contrib.metrics.overlap import overlap_figure
+from avalanche_amnesia.contrib.metrics.mask_sharing import overlap_figure
 from avalanche_amnesia.contrib.metrics.pictures import as_png, capacity_figure
 from avalanche_amnesia.evaluation.figures import Cell, matrix_figure
 

@@ -8,10 +8,11 @@ from torch import nn
 from torch.optim import Adam, Optimizer
 
 from avalanche_amnesia import checks
+from avalanche_amnesia.contrib.baselines.dark_replay import DarkLoss, MemoryPlugin, TaskMemory
 from avalanche_amnesia.contrib.baselines.networks import SideNetworks
-from avalanche_amnesia.contrib.replay_memory import DarkLoss, MemoryPlugin, TaskMemory
 from avalanche_amnesia.seeding import derive_seed, preserved_rng
 from avalanche_amnesia.strategy import Strategy
+from avalanche_amnesia.training.optimizers import follow_model
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
 from avalanche_amnesia.training.task_strategy import StrategyOptions, TaskStrategy, check_model
@@ -59,15 +60,17 @@ class CLPUPlugin(MemoryPlugin):
     def merge(self, strategy: Strategy, unlearnable: Collection[int]) -> None:
         """Distil the side networks of tasks that can't be unlearned any more into the main one, and drop them."""
         model = strategy.model
-        for task in [t for t in model.tasks if str(t) in model.networks and t not in unlearnable]:
-            side = model.network(task)
+        for task in [t for t in model.tasks if t in model.networks and t not in unlearnable]:
             if model.main_tasks:
                 model.drop_network(task)
                 self._distil(model, task)
             else:  # nothing is there yet to distil into
-                model.backbone.load_state_dict(side.state_dict())
+                model.backbone.load_state_dict(model.network(task).state_dict())
                 model.drop_network(task)
-            self._forget_parameters(strategy, side)
+            # The side network's parameters leave the optimizer.
+            known, parameters = strategy.optimized_param_id or {}, dict(model.named_parameters())
+            follow_model(strategy.optimizer, parameters, known, fresh=False)
+            strategy.optimized_param_id = parameters
 
     def _distil(self, model: SideNetworks, task: int) -> None:
         """Train the main network on the samples of all its tasks, with the logits that they had."""
@@ -83,18 +86,6 @@ class CLPUPlugin(MemoryPlugin):
                 optimizer.step()
         optimizer.zero_grad()
         model.train(training)
-
-    @staticmethod
-    def _forget_parameters(strategy: Strategy, side: nn.Module) -> None:
-        """Drop the side network from the strategy's optimizer."""
-        gone = {id(parameter) for parameter in side.parameters()}
-        for group in strategy.optimizer.param_groups:
-            group["params"] = [p for p in group["params"] if id(p) not in gone]
-        for parameter in side.parameters():
-            strategy.optimizer.state.pop(parameter, None)
-        held = strategy.optimized_param_id or {}
-        for name in [name for name, p in held.items() if id(p) in gone]:
-            del held[name]
 
 
 class CLPUDERpp(TaskStrategy):

@@ -1,14 +1,173 @@
-"""DER++ as a plugin: dark experience replay over tasks with heads of their own."""
+"""DER++: a small memory of every remaining task's samples with the logits that the model gave them, and its loss."""
 
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+import torch.nn.functional as F
+from avalanche.core import SupervisedPlugin
+from torch import Tensor
+
 from avalanche_amnesia import checks
-from avalanche_amnesia.contrib.replay_memory import DarkLoss, MemoryPlugin, TaskMemory
+from avalanche_amnesia.benchmarks.data import task_data
+from avalanche_amnesia.models.modes import evaluating
+from avalanche_amnesia.models.multi_head import MultiHeadModel
+from avalanche_amnesia.saving.encoding import checked, made
+from avalanche_amnesia.saving.files import StateError
+from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.plugins.task_mask import single_task
 from avalanche_amnesia.transaction import Transaction
 from avalanche_amnesia.unlearning.context import UnlearningContext
 from avalanche_amnesia.unlearning.purging.purgers import register_purger
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Samples of one task, in the order in which they were drawn: any first part of them is a uniform sample too."""
+
+    x: Tensor
+    y: Tensor
+    logits: Tensor
+    known: frozenset[int]
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def at(self, index: Tensor) -> Samples:
+        """Samples at some positions ``(k,)``, in storage of their own."""
+        return Samples(self.x[index], self.y[index], self.logits[index], self.known)
+
+    def without_logits(self) -> Samples:
+        """The same samples with only their labels."""
+        return replace(self, logits=torch.full_like(self.logits, torch.nan))
+
+    @property
+    def has_logits(self) -> Tensor:
+        """Mask of the samples that have logits, bool ``(n,)``."""
+        return ~self.logits.isnan().any(1)
+
+    def first(self, n: int) -> Samples:
+        """First ``n`` samples, or all there are, in storage of their own."""
+        return self if n >= len(self) else self.at(torch.arange(n))
+
+
+class TaskMemory:
+    """A reservoir per task: a uniform sample of its training data on the CPU, drawn only from (seed, task)."""
+
+    def __init__(self, memory_per_task: int, seed: int, size: int | None = None) -> None:
+        self.memory_per_task = checks.whole_number("memory_per_task", memory_per_task)
+        self.size = None if size is None else checks.whole_number("size", size)
+        self.seed = checks.whole_number("seed", seed, None)
+        self.samples: Mapping[int, Samples] = {}
+
+    def store(self, model: MultiHeadModel, experience: Any, task: int, known: Collection[int] | None = None) -> None:
+        """Draw samples of a task that has just been trained, with the logits that the model gives now."""
+        others = {other: samples for other, samples in self.samples.items() if other != task}
+        quota = self.memory_per_task if self.size is None else self.size // (len(others) + 1)
+        generator = torch.Generator().manual_seed(derive_seed(self.seed, "memory", task))
+        index = torch.randperm(len(experience.dataset), generator=generator)[:quota]
+        x, y = (part.clone() for part in task_data(experience, index))
+        stored = Samples(x, y, _logits(model, x, task), frozenset(model.tasks if known is None else known))
+        self.samples = {other: samples.first(quota) for other, samples in others.items()} | {task: stored}
+
+    def renew(self, model: MultiHeadModel, task: int, *, only_right: bool = False) -> None:
+        """Store the logits that the model gives now in place of a task's older ones."""
+        held = self.samples[task]
+        logits = _logits(model, held.x, task)
+        if only_right:
+            logits[logits.argmax(1) != held.y] = torch.nan
+        self.samples = {**self.samples, task: replace(held, logits=logits, known=frozenset(model.tasks))}
+
+    def draw(self, tasks: Collection[int], n: int, generator: torch.Generator | None = None) -> dict[int, Samples]:
+        """A batch drawn without replacement from what is held of some tasks together."""
+        held = {task: samples for task, samples in self.samples.items() if task in tasks}
+        of = torch.cat([torch.full((len(samples),), task) for task, samples in held.items()])
+        within = torch.cat([torch.arange(len(samples)) for samples in held.values()])
+        batch = torch.randperm(len(of), generator=generator)[:n]
+        parts = {task: samples.at(within[batch[of[batch] == task]]) for task, samples in held.items()}
+        return {task: part for task, part in parts.items() if len(part)}
+
+    def state(self) -> dict[str, Any]:
+        """Samples and sizes, as a value of a saved state."""
+        samples = {task: dict(vars(held)) for task, held in self.samples.items()}
+        return {"memory_per_task": self.memory_per_task, "size": self.size, "seed": self.seed, "samples": samples}
+
+    def load_state(self, state: Any) -> None:
+        """Take back what :meth:`state` returned of a memory of the same sizes."""
+        *sizes, samples = checked(state, memory_per_task=int, size=int | None, seed=int, samples=dict)
+        here = [self.memory_per_task, self.size, self.seed]
+        if sizes != here:
+            raise StateError(f"a memory of (memory_per_task, size, seed) = {sizes} was saved, and this one has {here}")
+        self.samples = {task: made(Samples, held) for task, held in samples.items()}
+
+    def forget(self, tasks: Collection[int], change: Transaction) -> int:
+        """Drop everything of some tasks: their samples, and others' logits that they had a part in."""
+        change.keep(self, "samples")
+        dropped = sum(len(samples) for task, samples in self.samples.items() if task in tasks)
+        self.samples = {
+            task: samples if samples.known.isdisjoint(tasks) else samples.without_logits()
+            for task, samples in self.samples.items()
+            if task not in tasks
+        }
+        return dropped
+
+
+class MemoryPlugin(SupervisedPlugin):
+    """Base of plugins whose only state is a memory of samples."""
+
+    def __init__(self, memory: TaskMemory, loss: DarkLoss) -> None:
+        super().__init__()
+        self.memory, self.loss = memory, loss
+
+    def state(self) -> Any:
+        """State to save: the samples."""
+        return self.memory.state()
+
+    def load_state(self, state: Any) -> None:
+        """Take back what :meth:`state` returned."""
+        self.memory.load_state(state)
+
+
+@dataclass(frozen=True)
+class DarkLoss:
+    """DER++'s loss on samples in memory: squared error to their logits, and cross-entropy to their labels.
+
+    Where a sample has no logits its label gets their weight too.
+
+    Reference: Buzzega et al., Dark experience for general continual learning, NeurIPS 2020.
+    """
+
+    logit_weight: float
+    label_weight: float
+
+    def __post_init__(self) -> None:
+        if min(self.logit_weight, self.label_weight) < 0 or self.logit_weight + self.label_weight <= 0:
+            raise ValueError(
+                "logits and labels in memory need weights of at least 0, and not both 0; got "
+                f"logit_weight={self.logit_weight!r}, label_weight={self.label_weight!r}"
+            )
+
+    def __call__(self, model: MultiHeadModel, batch: Mapping[int, Samples]) -> Tensor:
+        """The mean over a batch: one forward pass per task in it."""
+        device, total = next(model.parameters()).device, sum(len(samples) for samples in batch.values())
+        parts = []
+        for task, samples in batch.items():
+            logits = model(samples.x.to(device), task)
+            labels = F.cross_entropy(logits, samples.y.to(device), reduction="none")
+            error = (logits - samples.logits.nan_to_num().to(device)).square().mean(1)
+            dark = torch.where(samples.has_logits.to(device), error, labels)
+            parts.append((self.logit_weight * dark + self.label_weight * labels).mean() * (len(samples) / total))
+        return torch.stack(parts).sum()
+
+
+def _logits(model: MultiHeadModel, x: Tensor, task: int) -> Tensor:
+    device = next(model.parameters()).device
+    with evaluating(model):
+        return torch.cat([model(part.to(device), task).cpu() for part in x.split(512)])
 
 
 class DarkReplayPlugin(MemoryPlugin):

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.optim import Adam, Optimizer
 
 from avalanche_amnesia import checks
-from avalanche_amnesia.contrib.replay_memory import DarkLoss, TaskMemory
+from avalanche_amnesia.contrib.baselines.dark_replay import DarkLoss, TaskMemory
 from avalanche_amnesia.models.modes import evaluating
 from avalanche_amnesia.models.weight_masks.subnet import SubnetModel
 from avalanche_amnesia.saving.encoding import checked

@@ -12,17 +12,10 @@ from avalanche_amnesia.strategy import Strategy
 
 
 def times_faster(unlearn: float | None, retrain: float | None) -> float | None:
-    """Seconds to retrain per second to unlearn, above 0; above 1 unlearning is the faster way.
+    """Seconds to retrain per second to unlearn: above 1 unlearning is the faster way.
 
-    Args:
-        unlearn: seconds, at least 0; None: not measured.
-        retrain: seconds, at least 0; None: not measured.
-
-    Returns:
-        None where one of them was not measured, or is 0: no ratio says anything then (nothing remained to retrain).
-
-    Raises:
-        ValueError: for negative seconds, or NaN.
+    None where one of them was not measured (None), or is 0: no ratio says anything then (nothing remained to retrain).
+    ``ValueError`` for negative seconds, or NaN.
     """
     for name, seconds in (("unlearn", unlearn), ("retrain", retrain)):
         if seconds is not None:

@@ -1,6 +1,6 @@
 """Distances of features beside the JSD: Euclidean, cosine, CKA."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, get_args
 
 import torch
@@ -47,54 +47,40 @@ def cka_distance(features_a: Tensor, features_b: Tensor) -> Tensor:
     return (1 - (b.T @ a).norm() ** 2 / own).clamp(0, 1)
 
 
-class EuclideanDistance(FeatureDistance):
-    """Mean Euclidean distance ``‖f(x) − f_ref(x)‖`` between main and reference features of unlearned tasks.
+class OtherDistance(FeatureDistance):
+    """Mean distance between main and reference features of unlearned tasks, beside the JSD.
 
-    At least 0, without an upper bound: it grows with the scale of the features. Emitted as ``Euclidean_<probe>``, see
-    :class:`FeatureDistance`.
+    ``euclidean``: ``‖f(x) − f_ref(x)‖``, at least 0, without an upper bound: it grows with the features' scale.
+    ``cosine``: ``1 − cos(f(x), f_ref(x))``, in [0, 2]; it sees no scale. ``cka``: ``1 − linear CKA``, in [0, 1]; it
+    sees no rotation, scale or shift (Kornblith et al., Similarity of neural network representations revisited, ICML
+    2019). Emitted as ``Euclidean_<probe>``, ``Cosine_<probe>`` and ``CKA_<probe>``, see :class:`FeatureDistance`.
+
+    Args:
+        kind: ``euclidean``, ``cosine`` or ``cka``.
+        references, probe, noise_floor, scope: as of :class:`FeatureDistance`; errors too.
     """
 
-    name, upper_bound = "Euclidean", float("inf")
+    def __init__(
+        self,
+        kind: DistanceName,
+        references: References,
+        probe: ProbeKind = "own",
+        noise_floor: Sequence[Floor] = (),
+        scope: Scope = "unlearned",
+    ) -> None:
+        checks.one_of("distances", kind, DistanceName)
+        super().__init__(references, probe, noise_floor, scope)
+        self.name, self.upper_bound, self._by_sample = _DISTANCES[kind]
 
-    @staticmethod
-    def distance(features_a: Tensor, features_b: Tensor) -> float:
-        """Mean over samples, ``(n, features)`` twice."""
-        return float(euclidean_distance(features_a, features_b).mean())
-
-
-class CosineDistance(FeatureDistance):
-    """Mean ``1 − cos(f(x), f_ref(x))`` between main and reference features of unlearned tasks, in [0, 2].
-
-    It sees no scale. Emitted as ``Cosine_<probe>``, see :class:`FeatureDistance`.
-    """
-
-    name, upper_bound = "Cosine", 2.0
-
-    @staticmethod
-    def distance(features_a: Tensor, features_b: Tensor) -> float:
-        """Mean over samples, ``(n, features)`` twice."""
-        return float(cosine_distance(features_a, features_b).mean())
+    def distance(self, features_a: Tensor, features_b: Tensor) -> float:
+        """Mean over samples, of CKA over a whole test set; ``(n, features)`` twice."""
+        return float(self._by_sample(features_a, features_b).mean())
 
 
-class CKADistance(FeatureDistance):
-    """``1 − linear CKA`` of main and reference features of unlearned tasks, in [0, 1].
-
-    It sees no rotation, scale or shift (Kornblith et al., Similarity of neural network representations revisited,
-    ICML 2019). Emitted as ``CKA_<probe>``, see :class:`FeatureDistance`.
-    """
-
-    name, upper_bound = "CKA", 1.0
-
-    @staticmethod
-    def distance(features_a: Tensor, features_b: Tensor) -> float:
-        """Over a whole test set, ``(n, features)`` twice."""
-        return float(cka_distance(features_a, features_b))
-
-
-_DISTANCES: dict[DistanceName, type[FeatureDistance]] = {
-    "euclidean": EuclideanDistance,
-    "cosine": CosineDistance,
-    "cka": CKADistance,
+_DISTANCES: dict[DistanceName, tuple[str, float, Callable[[Tensor, Tensor], Tensor]]] = {
+    "euclidean": ("Euclidean", float("inf"), euclidean_distance),
+    "cosine": ("Cosine", 2.0, cosine_distance),
+    "cka": ("CKA", 1.0, cka_distance),
 }
 
 
@@ -105,7 +91,7 @@ def distance_metrics(
     probes: Sequence[ProbeKind] = ("own",),
     noise_floor: Sequence[Floor] = ("order",),
     scope: Scope = "unlearned",
-) -> list[FeatureDistance]:
+) -> list[OtherDistance]:
     """Distances beside the JSD, on the same features; one metric per distance and probe.
 
     Args:
@@ -119,6 +105,4 @@ def distance_metrics(
         TypeError: for references that are none.
         ValueError: for a name that is not known.
     """
-    for distance in distances:
-        checks.one_of("distances", distance, DistanceName)
-    return [_DISTANCES[distance](references, probe, noise_floor, scope) for distance in distances for probe in probes]
+    return [OtherDistance(kind, references, probe, noise_floor, scope) for kind in distances for probe in probes]

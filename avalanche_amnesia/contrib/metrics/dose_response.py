@@ -42,15 +42,10 @@ def update_of(strategy: Strategy, task: int) -> dict[str, Tensor]:
 
 @contextmanager
 def put_back(model: nn.Module, update: Mapping[str, Tensor], share: float) -> Iterator[None]:
-    """Leave a share of an update in a model for a while: ``θ + δ · Δ``, summed in float64; then the old bits again.
+    """Leave a share ``δ`` of an update in a model for a while: ``θ + δ · Δ`` in float64; then the old bits again.
 
-    Args:
-        model: any; changed in place.
-        update: of :func:`update_of`.
-        share: ``δ``: 0 changes no bit, 1 puts all of it back; any finite number.
-
-    Raises:
-        ValueError: for a share that is not finite, or a parameter that the model does not have in this shape.
+    0 changes no bit, 1 puts all of :func:`update_of` back. ``ValueError`` for a share that is not finite, or a
+    parameter that the model does not have in this shape.
     """
     if not np.isfinite(share):
         raise ValueError(f"share must be a finite number, got {share!r}")
@@ -143,15 +138,8 @@ def detection_limit(readings: Mapping[float, Sequence[float]], *, level: float =
 def rank_sum_p(larger: Sequence[float], smaller: Sequence[float]) -> float:
     """Exact one-sided p-value of the rank-sum test: chance that shuffled labels rank the first as high or higher.
 
-    Args:
-        larger: ``n`` ≥ 1 values, which the alternative has larger.
-        smaller: ``m`` ≥ 1 values. Ties, between the two as well, share their mean rank.
-
-    Returns:
-        In (0, 1]: ``n! m! / (n + m)!`` where all of the first lie above all of the second.
-
-    Raises:
-        ValueError: for an empty list.
+    ``n`` and ``m`` ≥ 1 values, of which the alternative has the first larger; ties share their mean rank. In (0, 1]:
+    ``n! m! / (n + m)!`` where all of the first lie above all of the second. ``ValueError`` for an empty list.
 
     Reference: Wilcoxon, Individual comparisons by ranking methods, Biometrics Bulletin 1945; Mann and Whitney, On a
     test of whether one of two random variables is stochastically larger than the other, 1947.

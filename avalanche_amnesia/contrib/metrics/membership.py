@@ -17,17 +17,9 @@ def membership_auc(member_losses: Tensor, other_losses: Tensor) -> float:
     """Area under the ROC curve of the attack that takes samples of small loss for members.
 
     ``AUC = P(ℓ_member < ℓ_other) + ½ P(ℓ_member = ℓ_other)`` (loss threshold: Yeom et al., Privacy risk in machine
-    learning, CSF 2018); equal to scikit-learn's ``roc_auc_score`` of the negative losses.
-
-    Args:
-        member_losses: of training samples, ``(n,)``, n ≥ 1; infinity is allowed.
-        other_losses: of samples that were not trained on, ``(m,)``, m ≥ 1.
-
-    Returns:
-        In [0, 1]: 0.5 where losses say nothing, 1 where every member's loss is smaller.
-
-    Raises:
-        ValueError: for losses of another shape, none, or NaN.
+    learning, CSF 2018); equal to scikit-learn's ``roc_auc_score`` of the negative losses. Losses of training samples
+    ``(n,)`` and of others ``(m,)``, n and m ≥ 1, infinity allowed → in [0, 1]: 0.5 where losses say nothing, 1 where
+    every member's loss is smaller. ``ValueError`` for losses of another shape, none, or NaN.
     """
     for name, losses in (("member_losses", member_losses), ("other_losses", other_losses)):
         if losses.dim() != 1 or len(losses) == 0 or bool(losses.isnan().any()):

@@ -75,12 +75,7 @@ def smallest_p(n: int) -> float:
 
     All differences have one sign then, which chance does in 2 of 2ⁿ cases. Five seeds can't go below 0.0625: no
     difference between two methods, however large, is significant at 0.05; six can (0.03125).
-
-    Args:
-        n: pairs, at least 1.
-
-    Raises:
-        ValueError: for less.
+    ``ValueError`` for n below 1.
     """
     return 2.0 ** (1 - checks.whole_number("n", n))
 

@@ -26,8 +26,7 @@ def linear_probe_accuracy(
     """Test accuracy of a multinomial logistic regression fitted to training features; nothing is drawn.
 
     Linear classifier probes (Alain and Bengio, Understanding intermediate layers, ICLR workshop 2017), fitted to
-    whitened features by :func:`~avalanche_amnesia.unlearning.logistic.fit_head` in float64. On features of the main
-    job's models it reads at least what scikit-learn's regression on scaled features does, in a sixth of the time.
+    whitened features by :func:`~avalanche_amnesia.unlearning.logistic.fit_head` in float64.
 
     Args:
         train_features: ``(n, features)``, n ≥ 1.
@@ -112,6 +111,7 @@ class FreshHead(ComparedMetric):
 
     higher_is_better = False
     lower_bound, upper_bound = 0.0, 1.0
+    name: str
 
     def __init__(self, benchmark: Any, references: References | None = None, probe: ProbeKind = "own") -> None:
         super().__init__(benchmark, references)
@@ -139,6 +139,9 @@ class FreshHead(ComparedMetric):
             return None
         return self.reading(train, y, test, test_y)
 
+    def __str__(self) -> str:
+        return self.name if self.probe == "own" else f"{self.name}_{self.probe}"
+
 
 class Relapse(FreshHead):
     """Relapse: test accuracy of a linear probe that is fitted to an unlearned task's training data.
@@ -153,7 +156,7 @@ class Relapse(FreshHead):
         ValueError: also for fewer than one sample.
     """
 
-    helper = "relapse_metrics"
+    name, helper = "Relapse", "relapse_metrics"
     reading = staticmethod(linear_probe_accuracy)
 
     def __init__(
@@ -165,9 +168,6 @@ class Relapse(FreshHead):
     def samples_of(self, task: int) -> tuple[Tensor, Tensor]:
         """At most ``samples`` of the task's training data."""
         return some_task_data(self.train_experiences[task], self.samples)
-
-    def __str__(self) -> str:
-        return "Relapse" if self.probe == "own" else f"Relapse_{self.probe}"
 
 
 class FewShot(FreshHead):
@@ -200,15 +200,12 @@ class FewShot(FreshHead):
     ) -> None:
         super().__init__(benchmark, references, probe)
         self.shots, self.seed = checks.whole_number("shots", shots), checks.whole_number("seed", seed, None)
+        self.name = "FewShot" if shots == _SHOTS else f"FewShot{shots}"
 
     def samples_of(self, task: int) -> tuple[Tensor, Tensor]:
         """The task's shots."""
         experience, seed = self.train_experiences[task], derive_seed(self.seed, "shots", task)
         return task_data(experience, few_shots(targets_of(experience), self.shots, seed))
-
-    def __str__(self) -> str:
-        shots = "FewShot" if self.shots == _SHOTS else f"FewShot{self.shots}"
-        return shots if self.probe == "own" else f"{shots}_{self.probe}"
 
 
 def few_shots(labels: Tensor, shots: int, seed: int) -> Tensor:

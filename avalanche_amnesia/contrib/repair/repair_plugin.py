@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from avalanche_amnesia import checks
 from avalanche_amnesia.audit.record import RepairSummary
 from avalanche_amnesia.bits import same_bits
-from avalanche_amnesia.contrib.replay_memory import DarkLoss, MemoryPlugin, Samples, TaskMemory
+from avalanche_amnesia.contrib.baselines.dark_replay import DarkLoss, MemoryPlugin, Samples, TaskMemory
 from avalanche_amnesia.models.modes import evaluating
 from avalanche_amnesia.models.multi_head import inside_backbone
 from avalanche_amnesia.models.task_masked import TaskMaskedModel

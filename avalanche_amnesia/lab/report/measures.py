@@ -12,9 +12,8 @@ from avalanche.evaluation.metrics import accuracy_metrics
 
 from avalanche_amnesia.contrib.metrics.cost import cost_metrics
 from avalanche_amnesia.contrib.metrics.distances import distance_metrics
+from avalanche_amnesia.contrib.metrics.mask_sharing import mask_overlap_metrics, owners_metrics
 from avalanche_amnesia.contrib.metrics.membership import membership_metrics
-from avalanche_amnesia.contrib.metrics.overlap import mask_overlap_metrics
-from avalanche_amnesia.contrib.metrics.ownership import owners_metrics
 from avalanche_amnesia.contrib.metrics.pictures import capacity_pictures_metrics
 from avalanche_amnesia.contrib.metrics.relapse import few_shot_metrics, relapse_metrics
 from avalanche_amnesia.evaluation.accuracy_difference import accuracy_difference_metrics

@@ -9,8 +9,7 @@ import torch
 from matplotlib.figure import Figure
 
 from avalanche_amnesia.audit.words import tasks_in_words
-from avalanche_amnesia.contrib.metrics.masks_figure import masks_figure
-from avalanche_amnesia.contrib.metrics.pictures import as_png, capacity_figure
+from avalanche_amnesia.contrib.metrics.pictures import as_png, capacity_figure, masks_figure
 from avalanche_amnesia.evaluation.figures import Cell, matrix_figure
 from avalanche_amnesia.lab.report.measures import MEASURES
 from avalanche_amnesia.lab.report.page import report_page

@@ -10,8 +10,8 @@ from torch import nn
 
 from avalanche_amnesia.benchmarks.data import task_data
 from avalanche_amnesia.bits import same_bits
+from avalanche_amnesia.contrib.baselines.dark_replay import DarkLoss
 from avalanche_amnesia.contrib.repair import RepairPlugin
-from avalanche_amnesia.contrib.replay_memory import DarkLoss
 from avalanche_amnesia.seeding import rng_state
 from avalanche_amnesia.training.plugins import DivergedError
 

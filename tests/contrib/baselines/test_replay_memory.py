@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from avalanche_amnesia.benchmarks import PermutedDigits
-from avalanche_amnesia.contrib.replay_memory import DarkLoss, TaskMemory
+from avalanche_amnesia.contrib.baselines.dark_replay import DarkLoss, TaskMemory
 from avalanche_amnesia.models import MLP, MultiHeadModel
 from avalanche_amnesia.transaction import Transaction
 
