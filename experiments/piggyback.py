@@ -24,9 +24,9 @@ from avalanche_amnesia.evaluation import accuracy
 from avalanche_amnesia.models import MLP, SubnetModel
 from avalanche_amnesia.training import (
     AdjustmentRule,
-    HardAttentionStrategy,
     TaskInTraining,
     TaskMaskPlugin,
+    TaskStrategy,
     TrajectoryPlugin,
     UnlearningPlugin,
 )
@@ -119,7 +119,7 @@ class PiggybackPlugin(TaskMaskPlugin):
         self.model_of(strategy).finish_task(keep_scores=False)
 
 
-class Piggyback(HardAttentionStrategy):
+class Piggyback(TaskStrategy):
     """Piggyback, which unlearns on request.
 
     Args:
@@ -127,7 +127,7 @@ class Piggyback(HardAttentionStrategy):
         optimizer: any torch optimizer over ``model.parameters()``; it trains the heads.
         score_lr: learning rate of the scores, above 0.
         seed: every draw derives from it and the task.
-        options: those of :class:`HardAttentionStrategy`.
+        options: those of :class:`TaskStrategy`.
     """
 
     def __init__(
@@ -136,8 +136,7 @@ class Piggyback(HardAttentionStrategy):
         super().__init__(
             model=model,
             optimizer=optimizer,
-            masking=PiggybackPlugin(score_lr=score_lr, seed=seed),
-            method=[TrajectoryPlugin(), UnlearningPlugin()],
+            method=[PiggybackPlugin(score_lr=score_lr, seed=seed), TrajectoryPlugin(), UnlearningPlugin()],
             seed=seed,
             **options,
         )

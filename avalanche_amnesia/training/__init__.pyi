@@ -22,7 +22,6 @@ from .strategies import HAT as HAT
 from .strategies import AdaHAT as AdaHAT
 from .task_faults import MaskWarning as MaskWarning
 from .task_in_training import TaskInTraining as TaskInTraining
-from .task_strategy import HardAttentionStrategy as HardAttentionStrategy
 from .task_strategy import TaskStrategy as TaskStrategy
 from .update_rules import PAPER_ALPHA as PAPER_ALPHA
 from .update_rules import AdaHATRule as AdaHATRule

@@ -13,21 +13,21 @@ from avalanche_amnesia.training.plugins.counterfactual import CounterfactualPlug
 from avalanche_amnesia.training.plugins.hat import HATPlugin, IsolationChoice
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
-from avalanche_amnesia.training.task_strategy import HardAttentionStrategy, StrategyOptions
+from avalanche_amnesia.training.task_strategy import StrategyOptions, TaskStrategy
 from avalanche_amnesia.training.update_rules import AdaHATRule, AdjustmentRule
 from avalanche_amnesia.unlearning.compensation import Compensation, Repair, compensates, repairs
 
 CompensationChoice = Literal["counterfactual", "none"]
 
 
-class AmnesiacHAT(HardAttentionStrategy):
+class AmnesiacHAT(TaskStrategy):
     """HAT or AdaHAT that records what each task changed and unlearns tasks on request.
 
     A parameter is ``θ^(t) = θ^(0) + Σ_τ Δ^(τ)``; unlearning task τ takes ``Δ^(τ)`` out, compensates the remaining tasks
     for the loss (by choice), and purges everything else that was the task's.
 
     Requests come with the experiences (:func:`~avalanche_amnesia.benchmarks.with_unlearning`) or from
-    :meth:`~HardAttentionStrategy.unlearn`.
+    :meth:`~TaskStrategy.unlearn`.
 
     Args:
         model: a :class:`MaskedModel`.
@@ -109,8 +109,7 @@ class AmnesiacHAT(HardAttentionStrategy):
         super().__init__(
             model=model,
             optimizer=optimizer,
-            masking=masking,
-            method=[recorder, *(plugin for plugin in chosen if plugin is not None), forgetting],
+            method=[masking, recorder, *(plugin for plugin in chosen if plugin is not None), forgetting],
             seed=seed,
             **options,
         )

@@ -1,8 +1,8 @@
 """Features of a task's samples, and heads fitted to them."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -13,38 +13,11 @@ from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.norm_statistics import retake, running_norms
 from avalanche_amnesia.training.task_faults import training_samples
+from avalanche_amnesia.unlearning.compensation import FittedHead
 from avalanche_amnesia.unlearning.logistic import FitError, fit_correction, fit_head
 
 MOST_SAMPLES = 20_000
 _BATCH = 512
-
-
-@dataclass(frozen=True)
-class FittedHead:
-    """Head and statistics of a task, fitted to the model as it is, or as it would be without some other tasks."""
-
-    weight: Tensor
-    bias: Tensor | None = None
-    columns: Tensor | None = None
-    others_zero: bool = False
-    statistics: Mapping[str, Tensor] = field(default_factory=dict)
-
-    def places(self, model: TaskMaskedModel, task: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """The model's tensors that it replaces, and their values."""
-        head = model.head(task)
-        weight = head.get_parameter("weight").data
-        if self.columns is None:
-            yield weight, self.weight
-        else:
-            value = torch.zeros_like(weight) if self.others_zero else weight.clone()
-            value[:, self.columns.to(value.device)] = self.weight.to(value)
-            yield weight, value
-        if self.bias is not None:
-            yield head.get_parameter("bias").data, self.bias
-        parts = model.task_parts(task)
-        buffers = {} if parts is None else dict(parts.named_buffers())
-        for name, value in self.statistics.items():
-            yield buffers[name], value
 
 
 def fitted_head(

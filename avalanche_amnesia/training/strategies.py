@@ -8,11 +8,11 @@ from avalanche_amnesia.models.allocation import Isolation
 from avalanche_amnesia.models.masked import MaskedModel
 from avalanche_amnesia.training.hard_attention import HardAttention
 from avalanche_amnesia.training.plugins.hat import HATPlugin, IsolationChoice
-from avalanche_amnesia.training.task_strategy import HardAttentionStrategy, StrategyOptions
+from avalanche_amnesia.training.task_strategy import StrategyOptions, TaskStrategy
 from avalanche_amnesia.training.update_rules import AdaHATRule, AdjustmentRule
 
 
-class HAT(HardAttentionStrategy):
+class HAT(TaskStrategy):
     """Hard attention to the task: a task learns a binary mask over the units; what earlier masks use is frozen.
 
     Mask of a layer: ``a_l = σ(s · e_l)``; the update of weight ``ij`` is multiplied by
@@ -45,7 +45,7 @@ class HAT(HardAttentionStrategy):
         **options: Unpack[StrategyOptions],
     ) -> None:
         masking = HATPlugin(masks=masks, adjustment=adjustment, isolation=isolation, seed=seed)
-        super().__init__(model=model, optimizer=optimizer, masking=masking, seed=seed, **options)
+        super().__init__(model=model, optimizer=optimizer, method=[masking], seed=seed, **options)
 
 
 class HATOptions(StrategyOptions, total=False):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Self, TypedDict
 
 import torch
 from avalanche.core import SupervisedPlugin
@@ -17,7 +17,6 @@ from torch.optim import Optimizer
 
 from avalanche_amnesia import checks
 from avalanche_amnesia.models.multi_head import MultiHeadModel
-from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.seeding import preserved_rng
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.arguments import (
@@ -78,7 +77,8 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
     Base of this package's strategies, which choose the plugins.
 
     Args:
-        model: a :class:`MultiHeadModel`, or one of its kinds.
+        model: a :class:`MultiHeadModel`, of the kind that a plugin of ``method`` masks (:class:`MaskedModel`,
+            :class:`SubnetModel`).
         optimizer: any torch optimizer over ``model.parameters()``; of several parameter groups the first takes what
             tasks add (heads, norms).
         method: the plugins that make the strategy, in order: those that learn, then those that record and unlearn.
@@ -103,7 +103,7 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
     """
 
     PLUGIN_CLASS = TaskPlugin  # the host warns of a plugin with other events than these
-    composed = ("method", "masking")
+    composed = ("method",)
 
     def __init__(
         self,
@@ -123,7 +123,8 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
         eval_every: int = -1,
         peval_mode: PeriodicMode = "epoch",
     ) -> None:
-        check_model(model, MultiHeadModel)
+        kinds = (plugin.model_class for plugin in method if isinstance(plugin, TaskMaskPlugin))
+        check_model(model, next(kinds, MultiHeadModel))
         check_optimizer(optimizer, model.parameters(), model.head_parameters())
         super().__init__(
             model=model,
@@ -341,36 +342,6 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
                 "plugins=[TrajectoryPlugin(), UnlearningPlugin()]"
             )
         return plugin
-
-
-class HardAttentionStrategy(TaskStrategy):
-    """A strategy over a model with one mask per task.
-
-    Base of :class:`HAT`, :class:`AdaHAT`, :class:`AmnesiacHAT` and :class:`WSN`, which choose the plugins.
-
-    Args:
-        model: of the kind that ``masking`` masks (:class:`MaskedModel`, :class:`SubnetModel`).
-        masking: the plugin that learns masks and protects them.
-        method: plugins that record and unlearn, behind it.
-        seed: every draw derives from it and the task.
-        options: ``reset_optimizer`` and Avalanche's own, as of :class:`TaskStrategy`.
-
-    Raises:
-        TypeError: if ``model`` is of another kind, or for an unknown option.
-    """
-
-    def __init__(
-        self,
-        *,
-        model: TaskMaskedModel,
-        optimizer: Optimizer,
-        masking: TaskMaskPlugin,
-        method: Sequence[Any] = (),
-        seed: int = 0,
-        **options: Unpack[StrategyOptions],
-    ) -> None:
-        check_model(model, masking.model_class)
-        super().__init__(model=model, optimizer=optimizer, method=[masking, *method], seed=seed, **options)
 
 
 def check_model(model: nn.Module, kind: type[nn.Module]) -> None:

@@ -9,14 +9,14 @@ from avalanche_amnesia.models.weight_masks.subnet import SubnetModel
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
 from avalanche_amnesia.training.plugins.wsn import ScoredWeights, SubnetPlugin
-from avalanche_amnesia.training.task_strategy import HardAttentionStrategy, StrategyOptions
+from avalanche_amnesia.training.task_strategy import StrategyOptions, TaskStrategy
 
 
-class WSN(HardAttentionStrategy):
+class WSN(TaskStrategy):
     """Winning subnetworks: a task uses the best-scored weights of each layer; those of earlier tasks are frozen.
 
     Requests come with the experiences (:func:`~avalanche_amnesia.benchmarks.with_unlearning`) or from
-    :meth:`~HardAttentionStrategy.unlearn`. What a forgotten task alone used returns to its initial bits. Weights that
+    :meth:`~TaskStrategy.unlearn`. What a forgotten task alone used returns to its initial bits. Weights that
     it trained and a remaining task uses stay as they are, so that no remaining task's logits change by a bit; the
     record lists them (``record.plan.shared``), and calls itself approximate. Scores go back to those before the first
     forgotten task.
@@ -56,8 +56,7 @@ class WSN(HardAttentionStrategy):
         super().__init__(
             model=model,
             optimizer=optimizer,
-            masking=SubnetPlugin(masks=masks, seed=seed),
-            method=[recorder, obeying],
+            method=[SubnetPlugin(masks=masks, seed=seed), recorder, obeying],
             seed=seed,
             **options,
         )

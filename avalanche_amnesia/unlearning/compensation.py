@@ -1,13 +1,16 @@
 """Compensation and repair of remaining tasks, which an unlearning takes something from."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Protocol, TypeGuard, runtime_checkable
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from avalanche_amnesia.audit.record import RepairSummary
+from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.trajectory.removal import Removal
 from avalanche_amnesia.trajectory.replay import Revisions
@@ -107,24 +110,47 @@ class Repair(Protocol):
 
 def compensates(thing: Any) -> TypeGuard[Compensation]:
     """Whether something is a :class:`Compensation`, by its class."""
-    return _implements(thing, Compensation)
+    return _is_based_on(thing.__class__, Compensation)
 
 
 def revises(thing: Any) -> TypeGuard[RevisingCompensation]:
     """Whether something is a :class:`RevisingCompensation`, by its class."""
-    return _implements(thing, RevisingCompensation)
+    return _is_based_on(thing.__class__, RevisingCompensation)
 
 
 def repairs(thing: Any) -> TypeGuard[Repair]:
     """Whether something is a :class:`Repair`, by its class."""
-    return _implements(thing, Repair)
-
-
-def _implements(thing: Any, protocol: Any) -> bool:
-    kind: Any = type(thing)
-    return _is_based_on(kind, protocol)
+    return _is_based_on(thing.__class__, Repair)
 
 
 @lru_cache(maxsize=256)
 def _is_based_on(kind: Any, protocol: Any) -> bool:
     return issubclass(kind, protocol)  # with a protocol this goes through all its members, every time
+
+
+@dataclass(frozen=True)
+class FittedHead:
+    """Head and statistics of a task, fitted to the model as it is, or as it would be without some other tasks."""
+
+    weight: Tensor
+    bias: Tensor | None = None
+    columns: Tensor | None = None
+    others_zero: bool = False
+    statistics: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def places(self, model: TaskMaskedModel, task: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """The model's tensors that it replaces, and their values."""
+        head = model.head(task)
+        weight = head.get_parameter("weight").data
+        if self.columns is None:
+            yield weight, self.weight
+        else:
+            value = torch.zeros_like(weight) if self.others_zero else weight.clone()
+            value[:, self.columns.to(value.device)] = self.weight.to(value)
+            yield weight, value
+        if self.bias is not None:
+            yield head.get_parameter("bias").data, self.bias
+        parts = model.task_parts(task)
+        buffers = {} if parts is None else dict(parts.named_buffers())
+        for name, value in self.statistics.items():
+            yield buffers[name], value

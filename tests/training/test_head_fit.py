@@ -28,6 +28,7 @@ from avalanche_amnesia.training import (
 )
 from avalanche_amnesia.training.host import find_plugin
 from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin
+from avalanche_amnesia.unlearning.compensation import FittedHead
 from avalanche_amnesia.unlearning.logistic import PENALTY, FitError
 
 PERMUTED = PermutedDigits(2, n_train=600, n_test=300)
@@ -128,7 +129,7 @@ def test_a_compacted_head_is_the_head_to_half_precision_without_columns_of_close
     weight, opened = torch.randn(4, 10), torch.arange(10) % 3 == 0
     weight[:, ~opened] = 0
     weight[0, 0] = largest
-    kept = head_fit.compacted(head_fit.FittedHead(weight, torch.randn(4)))
+    kept = head_fit.compacted(FittedHead(weight, torch.randn(4)))
     assert (kept.weight.shape, kept.weight.dtype, kept.bias.dtype) == ((4, 4), dtype, torch.float16)
     assert torch.equal(kept.columns, opened)
     value = placed(kept, nn.Linear(10, 4))

@@ -17,7 +17,7 @@ from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
 from avalanche_amnesia.training.plugins.wsn import ScoredWeights, SubnetPlugin
-from avalanche_amnesia.training.task_strategy import HardAttentionStrategy, StrategyOptions
+from avalanche_amnesia.training.task_strategy import StrategyOptions, TaskStrategy
 from avalanche_amnesia.trajectory.removal import Removal
 from avalanche_amnesia.trajectory.store import Trajectory
 from avalanche_amnesia.transaction import Transaction
@@ -133,7 +133,7 @@ class PALLPlugin(SubnetPlugin):
         optimizer.zero_grad()
 
 
-class PALL(HardAttentionStrategy):
+class PALL(TaskStrategy):
     """Privacy-aware lifelong learning: subnetworks as in WSN, whose forgotten parts are reset and fine-tuned.
 
     Each task uses the best-scored weights of every layer and trains those that are free, after a new draw of scores
@@ -187,9 +187,8 @@ class PALL(HardAttentionStrategy):
         super().__init__(
             model=model,
             optimizer=optimizer,
-            masking=masking,
             # What a forgotten task wrote is reset, whichever task reads it.
-            method=[recorder, UnlearningPlugin(deletion="updates")],
+            method=[masking, recorder, UnlearningPlugin(deletion="updates")],
             seed=seed,
             **options,
         )

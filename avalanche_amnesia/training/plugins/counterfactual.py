@@ -17,7 +17,7 @@ from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.saving.encoding import checked, made
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.strategy import Strategy
-from avalanche_amnesia.training.head_fit import MOST_SAMPLES, CounterfactualFeatures, FittedHead, compacted, fitted_head
+from avalanche_amnesia.training.head_fit import MOST_SAMPLES, CounterfactualFeatures, compacted, fitted_head
 from avalanche_amnesia.training.host.lookup import find_plugin
 from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
@@ -26,6 +26,7 @@ from avalanche_amnesia.trajectory.removal import Removal
 from avalanche_amnesia.trajectory.sparse import fill
 from avalanche_amnesia.trajectory.store import Trajectory
 from avalanche_amnesia.transaction import Transaction
+from avalanche_amnesia.unlearning.compensation import FittedHead
 from avalanche_amnesia.unlearning.logistic import FitError
 
 _NAME = "_shared_head.weight"
