@@ -18,9 +18,8 @@ from avalanche_amnesia.trajectory.removal import Removal
 from avalanche_amnesia.trajectory.sparse import fill
 from avalanche_amnesia.transaction import Transaction
 from avalanche_amnesia.unlearning.claims import Claims
-from avalanche_amnesia.unlearning.context import UnlearningContext
+from avalanche_amnesia.unlearning.context import UnlearningContext, own_parameters, remove_task_modules
 from avalanche_amnesia.unlearning.planning import NOTHING_SHARED
-from avalanche_amnesia.unlearning.task_modules import own_parameters, remove_task_modules
 
 Announce = Callable[[str, UnlearningRecord | None, Transaction], None]
 TakeFingerprint = Callable[[UnlearningContext], Fingerprint]

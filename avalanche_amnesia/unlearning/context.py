@@ -1,18 +1,21 @@
-"""An unlearning between its request and its record: the strategy, the tasks that go, and what was worked out."""
+"""An unlearning between its request and its record: the tasks that go, what is theirs, and what was worked out."""
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Any, cast
 
+from avalanche.models import MultiHeadClassifier
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from avalanche_amnesia.audit.record import UnlearningPlan
 from avalanche_amnesia.ledger import TaskLedger
+from avalanche_amnesia.models.multi_head import MultiHeadModel
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.trajectory.removal import Removal
 from avalanche_amnesia.trajectory.store import Trajectory
+from avalanche_amnesia.transaction import Transaction
 from avalanche_amnesia.unlearning.compensation import Compensation, Repair
 
 
@@ -93,3 +96,60 @@ class UnlearningContext:
         if task not in self.order:
             return True
         return any(self.order.index(gone) < self.order.index(task) for gone in self.tasks)
+
+
+# Parts of a model that belong to one task only, and how to take them out ----------------------------------------------
+
+
+def own_parameters(model: nn.Module, *tasks: int) -> frozenset[str]:
+    """Names of the parameters that belong to these tasks alone (their heads, their normalisation)."""
+    return frozenset(
+        f"{name}{container}.{task}.{inner}"
+        for name, module in _shared_modules(model)
+        for container in _containers(module)
+        for task in tasks
+        if str(task) in (held := getattr(module, container))
+        for inner, _ in held[str(task)].named_parameters()
+    )
+
+
+def _shared_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Modules that no task has of its own, each with the prefix of its parts' names; however many tasks there are."""
+    found = [("", model)]
+    for prefix, module in found:  # which grows meanwhile
+        containers = _containers(module)
+        inner = [(name, part) for name, part in module._modules.items() if part is not None and name not in containers]
+        found += [(f"{prefix}{name}.", part) for name, part in inner]
+    return found
+
+
+def _containers(module: nn.Module) -> tuple[str, ...]:
+    if isinstance(module, MultiHeadModel):
+        return module.task_containers
+    return ("classifiers",) if isinstance(module, MultiHeadClassifier) else ()
+
+
+def remove_task_modules(model: nn.Module, task: int, change: Transaction) -> None:
+    """Take the task's heads, masks and embeddings out of a model of this package, or one of Avalanche's."""
+    for _, module in _shared_modules(model):
+        if isinstance(module, MultiHeadModel):
+            change.call(module.restore_task_state, module.task_state())
+            if task in module.tasks:
+                module.remove_task(task)
+        elif isinstance(module, MultiHeadClassifier):
+            _remove_avalanche_head(module, task, change)
+        elif hasattr(module, "known_train_tasks_labels"):
+            _forget_label(module, task, change)
+
+
+def _remove_avalanche_head(module: MultiHeadClassifier, task: int, change: Transaction) -> None:
+    _forget_label(module, task, change)
+    change.set(module.classifiers, _modules=dict(module.classifiers._modules))
+    change.set(module, _buffers=dict(module._buffers))
+    if str(task) in module.classifiers:
+        del module.classifiers[str(task)]
+    module._buffers.pop(f"active_units_T{task}", None)
+
+
+def _forget_label(module: Any, task: int, change: Transaction) -> None:
+    change.set(module, known_train_tasks_labels=module.known_train_tasks_labels - {task})

@@ -16,8 +16,7 @@ from avalanche_amnesia.trajectory.replay import Revision, Revisions
 from avalanche_amnesia.trajectory.undo_log import Updates
 from avalanche_amnesia.unlearning.claims import Claims, TamperedError
 from avalanche_amnesia.unlearning.compensation import revises
-from avalanche_amnesia.unlearning.context import UnlearningContext
-from avalanche_amnesia.unlearning.task_modules import own_parameters
+from avalanche_amnesia.unlearning.context import UnlearningContext, own_parameters
 
 
 def work_out(context: UnlearningContext, claims: Claims, *, strict: bool = False) -> None:

@@ -20,7 +20,7 @@ from avalanche_amnesia.training import EVEN_BUDGET, AmnesiacHAT
 from avalanche_amnesia.training.host import find_plugin
 from avalanche_amnesia.training.plugins import CounterfactualPlugin, TrajectoryPlugin
 from avalanche_amnesia.trajectory.sparse import SparseValues
-from avalanche_amnesia.unlearning.task_modules import own_parameters
+from avalanche_amnesia.unlearning.context import own_parameters
 
 STREAM = PermutedDigits(5, n_train=60, n_test=40).train_stream
 FORGOTTEN = 1

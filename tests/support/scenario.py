@@ -25,8 +25,8 @@ from avalanche_amnesia.training.plugins import CounterfactualPlugin, TrajectoryP
 from avalanche_amnesia.trajectory.sparse import SparseValues
 from avalanche_amnesia.transaction import Transaction
 from avalanche_amnesia.unlearning import UnlearningContext
+from avalanche_amnesia.unlearning.context import own_parameters
 from avalanche_amnesia.unlearning.purging import register_purger
-from avalanche_amnesia.unlearning.task_modules import own_parameters
 from support.fault_injection import FailsAtEvent, InjectedError, injected
 from support.interruptions import give_up
 from support.ledger_oracle import LedgerOracle

@@ -13,7 +13,7 @@ from avalanche_amnesia.contrib.shadows import BackupPlugin
 from avalanche_amnesia.models import MLP, MultiHeadModel, SubnetModel
 from avalanche_amnesia.training import WSN, AdaHATRule, AmnesiacHAT, ScoredWeights
 from avalanche_amnesia.training.plugins import TrajectoryPlugin, UnlearningPlugin
-from avalanche_amnesia.unlearning.task_modules import own_parameters
+from avalanche_amnesia.unlearning.context import own_parameters
 from support.strategies import OPTIMIZERS, ConvNet, amnesiac, stock
 
 NETS = {"mlp": lambda: MLP(64, hidden=(12,), features=10), "conv": ConvNet}

@@ -25,7 +25,7 @@ from avalanche_amnesia.training.update_rules import AdaHATRule, AdjustmentRule, 
 from avalanche_amnesia.trajectory.replay import moved_along
 from avalanche_amnesia.trajectory.store import Trajectory
 from avalanche_amnesia.transaction import Transaction
-from avalanche_amnesia.unlearning.task_modules import own_parameters
+from avalanche_amnesia.unlearning.context import own_parameters
 
 RepairMode = Literal["joint", "sequential", "sequential_adahat"]
 

@@ -6,11 +6,13 @@ from typing import Any
 
 import torch
 from avalanche.core import SupervisedPlugin
-from torch import Tensor
+from torch import Tensor, nn
 
 from avalanche_amnesia.benchmarks.data import why_trained
 from avalanche_amnesia.ledger import RequestError
+from avalanche_amnesia.models.multi_head import MultiHeadModel
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
+from avalanche_amnesia.models.weight_masks.forward_state import kept_tensors
 from avalanche_amnesia.saving.encoding import checked
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.lookup import find_plugin, refuse_second
@@ -20,13 +22,8 @@ from avalanche_amnesia.training.task_in_training import TaskInTraining, TaskSnap
 from avalanche_amnesia.trajectory.store import Trajectory
 from avalanche_amnesia.transaction import Transaction
 from avalanche_amnesia.unit_graph.findings import ModelError
+from avalanche_amnesia.unlearning.context import own_parameters, remove_task_modules
 from avalanche_amnesia.unlearning.purging import own_attributes, purger_of
-from avalanche_amnesia.unlearning.task_modules import (
-    own_parameters,
-    remove_task_modules,
-    shared_state,
-    shared_statistics,
-)
 
 
 class TrajectoryPlugin(SupervisedPlugin):
@@ -110,7 +107,7 @@ class TrajectoryPlugin(SupervisedPlugin):
         self.undo_training(strategy)
         if task in self.trajectory.tasks:
             raise RequestError(f"{why_trained(strategy.experience)}; recorded tasks: {list(self.trajectory.tasks)}")
-        shared = shared_statistics(strategy.model)
+        shared = _shared_statistics(strategy.model)
         if shared:
             raise ModelError(
                 f"modules {shared} keep running statistics that all tasks share, which no unlearning can take apart; "
@@ -140,7 +137,7 @@ class TrajectoryPlugin(SupervisedPlugin):
             self.training.snapshot = TaskSnapshot(strategy.model, self.training.task, strategy.optimizer)
         else:
             self.training = masking.training  # one copy of the model serves both
-        self._state_before = shared_state(strategy.model)
+        self._state_before = _shared_state(strategy.model)
 
     def host_state(self, strategy: Strategy) -> tuple[dict[str, Any], list[object]]:
         """State that the host itself keeps of tasks, and its plugins that keep some: to go back to, see rollback."""
@@ -185,8 +182,27 @@ class TrajectoryPlugin(SupervisedPlugin):
             raise
         for name, value in committed.items():
             parameters[name].copy_(value)
-        state = shared_state(model)
+        state = _shared_state(model)
         self.shared_state |= {name for name, digest in state.items() if self._state_before.get(name) != digest}
         self.training, self._new = None, None
         if is_last_to_finish(self, strategy):
             finish(strategy)
+
+
+def _shared_statistics(model: nn.Module) -> list[str]:
+    """Names of the modules whose running statistics all tasks share."""
+    if isinstance(model, MultiHeadModel) and model.features_per_task:
+        return []  # those in its backbone never run for a task that can go: each task has copies of its own
+    return [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats
+    ]
+
+
+def _shared_state(model: nn.Module) -> dict[str, str]:
+    """Name → hash of every tensor beside its parameters that a model keeps for all tasks together."""
+    if isinstance(model, MultiHeadModel) and model.state_per_task:
+        return {}  # each task has its own of what changes, or it is refused
+    own = model.buffer_names(model.tasks) if isinstance(model, MultiHeadModel) else ()
+    return {name: digest for name, digest in kept_tensors(model).items() if name not in own}

@@ -25,7 +25,7 @@ from avalanche_amnesia.training.plugins.in_memory_loader import InMemoryLoaderPl
 from avalanche_amnesia.training.plugins.seeding import SeedingPlugin
 from avalanche_amnesia.training.plugins.task_mask import TaskError, TaskMaskPlugin, single_task
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
-from avalanche_amnesia.training.task_in_training import copied_finished
+from avalanche_amnesia.training.task_in_training import TaskSnapshot, copied_finished
 from avalanche_amnesia.transaction import Transaction
 from avalanche_amnesia.unlearning.applying import TakeFingerprint, apply, ledger_only
 from avalanche_amnesia.unlearning.claims import Claims
@@ -187,9 +187,9 @@ class UnlearningPlugin(SupervisedPlugin):
         self.ledger.declare_permanent(tasks)
 
     def _between_tasks(self, strategy: Strategy) -> str:
-        trajectory = self._trajectory(strategy)
-        if trajectory.snapshot is not None or self.current_task is not None or is_finishing(strategy):
-            task = self.current_task if trajectory.snapshot is None else trajectory.snapshot.task
+        snapshot = self._snapshot(strategy)
+        if snapshot is not None or self.current_task is not None or is_finishing(strategy):
+            task = self.current_task if snapshot is None else snapshot.task
             raise RequestError(
                 f"task {task} is in training, or its training was interrupted: to unlearn in the "
                 "middle of a task put UnlearningRequest(..., when='iteration') into the stream; to give an interrupted "
@@ -357,7 +357,7 @@ class UnlearningPlugin(SupervisedPlugin):
             if record is not None and snapshot is not None:  # what was written into heads by now belongs there
                 change.set(snapshot, finished=copied_finished(strategy.model))
 
-        snapshot = self._trajectory(strategy).snapshot
+        snapshot = self._snapshot(strategy)
         if snapshot is not None:  # what a plugin wrote into finished tasks' heads since is no part of the request
             snapshot.put_finished_back(strategy.model)
         may_stay = not self.obey or (self.allow_unknown if allow_unknown is None else allow_unknown)
@@ -383,10 +383,10 @@ class UnlearningPlugin(SupervisedPlugin):
         ends, last = tuple(f"/Task{task:03d}" for task in tasks), strategy.evaluator.last_metric_results
         results = {name: value for name, value in last.items() if not any(end in name for end in ends)}
         change.set(strategy.evaluator, last_metric_results=results)
-        training = self._trajectory(strategy).training
-        if training is not None and training.snapshot is not None:
+        snapshot = self._snapshot(strategy)
+        if snapshot is not None:
             # its moments mix the tasks' gradients: giving a task up must not bring them back
-            change.set(training.snapshot, moments={})
+            change.set(snapshot, moments={})
 
     def _prepare(
         self, strategy: Strategy, tasks: Iterable[int], event: str, *, allow_unknown: bool, strict: bool
@@ -394,7 +394,7 @@ class UnlearningPlugin(SupervisedPlugin):
         """Check a request and work out what it would do; changes nothing."""
         recorder, masking = self._trajectory(strategy), find_plugin(strategy, TaskMaskPlugin)
         self._choose_deletion(strategy.model)
-        ledger, training = self.ledger, recorder.training
+        ledger, snapshot = self.ledger, self._snapshot(strategy)
         unrecorded = frozenset(getattr(strategy.model, "tasks", ())) - {*ledger.remaining, self.current_task}
         tasks = ledger.check(tasks, event, self._requests.known or None, unrecorded)
         purgers, unknown = self._cleaned(strategy)
@@ -413,7 +413,7 @@ class UnlearningPlugin(SupervisedPlugin):
             repair=next(filter(repairs, strategy.plugins), None),
             opened_whole={} if masking is None else masking.opened_whole,
             shared_state=recorder.shared_state,
-            before=None if training is None or training.snapshot is None else training.snapshot.values,
+            before=None if snapshot is None else snapshot.values,
             in_training=self.current_task,
             unrecorded=unrecorded,
         )
@@ -445,6 +445,11 @@ class UnlearningPlugin(SupervisedPlugin):
             )
         if self.deletion is not None:
             model.keeps_shared_entries = self.deletion == "exclusive"
+
+    def _snapshot(self, strategy: Strategy) -> TaskSnapshot | None:
+        """Values before the task in training; None between tasks."""
+        training = self._trajectory(strategy).training
+        return None if training is None else training.snapshot
 
     def _trajectory(self, strategy: Strategy) -> TrajectoryPlugin:
         if self not in strategy.plugins:

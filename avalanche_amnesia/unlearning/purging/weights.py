@@ -20,9 +20,8 @@ from torch import Tensor, nn
 from avalanche_amnesia.models.multi_head import MultiHeadModel
 from avalanche_amnesia.models.task_store import whole
 from avalanche_amnesia.transaction import Transaction
-from avalanche_amnesia.unlearning.context import UnlearningContext
+from avalanche_amnesia.unlearning.context import UnlearningContext, remove_task_modules
 from avalanche_amnesia.unlearning.purging.purgers import register_purger
-from avalanche_amnesia.unlearning.task_modules import remove_task_modules
 
 Store = dict[str, Any]  # name → the host's ParamData
 
