@@ -1,4 +1,4 @@
-"""Undo logs as safetensors files: one file, or a directory with one per task.
+"""Undo logs as safetensors files: a directory with one per task.
 
 Whatever is written carries checksums: a bit that has flipped is an error, when a file is opened and when a log that is
 mapped from it is used.
@@ -44,52 +44,29 @@ class TrajectoryError(ValueError):
     """A task's update can't be recorded or found."""
 
 
-def write_logs(path: Path, logs: Mapping[int, Log], merged: frozenset[int] = frozenset()) -> None:
-    """Write logs to one file, whole or not at all."""
-    checksums = {task: checksum_of(task, log) for task, log in logs.items()}
-    with _writing(path):
-        _write(path, logs, checksums, merged)
-
-
-def read_logs(path: Path) -> tuple[dict[int, Log], frozenset[int]]:
-    """Logs and merged tasks of one file; its tensors are mapped into memory, not loaded."""
-    try:
-        return _read(path)
-    except Exception as error:  # whatever a broken file makes of a reader
-        raise TrajectoryError(
-            f"{path} is damaged, or no trajectory ({type(error).__name__}: {error}); give a file that Trajectory.save "
-            "wrote, or a copy of it"
-        ) from error
-
-
-def _read(path: Path) -> tuple[dict[int, Log], frozenset[int]]:
-    logs = {}
+def _read(path: Path) -> tuple[int, Log]:
+    """Task and log of a file; its tensors are mapped into memory, not loaded."""
     status = path.stat()
     with safe_open(str(path), framework="pt") as file:
-        body = unsealed((file.metadata() or {}).get("trajectory", "{}"))
+        (row,) = unsealed((file.metadata() or {}).get("trajectory", "{}"))["logs"]
         stored: dict[str, dict[str, Tensor]] = {}
         for key in file.keys():  # noqa: SIM118 - it is no mapping
             owner, part = key.rsplit("/", 1)
             stored.setdefault(owner, {})[part] = file.get_tensor(key)
-    for row in body["logs"]:
-        task, repair_of = row["task"], row["repair_of"]
-        entries = {name: _entries(stored[f"{task}/{name}"], *kind) for name, kind in row["tensors"].items()}
-        error = AddedError(**row["error"])
-        mapped = LogFile(path, (status.st_dev, status.st_ino), status.st_size, row["checksum"])
-        log = Log(entries, row["parameters"], error, None if repair_of is None else frozenset(repair_of), mapped)
-        if not _fits(task, log, row["checksum"]):
-            raise ValueError(f"the checksum of task {task} does not fit")
-        logs[task] = log
-    return logs, frozenset(body["merged"])
+    task, repair_of = row["task"], row["repair_of"]
+    entries = {name: _entries(stored[f"{task}/{name}"], *kind) for name, kind in row["tensors"].items()}
+    mapped = LogFile(path, (status.st_dev, status.st_ino), status.st_size, row["checksum"])
+    repaired = None if repair_of is None else frozenset(repair_of)
+    log = Log(entries, row["parameters"], AddedError(**row["error"]), repaired, mapped)
+    if not _fits(task, log, row["checksum"]):
+        raise ValueError(f"the checksum of task {task} does not fit")
+    return task, log
 
 
-def _write(
-    path: Path, logs: Mapping[int, Log], checksums: Mapping[int, str], merged: frozenset[int] = frozenset()
-) -> None:
-    rows = [{"task": task, "checksum": checksums[task], **_head(log)} for task, log in logs.items()]
-    body = sealed({"logs": rows, "merged": sorted(merged)})
-    tensors = {key: part.contiguous() for task, log in logs.items() for key, part in _parts(task, log).items()}
+def _write(path: Path, task: int, log: Log, checksum: str) -> None:
+    body = sealed({"logs": [{"task": task, "checksum": checksum, **_head(log)}], "merged": []})
     with replacing(path) as part:
+        tensors = {key: tensor.contiguous() for key, tensor in _parts(task, log).items()}
         save_file(tensors, str(part), metadata={"trajectory": body})
 
 
@@ -173,8 +150,7 @@ class LogDirectory:
             self._index = self._index_on_disk()
             if self._index is not None:
                 body = unsealed(self._index)
-                for row in body["logs"]:
-                    logs |= self._read(row["file"])
+                logs = dict(self._read(row["file"]) for row in body["logs"])
                 self._beginning, merged = body["trajectory"], frozenset(body["merged"])
             self.sweep()
         except Exception as error:  # whatever foreign files make of a reader
@@ -266,20 +242,24 @@ class LogDirectory:
         path = self.path / name
         if path.exists():
             try:
-                return self._read(name)[task]
+                return self._read(name)[1]
             except TrajectoryError:  # damaged: it is written anew
                 pass
         else:
             made.append(path)
-        _write(path, {task: log}, {task: checksum})
-        return self._read(name)[task]
+        _write(path, task, log, checksum)
+        return self._read(name)[1]
 
-    def _read(self, name: str) -> dict[int, Log]:
-        logs, _ = read_logs(self.path / name)
-        for task, log in logs.items():
-            if log.file is None or _name(task, log.file.checksum) != name:
-                raise TrajectoryError(f"{self.path / name} holds another log than its name says")
-        return logs
+    def _read(self, name: str) -> tuple[int, Log]:
+        try:
+            task, log = _read(self.path / name)
+        except Exception as error:  # whatever a broken file makes of a reader
+            raise TrajectoryError(
+                f"{self.path / name} is damaged, or no log ({type(error).__name__}: {error})"
+            ) from error
+        if log.file is None or _name(task, log.file.checksum) != name:
+            raise TrajectoryError(f"{self.path / name} holds another log than its name says")
+        return task, log
 
 
 def _name(task: int, checksum: str) -> str:

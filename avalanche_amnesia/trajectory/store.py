@@ -32,7 +32,7 @@ from avalanche_amnesia.bits import as_integers, same_bits
 from avalanche_amnesia.saving.encoding import Apart, checked
 from avalanche_amnesia.saving.files import StateError
 from avalanche_amnesia.trajectory.coded import DTYPES, coded
-from avalanche_amnesia.trajectory.log_files import LogDirectory, TrajectoryError, checksum_of, read_logs, write_logs
+from avalanche_amnesia.trajectory.log_files import LogDirectory, TrajectoryError, checksum_of
 from avalanche_amnesia.trajectory.removal import Readers, Removal, without_unneeded, work_out
 from avalanche_amnesia.trajectory.replay import Revisions, wind_back
 from avalanche_amnesia.trajectory.sparse import SparseEntries, SparseValues
@@ -369,28 +369,6 @@ class Trajectory:
         if dtype != str(self.dtype):
             raise StateError(f"a trajectory with dtype={dtype} was saved, and this one has dtype={self.dtype}")
         self._logs, self._merged = {writer: Log.from_state(log) for writer, log in logs.items()}, merged
-
-    # On disk --------------------------------------------------------------------------------------------------
-
-    def save(self, path: str | Path) -> None:
-        """Write the whole trajectory to one safetensors file.
-
-        Raises:
-            TrajectoryError: if a log was damaged on disk.
-            OSError: if it can't be written; a file that was there is as it was.
-        """
-        write_logs(Path(path), self._logs, self._merged)
-
-    @classmethod
-    def load(cls, path: str | Path, **options: Any) -> Trajectory:
-        """Read what :meth:`save` wrote; later tasks are recorded with these options.
-
-        Raises:
-            TrajectoryError: if the file is damaged, or another one.
-        """
-        result = cls(**options)
-        result._swap(*read_logs(Path(path)))
-        return result
 
 
 def _same(first: Tensor, second: Tensor) -> bool:

@@ -83,17 +83,18 @@ def test_an_earlier_directory_of_logs_is_read_and_its_damage_found(tmp_path, mon
     with monkeypatch.context() as earlier:
         digest = log_files._digest_of
         earlier.setattr(log_files, "_digest_of", lambda task, log, algorithm="sha256": digest(task, log, "sha256"))
-        trajectory(strategy).save(tmp_path / "logs.safetensors")
-    read = Trajectory.load(tmp_path / "logs.safetensors")
+        Trajectory(path=tmp_path).restore(trajectory(strategy).logs)
+    read = Trajectory(path=tmp_path)
     assert read.tasks == (0, 1)
     parameters = {name: p.detach() for name, p in strategy.model.named_parameters()}
     removal = read.remove([0], parameters)
     assert bits_of(removal.values) == bits_of(trajectory(strategy).remove([0], parameters).values)
-    content = bytearray((tmp_path / "logs.safetensors").read_bytes())
+    path = read.logs[0].file.path
+    content = bytearray(path.read_bytes())
     content[-3] ^= 1
-    (tmp_path / "logs.safetensors").write_bytes(bytes(content))
+    path.write_bytes(bytes(content))
     with pytest.raises(TrajectoryError, match="damaged"):
-        Trajectory.load(tmp_path / "logs.safetensors")
+        Trajectory(path=tmp_path)
 
 
 def bits_of(values):

@@ -190,9 +190,8 @@ def test_the_same_log_is_the_same_file_and_is_written_once(tmp_path, logs, monke
 
 
 def test_logs_that_are_mapped_from_elsewhere_get_files_of_their_own(tmp_path, logs):
-    with_three_tasks(None)[0].save(tmp_path / "all.safetensors")
     store = Trajectory(path=logs)
-    store.restore(Trajectory.load(tmp_path / "all.safetensors").logs)
+    store.restore(with_three_tasks(tmp_path / "elsewhere")[0].logs)
     assert one_state(logs, store)
 
 

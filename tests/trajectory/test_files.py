@@ -219,11 +219,10 @@ def test_only_our_own_leftovers_are_deleted(tmp_path):
 
 
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16], ids=str)
-def test_one_file_holds_reports_and_merges_as_well(tmp_path, dtype):
-    store, state = with_three_tasks(None, dtype=dtype)
+def test_files_hold_reports_and_merges_as_well(tmp_path, dtype):
+    store, state = with_three_tasks(tmp_path, dtype=dtype)
     store.merge([1])
-    store.save(tmp_path / "all.safetensors")
-    again = Trajectory.load(tmp_path / "all.safetensors", dtype=dtype)
+    again = Trajectory(path=tmp_path, dtype=dtype)
     assert contents(again) == contents(store)
     assert frozen(dict(again.remove([0], state).values)) == frozen(dict(store.remove([0], state).values))
     with pytest.raises(TrajectoryError, match=r"tasks \[1\] can't be taken out"):

@@ -55,23 +55,17 @@ def test_a_log_does_not_follow_the_model_that_moves_on():
     assert torch.equal(store.remove([0], after).values["w"], torch.zeros(3))
 
 
-def test_save_and_load_keep_order_bits_and_empty_logs(tmp_path):
+def test_files_keep_order_bits_and_empty_logs(tmp_path):
     s = [{"w": torch.randn(3, 5), "scalar": torch.tensor(float(i)), "-0": torch.tensor([-0.0])} for i in range(3)]
-    store = Trajectory()
+    store = Trajectory(path=tmp_path)
     store.record(7, s[0], s[1])
     store.record(2, s[1], s[2])
     store.record(5, s[2], s[2])  # moved nothing
-    store.save(tmp_path / "logs.safetensors")
-    again = Trajectory.load(tmp_path / "logs.safetensors")
+    again = Trajectory(path=tmp_path)
     assert again.tasks == (7, 2, 5)
     assert again.nbytes() == store.nbytes()
     for tasks in ([7], [2], [7, 2], [5]):
         assert frozen(dict(again.remove(tasks, s[2]).values)) == frozen(dict(store.remove(tasks, s[2]).values))
-
-
-def test_an_empty_trajectory_can_be_saved(tmp_path):
-    Trajectory().save(tmp_path / "empty.safetensors")
-    assert Trajectory.load(tmp_path / "empty.safetensors").tasks == ()
 
 
 def test_errors_name_the_task_the_tensor_and_the_mend():

@@ -17,6 +17,7 @@ from avalanche_amnesia.benchmarks import PermutedDigits
 from avalanche_amnesia.contrib.residue_search import audit, take_evidence, take_fingerprint
 from avalanche_amnesia.lab.command_line import main
 from avalanche_amnesia.training.plugins import UnlearningPlugin
+from avalanche_amnesia.trajectory import Trajectory
 
 STREAM = PermutedDigits(5, n_train=120, n_test=40)
 
@@ -217,7 +218,7 @@ def test_residue_in_files_is_found(case, tmp_path):
 
 def test_files_of_the_unlearned_model_are_clean(case, tmp_path):
     torch.save(case.strategy.model.state_dict(), tmp_path / "model.pt")
-    case.trajectory.save(tmp_path / "trajectory.safetensors")
+    Trajectory(path=tmp_path / "trajectory").restore(case.trajectory.logs)
     case.record.save(tmp_path / "record.json")
     report = case.audit(tmp_path)
     assert report.clean, report.table()
