@@ -113,14 +113,16 @@ def with_unlearning(
     given = _listed(requests, len(tasks))
     declared = _declared(permanent, tasks) | _permanent(benchmark)
     ledger = TaskLedger(_deadline(benchmark, deadline))
-    schedule = _schedule([*carried, *given], len(tasks))
+    ordered = sorted((*carried, *given), key=lambda one: (_FIRING_ORDER.index(one.when), one.iteration or 0))
+    schedule = [tuple(request for request in ordered if request.at == position) for position in range(len(tasks))]
     try:
         _rehearse(tasks, schedule, declared, ledger.copy())
     except RequestError as error:
         if not carried:
             raise
+        there = ", ".join(f"{list(request.tasks)} at position {request.at}" for request in carried)
         raise RequestError(
-            f"{error}. The benchmark carries requests already, {_named(carried)}, and these come in addition: to begin "
+            f"{error}. The benchmark carries requests already, {there}, and these come in addition: to begin "
             "again, give with_unlearning the benchmark without requests"
         ) from error
     return _scheduled(benchmark, schedule, declared, ledger.deadline)
@@ -142,8 +144,12 @@ def without_requests(benchmark: CLScenario) -> CLScenario:
 def rearranged(benchmark: CLScenario, positions: Sequence[int]) -> CLScenario:
     """A new benchmark with the train experiences at these positions, in this order; its test stream stays."""
     train = EagerCLStream("train", [_own_copy(benchmark.train_stream[position]) for position in positions])
-    others = [stream for name, stream in benchmark.streams.items() if name != "train"]
-    result = CLScenario([train, *others])
+    return _of_streams(benchmark, [train, *(s for name, s in benchmark.streams.items() if name != "train")])
+
+
+def _of_streams(benchmark: CLScenario, streams: Sequence[EagerCLStream]) -> CLScenario:
+    """A scenario of other streams, with all attributes of a benchmark."""
+    result = CLScenario(list(streams))
     for name, value in vars(benchmark).items():
         if not name.startswith("_") and name not in vars(result):
             setattr(result, name, value)
@@ -173,10 +179,7 @@ def _scheduled(
 ) -> CLScenario:
     """A copy of the benchmark that carries this, and nothing else, whatever it carried."""
     streams = [EagerCLStream(name, [_own_copy(e) for e in stream]) for name, stream in benchmark.streams.items()]
-    result = CLScenario(streams)
-    for name, value in vars(benchmark).items():
-        if not name.startswith("_") and name not in vars(result):
-            setattr(result, name, value)
+    result = _of_streams(benchmark, streams)
     for stream in streams:
         stream.benchmark = result
         for experience in stream:
@@ -215,10 +218,6 @@ def _deadline(benchmark: CLScenario, given: int | None) -> int | None:
     return given if carried is None else carried
 
 
-def _named(requests: Sequence[UnlearningRequest]) -> str:
-    return ", ".join(f"{list(request.tasks)} at position {request.at}" for request in requests)
-
-
 def _tasks(benchmark: CLScenario) -> list[int]:
     if not hasattr(benchmark, "streams"):
         raise TypeError(
@@ -244,7 +243,7 @@ def _tasks(benchmark: CLScenario) -> list[int]:
 def _listed(requests: Requests, n_positions: int) -> list[UnlearningRequest]:
     """The requests as one list, each checked for its position."""
     given: list[Any] = (
-        [UnlearningRequest(tasks, at) for at, tasks in requests.items() if not _is_empty(tasks)]  # type: ignore[arg-type]
+        [UnlearningRequest(tasks, at) for at, tasks in requests.items() if not (isinstance(tasks, list) and not tasks)]  # type: ignore[arg-type]
         if isinstance(requests, Mapping)
         else list(requests)
     )
@@ -259,12 +258,6 @@ def _listed(requests: Requests, n_positions: int) -> list[UnlearningRequest]:
                 f"at={request.at} is no position in the train stream; allowed are 0 to {n_positions - 1}"
             )
     return given
-
-
-def _schedule(requests: Iterable[UnlearningRequest], n_positions: int) -> list[tuple[UnlearningRequest, ...]]:
-    """The requests of each position, in firing order."""
-    ordered = sorted(requests, key=lambda request: (_FIRING_ORDER.index(request.when), request.iteration or 0))
-    return [tuple(r for r in ordered if r.at == position) for position in range(n_positions)]
 
 
 def _declared(permanent: Iterable[int], tasks: Sequence[int]) -> frozenset[int]:
@@ -295,18 +288,7 @@ def _rehearse(
 def rehearse(
     ledger: TaskLedger, task: int, due: Iterable[UnlearningRequest], known: Sequence[int], *, permanent: bool
 ) -> None:
-    """Enter one training and its requests, in firing order, into a ledger; those it refuses are errors.
-
-    Args:
-        ledger: a copy, to think ahead in.
-        task: label of the task to be trained.
-        due: requests before its training, in the middle of it and after it.
-        known: task labels of the stream, as often as they come.
-        permanent: whether the task is permanent from the end of its training.
-
-    Raises:
-        RequestError: for a request that can't be obeyed; the message names event, task and rule.
-    """
+    """Enter one training and its requests, in firing order, into a copy of a ledger; those it refuses are errors."""
     due = tuple(due)
     for request in due:
         if request.when == "iteration" and task in request.tasks:
@@ -336,7 +318,3 @@ def _own_copy(experience: CLExperience) -> CLExperience:
 def _is_position(value: object) -> bool:
     number = checks.integer(value)
     return number is not None and number >= 0
-
-
-def _is_empty(tasks: object) -> bool:
-    return isinstance(tasks, list) and not tasks

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence, Sized
+from typing import Any, cast
 
 import torch
 from avalanche.benchmarks import CLScenario, DatasetExperience, EagerCLStream
@@ -18,7 +18,8 @@ from torch.utils.data import Dataset
 
 from avalanche_amnesia import checks
 from avalanche_amnesia.benchmarks.data import BatchTransform, Chain, LazyTask, TensorTask
-from avalanche_amnesia.benchmarks.labels import Data, labels_of
+
+Data = tuple[Tensor, Tensor] | Dataset[Any]
 
 
 class TaskExperience(DatasetExperience):
@@ -72,11 +73,7 @@ class TaskExperience(DatasetExperience):
         return self.tensors_at(None)
 
     def tensors_at(self, where: Tensor | None) -> tuple[Tensor, Tensor] | None:
-        """As :attr:`tensors`, of some samples only.
-
-        Args:
-            where: positions in the task, int64 (n,); None: all.
-        """
+        """As :attr:`tensors`, of the samples at some positions, int64 (n,); None: all."""
         if isinstance(self._samples, LazyTask) or self._dataset is not self._built_with:
             return None
         return self._samples.tensors(where)
@@ -87,16 +84,7 @@ class TaskExperience(DatasetExperience):
         return self._samples.targets if self._dataset is self._built_with else None
 
     def placed(self, task: int, n_classes: Sequence[int], change: BatchTransform | None = None) -> TaskExperience:
-        """The same data as a task of another stream.
-
-        Args:
-            task: label and position there.
-            n_classes: of every task there.
-            change: batch transform behind the task's own; None: none.
-
-        Raises:
-            ValueError: for a change of a lazy data set.
-        """
+        """The same data as a task of another stream, behind its own transform changed once more (not a lazy one's)."""
         samples = self._samples
         if change is not None:
             if isinstance(samples, LazyTask):
@@ -186,7 +174,7 @@ def _experiences(
     name: str, data: Data, classes: list[list[int]], transforms: Sequence[BatchTransform | None]
 ) -> list[TaskExperience]:
     base = _base(data, name)
-    labels = labels_of(data, name)
+    labels = _labels_of(data, name)
     sizes = [len(chosen) for chosen in classes]
     existing = set(labels.unique().tolist())
     experiences = []
@@ -230,3 +218,40 @@ def _base(data: Data, name: str) -> Tensor | Dataset[Any]:
             f"__getitem__ and __len__"
         )
     return data
+
+
+# Labels of whatever is given as data -------------------------------------------------------------------------------
+
+
+def _labels_of(data: Data, name: str) -> Tensor:
+    """The labels of a tensor pair or data set, in its order."""
+    if isinstance(data, tuple):
+        length = len(data[0])
+        labels = _as_int64(data[1], name)
+    else:
+        length = len(cast(Sized, data))
+        targets = getattr(data, "targets", None)
+        if targets is None:
+            # Items may come with random transforms, and building a benchmark must not move the user's random stream.
+            with torch.random.fork_rng(devices=[]):
+                targets = [data[item][1] for item in range(length)]
+        labels = _as_int64(targets, name)
+    if len(labels) != length:
+        raise ValueError(f"{name}: {length} samples but {len(labels)} labels; give one label per sample")
+    return labels
+
+
+def _as_int64(y: Iterable[Any], name: str) -> Tensor:
+    if hasattr(y, "dtype"):
+        labels = torch.as_tensor(y)
+        if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool or labels.ndim != 1:
+            raise ValueError(
+                f"{name}: labels have dtype {labels.dtype} and shape {tuple(labels.shape)}; "
+                f"give integer class labels of shape (n,)"
+            )
+        return labels.to(torch.int64)
+    numbers = [(label, checks.integer(label)) for label in y]
+    for label, number in numbers:
+        if number is None:
+            raise ValueError(f"{name}: {label!r} is no class label; labels must be integers")
+    return torch.tensor([number for _, number in numbers], dtype=torch.int64)
