@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from avalanche.evaluation import PluginMetric
 from avalanche.evaluation.metric_results import MetricValue
 from matplotlib.figure import Figure
 
+from avalanche_amnesia.evaluation.event_metric import CallbackMetric
 from avalanche_amnesia.evaluation.figures import Cell, Picture, Table, matrix_figure
 from avalanche_amnesia.saving.encoding import checked
 from avalanche_amnesia.strategy import Strategy
@@ -84,7 +84,7 @@ def _histories(matrix: Sequence[Row]) -> list[list[float]]:
     return result
 
 
-class AccuracyMatrix(PluginMetric):
+class AccuracyMatrix(CallbackMetric):
     """Accuracy of every remaining task after every training and unlearning, and what follows from it.
 
     Emits ``AverageAccuracy``, ``Forgetting`` and ``BackwardTransfer`` after each evaluation of a test stream; the last
@@ -98,9 +98,6 @@ class AccuracyMatrix(PluginMetric):
         rows: one per evaluation, see :data:`Row`.
         names: of the rows: the task just trained, or the tasks just unlearned.
     """
-
-    axis = "event"
-    """Axis along which a logger draws it: it changes with tasks and unlearnings."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -154,14 +151,13 @@ class AccuracyMatrix(PluginMetric):
         self.rows.append({task: self._right[task] / seen for task, seen in sorted(self._seen.items())})
         self.names.append(_name(strategy, before=self._stands_at[-1] if self._stands_at else (0, 0)))
         self._stands_at.append(at)
-        values: dict[str, Any] = {
+        values = {
             "AverageAccuracy/eval_phase/test_stream": average_accuracy(self.rows),
             "Forgetting/eval_phase/test_stream": forgetting(self.rows),
             "BackwardTransfer/eval_phase/test_stream": backward_transfer(self.rows),
             "Figure/AccuracyMatrix": Picture(_matrix_figure, self.table(), table=self.table()),
         }
-        x = strategy.clock.train_iterations
-        return [MetricValue(self, name, value, x) for name, value in values.items() if value is not None]
+        return self.emit(strategy, values)
 
     def table(self) -> Table:
         """The matrix: a row per evaluation, named by what went before it, a column per task."""
@@ -175,10 +171,6 @@ class AccuracyMatrix(PluginMetric):
         if hasattr(holder, "current_task"):
             return holder.current_task is not None or is_finishing(strategy)
         return self._trains
-
-    def result(self, strategy: Strategy | None = None) -> list[dict[int, float]]:
-        """The rows."""
-        return self.rows
 
     def reset(self, strategy: Strategy | None = None) -> None:
         """Forget all rows."""

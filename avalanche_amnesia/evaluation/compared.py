@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from avalanche.evaluation.metric_results import MetricValue
+from avalanche.evaluation.metric_utils import get_metric_name
 from torch import Tensor, nn
 
 from avalanche_amnesia import checks
@@ -44,7 +45,8 @@ class ReferenceMetric(ProbingMetric):
             found = {task: self.number(model, main, task, remaining) for task in self.tasks(unlearned, remaining)}
             read[suffix] = {task: number for task, number in found.items() if number is not None}
             results += self.emit_by_task(strategy, f"{self}{suffix}", read[suffix])
-        return [*results, self.emit_coverage(strategy, read[""]), *self.derived(strategy, read)]
+        covered = {get_metric_name(f"{self}_tasks", strategy, add_task=False): len(read[""])}
+        return [*results, *self.emit(strategy, covered), *self.derived(strategy, read)]
 
     def tasks(self, unlearned: Sequence[int], remaining: Sequence[int]) -> Sequence[int]:
         """Tasks that have a number."""

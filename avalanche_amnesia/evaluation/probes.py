@@ -14,7 +14,6 @@ from typing import Any, Literal
 
 import torch
 from avalanche.evaluation.metric_results import MetricValue
-from avalanche.evaluation.metric_utils import get_metric_name
 from torch import Tensor, nn
 
 from avalanche_amnesia.evaluation.event_metric import CallbackMetric
@@ -146,11 +145,6 @@ class ProbingMetric(CallbackMetric, ABC):
         with torch.no_grad():
             logits: Tensor = probe.head.cpu()(features)
         return logits
-
-    def emit_coverage(self, strategy: Strategy, by_task: dict[int, float]) -> MetricValue:
-        """Emit how many unlearned tasks the metric's mean covers: those without a kept probe are left out."""
-        name = get_metric_name(f"{self}_tasks", strategy, add_task=False)
-        return MetricValue(self, name, len(by_task), strategy.clock.train_iterations)
 
     def reset(self, strategy: Strategy | None = None) -> None:
         """Drop all probes."""

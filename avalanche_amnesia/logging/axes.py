@@ -3,6 +3,7 @@
 from typing import Any
 
 from avalanche_amnesia.strategy import Strategy
+from avalanche_amnesia.training.host.lookup import unlearning_of
 
 ITERATION = "iteration"
 """Training iterations so far (the strategy's clock)."""
@@ -35,12 +36,6 @@ def axis_of(name: str, callback: str | None, origin: object = None) -> str:
     if "train_phase" in name or callback is None:
         return ITERATION
     return TASK if "_eval" in callback else ITERATION
-
-
-def ledger_keeper(strategy: Strategy) -> Any:
-    """The plugin that answers a strategy's requests and keeps its ledger; None where a host has none, or no plugins."""
-    plugins = getattr(strategy, "plugins", ())
-    return next((plugin for plugin in plugins if getattr(plugin, "answers_requests", False)), None)
 
 
 class Position:
@@ -90,7 +85,7 @@ class Position:
 
     def _follow(self, strategy: Strategy) -> None:
         """Take over what the strategy knows of its trainings: it may have been loaded, or have given a task up."""
-        plugin = ledger_keeper(strategy)
+        plugin = unlearning_of(strategy)
         clock = getattr(strategy, "clock", None)
         past = 0 if plugin is None else len(plugin.records)
         if plugin is not None:

@@ -14,11 +14,13 @@ from avalanche.logging import BaseLogger
 
 from avalanche_amnesia.audit.record import UnlearningRecord, package_versions
 from avalanche_amnesia.evaluation.figures import Picture
-from avalanche_amnesia.logging.axes import AXES, EVENT, ITERATION, TASK, Position, axis_of, ledger_keeper
+from avalanche_amnesia.logging.axes import AXES, EVENT, ITERATION, TASK, Position, axis_of
 from avalanche_amnesia.logging.event_table import EventTable
 from avalanche_amnesia.logging.payloads import SUPPORTED, Payload, flattened, payload_of
 from avalanche_amnesia.saving.strategy_settings import origin_of
 from avalanche_amnesia.strategy import Strategy
+from avalanche_amnesia.training.host.listening import EVENTS_OF_ITERATIONS
+from avalanche_amnesia.training.host.lookup import unlearning_of
 
 DEFAULT_PROJECT = "avalanche-amnesia"
 EVENTS = "Events"
@@ -112,7 +114,7 @@ class RunLogger(BaseLogger, ABC):
         if not metric_values and not self._pending:
             return
         if self._finished:
-            self._warn_finished()
+            self._warn_once("", self._missing())
             return
         self._open()  # no value is taken that can't be written
         self._write_pending()  # values handed over by hand, or in an iteration: no callback followed
@@ -202,7 +204,7 @@ class RunLogger(BaseLogger, ABC):
 
     def _begin_event(self, callback: str, strategy: Strategy) -> None:
         """Begin the row of an event; a task's end is heard before the ledger is told of it."""
-        at, plugin = self._position, ledger_keeper(strategy)
+        at, plugin = self._position, unlearning_of(strategy)
         if callback == "after_unlearning":
             self._events.unlearned(at.event, at.task, plugin.records[-1] if plugin and plugin.records else None)
             return
@@ -213,7 +215,7 @@ class RunLogger(BaseLogger, ABC):
 
     def _unlearned(self, strategy: Strategy) -> None:
         """Keep the record of an unlearning, and take the tasks that are gone out of the summary."""
-        plugin = ledger_keeper(strategy)
+        plugin = unlearning_of(strategy)
         if plugin is not None and plugin.records:
             writer, record = self._open(), plugin.records[-1]
             writer.forget(record.tasks)
@@ -229,12 +231,15 @@ class RunLogger(BaseLogger, ABC):
             if not has_clock:
                 self._position.iteration = metric.x_plot
             for name, value in flattened(metric.name, metric.value):
-                _refuse_axis_name(name)
+                if name in AXES:
+                    raise ValueError(f"{name!r} is an axis of the logger, as {AXES} are: log it under another name")
                 if isinstance(value, Picture) and not self._pictures:
                     continue
                 payload = payload_of(value)
                 if payload is None:
-                    self._warn_unsupported(name, value)
+                    kind = f"{type(value).__module__}.{type(value).__qualname__}"
+                    text = f"metric {name!r} is a {kind} that no dashboard can show and is left out."
+                    self._warn_once(name, f"{text} Supported: {SUPPORTED}")
                 elif isinstance(payload, str):
                     texts[name] = payload
                 else:
@@ -266,29 +271,15 @@ class RunLogger(BaseLogger, ABC):
         for row in rows:
             writer.log(row)
 
-    def _warn_finished(self) -> None:
-        if "" not in self._warned:
-            self._warned.add("")
-            warnings.warn(self._missing(), stacklevel=3)
-
-    def _warn_unsupported(self, name: str, value: Any) -> None:
-        if name in self._warned:
-            return
-        self._warned.add(name)
-        kind = f"{type(value).__module__}.{type(value).__qualname__}"
-        warnings.warn(
-            f"metric {name!r} is a {kind} that no dashboard can show and is left out. Supported: {SUPPORTED}",
-            stacklevel=2,
-        )
+    def _warn_once(self, about: str, text: str) -> None:
+        if about not in self._warned:
+            self._warned.add(about)
+            warnings.warn(text, stacklevel=3)
 
 
 # Nothing happens at these but values, which are written when the next ones come: a strategy that asks who listens does
 # not call the loggers at each of the eight events of an iteration.
-for _event in (
-    *("before_training_iteration", "before_forward", "after_forward", "before_backward", "after_backward"),
-    *("before_update", "after_update", "after_training_iteration"),
-    *("before_eval_iteration", "before_eval_forward", "after_eval_forward", "after_eval_iteration"),
-):
+for _event in EVENTS_OF_ITERATIONS:
     setattr(RunLogger, _event, getattr(SupervisedPlugin, _event))
 
 
@@ -303,8 +294,3 @@ def refuse_one_string(tags: object) -> None:
     """Raise `TypeError` where tags are one string, which would be a tag per letter."""
     if isinstance(tags, str):
         raise TypeError(f"tags={tags!r} is one string: pass a sequence of tags, e.g. tags=[{tags!r}]")
-
-
-def _refuse_axis_name(name: str) -> None:
-    if name in AXES:
-        raise ValueError(f"{name!r} is an axis of the logger, as {AXES} are: log it under another name")

@@ -134,18 +134,11 @@ class WandBLogger(RunLogger):
     ) -> None:
         refuse_one_string(tags)
         named = run is not None or name is not None
+        settings: dict[str, Any] = {"project": project, "name": name, "group": group, "job_type": job_type}
+        settings |= {"config": config, "dir": dir, "mode": mode, "tags": list(tags)}
         if run is not None:
-            given = {
-                "project": project != DEFAULT_PROJECT,
-                "name": name is not None,
-                "group": group is not None,
-                "job_type": job_type is not None,
-                "config": config is not None,
-                "dir": dir is not None,
-                "mode": mode is not None,
-                "tags": len(tags) > 0,
-            }
-            if beside := [argument for argument, is_given in given.items() if is_given]:
+            defaults = {"project": DEFAULT_PROJECT, "tags": []}
+            if beside := [name for name, value in settings.items() if value != defaults.get(name)]:
                 raise ValueError(
                     f"{', '.join(beside)} given beside run: these make a new run. "
                     "Pass them to wandb.init yourself, or leave run out"
@@ -154,20 +147,11 @@ class WandBLogger(RunLogger):
         else:
             import wandb
 
-            run_mode = resolve_mode(mode)
+            settings |= {"mode": resolve_mode(mode), "job_type": job_type or "main"}
+            settings |= {"config": None if config is None else dict(config), "dir": None if dir is None else str(dir)}
             if dir is not None and Path(dir).exists() and not Path(dir).is_dir():
                 raise NotADirectoryError(f"dir={str(dir)!r} is a file: pass a folder, which is made if missing")
-            run = wandb.init(
-                project=project,
-                name=name,
-                group=group,
-                job_type=job_type or "main",
-                config=None if config is None else dict(config),
-                dir=None if dir is None else str(dir),
-                mode=run_mode,
-                tags=list(tags),
-                reinit="create_new",  # a second logger in the process gets a second run
-            )
+            run = wandb.init(**settings, reinit="create_new")  # a second logger in the process gets a second run
         super().__init__(WandBWriter(run), named=named)
         self._run_id: str = run.id
 

@@ -13,7 +13,7 @@ from avalanche.training.plugins import EvaluationPlugin
 
 from avalanche_amnesia.strategy import Strategy
 
-_EVENTS = (
+EVENTS_OF_ITERATIONS = (
     *("before_training_iteration", "before_forward", "after_forward", "before_backward", "after_backward"),
     *("before_update", "after_update", "after_training_iteration"),
     *("before_eval_iteration", "before_eval_forward", "after_eval_forward", "after_eval_iteration"),
@@ -95,5 +95,5 @@ class ListenerDispatch:
         self._listeners = {}
 
 
-for _event in _EVENTS:
+for _event in EVENTS_OF_ITERATIONS:
     setattr(ListenerDispatch, f"_{_event}", _announcer(_event))

@@ -16,7 +16,8 @@ def find_plugin(strategy: Strategy, kind: type[P]) -> P | None:
 
 def unlearning_of(strategy: Strategy) -> Any:
     """The strategy's plugin that answers requests, by its class attribute ``answers_requests``; None if it has none."""
-    return next((plugin for plugin in strategy.plugins if getattr(plugin, "answers_requests", False)), None)
+    plugins = getattr(strategy, "plugins", ())  # a host that is only logged may have none
+    return next((plugin for plugin in plugins if getattr(plugin, "answers_requests", False)), None)
 
 
 def refuse_second(strategy: Strategy, kind: type[Any]) -> None:
