@@ -46,6 +46,15 @@ def object_of(name: str, given: T | None, kind: type[T], way_out: str) -> T:
     return result
 
 
+def optimizer_maker(name: str, value: object) -> None:
+    """Check an argument that makes an optimizer, or is None."""
+    if value is not None and not callable(value):
+        raise TypeError(
+            f"{name} must make an optimizer from a list of parameters, got {value!r}: "
+            "lambda p: torch.optim.Adam(p, lr=1e-3)"
+        )
+
+
 def integer(value: object) -> int | None:
     """An integer of Python, numpy or torch as Python's ``int``; None for anything else, bools and floats included."""
     if getattr(value, "ndim", 0) != 0:

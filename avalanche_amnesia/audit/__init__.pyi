@@ -1,4 +1,4 @@
-from .fingerprint import Fingerprint as Fingerprint
+from .record import Fingerprint as Fingerprint
 from .record import Provenance as Provenance
 from .record import RecordError as RecordError
 from .record import RepairSummary as RepairSummary

@@ -12,13 +12,13 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
 
-from avalanche_amnesia.audit.fingerprint import Fingerprint
 from avalanche_amnesia.audit.signing import checked, signed
 from avalanche_amnesia.audit.words import as_html, plan_in_words, record_in_words
 from avalanche_amnesia.saving.files import replace_file
 from avalanche_amnesia.typed import typed
 
 Claim = Literal["exact", "approximate"]
+Kind = Literal["own tensor", "mask", "state before", "update", "sample"]
 
 
 class RecordError(ValueError):
@@ -130,6 +130,44 @@ class Provenance:
     seed: int | None = None
     data: Mapping[str, str] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=package_versions)
+
+
+@dataclass(frozen=True)
+class Trace:
+    """The hash of something that was removed."""
+
+    kind: Kind
+    name: str
+    size: int
+    digest: str
+
+
+@dataclass(frozen=True)
+class Sketch:
+    """Sums over random groups of entries with random signs, of a task's update and of the tensor without it."""
+
+    size: int
+    update: tuple[float, ...]
+    after: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """Hashes and sketches of removed tensors, for a record; no tensor can be made from them.
+
+    Attributes:
+        seed: of the sketches.
+        traces: hashes of what was removed.
+        sketches: shared tensor → sketch of what was taken out of it.
+        samples: hashes of the tasks' inputs; empty unless asked for.
+        sample_size: entries of one input.
+    """
+
+    seed: int
+    traces: tuple[Trace, ...]
+    sketches: Mapping[str, Sketch] = field(default_factory=dict)
+    samples: tuple[str, ...] = ()
+    sample_size: int = 0
 
 
 @dataclass(frozen=True)

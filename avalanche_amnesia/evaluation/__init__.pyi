@@ -11,11 +11,10 @@ from .capacity import capacity_metrics as capacity_metrics
 from .capacity import network_capacity as network_capacity
 from .capacity import trajectory_bytes as trajectory_bytes
 from .compared import ComparedMetric as ComparedMetric
+from .compared import FeatureDistance as FeatureDistance
 from .event_metric import CallbackMetric as CallbackMetric
 from .event_metric import EventMetric as EventMetric
-from .feature_distance import FeatureDistance as FeatureDistance
 from .features import features_of as features_of
-from .features import task_features as task_features
 from .functional import accuracy as accuracy
 from .functional import floor_ratio as floor_ratio
 from .functional import js_divergence as js_divergence

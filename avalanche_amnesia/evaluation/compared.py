@@ -1,8 +1,8 @@
-"""Base of metrics of unlearned tasks that stand beside a retrained reference, which never saw the tasks."""
+"""Bases of metrics of unlearned tasks that stand beside a retrained reference, which never saw the tasks."""
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from avalanche.evaluation.metric_results import MetricValue
@@ -11,9 +11,14 @@ from torch import Tensor, nn
 
 from avalanche_amnesia import checks
 from avalanche_amnesia.benchmarks.data import task_data
-from avalanche_amnesia.evaluation.probes import ProbingMetric, unlearning_of
+from avalanche_amnesia.evaluation.functional import floor_ratio
+from avalanche_amnesia.evaluation.probes import ProbeKind, ProbingMetric, unlearning_of
 from avalanche_amnesia.evaluation.references import References
 from avalanche_amnesia.strategy import Strategy
+
+Floor = Literal["order", "seed"]
+Scope = Literal["unlearned", "remaining", "all"]
+"""Tasks whose data is compared: the unlearned ones, the remaining ones, or all that were seen."""
 
 
 class ReferenceMetric(ProbingMetric):
@@ -102,6 +107,91 @@ class ComparedMetric(ReferenceMetric):
         yield "", main
         if self.references is not None:
             yield "_reference", self.references.reference(remaining)
+
+
+class FeatureDistance(ReferenceMetric):
+    """Distance between main and reference features of tasks' test data: base of one class per distance.
+
+    Lower is better; a value below its noise floor says no more than one at it. Emitted after every evaluation between
+    tasks, from the first unlearning on, per task and as their mean, as ``<name>_<probe>`` and
+    ``<name>_<probe>_floor_<floor>``. ``<name>_<probe>_ratio_order`` is the distance in units of its order floor
+    (:func:`~avalanche_amnesia.evaluation.floor_ratio`: not emitted where that is 0), over all tasks that of the two
+    means. ``<name>_<probe>_tasks`` says how many tasks these means cover: ``own`` leaves out those of which no mask was
+    kept (``keep_probes=False``). With another scope than the unlearned tasks, ``_on_<scope>`` follows the probe in all
+    names.
+
+    Args:
+        references: of the run.
+        probe: ``own``: through the mask that the task had; ``remaining``: mean features over the masks of the
+            remaining tasks; ``none``: the plain backbone, all units open, whatever the task. Models without masks use
+            their plain backbone for all three.
+        noise_floor: what the same number is between two references: trained with another data ``order``, or from
+            another ``seed``.
+        scope: tasks whose data is compared: ``unlearned``, ``remaining``, or ``all`` of both. ``own`` sees a remaining
+            task through the mask that it has in the main model.
+
+    Raises:
+        TypeError: for references that are none.
+        ValueError: for a probe, a floor or a scope that is not known.
+    """
+
+    higher_is_better = False
+    lower_bound: float = 0.0
+    upper_bound: float
+    references: References
+    name: str
+    """Name of the distance, with which the names of its values begin."""
+
+    def __init__(
+        self,
+        references: References,
+        probe: ProbeKind = "own",
+        noise_floor: Sequence[Floor] = (),
+        scope: Scope = "unlearned",
+    ) -> None:
+        super().__init__(references)
+        checks.instance("references", references, References, "References(make_strategy, benchmark)")
+        checks.one_of("probe", probe, ProbeKind)
+        for floor in noise_floor:
+            checks.one_of("noise_floor", floor, Floor)
+        checks.one_of("scope", scope, Scope)
+        self.probe, self.noise_floor, self.scope = probe, tuple(noise_floor), scope
+        references.expect("same", *noise_floor)
+
+    @abstractmethod
+    def distance(self, features_a: Tensor, features_b: Tensor) -> float:
+        """Distance over a whole test set, ``(n, features)`` twice."""
+
+    def tasks(self, unlearned: Sequence[int], remaining: Sequence[int]) -> Sequence[int]:
+        """Those of the scope."""
+        return {"unlearned": unlearned, "remaining": remaining, "all": (*unlearned, *remaining)}[self.scope]
+
+    def models(self, main: nn.Module, remaining: Sequence[int]) -> Iterator[tuple[str, nn.Module]]:
+        """The main model, then a reference per floor."""
+        yield "", main
+        for floor in self.noise_floor:
+            yield f"_floor_{floor}", self.references.reference(remaining, floor)
+
+    def number(self, model: nn.Module, main: nn.Module, task: int, remaining: Sequence[int]) -> float | None:
+        """Distance of the features to the reference's; None where there is no mask to look through."""
+        x, _ = task_data(self.references.test_experience(task))
+        both = (model, self.references.reference(remaining))
+        ours, theirs = (self.probed_features(each, main, x, task, remaining, self.probe) for each in both)
+        return None if ours is None or theirs is None else self.distance(ours, theirs)
+
+    def derived(self, strategy: Strategy, read: dict[str, dict[int, float]]) -> list[MetricValue]:
+        """Distances in units of the order floor; another seed's floor is wider, and would flatter."""
+        by_task, floors = read[""], read.get("_floor_order")
+        if floors is None:
+            return []
+        ratios = {task: floor_ratio(distance, floors[task]) for task, distance in by_task.items()}
+        there = {task: ratio for task, ratio in ratios.items() if ratio is not None}
+        # Of the means: a single floor near 0 would rule the mean of the ratios.
+        mean = floor_ratio(sum(by_task.values()), sum(floors.values()))
+        return self.emit_by_task(strategy, f"{self}_ratio_order", there, mean)
+
+    def __str__(self) -> str:
+        return f"{self.name}_{self.probe}" + ("" if self.scope == "unlearned" else f"_on_{self.scope}")
 
 
 def by_task_label(stream: Iterable[Any]) -> dict[int, Any]:

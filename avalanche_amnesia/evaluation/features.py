@@ -77,17 +77,7 @@ def _batch_features(
 
 
 def task_features(model: nn.Module, x: Tensor, task: int, batch_size: int = 512) -> Tensor:
-    """Backbone features of inputs as a task that the model has sees them.
-
-    Args:
-        model: as for :func:`features_of`.
-        x: ``(n, …)``.
-        task: with a head in the model.
-        batch_size: samples at a time.
-
-    Returns:
-        ``(n, features)`` on the CPU.
-    """
+    """As :func:`features_of`, as a task that the model has sees the inputs."""
     if not isinstance(model, MultiHeadModel):
         return features_of(model, x, batch_size=batch_size, task=task)
     device = next(model.parameters()).device

@@ -18,7 +18,7 @@ from torch import nn
 from avalanche_amnesia import checks
 from avalanche_amnesia.benchmarks.data import labels_fingerprint
 from avalanche_amnesia.benchmarks.requests import tasks_after_each, without_requests
-from avalanche_amnesia.bits import tensor_hash
+from avalanche_amnesia.bits import state_hashes
 from avalanche_amnesia.evaluation.retraining import Retraining, Store, Workers
 from avalanche_amnesia.evaluation.same_data import difference_of_data
 from avalanche_amnesia.isolation.pools import CapacityWarning, Pools
@@ -101,14 +101,15 @@ class References:
         self.trainings = 0
         self._runs: dict[Expected, Any] = {}
         self._labels: dict[int, str] = {}
-        with preserved_rng():
+        with preserved_rng():  # around both calls: one that does not seed draws other values the second time
             made = self.fresh_strategy("same")
-            first, second = _state_hashes(made.model), _state_hashes(self.fresh_strategy("same").model)
+            self._initial = state_hashes(made.model.state_dict())
+            differing = self._other_values(make_strategy)
         # Slots that are dealt by requests have no place for the tasks of a model that never unlearns.
-        self._full_variant: Expected = "full" if _deals_slots(made) else "same"
-        self._initial = first
-        differing = sorted(name for name in first if first[name] != second.get(name))
-        if differing or first.keys() != second.keys():
+        isolation = getattr(find_plugin(made, HATPlugin), "isolation", None)
+        dealt = isinstance(isolation, Pools) and isinstance(isolation.slots, Mapping)
+        self._full_variant: Expected = "full" if dealt else "same"
+        if differing:
             raise ReferencesError(
                 f"two calls of make_strategy give different initial values of {differing}: no comparison with a "
                 "reference would mean anything. Seed inside make_strategy: torch.manual_seed(seed) before the model"
@@ -125,14 +126,18 @@ class References:
         """
         _check_maker(make_strategy)
         with preserved_rng():
-            hashes = _state_hashes(self.fresh_strategy("same", make_strategy).model)
-        if hashes != self._initial:
-            differing = sorted(n for n in {*hashes, *self._initial} if hashes.get(n) != self._initial.get(n))
+            differing = self._other_values(make_strategy)
+        if differing:
             raise ReferencesError(
                 f"make_strategy gives other initial values of {differing} than that with which these references were "
                 "made: attach that one, or make new references"
             )
         self.make_strategy = make_strategy
+
+    def _other_values(self, make_strategy: Callable[..., Any]) -> list[str]:
+        """Names of a new model's tensors that are not as in the first one."""
+        first, now = self._initial, state_hashes(self.fresh_strategy("same", make_strategy).model.state_dict())
+        return sorted(name for name in {*first, *now} if first.get(name) != now.get(name))
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "make_strategy": None, "_runs": {}, "store": None, "workers": None}
@@ -153,9 +158,7 @@ class References:
             ReferencesError: if it is not.
         """
         task = int(experience.task_label)
-        if task not in self._experiences:
-            self._refuse(f"task {task} is none of theirs, {sorted(self._experiences)}")
-        own = self._experiences[task]
+        own = self._own(task)
         difference = difference_of_data(own, experience)
         if difference is not None:
             self._refuse(f"task {task}: {difference}")
@@ -176,12 +179,16 @@ class References:
             ReferencesError: for a task with other labels than in this benchmark, or that it does not have.
         """
         for task, digest in trained.items():
-            if task not in self._experiences:
-                self._refuse(f"task {task} is none of theirs, {sorted(self._experiences)}")
+            own = self._own(task)
             if task not in self._labels:
-                self._labels[task] = labels_fingerprint(self._experiences[task])
+                self._labels[task] = labels_fingerprint(own)
             if self._labels[task] != digest:
                 self._refuse(f"task {task}: its training data have other labels, or another number of samples")
+
+    def _own(self, task: int) -> Any:
+        if task not in self._experiences:
+            self._refuse(f"task {task} is none of theirs, {sorted(self._experiences)}")
+        return self._experiences[task]
 
     @staticmethod
     def _refuse(difference: str) -> NoReturn:
@@ -220,7 +227,8 @@ class References:
             )
         if (variant, path) not in self._models:
             with preserved_rng(), torch.enable_grad():  # a metric asks from inside an evaluation
-                self._train(path, variant)
+                run = self.train_along(path, variant)
+                self._models[variant, path] = deepcopy(run.strategy.model).eval()
         return self._models[variant, path]
 
     def full(self, n_tasks: int) -> nn.Module:
@@ -250,11 +258,7 @@ class References:
         return next(e for e in self.benchmark.test_stream if int(e.task_label) == task)
 
     def expect(self, *kinds: Expected) -> None:
-        """Announce what a metric will ask for after every evaluation, so that workers can train it before.
-
-        Args:
-            kinds: variants of :meth:`reference`, and ``full`` for :meth:`full`.
-        """
+        """Announce the variants that a metric will ask for after every evaluation: workers can train them before."""
         self._expected |= set(kinds)
 
     def expected(self) -> list[tuple[Expected, tuple[int, ...]]]:
@@ -280,21 +284,12 @@ class References:
         workers.begin(self, self.expected())
         self._ahead = True
 
-    def _train(self, path: tuple[int, ...], variant: Expected) -> None:
-        run = self.train_along(path, variant)
-        self._models[variant, path] = deepcopy(run.strategy.model).eval()
-
     def train_along(self, path: tuple[int, ...], variant: Expected) -> Any:
-        """Train tasks one after another, as :meth:`reference` does; the run that leads there.
-
-        Args:
-            path: the tasks.
-            variant: as there.
-        """
+        """Train tasks one after another, as :meth:`reference` does; the run that leads there."""
         run = self._runs.pop(variant, None)  # taken out while it trains: an interrupted one is not continued
         if run is None or not (run.stored or run.trained == path[: len(run.trained)]):
             run = self._begin(variant)
-        if run.trained != path[: len(run.trained)]:
+        if run.trained != path[: len(run.trained)]:  # what two paths begin with alike is read, not trained again
             run.restart()
         for position in range(len(run.trained), len(path)):
             computed = run.computed
@@ -312,15 +307,7 @@ class References:
         return Retraining(strategy) if self.store is None else self.store.run(strategy)
 
     def fresh_strategy(self, variant: Expected = "same", make_strategy: Callable[..., Any] | None = None) -> Any:
-        """A strategy as a reference is trained by it.
-
-        Args:
-            variant: as for :meth:`reference`, or ``full``.
-            make_strategy: what makes it; None: these references' own.
-
-        Raises:
-            ReferencesError: if it makes none that can be a reference.
-        """
+        """A strategy as a reference is trained by it; an error where ``make_strategy`` makes none that can be one."""
         make = make_strategy or self.make_strategy
         if make is None:
             raise ReferencesError(
@@ -347,11 +334,6 @@ class References:
         elif variant == "seed":
             _reseed(strategy, seeding, derive_seed(seeding.seed, "another seed"))
         return strategy
-
-
-def _deals_slots(strategy: Strategy) -> bool:
-    isolation = getattr(find_plugin(strategy, HATPlugin), "isolation", None)
-    return isinstance(isolation, Pools) and isinstance(isolation.slots, Mapping)
 
 
 def _check_maker(make_strategy: object) -> None:
@@ -381,7 +363,3 @@ def _reseed(strategy: Strategy, seeding: SeedingPlugin, seed: int) -> None:
     masking = find_plugin(strategy, TaskMaskPlugin)
     if masking is not None:
         masking.seed = seed
-
-
-def _state_hashes(model: nn.Module) -> dict[str, str]:
-    return {name: tensor_hash(value) for name, value in model.state_dict().items()}

@@ -99,11 +99,10 @@ class Pools:
         ledger = next((found for found in ledgers if isinstance(found, TaskLedger)), None)
         deadline = getattr(strategy.experience, "deadline", None) if ledger is None else ledger.deadline
         layout = StreamLayout.of(strategy.experience, self.slots, deadline)
-        check_widths(model, layout.slots, min_units)
+        found = allocation_of(task, model, layout, min_units=min_units, when_full=self.when_full)
         text = None if model.masks or self.when_full == "share" else crowded(layout, strategy.experience)
         if text is not None:
             warnings.warn(text, CapacityWarning, stacklevel=2)
-        found = allocation_of(task, model, layout, min_units=min_units, when_full=self.when_full)
         return replace(found, entrywise=traits_of(strategy.optimizer).entrywise)
 
 
@@ -242,8 +241,14 @@ def allocation_of(
     task: int, model: MaskedModel, layout: StreamLayout, *, min_units: int, when_full: WhenFull
 ) -> UnitAllocation:
     """The units that a task may use in the slot that its label names."""
-    check_widths(model, layout.slots, min_units)
-    free_units = pool([layer.units for layer in model.graph.layers.values()], layout.slots, layout.slots_of(task))
+    slots, widths = layout.slots, {name: layer.units for name, layer in model.graph.layers.items()}
+    too_few = {name: units for name, units in widths.items() if units // slots < min_units}
+    if too_few:
+        raise CapacityError(
+            f"{slots} slots need at least {slots * min_units} units in every layer (min_units={min_units} each), but "
+            f"layers have fewer: {too_few}; widen them, or give Pools(slots=…) a smaller number"
+        )
+    free_units = pool(list(widths.values()), slots, layout.slots_of(task))
     free_units = free_units.to(model.cumulative_mask().device)
     allocation = allocation_within(free_units, task, model, layout)
     if allocation.sharing_tasks and when_full == "error":
@@ -282,16 +287,6 @@ CHOICES = (
     "unlearn what can be first, give Pools(slots=…) a larger number from the beginning, or allow when_full='share', "
     "with which tasks in one pool are unlearned approximately"
 )
-
-
-def check_widths(model: MaskedModel, slots: int, min_units: int) -> None:
-    """Raise :class:`CapacityError` unless every layer has the units for so many slots."""
-    narrow = {name: layer.units for name, layer in model.graph.layers.items() if layer.units // slots < min_units}
-    if narrow:
-        raise CapacityError(
-            f"{slots} slots need at least {slots * min_units} units in every layer (min_units={min_units} each), but "
-            f"layers have fewer: {narrow}; widen them, or give Pools(slots=…) a smaller number"
-        )
 
 
 def _checked(slots: Mapping[int, int]) -> dict[int, int]:

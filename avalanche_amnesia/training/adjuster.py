@@ -40,6 +40,7 @@ class Adjuster:
         self._constant = ConstantShares(held) if rule.constant else None
         self._step_held: list[Tensor] = []
         self._divisors: list[Tensor] = []
+        self._rate: float | None = None
         # A frozen entry never moves within the task, so the values at its start are the values before every step.
         self.frozen = rule.constant and all(bool(((h == 0) | (h == 1)).all()) for h in map(stored, held))
         self._start = {name: before[name] for name in self.names}
@@ -94,15 +95,10 @@ class Adjuster:
 
     def rate(self) -> float:
         """Mean, over all parameters, of the share that this step's updates keep: 1 nothing is held back; 0 all is."""
-        return self._rate if self.rule.constant else self._mean_rate()
-
-    @cached_property
-    def _rate(self) -> float:
-        return self._mean_rate()
-
-    def _mean_rate(self) -> float:
-        held = [(1 - 1 / stored(d)).expand_as(d) for d in self._divisors] or self._held
-        return 1 - sum(map(total, held)) / self.use.n_entries
+        if self._rate is None or not self.rule.constant:
+            held = [(1 - 1 / stored(d)).expand_as(d) for d in self._divisors] or self._held
+            self._rate = 1 - sum(map(total, held)) / self.use.n_entries
+        return self._rate
 
     def before_step(self, sparsity: LayerSparsity) -> None:
         """Prepare, after the backward pass, for a step; ``sparsity`` is ``κ`` per layer (empty: not read)."""

@@ -101,11 +101,7 @@ class HardAttention:
                 f"compensation_clamp must be at most 88, got {self.compensation_clamp}: cosh of more overflows "
                 "float32, and the embeddings become NaN"
             )
-        if self.embedding_optimizer is not None and not callable(self.embedding_optimizer):
-            raise TypeError(
-                f"embedding_optimizer must make an optimizer from a list of parameters, got "
-                f"{self.embedding_optimizer!r}: lambda p: torch.optim.Adam(p, lr=0.05)"
-            )
+        checks.optimizer_maker("embedding_optimizer", self.embedding_optimizer)
         object.__setattr__(self, "min_units", checks.whole_number("min_units", self.min_units))
         whole = checks.whole_number("statistics_batches", self.statistics_batches, 0)
         object.__setattr__(self, "statistics_batches", whole)

@@ -12,7 +12,7 @@ from avalanche_amnesia.models.modes import evaluating
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.norm_statistics import retake, running_norms
-from avalanche_amnesia.training.task_faults import training_samples
+from avalanche_amnesia.training.task_faults import input_of, training_samples
 from avalanche_amnesia.unlearning.compensation import FittedHead
 from avalanche_amnesia.unlearning.logistic import FitError, fit_correction, fit_head
 
@@ -24,6 +24,7 @@ def fitted_head(
     model: TaskMaskedModel, task: int, features: Tensor, labels: Tensor, gone: Collection[int] = ()
 ) -> FittedHead | None:
     """Head of a task for these features; of a head that all tasks share, the columns that no other task reads."""
+    features = features.to(torch.promote_types(features.dtype, torch.float32))  # no half can be whitened
     shared = model.shared_head if isinstance(model, MaskedModel) else None
     if shared is None:
         held = dict(model.head(task).named_parameters())
@@ -65,11 +66,8 @@ def fit_trained_head(strategy: Strategy, task: int, seed: int) -> str | None:
     """Fit the head of a task whose mask has just been kept, in the place of the one that was trained under its gate."""
     model: TaskMaskedModel = strategy.model
     x, labels = training_samples(strategy, MOST_SAMPLES, seed)
-    like = next(p for p in model.parameters() if p.is_floating_point())
-    x = x.to(like.dtype) if x.is_floating_point() else x
     with evaluating(model):
-        features = torch.cat([model.features(part.to(strategy.device), task) for part in x.split(_BATCH)])
-    features = features.to(torch.promote_types(features.dtype, torch.float32))  # no half can be whitened
+        features = torch.cat([model.features(input_of(model, part), task) for part in x.split(_BATCH)])
     try:
         head = fitted_head(model, task, features, labels.to(features.device))
     except FitError as error:
@@ -92,14 +90,12 @@ class CounterfactualFeatures:
     """Features of a task's samples, and running statistics of its norms; nothing that its mask closes is computed."""
 
     def __init__(self, model: TaskMaskedModel, task: int, x: Tensor, mb_size: int) -> None:
-        like = next(p for p in model.parameters() if p.is_floating_point())
-        self.model, self.task, self.mb_size, self.device = model, task, mb_size, like.device
-        self.x = x.to(like.dtype) if x.is_floating_point() else x
+        self.model, self.task, self.mb_size, self.x = model, task, mb_size, x
         self._mask = model.binary_mask(task)
         rows = self.x.is_floating_point() and self.x.dim() == 2
         weights = sum(parameter.numel() for parameter in model.backbone.parameters())
         large = 2 * weights * self.x.numel() >= LARGE  # every weight at every place: an upper bound
-        self._batch = BATCH_OF_LARGE if large and not rows and like.device.type == "cpu" else BATCH
+        self._batch = BATCH_OF_LARGE if large and not rows and next(model.parameters()).device.type == "cpu" else BATCH
 
     def __call__(self) -> tuple[Tensor, dict[str, Tensor]]:
         """``(n, features)``, and statistics by name in the task's own modules; empty without running statistics."""
@@ -107,11 +103,10 @@ class CounterfactualFeatures:
         norms = running_norms(parts)
         with evaluating(self.model):
             if norms:
-                batches = (part.to(self.device) for part in self.x.split(self.mb_size)[:STATISTICS_BATCHES])
+                batches = self.x.split(self.mb_size)[:STATISTICS_BATCHES]
                 retake(norms, (part for part in batches if len(part) > 1), lambda x: self._features(x, parts))
-            features = torch.cat([self._features(part.to(self.device), parts) for part in self.x.split(self._batch)])
-        features = features.to(torch.promote_types(features.dtype, torch.float32))  # no half can be whitened
+            features = torch.cat([self._features(part, parts) for part in self.x.split(self._batch)])
         return features, dict(parts.named_buffers()) if parts is not None and norms else {}
 
     def _features(self, x: Tensor, parts: torch.nn.Module | None) -> Tensor:
-        return self.model.masked_features(x, self._mask, parts)
+        return self.model.masked_features(input_of(self.model, x), self._mask, parts)

@@ -106,13 +106,17 @@ def what_diverged(model: TaskMaskedModel, task: int, experience: Any) -> str | N
     return None
 
 
-def _outputs(model: TaskMaskedModel, task: int, experience: Any) -> tuple[Tensor, Tensor]:
+def input_of(model: nn.Module, x: Tensor) -> Tensor:
+    """Samples on a model's device, numbers in its type."""
     like = next(parameter for parameter in model.parameters() if parameter.is_floating_point())
+    return x.to(like.device, like.dtype if x.is_floating_point() else x.dtype)
+
+
+def _outputs(model: TaskMaskedModel, task: int, experience: Any) -> tuple[Tensor, Tensor]:
     with preserved_rng():
         x, _ = task_data(experience, torch.arange(min(_FEW_SAMPLES, len(experience.dataset))))
-    x = x.to(like.device, like.dtype if x.is_floating_point() else x.dtype)
     with evaluating(model):
-        features = model.features(x, task)
+        features = model.features(input_of(model, x), task)
         return features, model.head(task)(features)
 
 
@@ -140,10 +144,8 @@ def near_chance(model: TaskMaskedModel, strategy: Strategy, task: int, seed: int
 def _hits(model: TaskMaskedModel, strategy: Strategy, task: int, seed: int) -> tuple[Tensor, Tensor]:
     with preserved_rng():
         x, labels = training_samples(strategy, _MOST_SAMPLES, seed)
-    like = next(p for p in model.parameters() if p.is_floating_point())
-    x = x.to(like.device, like.dtype if x.is_floating_point() else x.dtype)
     with evaluating(model):
-        logits = torch.cat([model(part, task) for part in x.split(64)])
+        logits = torch.cat([model(part, task) for part in input_of(model, x).split(64)])
     return logits.argmax(1).cpu() == labels, labels
 
 

@@ -10,12 +10,13 @@ The way back starts at the values that the task left: whatever else writes them 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 import torch
 from torch import Tensor
 
 from avalanche_amnesia.bits import as_integers, same_bits
-from avalanche_amnesia.trajectory.sparse import SparseEntries, expand, pack, shrink, size
+from avalanche_amnesia.trajectory.sparse import SparseEntries, expand, pack, shrink
 
 LEVELS = 127
 """int8 codes, and steps of the last place, run from −127 to 127."""
@@ -57,7 +58,7 @@ class SparseUpdates(SparseEntries):
 
     def extended(self, index: Tensor, values: Tensor) -> SparseUpdates:
         """The same with further entries, whose values before are kept as they are."""
-        n, where = size(self.shape), self.where.reshape(-1)
+        n, where = prod(self.shape), self.where.reshape(-1)
         codes, steps = torch.zeros(n, dtype=self.codes.dtype), torch.zeros(n, dtype=torch.int8)
         old = torch.zeros(n, dtype=self.dtype)
         codes[where], steps[where] = self.codes, self._steps
@@ -120,9 +121,9 @@ def decode(codes: Tensor, scales: Tensor, index: Tensor, shape: tuple[int, ...])
     """Updates, float64, of the codes of the entries at flat ``index``."""
     if codes.dtype is not torch.int8:
         return codes.double()
-    per_row = max(size(shape) // _rows(shape), 1)
+    per_row = max(prod(shape) // _rows(shape), 1)
     return codes.double() * scales.double()[index // per_row]
 
 
 def _rows(shape: tuple[int, ...]) -> int:
-    return shape[0] if len(shape) > 1 and size(shape) else 1
+    return shape[0] if len(shape) > 1 and 0 not in shape else 1

@@ -35,7 +35,7 @@ class SparseEntries(ABC):
     @property
     def where(self) -> Tensor:
         """Bool tensor of the tensor's shape."""
-        return unpack(self.chosen, size(self.shape)).reshape(self.shape)
+        return unpack(self.chosen, prod(self.shape)).reshape(self.shape)
 
     @property
     def parts(self) -> Mapping[str, Tensor]:
@@ -152,7 +152,7 @@ def unpack(bits: Tensor, n: int) -> Tensor:
 
 def chosen_by(entries: Sequence[SparseEntries]) -> np.ndarray:
     """Packed bits of the entries of one tensor that any of some choices has."""
-    return reduce(np.bitwise_or, (expand(of.chosen, -(-size(of.shape) // 8)) for of in entries))
+    return reduce(np.bitwise_or, (expand(of.chosen, -(-prod(of.shape) // 8)) for of in entries))
 
 
 def shrink(data: np.ndarray, *, repeats: bool = True) -> Tensor:
@@ -166,11 +166,6 @@ def expand(shrunk: Tensor, n: int) -> np.ndarray:
     """The ``n`` bytes that :func:`shrink` was given, not to be written to; the length tells which form they have."""
     data = shrunk.numpy()
     return data if len(data) == n else np.frombuffer(zlib.decompress(data.data, bufsize=n), dtype=np.uint8)
-
-
-def size(shape: tuple[int, ...]) -> int:
-    """Entries of a tensor of this shape."""
-    return prod(shape)
 
 
 # Chosen entries of a dense tensor -----------------------------------------------------------------------------------
@@ -209,19 +204,12 @@ def put(tensor: Tensor, index: Tensor, values: Tensor) -> None:
 
 def chosen(tensor: Tensor, where: Tensor) -> Tensor:
     """Values ``(k,)`` of the entries at which a bool tensor of the same shape is True."""
-    tensor = tensor.detach()
-    if tensor.device.type != "cpu":
-        return tensor[where]
-    return torch.from_numpy(as_integers(tensor).numpy()[where.numpy()]).view(tensor.dtype)
+    return take(tensor, positions(where))
 
 
 def fill(tensor: Tensor, where: Tensor, values: Tensor) -> None:
     """Set the entries at which a bool tensor of the same shape is True to ``values`` ``(k,)``, in place."""
-    tensor = tensor.detach()
-    if tensor.device.type == "cpu" and tensor.is_contiguous():
-        as_integers(tensor).numpy()[where.numpy()] = as_integers(values).numpy()
-    else:
-        tensor[where] = values
+    put(tensor, positions(where), values)
 
 
 def copied(tensor: Tensor) -> Tensor:

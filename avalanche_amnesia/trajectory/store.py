@@ -278,11 +278,7 @@ class Trajectory:
         return result
 
     def apply(self, removal: Removal) -> None:
-        """Make a removal's logs the trajectory's own; on disk the old files stay until :meth:`settle`.
-
-        Raises:
-            OSError: if they can't be written; the trajectory is as it was.
-        """
+        """Make a removal's logs the trajectory's own; on disk the old files stay until :meth:`settle`."""
         self._swap(removal.logs, self._merged)
 
     @property
@@ -306,20 +302,12 @@ class Trajectory:
         return go_back
 
     def check_directory(self) -> None:
-        """Raise the error with which any change would fail, where the directory is another trajectory's by now.
-
-        Raises:
-            TrajectoryError: if it is; a task is better not trained then.
-        """
+        """Raise the error with which any change would fail, where the directory is another trajectory's by now."""
         if self._directory is not None:
             self._directory.check()
 
     def settle(self) -> None:
-        """Delete the files of logs that are the trajectory's no longer; :meth:`restore` may still go back to them.
-
-        Raises:
-            OSError: if a file can't be deleted.
-        """
+        """Delete the files of logs that are the trajectory's no longer; :meth:`restore` may still go back to them."""
         if self._directory is not None:
             self._directory.sweep()
 
@@ -360,11 +348,7 @@ class Trajectory:
         return {"dtype": str(self.dtype), "logs": logs, "merged": self._merged}
 
     def load_state(self, state: Any) -> None:
-        """Take back what :meth:`state` returned; logs go into this trajectory's own directory with its next change.
-
-        Raises:
-            StateError: for a state of another precision, or none.
-        """
+        """Take back what :meth:`state` returned; logs go into this trajectory's own directory with its next change."""
         dtype, logs, merged = checked(state, dtype=str, logs=dict, merged=frozenset)
         if dtype != str(self.dtype):
             raise StateError(f"a trajectory with dtype={dtype} was saved, and this one has dtype={self.dtype}")

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from avalanche_amnesia.audit.fingerprint import Fingerprint
-from avalanche_amnesia.audit.record import Provenance, RepairSummary, TensorChange, UnlearningRecord
+from avalanche_amnesia.audit.record import Fingerprint, Provenance, RepairSummary, TensorChange, UnlearningRecord
 from avalanche_amnesia.bits import map_two_threads, state_hashes
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.trajectory.removal import Removal

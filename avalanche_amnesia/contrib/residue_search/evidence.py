@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from avalanche_amnesia.audit.fingerprint import Fingerprint, Kind, Sketch, Trace
+from avalanche_amnesia.audit.record import Fingerprint, Kind, Sketch, Trace
 from avalanche_amnesia.benchmarks.data import task_data
 from avalanche_amnesia.contrib.residue_search.sketches import pattern_hash, sketch, telling, values_hash
 from avalanche_amnesia.models.task_masked import TaskMaskedModel

@@ -6,8 +6,7 @@ from math import exp, lgamma, sqrt
 import torch
 from torch import Tensor
 
-from avalanche_amnesia.audit.fingerprint import Trace
-from avalanche_amnesia.audit.record import UnlearningRecord
+from avalanche_amnesia.audit.record import Trace, UnlearningRecord
 from avalanche_amnesia.bits import algorithm_of, tensor_hash
 from avalanche_amnesia.contrib.residue_search.evidence import Evidence
 from avalanche_amnesia.contrib.residue_search.sketches import pattern_hash, sketch, telling, values_hash

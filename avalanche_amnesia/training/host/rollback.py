@@ -14,13 +14,11 @@ from typing import Any
 import torch
 from avalanche.benchmarks import CLExperience
 from avalanche.benchmarks.utils import AvalancheDataset
-from avalanche.training.plugins import EvaluationPlugin
-from avalanche.training.plugins.clock import Clock
-from avalanche.training.templates.base_sgd import PeriodicEval
 from torch import nn
 from torch.optim import Optimizer
 
 from avalanche_amnesia.object_walk import reachable
+from avalanche_amnesia.saving.strategy_settings import OF_THE_HOST
 from avalanche_amnesia.strategy import Strategy
 
 _CONTAINERS = (dict, list, set, deque)
@@ -66,13 +64,11 @@ class RollbackPoint:
 
 
 _OURS, _HOST_TOO = ("avalanche_amnesia",), ("avalanche_amnesia", "avalanche")
-_KEEP_NOTHING = (EvaluationPlugin, Clock, PeriodicEval)
-"""Plugins of the host that count and report, and learn nothing."""
 
 
 def _is_known(plugin: object) -> bool:
     """Tell whether a plugin is of this package, or one that Avalanche brings: its base classes are not enough."""
-    brought = type(plugin).__module__.partition(".")[0] == "avalanche" and not isinstance(plugin, _KEEP_NOTHING)
+    brought = type(plugin).__module__.partition(".")[0] == "avalanche" and not isinstance(plugin, OF_THE_HOST)
     return brought or _is_of(type(plugin), _OURS)
 
 

@@ -108,7 +108,8 @@ def state_of(thing: Any, left_out: frozenset[str] = frozenset()) -> Any:
         state, path = thing.state(), f"{name}.state()"
     else:
         kept = {key: value for key, value in _attributes(thing).items() if key not in left_out}
-        state, path = {key: _taken(value, conversions.get(key)) for key, value in kept.items()}, name
+        state, path = {key: dict(value) if isinstance(value, dict) else value for key, value in kept.items()}, name
+        state |= {key: by.take(kept[key]) for key, by in conversions.items() if by is not None and key in kept}
         state |= {"state_dict": dict(thing.state_dict())} if isinstance(thing, nn.Module) else {}
     try:
         encode(state, path)
@@ -161,12 +162,6 @@ def _attributes(thing: Any) -> dict[str, Any]:
         and not (name in conversions and conversions[name] is None)
         and not (is_module and name.startswith("_"))
     }
-
-
-def _taken(value: Any, conversion: Conversion | None) -> Any:
-    if conversion is not None:
-        return conversion.take(value)
-    return dict(value) if isinstance(value, dict) else value
 
 
 def _given(state: Any, held: Any, conversion: Conversion | None, strategy: Strategy) -> Any:

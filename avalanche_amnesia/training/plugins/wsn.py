@@ -84,11 +84,7 @@ class ScoredWeights:
             raise ValueError(f"validation_share={share} has no meaning for keep='last'; it is what 'best' holds out")
         if share is not None and not 0 < share < 1:
             raise ValueError(f"validation_share must lie in (0, 1), got {share}")
-        if self.score_optimizer is not None and not callable(self.score_optimizer):
-            raise TypeError(
-                f"score_optimizer must make an optimizer from a list of parameters, got {self.score_optimizer!r}: "
-                "lambda p: torch.optim.Adam(p, lr=1e-3)"
-            )
+        checks.optimizer_maker("score_optimizer", self.score_optimizer)
 
 
 class Holdout:
