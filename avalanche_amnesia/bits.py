@@ -43,9 +43,7 @@ def tensor_hash(tensor: Tensor, algorithm: Algorithm = "blake3") -> str:
     return f"{_BLAKE3}{made.hexdigest()}" if algorithm == "blake3" else made.hexdigest()
 
 
-@lru_cache(
-    maxsize=4096
-)  # a model of hundreds of tasks has tensors of few shapes, which take as long to write as to hash
+@lru_cache(maxsize=4096)  # hundreds of tasks have tensors of few shapes, which take as long to write as to hash
 def _heading(dtype: torch.dtype, shape: torch.Size) -> bytes:
     return f"{dtype}{tuple(shape)}".encode()
 

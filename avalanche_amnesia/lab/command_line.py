@@ -218,14 +218,16 @@ def verify(record: Path, *, public_key: Path | None = None, state: Path | None =
         state: state that shall be as the unlearning left it
     """
     from avalanche_amnesia.bits import fits
-    from avalanche_amnesia.training.host.saving import saved_tensors
+    from avalanche_amnesia.saving.encoding import decode
+    from avalanche_amnesia.saving.files import read_state
 
     read = _record(record, public_key)
     unchecked = "read; its signature was not checked (--public-key)"
     _say(f"record: {unchecked if public_key is None else 'signed by the holder of this key, and unchanged'}")
     if state is None:
         return 0
-    here, left = saved_tensors(state), read.after
+    body, tensors = read_state(Path(state))
+    here, left = decode(body["model"]["tensors"], tensors), read.after
     other = sorted({*here, *left} - {name for name in here.keys() & left if fits(here[name], left[name])})
     if other:
         _say(f"state: not as the unlearning left it; {len(other)} tensors differ: {', '.join(other[:5])}")

@@ -3,12 +3,11 @@
 import netrc
 import os
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args
 from urllib.parse import urlsplit
 
 Mode = Literal["online", "offline", "disabled"]
-
-MODES = ("online", "offline", "disabled")
+MODES = get_args(Mode)
 _OLD_NAMES = {"run": "online", "dryrun": "offline"}
 """Names that WANDB_MODE still takes."""
 

@@ -1,6 +1,6 @@
 """Working an unlearning out: what goes, who is affected by it, and what may be claimed of the rest."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -43,13 +43,14 @@ def work_out(context: UnlearningContext, claims: Claims, *, strict: bool = False
     compensated = (
         task for task in affected if task in revisions or any(c.covers(task, tasks) for c in context.compensations)
     )
+    buffers = model.buffer_names(tasks) if isinstance(model, MultiHeadModel) else ()
     repair = context.repair
     tainted = claims.tainted_without(tasks, context.ledger)
     context.plan = UnlearningPlan(
         tasks=tasks,
         event=context.event,
         entries={name: len(removal.moved[name]) for name in sorted(removal.moved)},
-        removed=tuple(sorted(context.own_parameters | _task_buffers(model, tasks))),
+        removed=tuple(sorted(context.own_parameters.union(buffers))),
         affected=affected,
         compensated=tuple(compensated),
         shared=_shared_entries(removal, readers),
@@ -106,10 +107,6 @@ def _parameters(model: nn.Module, further: Iterable[str]) -> dict[str, nn.Parame
     learning = dict(model.named_parameters())
     with whole(model):
         return learning | {name: model.get_parameter(name) for name in further if name not in learning}
-
-
-def _task_buffers(model: nn.Module, tasks: Sequence[int]) -> frozenset[str]:
-    return frozenset(model.buffer_names(tasks)) if isinstance(model, MultiHeadModel) else frozenset()
 
 
 def _readers(context: UnlearningContext) -> Readers:

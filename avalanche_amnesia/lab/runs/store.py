@@ -30,7 +30,7 @@ from avalanche_amnesia.object_walk import reachable
 from avalanche_amnesia.saving.files import BLOB, STATE, StateError, read_body, read_state, write_state
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.lookup import unlearning_of
-from avalanche_amnesia.training.host.saving import differing_parts, encoded_state, give_state
+from avalanche_amnesia.training.host.saving import encoded_state, give_state
 from avalanche_amnesia.unit_graph.masked_backbone import MaskedBackbone
 
 
@@ -396,7 +396,7 @@ def _root_key(strategy: Strategy, state: Any) -> str:
     body, tensors = state
     held = {group: state_hashes(of, "sha256") for group, of in tensors.items()}  # stores that exist have it so
     return _digest(
-        [differing_parts(body), held, package_versions(), strategy.device.type, *_given_by_the_script(strategy)]
+        [{**body, "metrics": []}, held, package_versions(), strategy.device.type, *_given_by_the_script(strategy)]
     )
 
 

@@ -10,7 +10,6 @@ from typing import Any
 from avalanche.core import BasePlugin
 from avalanche.training.plugins import EvaluationPlugin
 from avalanche.training.utils import trigger_plugins
-from torch import Tensor
 
 from avalanche_amnesia.ledger import RequestError
 from avalanche_amnesia.saving.encoding import Groups, checked, decode, encode
@@ -132,13 +131,6 @@ def _parts(strategy: Strategy, state: Mapping[str, Any]) -> Iterator[tuple[str, 
             yield type(metric).__name__, partial(load_state_of, metric, held, strategy)
 
 
-def saved_tensors(path: str | Path) -> dict[str, Tensor]:
-    """Tensors of the model in a saved state, by the names of ``model.state_dict()``."""
-    body, tensors = read_state(Path(path))
-    found: dict[str, Tensor] = decode(body["model"]["tensors"], tensors)
-    return found
-
-
 def _refuse_in_training(strategy: Strategy, doing: str) -> None:
     now = [getattr(plugin, "training", None) for plugin in strategy.plugins]
     tasks: set[Any] = {training.task for training in now if isinstance(training, TaskInTraining)}
@@ -149,11 +141,6 @@ def _refuse_in_training(strategy: Strategy, doing: str) -> None:
             f"task {task} is in training, or its training was interrupted: {doing} between tasks, or give it up "
             "first (strategy.abort_training(), or UnlearningPlugin.abort(strategy) of a stock strategy)"
         )
-
-
-def differing_parts(body: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a state in which two strategies differ that learn differently: without metrics."""
-    return {**body, "metrics": []}
 
 
 def _check_fits(strategy: Strategy, state: Mapping[str, Any], path: Path) -> None:

@@ -5,9 +5,7 @@ from copy import copy
 from typing import Any
 
 import torch
-from avalanche.benchmarks.utils import (
-    AvalancheDataset,
-)
+from avalanche.benchmarks.utils import AvalancheDataset
 from avalanche.benchmarks.utils.data_attribute import DataAttribute
 from avalanche.benchmarks.utils.data_loader import GroupBalancedInfiniteDataLoader
 from avalanche.benchmarks.utils.flat_data import FlatData
