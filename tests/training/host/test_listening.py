@@ -10,7 +10,7 @@ from avalanche.training.plugins import EvaluationPlugin
 from avalanche.training.templates import SupervisedTemplate
 from support.small_runs import masked_mlp, permuted
 
-from avalanche_amnesia.training.host.listening import _EVENTS, ListenerDispatch
+from avalanche_amnesia.training.host.listening import EVENTS_OF_ITERATIONS, ListenerDispatch
 from avalanche_amnesia.training.plugins import HATPlugin, SeedingPlugin
 
 
@@ -69,7 +69,9 @@ class Nothing(PluginMetric):
         return "Nothing"
 
 
-@pytest.mark.parametrize("events", [_EVENTS, *((event,) for event in _EVENTS)], ids=lambda e: "-".join(e)[:30])
+@pytest.mark.parametrize(
+    "events", [EVENTS_OF_ITERATIONS, *((event,) for event in EVENTS_OF_ITERATIONS)], ids=lambda e: "-".join(e)[:30]
+)
 def test_plugins_metrics_and_loggers_hear_what_they_would_hear(events):
     heard = {}
     for dispatch in (Stock, Listening):
