@@ -228,7 +228,7 @@ class References:
         if (variant, path) not in self._models:
             with preserved_rng(), torch.enable_grad():  # a metric asks from inside an evaluation
                 run = self.train_along(path, variant)
-                self._models[variant, path] = deepcopy(run.strategy.model).eval()
+                self._models[variant, path] = deepcopy(run.strategy.model).eval()  # the run trains on
         return self._models[variant, path]
 
     def full(self, n_tasks: int) -> nn.Module:
@@ -265,7 +265,7 @@ class References:
         """Variant and tasks of the models that metrics will ask for after the benchmark's requests, each once."""
         paths: list[tuple[Expected, tuple[int, ...]]] = []
         for trained, remaining in tasks_after_each(self.benchmark.train_stream):
-            if trained != remaining:
+            if trained != remaining:  # before the first unlearning metrics have nothing to compare
                 paths += [(self._full_variant, trained)] if "full" in self._expected else []
                 paths += [(variant, remaining) for variant in get_args(Variant) if variant in self._expected]
         return list(dict.fromkeys(paths))
@@ -315,6 +315,7 @@ class References:
                 "before they were saved: references.attach(make_strategy) gives it again; the strategy's metrics hold "
                 "them, metric.references"
             )
+        # No metrics: those of the run would ask for references themselves. The logger writes nothing; the host warns of none.
         strategy = make(evaluator=EvaluationPlugin(loggers=[BaseLogger()]))
         if not isinstance(strategy, BaseTemplate):
             raise ReferencesError(f"make_strategy must return a strategy, and returned {strategy!r}")

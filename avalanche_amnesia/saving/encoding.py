@@ -82,6 +82,7 @@ class _Encoder:
     def _dict(self, value: Mapping[Any, Any], path: str) -> Any:
         if all(type(key) is str and not key.startswith("$") for key in value):
             return {key: self.encode(item, f"{path}.{key}".lstrip(".")) for key, item in value.items()}
+        # JSON's keys are text, and a key with $ would read as one of the objects above.
         pairs = [[self.encode(k, f"a key of {path}"), self.encode(v, f"{path}[{k!r}]")] for k, v in value.items()]
         return {"$dict": pairs}
 
@@ -124,7 +125,7 @@ class _Decoder:
             pairs = [(self.decode(key, f"a key of {path}"), item) for key, item in code]
             return {key: self.decode(item, f"{path}[{key!r}]") for key, item in pairs}
         if name == "$tensor":
-            group, place, device = code
+            group, place, device = code  # what lay on one accelerator may be loaded onto another, or onto the CPU
             return self._tensors[group][place].to("cpu" if device == "cpu" else self._device)
         if name == "$generator":
             generator = torch.Generator(code[0])

@@ -31,7 +31,7 @@ class Moved:
         """Those of some entries whose bits change; None: none does."""
         differ = as_integers(now).numpy() != as_integers(without).numpy()
         if not differ.all():
-            among = where.numpy()
+            among = where.numpy()  # a view: the mask is narrowed in place, and only entries of it were compared
             among[among.copy()] = differ
             some = torch.from_numpy(differ)
             now, without = now[some], without[some]
@@ -210,6 +210,7 @@ def without_unneeded(logs: Mapping[int, Log], merged: frozenset[int]) -> dict[in
             if name not in log:
                 continue
             where = log[name].where.reshape(-1)
+            # Entries that a task which may go has written, and those of them for which a way back is kept already.
             if wrote is None:
                 wrote, held = torch.zeros_like(where), torch.zeros_like(where)
             if task not in merged:

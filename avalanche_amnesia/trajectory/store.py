@@ -314,7 +314,7 @@ class Trajectory:
     def _change(self, logs: Mapping[int, Log], merged: frozenset[int]) -> None:
         """Swap and settle, or leave everything as it was."""
         before = self._logs, self._merged
-        self._swap(logs, merged)
+        self._swap(logs, merged)  # on disk the old files stay until all else has succeeded
         try:
             self.settle()
         except BaseException:

@@ -44,7 +44,7 @@ class RollbackPoint:
         roots = [*plugins, *self._attributes.values()]
         found = [thing for _, thing in reachable(roots, skip=[strategy, strategy.evaluator], enter=_may_change)]
         holders = [part for thing in found if _may_change(thing) for part in _parts(thing)]
-        for module in (model, *model.children()):
+        for module in (model, *model.children()):  # in their dictionaries tasks' modules and tensors come and go
             holders += [vars(module), *(part for part in vars(module).values() if isinstance(part, dict))]
         self._contents = [(part, list(part.items() if isinstance(part, dict) else part)) for part in holders]
         self._values = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]

@@ -207,6 +207,7 @@ class HATPlugin(TaskMaskPlugin):
                 "what embedding_optimizer returns", made, Optimizer, "lambda p: torch.optim.Adam(p, lr=0.05)"
             )
             return made
+        # Decay would pull every embedding to 0, where a unit is neither open nor closed.
         return sibling_optimizer(optimizer, [embedding], lr=self.masks.embedding_lr, weight_decay=0)
 
     @torch.no_grad()
@@ -228,7 +229,7 @@ class HATPlugin(TaskMaskPlugin):
             _sizes(self.model_of(strategy)), embedding, allowed, lambda n: max(n // 2, fewest) if half else fewest
         )
         now.lowest[strongest] = min(6 / self.masks.s_max, self.masks.embedding_clamp)  # σ(6) at full scale: open
-        now.highest[~allowed] = -self.masks.embedding_clamp
+        now.highest[~allowed] = -self.masks.embedding_clamp  # closed whatever the gradient says
         embedding.clamp_(now.lowest, now.highest)
 
     @torch.no_grad()
@@ -255,7 +256,7 @@ class HATPlugin(TaskMaskPlugin):
         if now.warm_up is not None and not now.fixed:  # the training ended early, or the warm-up fills the task
             self._fix_mask(model)
         self.commit(strategy)
-        now.statistics.retake()
+        now.statistics.retake()  # behind the commit: of the weights that stay, through the mask that is kept
         model.finish_task()
         self.settle_head(strategy)
         self._look_at_mask(strategy)
