@@ -156,20 +156,9 @@ class TaskLedger:
 
     def state_dict(self) -> dict[str, Any]:
         """The whole ledger in plain JSON types."""
-        return {
-            "deadline": self._deadline,
-            "n_trained": self._n_trained,
-            "remaining": [
-                {
-                    "task": task,
-                    "order": entry.order,
-                    "declared": entry.declared,
-                    "saw": sorted(entry.saw),
-                }
-                for task, entry in self._entries.items()
-            ],
-            "unlearned": list(self._unlearned),
-        }
+        rows = [{"task": task, **vars(entry), "saw": sorted(entry.saw)} for task, entry in self._entries.items()]
+        facts = {"deadline": self._deadline, "n_trained": self._n_trained}
+        return {**facts, "remaining": rows, "unlearned": list(self._unlearned)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Replace the whole ledger, deadline included, by a saved one."""
@@ -187,11 +176,9 @@ class TaskLedger:
         numbers += [task for entry in entries.values() for task in entry.saw]
         if any(checks.integer(number) is None for number in numbers):
             raise ValueError("This is no saved TaskLedger: tasks, orders and n_trained must be integers")
-        if set(entries) & set(unlearned):
-            raise ValueError(
-                f"This is no saved TaskLedger: tasks {sorted(set(entries) & set(unlearned))} are both "
-                f"remaining and unlearned"
-            )
+        both = sorted(set(entries) & set(unlearned))
+        if both:
+            raise ValueError(f"This is no saved TaskLedger: tasks {both} are both remaining and unlearned")
         self._deadline = TaskLedger(deadline).deadline
         self._n_trained, self._entries, self._unlearned = n_trained, entries, unlearned
 

@@ -8,36 +8,12 @@ from torch.optim import Optimizer
 
 
 class Strategy(Protocol):
-    """A supervised strategy of Avalanche, of this package or a stock one.
-
-    Attributes:
-        model: an ``nn.Module`` of any kind; each function says which it needs.
-        optimizer: over the model's parameters.
-        optimized_param_id: parameter name → parameter, as the optimizer has them; None before the first training.
-        plugins: in the order in which events reach them.
-        evaluator: Avalanche's ``EvaluationPlugin``.
-        clock: Avalanche's counters of trainings, epochs and iterations.
-        device: on which it trains.
-        experience: the one in training, or in evaluation.
-        adapted_dataset: of that experience.
-        dataloader: of that experience.
-        mbatch: parts of the mini-batch: inputs, labels, …, task labels.
-        mb_x: inputs of the mini-batch.
-        mb_y: labels of the mini-batch.
-        mb_task_id: task labels of the mini-batch.
-        mb_output: logits of the mini-batch.
-        loss: of the mini-batch; a number between trainings.
-        is_training: whether it trains; False in an evaluation.
-        train_mb_size: samples of a mini-batch.
-        train_epochs: epochs of a training.
-        eval_mb_size: samples of a mini-batch in an evaluation.
-        rollback_point: state to go back to while a task is being finished; None otherwise.
-    """
+    """A supervised strategy of Avalanche, of this package or a stock one; attributes are documented there."""
 
     # Models are of several kinds, and Avalanche carries no annotations: these parts stay unchecked.
     model: Any
     optimizer: Optimizer
-    optimized_param_id: dict[str, Any] | None
+    optimized_param_id: dict[str, Any] | None  # parameter name → parameter, as the optimizer has them
     plugins: list[Any]
     evaluator: Any
     clock: Any
@@ -45,7 +21,7 @@ class Strategy(Protocol):
     experience: Any
     adapted_dataset: Any
     dataloader: Any
-    mbatch: Any
+    mbatch: Any  # inputs, labels, …, task labels
     mb_x: Any
     mb_y: Any
     mb_task_id: Any
@@ -55,7 +31,7 @@ class Strategy(Protocol):
     train_mb_size: int
     train_epochs: int
     eval_mb_size: int
-    rollback_point: Any
+    rollback_point: Any  # where to go back to while a task is being finished; this package's
     _criterion: Any
 
     def train(self, experiences: Any, eval_streams: Sequence[Any] | None = None, **kwargs: Any) -> Any:

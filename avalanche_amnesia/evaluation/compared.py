@@ -27,9 +27,6 @@ class ReferenceMetric(ProbingMetric):
     Emitted after every evaluation between tasks, per task and as their mean, under the metric's name, and those of the
     other models under the name and a suffix. ``<name>_tasks`` says how many tasks the means cover: those of which
     nothing was kept (``keep_probes=False``) are left out.
-
-    Args:
-        references: of the run; None: no comparison.
     """
 
     def __init__(self, references: References | None) -> None:
@@ -63,14 +60,7 @@ class ReferenceMetric(ProbingMetric):
 
     @abstractmethod
     def number(self, model: nn.Module, main: nn.Module, task: int, remaining: Sequence[int]) -> float | None:
-        """Number of one task; None where what it needs was not kept.
-
-        Args:
-            model: one of :meth:`models`.
-            main: the main model.
-            task: one of :meth:`tasks`.
-            remaining: tasks that both models have.
-        """
+        """Number of one task, of one of :meth:`models`; None where what it needs was not kept."""
 
     def derived(self, strategy: Strategy, read: dict[str, dict[int, float]]) -> list[MetricValue]:
         """Further values, from all that was read: suffix → task → number."""

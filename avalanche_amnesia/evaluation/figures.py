@@ -127,12 +127,7 @@ def matrix_figure(
     column_label: str,
     note: str = "",
 ) -> Figure:
-    """Matrices of shares beside each other: cells with their percentages, dark where they are large.
-
-    Args:
-        panels: title → cells by row and column, each in [0, 1]; None stays empty.
-        note: words below all of them.
-    """
+    """Matrices of shares beside each other, by title: cells with their percentages, dark where they are large."""
     for title, cells in panels.items():
         if len(cells) != len(rows) or any(len(row) != len(columns) for row in cells):
             raise ValueError(

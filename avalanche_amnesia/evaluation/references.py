@@ -315,7 +315,7 @@ class References:
                 "before they were saved: references.attach(make_strategy) gives it again; the strategy's metrics hold "
                 "them, metric.references"
             )
-        # No metrics: those of the run would ask for references themselves. The logger writes nothing; the host warns of none.
+        # No metrics: those of the run would ask for references. The logger writes nothing; without any the host warns.
         strategy = make(evaluator=EvaluationPlugin(loggers=[BaseLogger()]))
         if not isinstance(strategy, BaseTemplate):
             raise ReferencesError(f"make_strategy must return a strategy, and returned {strategy!r}")

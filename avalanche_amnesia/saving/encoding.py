@@ -29,10 +29,7 @@ def encode(value: Any, path: str = "") -> tuple[Any, Groups]:
     """JSON of a state, and its tensors (the state's own, not copies).
 
     What JSON lacks is an object with one key that begins with ``$``: ``{"$tuple": […]}``. No object is looked into, and
-    nothing that a state names is ever called.
-
-    Raises:
-        StateError: naming all that no state can hold, each with its path: ``AGEMPlugin.loader is a generator``.
+    nothing that a state names is ever called. An error names all that no state can hold, each with its path.
     """
     encoder = _Encoder()
     code = encoder.encode(value, path)
@@ -88,16 +85,7 @@ class _Encoder:
 
 
 def decode(code: Any, tensors: Mapping[str, Mapping[str, Tensor]], device: torch.device | str = "cpu") -> Any:
-    """The state that :func:`encode` made JSON of.
-
-    Args:
-        code: the JSON.
-        tensors: its groups.
-        device: place of the tensors that were not on the CPU.
-
-    Raises:
-        StateError: with the path of what no state holds.
-    """
+    """The state that :func:`encode` made JSON of; an error names the path of what no state holds."""
     return _Decoder(tensors, device).decode(code, "")
 
 

@@ -55,11 +55,7 @@ def sealed(content: Mapping[str, Any], **head: Any) -> str:
 
 
 def unsealed(text: str, **head: Any) -> dict[str, Any]:
-    """The content that :func:`sealed` was given, with this head.
-
-    Raises:
-        ValueError: unless it is that to the letter: some digits of a number say nothing.
-    """
+    """The content that :func:`sealed` was given, with this head; an error unless it is that to the letter."""
     try:
         found = json.loads(text)
         ours = {name: found[name] for name in head}

@@ -166,12 +166,7 @@ class TaskMaskPlugin(SupervisedPlugin):
             warnings.warn(text, MaskWarning, stacklevel=2)
 
     def notice(self, about: str, text: str | None) -> None:
-        """Warn behind the training, once each in a run: where warnings are errors, no task is lost half finished.
-
-        Args:
-            about: names the warning.
-            text: None where there is nothing to warn of.
-        """
+        """Warn behind the training, once each in a run: where warnings are errors, no task is lost half finished."""
         if text is not None and about not in self.noticed:
             self.noticed.add(about)
             self.notices.append(text)
