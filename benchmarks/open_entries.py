@@ -3,7 +3,7 @@
     python -m benchmarks.open_entries [--rounds N]
 
 Forward and backward pass on one thread, for open shares of units and inputs, medians over rounds in which both ran one
-after the other. From these are the bounds in :mod:`avalanche_amnesia.unit_graph.open_entries` and
+after the other. From these are the bounds in :mod:`avalanche_amnesia.unit_graph.masking` and
 :mod:`avalanche_amnesia.unit_graph.graph`: up to which share of a weight, and from which products saved on, it pays to
 pick open entries.
 """
@@ -20,8 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from avalanche_amnesia.unit_graph import open_entries
-from avalanche_amnesia.unit_graph.open_entries import LayerMasks, OpenEntries
+from avalanche_amnesia.unit_graph import masking
+from avalanche_amnesia.unit_graph.masking import LayerMasks, OpenEntries
 
 LAYERS = {
     "linear 100-64, 64 samples": ((64, 100), (64, 100)),
@@ -54,9 +54,9 @@ def ratio(layer: str, share: float, rounds: int) -> tuple[float, float]:
     linear = len(of_weight) == 2
     options = () if linear else (1, 1)
     over_all = F.linear if linear else torch.conv2d
-    over_open = open_entries.linear if linear else open_entries.conv2d
+    over_open = masking.linear if linear else masking.conv2d
     found = []
-    with mock.patch.object(open_entries, "WORTH_IT", 0):
+    with mock.patch.object(masking, "WORTH_IT", 0):
         for _ in range(rounds):
             whole = seconds(lambda x, w: over_all(x, w, None, *options), x, weight)
             found.append(seconds(lambda x, w: over_open(masks, "w", x, w, None, *options), x, weight) / whole)

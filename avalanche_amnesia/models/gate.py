@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor, nn
 
-from avalanche_amnesia.unit_graph.open_entries import LayerMasks, OpenEntries
+from avalanche_amnesia.unit_graph.masking import LayerMasks, OpenEntries
 
 SHUT = 1e-12
 """The network reads a gate up to here as 0. Chosen by measurement: ``experiments/results/shut_gates.md``."""

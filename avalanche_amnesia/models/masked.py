@@ -16,10 +16,10 @@ from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.models.task_store import TaskModules
 from avalanche_amnesia.unit_graph.findings import ModelError
 from avalanche_amnesia.unit_graph.graph import UnitGraph
-from avalanche_amnesia.unit_graph.masked_backbone import MaskedBackbone, trace_backbone
-from avalanche_amnesia.unit_graph.open_entries import LayerMasks
+from avalanche_amnesia.unit_graph.masked_backbone import MaskedBackbone
+from avalanche_amnesia.unit_graph.masking import LayerMasks
 from avalanche_amnesia.unit_graph.task_owned import OwnModules
-from avalanche_amnesia.unit_graph.tracing import NormChoice
+from avalanche_amnesia.unit_graph.tracing import NormChoice, trace_backbone
 
 if TYPE_CHECKING:
     from avalanche_amnesia.models.description import Description

@@ -2,9 +2,6 @@ from .findings import Finding as Finding
 from .findings import ModelError as ModelError
 from .findings import Unsupported as Unsupported
 from .graph import UnitGraph as UnitGraph
-from .graph import WeightedLayer as WeightedLayer
-from .masked_backbone import MaskedBackbone as MaskedBackbone
-from .masked_backbone import trace_backbone as trace_backbone
 from .registry import derives as derives
 from .registry import rule as rule
 from .validation import fix as fix

@@ -1,17 +1,24 @@
-"""Checks of what is given as a backbone, and runs that leave nothing behind in it."""
+"""A backbone as it is given: checks, the inputs that it takes, and runs that leave nothing behind in it."""
+
+from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn.parameter import is_lazy
 
 from avalanche_amnesia import checks
 from avalanche_amnesia.unit_graph.findings import ModelError
+
+_SIDES = (32, 28, 224, 64, 96, 128, 48, 16, 8, 256, 299, 384, 512)
+_LENGTHS = (64, 128, 32, 256, 100, 16, 1024)
 
 
 def check_backbone(backbone: nn.Module) -> None:
@@ -44,14 +51,14 @@ def undisturbed(backbone: nn.Module) -> Iterator[None]:
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)  # one fused operation instead of attention's layers
     try:
-        with attributes_kept(list(backbone.modules())), same_draws(backbone), _quiet():
+        with _attributes_kept(list(backbone.modules())), same_draws(backbone), _quiet():
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
 
 
 @contextmanager
-def attributes_kept(modules: Sequence[nn.Module]) -> Iterator[None]:
+def _attributes_kept(modules: Sequence[nn.Module]) -> Iterator[None]:
     """Attributes, tensors and modes of modules, afterwards as before."""
     held = [(module, dict(vars(module))) for module in modules]
     parts: list[dict[str, Any]] = [part for m, _ in held for part in (m._parameters, m._buffers, m._modules)]
@@ -84,3 +91,220 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         logging.disable(before)
+
+
+# Inputs: one tensor, several, or a mapping of tensors, with the samples along the first axis ------------------------
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Shapes, types and names of the tensors in a batch."""
+
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[torch.dtype, ...]
+    names: tuple[str, ...] = ()
+    several: bool = False
+    samples: tuple[Tensor, ...] = ()
+    guessed: bool = False
+
+    @classmethod
+    def like(cls, example: Any) -> Inputs:
+        """Inputs like those of an example batch."""
+        named = isinstance(example, Mapping)
+        several = isinstance(example, (tuple, list))
+        tensors = tuple(example.values()) if named else tuple(example) if several else (example,)
+        wrong = [type(part).__name__ for part in tensors if not isinstance(part, Tensor)]
+        if wrong or not tensors:
+            raise TypeError(
+                "example must be a batch as the backbone takes it: a tensor (batch, …), a tuple of tensors, or a "
+                f"mapping of tensors by name; got {type(example).__name__}"
+                + (f" with a {wrong[0]}" if wrong and (named or several) else "")
+            )
+        lengths = {len(tensor) if tensor.dim() else 0 for tensor in tensors}
+        if len(lengths) > 1 or 0 in lengths:
+            raise ValueError(
+                f"example must hold at least one sample along the first axis of every tensor, and the same number; got "
+                f"{[tuple(tensor.shape) for tensor in tensors]}"
+            )
+        return cls(
+            tuple(tuple(tensor.shape[1:]) for tensor in tensors),
+            tuple(tensor.dtype for tensor in tensors),
+            tuple(map(str, example)) if named else (),
+            several,
+            tuple(tensor[:4].detach().clone() for tensor in tensors),
+        )
+
+    @classmethod
+    def of_shape(cls, shape: Sequence[int], dtype: torch.dtype, *, guessed: bool = False) -> Inputs:
+        """One tensor of a shape (without the batch) and type."""
+        return cls((tuple(shape),), (dtype,), guessed=guessed)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one sample's first tensor."""
+        return self.shapes[0]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the first tensor."""
+        return self.dtypes[0]
+
+    def batch(self, size: int, draw: torch.Generator | None = None, like: Tensor | None = None) -> Any:
+        """A batch as the backbone takes it: the example's samples again and again, or numbers that are drawn."""
+        draw = torch.Generator().manual_seed(0) if draw is None else draw
+        tensors = []
+        for number, (shape, dtype) in enumerate(zip(self.shapes, self.dtypes, strict=True)):
+            if self.samples:
+                held = self.samples[number]
+                tensor = held[torch.arange(size) % len(held)]
+            elif dtype.is_floating_point:
+                tensor = torch.randn(size, *shape, generator=draw).to(dtype)
+            else:
+                tensor = torch.randint(2, (size, *shape), generator=draw).to(dtype)
+            if like is not None:
+                tensor = tensor.to(like.device, like.dtype if tensor.is_floating_point() else None)
+            tensors.append(tensor)
+        return self.packed(tensors)
+
+    def packed(self, tensors: Sequence[Any]) -> Any:
+        """Tensors as the backbone takes them."""
+        if self.names:
+            return dict(zip(self.names, tensors, strict=True))
+        return tuple(tensors) if self.several else tensors[0]
+
+    def tensors(self, batch: Any) -> list[Any]:
+        """The tensors of a batch, in order."""
+        if self.names:
+            return [batch[name] for name in self.names]
+        return list(batch) if self.several else [batch]
+
+    def arguments(self, backbone: nn.Module, tensors: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Arguments of the backbone's forward."""
+        label = (0,) if hasattr(backbone, "known_train_tasks_labels") else ()  # a backbone has no use for it
+        if self.names:
+            return label, dict(zip(self.names, tensors, strict=True))
+        return (*tensors, *label), {}
+
+
+def inputs_of(backbone: nn.Module, given: tuple[int, ...] | None, example: Any = None) -> Inputs:
+    """Inputs that a backbone takes: those given, or found by trying."""
+    if example is not None:
+        if given is not None:
+            raise ValueError(f"give input_shape= or example=, not both; got {given} and an example")
+        return Inputs.like(example)
+    tokens = isinstance(next((m for m in backbone.modules() if not list(m.children())), None), nn.Embedding)
+    dtype = torch.long if tokens else first_real(backbone).dtype
+    with undisturbed(backbone), torch.no_grad():
+        backbone.eval()
+        if given is None:
+            return Inputs.of_shape(_found_by_trying(backbone, dtype), dtype, guessed=True)
+        try:
+            _runs_on(backbone, tuple(given), dtype)
+        except Exception as error:  # whatever the user's module raises
+            kind = type(backbone).__name__
+            raise ModelError(f"{kind} does not run on an input of shape {tuple(given)}: {error}") from error
+    return Inputs.of_shape(given, dtype)
+
+
+def first_real(module: nn.Module) -> Tensor:
+    """A tensor of the type and on the device of a module's real numbers."""
+    return next((p for p in module.parameters() if p.is_floating_point()), torch.empty(()))
+
+
+def _runs_on(backbone: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) -> Any:
+    """Run a backbone on two inputs, as shapes and types only; on zeros where it looks at values."""
+    inputs = Inputs.of_shape(shape, dtype)
+
+    def run(copied: Callable[[Tensor], Tensor], x: Tensor) -> Any:
+        return run_copied(backbone, copied, inputs.arguments(backbone, [x])[0])
+
+    try:
+        return run(lambda t: torch.empty_like(t, device="meta"), torch.empty((2, *shape), dtype=dtype, device="meta"))
+    except Exception as error:  # whatever the backbone raises
+        if "meta" not in str(error).lower():
+            raise
+    return run(torch.clone, torch.zeros((2, *shape), dtype=dtype, device=first_real(backbone).device))
+
+
+def run_copied(backbone: nn.Module, made: Callable[[Tensor], Tensor], args: tuple[Any, ...]) -> Any:
+    """Run a module with copies in the places of its parameters and buffers."""
+    # Each module under one name: functional_call would take its second name's stand-in for the original, and leave it.
+    state = {
+        f"{prefix}.{name}".lstrip("."): made(value)
+        for prefix, inner in backbone.named_modules()
+        for name, value in (*inner._parameters.items(), *inner._buffers.items())
+        if value is not None
+    }
+    return functional_call(backbone, state, args, tie_weights=False)
+
+
+def _found_by_trying(backbone: nn.Module, dtype: torch.dtype) -> tuple[int, ...]:
+    found: tuple[tuple[int, ...], torch.Size] | None = None
+    unlike: tuple[int, ...] | None = None
+    first_error = ""
+    for shape in _candidates(backbone):
+        try:
+            result = _runs_on(backbone, shape, dtype)
+        except Exception as error:  # the next candidate may do
+            first_error = first_error or str(error)
+            continue
+        if not isinstance(result, Tensor) or result.dim() != 2 or len(result) != 2:  # no features; try the next one
+            unlike = unlike or shape
+            continue
+        if found is not None and found[1] != result.shape:
+            raise ModelError(
+                f"the number of features depends on the size of the input ({tuple(found[1][1:])} from {found[0]}, "
+                f"{tuple(result.shape[1:])} from {shape}); {_FIX}"
+            )
+        if found is not None:
+            break
+        found = shape, result.shape
+    if found is not None:
+        return found[0]
+    if unlike is not None:
+        return unlike  # what is wrong with its result is said where it is examined
+    raise ModelError(f"no input was found on which {type(backbone).__name__} runs ({first_error}); {_FIX}")
+
+
+_FIX = (
+    "give input_shape=, the shape of one input without the batch, e.g. MaskedModel(backbone, input_shape=(1, 28, 28)), "
+    "or a batch: example="
+)
+
+
+def _candidates(backbone: nn.Module) -> Iterator[tuple[int, ...]]:
+    first = next((m for m in backbone.modules() if getattr(m, "weight", None) is not None), None)
+    for module in backbone.modules():
+        for name in ("img_size", "image_size", "input_size"):
+            side = getattr(module, name, None)
+            channels = getattr(module, "in_channels", getattr(module, "in_chans", 3))
+            if isinstance(side, int):
+                yield (channels, side, side)
+            elif isinstance(side, (tuple, list)) and len(side) == 2:
+                yield (channels, *side)
+    match first:
+        case nn.Linear():
+            yield (first.in_features,)
+            yield from ((length, first.in_features) for length in (16, 10))
+        case nn.Conv1d() | nn.ConvTranspose1d():
+            yield from ((first.in_channels, length) for length in _LENGTHS)
+        case nn.Conv3d() | nn.ConvTranspose3d():
+            yield from ((first.in_channels, side, side, side) for side in (16, 32, 8))
+        case nn.Embedding():
+            yield from ((length,) for length in (16, 10, 32, 64))
+        case nn.LayerNorm() | nn.RMSNorm():
+            yield tuple(first.normalized_shape)
+            yield (16, *first.normalized_shape)
+        case nn.BatchNorm1d():
+            yield (first.num_features,)
+            yield (first.num_features, 64)
+    channels = getattr(first, "in_channels", getattr(first, "num_features", None))
+    for count in (channels,) if isinstance(channels, int) else (3, 1):
+        yield from ((count, side, side) for side in _SIDES)
+    matrix = next((p for p in backbone.parameters() if p.dim() == 2), None)
+    if matrix is not None:
+        yield (matrix.shape[1],)
+        yield (matrix.shape[0],)
+    if isinstance(channels, int):
+        axes = {nn.Conv1d: 1, nn.ConvTranspose1d: 1, nn.Conv3d: 3, nn.ConvTranspose3d: 3}.get(type(first), 2)
+        yield from ((channels, *(side,) * axes) for side in range(1, 130))

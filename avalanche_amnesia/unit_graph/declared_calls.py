@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from avalanche_amnesia.unit_graph.backbones import Inputs, first_real, run_copied
 from avalanche_amnesia.unit_graph.findings import ModelError
-from avalanche_amnesia.unit_graph.inputs import Inputs, first_real, run_copied
 
 _LIBRARY = torch.library.Library("amnesia", "FRAGMENT")
 _LIBRARY.define("declared(Tensor[] tensors, SymInt[] sizes, int number) -> Tensor[]")

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.utils import _pytree as pytree
 from torch.utils._sympy.printers import PythonPrinter
 
 from avalanche_amnesia.unit_graph.declared_calls import DeclaredCall
@@ -50,8 +49,8 @@ class Exported:
         return kind(found)
 
 
-def as_attributes(backbone: nn.Module, program: Any, calls: list[DeclaredCall]) -> tuple[Exported, tuple[fx.Node, ...]]:
-    """One graph of all modes, and its results, one per mode."""
+def as_attributes(backbone: nn.Module, program: Any, calls: list[DeclaredCall]) -> Exported:
+    """The graph of an exported program, with the backbone's parameters and buffers under their own names."""
     graph, signature = program.graph, program.graph_signature
     graph.owning_module = None  # its attributes are the backbone's, not those of what torch.export made
     # Tied tensors go by one name: under two, each would count only the units that read it there as its users.
@@ -77,36 +76,18 @@ def as_attributes(backbone: nn.Module, program: Any, calls: list[DeclaredCall]) 
             _replace_by_attribute(graph, node, name)
     _drop_idle(graph)
     graph.lint()
-    output = next(node for node in graph.nodes if node.op == "output")
-    return exported, output.args[0]
+    exported.graph = _renamed(graph)
+    return exported
 
 
-def behind(result: fx.Node) -> set[fx.Node]:
-    """All nodes that a result is computed from, and itself."""
-    found, left = {result}, [result]
-    while left:
-        new = set(left.pop().all_input_nodes) - found
-        found |= new
-        left += new
-    return found
-
-
-def is_size(node: fx.Node) -> bool:
-    """Tell whether a node is a size, or works on sizes: it makes no tensor."""
-    return not any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(node.meta.get("val")))
-
-
-def graph_of(graph: fx.Graph, result: Any) -> fx.Graph:
-    """The graph of one result, with names that are the same whatever else was traced beside it."""
+def _renamed(graph: fx.Graph) -> fx.Graph:
+    """The same graph with names that are the same in both modes, whatever was taken out of it."""
     found, copies = fx.Graph(), dict[fx.Node, fx.Node]()
-    wanted = behind(result)
     for node in graph.nodes:
-        if node.op == "placeholder" or node in wanted:
-            args, kwargs = fx.node.map_arg((node.args, node.kwargs), copies.__getitem__)
-            name = node.name if node.op == "placeholder" else None
-            copies[node] = found.create_node(node.op, node.target, args, kwargs, name)
-            copies[node].meta = dict(node.meta)
-    found.output(copies[result])
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), copies.__getitem__)
+        name = node.name if node.op == "placeholder" else None
+        copies[node] = found.create_node(node.op, node.target, args, kwargs, name)
+        copies[node].meta = dict(node.meta)
     return found
 
 
@@ -174,7 +155,7 @@ def _drop_statistics(graph: fx.Graph, signature: Any) -> set[str]:
         # copies; any other change would be shared by all tasks, and is reported.
         elif kind.kind.name == "BUFFER_MUTATION" and not _is_statistic(result, buffer_of[kind.target], kind.target):
             written.add(kind.target)
-    output.args = (tuple(features),)
+    output.args = tuple(features)
     for node in list(graph.nodes):
         if node.target in _NORMS_OF_EXPORT:
             _as_called(graph, node)

@@ -1,4 +1,4 @@
-"""Export of a backbone to functional graphs of ATen operations, one for training and one for evaluation."""
+"""Export of a backbone in one mode to a functional graph of ATen operations."""
 
 import linecache
 import os
@@ -6,7 +6,6 @@ import threading
 import traceback
 from collections.abc import Collection, Sequence
 from contextlib import ExitStack, nullcontext
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,20 +15,10 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from avalanche_amnesia.unit_graph.backbones import attributes_kept, undisturbed
+from avalanche_amnesia.unit_graph.backbones import Inputs, first_real, undisturbed
 from avalanche_amnesia.unit_graph.declared_calls import DeclaredCalls
-from avalanche_amnesia.unit_graph.exported import (
-    ATEN,
-    Exported,
-    as_attributes,
-    behind,
-    graph_of,
-    inline_regions,
-    is_size,
-    write_nothing,
-)
+from avalanche_amnesia.unit_graph.exported import Exported, as_attributes, inline_regions, write_nothing
 from avalanche_amnesia.unit_graph.findings import ModelError
-from avalanche_amnesia.unit_graph.inputs import Inputs, first_real
 
 PLAIN_AVERAGE = -1.0
 """Momentum that stands for None while a norm is exported: its own code would divide by a count that is not known."""
@@ -39,26 +28,13 @@ _one_at_a_time = threading.RLock()  # torch.export changes nn.Module itself whil
 
 
 class _Root(nn.Module):
-    """The backbone under one signature: a list of tensors in, features out, for each of some modes."""
+    """The backbone under one signature: a list of tensors in, features out."""
 
-    def __init__(self, backbone: nn.Module, inputs: Inputs, calls: DeclaredCalls, modes: Sequence[bool]) -> None:
+    def __init__(self, backbone: nn.Module, inputs: Inputs, calls: DeclaredCalls) -> None:
         super().__init__()
-        self.backbone, self._inputs, self._calls, self._modes = backbone, inputs, calls, modes
-        self._parts = list(backbone.modules())  # themselves: torch.export puts proxies into their places
+        self.backbone, self._inputs, self._calls = backbone, inputs, calls
 
-    def forward(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        if len(self._modes) == 1:
-            return (self._features(tensors),)
-        features = []
-        for training in self._modes:
-            with attributes_kept(self._parts):
-                for module in self._parts:
-                    module.training = training  # as nn.Module.train does
-                # Each has its own: what returns its input as it is would stand before the other one's as well.
-                features.append(self._features([ATEN.alias.default(tensor) for tensor in tensors]))
-        return tuple(features)
-
-    def _features(self, tensors: Sequence[Tensor]) -> Tensor:
+    def forward(self, tensors: Sequence[Tensor]) -> Tensor:
         self._calls.begin(tensors)
         watched = _NoStrangers(self.backbone) if torch.compiler.is_exporting() else nullcontext()
         with watched:
@@ -103,8 +79,9 @@ def export(
 ) -> Exported:
     """Export a backbone in one mode."""
     calls = DeclaredCalls()
-    root = _Root(backbone, inputs, calls, [training])
-    whole = _modules_of(backbone, (*frozen, *task_owned))
+    root = _Root(backbone, inputs, calls)
+    modules = dict(backbone.named_modules())
+    whole = {name: modules[name] for name in (*frozen, *task_owned) if name in modules}  # the others are parameters
     with ExitStack() as stack:
         stack.enter_context(_one_at_a_time)
         stack.enter_context(undisturbed(backbone))
@@ -114,57 +91,21 @@ def export(
             whole[name].eval()
         stack.enter_context(calls.standing_in(root, whole, inputs))
         try:
-            program, _ = _functional_program(root, inputs, [True, False] if inputs.guessed else [False])
+            program = _functional_program(root, inputs)
         except ModelError:
             raise
         except Exception as error:  # torch.export raises whatever the backbone's own code raises
             raise _failure(backbone, error) from error
-    exported, (features,) = as_attributes(backbone, program, calls.seen)
-    return replace(exported, graph=graph_of(exported.graph, features))
+    return as_attributes(backbone, program, calls.seen)
 
 
-def _modules_of(backbone: nn.Module, declared: Collection[str]) -> dict[str, nn.Module]:
-    """The modules among the parts that are declared by name; the others are parameters."""
-    modules = dict(backbone.named_modules())
-    return {name: modules[name] for name in declared if name in modules}
-
-
-def export_both(backbone: nn.Module, inputs: Inputs, declared: Collection[str] = ()) -> dict[bool, Exported] | None:
-    """Export a backbone in both modes at once: what is worked out about shapes and guards is worked out once."""
-    plain = all(type(module).train is nn.Module.train and "train" not in vars(module) for module in backbone.modules())
-    if not plain or _modules_of(backbone, declared):
-        return None
-    with ExitStack() as stack:
-        stack.enter_context(_one_at_a_time)
-        stack.enter_context(undisturbed(backbone))
-        calls, modes = DeclaredCalls(), (False, True)  # norms write their statistics in training mode
-        root = _Root(backbone, inputs, calls, modes)
-        stack.enter_context(calls.standing_in(root, {}, inputs))
-        try:
-            program, wrote_nothing = _functional_program(root, inputs, [inputs.guessed])
-        except Exception:  # its own export says what is wrong, in its words
-            return None
-    signature = program.graph_signature
-    kinds = {kind.kind.name for kind in signature.output_specs}
-    exported, features = as_attributes(backbone, program, [])
-    if exported.written or not kinds <= {"USER_OUTPUT", "BUFFER_MUTATION"}:
-        return None
-    if exported.constants and not wrote_nothing:  # a tensor that no module registers may be what was written over
-        return None
-    read = [behind(result) for result in features]
-    if any(node.op == "call_function" and not is_size(node) for node in read[0] & read[1]):
-        return None
-    graphs = (graph_of(exported.graph, result) for result in features)
-    return {mode: replace(exported, graph=graph) for mode, graph in zip(modes, graphs, strict=True)}
-
-
-def _functional_program(root: _Root, inputs: Inputs, sizes: Sequence[bool]) -> tuple[Any, bool]:
+def _functional_program(root: _Root, inputs: Inputs) -> Any:
     """Exported program of a root, in which nothing is written."""
     for module in root.modules():
         if isinstance(module, _NormBase) and module.momentum is None:
             module.momentum = PLAIN_AVERAGE
     tensors = inputs.tensors(inputs.batch(EXPORTED_BATCH, like=first_real(root)))
-    program = _program(root, tensors, sizes)
+    program = _program(root, tensors, any_size=inputs.guessed)
     inline_regions(program.graph_module)
     signature = program.graph_signature
     counters = frozenset(
@@ -174,24 +115,23 @@ def _functional_program(root: _Root, inputs: Inputs, sizes: Sequence[bool]) -> t
     )
     # torch's own functionalisation takes any graph, but goes through all of it again: only where it must be.
     simple = write_nothing(program.graph, counters) and all(map(_is_plain, program.graph.nodes))
-    return program if simple else program.run_decompositions({}), simple
+    return program if simple else program.run_decompositions({})
 
 
-def _program(root: nn.Module, tensors: list[Tensor], sizes: Sequence[bool]) -> Any:
+def _program(root: nn.Module, tensors: list[Tensor], *, any_size: bool) -> Any:
     """Exported program for batches of any size, and for inputs of any size where that is asked for and works.
 
     That takes longer: it works out every inner size as a formula.
     """
-    any_size, *others = sizes
     free = [dict.fromkeys(range(t.dim()) if any_size else [0], torch.export.Dim.AUTO) for t in tensors]
     try:
         return torch.export.export(root, (tensors,), dynamic_shapes=(free,), strict=False)
     except ModelError:
         raise
     except Exception:  # its solver of inequalities gives up in many ways; what else it fails on, it fails on again
-        if not others:
+        if not any_size:
             raise
-        return _program(root, tensors, others)
+        return _program(root, tensors, any_size=False)
 
 
 def _is_plain(node: fx.Node) -> bool:

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from avalanche_amnesia.unit_graph.backbones import Inputs
 from avalanche_amnesia.unit_graph.findings import Finding
-from avalanche_amnesia.unit_graph.inputs import Inputs
-from avalanche_amnesia.unit_graph.open_entries import OpenEntries
+from avalanche_amnesia.unit_graph.masking import OpenEntries
 from avalanche_amnesia.unit_graph.task_owned import OwnedSpec
 from avalanche_amnesia.unit_graph.units import ALWAYS, NOTHING, UnitSets, compact
 from avalanche_amnesia.unit_graph.values import Dependence, ParameterValue

@@ -1,29 +1,76 @@
-"""The masked backbone: the user's modules, run by a graph that masks them."""
+"""The masked backbone: the user's modules, run by a graph that masks them, on inputs for which the graph holds."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from avalanche_amnesia.unit_graph.backbones import check_backbone
+from avalanche_amnesia.unit_graph.findings import ModelError
 from avalanche_amnesia.unit_graph.graph import UnitGraph
 from avalanche_amnesia.unit_graph.program import Program
-from avalanche_amnesia.unit_graph.tracing import Trace, trace, without
-from avalanche_amnesia.unit_graph.trial import compare, try_out
+from avalanche_amnesia.unit_graph.task_owned import OwnedSpec
+
+
+class Sizes:
+    """Sizes of inputs for which a graph holds."""
+
+    def __init__(self, shapes: Sequence[tuple[int | str, ...]], guards: Sequence[str]) -> None:
+        self._shapes, self._guards = tuple(shapes), tuple(guards)
+        self._known: set[tuple[torch.Size, ...]] = set()
+
+    def check(self, tensors: Sequence[Tensor]) -> None:
+        """Refuse inputs for which the forward would take another path than the one that was read.
+
+        Inputs with another number of axes are left to the operations: what is flattened first takes any.
+        """
+        given = tuple(tensor.shape for tensor in tensors)
+        if given not in self._known:
+            if len(self._known) > 1000:
+                self._known.clear()
+            self._examine(given)
+            self._known.add(given)
+
+    def _examine(self, given: tuple[torch.Size, ...]) -> None:
+        if any(len(shape) != len(known) for shape, known in zip(given, self._shapes, strict=True)):
+            return
+        sizes: dict[str, int] = {}
+        for shape, known in zip(given, self._shapes, strict=True):
+            for size, expected in zip(shape, known, strict=True):
+                if (expected if isinstance(expected, int) else sizes.setdefault(expected, size)) != size:
+                    raise self._error(given)
+        if not all(eval(guard, {"math": math}, sizes) for guard in self._guards):
+            raise self._error(given)
+
+    def _error(self, given: tuple[torch.Size, ...]) -> ModelError:
+        shapes = ", ".join(f"({', '.join('any' if isinstance(s, str) else str(s) for s in k)})" for k in self._shapes)
+        first = tuple(given[0])
+        return ModelError(
+            f"an input of shape {first}, and the backbone was read for {shapes}, and takes another path for other "
+            f"sizes: make the model for it with input_shape={first[1:]}, or example="
+        )
+
+
+@dataclass
+class Trace:
+    """Masked graphs and unit graph of a backbone, without its parameters: for every backbone that is built alike."""
+
+    programs: dict[bool, Program]
+    sizes: dict[bool, Sizes]
+    graph: UnitGraph
+    owned: dict[str, OwnedSpec]
+    constants: dict[str, Tensor]
+    frozen_modules: tuple[str, ...]
+    classifier: str | None
+    tried: bool = False
 
 
 class MaskedBackbone(nn.Module):
-    """A backbone with masks, under its own module and parameter names.
-
-    Args:
-        backbone: its modules, parameters and buffers are used as they are.
-        found: what is known of it.
-
-    Attributes:
-        tried: whether it was tried out that masks protect.
-    """
+    """A backbone with masks, under its own module and parameter names, of which it uses the objects as they are."""
 
     def __init__(self, backbone: nn.Module, found: Trace) -> None:
         super().__init__()
@@ -38,7 +85,8 @@ class MaskedBackbone(nn.Module):
         device = next(backbone.parameters()).device
         for name, constant in found.constants.items():
             self.register_buffer(name, constant.to(device, copy=True), persistent=False)
-        self.owned, self.inputs, self._programs = dict(found.owned), found.graph.inputs, found.programs
+        self.owned, self.inputs = dict(found.owned), found.graph.inputs
+        self._programs, self._sizes = found.programs, found.sizes
         self._frozen, self.tried = found.frozen_modules, found.tried
         self._compile()
         self._settle_frozen()  # the modes of all others are the user's
@@ -57,15 +105,9 @@ class MaskedBackbone(nn.Module):
         self._forwards = {mode: program.compiled(self.owned) for mode, program in self._programs.items()}
 
     def forward(self, x: Any, own: Mapping[str, nn.Module], masks: Mapping[str, Tensor]) -> Tensor:
-        """Features ``(batch, features)``.
-
-        Args:
-            x: ``(batch, …)``; or what the backbone takes in its place.
-            own: the task's own modules, by name.
-            masks: layer name → ``(units,)``.
-        """
-        tensors = self.inputs.tensors(x)
-        self._programs[self.training].sizes.check(tensors)
+        """Features ``(batch, features)`` through a task's own modules and masks, by layer."""
+        tensors = [x] if isinstance(x, Tensor) else self.inputs.tensors(x)
+        self._sizes[self.training].check(tensors)
         result: Tensor = self._forwards[self.training](self, *tensors, own, masks)
         return result
 
@@ -100,37 +142,3 @@ def _shallow(module: nn.Module) -> nn.Module:
     twin.__dict__ = dict(module.__dict__)
     twin._modules = dict(module._modules)
     return twin
-
-
-def trace_backbone(
-    backbone: nn.Module, input_shape: tuple[int, ...] | None = None, *, trial: bool = True, **options: Any
-) -> tuple[MaskedBackbone, UnitGraph]:
-    """Put a mask behind every weighted layer of a feature extractor.
-
-    Args:
-        backbone: any module that torch.export takes.
-        input_shape: shape of one input without the batch; found by trying where it does not matter.
-        trial: whether to try out that masks protect, see :func:`~avalanche_amnesia.unit_graph.trial.try_out`.
-        options: ``example``, ``classifier``, ``norm``, ``frozen``, ``task_owned``, as of
-            :func:`~avalanche_amnesia.unit_graph.tracing.examine`.
-
-    Returns:
-        The rewritten backbone, called as ``module(x, own, {layer name: mask})``, with the same parameter names and
-        the same parameter objects; and its :class:`UnitGraph`.
-
-    Raises:
-        ModelError: for anything that can't be masked. Nothing is masked half.
-        ValueError: for a norm or a name that is not known.
-    """
-    check_backbone(backbone)
-    found = trace(backbone, input_shape, **options)
-    masked = MaskedBackbone(backbone, found)
-    if trial:
-        # Also where the trace is known: forward may read globals.
-        if options.get("norm", "task") == "task":
-            with without(backbone, found.classifier):
-                compare(backbone, masked, found.graph, found.owned)
-        if not found.tried:
-            try_out(masked, found.graph, found.owned, found.programs)
-        found.tried = masked.tried = True
-    return masked, found.graph

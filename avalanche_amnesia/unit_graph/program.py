@@ -3,71 +3,27 @@
 from __future__ import annotations
 
 import importlib
-import math
 import operator
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
-from avalanche_amnesia.unit_graph.findings import ModelError
-from avalanche_amnesia.unit_graph.masking import call_owned, masked
-from avalanche_amnesia.unit_graph.open_entries import leave_closed_out
+from avalanche_amnesia.unit_graph.masking import call_owned, leave_closed_out, masked
 from avalanche_amnesia.unit_graph.task_owned import OwnedSpec
 from avalanche_amnesia.unit_graph.values import Value
 
 ATEN: Any = torch.ops.aten
 
 
-class Sizes:
-    """Sizes of inputs for which a graph holds."""
-
-    def __init__(self, shapes: Sequence[tuple[int | str, ...]], guards: Sequence[str]) -> None:
-        self._shapes, self._guards = tuple(shapes), tuple(guards)
-        self._known: set[tuple[torch.Size, ...]] = set()
-
-    def check(self, tensors: Sequence[Tensor]) -> None:
-        """Refuse inputs for which the forward would take another path than the one that was read.
-
-        Inputs with another number of axes are left to the operations: what is flattened first takes any.
-        """
-        given = tuple(tensor.shape for tensor in tensors)
-        if given not in self._known:
-            if len(self._known) > 1000:
-                self._known.clear()
-            self._examine(given)
-            self._known.add(given)
-
-    def _examine(self, given: tuple[torch.Size, ...]) -> None:
-        if any(len(shape) != len(known) for shape, known in zip(given, self._shapes, strict=True)):
-            return
-        sizes: dict[str, int] = {}
-        for shape, known in zip(given, self._shapes, strict=True):
-            for size, expected in zip(shape, known, strict=True):
-                if (expected if isinstance(expected, int) else sizes.setdefault(expected, size)) != size:
-                    raise self._error(given)
-        if not all(eval(guard, {"math": math}, sizes) for guard in self._guards):
-            raise self._error(given)
-
-    def _error(self, given: tuple[torch.Size, ...]) -> ModelError:
-        shapes = ", ".join(f"({', '.join('any' if isinstance(s, str) else str(s) for s in k)})" for k in self._shapes)
-        first = tuple(given[0])
-        return ModelError(
-            f"an input of shape {first}, and the backbone was read for {shapes}, and takes another path for other "
-            f"sizes: make the model for it with input_shape={first[1:]}, or example="
-        )
-
-
 class Program:
     """One mode of a masked backbone."""
 
-    def __init__(
-        self, graph: fx.Graph, values: Mapping[fx.Node, Any], sizes: Sizes, dtype: torch.dtype, parameter: str
-    ) -> None:
-        self.graph, self.sizes, self.dtype, self.parameter = graph, sizes, dtype, parameter
+    def __init__(self, graph: fx.Graph, values: Mapping[fx.Node, Any], dtype: torch.dtype, parameter: str) -> None:
+        self.graph, self.dtype, self.parameter = graph, dtype, parameter
         self.values = {node: value for node, value in values.items() if isinstance(value, Value)}
         self.samples = _axes_of_samples(graph, self.values)
 
@@ -88,11 +44,11 @@ class Program:
             )
             for node in self.graph.nodes
         ]
-        return {"steps": steps, "sizes": self.sizes, "dtype": self.dtype, "parameter": self.parameter}
+        return {"steps": steps, "dtype": self.dtype, "parameter": self.parameter}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.graph, self.values, self.samples = fx.Graph(), {}, {}
-        self.sizes, self.dtype, self.parameter = state["sizes"], state["dtype"], state["parameter"]
+        self.dtype, self.parameter = state["dtype"], state["parameter"]
         nodes: list[fx.Node] = []
         for name, op, target, args, kwargs, value in state["steps"]:
             node = self.graph.create_node(op, _found(target), _filled(args, nodes), _filled(kwargs, nodes), name)

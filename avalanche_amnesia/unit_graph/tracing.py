@@ -1,55 +1,81 @@
 """Tracing of a backbone: its masked form and its unit graph."""
 
-import sys
-from collections.abc import Collection, Iterator, Mapping
+import enum
+import functools
+import types
+from collections import OrderedDict
+from collections.abc import Collection, Hashable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from threading import Timer
 from typing import Any, Literal, get_args
 
 import torch
 from avalanche.models import MultiHeadClassifier
-from torch import fx, nn
+from torch import Tensor, fx, nn
+from torch.nn.modules.batchnorm import _NormBase
 
+from avalanche_amnesia.bits import tensor_hash
 from avalanche_amnesia.unit_graph import rules
-from avalanche_amnesia.unit_graph.backbones import undisturbed
+from avalanche_amnesia.unit_graph.backbones import Inputs, check_backbone, inputs_of, undisturbed
 from avalanche_amnesia.unit_graph.exported import Exported
-from avalanche_amnesia.unit_graph.exporting import declaring, export, export_both
+from avalanche_amnesia.unit_graph.exporting import declaring, export
 from avalanche_amnesia.unit_graph.findings import Finding, ModelError, bake_in, drop
 from avalanche_amnesia.unit_graph.graph import Draft, UnitGraph
-from avalanche_amnesia.unit_graph.inputs import Inputs, inputs_of
-from avalanche_amnesia.unit_graph.program import Program, Sizes
-from avalanche_amnesia.unit_graph.structure import Known, structure_of
-from avalanche_amnesia.unit_graph.task_owned import OwnedSpec
+from avalanche_amnesia.unit_graph.masked_backbone import MaskedBackbone, Sizes, Trace
+from avalanche_amnesia.unit_graph.program import Program
+from avalanche_amnesia.unit_graph.trial import compare, try_out
 from avalanche_amnesia.unit_graph.walk import Walk
 
 NormChoice = Literal["task", "batch"]
 _ = rules  # imported for its registrations
+_LARGEST = 1 << 22
+_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+_OF_EVERY_MODULE = frozenset(vars(nn.Module())) - {"_forward_hooks", "_forward_pre_hooks"} | {"training"}
 
 
-@dataclass
-class Trace:
-    """Masked graphs and unit graph of a backbone, without its parameters: for every backbone that is built alike."""
+class Known:
+    """The latest traces, by structure."""
 
-    programs: dict[bool, Program]
-    graph: UnitGraph
-    owned: dict[str, OwnedSpec]
-    constants: dict[str, torch.Tensor]
-    frozen_modules: tuple[str, ...]
-    classifier: str | None
-    tried: bool = False
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._held: OrderedDict[Hashable, Trace] = OrderedDict()
+
+    def get(self, structure: Hashable | None) -> Trace | None:
+        """The trace of a structure, if it is known."""
+        if structure is None or structure not in self._held:
+            return None
+        self._held.move_to_end(structure)
+        return self._held[structure]
+
+    def put(self, structure: Hashable | None, trace: Trace) -> None:
+        """Keep a trace; the one that was not asked for the longest goes."""
+        if structure is not None:
+            self._held[structure] = trace
+            while len(self._held) > self._most:
+                self._held.popitem(last=False)
 
 
-_known: Known[Trace] = Known(32)
+_known = Known(32)
 
 
-def trace(backbone: nn.Module, input_shape: tuple[int, ...] | None = None, **options: Any) -> Trace:
-    """Export a feature extractor and put a mask behind every weighted layer; arguments as of :func:`examine`."""
+def trace_backbone(
+    backbone: nn.Module, input_shape: tuple[int, ...] | None = None, *, trial: bool = True, **options: Any
+) -> tuple[MaskedBackbone, UnitGraph]:
+    """Put a mask behind every weighted layer of a feature extractor, and try out that it protects; see MaskedModel."""
+    check_backbone(backbone)
     found, findings = examine(backbone, input_shape, **options)
     if found is None:
         more = f" (and {len(findings) - 1} more: validate(model) lists them)" if len(findings) > 1 else ""
         raise ModelError(f"{findings[0]}{more}")
-    return found
+    masked = MaskedBackbone(backbone, found)
+    if trial:
+        # Also where the trace is known: forward may read globals.
+        if options.get("norm", "task") == "task":
+            with without(backbone, found.classifier):
+                compare(backbone, masked, found.graph, found.owned)
+        if not found.tried:
+            try_out(masked, found.graph, found.owned, found.programs)
+        found.tried = masked.tried = True
+    return masked, found.graph
 
 
 def examine(
@@ -75,8 +101,7 @@ def examine(
         return known, []
     with without(backbone, classifier):
         inputs = inputs_of(backbone, input_shape, example)
-    with _notice(f"MaskedModel: torch.export is still reading {type(backbone).__name__}; large networks take a minute"):
-        found, findings = _Tracing(backbone, inputs, classifier, norm, frozen, task_owned).run()
+    found, findings = _Tracing(backbone, inputs, classifier, norm, frozen, task_owned).run()
     if found is not None:
         _known.put(structure, found)
     return found, findings
@@ -89,21 +114,6 @@ def without(backbone: nn.Module, classifier: str | None) -> Iterator[None]:
         if classifier is not None:
             vars(backbone.get_submodule(classifier))["forward"] = lambda features, *labels: features
         yield
-
-
-_PATIENCE = 10.0
-
-
-@contextmanager
-def _notice(text: str) -> Iterator[None]:
-    """Tell the user what takes so long, after some seconds."""
-    timer = Timer(_PATIENCE, lambda: sys.stderr.write(f"{text}\n"))
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
 
 
 class _Tracing:
@@ -121,17 +131,15 @@ class _Tracing:
         self.backbone, self.inputs, self.classifier = backbone, inputs, classifier
         self.norm, self.frozen, self.task_owned = norm, frozen, task_owned
         self.draft = Draft()
-        self.constants: dict[str, torch.Tensor] = {}
+        self.constants: dict[str, Tensor] = {}
 
     def run(self) -> tuple[Trace | None, list[Finding]]:
         """Both modes; the trace, or what stands in its way."""
-        draft, outputs, programs = self.draft, {}, {}
-        with without(self.backbone, self.classifier):
-            both = export_both(self.backbone, self.inputs, (*self.frozen, *self.task_owned))
+        draft, outputs, programs, sizes = self.draft, {}, {}, {}
         for training in (True, False):
             before = len(draft.findings)
             with without(self.backbone, self.classifier):
-                exported = self._exported(training, both)
+                exported = self._exported(training)
             if len(draft.findings) > before:
                 return None, draft.findings
             walk = Walk(
@@ -146,6 +154,7 @@ class _Tracing:
             places = [node for node in exported.graph.nodes if node.op == "placeholder"]
             outputs[training] = walk.run(places)
             programs[training] = self._program(exported, walk.values)
+            sizes[training] = Sizes(exported.shapes, exported.guards)
             if not exported.batch and not draft.findings:
                 reason = "it can be exported only for batches of one size (len(x), int(x.shape[0]), a list of samples)"
                 fix = "take the number of samples as x.shape[0], and keep samples apart"
@@ -162,12 +171,12 @@ class _Tracing:
         frozen_names = frozenset(n for n in draft.factors if any(f"{n}.".startswith(f"{p}.") for p in self.frozen))
         graph = UnitGraph(draft.layers, draft.sets, draft.factors, learning, owned, frozen_names, self.inputs)
         constants = {**self.constants, **draft.indices}
-        return Trace(programs, graph, draft.owned, constants, tuple(sorted(draft.frozen_modules)), self.classifier), []
+        frozen_modules = tuple(sorted(draft.frozen_modules))
+        return Trace(programs, sizes, graph, draft.owned, constants, frozen_modules, self.classifier), []
 
-    def _exported(self, training: bool, both: Mapping[bool, Exported] | None) -> Exported:
+    def _exported(self, training: bool) -> Exported:
         backbone, draft = self.backbone, self.draft
-        declared = {"frozen": self.frozen, "task_owned": self.task_owned}
-        exported = export(backbone, self.inputs, training=training, **declared) if both is None else both[training]
+        exported = export(backbone, self.inputs, training=training, frozen=self.frozen, task_owned=self.task_owned)
         for name in exported.written:
             holder = name.rpartition(".")[0]
             reason = f"writes to buffer {name!r}, which all tasks would share"
@@ -191,10 +200,10 @@ class _Tracing:
     def _program(self, exported: Exported, values: dict[fx.Node, Any]) -> Program:
         real = [(n, p.dtype) for n, p in self.backbone.named_parameters() if p.is_floating_point()]
         name, dtype = real[0] if real else ("", torch.get_default_dtype())
-        return Program(exported.graph, values, Sizes(exported.shapes, exported.guards), dtype, name)
+        return Program(exported.graph, values, dtype, name)
 
 
-def _equal(first: torch.Tensor, second: torch.Tensor) -> bool:
+def _equal(first: Tensor, second: Tensor) -> bool:
     """Tell whether two tensors are the same in all that they hold, NaN included."""
     same = first.dtype == second.dtype and first.shape == second.shape
     return same and torch.equal(torch.nan_to_num(first), torch.nan_to_num(second))
@@ -247,3 +256,71 @@ def _uncovered(backbone: nn.Module, draft: Draft, owned: frozenset[str], classif
             change=drop(loose),
         )
     ]
+
+
+# What is built alike is traced once ----------------------------------------------------------------------------------
+
+
+def structure_of(backbone: nn.Module, options: Hashable) -> Hashable | None:
+    """All that a trace may depend on: modules, their types and attributes, shapes and types of their tensors."""
+    numbers: dict[int, int] = {}
+    parts: list[Hashable] = [options, torch.get_default_dtype()]
+    try:
+        for name, module in backbone.named_modules(remove_duplicate=False):
+            parts.append((name, type(module), _number(numbers, module)))
+            for key, parameter in module._parameters.items():
+                parts.append((key, None if parameter is None else (_kind(parameter), _number(numbers, parameter))))
+            for key, buffer in module._buffers.items():
+                statistic = isinstance(module, _NormBase) and key in _STATISTICS
+                parts.append((key, None if buffer is None else _kind(buffer) if statistic else _content(buffer)))
+            for key, value in vars(module).items():
+                if key not in _OF_EVERY_MODULE:
+                    parts.append((key, _attribute(value)))
+    except _Hidden:
+        return None
+    return tuple(parts)
+
+
+class _Hidden(Exception):
+    """An attribute whose equality is not known."""
+
+
+def _number(numbers: dict[int, int], thing: object) -> int:
+    return numbers.setdefault(id(thing), len(numbers))
+
+
+def _kind(tensor: Tensor) -> Hashable:
+    return type(tensor), tuple(tensor.shape), tensor.dtype, str(tensor.device), tensor.requires_grad
+
+
+def _content(tensor: Tensor) -> Hashable:
+    """Numbers that a trace may read: forward may make indices of them."""
+    if tensor.numel() > _LARGEST:
+        raise _Hidden
+    return (*_kind(tensor), tensor_hash(tensor))  # type: ignore[misc]
+
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size, enum.Enum)
+
+
+def _attribute(value: Any) -> Hashable:
+    if isinstance(value, _PLAIN):
+        return type(value), value
+    if isinstance(value, (tuple, list)):
+        return type(value), tuple(map(_attribute, value))
+    if isinstance(value, dict):
+        return type(value), tuple((_attribute(key), _attribute(item)) for key, item in value.items())
+    if isinstance(value, (set, frozenset)):
+        return type(value), frozenset(map(_attribute, value))
+    if isinstance(value, Tensor):
+        return _content(value)
+    if type(value) is functools.partial:  # vision transformers hold their kind of norm as one
+        return type(value), *map(_attribute, (value.func, value.args, value.keywords))
+    if isinstance(value, type) or (isinstance(value, (types.FunctionType, types.BuiltinFunctionType)) and _open(value)):
+        return value
+    raise _Hidden
+
+
+def _open(function: Any) -> bool:
+    """Tell whether a function reads nothing but its arguments and its module's names."""
+    return getattr(function, "__closure__", None) is None

@@ -14,11 +14,10 @@ from torch import Tensor, fx, nn
 from torch.func import functional_call
 
 from avalanche_amnesia.bits import same_bits
-from avalanche_amnesia.unit_graph.backbones import same_draws, undisturbed
+from avalanche_amnesia.unit_graph.backbones import first_real, same_draws, undisturbed
 from avalanche_amnesia.unit_graph.exporting import features_of, where
 from avalanche_amnesia.unit_graph.findings import ModelError
 from avalanche_amnesia.unit_graph.graph import UnitGraph
-from avalanche_amnesia.unit_graph.inputs import first_real
 from avalanche_amnesia.unit_graph.program import Program
 from avalanche_amnesia.unit_graph.task_owned import OwnedSpec
 from avalanche_amnesia.unit_graph.units import compact

@@ -6,10 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from avalanche_amnesia.unit_graph.backbones import check_backbone
+from avalanche_amnesia.unit_graph.backbones import Inputs, check_backbone, first_real, inputs_of
 from avalanche_amnesia.unit_graph.exporting import features_of
 from avalanche_amnesia.unit_graph.findings import Finding, ModelError
-from avalanche_amnesia.unit_graph.inputs import Inputs, first_real, inputs_of
 from avalanche_amnesia.unit_graph.tracing import examine
 
 

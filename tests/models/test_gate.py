@@ -16,13 +16,13 @@ from avalanche_amnesia.models.gate import EVERY, FAR, MASKS, SHUT, ComputedUnits
 from avalanche_amnesia.training import HAT, AdaHAT, AmnesiacHAT
 from avalanche_amnesia.training.hat_formulas import compensate_, embedding_gradient
 from avalanche_amnesia.unit_graph import graph as unit_graph
-from avalanche_amnesia.unit_graph import open_entries
+from avalanche_amnesia.unit_graph import masking
 
 
 @pytest.fixture
 def every_entry_counts(monkeypatch):
     """Entries are left out however few they are."""
-    monkeypatch.setattr(open_entries, "WORTH_IT", 0)
+    monkeypatch.setattr(masking, "WORTH_IT", 0)
     monkeypatch.setattr(unit_graph, "_MUCH_LESS", 0.999)
 
 
@@ -119,9 +119,9 @@ def test_training_on_computed_units_is_training_on_all_of_them(name, optimizer, 
     kind, options = STRATEGIES[name]
     monkeypatch.setattr(unit_graph, "_MUCH_LESS", 0.0)
     whole = learn(kind, options, optimizer)
-    monkeypatch.setattr(open_entries, "WORTH_IT", 0)
+    monkeypatch.setattr(masking, "WORTH_IT", 0)
     monkeypatch.setattr(unit_graph, "_MUCH_LESS", 0.999)
-    used, real = [], open_entries.OpenEntries
+    used, real = [], masking.OpenEntries
     monkeypatch.setattr(unit_graph, "OpenEntries", lambda *parts: used.append(1) or real(*parts))
     found = learn(kind, options, optimizer)
     assert len(used) > 3
@@ -187,7 +187,7 @@ def test_features_through_fixed_masks_are_those_of_all_entries(monkeypatch):
     torch.manual_seed(0)
     model = MaskedModel(MLP(64, hidden=(40,), features=30)).double().eval()
     x, parts = torch.rand(8, 64, dtype=torch.float64), model.fresh_parts().eval()
-    asked, real = [], open_entries.OpenEntries
+    asked, real = [], masking.OpenEntries
     monkeypatch.setattr(unit_graph, "OpenEntries", lambda *parts: asked.append(1) or real(*parts))
     for share in (0.2, 0.5, 0.2, 1.0, 0.0):
         mask = torch.rand(model.n_units, generator=torch.Generator().manual_seed(int(10 * share))) < share

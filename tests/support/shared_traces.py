@@ -12,7 +12,7 @@ import types
 from pathlib import Path
 from uuid import uuid4
 
-from avalanche_amnesia.unit_graph.structure import Known
+from avalanche_amnesia.unit_graph.tracing import Known
 
 
 class SharedTraces(Known):

@@ -13,7 +13,7 @@ from torch import nn
 
 from avalanche_amnesia.models import MLP, MaskedModel
 from avalanche_amnesia.unit_graph import graph as unit_graph
-from avalanche_amnesia.unit_graph import trace_backbone
+from avalanche_amnesia.unit_graph.tracing import trace_backbone
 
 
 @pytest.mark.parametrize("name", ALL)

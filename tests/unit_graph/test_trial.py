@@ -7,7 +7,7 @@ from torch import nn
 from avalanche_amnesia.models import MaskedModel
 from avalanche_amnesia.unit_graph import ModelError, tracing
 from avalanche_amnesia.unit_graph.registry import RULES
-from avalanche_amnesia.unit_graph.structure import Known
+from avalanche_amnesia.unit_graph.tracing import Known
 
 
 class Summed(nn.Module):

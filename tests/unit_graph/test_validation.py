@@ -12,7 +12,7 @@ from torchvision.models import resnet18
 
 from avalanche_amnesia.models import MaskedModel
 from avalanche_amnesia.unit_graph import ModelError, fix, validate
-from avalanche_amnesia.unit_graph.inputs import inputs_of
+from avalanche_amnesia.unit_graph.backbones import inputs_of
 
 # In words ------------------------------------------------------------------------------------------------------
 

@@ -10,16 +10,16 @@ from torch import nn
 
 from avalanche_amnesia.models import MLP, MaskedModel
 from avalanche_amnesia.unit_graph import graph as unit_graph
-from avalanche_amnesia.unit_graph import open_entries
-from avalanche_amnesia.unit_graph.open_entries import LayerMasks, OpenEntries
+from avalanche_amnesia.unit_graph import masking
+from avalanche_amnesia.unit_graph.masking import LayerMasks, OpenEntries
 
 OPERATIONS = {
-    "linear": (open_entries.linear, F.linear, (6, 5), (7, 5), -1, ()),
-    "linear of tokens": (open_entries.linear, F.linear, (6, 5), (2, 3, 5), -1, ()),
-    "conv1d": (open_entries.conv1d, torch.conv1d, (6, 5, 2), (3, 5, 4), -2, (2,)),
-    "conv2d": (open_entries.conv2d, torch.conv2d, (6, 5, 3, 3), (3, 5, 4, 4), -3, (1, 1)),
-    "conv2d of one image": (open_entries.conv2d, torch.conv2d, (6, 5, 3, 3), (5, 4, 4), -3, (1, "same", 2)),
-    "conv3d": (open_entries.conv3d, torch.conv3d, (6, 5, 1, 2, 2), (3, 5, 2, 3, 3), -4, ()),
+    "linear": (masking.linear, F.linear, (6, 5), (7, 5), -1, ()),
+    "linear of tokens": (masking.linear, F.linear, (6, 5), (2, 3, 5), -1, ()),
+    "conv1d": (masking.conv1d, torch.conv1d, (6, 5, 2), (3, 5, 4), -2, (2,)),
+    "conv2d": (masking.conv2d, torch.conv2d, (6, 5, 3, 3), (3, 5, 4, 4), -3, (1, 1)),
+    "conv2d of one image": (masking.conv2d, torch.conv2d, (6, 5, 3, 3), (5, 4, 4), -3, (1, "same", 2)),
+    "conv3d": (masking.conv3d, torch.conv3d, (6, 5, 1, 2, 2), (3, 5, 2, 3, 3), -4, ()),
 }
 ROWS = {"some rows": torch.tensor([0, 2, 5]), "all rows": None}
 COLUMNS = {"some columns": torch.tensor([1, 4]), "all columns": None}
@@ -28,7 +28,7 @@ COLUMNS = {"some columns": torch.tensor([1, 4]), "all columns": None}
 @pytest.fixture
 def every_entry_counts(monkeypatch):
     """Entries are left out however few they are."""
-    monkeypatch.setattr(open_entries, "WORTH_IT", 0)
+    monkeypatch.setattr(masking, "WORTH_IT", 0)
     monkeypatch.setattr(unit_graph, "_MUCH_LESS", 0.999)
 
 
@@ -71,13 +71,13 @@ def test_little_work_is_done_as_a_whole(name):
     """Where it costs more to pick entries than to compute all; and of weights that are not named."""
     x, w = torch.randn(2, 5), torch.randn(6, 5)
     masks = LayerMasks({}, {name: OpenEntries(torch.tensor([0]), None, 5 / 6)})
-    assert torch.equal(open_entries.linear(masks, "w", x, w, None), F.linear(x, w))
+    assert torch.equal(masking.linear(masks, "w", x, w, None), F.linear(x, w))
 
 
 def test_enough_work_is_saved():
     x, w = torch.randn(512, 128), torch.randn(128, 128)
     masks = LayerMasks({}, {"w": OpenEntries(torch.tensor([3]), None, 127 / 128)})
-    result = open_entries.linear(masks, "w", x, w, None)
+    result = masking.linear(masks, "w", x, w, None)
     assert torch.allclose(result[:, 3], F.linear(x, w)[:, 3], atol=1e-4)
     assert int((result != 0).any(0).sum()) == 1
 
@@ -139,7 +139,7 @@ def test_grouped_convolutions_and_computed_weights_are_done_as_a_whole(monkeypat
         asked.append(name)
         return operation(x, weight, bias, *options)
 
-    monkeypatch.setattr(open_entries, "_over_open", seen)
+    monkeypatch.setattr(masking, "_over_open", seen)
     grouped = nn.Sequential(nn.Conv2d(4, 6, 1, groups=2), nn.ReLU(), nn.Flatten(), nn.Linear(24, 5))
     computed = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(6, 5)), nn.ReLU(), nn.Linear(5, 4))
     for backbone, x, whole in ((grouped, torch.rand(2, 4, 2, 2), "3.weight"), (computed, torch.rand(2, 6), "2.weight")):
