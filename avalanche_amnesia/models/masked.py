@@ -325,13 +325,7 @@ class MaskedModel(TaskMaskedModel):
         return self.masked_features(x, self._binary_gate(task), self.parts_of(task))
 
     def masked_features(self, x: Tensor, mask: Tensor, parts: nn.Module | None = None) -> Tensor:
-        """Features ``(batch, features)`` through any mask.
-
-        Args:
-            x: ``(batch, …)``.
-            mask: over all units, ``(n_units,)``.
-            parts: a task's own modules (:meth:`task_parts`); None: fresh ones.
-        """
+        """As the base class's."""
         own = self.fresh_parts().train(self.training) if parts is None else parts
         return self.backbone(x, own, self.read_mask(mask))
 

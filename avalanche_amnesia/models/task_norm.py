@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from avalanche_amnesia.models.multi_head import MultiHeadModel, by_task
-from avalanche_amnesia.models.norm_copies import NormCopies, norms_of
-from avalanche_amnesia.models.substitutes import Substitutes
+from avalanche_amnesia.models.substitutes import NormCopies, Substitutes, norms_of
 from avalanche_amnesia.unit_graph.task_owned import OwnModules
 
 

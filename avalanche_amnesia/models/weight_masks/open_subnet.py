@@ -1,11 +1,50 @@
 """The weights that scores choose, ``weight ⊙ mask``, of the task in training."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
-from avalanche_amnesia.models.weight_masks.choice import Choice
+from avalanche_amnesia.models.weight_masks.top_share import MovingTop
+
+_hardshrink_backward = torch.ops.aten.hardshrink_backward.grad_input
+
+
+class Choice:
+    """The entries that scores choose, layer by layer: chosen values pass, others do not.
+
+    Where each layer's largest ``|score|`` are chosen, on a CPU, the choice is a threshold: no mark is written, and none
+    is read. All others are by marks, however ``choose`` sets them.
+    """
+
+    def __init__(
+        self, sizes: Sequence[int], choose: Callable[[Tensor, Tensor], Tensor], tops: Sequence[MovingTop] = ()
+    ) -> None:
+        self._sizes, self._choose, self._tops = sizes, choose, tops
+        self._marks, self._zero = torch.empty(0), torch.empty(0)
+
+    def renew(self, scores: Tensor) -> None:
+        """Choose by the scores of all layers, ``(n_weights,)``."""
+        if self._tops and scores.is_cpu:
+            for top, part in zip(self._tops, scores.split(self._sizes), strict=True):
+                top.update(part)
+            return
+        if not len(self._marks):
+            self._marks, self._zero = torch.empty_like(scores), scores.new_zeros(())
+        self._choose(scores, self._marks)
+
+    def sift(self, layer: int, scores: Tensor, values: Tensor, out: Tensor) -> None:
+        """Write a layer's values where they are chosen, and +0 elsewhere."""
+        if not self._tops or not scores.is_cpu:
+            marks = self._marks.split(self._sizes)[layer].view_as(values)
+            torch.addcmul(self._zero, values, marks, out=out)  # a product alone would be -0 in places
+            return
+        top, others = self._tops[layer], self._tops[layer].others
+        besides = values if others is None else values.take(others)
+        # Where |score| exceeds the threshold hardshrink's derivative is 1, else 0.
+        _hardshrink_backward(values, scores.view_as(values), top.threshold, grad_input=out)
+        if others is not None:
+            out.put_(others, besides)
 
 
 class OpenSubnet:

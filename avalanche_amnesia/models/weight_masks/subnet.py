@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from avalanche_amnesia.models.multi_head import inside_backbone
-from avalanche_amnesia.models.norm_copies import NormCopies
-from avalanche_amnesia.models.substitutes import Place, Substitutes
+from avalanche_amnesia.models.substitutes import NormCopies, Place, Substitutes
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
-from avalanche_amnesia.models.weight_masks.choice import Choice, MarkedChoice, TopChoice
+from avalanche_amnesia.models.weight_masks.codes import (
+    decode_masks,
+    decode_scores,
+    encode_masks,
+    encode_scores,
+    pack_bits,
+    unpack_bits,
+)
 from avalanche_amnesia.models.weight_masks.forward_state import ForwardState, TaskState
-from avalanche_amnesia.models.weight_masks.mask_storage import decode_masks, encode_masks, pack_bits, unpack_bits
-from avalanche_amnesia.models.weight_masks.open_subnet import OpenSubnet
-from avalanche_amnesia.models.weight_masks.score_code import decode_scores, encode_scores
+from avalanche_amnesia.models.weight_masks.open_subnet import Choice, OpenSubnet
 from avalanche_amnesia.models.weight_masks.top_share import MovingTop, mark_largest
 from avalanche_amnesia.models.weight_masks.weight_cover import (
     BiasRule,
@@ -88,7 +92,6 @@ class SubnetModel(TaskMaskedModel):
         self._state = ForwardState(backbone, inventory.norms)
         self._substitutes = Substitutes()
         self.register_buffer("_order", torch.zeros(0, dtype=torch.int64))
-        self._tops: list[MovingTop] = []
         self.train(self.training)
 
     # Masks ----------------------------------------------------------------------------------------------------
@@ -129,18 +132,10 @@ class SubnetModel(TaskMaskedModel):
             out: where to write it.
         """
         marks = torch.empty_like(scores) if out is None else out
-        sizes = scores.detach().abs()
-        near = [top.threshold for top in self._tops] or [None] * len(self._sizes)
-        kept = [tensor.kept for tensor in self.graph.layers.values()]
-        for part, marked, k, guess in zip(sizes.split(self._sizes), marks.split(self._sizes), kept, near, strict=True):
-            mark_largest(part, k, marked, guess)
+        parts = zip(scores.detach().split(self._sizes), marks.split(self._sizes), strict=True)
+        for (part, marked), tensor in zip(parts, self.graph.layers.values(), strict=True):
+            mark_largest(part, tensor.kept, marked)
         return marks
-
-    def _choice(self, scores: Tensor, weights: Iterable[Tensor]) -> Choice:
-        """Choice by scores in the steps of a training; by thresholds where that comes to the same."""
-        marked = MarkedChoice(self._sizes, self.choose)
-        ranks = type(self).choose is SubnetModel.choose and all(t.dtype == torch.float32 for t in (scores, *weights))
-        return TopChoice(self._tops, marked) if ranks else marked
 
     def straight_through(self, of_mask: Tensor, scores: Tensor) -> Tensor:
         """Gradient of the scores, straight through the choice: ``of_mask ⊙ sign(scores)``, as ``|score|`` is ranked.
@@ -179,8 +174,10 @@ class SubnetModel(TaskMaskedModel):
         """
         learned = self._begin(task, scores)
         weights = {name: self._weight(name) for name in self.graph.layers}
-        self._tops = [MovingTop(tensor.size, tensor.kept) for tensor in self.graph.layers.values()]
-        choice = self._choice(learned.detach(), weights.values())
+        plain = all(tensor.dtype == torch.float32 for tensor in (learned, *weights.values()))
+        ranks = plain and type(self).choose is SubnetModel.choose
+        tops = [MovingTop(tensor.size, tensor.kept) for tensor in self.graph.layers.values() if ranks]
+        choice = Choice(self._sizes, self.choose, tops)
         self._opened = OpenSubnet(learned, weights, choice, self.straight_through)
         return learned
 
@@ -216,7 +213,6 @@ class SubnetModel(TaskMaskedModel):
 
     def _end_training(self) -> None:
         self._substitutes.take_back()  # a forward may have been interrupted
-        self._tops = []
         super()._end_training()
 
     def _learned_from(self, tasks: Sequence[int]) -> list[int]:
@@ -263,13 +259,7 @@ class SubnetModel(TaskMaskedModel):
         return self._run(x, self._weights_of(task), self.task_parts(task), learns=learns)
 
     def masked_features(self, x: Tensor, mask: Tensor, parts: nn.Module | None = None) -> Tensor:
-        """Features ``(batch, features)`` through any mask.
-
-        Args:
-            x: ``(batch, …)``.
-            mask: ``(n_weights,)``.
-            parts: normalisation of a task (:meth:`task_parts`); None: as the backbone had it.
-        """
+        """As the base class's."""
         return self._run(x, self._masked_weights(mask), parts, learns=False)
 
     def shared_state(self) -> list[str]:

@@ -23,51 +23,25 @@ def count_of_share(share: float, size: int) -> int:
     return max(1, round(share * size))
 
 
-def mark_largest(values: Tensor, k: int, out: Tensor, near: float | None = None) -> float | None:
-    """Mark the ``k`` largest entries with 1 and all others with 0; among equal ones the lowest index goes first."""
-    if values.device.type != "cpu":
-        mark_by_sorting(values, k, out)
-        return None
-    # numpy's comparisons and quickselect take a tenth of the time of torch's.
-    found = None if near is None else _mark_around(values.numpy(), k, out.numpy(), near)
-    if found is not None:
-        return found
-    threshold = float(np.partition(values.numpy(), len(values) - k)[len(values) - k])
-    torch.ge(values, threshold, out=out)
-    if np.count_nonzero(values.numpy() >= np.float32(threshold)) != k:  # ties at the threshold, or NaN, which lie above
-        return float(mark_by_sorting(values, k, out))
-    return threshold
+def mark_largest(values: Tensor, k: int, out: Tensor) -> None:
+    """Mark the ``k`` largest magnitudes with 1 and all others with 0; among equal ones the lowest index goes first."""
+    if not values.is_cpu or values.dtype != torch.float32:
+        mark_by_sorting(values.abs(), k, out)
+        return
+    top = MovingTop(len(values), k)
+    top.update(values)
+    torch.gt(values.abs(), top.threshold, out=out)
+    if top.others is not None:
+        out[top.others] = 1
 
 
-def mark_by_sorting(values: Tensor, k: int, out: Tensor) -> Tensor:
-    """As :func:`mark_largest`, without a number that the host would have to wait for; returns the threshold, ``()``."""
-    values = values.nan_to_num(nan=-1.0, posinf=math.inf)
-    threshold = values.sort(descending=True).values[k - 1]
-    above, tied = values > threshold, values == threshold
+def mark_by_sorting(sizes: Tensor, k: int, out: Tensor) -> None:
+    """As :func:`mark_largest` of what is not negative, without a number that the host would have to wait for."""
+    sizes = sizes.nan_to_num(nan=-1.0, posinf=math.inf)
+    threshold = sizes.sort(descending=True).values[k - 1]
+    above, tied = sizes > threshold, sizes == threshold
     missing = k - above.sum()
     out.copy_(above | (tied & (tied.cumsum(0, dtype=torch.int32) <= missing)))
-    return threshold
-
-
-def _mark_around(values: npt.NDArray[np.float32], k: int, out: npt.NDArray[np.float32], near: float) -> float | None:
-    """As :func:`mark_largest`, ranking only the entries near a guess; None, and no marks, where the guess is bad."""
-    if not 0 < near < _LARGEST:
-        return None
-    above = values > np.float32(near * (1 + _BAND))
-    missing = k - int(np.count_nonzero(above))  # to be found among the entries of the band
-    if missing <= 0:
-        return None
-    band = np.flatnonzero((values >= np.float32(near * (1 - _BAND))) ^ above)
-    if missing > len(band):
-        return None
-    ranked = values[band]
-    threshold = np.partition(ranked, len(ranked) - missing)[len(ranked) - missing]
-    chosen = ranked > threshold
-    tied = np.flatnonzero(ranked == threshold)
-    chosen[tied[: missing - int(np.count_nonzero(chosen))]] = True
-    np.copyto(out, above)
-    out[band[chosen]] = 1
-    return float(threshold)
 
 
 class MovingTop:
@@ -78,7 +52,7 @@ class MovingTop:
 
     def __init__(self, size: int, k: int) -> None:
         self.size, self._k = size, k
-        self.threshold: float | None = None
+        self.threshold = 0.0
         self.others: Tensor | None = None
         self._above, self._band = np.zeros(size, np.bool_), np.zeros(size, np.bool_)
         self._room = np.zeros(min(size, _BLOCK), np.float32)
@@ -86,7 +60,7 @@ class MovingTop:
     def update(self, vector: Tensor) -> None:
         """Find the ``k`` largest; among equal ones the lowest index goes first, and NaN is smaller than any number."""
         values = vector.numpy()
-        near = self.threshold or 0.0
+        near = self.threshold
         shares = (_NARROW, _BAND) if 0 < near < _LARGEST else ()
         if not any(self._update_around(values, near, share) for share in shares):
             self._update_whole(values)

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from avalanche_amnesia.models import MLP, SubnetModel
-from avalanche_amnesia.models.weight_masks.choice import MarkedChoice, TopChoice
+from avalanche_amnesia.models.weight_masks.open_subnet import Choice
 from avalanche_amnesia.models.weight_masks.top_share import MovingTop
 
 
@@ -18,9 +18,9 @@ def test_what_passes_by_thresholds_is_what_passes_by_marks(ties, layout):
     sizes = [tensor.size for tensor in model.graph.layers.values()]
     scores = torch.randn(model.n_weights, generator=generator)
     scores = (4 * scores).round() if ties else scores
-    by_marks = MarkedChoice(sizes, model.choose)
+    by_marks = Choice(sizes, model.choose)
     tops = [MovingTop(tensor.size, tensor.kept) for tensor in model.graph.layers.values()]
-    by_thresholds = TopChoice(tops, by_marks)
+    by_thresholds = Choice(sizes, model.choose, tops)
     for step in range(3):
         by_marks.renew(scores)
         by_thresholds.renew(scores)
