@@ -10,7 +10,7 @@ from torch import Tensor, fx
 from avalanche_amnesia.contrib.export.layout import Live, live, one_axis
 from avalanche_amnesia.contrib.export.shrinking import Shrinking, shrinks
 from avalanche_amnesia.unit_graph.rules.derived import walk_dims
-from avalanche_amnesia.unit_graph.rules.pooling import POOLS
+from avalanche_amnesia.unit_graph.rules.mixing import POOLS
 from avalanche_amnesia.unit_graph.rules.shapes import MOVES
 from avalanche_amnesia.unit_graph.values import Masked, leaves, map_leaves
 

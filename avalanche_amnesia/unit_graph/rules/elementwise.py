@@ -1,4 +1,4 @@
-"""Functions of single entries: zero stays zero, or becomes a constant."""
+"""Operations entry by entry: sums, products, and functions of single entries."""
 
 from typing import Any
 
@@ -7,8 +7,8 @@ from torch import fx
 
 from avalanche_amnesia.unit_graph.findings import Unsupported
 from avalanche_amnesia.unit_graph.registry import rule
-from avalanche_amnesia.unit_graph.rules.arithmetic import multiply
-from avalanche_amnesia.unit_graph.values import Constant, Masked, ParameterValue, Value, leaves
+from avalanche_amnesia.unit_graph.units import ALWAYS
+from avalanche_amnesia.unit_graph.values import Constant, Masked, ParameterValue, Value, filled, leaves
 from avalanche_amnesia.unit_graph.walk import Walk
 
 A: Any = torch.ops.aten
@@ -30,6 +30,127 @@ LIFT = (
     *(A.eq, A.ne, A.lt, A.le, A.gt, A.ge, A.isnan, A.isinf, A.isfinite, A.special_expit, A.masked_fill),
 )
 POLES = (A.log, A.log2, A.log10, A.reciprocal, A.rsqrt, A.sqrt)
+
+
+@rule(A.add, A.sub, A.rsub, A.subtract)
+def added(walk: Walk, node: fx.Node, a: Any, b: Any, *rest: Any, **options: Any) -> Value:
+    """A sum, or a difference: in use where either is."""
+    return add(walk, a, b).like(dtype=walk.result(node).dtype)
+
+
+def add(walk: Walk, a: Any, b: Any) -> Value:
+    """The sum of two operands of which one is a value."""
+    if isinstance(a, Value) and isinstance(b, Value):
+        return Value(walk.draft.sets.union(a.ids, b.ids), a.dtype, max(a.masked, b.masked))
+    x, other = (a, b) if isinstance(a, Value) else (b, a)
+    return _beside(walk, x, other, Masked.CONSTANT)
+
+
+@rule(A.mul, A.multiply)
+def multiplied(walk: Walk, node: fx.Node, a: Any, b: Any) -> Value:
+    """A product: zero where either factor is."""
+    return multiply(walk, a, b).like(dtype=walk.result(node).dtype)
+
+
+def multiply(walk: Walk, a: Any, b: Any) -> Value:
+    """The product of two operands of which one is a value."""
+    if isinstance(a, Value) and isinstance(b, Value):
+        shape = torch.broadcast_shapes(a.shape, b.shape)
+        # Zero where one factor is; the one that is zero under more masks is worth more, then the one that spans more.
+        zero = [v for v in (a, b) if v.masked is Masked.ZERO]
+        if not zero:
+            return Value(walk.draft.sets.union(a.ids, b.ids), a.dtype, max(a.masked, b.masked))
+        best = min(zero, key=lambda v: (float((v.ids == ALWAYS).float().mean()), -v.ids.numel()))
+        return Value(best.ids.expand(shape), a.dtype)
+    x, other = (a, b) if isinstance(a, Value) else (b, a)
+    return _beside(walk, x, other, None)
+
+
+def _beside(walk: Walk, x: Any, other: Any, with_constant: Masked | None) -> Value:
+    """Operand beside a value: a parameter takes on the units of the value that it meets."""
+    with_constant = x.masked if with_constant is None else with_constant  # a product leaves them as they are
+    if isinstance(other, ParameterValue):
+        shape = torch.broadcast_shapes(x.shape, other.shape)
+        met = max(x.masked, adopt(walk, other, x.ids.expand(shape)))
+        # Zero times another task's parameter is zero, with the sign of that parameter: it is masked again.
+        zero = x.masked is Masked.ZERO and with_constant is Masked.ZERO and met is Masked.CONSTANT
+        return Value(x.ids.expand(shape), x.dtype, Masked.ZERO if zero else met)
+    shape = torch.broadcast_shapes(x.shape, other.shape) if isinstance(other, Constant) else x.shape
+    return Value(x.ids.expand(shape), x.dtype, max(x.masked, with_constant))
+
+
+def adopt(walk: Walk, parameter: ParameterValue, ids: torch.Tensor) -> Masked:
+    """Note that a parameter's entries are used by the units of the entries that they meet."""
+    if not parameter.owned:
+        places = torch.arange(parameter.shape.numel()).reshape(parameter.shape)
+        met = walk.draft.sets.merge(places, filled(ids), parameter.shape.numel()).reshape(parameter.shape)
+        walk.used(parameter, met)
+    return Masked.CONSTANT if parameter.fixed else Masked.DIRTY
+
+
+@rule(A.div, A.true_divide, A.floor_divide, A.remainder, A.fmod)
+def divided(walk: Walk, node: fx.Node, a: Any, b: Any, **options: Any) -> Value:
+    """A quotient: zero where the numerator is."""
+    if isinstance(b, Value):
+        if b.masked is Masked.ZERO and not b.always:
+            raise Unsupported(
+                "masked units are zero, and are divided by", "add a small number to the denominator first"
+            )
+        if not isinstance(a, Value):  # masked entries hold a number divided by a constant: as if that were added
+            return add(walk, a, b).like(dtype=walk.result(node).dtype)
+    return multiply(walk, a, b).like(dtype=walk.result(node).dtype)
+
+
+@rule(A.pow)
+def power(walk: Walk, node: fx.Node, a: Any, b: Any) -> Any:
+    """``x ** n`` keeps zeros for a number ``n > 0``."""
+    dtype = walk.result(node).dtype
+    if isinstance(a, Value) and isinstance(b, (int, float)):
+        if b >= 1:
+            return a.like(dtype=dtype)
+        if b != 0 and a.masked is Masked.ZERO and not a.always:
+            raise Unsupported(
+                "masked units are zero, where this power or its slope is infinite", "add a small number first"
+            )
+        return a.like(masked=max(a.masked, Masked.CONSTANT), dtype=dtype)
+    if isinstance(b, Value) and isinstance(a, (int, float)):
+        return b.like(masked=max(b.masked, Masked.CONSTANT), dtype=dtype)
+    return walk.conservative(node)
+
+
+@rule(A.addcmul)
+def addcmul(walk: Walk, node: fx.Node, a: Any, b: Any, c: Any, **options: Any) -> Any:
+    """``a + value · b · c``."""
+    if not isinstance(b, Value) and not isinstance(c, Value):
+        return walk.conservative(node)
+    return add(walk, a, multiply(walk, b, c))
+
+
+@rule(A.maximum, A.minimum)
+def larger(walk: Walk, node: fx.Node, a: Any, b: Any) -> Any:
+    """The larger or smaller of two values: zero where both are."""
+    if not isinstance(a, Value) or not isinstance(b, Value):
+        return walk.conservative(node)
+    return Value(walk.draft.sets.union(a.ids, b.ids), walk.result(node).dtype, max(a.masked, b.masked))
+
+
+@rule(A.where)
+def chosen(walk: Walk, node: fx.Node, condition: Any, a: Any, b: Any) -> Any:
+    """Choice between two operands: in use where either is, or the condition."""
+    values = [x for x in (condition, a, b) if isinstance(x, Value)]
+    if any(isinstance(x, ParameterValue) for x in (condition, a, b)):
+        return walk.conservative(node)
+    shape, ids = walk.result(node).shape, values[0].ids
+    for value in values[1:]:
+        ids = walk.draft.sets.union(ids, value.ids)
+    kept = all(isinstance(x, Value) and x.masked is Masked.ZERO for x in (a, b))
+    masked = max([v.masked for v in values] + ([] if kept else [Masked.CONSTANT]))
+    if kept and isinstance(condition, Value):  # zero whichever is chosen
+        masked = max(x.masked for x in (a, b))
+    return Value(ids.expand(shape), walk.result(node).dtype, masked)
+
+
+# Functions of single entries --------------------------------------------------------------------------------------
 
 
 @rule(*SAME_VALUES, *KEEP_ZERO)

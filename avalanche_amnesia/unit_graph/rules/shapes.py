@@ -10,7 +10,7 @@ from torch import Tensor, fx
 
 from avalanche_amnesia.unit_graph.findings import Unsupported
 from avalanche_amnesia.unit_graph.registry import derives, rule
-from avalanche_amnesia.unit_graph.rules.arithmetic import adopt
+from avalanche_amnesia.unit_graph.rules.elementwise import adopt
 from avalanche_amnesia.unit_graph.units import ALWAYS, NOTHING, compact
 from avalanche_amnesia.unit_graph.values import (
     Constant,

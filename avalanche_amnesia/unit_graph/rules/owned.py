@@ -1,17 +1,18 @@
-"""Normalisation: a copy per task, with the task's mask folded into it."""
+"""What tasks have of their own: norms, with the task's mask folded in, and modules that the user declared."""
 
 from typing import Any
 
 import torch
 from torch import fx
 
+from avalanche_amnesia.unit_graph.declared_calls import DECLARED, filled_in
 from avalanche_amnesia.unit_graph.exporting import PLAIN_AVERAGE, module_of
 from avalanche_amnesia.unit_graph.findings import Unsupported
-from avalanche_amnesia.unit_graph.masking import call_owned
+from avalanche_amnesia.unit_graph.masking import call_owned, tensor_in
 from avalanche_amnesia.unit_graph.registry import NORMS_BY_CHANNEL, rule
 from avalanche_amnesia.unit_graph.task_owned import NormKind, OwnedSpec
-from avalanche_amnesia.unit_graph.units import compact
-from avalanche_amnesia.unit_graph.values import Masked, ParameterValue, filled
+from avalanche_amnesia.unit_graph.units import ALWAYS, compact
+from avalanche_amnesia.unit_graph.values import Dependence, Masked, ParameterValue, always_in_use, filled
 from avalanche_amnesia.unit_graph.walk import Walk
 
 A: Any = torch.ops.aten
@@ -171,3 +172,37 @@ def _name(parameter: Any) -> str | None:
 def _named(walk: Walk, node: fx.Node, names: tuple[str | None, ...]) -> str:
     known = next((name for name in names if name is not None), "")
     return known.rpartition(".")[0] or module_of(node) or known or node.name
+
+
+# Declared modules -----------------------------------------------------------------------------------------------------
+
+
+@rule(DECLARED)
+def declared(walk: Walk, node: fx.Node, tensors: Any, sizes: Any, number: int) -> Any:
+    """One call of a declared module: its results count as always in use."""
+    call = walk.exported.calls[number]
+    walk.zero_inputs(node, dirty_only=True)
+    given: Any = node.args
+    args, kwargs = filled_in(call.arguments, [*given[0][1:], *given[1]])
+    if call.name in walk.owned:
+        walk.draft.owned.setdefault(call.name, OwnedSpec(call.name))
+        made = walk.insert_behind(node, call_owned, (walk.tasks_own, call.name, *args), kwargs)
+    else:
+        _freeze(walk, call.name)
+        with walk.graph.inserting_after(node):
+            made = walk.graph.call_module(call.name, args, kwargs)
+    for user in list(node.users):
+        if user is not made:
+            user.args = (made, user.args[1])
+            user.target = tensor_in
+    walk.values[made] = [always_in_use(result.shape, result.dtype) for result in walk.result(node)]
+    return walk.values[made]
+
+
+def _freeze(walk: Walk, name: str) -> None:
+    walk.draft.frozen_modules.add(name)
+    for inner, parameter in walk.backbone.get_submodule(name).named_parameters():
+        always = torch.full((1,) * parameter.dim(), ALWAYS)
+        place = torch.arange(parameter.numel()).reshape(parameter.shape)
+        part = Dependence(f"{name}.{inner}", parameter.shape, place, frozen=True)
+        walk.used(ParameterValue(parameter.shape, parameter.dtype, (part,)), always)
