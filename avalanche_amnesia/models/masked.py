@@ -181,12 +181,6 @@ class MaskedModel(TaskMaskedModel):
         _, gate = self._in_training
         return gate.open_units()
 
-    def _packed_mask(self, mask: Tensor) -> Tensor:
-        return mask
-
-    def _unpacked(self, kept: Tensor) -> Tensor:
-        return kept.clone()
-
     def task_embedding(self, task: int) -> Tensor:
         """The embedding that the task's mask was read from, ``(n_units,)``, copied."""
         return self._learned[task].clone()
@@ -224,7 +218,7 @@ class MaskedModel(TaskMaskedModel):
 
     def fresh_parts(self) -> OwnModules:
         """A copy of everything, besides a head, that tasks have of their own, with the backbone's values."""
-        return OwnModules.copied(self.backbone.owned, self.backbone)
+        return OwnModules({name: spec.make(self.backbone) for name, spec in self.backbone.owned.items()})
 
     def parts_of(self, task: int) -> OwnModules:
         """Modules of a task besides its head; fresh ones, where it has none yet."""
@@ -233,12 +227,7 @@ class MaskedModel(TaskMaskedModel):
 
     @torch.no_grad()
     def settle_parts(self, parts: OwnModules, task: int) -> None:
-        """End the learning of a task's norms; outside its mask they return to their initial values.
-
-        Args:
-            parts: what the task has of its own (:meth:`parts_of`), or a copy of it.
-            task: its label; its mask is binary by now.
-        """
+        """End the learning of a task's own norms (or of a copy): outside its binary mask they are as they began."""
         use = self.graph.sets.use(self._masks[task].float())
         parts.settle(self.fresh_parts(), self.backbone.owned, use)
 
@@ -311,18 +300,10 @@ class MaskedModel(TaskMaskedModel):
 
     # Forward --------------------------------------------------------------------------------------------------
 
-    def _binary_gate(self, task: int) -> Tensor:
-        """The 0/1 vector that masks a task's forward; all ones where the task has no mask."""
-        if task == self.current_task:
-            return self._chosen().float()
-        if task in self._masks:
-            return self._masks[task].float()
-        return torch.ones(self.n_units, device=self._device)
-
     def _features(self, x: Tensor, task: int) -> Tensor:
         if task == self.current_task and self.training:
             return self.backbone(x, self.parts_of(task), self.gate_leaves)
-        return self.masked_features(x, self._binary_gate(task), self.parts_of(task))
+        return self.masked_features(x, self._mask_or_all(task), self.parts_of(task))
 
     def masked_features(self, x: Tensor, mask: Tensor, parts: nn.Module | None = None) -> Tensor:
         """As the base class's."""

@@ -117,13 +117,13 @@ class TaskMaskedModel(MultiHeadModel, ABC):
     def _chosen(self) -> Tensor:
         """Mask that the task in training would have if it ended now, bool ``(n,)``."""
 
-    @abstractmethod
     def _packed_mask(self, mask: Tensor) -> Tensor:
         """A mask, bool ``(n,)``, as the store holds it."""
+        return mask
 
-    @abstractmethod
     def _unpacked(self, kept: Tensor) -> Tensor:
         """A mask, bool ``(n,)``, a new tensor, from what the store holds."""
+        return kept.clone()
 
     def mask_bits(self) -> float | None:
         """Bits per weight and task that the masks take in ``compressed_state``; None where none is compressed."""
@@ -140,16 +140,14 @@ class TaskMaskedModel(MultiHeadModel, ABC):
         Returns:
             Full parameter name, bool tensor that broadcasts over the parameter.
         """
-        try:
-            mask = self.binary_mask(task)
-        except UnknownTaskError:
-            mask = torch.ones_like(self.cumulative_mask())
-        return self.entries_under(mask)
-
-    def entries_under(self, mask: Tensor) -> Iterator[tuple[str, Tensor]]:
-        """As :meth:`entries_of`, of any mask ``(n,)``."""
-        for name, covered in self.graph.reads(self.by_layer(mask)):
+        for name, covered in self.graph.reads(self.by_layer(self._mask_or_all(task))):
             yield f"backbone.{name}", covered
+
+    def _mask_or_all(self, task: int) -> Tensor:
+        """A task's mask, bool ``(n,)``; one without a mask, as stock strategies train it, uses every entry."""
+        if task == self.current_task or task in self._masks:
+            return self.binary_mask(task)
+        return torch.ones(sum(self._sizes), dtype=torch.bool, device=self._device)
 
     @abstractmethod
     def users_of(self, entries: Mapping[str, Tensor], tasks: Sequence[int]) -> frozenset[int]:

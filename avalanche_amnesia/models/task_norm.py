@@ -47,7 +47,7 @@ class TaskNormModel(MultiHeadModel):
         """As the base class's; with the task's norms in it."""
         super().add_head(task, n_classes)
         copies = dict(zip(self._names, self._copies.begun(), strict=True))
-        norms = OwnModules({name.replace(".", "/"): norm for name, norm in copies.items()})
+        norms = OwnModules(copies)
         norms.learn(False, self.training)
         # In the head, not in a container beside it: parameters are then appended to the model's, as hosts expect that
         # go through old and new ones side by side (EWC's mode "online").

@@ -70,7 +70,7 @@ def fault_of_shape(x: Tensor, model: nn.Module, error: Exception) -> str | None:
         return None
     given, made = (tuple(x.shape[1:]), x.dtype), "a backbone that takes them"
     if isinstance(model, MaskedModel):
-        expected = model.graph.input_shape, model.graph.input_dtype
+        expected = model.graph.input_shape, model.graph.inputs.dtype
         if given == expected:
             return None
         made = f"{expected[0]}, {expected[1]}, for which this model was made"

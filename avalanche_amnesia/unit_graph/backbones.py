@@ -48,12 +48,15 @@ def undisturbed(backbone: nn.Module) -> Iterator[None]:
     Torch's own warnings and logs are kept back: what fails is said in our own errors. What is written into tensors
     stays written: inside, tensors are to be fake.
     """
-    fast = torch.backends.mha.get_fastpath_enabled()
+    fast, logs = torch.backends.mha.get_fastpath_enabled(), logging.root.manager.disable
     torch.backends.mha.set_fastpath_enabled(False)  # one fused operation instead of attention's layers
+    logging.disable(logging.CRITICAL)
     try:
-        with _attributes_kept(list(backbone.modules())), same_draws(backbone), _quiet():
+        with _attributes_kept(list(backbone.modules())), same_draws(backbone), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
             yield
     finally:
+        logging.disable(logs)
         torch.backends.mha.set_fastpath_enabled(fast)
 
 
@@ -79,18 +82,6 @@ def same_draws(module: nn.Module) -> Iterator[None]:
     """The state of torch's random numbers afterwards as before, on every device that a module lies on."""
     with torch.random.fork_rng(devices=sorted({p.device.index for p in module.parameters() if p.is_cuda})):
         yield
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    before = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(before)
 
 
 # Inputs: one tensor, several, or a mapping of tensors, with the samples along the first axis ------------------------
@@ -164,10 +155,6 @@ class Inputs:
             if like is not None:
                 tensor = tensor.to(like.device, like.dtype if tensor.is_floating_point() else None)
             tensors.append(tensor)
-        return self.packed(tensors)
-
-    def packed(self, tensors: Sequence[Any]) -> Any:
-        """Tensors as the backbone takes them."""
         if self.names:
             return dict(zip(self.names, tensors, strict=True))
         return tuple(tensors) if self.several else tensors[0]

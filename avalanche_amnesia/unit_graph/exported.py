@@ -68,7 +68,7 @@ def as_attributes(backbone: nn.Module, program: Any, calls: list[DeclaredCall]) 
                 graph.erase_node(node)
         elif node.op == "placeholder" and node.name in attributes:
             name = attributes[node.name].removeprefix("backbone.")
-            _replace_by_attribute(graph, node, first_name.get(id(_look_up(backbone, name)), name))
+            _replace_by_attribute(graph, node, first_name.get(id(operator.attrgetter(name)(backbone)), name))
         elif node.op == "placeholder" and node.name in constants:
             value = program.constants[constants[node.name]]
             name = f"_constant_{len(exported.constants)}"
@@ -89,10 +89,6 @@ def _renamed(graph: fx.Graph) -> fx.Graph:
         copies[node] = found.create_node(node.op, node.target, args, kwargs, name)
         copies[node].meta = dict(node.meta)
     return found
-
-
-def _look_up(backbone: nn.Module, name: str) -> Any:
-    return operator.attrgetter(name)(backbone)
 
 
 def _replace_by_attribute(graph: fx.Graph, node: fx.Node, name: str) -> None:
@@ -158,7 +154,9 @@ def _drop_statistics(graph: fx.Graph, signature: Any) -> set[str]:
     output.args = tuple(features)
     for node in list(graph.nodes):
         if node.target in _NORMS_OF_EXPORT:
-            _as_called(graph, node)
+            args = _NORMS_OF_EXPORT[node.target](*node.args)
+            args = (*args[:3], *map(_before_norms, args[3:5]), *args[5:])
+            _replace_tuple(graph, node, ATEN.batch_norm.default, args)
         elif node.target is ATEN.native_dropout.default:
             _replace_tuple(graph, node, ATEN.dropout.default, node.args)
     graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output"))
@@ -198,11 +196,6 @@ _NORMS_OF_EXPORT: dict[Any, Callable[..., tuple[Any, ...]]] = {
         False,
     ),
 }
-
-
-def _as_called(graph: fx.Graph, node: fx.Node) -> None:
-    args = _NORMS_OF_EXPORT[node.target](*node.args)
-    _replace_tuple(graph, node, ATEN.batch_norm.default, (*args[:3], *map(_before_norms, args[3:5]), *args[5:]))
 
 
 def _replace_tuple(graph: fx.Graph, node: fx.Node, target: Any, args: Any) -> None:

@@ -50,14 +50,7 @@ class Computed(Mapping[Key, Item]):
 
 @dataclass(frozen=True)
 class WeightedLayer:
-    """A layer of the backbone whose outputs are units that every task masks.
-
-    Attributes:
-        name: the module's (or parameter's) name inside the backbone.
-        units: its outputs (neurons or channels).
-        kind: what it is, for people: ``Linear``, ``Conv2d`` …
-        sets: the numbers of its units in :attr:`UnitGraph.sets`, ``(units,)``.
-    """
+    """A layer of the backbone, whose outputs are units that every task masks: their numbers in the graph's ``sets``."""
 
     name: str
     units: int
@@ -93,11 +86,6 @@ class UnitGraph:
     def input_shape(self) -> tuple[int, ...]:
         """Shape of one input, without the batch, on which the backbone was traced."""
         return self.inputs.shape
-
-    @property
-    def input_dtype(self) -> torch.dtype:
-        """Type of its entries."""
-        return self.inputs.dtype
 
     def __deepcopy__(self, memo: object) -> UnitGraph:
         return self  # nothing in it ever changes, and a copy of all sets would be the larger part of a model's copy
@@ -153,14 +141,7 @@ class UnitGraph:
             yield name, torch.from_numpy(np.asarray(covered))
 
     def open_entries(self, units: Tensor) -> dict[str, OpenEntries]:
-        """Entries that some units read of the weights, where that is much less than all of them.
-
-        Args:
-            units: over all units, bool ``(n_units,)``.
-
-        Returns:
-            Parameter name (inside the backbone) → its rows and columns.
-        """
+        """Rows and columns of weights that some units, bool ``(n_units,)``, read, where it is much less than all."""
         of_sets = self.sets.use(units.float()) > 0
         found = {}
         for name, factors in self.factors.items():
@@ -174,16 +155,7 @@ class UnitGraph:
         return found
 
     def covering(self, masks: Tensor, entries: Mapping[str, Tensor]) -> Tensor:
-        """Masks that cover any of some entries, all of them asked at once.
-
-        Args:
-            masks: over all units, bool ``(k, n_units)``.
-            entries: parameter name → bool tensor of the parameter's shape; a parameter that no mask covers counts for
-                none.
-
-        Returns:
-            Bool ``(k,)``.
-        """
+        """Masks, bool ``(k, n_units)``, that cover any of some entries, bool ``(k,)``: all of them asked at once."""
         in_use = self.sets.use(masks.float()).cpu().numpy() > 0
         found = np.zeros(len(masks), dtype=bool)
         # Small parameters first: mostly they decide about every mask before a large one is looked at.
@@ -223,14 +195,7 @@ class UnitGraph:
         return [of_sets[factor.to(of_sets.device)] for factor in factors]
 
     def entries_within(self, units: Tensor) -> dict[str, Tensor]:
-        """The entries that nobody can read without one of these units: one of their factors lies within them.
-
-        Args:
-            units: over all units, bool ``(n_units,)``.
-
-        Returns:
-            Parameter name (inside the backbone) → bool tensor that broadcasts over the parameter.
-        """
+        """Entries that nobody reads without some of these units, ``(n_units,)``; as of :meth:`reads`."""
         outside, everything = self.sets.use(torch.stack([~units, torch.ones_like(units)]).float())
         within = ((outside == 0) & (everything > 0)).float()
         return {
@@ -239,14 +204,7 @@ class UnitGraph:
         }
 
     def entries_of_units(self, units: Tensor) -> dict[str, Tensor]:
-        """The entries of some units themselves, whatever feeds these: the rows of their weights, and their biases.
-
-        Args:
-            units: over all units, bool ``(n_units,)``.
-
-        Returns:
-            Parameter name (inside the backbone) → bool tensor that broadcasts over the parameter.
-        """
+        """Entries of some units, ``(n_units,)``, themselves: rows of their weights, and biases; as :meth:`reads`."""
         of_sets = self.sets.use(units.float())
         of_sets[ALWAYS] = 0
         return {name: of_sets[factors[0].to(of_sets.device)] > 0 for name, factors in self.factors.items()}

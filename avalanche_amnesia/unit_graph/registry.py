@@ -16,25 +16,20 @@ RULES: dict[Any, Rule] = {}
 DERIVATIONS: dict[Any, Rule] = {}
 """The same for operations on parameters only."""
 NEEDS_ZEROS: set[Rule] = set()
-NORMS_BY_CHANNEL: set[Any] = set()
-"""Norms of single channels, into which the mask of what they read can be folded."""
 
 
-def rule(*targets: Any, zeros: bool = False, by_channel: bool = False) -> Callable[[Rule], Rule]:
+def rule(*targets: Any, zeros: bool = False) -> Callable[[Rule], Rule]:
     """Register what operations do to units.
 
     Args:
         targets: operations of torch, with or without the name of an overload; any registered operator will do.
         zeros: whether the rule wants masked entries of its inputs to be exactly zero.
-        by_channel: whether these are norms of single channels.
     """
 
     def registering(function: Rule) -> Rule:
         register(RULES, *targets)(function)
         if zeros:
             NEEDS_ZEROS.add(function)
-        if by_channel:
-            NORMS_BY_CHANNEL.update(targets)
         return function
 
     return registering

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -35,11 +35,10 @@ class TaskNorm(nn.Module):
     ``n = Σ_i a_i``, ``mean = Σ_i x_i / n``, ``var = Σ_i a_i·(x_i - mean)² / n``, for ``x`` that is zero where ``a`` is.
     """
 
-    def __init__(self, weight: Tensor | None, bias: Tensor | None, eps: float) -> None:
+    def __init__(self, spec: OwnedSpec, known: Mapping[str, Tensor]) -> None:
         super().__init__()
-        self.weight = None if weight is None else nn.Parameter(weight.detach().clone())
-        self.bias = None if bias is None else nn.Parameter(bias.detach().clone())
-        self.eps = eps
+        made = [None if name is None else nn.Parameter(known[name].detach().clone()) for name in spec.parameters]
+        (self.weight, self.bias), self.eps = made, spec.eps
 
     def _folded(self, mask: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         mask = mask.to(dtype if self.weight is None else self.weight.dtype)  # a float32 mask would widen the result
@@ -67,24 +66,13 @@ class TaskBatchNorm(TaskNorm):
     running_var: Tensor | None
     num_batches_tracked: Tensor | None
 
-    def __init__(
-        self,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        eps: float,
-        *,
-        statistics: tuple[Tensor, Tensor] | None,
-        momentum: float | None,
-        instance: bool = False,
-        fixed: bool = False,
-    ) -> None:
-        super().__init__(weight, bias, eps)
-        mean, var = (None, None) if statistics is None else statistics
-        self.register_buffer("running_mean", None if mean is None else mean.detach().clone())
-        self.register_buffer("running_var", None if var is None else var.detach().clone())
-        like = None if mean is None else torch.zeros((), dtype=torch.long, device=mean.device)
-        self.register_buffer("num_batches_tracked", like)
-        self.momentum, self.instance, self.fixed = momentum, instance, fixed
+    def __init__(self, spec: OwnedSpec, known: Mapping[str, Tensor]) -> None:
+        super().__init__(spec, known)
+        mean, var = [known[name].detach().clone() for name in spec.statistics] or (None, None)
+        count = None if mean is None else torch.zeros((), dtype=torch.long, device=mean.device)
+        for name, value in (("running_mean", mean), ("running_var", var), ("num_batches_tracked", count)):
+            self.register_buffer(name, value)
+        self.momentum, self.instance, self.fixed = spec.momentum, spec.kind == "instance", spec.fixed
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """Normalise ``(batch, channels, …)``; ``mask`` ``(channels,)``, or ``(1,)`` where one unit masks them all."""
@@ -108,11 +96,9 @@ class TaskBatchNorm(TaskNorm):
 class TaskLayerNorm(TaskNorm):
     """Layer or RMS normalisation over the last dimensions, over the units in the mask."""
 
-    def __init__(
-        self, weight: Tensor | None, bias: Tensor | None, eps: float, *, shape: tuple[int, ...], centred: bool
-    ) -> None:
-        super().__init__(weight, bias, eps)
-        self.shape, self.centred = shape, centred
+    def __init__(self, spec: OwnedSpec, known: Mapping[str, Tensor]) -> None:
+        super().__init__(spec, known)
+        self.shape, self.centred = spec.shape, spec.kind == "layer"
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """Normalise ``(…, *shape)``; ``mask`` broadcasts over ``shape``."""
@@ -129,9 +115,9 @@ class TaskLayerNorm(TaskNorm):
 class TaskGroupNorm(TaskNorm):
     """Normalisation over groups of channels, over the units in the mask."""
 
-    def __init__(self, weight: Tensor | None, bias: Tensor | None, eps: float, *, groups: int) -> None:
-        super().__init__(weight, bias, eps)
-        self.groups = groups
+    def __init__(self, spec: OwnedSpec, known: Mapping[str, Tensor]) -> None:
+        super().__init__(spec, known)
+        self.groups = spec.groups
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """Normalise ``(batch, channels, …)``; ``mask`` ``(channels,)``, or ``(1,)`` where one unit masks them all."""
@@ -157,6 +143,15 @@ def _normalised(x: Tensor, mask: Tensor, dims: tuple[int, ...], eps: float, cent
     return (x * (variance + eps).rsqrt()).to(dtype)
 
 
+_NORMS: dict[NormKind, type[TaskNorm]] = {
+    "batch": TaskBatchNorm,
+    "instance": TaskBatchNorm,
+    "layer": TaskLayerNorm,
+    "rms": TaskLayerNorm,
+    "group": TaskGroupNorm,
+}
+
+
 @dataclass(frozen=True)
 class OwnedSpec:
     """Recipe for a task's copy of a part of the backbone."""
@@ -172,18 +167,6 @@ class OwnedSpec:
     sets: Tensor | None = None
     fixed: bool = False
 
-    def affine_free(self) -> OwnedSpec:
-        """The same norm without parameters, on the statistics of the batch at hand."""
-        return replace(self, parameters=(None, None), statistics=())
-
-    def masked_by(self, sets: Tensor | None) -> OwnedSpec:
-        """The same norm over channels of these sets."""
-        return replace(self, sets=sets)
-
-    def with_fixed(self, fixed: bool) -> OwnedSpec:
-        """The same norm, with its running statistics only, or not."""
-        return replace(self, fixed=fixed)
-
     def make(self, backbone: nn.Module) -> nn.Module:
         """A fresh copy, with the backbone's own values."""
         known: Mapping[str, Tensor] = dict((*backbone.named_parameters(), *backbone.named_buffers()))
@@ -197,21 +180,7 @@ class OwnedSpec:
                     f"task_owned module {self.name!r} can't be copied ({error}); torch.nn.utils.parametrizations has "
                     "weight_norm and spectral_norm in forms that can"
                 ) from error
-        weight, bias = (None if name is None else known[name] for name in self.parameters)
-        if self.kind in ("batch", "instance"):
-            found = tuple(known[name] for name in self.statistics)
-            return TaskBatchNorm(
-                weight,
-                bias,
-                self.eps,
-                statistics=(found[0], found[1]) if found else None,
-                momentum=self.momentum,
-                instance=self.kind == "instance",
-                fixed=self.fixed,
-            )
-        if self.kind == "group":
-            return TaskGroupNorm(weight, bias, self.eps, groups=self.groups)
-        return TaskLayerNorm(weight, bias, self.eps, shape=self.shape, centred=self.kind == "layer")
+        return _NORMS[self.kind](self, known)
 
 
 class OwnModules(nn.ModuleDict):
@@ -219,10 +188,8 @@ class OwnModules(nn.ModuleDict):
 
     learning = True
 
-    @classmethod
-    def copied(cls, owned: Mapping[str, OwnedSpec], backbone: nn.Module) -> OwnModules:
-        """Copies of everything that tasks have of their own, with the backbone's values."""
-        return cls({name.replace(".", "/"): spec.make(backbone) for name, spec in owned.items()})
+    def __init__(self, modules: Mapping[str, nn.Module]) -> None:
+        super().__init__({name.replace(".", "/"): module for name, module in modules.items()})
 
     def __getitem__(self, key: str) -> nn.Module:
         return super().__getitem__(key.replace(".", "/"))  # torch allows no dot in the name of a module

@@ -4,7 +4,6 @@ The rules say which entries a mask has to protect. This asks the network itself:
 with some parameters and once with every entry outside of the mask replaced, in training and in evaluation mode.
 """
 
-import operator
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -125,19 +124,9 @@ class _Stepped(nn.Module):
         self.module, self._program = module, program
 
     def forward(self, x: Any, own: Mapping[str, nn.Module], masks: Tensors) -> dict[fx.Node, Any]:
-        given = iter((*self.module.inputs.tensors(x), own, masks))  # type: ignore[union-attr, operator]
-        found: dict[fx.Node, Any] = {}
-        for node in self._program.graph.nodes:
-            args, kwargs = fx.node.map_arg((node.args, node.kwargs), found.__getitem__)
-            if node.op == "placeholder":
-                found[node] = next(given)
-            elif node.op == "get_attr":
-                found[node] = operator.attrgetter(str(node.target))(self.module)
-            elif node.op == "call_module":
-                found[node] = self.module.get_submodule(str(node.target))(*args, **kwargs)
-            elif node.op == "call_function":
-                found[node] = node.target(*args, **kwargs)
-        return found
+        steps = fx.Interpreter(self.module, garbage_collect_values=False, graph=self._program.graph)
+        steps.run(*self.module.inputs.tensors(x), own, masks)  # type: ignore[union-attr, operator]
+        return steps.env
 
 
 def _as_if_trained(value: Tensor, draw: torch.Generator) -> Tensor:

@@ -20,14 +20,7 @@ from avalanche_amnesia.unit_graph.exporting import EXPORTED_BATCH, declaring, mo
 from avalanche_amnesia.unit_graph.findings import Finding, Unsupported
 from avalanche_amnesia.unit_graph.graph import Draft
 from avalanche_amnesia.unit_graph.masking import MaskNodes, masked, owned_parameter, tensor_in
-from avalanche_amnesia.unit_graph.registry import (
-    DERIVATIONS,
-    NEEDS_ZEROS,
-    NORMS_BY_CHANNEL,
-    RULES,
-    Rule,
-    registered,
-)
+from avalanche_amnesia.unit_graph.registry import DERIVATIONS, NEEDS_ZEROS, RULES, Rule, registered
 from avalanche_amnesia.unit_graph.task_owned import OwnedSpec
 from avalanche_amnesia.unit_graph.units import compact
 from avalanche_amnesia.unit_graph.values import (
@@ -42,6 +35,8 @@ from avalanche_amnesia.unit_graph.values import (
 )
 
 BATCH = 2
+NORMS_BY_CHANNEL = (torch.ops.aten.batch_norm.default, torch.ops.aten.instance_norm.default)
+"""Norms of single channels, into which the mask of what they read can be folded."""
 
 
 class Walk:

@@ -17,7 +17,7 @@ from avalanche_amnesia.models import MaskedModel
 from avalanche_amnesia.training import AmnesiacHAT
 from avalanche_amnesia.training.host import find_plugin
 from avalanche_amnesia.training.plugins import SeedingPlugin, TrajectoryPlugin, UnlearningPlugin
-from avalanche_amnesia.unit_graph.task_owned import TaskBatchNorm, TaskGroupNorm, TaskLayerNorm
+from avalanche_amnesia.unit_graph.task_owned import OwnedSpec, TaskBatchNorm, TaskGroupNorm, TaskLayerNorm
 
 DIGITS = SplitDigits(n_train=200, n_test=60)
 
@@ -289,7 +289,9 @@ def test_layer_statistics_are_those_of_the_open_units(centred):
     x = torch.randn(5, 9, generator=generator, dtype=torch.float64) * 3 + 2
     weight = torch.rand(9, generator=generator, dtype=torch.float64) + 0.5
     bias = torch.randn(9, generator=generator, dtype=torch.float64) if centred else None
-    norm = TaskLayerNorm(weight, bias, 1e-5, shape=(9,), centred=centred)
+    names = ("w", None if bias is None else "b")
+    spec = OwnedSpec("n", names, "layer" if centred else "rms", eps=1e-5, shape=(9,))
+    norm = TaskLayerNorm(spec, {"w": weight, "b": bias})
     for mask in (torch.tensor([1, 0, 1, 1, 0, 0, 1, 0, 1]), torch.ones(9), torch.eye(9)[4]):
         mask = mask.double()
         expected = naive_layer(x * mask, mask, weight, bias, 1e-5, centred)
@@ -301,7 +303,7 @@ def test_group_statistics_are_those_of_the_open_channels():
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(3, 6, 2, 2, generator=generator, dtype=torch.float64) * 3 + 2
     weight, bias = torch.rand(2, 6, generator=generator, dtype=torch.float64)
-    norm = TaskGroupNorm(weight, bias, 1e-5, groups=2)
+    norm = TaskGroupNorm(OwnedSpec("n", ("w", "b"), "group", eps=1e-5, groups=2), {"w": weight, "b": bias})
     for mask in (torch.tensor([1, 0, 1, 0, 0, 1]), torch.ones(6), torch.tensor([1, 1, 1, 0, 0, 0])):
         mask = mask.double()
         inside = x * mask[:, None, None]
@@ -319,8 +321,9 @@ def test_group_statistics_are_those_of_the_open_channels():
 def test_batch_norm_equals_torch_s(momentum, dtype):
     torch.manual_seed(0)
     theirs = nn.BatchNorm2d(4, momentum=momentum, dtype=dtype)
-    statistics = (theirs.running_mean, theirs.running_var)
-    ours = TaskBatchNorm(theirs.weight, theirs.bias, theirs.eps, statistics=statistics, momentum=momentum)
+    names, statistics = ("weight", "bias"), ("running_mean", "running_var")
+    spec = OwnedSpec("n", names, "batch", eps=theirs.eps, momentum=momentum, statistics=statistics)
+    ours = TaskBatchNorm(spec, dict((*theirs.named_parameters(), *theirs.named_buffers())))
     for _ in range(3):
         x = torch.randn(6, 4, 3, 3, dtype=dtype) * 2 + 1
         assert torch.equal(ours(x, None), theirs(x))

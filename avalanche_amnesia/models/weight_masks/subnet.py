@@ -255,8 +255,13 @@ class SubnetModel(TaskMaskedModel):
         return self
 
     def _features(self, x: Tensor, task: int) -> Tensor:
+        weights: Mapping[str, Tensor] = {}
+        if task == self.current_task and self.training:
+            weights = self._opened.leaves
+        elif task == self.current_task or task in self._masks:
+            weights = self._masked_weights(self.binary_mask(task))
         learns = self.training and task not in self._masks
-        return self._run(x, self._weights_of(task), self.task_parts(task), learns=learns)
+        return self._run(x, weights, self.task_parts(task), learns=learns)
 
     def masked_features(self, x: Tensor, mask: Tensor, parts: nn.Module | None = None) -> Tensor:
         """As the base class's."""
@@ -273,15 +278,6 @@ class SubnetModel(TaskMaskedModel):
     def _weight(self, name: str) -> nn.Parameter:
         module, attribute = self._sites[name][0]
         return module.get_parameter(attribute)
-
-    def _weights_of(self, task: int) -> Mapping[str, Tensor]:
-        """Weights that run in the place of the backbone's."""
-        if task == self.current_task and self.training:
-            leaves: dict[str, Tensor] = self._opened.leaves
-            return leaves
-        if task == self.current_task or task in self._masks:
-            return self._masked_weights(self.binary_mask(task))
-        return {}
 
     def _masked_weights(self, mask: Tensor) -> Mapping[str, Tensor]:
         weights = ((name, self._weight(name), part) for name, part in self.by_layer(mask).items())

@@ -1,5 +1,6 @@
 """What tasks have of their own: norms, with the task's mask folded in, and modules that the user declared."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -9,16 +10,16 @@ from avalanche_amnesia.unit_graph.declared_calls import DECLARED, filled_in
 from avalanche_amnesia.unit_graph.exporting import PLAIN_AVERAGE, module_of
 from avalanche_amnesia.unit_graph.findings import Unsupported
 from avalanche_amnesia.unit_graph.masking import call_owned, tensor_in
-from avalanche_amnesia.unit_graph.registry import NORMS_BY_CHANNEL, rule
+from avalanche_amnesia.unit_graph.registry import rule
 from avalanche_amnesia.unit_graph.task_owned import NormKind, OwnedSpec
 from avalanche_amnesia.unit_graph.units import ALWAYS, compact
 from avalanche_amnesia.unit_graph.values import Dependence, Masked, ParameterValue, always_in_use, filled
-from avalanche_amnesia.unit_graph.walk import Walk
+from avalanche_amnesia.unit_graph.walk import NORMS_BY_CHANNEL, Walk
 
 A: Any = torch.ops.aten
 
 
-@rule(A.batch_norm.default, by_channel=True)
+@rule(A.batch_norm.default)
 def batch_norm(
     walk: Walk,
     node: fx.Node,
@@ -36,7 +37,7 @@ def batch_norm(
     return _by_channel(walk, node, x, weight, bias, "batch", own=training, momentum=momentum, eps=eps)
 
 
-@rule(A.instance_norm.default, by_channel=True)
+@rule(A.instance_norm.default)
 def instance_norm(
     walk: Walk,
     node: fx.Node,
@@ -132,9 +133,9 @@ def _own(walk: Walk, node: fx.Node, x: Any, spec: OwnedSpec) -> Any:
         dims = [dim for dim in range(x.ids.dim()) if dim != 1]  # type: ignore[assignment]
     sets = filled(walk.draft.sets.over(x.ids, dims))  # a norm's statistics and shifts reach padding too
     if walk.norm == "batch":
-        spec = spec.affine_free()
+        spec = replace(spec, parameters=(None, None), statistics=())  # on the statistics of the batch at hand
     mask = walk.masks.emit(sets)
-    _note(walk, spec.masked_by(None if mask is None else compact(sets)))
+    _note(walk, replace(spec, sets=None if mask is None else compact(sets)))
     own = walk.insert_behind(node, call_owned, (walk.tasks_own, spec.name, node.args[0], mask))
     node.replace_all_uses_with(own)
     by_position = spec.kind in ("layer", "rms")
@@ -158,7 +159,7 @@ def _note(walk: Walk, spec: OwnedSpec) -> None:
     apart = known.sets is None or spec.sets is None
     sets = None if apart else compact(walk.draft.sets.union(known.sets, spec.sets))  # type: ignore[arg-type]
     fixed = known.fixed or spec.fixed  # evaluation says nothing of that
-    walk.draft.owned[spec.name] = known.masked_by(sets).with_fixed(fixed)
+    walk.draft.owned[spec.name] = replace(known, sets=sets, fixed=fixed)
 
 
 def _name(parameter: Any) -> str | None:

@@ -137,10 +137,6 @@ def joined_parameters(walk: Walk, node: fx.Node, tensors: Sequence[Any], dim: in
             at = (torch.arange(result.shape[along]) - start).clamp(0, size - 1)
             operands.append(part.moved(partial(torch.index_select, dim=along, index=at)))
         start += size
-    return _joined_apart(result, operands)
-
-
-def _joined_apart(result: Tensor, operands: list[ParameterValue]) -> ParameterValue:
     parts = tuple(part for operand in operands for part in operand.parts)
     return ParameterValue(result.shape, result.dtype, parts)
 
