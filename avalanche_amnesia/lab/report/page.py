@@ -6,12 +6,12 @@ from functools import cache
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from avalanche_amnesia.lab.report.answers import Answer, answer
-from avalanche_amnesia.lab.report.measures import READINGS
-from avalanche_amnesia.lab.report.reading import Entry, Run, entries, number, seedless
-from avalanche_amnesia.lab.report.sections import forgetting, masks, stream
-from avalanche_amnesia.lab.report.sections.section import Section
-from avalanche_amnesia.lab.report.wording import listed, points, tasks
+from avalanche_amnesia.lab.report.answers import Answer, answer, claim
+from avalanche_amnesia.lab.report.measures import COLUMNS, READINGS
+from avalanche_amnesia.lab.report.reading import Entry, Run, entries, number, seedless, spread
+from avalanche_amnesia.lab.report.sections import sections_of
+from avalanche_amnesia.lab.report.tables import Table, mean, table, text
+from avalanche_amnesia.lab.report.wording import listed, points, seconds, tasks
 
 
 def report_page(runs: Sequence[Run]) -> str:
@@ -31,8 +31,6 @@ def report_page(runs: Sequence[Run]) -> str:
     """
     found = entries(runs)
     answers = [answer(entry) for entry in found]
-    made = _sections(runs, found)
-    shown = [section for section in made if section.charts or section.tables]
     return (
         _environment()
         .get_template("page.html.jinja")
@@ -40,30 +38,29 @@ def report_page(runs: Sequence[Run]) -> str:
             about=_about(runs),
             opening=_opening(found, answers),
             answers=answers,
-            summary=stream.summary_table(found),
-            sections=shown,
-            missing=listed([section.called for section in made if section.called and section not in shown]),
+            summary=_summary(found),
+            sections=sections_of(runs, found),
+            readings={reading.key: reading for reading in READINGS},
+            listed=listed,
             records=[(entry.name, _records(entry)) for entry in found if any(each.records for each in entry.runs)],
         )
     )
 
 
-def _sections(runs: Sequence[Run], entries: Sequence[Entry]) -> list[Section]:
-    """All sections in the order of the page, also those with nothing in them."""
-    return [
-        stream.timelines(entries),
-        stream.accuracy(entries),
-        forgetting.jsd(entries),
-        *(forgetting.reading(entries, shown) for shown in READINGS),
-        stream.difference(entries),
-        stream.transfer(entries),
-        masks.capacity(entries),
-        masks.owners(entries),
-        masks.overlap(entries),
-        forgetting.distances(entries),
-        stream.cost(entries),
-        stream.settings(runs),
+def _summary(found: Sequence[Entry]) -> Table:
+    """One row per strategy at the end of its stream: means over seeds."""
+    rows = [
+        {
+            "strategy": text(entry.name),
+            "seeds": text(len(entry.runs)),
+            "claim": text(claim(entry)),
+            **{column.page: mean(entry.spread(column.of), column.words) for column in COLUMNS.values()},
+            "time to unlearn": mean(spread(cost.unlearn for cost in entry.costs), seconds),
+            "time to retrain": mean(spread(cost.retrain for cost in entry.costs), seconds),
+        }
+        for entry in found
     ]
+    return table("All strategies at the end of the stream", rows)
 
 
 def _about(runs: Sequence[Run]) -> str:
@@ -131,4 +128,5 @@ def _environment() -> Environment:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        extensions=["jinja2.ext.do"],
     )

@@ -2,11 +2,11 @@
 
 import csv
 import io
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from avalanche_amnesia.lab.report.reading import Moment, Run, Spread
+from avalanche_amnesia.lab.report.reading import Entry, Get, Moment, Run, Spread
 from avalanche_amnesia.lab.report.wording import MISSING, over_seeds
 
 CSV_COLUMNS = ("run", "seed", "after", "task", "metric", "value")
@@ -23,6 +23,9 @@ class TableCell:
     is_number: bool = False
 
 
+Row = Mapping[str, TableCell]
+
+
 @dataclass(frozen=True)
 class Table:
     """A table that can be sorted and copied as CSV."""
@@ -32,7 +35,7 @@ class Table:
     rows: Sequence[Sequence[TableCell]]
 
 
-def table(caption: str, rows: Sequence[Mapping[str, TableCell]]) -> Table:
+def table(caption: str, rows: Sequence[Row]) -> Table:
     """A table of at least one row, column → cell."""
     return Table(caption, list(rows[0]), [list(row.values()) for row in rows])
 
@@ -50,6 +53,37 @@ def mean(value: Spread | None, words: Callable[[float], str]) -> TableCell:
 def text(content: Any) -> TableCell:
     """A cell with words, or a task's number."""
     return TableCell(str(content), str(content), isinstance(content, int))
+
+
+def of_seeds(caption: str, entries: Sequence[Entry], rows_of: Callable[[Run], Iterable[Row]]) -> list[Table]:
+    """A table with the rows of every run behind its strategy and seed; none without rows."""
+    rows = [
+        {"strategy": text(entry.name), "seed": text(run.seed), **row}
+        for entry in entries
+        for run in entry.runs
+        for row in rows_of(run)
+    ]
+    return [table(f"{caption} (one row per seed; numbers in full when copied)", rows)] if rows else []
+
+
+def of_moments(caption: str, entries: Sequence[Entry], rows_of: Callable[[Moment], Iterable[Row]]) -> list[Table]:
+    """A table with the rows of every moment behind strategy, seed and task; none without rows."""
+
+    def rows_of_run(run: Run) -> Iterable[Row]:
+        return ({"after task": text(moment.task), **row} for moment in run.moments for row in rows_of(moment))
+
+    return of_seeds(caption, entries, rows_of_run)
+
+
+def numbers(columns: Mapping[str, tuple[Get, Callable[[float], str]]]) -> Callable[[Moment], Iterator[Row]]:
+    """One row of each moment that has any of these numbers."""
+
+    def rows_of(moment: Moment) -> Iterator[Row]:
+        found = {name: (get(moment), words) for name, (get, words) in columns.items()}
+        if any(value is not None for value, _ in found.values()):
+            yield {name: number(value, words) for name, (value, words) in found.items()}
+
+    return rows_of
 
 
 def csv_of(runs: Sequence[Run]) -> bytes:

@@ -9,7 +9,7 @@ from avalanche.evaluation.metric_results import MetricValue
 from avalanche_amnesia.lab.command_line import main
 from avalanche_amnesia.lab.logging import JSONLogger, JSONRunError
 from avalanche_amnesia.lab.logging.json_lines import JSONWriter
-from avalanche_amnesia.lab.report import evidence, page, read_run, read_runs, report_page
+from avalanche_amnesia.lab.report import answers, page, read_run, read_runs, report_page, sections
 from avalanche_amnesia.lab.report.charts import Axis
 from avalanche_amnesia.lab.report.measures import COLUMNS, READINGS, Column, Reading
 from avalanche_amnesia.lab.report.reading import number
@@ -129,7 +129,7 @@ def test_a_metric_is_shown_by_its_entry_in_the_table_of_measures(tmp_path, monke
     shown = Reading(
         "Echo", "echo", "{here} here, {there} there", Axis("loudness", percent, "{:g}".format), "echo", "Heard?"
     )
-    for module in (page, evidence):
+    for module in (page, sections, answers):
         monkeypatch.setattr(module, "READINGS", [*READINGS, shown])
     monkeypatch.setitem(COLUMNS, "echo", Column("echo", "echo", "how loud", number("Echo"), percent))
     folder = write(tmp_path / "run")

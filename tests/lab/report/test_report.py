@@ -7,8 +7,7 @@ import pytest
 from support.report_results import FOLDER, MEASURED_LATER, another_seed, content, runs_of, runs_with
 
 from avalanche_amnesia.lab.report import report_page
-from avalanche_amnesia.lab.report.answers import answer
-from avalanche_amnesia.lab.report.evidence import jsd_reading
+from avalanche_amnesia.lab.report.answers import answer, jsd_reading
 from avalanche_amnesia.lab.report.reading import Spread, entries
 from avalanche_amnesia.lab.report.wording import bits, listed, over_seeds, percent, points
 

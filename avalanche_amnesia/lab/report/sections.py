@@ -1,0 +1,341 @@
+"""Sections of the page: the charts and tables of each. Their titles, and how to read them, stand in the template."""
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from avalanche_amnesia.evaluation.figures import Cell, matrix_figure
+from avalanche_amnesia.lab.report.answers import jsd_reading
+from avalanche_amnesia.lab.report.charts import Axis, Chart, Series, line_chart, timeline
+from avalanche_amnesia.lab.report.measures import READINGS, Reading, capacity_before, jsd_name, jsd_of
+from avalanche_amnesia.lab.report.reading import Entry, Get, Moment, Numbers, Run, flat, number
+from avalanche_amnesia.lab.report.tables import Row, Table, numbers, of_moments, of_seeds, text
+from avalanche_amnesia.lab.report.tables import number as cell
+from avalanche_amnesia.lab.report.wording import (
+    MISSING,
+    bits,
+    over_seeds,
+    percent,
+    points,
+    seconds,
+    share,
+    tasks,
+    times,
+)
+
+_HEAD = "UnlearnedAccuracy"
+_GAIN, _CONTROL = number("AccuracyDifference"), number("AccuracyDifference_control")
+_OVERLAP = "Figure/Overlap/table"
+_BESIDE = ("_tasks", "_floor_order", "_floor_seed", "_ratio_order")
+
+
+class Section(NamedTuple):
+    """Part of the page; without charts and tables where nothing was measured."""
+
+    charts: Sequence[Chart] = ()
+    tables: Sequence[Table] = ()
+
+
+def sections_of(runs: Sequence[Run], entries: Sequence[Entry]) -> dict[str, Section]:
+    """All sections by their keys in the template, in the order of the page, also those with nothing in them."""
+    transferred = {"average forgetting": number("Forgetting"), "backward transfer": number("BackwardTransfer")}
+    capacity = {
+        "before requests": (capacity_before, share),
+        "after requests": (number("Capacity"), share),
+        "trajectory": (number("TrajectoryBytes"), lambda value: f"{value / 1024:,.0f} KiB"),
+    }
+    return {
+        "timeline": Section(_timelines(entries)),
+        "accuracy": Section(
+            [_accuracy_matrix(entry) for entry in entries], of_moments("Accuracies", entries, _accuracy_rows)
+        ),
+        "jsd": Section(_jsd_lines(entries), of_moments("JSD", entries, _jsd_rows)),
+        **{reading.key: _reading(entries, reading) for reading in READINGS},
+        "difference": Section(
+            _difference_lines(entries),
+            of_moments(
+                "Accuracy difference", entries, numbers({"AD": (_GAIN, points), "AD, control": (_CONTROL, points)})
+            ),
+        ),
+        "transfer": Section(
+            tables=of_moments(
+                "Remaining tasks", entries, numbers({name: (get, points) for name, get in transferred.items()})
+            )
+        ),
+        "capacity": Section(_capacity_lines(entries), of_moments("Capacity", entries, numbers(capacity))),
+        "owners": Section(list(_owners(entries))),
+        "overlap": Section(list(_overlaps(entries))),
+        "distances": Section(tables=of_moments("Distances", entries, _distance_rows)),
+        "cost": Section(tables=of_seeds("Seconds", entries, _cost_rows)),
+        "settings": Section(
+            tables=[
+                _compared("Settings", "setting", runs, lambda run: flat(run.settings)),
+                _compared("Versions", "package", runs, lambda run: run.versions),
+            ]
+        ),
+    }
+
+
+# Tables --------------------------------------------------------------------------------------------------------
+
+
+def _accuracy_rows(moment: Moment) -> Iterator[Row]:
+    for task, value in sorted(moment.accuracies.items()):
+        gone = task in moment.by_task(_HEAD)
+        yield {
+            "tested on task": text(task),
+            "status": text("unlearned" if gone else "remains"),
+            "accuracy": cell(value, percent),
+            "retrained model": cell(moment.number(f"{_HEAD if gone else 'Accuracy'}_reference", task), percent),
+            "never unlearned": cell(moment.number("Accuracy_full", task), percent),
+            "chance": cell(moment.number(f"{_HEAD}_chance", task), percent),
+        }
+
+
+def _jsd_rows(moment: Moment) -> Iterator[Row]:
+    for name in _distances(moment, "JSD_"):
+        value, order, seed = (moment.number(f"{name}{suffix}") for suffix in ("", "_floor_order", "_floor_seed"))
+        by_task = "; ".join(f"task {task}: {bits(one)}" for task, one in sorted(moment.by_task(name).items()))
+        yield {
+            "probe": text(name),
+            "JSD (bit)": cell(value, bits),
+            **_floor_cells(moment, name),
+            "old head": cell(moment.number(_HEAD), percent),
+            "old head, retrained model": cell(moment.number(f"{_HEAD}_reference"), percent),
+            "reading": text(MISSING if value is None else jsd_reading(value, order, seed)[1]),
+            "by task": text(by_task or MISSING),
+        }
+
+
+def _distance_rows(moment: Moment) -> Iterator[Row]:
+    for name in _distances(moment, "Euclidean_", "Cosine_", "CKA_"):
+        yield {"distance": text(name), "value": cell(moment.number(name), bits), **_floor_cells(moment, name)}
+
+
+def _floor_cells(moment: Moment, name: str) -> Row:
+    return {
+        "floor: order": cell(moment.number(f"{name}_floor_order"), bits),
+        "value / order floor": cell(moment.number(f"{name}_ratio_order"), times),
+        "floor: seed": cell(moment.number(f"{name}_floor_seed"), bits),
+    }
+
+
+def _distances(moment: Moment, *kinds: str) -> list[str]:
+    """Names of distances, and not of their floors and ratios."""
+    return sorted(name for name in moment.numbers if name.startswith(kinds) and not name.endswith(_BESIDE))
+
+
+def _cost_rows(run: Run) -> Iterator[Row]:
+    for cost in run.costs:
+        faster = cost.retrain / cost.unlearn if cost.unlearn else None
+        yield {
+            "after task": text(cost.after),
+            "to unlearn (s)": cell(cost.unlearn, seconds),
+            "to retrain (s)": cell(cost.retrain, seconds),
+            "times faster": cell(faster, lambda value: f"{value:,.0f}×"),
+        }
+
+
+def _compared(caption: str, what: str, runs: Sequence[Run], of: Callable[[Run], Mapping[str, Any]]) -> Table:
+    """Settings or versions, a column for all runs of the same ones."""
+    alike: dict[str, list[Run]] = {}
+    for run in runs:
+        alike.setdefault(json.dumps([run.settings, run.versions], sort_keys=True), []).append(run)
+    found = [of(group[0]) for group in alike.values()]
+    folders = [os.path.commonpath([run.folder for run in group]) for group in alike.values()]
+    names = dict.fromkeys(name for each in found for name in each)
+    rows = [[text(name), *(text(_set_to(each.get(name))) for each in found)] for name in names]
+    return Table(caption, (what, *folders), rows)
+
+
+def _set_to(value: object) -> str:
+    if isinstance(value, dict):  # requests
+        return "; ".join(f"{tasks(gone)} after task {after}" for after, gone in value.items())
+    return MISSING if value is None else str(value)
+
+
+# Lines over the stream -----------------------------------------------------------------------------------------
+
+
+def _lines(
+    entries: Sequence[Entry], title: str | Callable[[Entry], str], axis: Axis, *wanted: tuple[str, str, Get]
+) -> list[Chart]:
+    """A chart of each strategy over its stream, with lines of these roles, names and numbers.
+
+    There is none where nothing was measured of the strategy itself.
+    """
+    charts = []
+    for entry in entries:
+        series = []
+        for role, name, get in wanted:
+            values = ((place, entry.spread(get, place)) for place in range(len(entry.after)))
+            there = [(place, value) for place, value in values if value is not None]
+            if there:
+                series.append(Series(role, name, there))
+        if any(each.role == "here" for each in series):
+            words = title if isinstance(title, str) else title(entry)
+            requests = list(entry.requests)
+            charts.append(line_chart(f"{entry.name}: {words}", series, axis, after=entry.after, requests=requests))
+    return charts
+
+
+def _jsd_lines(entries: Sequence[Entry]) -> list[Chart]:
+    probes = {"JSD_own": ", own masks", "JSD_remaining": ", masks of remaining tasks", "JSD_none": ", no masks"}
+    return _lines(
+        entries,
+        lambda entry: f"JSD{probes.get(jsd_name(entry.first.last) or '', '')}",
+        Axis("JSD (bit)", bits, bits),
+        ("here", "JSD to the retrained model", jsd_of()),
+        ("order", "floor: another data order", jsd_of("_floor_order")),
+        ("seed", "floor: another seed", jsd_of("_floor_seed")),
+    )
+
+
+def _reading(entries: Sequence[Entry], shown: Reading) -> Section:
+    """A reading of unlearned tasks on this model and on the retrained one."""
+    axis, beside = shown.axis, f"{shown.metric}_reference"
+
+    def rows(moment: Moment) -> Iterator[Row]:
+        for task, value in moment.by_task(shown.metric).items():
+            yield {
+                "unlearned task": text(task),
+                axis.label: cell(value, axis.words),
+                f"{axis.label}, retrained model": cell(moment.number(beside, task), axis.words),
+            }
+
+    charts = _lines(
+        entries,
+        shown.check,
+        replace(axis, label=f"mean {axis.label}"),
+        ("here", "this model", number(shown.metric)),
+        ("retrained", "retrained model", number(beside)),
+        ("chance", "chance", number(f"{shown.metric}_chance")),
+    )
+    return Section(charts, of_moments(shown.check.capitalize(), entries, rows))
+
+
+def _difference_lines(entries: Sequence[Entry]) -> list[Chart]:
+    """Accuracy against a model that never unlearned; one scale for all strategies."""
+    moments = [moment for entry in entries for run in entry.runs for moment in run.moments]
+    found = [get(moment) or 0.0 for moment in moments for get in (_GAIN, _CONTROL)]
+    return _lines(
+        entries,
+        "accuracy difference",
+        Axis("points of accuracy", points, _signed, (min(found), max(found))),
+        ("here", "against the model that never unlearned", _GAIN),
+        ("never", "control: only heads fitted again", _CONTROL),
+    )
+
+
+def _signed(value: float) -> str:
+    return f"{100 * value:+.3g}" if value else "0"
+
+
+def _capacity_lines(entries: Sequence[Entry]) -> list[Chart]:
+    return _lines(
+        entries,
+        "free capacity",
+        Axis("capacity (1: all free)", share, "{:g}".format, (0.0, 1.0)),
+        ("here", "after each task and its requests", number("Capacity")),
+        ("never", "before these requests", capacity_before),
+    )
+
+
+# Other charts --------------------------------------------------------------------------------------------------
+
+
+def _timelines(entries: Sequence[Entry]) -> list[Chart]:
+    """A timeline for all strategies with the same tasks and requests."""
+    groups: dict[str, list[Entry]] = {}
+    for entry in entries:
+        groups.setdefault(str((entry.after, entry.gone)), []).append(entry)
+    charts = []
+    for alike in groups.values():
+        names = "" if len(groups) == 1 else f": {', '.join(entry.name for entry in alike)}"
+        charts.append(timeline(f"Tasks and requests{names}", alike[0].after, alike[0].gone))
+    return charts
+
+
+def _accuracy_matrix(entry: Entry) -> Chart:
+    tested = sorted({task for run in entry.runs for moment in run.moments for task in moment.accuracies})
+    shown = [[_shown(entry, place, task) for task in tested] for place in range(len(entry.after))]
+    figure = matrix_figure(
+        {"": [[read for read, _ in row] for row in shown]},
+        rows=entry.after,
+        columns=tested,
+        row_label="after task",
+        column_label="tested on task",
+        note="framed: unlearned, read through its old head",
+    )
+    return Chart(f"{entry.name}: test accuracy (%)", [words for row in shown for _, words in row if words], figure)
+
+
+def _shown(entry: Entry, place: int, task: int) -> tuple[Cell | None, str]:
+    """Cell of the matrix, and the same in words."""
+    found = entry.spread(lambda moment: moment.accuracies.get(task), place)
+    if found is None:
+        return None, ""
+    words = f"after task {entry.after[place]}, task {task}: {over_seeds(found, percent)}"
+    if entry.spread(number(_HEAD, task), place) is None:
+        return Cell(found.mean), words
+    words, below = f"{words} through its old head", []
+    for suffix, name, short in (("reference", "on the retrained model", "retr."), ("chance", "chance", "chance")):
+        value = entry.spread(number(f"{_HEAD}_{suffix}", task), place)
+        if value is not None:
+            words += f", {name} {over_seeds(value, percent)}"
+            below.append(f"{short} {100 * value.mean:.0f}")
+    return Cell(found.mean, below, framed=True), words
+
+
+def _owners(entries: Sequence[Entry]) -> Iterator[Chart]:
+    """Owners of every layer's units around each request, in the run of the first seed."""
+    for entry in entries:
+        for moment in entry.requests.values():
+            before, after = _by_layer(moment.first, "OwnersBefore/"), _by_layer(moment.numbers, "Owners/")
+            pairs = (("before", before), ("after", after))
+            shares = {f"{layer}, {when}": of[layer] for layer in after for when, of in pairs if layer in of}
+            if shares:
+                named = sorted({task for of in shares.values() for task in of if isinstance(task, int)})
+                title = f"{entry.name}: owners (%), request after {moment.task}"
+                yield _matrix(title, shares, ["free", "shared", *named], ("layer", "owner"))
+
+
+def _by_layer(found_then: Numbers, kind: str) -> dict[str, dict[int | str, float]]:
+    """Layer → task, ``shared`` or ``free`` → share."""
+    found: dict[str, dict[int | str, float]] = {}
+    for name in (name for name in found_then if name.startswith(kind)):
+        for task, value in found_then[name].items():
+            layer, owner = (name, task) if task is not None else name.rsplit("/", 1)
+            found.setdefault(layer.removeprefix(kind), {})[owner] = value
+    return found
+
+
+def _overlaps(entries: Sequence[Entry]) -> Iterator[Chart]:
+    """Overlap of the masks of two tasks each, as last measured in the run of the first seed."""
+    for entry in entries:
+        found = [moment.tables[_OVERLAP] for moment in entry.first.moments if _OVERLAP in moment.tables]
+        if found:
+            _, *rows = found[-1]
+            shares = {task: dict(zip((task for task, *_ in rows), of, strict=True)) for task, *of in rows}
+            yield _matrix(f"{entry.name}: overlap (%)", shares, list(shares), ("task", "with task"))
+
+
+def _matrix(
+    title: str, shares: Mapping[Any, Mapping[Any, float]], columns: Sequence[Any], labels: tuple[str, str]
+) -> Chart:
+    """A chart of shares by row and column."""
+    row_label, column_label = labels
+    figure = matrix_figure(
+        {"": [[Cell(of[name]) if name in of else None for name in columns] for of in shares.values()]},
+        rows=list(shares),
+        columns=columns,
+        row_label=row_label,
+        column_label=column_label,
+    )
+    words = [
+        f"{row_label} {row}: {', '.join(f'{column_label} {name} {percent(value)}' for name, value in of.items())}"
+        for row, of in shares.items()
+    ]
+    return Chart(title, words, figure)
