@@ -50,7 +50,9 @@ def demo(
         epochs: per task (20 on digits, 2 on MNIST)
         store: keep references here; started again, it goes on
     """
-    study.run_demo(out, _say, data_root=data_root, seed=seed, epochs=epochs, store=store)
+    from avalanche_amnesia.lab.study.demo import run_demo
+
+    run_demo(out, _say, data_root=data_root, seed=seed, epochs=epochs, store=store)
 
 
 def run(
@@ -79,14 +81,17 @@ def run(
         data_root: folder with data sets, or AMNESIA_DATA
         download: let torchvision fetch data that is missing
     """
+    from avalanche_amnesia.lab.study.grid import folder_of, is_done
+    from avalanche_amnesia.lab.study.sweep import run_cell
+
     experiment = study.read_experiment(file, profile, changes)
     methods, scenarios = ([] if name is None else [name] for name in (method, scenario))
     cell = study.cells_of(experiment, methods, scenarios, [] if seed is None else [seed])[0]
-    folder = study.folder_of(cell, out)
-    if study.is_done(cell, folder):
+    folder = folder_of(cell, out)
+    if is_done(cell, folder):
         _say(f"there already, with these settings: {folder}")
         return
-    done = study.run_cell(cell, folder, store, data_root, download, _say)
+    done = run_cell(cell, folder, store, data_root, download, _say)
     _say(f"{_in_words(done.last)}\n{folder}")
 
 
@@ -128,19 +133,27 @@ def sweep(
         address: of a Ray cluster: auto, ray://HOST:10001
         slurm: submitit parameters: {"timeout_min": 120}
     """
+    from avalanche_amnesia.lab.study.experiment_file import from_yaml
+    from avalanche_amnesia.lab.study.grid import folder_of, is_done
+    from avalanche_amnesia.lab.study.sweep import plan_sweep
+
+    def listed(kind: Any, text: str, option: str) -> Any:
+        value = from_yaml(text)  # EWC, or [EWC,LwF]
+        return typed(kind, value if isinstance(value, list) else [value], option)
+
     experiment = study.read_experiment(file, profile, changes)
-    methods, scenarios = _listed(list[str], method, "method"), _listed(list[str], scenario, "scenario")
-    cells = study.cells_of(experiment, methods, scenarios, _listed(list[int], seed, "seed"))
-    missing = [cell for cell in cells if not study.is_done(cell, study.folder_of(cell, out))]
+    methods, scenarios = listed(list[str], method, "method"), listed(list[str], scenario, "scenario")
+    cells = study.cells_of(experiment, methods, scenarios, listed(list[int], seed, "seed"))
+    missing = [cell for cell in cells if not is_done(cell, folder_of(cell, out))]
     _say(f"{len(cells)} runs, {len(cells) - len(missing)} done already")
     if plan:
-        _say(str(study.plan_sweep(missing, runs.RunStore(store), data_root)))
+        _say(str(plan_sweep(missing, runs.RunStore(store), data_root)))
         return 0
     where: executors.Executor
     if executor == "ray":
         where = executors.RayExecutor(address, gpus=gpus)
     elif executor == "slurm":
-        parameters = typed(dict[str, Any], study.from_yaml(slurm), "slurm")
+        parameters = typed(dict[str, Any], from_yaml(slurm), "slurm")
         where = executors.SlurmExecutor(out / "slurm", workers=workers or 64, gpus=gpus, parameters=parameters)
     else:
         where = executors.ProcessExecutor(workers, gpus)
@@ -169,7 +182,9 @@ def report(folders: list[Path], *, out: Path = Path("report.html"), tables: Path
         return
     if len(folders) > 1:
         raise ValueError(f"--tables takes one folder with all runs below it, got {len(folders)}")
-    for file in study.write_tables(folders[0], tables):
+    from avalanche_amnesia.lab.study.tables import write_tables
+
+    for file in write_tables(folders[0], tables):
         _say(f"{file}: {file.stat().st_size:,} bytes")
 
 
@@ -316,14 +331,11 @@ def data(*, data_root: Path | None = None, download: list[str] | None = None) ->
         DATA_SETS[name].download(found_root("amnesia data --download", root, "data sets"))
     _say("no data root: give --data-root, or set AMNESIA_DATA" if root is None else str(root))
     for each in DATA_SETS.values():
-        there = not each.place or (root is not None and each.is_there(root))
-        state = "there" if there else "--download" if each.downloads else "missing"
-        _say(f"{each.name:15}{state:11}{each.content} ({', '.join(each.streams)})")
+        state = "there" if each.is_there(root) else "--download" if each.downloads else "missing"
+        _say(f"{each.name:15}{state:11}{each.content} ({each.streams})")
 
 
-COMMANDS: tuple[Callable[..., int | None], ...] = (
-    *(demo, run, sweep, report, unlearn, verify, audit, plan, prune, sync, data),
-)
+COMMANDS: Any = (demo, run, sweep, report, unlearn, verify, audit, plan, prune, sync, data)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -470,12 +482,6 @@ def _named(name: str, option: str) -> Any:
         sys.path.remove(os.getcwd())
 
 
-def _listed(kind: Any, text: str, option: str) -> Any:
-    """``EWC`` or ``[EWC,LwF]`` as a list."""
-    value = study.from_yaml(text)
-    return typed(kind, value if isinstance(value, list) else [value], option)
-
-
 def _record(file: Path, public_key: Path | None) -> Any:
     """A record, its signature checked where a key is given."""
     if public_key is None:
@@ -500,12 +506,9 @@ def _say_done(done: Any) -> None:
 
 def _in_words(last: Any) -> str:
     """A run's end, a ``Moment``."""
-    accuracy, head, ratio = (pages.COLUMNS[key].of(last) for key in ("remaining", "unlearned", "ratio"))
-    words = [] if accuracy is None else [f"accuracy {accuracy:.3f}"]
-    words += [] if head is None else [f"on unlearned tasks {head:.3f}"]
-    words += [] if ratio is None else [f"JSD {ratio:.1f} × its floor"]
-    words += [] if last.claim is None else [last.claim]
-    return ", ".join(words)
+    shown = [(pages.COLUMNS[key], pages.COLUMNS[key].of(last)) for key in ("remaining", "unlearned", "ratio")]
+    words = [f"{column.page} {column.words(value)}" for column, value in shown if value is not None]
+    return ", ".join([*words, last.claim or "nothing unlearned"])
 
 
 def _say(text: str) -> None:

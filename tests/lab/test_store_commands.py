@@ -20,9 +20,9 @@ def make(**options):
 def test_a_plan_counts_what_is_to_be_computed(tmp_path):
     store = RunStore(tmp_path)
     plan = plan_runs(make, BENCHMARK, store)
-    # main: 5 tasks, of which only the first comes without a request, as in the full run; references: 1; 1; 3
+    # main: 5 tasks, of which only the first comes without a request, as in full runs; references: 1; 1; 3; 3, 4
     counts = {runs.what: (runs.trainings, runs.shared, runs.there, runs.to_compute) for runs in plan.runs}
-    assert counts == {"main run": (5, 0, 0, 5), "full run": (5, 1, 0, 4), "references": (3, 1, 0, 2)}
+    assert counts == {"main run": (5, 0, 0, 5), "full runs": (14, 10, 0, 4), "references": (4, 1, 0, 3)}
     assert plan.seconds is None
     assert store.nodes() == []
 
@@ -40,7 +40,7 @@ def test_a_plan_knows_what_is_there_and_comes_true(tmp_path):
     for experience in BENCHMARK.train_stream:
         run.train(experience)
     references.full(5)
-    references.reference([3])
+    references.reference([3, 4])
     assert run.computed + references.trainings - 1 == sum(runs.to_compute for runs in plan.runs)
     assert plan_runs(make, BENCHMARK, store).seconds == 0
 

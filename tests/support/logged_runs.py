@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from avalanche_amnesia.audit.record import UnlearningRecord
-from avalanche_amnesia.lab.logging.json_lines import replay
+from avalanche_amnesia.lab.logging.json_lines import lines_of, replay
 from avalanche_amnesia.logging.axes import AXES
 from avalanche_amnesia.logging.payloads import Payload
 from avalanche_amnesia.logging.run_logger import RunWriter, tells_of
@@ -49,15 +49,12 @@ class LoggedRun:
 
 def read_json_run(folder: str | Path) -> LoggedRun:
     """Read all that a run of JSON lines has logged; of a killed run what is whole, with `complete=False`."""
-    run = LoggedRun()
-    replay(folder, _Reader(run), lambda head: _begin(run, head))
-    return run
-
-
-def _begin(run: LoggedRun, head: Mapping[str, Any]) -> None:
+    run, head = LoggedRun(), next(lines_of(Path(folder)))
     run.id, run.name, run.project = head["id"], head["name"] or "", head["project"]
     run.group, run.job_type, run.config = head["group"] or "", head["job_type"], dict(head["config"])
     run.metrics = dict.fromkeys(AXES)
+    replay(Path(folder), _Reader(run))
+    return run
 
 
 class _Reader(RunWriter):

@@ -37,7 +37,7 @@ class ProcessExecutor:
 
     def submit(self, function: Callable[..., Any], /, *arguments: Any) -> Future[Any]:
         """Ask a process for a call."""
-        future: Future[Any] = self._executor().submit(function, *arguments)
+        future: Future[Any] = worker_processes(self.workers, self._n_gpus).submit(function, *arguments)
         return future
 
     def lost(self, error: BaseException) -> bool:
@@ -46,11 +46,12 @@ class ProcessExecutor:
 
     def close(self) -> None:
         """Kill the processes: a store holds whole states only."""
-        self._executor().shutdown(wait=True, kill_workers=True)
+        worker_processes(self.workers, self._n_gpus).shutdown(wait=True, kill_workers=True)
 
-    def _executor(self) -> Any:
-        """The executor that runs, or a new one where it broke."""
-        return loky.get_reusable_executor(self.workers, timeout=60, initializer=_begin, initargs=(self._n_gpus,))
+
+def worker_processes(n: int | None, n_gpus: int = 0) -> Any:
+    """The processes that run, which end after an idle minute, or new ones where they broke."""
+    return loky.get_reusable_executor(n, timeout=60, initializer=_begin, initargs=(n_gpus,))
 
 
 def _begin(n_gpus: int) -> None:

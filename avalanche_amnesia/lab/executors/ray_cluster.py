@@ -13,7 +13,6 @@ class RayExecutor:
     Args:
         address: of a running cluster, such as ``auto`` or ``ray://head:10001``; None: Ray's own choice
             (RAY_ADDRESS, else only this machine).
-        cpus: cores that a job takes.
         gpus: GPUs, or a share of one, that a job takes.
 
     Raises:
@@ -21,14 +20,14 @@ class RayExecutor:
         ConnectionError: where there is no cluster at the address.
     """
 
-    def __init__(self, address: str | None = None, *, cpus: float = 1, gpus: float = 0) -> None:
+    def __init__(self, address: str | None = None, *, gpus: float = 0) -> None:
         try:
             import ray
         except ImportError as error:
             raise ImportError('Ray is not installed: pip install "avalanche-amnesia[ray]"') from error
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         self.workers: int | None = None  # Ray knows how many fit
-        self._ray, self._options = ray, {"num_cpus": cpus, "num_gpus": gpus}
+        self._ray, self._options = ray, {"num_cpus": 1, "num_gpus": gpus}
         self._known: dict[Callable[..., Any], Any] = {}
         self._owned = not ray.is_initialized()
         if self._owned:
@@ -43,9 +42,9 @@ class RayExecutor:
 
     def lost(self, error: BaseException) -> bool:
         """True where worker or node ended, or memory ran out, more often than Ray repeats a call by itself."""
-        exceptions = self._ray.exceptions
-        kinds = (exceptions.WorkerCrashedError, exceptions.NodeDiedError, exceptions.OutOfMemoryError)
-        return isinstance(error, (*kinds, exceptions.ObjectLostError))
+        of_ray = self._ray.exceptions
+        kinds = (of_ray.WorkerCrashedError, of_ray.NodeDiedError, of_ray.OutOfMemoryError, of_ray.ObjectLostError)
+        return isinstance(error, kinds)
 
     def close(self) -> None:
         """Leave the cluster, which ends what this program still runs there."""

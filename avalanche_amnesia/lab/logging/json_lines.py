@@ -9,7 +9,7 @@ import json
 import math
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -188,13 +188,13 @@ def start_run(folder: Path, **about: Any) -> None:
     replace_file(folder / RUN_FILE, line.encode())
 
 
-def replay(folder: str | Path, writer: RunWriter, begin: Callable[[dict[str, Any]], None]) -> None:
-    """Write a run of JSON lines once more, line by line."""
-    root = Path(folder)
+def replay(root: Path, writer: RunWriter) -> bool:
+    """Write a run of JSON lines once more; False where it was killed, so that the writer is not finished."""
+    exit_code: int | None = None
     for line in lines_of(root):
         match line["kind"]:
-            case "run":
-                begin(line)
+            case "run":  # who made the writer has read it
+                pass
             case "settings":
                 writer.describe(line["settings"], line["name"])
             case "metric":
@@ -210,9 +210,12 @@ def replay(folder: str | Path, writer: RunWriter, begin: Callable[[dict[str, Any
             case "forget":
                 writer.forget(tuple(line["tasks"]))
             case "end":
-                writer.finish(line["exit_code"])
+                exit_code = line["exit_code"]
             case other:
                 raise JSONRunError(f"{root / RUN_FILE} has a line of the unknown kind {other!r}")
+    if exit_code is not None:
+        writer.finish(exit_code)
+    return exit_code is not None
 
 
 def lines_of(folder: Path) -> Iterator[dict[str, Any]]:

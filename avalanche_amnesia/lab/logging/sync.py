@@ -119,23 +119,13 @@ def _write(folder: Path, head: dict[str, Any], target: dict[str, Any]) -> int:
         dir=str(folder),
         reinit="create_new",
     )
-    writer = _EndLater(run)
+    ended, writer = False, WandBWriter(run)
     try:
-        replay(folder, writer, lambda head: None)
-    except BaseException:
-        run.finish(exit_code=1)
-        raise
-    WandBWriter.finish(writer, 1 if writer.exit_code is None else writer.exit_code)
+        ended = replay(folder, writer)
+    finally:
+        if not ended:  # killed, or not to be sent: a failed one
+            writer.finish(1)
     return rows
-
-
-class _EndLater(WandBWriter):
-    """Notes how a run ended; a run that was killed has no end, and is sent as a failed one."""
-
-    exit_code: int | None = None
-
-    def finish(self, exit_code: int) -> None:
-        self.exit_code = exit_code
 
 
 def _pass_on(folder: Path, project: str | None, mode: Mode) -> Outcome:

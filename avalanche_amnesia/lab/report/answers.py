@@ -28,11 +28,11 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Answer:
-    """Answers for one strategy."""
+    """Answers for one strategy; ``beside``: what it cost the others, in a few words, or nothing."""
 
     name: str
+    beside: str
     verdict: str
-    headline: str
     forgotten: str
     really: str
     evidence: Sequence[Evidence]
@@ -42,8 +42,10 @@ class Answer:
 def answer(entry: Entry) -> Answer:
     """Answer the three questions for one strategy, from the end of its stream."""
     evidence = list(_evidence_of(entry)) if entry.unlearned else []
-    verdict, headline, really = _verdict(entry, evidence)
-    return Answer(entry.name, verdict, headline, _forgotten(entry), really, evidence, list(_cost(entry)))
+    verdict, really = _verdict(entry, evidence)
+    difference = entry.spread(number("AccuracyDifference")) if entry.unlearned else None
+    beside = "" if difference is None else f" (other tasks: {points(difference.mean)} of accuracy)"
+    return Answer(entry.name, beside, verdict, _forgotten(entry), really, evidence, list(_cost(entry)))
 
 
 def claim(entry: Entry) -> str:
@@ -60,27 +62,23 @@ def _forgotten(entry: Entry) -> str:
     return f"{tasks(entry.unlearned).capitalize()} of {len(entry.after)} ({requests})."
 
 
-def _verdict(entry: Entry, evidence: Sequence[Evidence]) -> tuple[str, str, str]:
+def _verdict(entry: Entry, evidence: Sequence[Evidence]) -> tuple[str, str]:
     if not entry.unlearned:
-        return "nothing", "nothing unlearned", "There was nothing to forget."
+        return "nothing", "There was nothing to forget."
     if claim(entry) == "exact":
-        gone = tasks(entry.unlearned)
-        return (
-            "exact",
-            "exact: provably forgotten",
-            f"Yes, by construction: its records claim that the model equals, bit for bit, one that never saw {gone}.",
-        )
+        equals = f"its records claim that the model equals, bit for bit, one that never saw {tasks(entry.unlearned)}"
+        return "exact", f"Yes, by construction: {equals}."
     traces = [item.check for item in evidence if item.finding == "trace"]
     clear = [item.check for item in evidence if item.finding == "clear"]
     start = "Not proven (its records claim only an approximation). "
     if traces:
-        return "trace", "approximate: traces found", f"{start}Traces are found: {listed(traces)}."
+        return "trace", f"{start}Traces are found: {listed(traces)}."
     if clear:
         undecided = [item.check for item in evidence if item.finding == "open"]
         beside = f"; {listed(undecided)} can't tell" if undecided else ""
         words = f"{start}No trace is found ({listed(clear)}){beside}; a stronger attack may find more."
-        return "clear", "approximate: no trace found", words
-    return "open", "approximate: undecided", f"{start}No check that was made decides it."
+        return "clear", words
+    return "open", f"{start}No check that was made decides it."
 
 
 def _cost(entry: Entry) -> Iterator[str]:

@@ -1,6 +1,6 @@
 """Measures of a run, and their form on the page: one table for the page, the tables of studies and the demo.
 
-To show a metric is an entry of :data:`SHOWN`: how it is made, its columns, and the section that has its readings.
+To show a metric is an entry of :func:`metrics_of`, and of :data:`COLUMNS`, :data:`READINGS` or both.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,29 +27,22 @@ from avalanche_amnesia.lab.report.charts import Axis
 from avalanche_amnesia.lab.report.reading import Get, Moment, number
 from avalanche_amnesia.lab.report.wording import bits, percent, points, share, times
 
-Make = Callable[[Any, References, Sequence[Floor]], Sequence[PluginMetric[Any]]]
-"""Benchmark, references and noise floors → metrics."""
-
 
 @dataclass(frozen=True)
 class Column:
     """A number of a moment, as tables show it.
 
     Attributes:
-        key: in ``results.csv`` of a study.
-        title: in the tables of a study.
+        title: in the tables of a study and of the demo.
         page: in the summary of the page.
         of: the number.
         words: number → words on the page.
-        meaning: a line under the tables of a study and the demo; a number without one is not in them.
     """
 
-    key: str
     title: str
     page: str
     of: Get
     words: Callable[[float], str]
-    meaning: str = ""
 
 
 @dataclass(frozen=True)
@@ -75,15 +68,6 @@ class Reading:
     lead: str = ""
 
 
-@dataclass(frozen=True)
-class Shown:
-    """A metric, and how it is shown."""
-
-    make: Make
-    columns: tuple[Column, ...] = ()
-    reading: Reading | None = None
-
-
 def jsd_name(moment: Moment) -> str | None:
     """The JSD that is shown: through the unlearned tasks' own masks where it was measured, else the first one."""
     counts = (name for name in moment.numbers if name.startswith("JSD_") and name.endswith("_tasks"))
@@ -107,157 +91,95 @@ def capacity_before(moment: Moment) -> float | None:
     return moment.first.get("CapacityBefore", {}).get(None)
 
 
+def metrics_of(benchmark: Any, references: References, floors: Sequence[Floor]) -> list[PluginMetric[Any]]:
+    """Every metric that is shown."""
+    return [
+        *accuracy_metrics(experience=True),
+        *accuracy_matrix_metrics(),
+        *accuracy_difference_metrics(references, controls=("heads", "reference")),
+        *jsd_metrics(references, noise_floor=floors),
+        *distance_metrics(references, noise_floor=floors),
+        *unlearned_accuracy_metrics(benchmark, references),
+        *relapse_metrics(benchmark, references),
+        *few_shot_metrics(benchmark, references),
+        *membership_metrics(benchmark, references),
+        *capacity_metrics(),
+        *capacity_pictures_metrics(),
+        *owners_metrics(),
+        *mask_overlap_metrics(),
+        *cost_metrics(references),
+    ]
+
+
+COLUMNS = {
+    "remaining": Column("remaining", "accuracy on remaining tasks", mean_accuracy, percent),
+    "difference": Column("AD", "against never unlearning", number("AccuracyDifference"), points),
+    "control": Column("AD control", "its control", number("AccuracyDifference_control"), points),
+    "jsd": Column("JSD", "JSD (bit)", jsd_of(), bits),
+    "order": Column("floor: order", "JSD floor: order", jsd_of("_floor_order"), bits),
+    "ratio": Column("JSD / floor", "JSD / order floor", jsd_of("_ratio_order"), times),
+    "seed": Column("floor: seed", "JSD floor: seed", jsd_of("_floor_seed"), bits),
+    "unlearned": Column("old head", "old head", number("UnlearnedAccuracy"), percent),
+    "reference": Column(
+        "old head, retrained", "old head, retrained model", number("UnlearnedAccuracy_reference"), percent
+    ),
+    "capacity": Column("capacity", "free capacity", number("Capacity"), percent),
+}
+"""Name in ``results.csv`` of a study → how it is shown."""
+MEANINGS = {
+    "remaining": "test accuracy of the tasks that remain, %",
+    "difference": "accuracy difference to the model that never unlearned, points",
+    "control": "what that model gains with its heads fitted again: only what AD has beyond it is due to unlearning",
+    "jsd": "bits between the features here and in the retrained model",
+    "ratio": "the same in units of its order floor, two retrained models apart; about 1: nothing more than chance",
+    "unlearned": "accuracy on the unlearned tasks through the head and mask that they had, %",
+    "reference": "what the same heads read from the retrained model, %: what old head has beyond it is a trace",
+    "capacity": "share of the network that is free, %",
+}
+"""Lines under the tables of a study and of the demo; a column without one is not in them."""
+MEASURES = {key: COLUMNS[key] for key in MEANINGS}
 _SHARES = Axis("accuracy", percent, "{:.0%}".format, (0.0, 1.0))
-SHOWN = (
-    Shown(
-        lambda benchmark, references, floors: [*accuracy_metrics(experience=True), *accuracy_matrix_metrics()],
-        (
-            Column(
-                "remaining",
-                "remaining",
-                "accuracy on remaining tasks",
-                mean_accuracy,
-                percent,
-                "test accuracy of the tasks that remain, %",
-            ),
-        ),
+READINGS = (
+    Reading(
+        "UnlearnedAccuracy",
+        "old classifier",
+        "{here} of the test samples, on the retrained model {there}",
+        _SHARES,
+        "old-head",
+        "Can the old classifier still read what was forgotten?",
+        "An unlearned task's own classifier, kept only by the evaluation, reads its test data. What it reads more "
+        "than on the retrained model is a trace of the task, where tasks and seeds agree. Means that differ by up "
+        "to 5 points count as the same.",
     ),
-    Shown(
-        lambda benchmark, references, floors: accuracy_difference_metrics(references, controls=("heads", "reference")),
-        (
-            Column(
-                "difference",
-                "AD",
-                "against never unlearning",
-                number("AccuracyDifference"),
-                points,
-                "accuracy difference to the model that never unlearned, points",
-            ),
-            Column(
-                "control",
-                "AD control",
-                "its control",
-                number("AccuracyDifference_control"),
-                points,
-                "what that model gains with its heads fitted again: only what AD has beyond it is due to unlearning",
-            ),
-        ),
+    Reading(
+        "Relapse",
+        "relapse",
+        "a new linear classifier reaches {here}, on the retrained model {there}",
+        _SHARES,
+        "relapse",
+        "Does what was forgotten come back?",
+        "A new linear classifier is trained on the model's features of the forgotten tasks' data, after every "
+        "later task. Features are useful in general, so that the retrained model's are read as well: what counts "
+        "is the difference.",
     ),
-    Shown(
-        lambda benchmark, references, floors: jsd_metrics(references, noise_floor=floors),
-        (
-            Column(
-                "jsd",
-                "JSD",
-                "JSD (bit)",
-                jsd_of(),
-                bits,
-                "bits between the features here and in the retrained model",
-            ),
-            Column("order", "floor: order", "JSD floor: order", jsd_of("_floor_order"), bits),
-            Column(
-                "ratio",
-                "JSD / floor",
-                "JSD / order floor",
-                jsd_of("_ratio_order"),
-                times,
-                "the same in units of its order floor, two retrained models apart; about 1: nothing more than chance",
-            ),
-            Column("seed", "floor: seed", "JSD floor: seed", jsd_of("_floor_seed"), bits),
-        ),
+    Reading(
+        "FewShot",
+        "few-shot relearning",
+        "a new linear classifier fitted to a few samples reaches {here}, on the retrained model {there}",
+        _SHARES,
+        "few_shot",
+        "How much of it do a few samples bring back?",
+        "The same with a few samples of every class, the same for this model and for the retrained one. Many "
+        "samples make up for features that never saw a task; a few do not.",
     ),
-    Shown(lambda benchmark, references, floors: distance_metrics(references, noise_floor=floors)),
-    Shown(
-        lambda benchmark, references, floors: unlearned_accuracy_metrics(benchmark, references),
-        (
-            Column(
-                "unlearned",
-                "old head",
-                "old head",
-                number("UnlearnedAccuracy"),
-                percent,
-                "accuracy on the unlearned tasks through the head and mask that they had, %",
-            ),
-            Column(
-                "reference",
-                "old head, retrained",
-                "old head, retrained model",
-                number("UnlearnedAccuracy_reference"),
-                percent,
-                "what the same heads read from the retrained model, %: what old head has beyond it is a trace",
-            ),
-        ),
-        Reading(
-            "UnlearnedAccuracy",
-            "old classifier",
-            "{here} of the test samples, on the retrained model {there}",
-            _SHARES,
-            "old-head",
-            "Can the old classifier still read what was forgotten?",
-            "An unlearned task's own classifier, kept only by the evaluation, reads its test data. What it reads more "
-            "than on the retrained model is a trace of the task, where tasks and seeds agree. Means that differ by up "
-            "to 5 points count as the same.",
-        ),
+    Reading(
+        "Membership",
+        "membership inference",
+        "guessing which samples were trained on has AUC {here}, on the retrained model {there} (0.5 is chance)",
+        Axis("AUC", share, "{:g}".format, (0.0, 1.0)),
+        "membership",
+        "Can one guess which samples were trained on?",
+        "Membership inference by the loss of the old head: the area under the curve (AUC) is 0.5 for guessing. "
+        "Where it is near 0.5 for models that did learn the task, this attack is no evidence of forgetting.",
     ),
-    Shown(
-        lambda benchmark, references, floors: relapse_metrics(benchmark, references),
-        reading=Reading(
-            "Relapse",
-            "relapse",
-            "a new linear classifier reaches {here}, on the retrained model {there}",
-            _SHARES,
-            "relapse",
-            "Does what was forgotten come back?",
-            "A new linear classifier is trained on the model's features of the forgotten tasks' data, after every "
-            "later task. Features are useful in general, so that the retrained model's are read as well: what counts "
-            "is the difference.",
-        ),
-    ),
-    Shown(
-        lambda benchmark, references, floors: few_shot_metrics(benchmark, references),
-        reading=Reading(
-            "FewShot",
-            "few-shot relearning",
-            "a new linear classifier fitted to a few samples reaches {here}, on the retrained model {there}",
-            _SHARES,
-            "few_shot",
-            "How much of it do a few samples bring back?",
-            "The same with a few samples of every class, the same for this model and for the retrained one. Many "
-            "samples make up for features that never saw a task; a few do not.",
-        ),
-    ),
-    Shown(
-        lambda benchmark, references, floors: membership_metrics(benchmark, references),
-        reading=Reading(
-            "Membership",
-            "membership inference",
-            "guessing which samples were trained on has AUC {here}, on the retrained model {there} (0.5 is chance)",
-            Axis("AUC", share, "{:g}".format, (0.0, 1.0)),
-            "membership",
-            "Can one guess which samples were trained on?",
-            "Membership inference by the loss of the old head: the area under the curve (AUC) is 0.5 for guessing. "
-            "Where it is near 0.5 for models that did learn the task, this attack is no evidence of forgetting.",
-        ),
-    ),
-    Shown(
-        lambda benchmark, references, floors: capacity_metrics(),
-        (
-            Column(
-                "capacity",
-                "capacity",
-                "free capacity",
-                number("Capacity"),
-                percent,
-                "share of the network that is free, %",
-            ),
-        ),
-    ),
-    Shown(lambda benchmark, references, floors: capacity_pictures_metrics()),
-    Shown(lambda benchmark, references, floors: owners_metrics()),
-    Shown(lambda benchmark, references, floors: mask_overlap_metrics()),
-    Shown(lambda benchmark, references, floors: cost_metrics(references)),
 )
-COLUMNS = {column.key: column for shown in SHOWN for column in shown.columns}
-MEASURES = {key: column for key, column in COLUMNS.items() if column.meaning}
-"""Those that the tables of a study and of the demo have."""
-READINGS = [shown.reading for shown in SHOWN if shown.reading is not None]

@@ -6,12 +6,12 @@ from functools import cache
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from avalanche_amnesia.lab.report.answers import Answer, answer, claim
+from avalanche_amnesia.lab.report.answers import answer, claim
 from avalanche_amnesia.lab.report.measures import COLUMNS, READINGS
-from avalanche_amnesia.lab.report.reading import Entry, Run, entries, number, seedless, spread
+from avalanche_amnesia.lab.report.reading import Entry, Run, entries, seedless, spread
 from avalanche_amnesia.lab.report.sections import sections_of
 from avalanche_amnesia.lab.report.tables import Table, mean, table, text
-from avalanche_amnesia.lab.report.wording import listed, points, seconds, tasks
+from avalanche_amnesia.lab.report.wording import listed, seconds, tasks
 
 
 def report_page(runs: Sequence[Run]) -> str:
@@ -30,19 +30,16 @@ def report_page(runs: Sequence[Run]) -> str:
         ValueError: for no runs, or two of the same name, settings and seed.
     """
     found = entries(runs)
-    answers = [answer(entry) for entry in found]
     return (
         _environment()
         .get_template("page.html.jinja")
         .render(
             about=_about(runs),
-            opening=_opening(found, answers),
-            answers=answers,
+            answers=[answer(entry) for entry in found],
             summary=_summary(found),
             sections=sections_of(runs, found),
             readings={reading.key: reading for reading in READINGS},
-            listed=listed,
-            records=[(entry.name, _records(entry)) for entry in found if any(each.records for each in entry.runs)],
+            recorded=[entry for entry in found if any(run.records for run in entry.runs)],
         )
     )
 
@@ -74,55 +71,9 @@ def _about(runs: Sequence[Run]) -> str:
     return ", ".join(parts)
 
 
-def _opening(found: Sequence[Entry], answers: Sequence[Answer]) -> list[tuple[str, str]]:
-    """The verdicts on all strategies, a line each, with what it cost the others."""
-    verdicts = {
-        "exact": "Provably forgotten, bit for bit",
-        "clear": "No trace found, but no proof",
-        "trace": "Traces found",
-        "open": "Undecided by what was measured",
-        "nothing": "Nothing to forget",
-    }
-    asked = list(dict.fromkeys(each.forgotten for each in answers))
-    lines: dict[str, list[str]] = {}
-    for entry, each in zip(found, answers, strict=True):
-        difference = entry.spread(number("AccuracyDifference"))
-        cost = ""
-        if difference is not None and entry.unlearned:
-            cost = f" (other tasks: {points(difference.mean)} of accuracy)"
-        lines.setdefault(each.verdict, []).append(f"{each.name}{cost}")
-    opening = [("Asked to forget", asked[0])] if len(asked) == 1 else []
-    return opening + [(words, listed(lines[verdict])) for verdict, words in verdicts.items() if verdict in lines]
-
-
-def _records(entry: Entry) -> list[tuple[str, list[tuple[str, list[str]]]]]:
-    """(title, (label, lines)) of every record."""
-    found = []
-    for each in entry.runs:
-        for record in each.records:
-            plan = record.get("plan") or {}
-            touched = sum((plan.get("entries") or {}).values())
-            rows = [
-                ("claim", [plan.get("claim", "–")]),
-                ("reasons", plan.get("reasons") or (["none: it is exact"] if plan.get("claim") == "exact" else [])),
-                ("remaining", [tasks(record.get("remaining") or [])]),
-                ("affected", [tasks(plan["affected"])] if plan.get("affected") else []),
-                ("compensated", [tasks(plan["compensated"])] if plan.get("compensated") else []),
-                ("repaired", [tasks(plan["repaired"])] if plan.get("repaired") else []),
-                ("taken out", [f"{touched:,} entries of {len(plan['entries'])} tensors"] if touched else []),
-                ("removed", list(plan.get("removed") or [])),
-                ("cleaned", list(record.get("purged") or [])),
-                ("not cleaned", list(plan.get("unpurged") or [])),
-            ]
-            seed = "" if each.seed is None else f", seed {each.seed}"
-            title = f"{tasks(plan.get('tasks') or []).capitalize()}, {plan.get('event', '')}{seed}"
-            found.append((title, [(label, [str(line) for line in lines]) for label, lines in rows if lines]))
-    return found
-
-
 @cache
 def _environment() -> Environment:
-    return Environment(
+    environment = Environment(
         loader=PackageLoader("avalanche_amnesia.lab.report"),
         autoescape=True,  # names and reasons are anybody's text
         undefined=StrictUndefined,
@@ -130,3 +81,5 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         extensions=["jinja2.ext.do"],
     )
+    environment.filters |= {"listed": listed, "tasks": tasks}
+    return environment

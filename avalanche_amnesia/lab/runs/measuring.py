@@ -10,7 +10,7 @@ from avalanche.training.plugins import EvaluationPlugin
 
 from avalanche_amnesia.evaluation.references import References
 from avalanche_amnesia.lab.logging.json_lines import JSONLogger
-from avalanche_amnesia.lab.report.measures import SHOWN
+from avalanche_amnesia.lab.report.measures import metrics_of
 from avalanche_amnesia.lab.runs.reference_workers import ReferenceWorkers
 from avalanche_amnesia.lab.runs.store import RunStore
 from avalanche_amnesia.saving.files import replace_file
@@ -50,7 +50,7 @@ def measure_run(
     """
     ahead = ReferenceWorkers(workers) if workers else None
     references = References(make_strategy, benchmark, store=store or RunStore(), workers=ahead)
-    metrics = [shown.make(benchmark, references, noise_floor) for shown in SHOWN]
+    metrics = metrics_of(benchmark, references, noise_floor)
     with TemporaryDirectory() as place:
         with JSONLogger(place, name=name, config=settings, pictures=False) as log:
             strategy = make_strategy(evaluator=EvaluationPlugin(*metrics, loggers=[log, *loggers]))

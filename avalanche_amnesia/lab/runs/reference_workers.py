@@ -1,7 +1,6 @@
 """Processes that train references before they are asked for."""
 
 import functools
-import signal
 import tempfile
 import threading
 from collections.abc import Iterable
@@ -10,10 +9,10 @@ from typing import Any
 
 import cloudpickle
 import torch
-from loky import get_reusable_executor
 
 from avalanche_amnesia import checks
 from avalanche_amnesia.evaluation.references import References
+from avalanche_amnesia.lab.executors.process import worker_processes
 
 _loaded: tuple[str, Any] = ("", None)
 """References that this process trains, where it is a worker, and the file that they came from."""
@@ -40,7 +39,7 @@ class ReferenceWorkers:
         names = ("make_strategy", "benchmark", "train_options", "store")
         file = Path(self._folder.name) / "references"
         file.write_bytes(cloudpickle.dumps({name: getattr(references, name) for name in names}))  # may be large: once
-        executor = get_reusable_executor(self._n, timeout=60, initializer=_begin)
+        executor = worker_processes(self._n)
         settings = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled(), torch.get_default_dtype()
         self._trainings += [executor.submit(_train, str(file), settings, *path) for path in paths]
         _end_with_the_program(executor)
@@ -59,11 +58,6 @@ def _end_with_the_program(executor: Any) -> None:
     what is still training, must come later.
     """
     threading._register_atexit(functools.partial(executor.shutdown, wait=False, kill_workers=True))  # type: ignore
-
-
-def _begin() -> None:
-    """Leave Ctrl-C to the run that asked for this worker."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _train(file: str, settings: tuple[int, bool, torch.dtype], variant: Any, path: tuple[int, ...]) -> None:

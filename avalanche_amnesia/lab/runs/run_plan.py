@@ -9,9 +9,11 @@ from avalanche.logging import BaseLogger
 from avalanche.training.plugins import EvaluationPlugin
 
 from avalanche_amnesia.audit.words import seconds_in_words
-from avalanche_amnesia.benchmarks.requests import tasks_after_each, without_requests
-from avalanche_amnesia.evaluation.references import References
+from avalanche_amnesia.evaluation.references import Expected, References
 from avalanche_amnesia.lab.runs.store import RunStore
+from avalanche_amnesia.text_table import text_table
+
+_GROUPS = {"full": "full runs", "same": "references", "order": "floors", "seed": "floors"}
 
 
 @dataclass(frozen=True)
@@ -42,33 +44,38 @@ class RunPlan:
     seconds: float | None
 
     def __str__(self) -> str:
-        rows = [("", "trainings", "shared", "there", "to compute")]
-        rows += [(r.what, str(r.trainings), str(r.shared), str(r.there), str(r.to_compute)) for r in self.runs]
-        lines = [f"{row[0]:12}" + "".join(f"{cell:>11}" for cell in row[1:]) for row in rows]
+        rows = [(r.what, *map(str, (r.trainings, r.shared, r.there, r.to_compute))) for r in self.runs]
         known = "unknown until one is in the store" if self.seconds is None else seconds_in_words(self.seconds)
-        return "\n".join([*lines, f"time, one after another: {known}"])
+        table = text_table(("", "trainings", "shared", "there", "to compute"), rows)
+        return f"{table}\ntime, one after another: {known}"
 
 
 def plan_runs(make_strategy: Callable[..., Any], benchmark: Any, store: RunStore) -> RunPlan:
-    """Work out what a stream with requests costs, with its full model and a reference after each request.
+    """Work out what a stream with requests costs, with its full model and its references after each evaluation.
 
     Args:
         make_strategy: as for :class:`~avalanche_amnesia.evaluation.References`.
         benchmark: with its requests.
         store: where the runs would be kept.
     """
-    stream, alone = benchmark.train_stream, without_requests(benchmark).train_stream
-    of_task = {int(experience.task_label): experience for experience in alone}
     main = store.run(make_strategy(evaluator=EvaluationPlugin(loggers=[BaseLogger()])))
-    reference = store.run(References(make_strategy, benchmark).fresh_strategy())
-    after_each = [remaining for _, remaining in tasks_after_each(stream)]
-    after_requests = [remaining for e, remaining in zip(stream, after_each, strict=True) if e.requests]
-    paths = {
-        "main run": [main.keys_of(stream)],
-        "full run": [reference.keys_of(alone)],
-        "references": [reference.keys_of([of_task[t] for t in remaining]) for remaining in after_requests],
-    }
-    return plan_paths(paths, store)
+    beside = reference_paths(make_strategy, benchmark, store, ("full", "same"))
+    return plan_paths({"main run": [main.keys_of(benchmark.train_stream)], **beside}, store)
+
+
+def reference_paths(
+    make_strategy: Callable[..., Any], benchmark: Any, store: RunStore, kinds: Iterable[Expected]
+) -> dict[str, list[list[str]]]:
+    """Group → keys of the states on the way to every model that metrics will ask for."""
+    paths: dict[str, list[list[str]]] = {}
+    for kind in kinds:
+        references = References(make_strategy, benchmark)
+        references.expect(kind)
+        run, of_group = None, paths.setdefault(_GROUPS[kind], [])
+        for variant, tasks in references.expected():
+            run = run or store.run(references.fresh_strategy(variant))
+            of_group.append(run.keys_of([references.train_experience(task) for task in tasks]))
+    return paths
 
 
 def plan_paths(

@@ -10,8 +10,7 @@ import tempfile
 import types
 import warnings
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,10 +80,11 @@ class RunStore:
             path = self._temporary.name
         self.path = Path(path)
         self.keep = keep
-        foreign = [f.name for f in self.path.iterdir() if f.name not in _OURS] if self.path.is_dir() else []
+        ours = ("nodes", "blobs", "locks")
+        foreign = [f.name for f in self.path.iterdir() if f.name not in ours] if self.path.is_dir() else []
         if foreign or self.path.is_file():
             raise StateError(f"{self.path} is no store of runs ({foreign[:3] or 'a file'}): give a new directory")
-        for name in ("nodes", "blobs", "locks"):
+        for name in ours:
             (self.path / name).mkdir(parents=True, exist_ok=True)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -132,7 +132,7 @@ class RunStore:
         """
         if keep is None and not tasks:
             raise ValueError("say what may go: keep=0 for every state, keep=500_000_000 for the oldest, tasks=[2]")
-        with self._lock("store"):
+        with self.lock("store"):
             before = self.nbytes()
             stay = [node for node in self.nodes() if node.key in spare or not set(node.trained) & set(tasks)]
             tensors = {node.key: set(read_body(self._folder(node.key))[1].values()) for node in stay}
@@ -145,7 +145,14 @@ class RunStore:
                 stay.remove(node)
                 named_by -= Counter(tensors[node.key])
                 total -= node.nbytes + sum(size[name] for name in tensors[node.key] if name not in named_by)
-            self._delete_all_but({node.key for node in stay}, set(named_by))
+            keys = {node.key for node in stay}
+            for folder in (self.path / "nodes").iterdir():
+                if folder.name not in keys:
+                    (folder / STATE).unlink(missing_ok=True)
+                    shutil.rmtree(folder)
+            for file in (self.path / "blobs").iterdir():  # last: killed in between, no state lacks any
+                if BLOB.fullmatch(file.name) and file.name not in named_by:
+                    file.unlink()
             return before - self.nbytes()
 
     # For a run ------------------------------------------------------------------------------------------------
@@ -165,35 +172,17 @@ class RunStore:
 
     def write(self, key: str, body: Mapping[str, Any], tensors: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
         """Put a state in, and delete others where that takes the store beyond its limit."""
-        with self._lock("store"):  # nobody sweeps while files are there that no state names yet
+        with self.lock("store"):  # nobody sweeps while files are there that no state names yet
             write_state(self._folder(key), body, tensors, self.path / "blobs")
         if self.keep is not None and self.nbytes() > self.keep:
             self.prune(self.keep, spare=[key])
 
-    @contextmanager
-    def computing(self, key: str) -> Iterator[None]:
-        """Wait until nobody else computes a state; a lock ends with its process, however that ends."""
-        with self._lock(key):
-            yield
-
-    def _lock(self, name: str) -> FileLock:
+    def lock(self, name: str) -> FileLock:
+        """Lock of a state that is computed, or of the store; it ends with its process, however that ends."""
         return FileLock(self.path / "locks" / name)
 
     def _folder(self, key: str) -> Path:
         return self.path / "nodes" / key
-
-    def _delete_all_but(self, keys: Collection[str], blobs: Collection[str]) -> None:
-        """Delete states, and then tensors: killed in between, no state lacks any."""
-        for folder in (self.path / "nodes").iterdir():
-            if folder.name not in keys:
-                (folder / STATE).unlink(missing_ok=True)
-                shutil.rmtree(folder)
-        for file in (self.path / "blobs").iterdir():
-            if BLOB.fullmatch(file.name) and file.name not in blobs:
-                file.unlink()
-
-
-_OURS = frozenset({"nodes", "blobs", "locks"})
 
 
 @dataclass(frozen=True)
@@ -202,9 +191,9 @@ class _Step:
 
     key: str
     parent: str
-    told: str
+    name: str
     trained: tuple[int, ...]
-    do: Callable[[Any], None]
+    do: Callable[[Any], Any]
 
 
 class StoredRun:
@@ -257,11 +246,7 @@ class StoredRun:
         return self._strategy
 
     def restart(self) -> None:
-        """Go back to the strategy as it was built.
-
-        Raises:
-            StateError: if it has done a step and its states can't be saved: nothing leads back.
-        """
+        """Go back to the strategy as it was built; a StateError where its states can't be saved."""
         if self._path and not self.stored:
             raise StateError("the states of this run can't be saved, so that it can't go back: build the strategy anew")
         self._path = []
@@ -273,7 +258,12 @@ class StoredRun:
             experience: of the strategy's stream.
             options: of ``strategy.train``.
         """
-        self._go(self._training(self.key, self.trained, experience, options))
+        self._go(
+            key=self._key_of_training(self.key, experience, options),
+            name=f"train {experience.task_label}",
+            do=lambda strategy: strategy.train(experience, **options),
+            trained=(int(experience.task_label),),
+        )
 
     def unlearn(self, tasks: Iterable[int], **options: Any) -> UnlearningRecord:
         """Unlearn tasks.
@@ -295,12 +285,11 @@ class StoredRun:
                 "UnlearningPlugin()], or use AmnesiacHAT or WSN"
             )
 
-        def unlearn(strategy: Strategy) -> None:
-            unlearning_of(strategy).unlearn(strategy, tasks, **options)
-
-        told = f"unlearn {', '.join(map(str, tasks))}"
-        key = _digest([self.key, {"unlearn": tasks, "options": _told(options)}])
-        self._go(_Step(key, self.key, told, self.trained, unlearn))
+        self._go(
+            key=_digest([self.key, {"unlearn": tasks, "options": _told(options)}]),
+            name=f"unlearn {', '.join(map(str, tasks))}",
+            do=lambda strategy: unlearning_of(strategy).unlearn(strategy, tasks, **options),
+        )
         record: UnlearningRecord = unlearning_of(self.strategy).records[-1]
         return record
 
@@ -309,30 +298,22 @@ class StoredRun:
         return self._seconds[self.key] if self.key in self._seconds else self._store.seconds(self.key)
 
     def keys_of(self, experiences: Iterable[Any], **options: Any) -> list[str]:
-        """Keys of the states that training some tasks from the beginning would lead to; computes nothing.
-
-        Args:
-            experiences: in order.
-            options: of ``strategy.train``.
-        """
+        """Keys of the states that training some tasks from the beginning would lead to; computes nothing."""
         keys: list[str] = []
         for experience in experiences:
-            keys.append(self._training(keys[-1] if keys else self._root, (), experience, options).key)
+            keys.append(self._key_of_training(keys[-1] if keys else self._root, experience, options))
         return keys
 
-    def _training(self, parent: str, trained: tuple[int, ...], experience: Any, options: Mapping[str, Any]) -> _Step:
-        task = int(experience.task_label)
+    def _key_of_training(self, parent: str, experience: Any, options: Mapping[str, Any]) -> str:
         if id(experience) not in self._data:
             self._data[id(experience)] = (experience, data_fingerprint(experience))
-        key = _digest([parent, {"train": task, "data": self._data[id(experience)][1], "options": _told(options)}])
-        return _Step(
-            key, parent, f"train {task}", (*trained, task), lambda strategy: strategy.train(experience, **options)
-        )
+        data = self._data[id(experience)][1]
+        return _digest([parent, {"train": int(experience.task_label), "data": data, "options": _told(options)}])
 
-    def _go(self, step: _Step) -> None:
-        self._path.append(step)
+    def _go(self, key: str, name: str, do: Callable[[Any], Any], trained: tuple[int, ...] = ()) -> None:
+        self._path.append(_Step(key, self.key, name, (*self.trained, *trained), do))
         try:
-            if not (self.stored and self._store.has(step.key)):
+            if not (self.stored and self._store.has(key)):
                 self._settle()
         except BaseException:
             self._path.pop()
@@ -351,7 +332,7 @@ class StoredRun:
                 give_state(self._strategy, body, tensors, self._store.path)
                 self._held = self._root
         for step in reversed(ahead):
-            with self._store.computing(step.key):
+            with self._store.lock(step.key):
                 if not self._takes(step.key):  # another process may have computed it meanwhile
                     self._compute(step)
 
@@ -382,7 +363,7 @@ class StoredRun:
                 self._fresh = None
                 self._tell(error)
                 return
-            node = {"parent": step.parent, "trained": step.trained, "step": step.told}
+            node = {"parent": step.parent, "trained": step.trained, "step": step.name}
             self._store.write(step.key, {**body, "node": {**node, "seconds": self._seconds[step.key]}}, tensors)
 
     def _tell(self, error: StateError) -> None:

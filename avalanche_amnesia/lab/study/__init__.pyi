@@ -1,11 +1,5 @@
-from .building import build as build
-from .demo import run_demo as run_demo
-from .experiment_file import from_yaml as from_yaml
 from .experiment_file import read_experiment as read_experiment
 from .grid import cells_of as cells_of
-from .grid import folder_of as folder_of
-from .grid import is_done as is_done
-from .running import run_cell as run_cell
 from .settings import Cell as Cell
 from .settings import Experiment as Experiment
 from .settings import MethodSettings as MethodSettings
@@ -13,6 +7,4 @@ from .settings import NetworkSettings as NetworkSettings
 from .settings import ScenarioSettings as ScenarioSettings
 from .settings import StreamSettings as StreamSettings
 from .settings import TrainingSettings as TrainingSettings
-from .sweep import plan_sweep as plan_sweep
 from .sweep import sweep as sweep
-from .tables import write_tables as write_tables

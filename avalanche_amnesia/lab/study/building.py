@@ -87,12 +87,11 @@ def _combined(
     jpeg: bool = False,
 ) -> CLScenario:
     """The first ``n_tasks`` of five unlike tasks, in colour images of 32 × 32 pixels."""
-    kept: dict[str, Any] = {"seed": seed, "n_train": n_train, "n_test": n_test}
-    files: dict[str, Any] = {"root": root, "download": download}
+    given: dict[str, Any] = {"seed": seed, "n_train": n_train, "n_test": n_test, "root": root, "download": download}
     makers: list[Callable[[], CLScenario]] = [
-        lambda: streams.SplitMNIST(1, **kept, **files),
-        lambda: streams.SplitCIFAR10(1, **kept, **files, jpeg=jpeg),
-        lambda: streams.SplitFashionMNIST(1, **kept, **files),
+        lambda: streams.SplitMNIST(1, **given),
+        lambda: streams.SplitCIFAR10(1, **given, jpeg=jpeg),
+        lambda: streams.SplitFashionMNIST(1, **given),
         lambda: streams.SplitOmniglot(1, root=root),
         lambda: benchmarks.SplitDigits(1, seed=seed),
     ]
@@ -113,11 +112,8 @@ def make_network(settings: NetworkSettings, example: torch.Tensor) -> nn.Module:
     if settings.name == "MLP":
         *hidden, features = settings.widths
         return MLP(example.numel(), hidden=hidden, features=features)
-    return {
-        "CharacterNet": streams.CharacterNet,
-        "SmallConvNet": streams.SmallConvNet,
-        "ResNet18": streams.cifar_resnet18,
-    }[settings.name]()
+    network: nn.Module = getattr(streams, {"ResNet18": "cifar_resnet18"}.get(settings.name, settings.name))()
+    return network
 
 
 def make_strategy(
@@ -141,16 +137,16 @@ def make_strategy(
 
 def _object(name: str, value: Any, kind: str, seed: int) -> Any:
     """Argument of a strategy, from its settings: a mapping, of which ``name`` says the kind where there are several."""
-    if name not in ("masks", "adjustment", "compensation", "repair", "trajectory", "unlearning"):
-        return value
-    given = dict(value) if isinstance(value, Mapping) else {"name": value}
     kinds: dict[str, Maker] = {
         "masks": ScoredWeights if kind == "WSN" else HardAttention,
         "trajectory": TrajectoryPlugin,
         "unlearning": UnlearningPlugin,
     }
     if name in kinds:
-        return kinds[name](**given)
+        return kinds[name](**value)
+    if name not in ("adjustment", "compensation", "repair"):
+        return value
+    given = dict(value) if isinstance(value, Mapping) else {"name": value}
     chosen = given.pop("name")
     if name == "adjustment" and chosen in RULES:
         return RULES[chosen](**given)
@@ -190,14 +186,6 @@ def build(cell: Cell, root: str | Path | None = None, download: bool = False) ->
     """The benchmark of a run with its requests, and the maker of its strategies.
 
     CLPU-DER++ is given the tasks that will never be requested: it trains these in one network.
-
-    Args:
-        cell: of an experiment.
-        root: data root.
-        download: let torchvision fetch what is missing.
-
-    Raises:
-        TypeError, ValueError, OSError: as :func:`make_stream`, :func:`make_scenario` and :func:`make_strategy`.
     """
     experiment, method = cell.experiment, cell.experiment.methods[cell.method]
     stream = make_stream(experiment.stream, cell.seed, root, download)

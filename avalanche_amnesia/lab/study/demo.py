@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from avalanche_amnesia.audit.words import tasks_in_words
 from avalanche_amnesia.contrib.metrics.pictures import as_png, capacity_figure, masks_figure
 from avalanche_amnesia.evaluation.figures import Cell, matrix_figure
-from avalanche_amnesia.lab.report.measures import MEASURES
+from avalanche_amnesia.lab.report.measures import MEANINGS, MEASURES
 from avalanche_amnesia.lab.report.page import report_page
 from avalanche_amnesia.lab.report.reading import Moment, Run, read_run, spread
 from avalanche_amnesia.lab.report.tables import csv_of
@@ -138,7 +138,7 @@ def _at_the_end(runs: Sequence[Run]) -> str:
         for head, *cells in rows
     ]
     meanings = {"exact": "provably equal to the retrained model, bit for bit"}
-    meanings |= {measure.title: measure.meaning for measure in MEASURES.values()}
+    meanings |= {MEASURES[key].title: meaning for key, meaning in MEANINGS.items()}
     told = [textwrap.fill(f"{name}: {text}", _WIDTH, subsequent_indent="  ") for name, text in meanings.items()]
     return "\n".join([*lines, "", *told])
 

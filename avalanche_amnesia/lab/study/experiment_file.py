@@ -3,18 +3,13 @@
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import yaml
 
 from avalanche_amnesia.checks import did_you_mean
 from avalanche_amnesia.lab.study.settings import Experiment
 from avalanche_amnesia.typed import typed
-
-PROFILES = "profiles"
-"""Key of an experiment's file: profile → the settings that it changes."""
-EXTENDS = "extends"
-"""Key of an experiment's file: another file, beside it, or several, whose settings it takes over and changes."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -42,7 +37,7 @@ def read_experiment(file: Path, profile: str | None = None, changes: Iterable[tu
         ValueError, OSError: if a file is none, or for a setting that does not exist or can't be so.
     """
     content = _extended(file)
-    profiles = content.pop(PROFILES, {})
+    profiles = content.pop("profiles", {})
     if profile is not None:
         if profile not in profiles:
             there = (", ".join(profiles) or "none") + did_you_mean(profile, profiles)
@@ -52,9 +47,11 @@ def read_experiment(file: Path, profile: str | None = None, changes: Iterable[tu
         if isinstance(content.get(key), Mapping):
             content[key] = {name: value for name, value in content[key].items() if value is not None}
     for name, value in changes:
-        content = _merged(content, _nested(name.split("."), from_yaml(value)))
-    experiment: Experiment = typed(Experiment, content)
-    return experiment
+        change = from_yaml(value)
+        for key in reversed(name.split(".")):
+            change = {key: change}
+        content = _merged(content, change)
+    return cast(Experiment, typed(Experiment, content))
 
 
 def _extended(file: Path, extending: Sequence[Path] = ()) -> dict[str, Any]:
@@ -70,16 +67,11 @@ def _extended(file: Path, extending: Sequence[Path] = ()) -> dict[str, Any]:
         raise ValueError(f"{file} is no YAML: {error}") from error
     if not isinstance(content, dict):
         raise ValueError(f"{file} holds no settings: an experiment is 'name: …', 'methods: …' and so on")
-    bases = content.pop(EXTENDS, [])
+    bases = content.pop("extends", [])
     result: dict[str, Any] = {}
     for base in [bases] if isinstance(bases, str) else bases:
         result = _merged(result, _extended(file.parent / base, [*extending, file.resolve()]))
     return _merged(result, content)
-
-
-def _nested(keys: Sequence[str], value: Any) -> dict[str, Any]:
-    """``a``, ``b`` and a value → ``{a: {b: value}}``."""
-    return {keys[0]: value if len(keys) == 1 else _nested(keys[1:], value)}
 
 
 def _merged(content: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

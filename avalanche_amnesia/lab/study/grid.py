@@ -1,7 +1,7 @@
 """Runs of an experiment: which there are, where their results lie, and which of them are done."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import product
 from pathlib import Path
@@ -31,29 +31,24 @@ def cells_of(
     Raises:
         ValueError: for a name that the experiment does not have, or where nothing is left.
     """
-    for what, given, known in (
-        ("method", methods, experiment.methods),
-        ("scenario", scenarios, experiment.scenarios),
-    ):
+    asked: Any = (("method", methods, experiment.methods), ("scenario", scenarios, experiment.scenarios))
+    for what, given, known in asked:
         for name in given:
             if name not in known:
                 there = ", ".join(map(repr, known)) + did_you_mean(name, known)
                 raise ValueError(f"experiment {experiment.name} has no {what} {name!r}, it has {there}")
     wanted = product(methods or experiment.methods, scenarios or experiment.scenarios, seeds or experiment.seeds)
-    cells = [Cell(experiment, method, scenario, seed) for method, scenario, seed in wanted]
-    found = [cell for cell in cells if not _learns_what_it_has(cell)]
+    found = [
+        Cell(experiment, method, scenario, seed)
+        for method, scenario, seed in wanted
+        if experiment.methods[method].kind not in OBEY_NOTHING or experiment.scenarios[scenario].name != "relearn"
+    ]
     if not found:
         raise ValueError(
             f"{', '.join(methods)} under {', '.join(scenarios)}: a method that obeys no request still has the task "
             "that comes again, and can't learn it; take another scenario or method"
         )
     return found
-
-
-def _learns_what_it_has(cell: Cell) -> bool:
-    """Tell whether a task comes again that a method has not unlearned."""
-    kind, scenario = cell.experiment.methods[cell.method].kind, cell.experiment.scenarios[cell.scenario]
-    return kind in OBEY_NOTHING and scenario.name == "relearn"
 
 
 def resolved(cell: Cell) -> dict[str, Any]:
@@ -70,12 +65,7 @@ def resolved(cell: Cell) -> dict[str, Any]:
 
 
 def folder_of(cell: Cell, out: Path) -> Path:
-    """Folder of a run's results.
-
-    Args:
-        cell: of an experiment.
-        out: folder of all experiments.
-    """
+    """Folder of a run's results, in that of all experiments."""
     return out.joinpath(*map(slug, (cell.experiment.name, cell.method, cell.scenario)), f"seed{cell.seed}")
 
 
@@ -91,11 +81,6 @@ def is_done(cell: Cell, folder: Path) -> bool:
         return False
     found: Any = yaml.safe_load((folder / SETTINGS).read_text())
     return bool(found == resolved(cell))
-
-
-def result_folders(folder: Path) -> Iterator[Path]:
-    """Folders with results of a study's runs, at any depth, in order."""
-    yield from sorted(file.parent for file in folder.rglob(SETTINGS) if (file.parent / RUN_FILE).is_file())
 
 
 def slug(name: str) -> str:

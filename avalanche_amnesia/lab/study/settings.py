@@ -6,47 +6,14 @@ Nothing here needs torch: ``--help`` must be quick.
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-StreamName = Literal[
-    "SplitDigits",
-    "PermutedDigits",
-    "RotatedDigits",
-    "SplitMNIST",
-    "PermutedMNIST",
-    "RotatedMNIST",
-    "SplitFashionMNIST",
-    "SplitCIFAR10",
-    "SplitCIFAR100",
-    "SplitOmniglot",
-    "Combined",
-]
+_Digits = Literal["SplitDigits", "PermutedDigits", "RotatedDigits"]
+_Mnist = Literal["SplitMNIST", "PermutedMNIST", "RotatedMNIST", "SplitFashionMNIST"]
+StreamName = Literal[_Digits, _Mnist, "SplitCIFAR10", "SplitCIFAR100", "SplitOmniglot", "Combined"]
 NetworkName = Literal["MLP", "CharacterNet", "SmallConvNet", "ResNet18"]
-MethodKind = Literal[
-    "AmnesiacHAT",
-    "HAT",
-    "AdaHAT",
-    "WSN",
-    "PALL",
-    "CLPU-DER++",
-    "Independent",
-    "Naive",
-    "EWC",
-    "LwF",
-    "Replay",
-    "DER++",
-]
-ScenarioName = Literal[
-    "none",
-    "listed",
-    "published",
-    "at_random",
-    "oldest_first",
-    "newest_first",
-    "bursts",
-    "deadline",
-    "permanent",
-    "mid_task",
-    "relearn",
-]
+_Own = Literal["AmnesiacHAT", "HAT", "AdaHAT", "WSN", "PALL", "CLPU-DER++", "Independent"]
+MethodKind = Literal[_Own, "Naive", "EWC", "LwF", "Replay", "DER++"]
+_Orders = Literal["none", "listed", "published", "at_random", "oldest_first", "newest_first"]
+ScenarioName = Literal[_Orders, "bursts", "deadline", "permanent", "mid_task", "relearn"]
 Floor = Literal["order", "seed"]
 OBEY_NOTHING = ("HAT", "AdaHAT")
 """Kinds of methods that get requests and obey none: what protecting tasks does by itself."""

@@ -1,17 +1,84 @@
-"""Sweeps: all runs of an experiment as jobs that wait for the references which they share, and the plan of them."""
+"""Runs of an experiment: one by itself, or all as jobs that wait for the references which they share; their plan."""
 
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
+from typing import Any
+
+import avalanche
+import torch
 
 from avalanche_amnesia.evaluation.references import Expected, References
 from avalanche_amnesia.lab.executors import Executor, Job, JobDone, run_jobs
-from avalanche_amnesia.lab.runs.run_plan import PlannedRuns, RunPlan, plan_paths
+from avalanche_amnesia.lab.report.reading import Run, read_run
+from avalanche_amnesia.lab.report.tables import csv_of
+from avalanche_amnesia.lab.runs.measuring import measure_run
+from avalanche_amnesia.lab.runs.run_plan import PlannedRuns, RunPlan, plan_paths, reference_paths
 from avalanche_amnesia.lab.runs.store import RunStore
 from avalanche_amnesia.lab.study.building import build
-from avalanche_amnesia.lab.study.grid import folder_of, is_done
-from avalanche_amnesia.lab.study.running import run_cell, train_references
+from avalanche_amnesia.lab.study.grid import folder_of, is_done, resolved, write_settings
 from avalanche_amnesia.lab.study.settings import Cell
+from avalanche_amnesia.saving.files import replace_file
+
+
+@contextmanager
+def _as_worker() -> Iterator[None]:
+    """Compute with one thread, which gives the same bits whatever the number of cores, and without the host's noise."""
+    torch.set_num_threads(1)
+    host = Path(avalanche.__file__).parent
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=UserWarning, module=r"avalanche\.")
+        show = warnings.showwarning
+
+        # No filter: the host puts one of its own before all others, each time it calls what it deprecates.
+        def shown(message: Any, category: type[Warning], filename: str, *where: Any, **more: Any) -> None:
+            if not (issubclass(category, DeprecationWarning) and host in Path(filename).parents):
+                show(message, category, filename, *where, **more)
+
+        warnings.showwarning = shown
+        yield
+
+
+@_as_worker()
+def run_cell(
+    cell: Cell,
+    folder: Path,
+    store: Path | None = None,
+    root: str | Path | None = None,
+    download: bool = False,
+    progress: Callable[[str], None] = lambda step: None,
+) -> Run:
+    """Run one method on one stream with its requests, measure it after every task, and write the results."""
+    benchmark, make = build(cell, root, download)
+    kept = None if store is None else RunStore(store)
+    stream, floors = cell.experiment.stream, cell.experiment.floors
+    requests = {e.task_label: [[*r.tasks] for r in e.requests] for e in benchmark.train_stream if e.requests}
+    settings = resolved(cell) | {"data": f"{stream.name}, {stream.n_tasks} tasks", "requests": requests}
+    measure_run(
+        cell.method, make, benchmark, folder, settings=settings, noise_floor=floors, progress=progress, store=kept
+    )
+    run = read_run(folder)
+    replace_file(folder / "results.csv", csv_of([run]))
+    write_settings(cell, folder)  # last: they say that the results are whole
+    return run
+
+
+@_as_worker()
+def train_references(
+    cells: Iterable[Cell], kinds: Iterable[Expected], store: Path, root: str | Path | None = None
+) -> int:
+    """Train what the metrics of some runs will ask for, each state once; the number of trainings."""
+    kept, n = RunStore(store), 0
+    for cell in cells:
+        benchmark, make = build(cell, root)
+        references = References(make, benchmark, store=kept)
+        references.expect(*kinds)
+        for variant, path in references.expected():
+            references.train_along(path, variant)
+        n += references.trainings
+    return n
 
 
 def jobs_of(cells: Sequence[Cell], out: Path, store: Path, root: Path | None = None) -> list[Job]:
@@ -66,19 +133,12 @@ def sweep(
 def plan_sweep(cells: Sequence[Cell], store: RunStore, root: Path | None = None) -> RunPlan:
     """Work out what the runs of an experiment would train."""
     n_main = 0
-    paths: dict[str, list[list[str]]] = {"full runs": [], "references": [], "floors": []}
-    group = {"full": "full runs", "same": "references", "order": "floors", "seed": "floors"}
+    paths: dict[str, list[list[str]]] = {}
     for cell in cells:
         benchmark, make = build(cell, root)
         n_main += len(benchmark.train_stream)
-        kinds: tuple[Expected, ...] = ("full", "same", *cell.experiment.floors)
-        for kind in kinds:
-            references = References(make, benchmark)
-            references.expect(kind)
-            run = None
-            for variant, tasks in references.expected():
-                run = run or store.run(references.fresh_strategy(variant))
-                paths[group[kind]].append(run.keys_of([references.train_experience(task) for task in tasks]))
+        for what, found in reference_paths(make, benchmark, store, ("full", "same", *cell.experiment.floors)).items():
+            paths.setdefault(what, []).extend(found)
     return plan_paths(paths, store, [PlannedRuns("main runs", n_main, 0, 0)])
 
 

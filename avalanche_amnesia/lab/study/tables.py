@@ -15,24 +15,14 @@ from matplotlib.figure import Figure
 from avalanche_amnesia.contrib.metrics.pictures import as_png
 from avalanche_amnesia.evaluation.figures import COLOURS, house_style, new_figure
 from avalanche_amnesia.lab.logging.json_lines import RUN_FILE
-from avalanche_amnesia.lab.report.measures import MEASURES, Column
+from avalanche_amnesia.lab.report.measures import MEANINGS, MEASURES
 from avalanche_amnesia.lab.report.reading import Moment, read_run, spread
 from avalanche_amnesia.lab.report.wording import MISSING, percent, points
-from avalanche_amnesia.lab.study.grid import SETTINGS, result_folders, slug
+from avalanche_amnesia.lab.study.grid import SETTINGS, slug
 from avalanche_amnesia.lab.study.settings import OBEY_NOTHING
 from avalanche_amnesia.saving.files import replace_file
 
 Key = TypeVar("Key", str, int)
-
-
-_OF_TASKS = {
-    "reference_accuracy": "Accuracy_reference",
-    "full_accuracy": "Accuracy_full",
-    "unlearned_accuracy": "UnlearnedAccuracy",
-    "reference_unlearned": "UnlearnedAccuracy_reference",
-}
-"""Name in a study's JSON → metric, task by task."""
-_KEYS = ("experiment", "method", "scenario", "seed")
 
 
 @dataclass(frozen=True)
@@ -52,7 +42,7 @@ class Row:
 def read_rows(folder: Path) -> list[Row]:
     """Finished runs of a folder."""
     rows = []
-    for place in result_folders(folder):
+    for place in sorted(file.parent for file in folder.rglob(SETTINGS) if (file.parent / RUN_FILE).is_file()):
         settings = yaml.safe_load((place / SETTINGS).read_text())
         run = read_run(place)
         names = settings["method"]["name"], settings["scenario"]["name"], settings["seed"]
@@ -67,14 +57,12 @@ def read_rows(folder: Path) -> list[Row]:
 
 def _after(moment: Moment) -> dict[str, Any]:
     """Numbers after a task, as plain values."""
-    jsd = sorted(name for name in moment.numbers if name.startswith("JSD_"))
     return {
         "task": moment.task,
         "remaining": moment.remaining,
         "unlearned": moment.unlearned,
         "accuracy": moment.accuracy,
-        **{name: moment.by_task(metric) for name, metric in _OF_TASKS.items()},
-        "jsd_by_task": {name: by_task for name in jsd if (by_task := moment.by_task(name))},
+        "by_task": {name: found for name in sorted(moment.numbers) if (found := moment.by_task(name))},
         "measures": {key: measure.of(moment) for key, measure in MEASURES.items()},
     }
 
@@ -83,17 +71,11 @@ def as_csv(rows: Sequence[Row]) -> str:
     """One line per run: names, claim, and every measure as it is."""
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
-    table.writerow([*_KEYS, "claim", *MEASURES])
+    table.writerow(["experiment", "method", "scenario", "seed", "claim", *MEASURES])
     for row in rows:
         values = ["" if value is None else repr(value) for value in row.values.values()]
         table.writerow([row.experiment, row.method, row.scenario, row.seed, row.claim, *values])
     return text.getvalue()
-
-
-def as_json(rows: Sequence[Row]) -> str:
-    """All numbers of runs after every task, with their settings: a list, a line per run."""
-    runs = [{"claim": row.claim, "settings": row.settings, "after": row.after} for row in rows]
-    return "[\n" + ",\n".join(json.dumps(run, ensure_ascii=False) for run in runs) + "\n]\n"
 
 
 def as_markdown(rows: Sequence[Row]) -> str:
@@ -103,36 +85,33 @@ def as_markdown(rows: Sequence[Row]) -> str:
     """
     lines: list[str] = []
     for experiment, of_experiment in _grouped(rows, lambda row: row.experiment).items():
-        lines += [f"# {experiment}", "", _told(of_experiment[0].settings), ""]
+        lines += [f"# {experiment}", "", _setup(of_experiment[0].settings), ""]
         scenarios = _grouped(of_experiment, lambda row: row.scenario)
-        if len(scenarios) > 1:
-            for name in ("remaining", "ratio"):
-                lines += [*_side_by_side(of_experiment, list(scenarios), name), ""]
+        for name in ("remaining", "ratio") if len(scenarios) > 1 else ():
+            lines += [f"## All scenarios: {MEASURES[name].title}", ""]
+            body = [
+                [method, *(_cell([row for row in mine if row.scenario == one], name) for one in scenarios)]
+                for method, mine in _grouped(of_experiment, lambda row: row.method).items()
+            ]
+            lines += _markdown(["method", *scenarios], body)
         for scenario, of_scenario in scenarios.items():
             lines += [f"## {scenario}", ""]
-            lines += ["| method | seeds | claim | " + " | ".join(m.title for m in MEASURES.values()) + " |"]
-            lines += ["|---" * (len(MEASURES) + 3) + "|"]
+            body = []
             for method, mine in _grouped(of_scenario, lambda row: row.method).items():
-                cells = [_cell([row.values[name] for row in mine], measure) for name, measure in MEASURES.items()]
                 seeds = ", ".join(str(row.seed) for row in sorted(mine, key=lambda row: row.seed))
-                claims = ", ".join(dict.fromkeys(row.claim or "–" for row in mine))
-                lines.append(f"| {method} | {seeds} | {claims} | {' | '.join(cells)} |")
-            lines.append("")
+                claims = ", ".join(dict.fromkeys(row.claim or MISSING for row in mine))
+                body.append([method, seeds, claims, *(_cell(mine, name) for name in MEASURES)])
+            lines += _markdown(["method", "seeds", "claim", *(m.title for m in MEASURES.values())], body)
     lines += ["Means ± standard deviations over the seeds, at the end of the stream.", ""]
-    lines += [f"* *{measure.title}*: {measure.meaning}" for measure in MEASURES.values()]
+    lines += [f"* *{MEASURES[key].title}*: {meaning}" for key, meaning in MEANINGS.items()]
     lines += ["* *claim*: exact: equal to the retrained model to the bit, by construction; approximate: see the rest;"]
     lines += ["  none: nothing was asked for, or the method obeys no request"]
     return "\n".join(lines) + "\n"
 
 
-def _side_by_side(rows: Sequence[Row], scenarios: Sequence[str], name: str) -> list[str]:
-    measure = MEASURES[name]
-    lines = [f"## All scenarios: {measure.title}", "", f"| method | {' | '.join(scenarios)} |"]
-    lines.append("|---" * (len(scenarios) + 1) + "|")
-    for method, mine in _grouped(rows, lambda row: row.method).items():
-        cells = [_cell([row.values[name] for row in mine if row.scenario == one], measure) for one in scenarios]
-        lines.append(f"| {method} | {' | '.join(cells)} |")
-    return lines
+def _markdown(head: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
+    first, *rows = (f"| {' | '.join(cells)} |" for cells in (head, *body))
+    return [first, "|---" * len(head) + "|", *rows, ""]
 
 
 @house_style
@@ -181,7 +160,9 @@ def write_tables(folder: Path, out: Path) -> list[Path]:
     for experiment, mine in _grouped(rows, lambda row: row.experiment).items():
         contents[f"{slug(experiment)}.png"] = as_png(figure(mine))
         for seed, of_seed in sorted(_grouped(mine, lambda row: row.seed).items()):
-            contents[f"{slug(experiment)}_seed{seed}.json"] = as_json(of_seed).encode()
+            runs = [{"claim": row.claim, "settings": row.settings, "after": row.after} for row in of_seed]
+            lines = ",\n".join(json.dumps(run, ensure_ascii=False) for run in runs)
+            contents[f"{slug(experiment)}_seed{seed}.json"] = f"[\n{lines}\n]\n".encode()
     for name, content in contents.items():
         replace_file(out / name, content)
     return [out / name for name in contents]
@@ -194,16 +175,16 @@ def _grouped(rows: Sequence[Row], by: Callable[[Row], Key]) -> dict[Key, list[Ro
     return groups
 
 
-def _cell(values: Sequence[float | None], measure: Column) -> str:
-    factor, digits = (100, 1) if measure.words in (percent, points) else (1, 3)
-    found = [factor * value for value in values if value is not None]
+def _cell(rows: Sequence[Row], name: str) -> str:
+    factor, digits = (100, 1) if MEASURES[name].words in (percent, points) else (1, 3)
+    found = [factor * value for value in (row.values[name] for row in rows) if value is not None]
     if not found:
         return MISSING
     spread = f" ± {stdev(found):.{digits}f}" if len(found) > 1 else ""
     return f"{fmean(found):.{digits}f}{spread}"
 
 
-def _told(settings: Mapping[str, Any]) -> str:
+def _setup(settings: Mapping[str, Any]) -> str:
     """Stream, network and budget in one line."""
     stream, training = settings["stream"], settings["training"]
     images = "all training images" if stream["n_train"] is None else f"{stream['n_train']:,} training images"

@@ -131,7 +131,7 @@ def test_a_metric_is_shown_by_its_entry_in_the_table_of_measures(tmp_path, monke
     )
     for module in (page, sections, answers):
         monkeypatch.setattr(module, "READINGS", [*READINGS, shown])
-    monkeypatch.setitem(COLUMNS, "echo", Column("echo", "echo", "how loud", number("Echo"), percent))
+    monkeypatch.setitem(COLUMNS, "echo", Column("echo", "how loud", number("Echo"), percent))
     folder = write(tmp_path / "run")
     names = {f"Echo{suffix}/eval_phase/test_stream": value for suffix, value in (("", 0.75), ("_reference", 0.25))}
     of_task = {f"{name}/Task000": value for name, value in names.items()}

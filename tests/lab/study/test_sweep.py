@@ -20,13 +20,13 @@ from avalanche_amnesia import __version__
 from avalanche_amnesia.lab.command_line import main
 from avalanche_amnesia.lab.executors import ProcessExecutor
 from avalanche_amnesia.lab.report import read_run
+from avalanche_amnesia.lab.report.measures import MEANINGS
 from avalanche_amnesia.lab.runs import RunStore
 from avalanche_amnesia.lab.study.experiment_file import read_experiment
 from avalanche_amnesia.lab.study.grid import cells_of, folder_of, is_done
-from avalanche_amnesia.lab.study.running import run_cell
 from avalanche_amnesia.lab.study.settings import MethodSettings, ScenarioSettings
-from avalanche_amnesia.lab.study.sweep import jobs_of, plan_sweep, sweep
-from avalanche_amnesia.lab.study.tables import MEASURES, Row, figure, read_rows
+from avalanche_amnesia.lab.study.sweep import jobs_of, plan_sweep, run_cell, sweep
+from avalanche_amnesia.lab.study.tables import Row, figure, read_rows
 
 CELLS = cells_of(TINY)
 
@@ -176,7 +176,7 @@ def test_tables_have_the_numbers_of_the_runs(swept, tmp_path, capsys):
     assert f"| method | {' | '.join(scenarios)} |" in overview
     (of_hat,) = [line.split(" | ") for line in overview.splitlines() if line.startswith("| HAT |")]
     assert of_hat[1 + scenarios.index("newest")].strip(" |") == f"{sum(accuracies) / 2:.1f} ± {spread:.1f}"
-    assert all(measure.meaning in text for measure in MEASURES.values())
+    assert all(meaning in text for meaning in MEANINGS.values())
     assert min(Image.open(tmp_path / "tables" / "tiny.png").size) > 100
 
 
