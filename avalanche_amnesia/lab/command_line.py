@@ -13,6 +13,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import MISSING, fields, is_dataclass
+from functools import partial
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
@@ -429,18 +430,11 @@ def _add_settings(parser: argparse.ArgumentParser, command: str) -> None:
     """Give a command all settings of an experiment."""
     parser.usage = f"amnesia {command} FILE [key=value ...] [--profile small] [options]"
     group = parser.add_argument_group("settings of the experiment, with or without the dashes")
-    set_any: dict[str, Any] = {"action": _Change, "dest": "changes", "default": []}
-    group.add_argument("--set", metavar="KEY=VALUE", help="any of them", **set_any)
+    change: dict[str, Any] = {"action": "append", "dest": "changes", "default": []}
+    group.add_argument("--set", metavar="KEY=VALUE", help="any", type=lambda word: word.partition("=")[::2], **change)
     for name, text in _settings(Experiment):
-        group.add_argument(f"--{name}", metavar="VALUE", help=text.replace("%", "%%"), **set_any)
-
-
-class _Change(argparse.Action):
-    """Collects settings and their values."""
-
-    def __call__(self, parser: Any, namespace: Any, values: Any, option: str | None = None) -> None:
-        name, _, value = values.partition("=") if option == "--set" else (str(option).lstrip("-"), "", values)
-        namespace.changes = [*namespace.changes, (name, value)]
+        kind = partial(lambda name, value: (name, value), name)
+        group.add_argument(f"--{name}", metavar="VALUE", help=text.replace("%", "%%"), type=kind, **change)
 
 
 def _settings(kind: Any, before: str = "") -> Iterator[tuple[str, str]]:
