@@ -82,7 +82,7 @@ def run(
         data_root: folder with data sets, or AMNESIA_DATA
         download: let torchvision fetch data that is missing
     """
-    from avalanche_amnesia.lab.study.grid import folder_of, is_done
+    from avalanche_amnesia.lab.study.experiment import folder_of, is_done
     from avalanche_amnesia.lab.study.sweep import run_cell
 
     experiment = study.read_experiment(file, profile, changes)
@@ -134,8 +134,7 @@ def sweep(
         address: of a Ray cluster: auto, ray://HOST:10001
         slurm: submitit parameters: {"timeout_min": 120}
     """
-    from avalanche_amnesia.lab.study.experiment_file import from_yaml
-    from avalanche_amnesia.lab.study.grid import folder_of, is_done
+    from avalanche_amnesia.lab.study.experiment import folder_of, from_yaml, is_done
     from avalanche_amnesia.lab.study.sweep import plan_sweep
 
     def listed(kind: Any, text: str, option: str) -> Any:

@@ -136,15 +136,15 @@ class JSONLogger(RunLogger):
     ) -> None:
         refuse_one_string(tags)
         self._folder = Path(folder)
-        start_run(
-            self._folder,
-            project=project,
-            name=name,
-            group=group,
-            job_type=job_type or "main",
-            config=dict(config or {}),
-            tags=list(tags),
-        )
+        if self._folder.exists() and (not self._folder.is_dir() or any(self._folder.iterdir())):
+            raise JSONRunError(
+                f"{folder} is not an empty folder: give each run a new one, e.g. JSONLogger('runs/seed-3')"
+            )
+        about = {"project": project, "name": name, "group": group, "job_type": job_type or "main", "tags": list(tags)}
+        head = {"kind": "run", "format": _FORMAT, "version": _VERSION, "id": uuid.uuid4().hex[:12], **about}
+        line = json.dumps({**head, "config": dict(config or {})}) + "\n"  # the identifier goes where the folder goes
+        self._folder.mkdir(parents=True, exist_ok=True)
+        replace_file(self._folder / RUN_FILE, line.encode())
         super().__init__(JSONWriter(self._folder), named=name is not None, pictures=pictures)
 
     @property
@@ -176,16 +176,6 @@ class JSONLogger(RunLogger):
                 "call finish() last, or log to a new JSONLogger"
             )
         return f"this logger was loaded without its run: attach({str(self._folder)!r}) goes on in it"
-
-
-def start_run(folder: Path, **about: Any) -> None:
-    """Begin a run: its first line, with an identifier that it keeps wherever the folder goes."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise JSONRunError(f"{folder} is not an empty folder: give each run a new one, e.g. JSONLogger('runs/seed-3')")
-    head = {"kind": "run", "format": _FORMAT, "version": _VERSION, "id": uuid.uuid4().hex[:12], **about}
-    line = json.dumps(head) + "\n"
-    folder.mkdir(parents=True, exist_ok=True)
-    replace_file(folder / RUN_FILE, line.encode())
 
 
 def replay(root: Path, writer: RunWriter) -> bool:

@@ -1,5 +1,5 @@
-from .experiment_file import read_experiment as read_experiment
-from .grid import cells_of as cells_of
+from .experiment import cells_of as cells_of
+from .experiment import read_experiment as read_experiment
 from .settings import Cell as Cell
 from .settings import Experiment as Experiment
 from .settings import MethodSettings as MethodSettings

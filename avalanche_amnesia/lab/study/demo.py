@@ -19,7 +19,7 @@ from avalanche_amnesia.lab.report.wording import MISSING, unitless
 from avalanche_amnesia.lab.runs.measuring import measure_run
 from avalanche_amnesia.lab.runs.store import RunStore
 from avalanche_amnesia.lab.study.building import build
-from avalanche_amnesia.lab.study.grid import cells_of
+from avalanche_amnesia.lab.study.experiment import cells_of
 from avalanche_amnesia.lab.study.settings import (
     Experiment,
     MethodSettings,

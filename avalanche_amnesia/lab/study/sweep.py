@@ -18,7 +18,7 @@ from avalanche_amnesia.lab.runs.measuring import measure_run
 from avalanche_amnesia.lab.runs.run_plan import PlannedRuns, RunPlan, plan_paths, reference_paths
 from avalanche_amnesia.lab.runs.store import RunStore
 from avalanche_amnesia.lab.study.building import build
-from avalanche_amnesia.lab.study.grid import folder_of, is_done, resolved, write_settings
+from avalanche_amnesia.lab.study.experiment import folder_of, is_done, resolved, write_settings
 from avalanche_amnesia.lab.study.settings import Cell
 from avalanche_amnesia.saving.files import replace_file
 

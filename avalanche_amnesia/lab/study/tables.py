@@ -18,7 +18,7 @@ from avalanche_amnesia.lab.logging.json_lines import RUN_FILE
 from avalanche_amnesia.lab.report.measures import MEANINGS, MEASURES
 from avalanche_amnesia.lab.report.reading import Moment, read_run, spread
 from avalanche_amnesia.lab.report.wording import MISSING, percent, points
-from avalanche_amnesia.lab.study.grid import SETTINGS, slug
+from avalanche_amnesia.lab.study.experiment import SETTINGS, slug
 from avalanche_amnesia.lab.study.settings import OBEY_NOTHING
 from avalanche_amnesia.saving.files import replace_file
 
@@ -129,10 +129,7 @@ def figure(rows: Sequence[Row]) -> Figure:
         for ax, name in ((left, "remaining"), (right, "ratio")):
             found = [spread(row.values[name] for row in of_methods.get(method, ())) for method in methods]
             largest = max((value.high for value in found if value), default=None)
-            if largest is None:
-                ax.text(0.5, 0.5, "none was measured", ha="center", transform=ax.transAxes)
-                ax.set_xticks([])
-            else:
+            if largest is not None:
                 places, values = zip(*((y, value) for y, value in enumerate(found) if value), strict=True)
                 reach = [[v.mean - v.low for v in values], [v.high - v.mean for v in values]]
                 look = {"fmt": "o", "color": COLOURS["here"], "ecolor": (COLOURS["here"], 0.35), "elinewidth": 5}

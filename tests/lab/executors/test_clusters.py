@@ -12,7 +12,7 @@ from support.tiny_study import TINY
 
 from avalanche_amnesia.lab.executors import Job, RayExecutor, SlurmExecutor, run_jobs
 from avalanche_amnesia.lab.runs import RunStore
-from avalanche_amnesia.lab.study.grid import cells_of, folder_of
+from avalanche_amnesia.lab.study.experiment import cells_of, folder_of
 from avalanche_amnesia.lab.study.sweep import sweep
 
 CELLS = cells_of(TINY, seeds=[1])

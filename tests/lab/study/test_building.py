@@ -24,8 +24,7 @@ from avalanche_amnesia.lab.study.building import (
     make_scenario,
     make_stream,
 )
-from avalanche_amnesia.lab.study.experiment_file import read_experiment
-from avalanche_amnesia.lab.study.grid import cells_of
+from avalanche_amnesia.lab.study.experiment import cells_of, read_experiment
 from avalanche_amnesia.lab.study.settings import (
     Cell,
     MethodSettings,

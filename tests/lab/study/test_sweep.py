@@ -22,8 +22,7 @@ from avalanche_amnesia.lab.executors import ProcessExecutor
 from avalanche_amnesia.lab.report import read_run
 from avalanche_amnesia.lab.report.measures import MEANINGS
 from avalanche_amnesia.lab.runs import RunStore
-from avalanche_amnesia.lab.study.experiment_file import read_experiment
-from avalanche_amnesia.lab.study.grid import cells_of, folder_of, is_done
+from avalanche_amnesia.lab.study.experiment import cells_of, folder_of, is_done, read_experiment
 from avalanche_amnesia.lab.study.settings import MethodSettings, ScenarioSettings
 from avalanche_amnesia.lab.study.sweep import jobs_of, plan_sweep, run_cell, sweep
 from avalanche_amnesia.lab.study.tables import Row, figure, read_rows
