@@ -3,9 +3,8 @@
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
-from types import TracebackType
+from types import SimpleNamespace, TracebackType
 from typing import Any, Self
 
 from avalanche.core import SupervisedPlugin
@@ -130,7 +129,8 @@ class RunLogger(BaseLogger, ABC):
         """Write values that no metric emits, as a row at the run's position."""
         self._open()
         at = self._position
-        self.log_metrics([MetricValue(_Drawn(axis), name, value, at.iteration) for name, value in values.items()])
+        origin = SimpleNamespace(axis=axis)
+        self.log_metrics([MetricValue(origin, name, value, at.iteration) for name, value in values.items()])
         self._write_pending()
 
     def log_events(self) -> None:
@@ -281,13 +281,6 @@ class RunLogger(BaseLogger, ABC):
 # not call the loggers at each of the eight events of an iteration.
 for _event in EVENTS_OF_ITERATIONS:
     setattr(RunLogger, _event, getattr(SupervisedPlugin, _event))
-
-
-@dataclass(frozen=True)
-class _Drawn:
-    """Origin of values that no metric emits."""
-
-    axis: str
 
 
 def refuse_one_string(tags: object) -> None:

@@ -87,7 +87,10 @@ class Adjuster:
 
     def _bounded(self, values: Sequence[Tensor], least: Mapping[str, Tensor]) -> list[Tensor]:
         pairs = zip(self.names, values, strict=True)
-        return [_larger(value, least[name]) if name in least else value for name, value in pairs]
+        return [
+            torch.maximum(stored(value), stored(least[name])).expand_as(value) if name in least else value
+            for name, value in pairs
+        ]
 
     def frozen_entries(self) -> dict[str, Tensor]:
         """Parameter → bool tensor of the entries that are held back as a whole; empty unless shares are 0 or 1."""
@@ -133,10 +136,6 @@ class Adjuster:
             self._constant.put_back(parameters, self._before)
             return
         torch._foreach_lerp_(parameters, self._before, [in_long_rows(held) for held in self._step_held])
-
-
-def _larger(first: Tensor, second: Tensor) -> Tensor:
-    return torch.maximum(stored(first), stored(second)).expand_as(first)
 
 
 # Shares that stay the same for all steps of a task ------------------------------------------------------------------

@@ -22,6 +22,7 @@ from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.arguments import (
     OwnArguments,
     PeriodicMode,
+    check_model,
     checked_criterion,
     checked_evaluator,
     checked_options,
@@ -342,12 +343,3 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
                 "plugins=[TrajectoryPlugin(), UnlearningPlugin()]"
             )
         return plugin
-
-
-def check_model(model: nn.Module, kind: type[nn.Module]) -> None:
-    """Raise ``TypeError`` with the fix unless a strategy's model is of the kind that it needs."""
-    if not isinstance(model, kind):
-        raise TypeError(
-            f"model must be a {kind.__name__}, got {type(model).__name__}: wrap the feature extractor, "
-            f"{kind.__name__}(backbone)"
-        )

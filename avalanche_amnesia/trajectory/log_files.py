@@ -85,7 +85,8 @@ def _head(log: Log) -> dict[str, Any]:
 
 
 def _digest_of(task: int, log: Log, algorithm: Algorithm = "blake3") -> str:
-    return _digest([task, _head(log), state_hashes(_parts(task, log), algorithm)])
+    content = json.dumps([task, _head(log), state_hashes(_parts(task, log), algorithm)])
+    return sha256(content.encode()).hexdigest()
 
 
 def _fits(task: int, log: Log, checksum: str) -> bool:
@@ -118,10 +119,6 @@ def _entries(parts: Mapping[str, Any], dtype: str, *shape: int) -> SparseEntries
     if "codes" in parts:
         return SparseUpdates(**parts, shape=shape)
     return SparseValues(**parts, dtype=getattr(torch, dtype), shape=shape)
-
-
-def _digest(value: Any) -> str:
-    return sha256(json.dumps(value).encode()).hexdigest()
 
 
 class LogDirectory:

@@ -12,10 +12,11 @@ from avalanche_amnesia.contrib.baselines.dark_replay import DarkLoss, MemoryPlug
 from avalanche_amnesia.contrib.baselines.networks import SideNetworks
 from avalanche_amnesia.seeding import derive_seed, preserved_rng
 from avalanche_amnesia.strategy import Strategy
+from avalanche_amnesia.training.host.arguments import check_model
 from avalanche_amnesia.training.optimizers import follow_model
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
-from avalanche_amnesia.training.task_strategy import StrategyOptions, TaskStrategy, check_model
+from avalanche_amnesia.training.task_strategy import StrategyOptions, TaskStrategy
 from avalanche_amnesia.trajectory.removal import Removal
 from avalanche_amnesia.transaction import Transaction
 

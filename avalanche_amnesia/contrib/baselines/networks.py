@@ -11,9 +11,10 @@ from torch.optim import Optimizer
 from avalanche_amnesia import checks
 from avalanche_amnesia.models.multi_head import MultiHeadModel, by_task
 from avalanche_amnesia.models.task_store import TaskModules
+from avalanche_amnesia.training.host.arguments import check_model
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
-from avalanche_amnesia.training.task_strategy import StrategyOptions, TaskStrategy, check_model
+from avalanche_amnesia.training.task_strategy import StrategyOptions, TaskStrategy
 
 
 class NetworkPerTask(MultiHeadModel):

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from avalanche.core import BasePlugin
 from avalanche.training.plugins import EvaluationPlugin
+from torch import nn
 
 from avalanche_amnesia import checks
 
@@ -51,6 +52,15 @@ def _refuse_unless_known(name: str, known: Sequence[str], strategy: type[OwnArgu
                 f"{', '.join(known)}"
             )
     checks.known_options([name], known, strategy.__name__)
+
+
+def check_model(model: nn.Module, kind: type[nn.Module]) -> None:
+    """Check that a strategy's model is of the kind that it, or a plugin of it, needs."""
+    if not isinstance(model, kind):
+        raise TypeError(
+            f"model must be a {kind.__name__}, got {type(model).__name__}: wrap the feature extractor, "
+            f"{kind.__name__}(backbone)"
+        )
 
 
 def checked_options(

@@ -39,15 +39,7 @@ def save_state(strategy: Strategy, path: str | Path) -> Path:
 
     Args:
         strategy: this package's, or any of Avalanche's whose plugins are known or hold plain values.
-        path: a directory, made if it does not exist.
-
-    Returns:
-        The directory.
-
-    Raises:
-        RequestError: in the middle of a task: abort it, or save before it or after.
-        StateError: if a plugin holds something that can't be saved, or the directory something else.
-        OSError: if it can't be written; a state that was there stays.
+        path: as of :meth:`TaskStrategy.save`; what is returned and raised, too.
     """
     path = Path(path)
     write_state(path, *encoded_state(strategy))

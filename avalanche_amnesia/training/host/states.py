@@ -134,9 +134,13 @@ def load_state_of(thing: Any, state: Any, strategy: Strategy, left_out: frozense
         left = name in left_out or name in settings or (name in conversions and conversions[name] is None)
         if left or name.startswith("__") or callable(getattr(type(thing), name, None)):
             raise StateError(f"invalid value in state at {name}: no state of a {type(thing).__name__} sets it")
-    given = {
-        name: _given(value, getattr(thing, name, None), conversions.get(name), strategy) for name, value in new.items()
-    }
+    given = {}
+    for name, value in new.items():
+        held, conversion = getattr(thing, name, None), conversions.get(name)
+        if conversion is not None:
+            given[name] = conversion.give(value, held, strategy)
+        else:
+            given[name] = filled(held, value) if isinstance(held, dict) and isinstance(value, dict) else value
     if isinstance(thing, nn.Module):
         thing.load_state_dict(tensors)
     if given:
@@ -162,12 +166,6 @@ def _attributes(thing: Any) -> dict[str, Any]:
         and not (name in conversions and conversions[name] is None)
         and not (is_module and name.startswith("_"))
     }
-
-
-def _given(state: Any, held: Any, conversion: Conversion | None, strategy: Strategy) -> Any:
-    if conversion is not None:
-        return conversion.give(state, held, strategy)
-    return filled(held, state) if isinstance(held, dict) and isinstance(state, dict) else state
 
 
 def filled(held: dict[Any, Any], items: dict[Any, Any]) -> dict[Any, Any]:

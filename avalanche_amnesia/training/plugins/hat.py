@@ -261,7 +261,8 @@ class HATPlugin(TaskMaskPlugin):
         self.settle_head(strategy)
         self._look_at_mask(strategy)
         if now.allocation is not None:
-            self._note_opened(model, now.task, now.allocation)
+            closed = model.by_layer(now.allowed & ~model.binary_mask(now.task))
+            self.opened_whole[now.task] = frozenset(name for name, units in closed.items() if not bool(units.any()))
 
     def _look_at_mask(self, strategy: Strategy) -> None:
         """Note what of the new mask is probably not what was wanted."""
@@ -278,10 +279,6 @@ class HATPlugin(TaskMaskPlugin):
             share = None if now.warm_up is None else self.masks.shares(left)[0]
             use = self.task_use(model)
             self.notice("full", full_layers(task, model.by_layer(~use.in_use), max(1, use.n_tasks), left, share))
-
-    def _note_opened(self, model: MaskedModel, task: int, allocation: UnitAllocation) -> None:
-        closed = model.by_layer(allocation.allowed & ~model.binary_mask(task))
-        self.opened_whole[task] = frozenset(name for name, units in closed.items() if not bool(units.any()))
 
     # Around a step --------------------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.adjuster import Adjuster
 from avalanche_amnesia.training.hat_formulas import LayerSparsity
+from avalanche_amnesia.training.host.arguments import check_model
 from avalanche_amnesia.training.host.listening import sees_final_gradients
 from avalanche_amnesia.training.host.rollback import abort_training, begin_finishing, finish, go_back, is_last_to_finish
 from avalanche_amnesia.training.optimizers import follow_model
@@ -112,12 +113,7 @@ class TaskMaskPlugin(SupervisedPlugin):
         Raises:
             TypeError: unless it is of :attr:`model_class`.
         """
-        if not isinstance(strategy.model, self.model_class):
-            name = self.model_class.__name__
-            raise TypeError(
-                f"{type(self).__name__} masks a {name}, got {type(strategy.model).__name__}: wrap the feature "
-                f"extractor, {name}(backbone)"
-            )
+        check_model(strategy.model, self.model_class)
         return strategy.model
 
     def before_train_dataset_adaptation(self, strategy: Strategy, **kwargs: Any) -> None:
@@ -141,17 +137,13 @@ class TaskMaskPlugin(SupervisedPlugin):
             model.remove_task(task)  # it may have got no further than its head
         self._end_task(strategy)
 
-    def _finish(self, strategy: Strategy) -> None:
-        """Let nothing of the task's training be left; the task is finished, unless others have yet to record it."""
-        self._end_task(strategy)
-        if is_last_to_finish(self, strategy):
-            finish(strategy)
-
     def after_training_exp(self, strategy: Strategy, **kwargs: Any) -> None:
         """Keep the task's mask, and return what it does not own; until the task is finished there is a way back."""
         begin_finishing(strategy)
         self.keep_mask(strategy)
-        self._finish(strategy)
+        self._end_task(strategy)
+        if is_last_to_finish(self, strategy):  # else others have yet to record it
+            finish(strategy)
 
     def after_training(self, strategy: Strategy, **kwargs: Any) -> None:
         """Take finished tasks' own parameters out of the optimizer; warn of what was noticed."""
