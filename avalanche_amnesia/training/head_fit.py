@@ -17,7 +17,6 @@ from avalanche_amnesia.unlearning.compensation import FittedHead
 from avalanche_amnesia.unlearning.logistic import FitError, fit_correction, fit_head
 
 MOST_SAMPLES = 20_000
-_BATCH = 512
 
 
 def fitted_head(
@@ -67,7 +66,7 @@ def fit_trained_head(strategy: Strategy, task: int, seed: int) -> str | None:
     model: TaskMaskedModel = strategy.model
     x, labels = training_samples(strategy, MOST_SAMPLES, seed)
     with evaluating(model):
-        features = torch.cat([model.features(input_of(model, part), task) for part in x.split(_BATCH)])
+        features = torch.cat([model.features(input_of(model, part), task) for part in x.split(BATCH)])
     try:
         head = fitted_head(model, task, features, labels.to(features.device))
     except FitError as error:

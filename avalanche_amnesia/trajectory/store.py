@@ -227,7 +227,6 @@ class Trajectory:
         before: Mapping[str, Tensor] | None = None,
         readers: Readers | None = None,
         revisions: Revisions | None = None,
-        repairs: bool = True,
     ) -> Removal:
         """Work out the state without some tasks, and without the repairs that go with them; changes nothing.
 
@@ -239,13 +238,12 @@ class Trajectory:
                 into such an entry stays, and the first of its readers takes the way back over: once no reader is left
                 the entry returns to the value before it.
             revisions: what the updates of remaining tasks, recorded after the first that goes, become.
-            repairs: False where the repairs stand: for a task that is given up, and was never there for any of them.
 
         Raises:
             TrajectoryError: for a task that is not recorded, or merged, or a log that was damaged on disk.
         """
         self._look_at(tasks)
-        gone = set(self.writers(tasks) if repairs else tasks)
+        gone = set(self.writers(tasks))
         if gone & self._merged:
             raise TrajectoryError(
                 f"tasks {sorted(gone & self._merged)} can't be taken out: they became permanent and their updates were "
