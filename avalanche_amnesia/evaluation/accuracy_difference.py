@@ -34,9 +34,9 @@ class AccuracyDifference(CallbackMetric):
 
     ``R(t)`` are the remaining tasks, ``a_τ`` is the accuracy on task τ, ``a_τ^full`` that of the full model, which
     learned every task and unlearned none.
-    Positive: the freed capacity helped, or new heads did: an unlearning that fits heads anew (counterfactual heads)
+    Positive: the freed capacity helped, or new heads did: an unlearning that fits heads again (counterfactual heads)
     gains what any fresh fit gains. The control ``heads`` tells the two apart: ``a_τ`` is then the full model's own
-    accuracy with the head of τ fitted anew to its final features of the training data, nothing unlearned. The control
+    accuracy with the head of τ fitted again to its final features of the training data, nothing unlearned. The control
     ``reference`` is the retrained model in the place of the main one: what never having seen the tasks gains.
     Emitted after every evaluation between tasks, per remaining task among those evaluated and as their mean, as
     ``AccuracyDifference``, ``AccuracyDifference_control`` (heads) and ``AccuracyDifference_reference``; beside them
@@ -134,7 +134,7 @@ class AccuracyDifference(CallbackMetric):
         return values or None
 
     def _fitted(self, full: nn.Module, task: int) -> nn.Linear | None:
-        """A head of the task fitted anew to the full model's features; None where that can't be."""
+        """A head of the task fitted again to the full model's features; None where that can't be."""
         x, y = some_task_data(self.references.train_experience(task), self.samples)
         features = task_features(full, x, task).double()
         try:

@@ -40,7 +40,7 @@ class CallbackMetric(PluginMetric):
         return self.emit(strategy, named)
 
     def result(self, strategy: Strategy | None = None) -> None:
-        """Values are emitted by the callbacks alone."""
+        """Only the callbacks emit values."""
 
     def reset(self, strategy: Strategy | None = None) -> None:
         """Do nothing: no values are accumulated."""

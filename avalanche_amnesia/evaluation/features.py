@@ -32,7 +32,7 @@ def features_of(
         mask: over all units of a MaskedModel ``(n_units,)``, or weights of a SubnetModel ``(n_weights,)``; None: no
             mask, as for models without masks.
         batch_size: samples at a time.
-        parts: what else a task's features depend on (``model.task_parts(task)``, used with a mask alone; a
+        parts: what else a task's features depend on (``model.task_parts(task)``, used only with a mask; a
             TaskNormModel's ``task_norms(task)``).
         task: whose features, where a model has a network per task; None: those of a task that it does not have.
 

@@ -17,7 +17,7 @@ class JSDivergence(FeatureDistance):
 
     ``JSD_t = 1/|U(t)| Σ_{τ∈U(t)} 1/|D^τ| Σ_{x∈D^τ} JS( softmax f(x) ‖ softmax f_ref(x) )``: ``U(t)`` are the tasks
     unlearned so far, ``D^τ`` is the test data of task τ, ``f`` and ``f_ref`` are the features of the main model and of
-    the reference, which learned the remaining tasks alone. In place of ``U(t)``, ``scope`` takes other tasks.
+    the reference, which learned only the remaining tasks. In place of ``U(t)``, ``scope`` takes other tasks.
 
     In [0, 1]. Emitted as ``JSD_<probe>``; arguments, floors, ``JSD_<probe>_ratio_order`` and what
     ``JSD_<probe>_tasks`` counts are those of :class:`FeatureDistance`. Read the old head

@@ -1,6 +1,6 @@
 """Probes: mask, head and norms of a forgotten task, kept by an evaluation to measure how well it was forgotten.
 
-They are residue of the task. They live in the metrics alone, never in the model, and are dropped unless the
+They are residue of the task. They live only in the metrics, never in the model, and are dropped unless the
 unlearning allows them (``keep_probes``).
 """
 

@@ -41,14 +41,14 @@ def data_fingerprint(experience: Any) -> str:
     found = getattr(experience, "tensors_at", lambda where: None)(None)
     inputs = _samples(experience, torch.linspace(0, n - 1, min(n, _SAMPLES)).long()) if found is None else found[0]
     stream = getattr(experience, "origin_stream", None) or [experience]
-    told = [
+    facts = [
         labels_fingerprint(experience),
         tensor_hash(inputs, "sha256"),  # keys of run stores that exist
         repr(tuple(getattr(experience, "requests", ()))),
         repr(getattr(experience, "deadline", None)),
         repr([(int(e.task_label), bool(getattr(e, "permanent", False)), len(e.dataset)) for e in stream]),
     ]
-    return hashlib.sha256("\n".join(told).encode()).hexdigest()
+    return hashlib.sha256("\n".join(facts).encode()).hexdigest()
 
 
 def _samples(experience: Any, chosen: torch.Tensor) -> torch.Tensor:

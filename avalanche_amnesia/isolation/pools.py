@@ -117,7 +117,7 @@ class StreamLayout:
 
     @classmethod
     def of(cls, experience: Any, given: int | Mapping[int, int] | None, deadline: int | None) -> StreamLayout:
-        """Read an experience's stream; the experience alone, where it belongs to none."""
+        """Read an experience's stream; only the experience, where it belongs to none."""
         stream = _stream_of(experience)
         tasks = tuple(int(label) for e in stream for label in e.task_labels)
         permanent = frozenset(int(e.task_labels[0]) for e in stream if getattr(e, "permanent", False))
@@ -278,7 +278,7 @@ def allocation_within(free_units: Tensor, task: int, model: MaskedModel, layout:
         other for other in model.masks if other not in open_tasks and bool((model.binary_mask(other) & free).any())
     )
     taken = _union(model, sharing)
-    # With tasks in its slot it shares as in HAT: it may read all units of theirs, and takes those that are left.
+    # With tasks in its slot it shares as in HAT: it may read all their units, and takes those that are left.
     # Tasks that are permanent from the start share freely with each other: a full region is still readable.
     return UnitAllocation(free & ~taken, readable | taken, open_tasks, sharing, task in layout.permanent)
 

@@ -101,7 +101,7 @@ class RunLogger(BaseLogger, ABC):
         return self._writer
 
     def _continue_in(self, writer: RunWriter) -> None:
-        """Write to another run from now on, counting on; it is described anew, and has a name."""
+        """Write to another run from now on, counting on; it is described again, and has a name."""
         self._writer, self._finished, self._described, self._named = writer, False, False, True
         self._defined.clear()
 
@@ -203,7 +203,7 @@ class RunLogger(BaseLogger, ABC):
         writer.describe(origin, None if self._named else name)
 
     def _begin_event(self, callback: str, strategy: Strategy) -> None:
-        """Begin the row of an event; a task's end is heard before the ledger is told of it."""
+        """Begin the row of an event; a task's end is heard before the ledger knows it."""
         at, plugin = self._position, unlearning_of(strategy)
         if callback == "after_unlearning":
             self._events.unlearned(at.event, at.task, plugin.records[-1] if plugin and plugin.records else None)

@@ -45,7 +45,7 @@ class AmnesiacHAT(TaskStrategy):
             in advance, a :class:`CounterfactualPlugin`), ``none``, or a plugin, such as
             :class:`~avalanche_amnesia.contrib.shadows.BackupPlugin` (shadow copies) or
             :class:`~avalanche_amnesia.contrib.ablations.ScaledUpdatesPlugin`.
-        repair: a few steps for the affected tasks on samples of theirs, which are held for it: a
+        repair: a few steps for the affected tasks on their samples, which are held for it: a
             :class:`~avalanche_amnesia.contrib.repair.RepairPlugin`. None (default): no data is kept.
         isolation: ``none``, ``pools`` or :class:`~avalanche_amnesia.isolation.Pools` with options of its own: units
             for each task, which makes unlearning exact to the bit.

@@ -27,10 +27,10 @@ class HardAttention:
         budget: share of each layer's free units that a task takes, in (0, 1]; ``even``: 2/(n + 1), where this and n - 1
             further tasks of the stream are still to come (1/4 without a stream); None: as many as the gate leaves open
             under the regulariser, as published; so does a task with units of its own.
-        reuse: share of the units in use that a task may read too, in [0, 1]; with a budget alone, None: 0.5. The more
+        reuse: share of the units in use that a task may read too, in [0, 1]; only with a budget, None: 0.5. The more
             it reads, the more it gains from earlier tasks and loses when one of them is unlearned, and the fewer units
             that gives back.
-        warm_up: share of the task's mini-batches over which the gate closes, in [0, 1]; with a budget alone, None: 0.5.
+        warm_up: share of the task's mini-batches over which the gate closes, in [0, 1]; only with a budget, None: 0.5.
         sparsity_weight: ``λ >= 0`` of the sparsity regulariser; None: 0.75, and 0 for a task with units of its own or a
             budget.
         sparsity: ``original``, ``cross`` or ``quota``.

@@ -50,7 +50,7 @@ def _half(values: Tensor) -> Tensor:
 
 
 def _own_columns(model: MaskedModel, task: int, gone: Collection[int]) -> Tensor:
-    """Columns of a shared head that a task alone reads, bool ``(features,)``; tasks that are gone don't count."""
+    """Columns of a shared head that only this task reads, bool ``(features,)``; tasks that are gone don't count."""
     name = f"{SHARED_HEAD}.weight"
     use = {other: model.graph.parameter_use(mask)[name][0] > 0 for other, mask in model.masks.items()}
     columns = use[task].clone()

@@ -108,7 +108,7 @@ class BareStep:
 
 
 class BareAdam(BareStep):
-    """Adam's step of one tensor: once the first one has made its state, by its fused kernel alone, in half the time."""
+    """Adam's step of one tensor: once the first one has made its state, only by its fused kernel, in half the time."""
 
     def _advance(self) -> None:
         (group,) = self.optimizer.param_groups

@@ -100,7 +100,7 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
         TypeError: if ``model`` is of another kind, for an unknown option, or for what is no optimizer, plugin,
             evaluator or loss.
         ValueError: for a value that is not allowed, and for an optimizer that can't train the model: over other
-            parameters, for sparse gradients, for matrices alone, or one that needs a closure.
+            parameters, for sparse gradients, only for matrices, or one that needs a closure.
     """
 
     PLUGIN_CLASS = TaskPlugin  # the host warns of a plugin with other events than these
@@ -297,7 +297,7 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
             StateError: if a plugin holds something that can't be saved, or the directory something else.
             OSError: if it can't be written; a state that was there stays.
         """
-        from avalanche_amnesia.training.host.saving import save_state  # for those who save alone
+        from avalanche_amnesia.training.host.saving import save_state  # lazy: most trainings save nothing
 
         if not self._trains:
             self.abort_training()

@@ -265,7 +265,7 @@ class AdaHATRule(AdjustmentRule, name="adahat"):
         epsilon: ``ε > 0``.
         importance: ``sum``: the number of earlier tasks that use the parameter; ``number``, the published ablation
             ``no_sum``: the number of the task in training, from 1, for all parameters, free ones and the first task's
-            too; ``flat``, our ablation ``flat_sum``: the number of earlier tasks, on parameters in use alone. Tasks
+            too; ``flat``, our ablation ``flat_sum``: the number of earlier tasks, only on parameters in use. Tasks
             that were unlearned do not count.
         sparsity: False for the ablation ``no_reg``: ``κ = 0``.
         between, space, locked: as of :class:`AdjustmentRule`.

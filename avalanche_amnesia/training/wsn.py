@@ -16,7 +16,7 @@ class WSN(TaskStrategy):
     """Winning subnetworks: a task uses the best-scored weights of each layer; those of earlier tasks are frozen.
 
     Requests come with the experiences (:func:`~avalanche_amnesia.benchmarks.with_unlearning`) or from
-    :meth:`~TaskStrategy.unlearn`. What a forgotten task alone used returns to its initial bits. Weights that
+    :meth:`~TaskStrategy.unlearn`. What only a forgotten task used returns to its initial bits. Weights that
     it trained and a remaining task uses stay as they are, so that no remaining task's logits change by a bit; the
     record lists them (``record.plan.shared``), and calls itself approximate. Scores go back to those before the first
     forgotten task.

@@ -154,7 +154,7 @@ class LogDirectory:
             raise TrajectoryError(
                 f"{self.path}: no trajectory that can be continued is here ({type(error).__name__}: {error}); give an "
                 "empty directory that can be written to, or one that a Trajectory wrote. A strategy that was saved "
-                "(torch.save) has its logs with it, and writes them anew once this directory is moved away"
+                "(torch.save) has its logs with it, and writes them again once this directory is moved away"
             ) from error
         return logs, merged
 
@@ -212,12 +212,12 @@ class LogDirectory:
         except Exception as error:  # whatever a broken index makes of a reader
             raise TrajectoryError(
                 f"{self.path / INDEX} is damaged, or none of a trajectory ({type(error).__name__}: {error}); move "
-                f"{self.path} away, and the logs of the loaded strategy are written anew"
+                f"{self.path} away, and the logs of the loaded strategy are written again"
             ) from error
         if theirs:
             raise TrajectoryError(
-                f"{self.path} was changed by another trajectory, which began anew there; move it away, and the logs of "
-                "the loaded strategy are written anew"
+                f"{self.path} was changed by another trajectory, which began again there; move it away, and the logs "
+                "of the loaded strategy are written again"
             )
 
     def _point_to(self, index: str | None) -> None:
@@ -240,7 +240,7 @@ class LogDirectory:
         if path.exists():
             try:
                 return self._read(name)[1]
-            except TrajectoryError:  # damaged: it is written anew
+            except TrajectoryError:  # damaged: it is written again
                 pass
         else:
             made.append(path)

@@ -141,7 +141,7 @@ def work_out(
             where = torch.ones(committed.shape, dtype=torch.bool)
         else:  # only what a writer who goes had moved can have changed: the rest of the tensor is not compared
             where = torch.from_numpy(np.unpackbits(going, count=here.numel()).view(bool)).reshape(here.shape)
-        if len(taking_part) == 1 and not reading and not revised:  # the usual case: it alone wrote here
+        if len(taking_part) == 1 and not reading and not revised:  # the usual case: only it wrote here
             ((writer, entry),) = taking_part
             assert entry is not None
             written = chosen(here, where)

@@ -48,7 +48,7 @@ class Trajectory:
             holds the files of its logs as they are now and no others: what a change or an unlearning replaced is
             deleted. A pickled trajectory has its logs with it: unpickled, it reads nothing from the directory, and its
             first change takes it back (files that are missing are written, all others of its kind deleted), whatever
-            became of it since, unless another trajectory began there anew. Who wrote there before is refused from then
+            became of it since, unless another trajectory began there again. Who wrote there before is refused from then
             on. A ``copy.deepcopy`` keeps its logs in memory and leaves the directory to the original.
         dtype: keep updates as ``torch.float32``, ``float16``, ``bfloat16`` or ``int8`` where that is smaller; None:
             lossless.
@@ -231,7 +231,7 @@ class Trajectory:
         """Work out the state without some tasks, and without the repairs that go with them; changes nothing.
 
         Args:
-            tasks: recorded tasks; with none of them, what goes whatever is removed is taken out alone.
+            tasks: recorded tasks; with none of them, only what goes whatever is removed.
             current: tensor name → values now; of tensors that are not named here the logs forget everything.
             before: where a further task is in training, the values before it.
             readers: remaining tasks, in training order, with the entries that they read. What a task that goes wrote
@@ -255,7 +255,7 @@ class Trajectory:
         return work_out(tasks, gone, self._logs, self._merged, current, before, readers, revisions)
 
     def values_before(self, task: int, current: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The state before a task; of entries that merged tasks alone wrote since, the state now.
+        """The state before a task; of entries that only merged tasks wrote since, the state now.
 
         Args:
             task: a recorded task.

@@ -102,7 +102,7 @@ class UnlearningContext:
 
 
 def own_parameters(model: nn.Module, *tasks: int) -> frozenset[str]:
-    """Names of the parameters that belong to these tasks alone (their heads, their normalisation)."""
+    """Names of the parameters that belong only to these tasks (their heads, their normalisation)."""
     return frozenset(
         f"{name}{container}.{task}.{inner}"
         for name, module in _shared_modules(model)

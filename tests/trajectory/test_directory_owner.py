@@ -117,7 +117,7 @@ def test_a_directory_that_another_run_began_anew_is_not_taken(tmp_path, logs):
     other = strategy_with(logs, [3])
     again = loaded(file)
     before = bits(again.model)
-    with pytest.raises(TrajectoryError, match=r"another trajectory, which began anew there; move it away"):
+    with pytest.raises(TrajectoryError, match=r"another trajectory, which began again there; move it away"):
         again.train(DIGITS.train_stream[1])
     assert bits(again.model) == before
     assert one_state(logs, trajectory(other))

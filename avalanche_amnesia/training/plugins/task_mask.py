@@ -45,7 +45,7 @@ class TaskMaskPlugin(SupervisedPlugin):
     Args:
         rule: how far what the remaining tasks use may still move, and where that is enforced.
         seed: every draw derives from it and the task.
-        fit_head: whether a task's head is fitted anew when the task ends, by logistic regression on the features of
+        fit_head: whether a task's head is fitted again when the task ends, by logistic regression on the features of
             its training samples through its final mask: under a gate that closes, heads are trained too little.
 
     Attributes:
@@ -174,7 +174,7 @@ class TaskMaskPlugin(SupervisedPlugin):
         """Fit the task's head, where it is to be, and look whether the task was learned; behind ``finish_task``."""
         task: int = self.in_training.task
         if self.fit_head:
-            from avalanche_amnesia.training.head_fit import fit_trained_head  # not sooner: HAT alone fits none
+            from avalanche_amnesia.training.head_fit import fit_trained_head  # lazy: plain HAT fits none
 
             self.notice("head", fit_trained_head(strategy, task, derive_seed(self.seed, "head", task)))
         self.notice("chance", near_chance(strategy.model, strategy, task, derive_seed(self.seed, "accuracy", task)))

@@ -157,7 +157,7 @@ _LAST_BATCH = ("batch_logits",)
 
 
 def _renew_logits(buffer: Any, context: UnlearningContext, change: Transaction) -> int:
-    """Give logits anew that were stored when one of the tasks that go had been learned: they hold its update."""
+    """Give logits again that were stored when one of the tasks that go had been learned: they hold its update."""
     attribute = buffer.buffer._data_attributes.get("logits") if len(buffer.buffer) else None
     if attribute is None:
         return 0
