@@ -1,6 +1,5 @@
 """Comparison of the training data of two experiences, without going through all of it."""
 
-import hashlib
 from typing import Any
 
 import torch
@@ -26,32 +25,14 @@ def difference_of_data(ours: Any, theirs: Any) -> str | None:
         return f"{other} training samples in the run, and {n} there"
     if labels_fingerprint(ours) != labels_fingerprint(theirs):
         return "the labels of its training data differ"
-    chosen = torch.linspace(0, n - 1, min(n, _SAMPLES)).long()
-    if tensor_hash(_samples(ours, chosen)) != tensor_hash(_samples(theirs, chosen)):
+    if tensor_hash(few_samples(ours)) != tensor_hash(few_samples(theirs)):
         return "the samples of its training data differ"
     return None
 
 
-def data_fingerprint(experience: Any) -> str:
-    """Hash of an experience's training data, its requests, and the tasks of its stream.
-
-    Inputs count as an evaluation sees them: all of them where they lie in memory, else a few, evenly spread.
-    """
+def few_samples(experience: Any) -> torch.Tensor:
+    """Inputs of a few samples, evenly spread, as an evaluation sees them."""
     n = len(experience.dataset)
-    found = getattr(experience, "tensors_at", lambda where: None)(None)
-    inputs = _samples(experience, torch.linspace(0, n - 1, min(n, _SAMPLES)).long()) if found is None else found[0]
-    stream = getattr(experience, "origin_stream", None) or [experience]
-    facts = [
-        labels_fingerprint(experience),
-        tensor_hash(inputs, "sha256"),  # keys of run stores that exist
-        repr(tuple(getattr(experience, "requests", ()))),
-        repr(getattr(experience, "deadline", None)),
-        repr([(int(e.task_label), bool(getattr(e, "permanent", False)), len(e.dataset)) for e in stream]),
-    ]
-    return hashlib.sha256("\n".join(facts).encode()).hexdigest()
-
-
-def _samples(experience: Any, chosen: torch.Tensor) -> torch.Tensor:
     with preserved_rng():
         seed_all(0)
-        return task_data(experience, chosen)[0]
+        return task_data(experience, torch.linspace(0, n - 1, min(n, _SAMPLES)).long())[0]

@@ -21,8 +21,9 @@ import torch
 from filelock import FileLock
 
 from avalanche_amnesia.audit.record import UnlearningRecord, package_versions
-from avalanche_amnesia.bits import state_hashes
-from avalanche_amnesia.evaluation.same_data import data_fingerprint
+from avalanche_amnesia.benchmarks.data import labels_fingerprint
+from avalanche_amnesia.bits import state_hashes, tensor_hash
+from avalanche_amnesia.evaluation.same_data import few_samples
 from avalanche_amnesia.lab.runs.script_code import script_code
 from avalanche_amnesia.ledger import RequestError
 from avalanche_amnesia.object_walk import reachable
@@ -306,7 +307,7 @@ class StoredRun:
 
     def _key_of_training(self, parent: str, experience: Any, options: Mapping[str, Any]) -> str:
         if id(experience) not in self._data:
-            self._data[id(experience)] = (experience, data_fingerprint(experience))
+            self._data[id(experience)] = (experience, _data_fingerprint(experience))
         data = self._data[id(experience)][1]
         return _digest([parent, {"train": int(experience.task_label), "data": data, "options": _told(options)}])
 
@@ -368,6 +369,24 @@ class StoredRun:
 
     def _tell(self, error: StateError) -> None:
         warnings.warn(f"the states of this run are not stored: {error}", stacklevel=6)
+
+
+def _data_fingerprint(experience: Any) -> str:
+    """Hash of an experience's training data, its requests, and the tasks of its stream.
+
+    Inputs count as an evaluation sees them: all of them where they lie in memory, else a few, evenly spread.
+    """
+    found = getattr(experience, "tensors_at", lambda where: None)(None)
+    inputs = few_samples(experience) if found is None else found[0]
+    stream = getattr(experience, "origin_stream", None) or [experience]
+    facts = [
+        labels_fingerprint(experience),
+        tensor_hash(inputs, "sha256"),  # keys of run stores that exist
+        repr(tuple(getattr(experience, "requests", ()))),
+        repr(getattr(experience, "deadline", None)),
+        repr([(int(e.task_label), bool(getattr(e, "permanent", False)), len(e.dataset)) for e in stream]),
+    ]
+    return hashlib.sha256("\n".join(facts).encode()).hexdigest()
 
 
 def _root_key(strategy: Strategy, state: Any) -> str:
