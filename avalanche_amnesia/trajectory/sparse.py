@@ -193,9 +193,9 @@ def put(tensor: Tensor, index: Tensor, values: Tensor) -> None:
     """Set the entries at flat ``index`` to ``values`` ``(k,)``, in place."""
     tensor = tensor.detach()
     if not tensor.is_contiguous():
-        flat = tensor.reshape(-1)
-        put(flat, index, values)
-        tensor.copy_(flat.reshape(tensor.shape))
+        dense = tensor.contiguous()
+        put(dense, index, values)
+        tensor.copy_(dense)
     elif tensor.device.type == "cpu":
         as_integers(tensor).reshape(-1).numpy()[index.numpy()] = as_integers(values).numpy()
     else:
