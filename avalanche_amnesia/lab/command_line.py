@@ -274,9 +274,11 @@ def plan(store: Path, *, factory: str, benchmark: str) -> None:
         factory: MODULE:FUNCTION, make_strategy of the references
         benchmark: MODULE:NAME of the benchmark, or of what makes it
     """
+    from avalanche_amnesia.lab.runs.run_plan import plan_runs
+
     stream = _named(benchmark, "--benchmark")
     stream = stream() if callable(stream) else stream
-    _say(str(runs.plan_runs(_named(factory, "--factory"), stream, runs.RunStore(store))))
+    _say(str(plan_runs(_named(factory, "--factory"), stream, runs.RunStore(store))))
 
 
 def prune(store: Path, *, keep: str | None = None, task: list[int] | None = None) -> None:

@@ -8,7 +8,8 @@ from support.strategies import DIGITS, amnesiac
 from avalanche_amnesia.benchmarks import with_unlearning
 from avalanche_amnesia.evaluation import References
 from avalanche_amnesia.lab.command_line import main
-from avalanche_amnesia.lab.runs import RunStore, plan_runs
+from avalanche_amnesia.lab.runs import RunStore
+from avalanche_amnesia.lab.runs.run_plan import plan_runs
 
 BENCHMARK = with_unlearning(DIGITS, {1: [0], 2: [2], 3: [1]})
 

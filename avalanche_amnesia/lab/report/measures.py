@@ -30,14 +30,7 @@ from avalanche_amnesia.lab.report.wording import bits, percent, points, share, t
 
 @dataclass(frozen=True)
 class Column:
-    """A number of a moment, as tables show it.
-
-    Attributes:
-        title: in the tables of a study and of the demo.
-        page: in the summary of the page.
-        of: the number.
-        words: number → words on the page.
-    """
+    """A number of a moment: its title in tables of studies and of the demo, the one on the page, and its words."""
 
     title: str
     page: str

@@ -1,7 +1,5 @@
 from .measuring import measure_run as measure_run
 from .reference_workers import ReferenceWorkers as ReferenceWorkers
-from .run_plan import RunPlan as RunPlan
-from .run_plan import plan_runs as plan_runs
 from .store import Node as Node
 from .store import RunStore as RunStore
 from .store import StoredRun as StoredRun

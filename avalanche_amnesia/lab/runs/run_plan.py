@@ -33,12 +33,7 @@ class PlannedRuns:
 
 @dataclass(frozen=True)
 class RunPlan:
-    """Work that a stream's runs would be.
-
-    Attributes:
-        runs: by group.
-        seconds: of all trainings that are left, at the mean of those in the store; None while it has none.
-    """
+    """Runs by group, and seconds of all that is left, at the mean of the store's trainings; None while it has none."""
 
     runs: tuple[PlannedRuns, ...]
     seconds: float | None
@@ -51,13 +46,7 @@ class RunPlan:
 
 
 def plan_runs(make_strategy: Callable[..., Any], benchmark: Any, store: RunStore) -> RunPlan:
-    """Work out what a stream with requests costs, with its full model and its references after each evaluation.
-
-    Args:
-        make_strategy: as for :class:`~avalanche_amnesia.evaluation.References`.
-        benchmark: with its requests.
-        store: where the runs would be kept.
-    """
+    """Work out what a stream with requests costs, with its full model and its references after each evaluation."""
     main = store.run(make_strategy(evaluator=EvaluationPlugin(loggers=[BaseLogger()])))
     beside = reference_paths(make_strategy, benchmark, store, ("full", "same"))
     return plan_paths({"main run": [main.keys_of(benchmark.train_stream)], **beside}, store)

@@ -131,8 +131,7 @@ def make_strategy(
     options = {name: _object(name, value, settings.kind, seed) for name, value in options.items()}
     if settings.kind in OBEY_NOTHING:  # requests are entered into the ledger, and nothing is unlearned
         options["plugins"] = [TrajectoryPlugin(), UnlearningPlugin(obey=False)]
-    optimizer = getattr(torch.optim, settings.optimizer)(model.parameters(), lr=settings.lr)
-    return kind(model=model, optimizer=optimizer, seed=seed, **_quiet() | options | kwargs)
+    return _made(kind, settings, model, options | {"seed": seed} | kwargs)
 
 
 def _object(name: str, value: Any, kind: str, seed: int) -> Any:
@@ -169,17 +168,14 @@ def make_stock(
     elif settings.kind == "DER++":
         plugins.append(DarkReplayPlugin(**({"memory_per_task": MEMORY, "seed": seed} | options)))
         options = {}
-    return STOCK[settings.kind](
-        model=model,
-        optimizer=getattr(torch.optim, settings.optimizer)(model.parameters(), lr=settings.lr),
-        criterion=nn.CrossEntropyLoss(),
-        plugins=plugins,
-        **_quiet() | options | kwargs,
-    )
+    fixed = {"criterion": nn.CrossEntropyLoss(), "plugins": plugins}
+    return _made(STOCK[settings.kind], settings, model, fixed | options | kwargs)
 
 
-def _quiet() -> dict[str, Any]:
-    return {"eval_mb_size": 512, "evaluator": EvaluationPlugin(loggers=[BaseLogger()])}
+def _made(kind: type, settings: MethodSettings, model: nn.Module, options: Mapping[str, Any]) -> Any:
+    optimizer = getattr(torch.optim, settings.optimizer)(model.parameters(), lr=settings.lr)
+    quiet = {"eval_mb_size": 512, "evaluator": EvaluationPlugin(loggers=[BaseLogger()])}
+    return kind(**{"model": model, "optimizer": optimizer} | quiet | dict(options))
 
 
 def build(cell: Cell, root: str | Path | None = None, download: bool = False) -> tuple[CLScenario, Maker]:

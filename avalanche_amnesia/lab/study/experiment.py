@@ -12,7 +12,6 @@ import yaml
 from avalanche_amnesia.checks import did_you_mean
 from avalanche_amnesia.lab.logging.json_lines import RUN_FILE
 from avalanche_amnesia.lab.study.settings import OBEY_NOTHING, Cell, Experiment
-from avalanche_amnesia.saving.files import replace_file
 from avalanche_amnesia.typed import typed
 
 SETTINGS = "settings.yaml"
@@ -45,9 +44,7 @@ def read_experiment(file: Path, profile: str | None = None, changes: Iterable[tu
     content = _extended(file)
     profiles = content.pop("profiles", {})
     if profile is not None:
-        if profile not in profiles:
-            there = (", ".join(profiles) or "none") + did_you_mean(profile, profiles)
-            raise ValueError(f"{file} has no profile {profile!r}, it has {there}")
+        _known(str(file), "profile", profile, profiles)
         content = _merged(content, profiles[profile])
     for key in ("methods", "scenarios"):
         if isinstance(content.get(key), Mapping):
@@ -58,6 +55,12 @@ def read_experiment(file: Path, profile: str | None = None, changes: Iterable[tu
             change = {key: change}
         content = _merged(content, change)
     return cast(Experiment, typed(Experiment, content))
+
+
+def _known(owner: str, what: str, name: str, known: Iterable[str]) -> None:
+    if name not in known:
+        there = (", ".join(map(repr, known)) or "none") + did_you_mean(name, known)
+        raise ValueError(f"{owner} has no {what} {name!r}, it has {there}")
 
 
 def _extended(file: Path, extending: Sequence[Path] = ()) -> dict[str, Any]:
@@ -106,9 +109,7 @@ def cells_of(
     asked: Any = (("method", methods, experiment.methods), ("scenario", scenarios, experiment.scenarios))
     for what, given, known in asked:
         for name in given:
-            if name not in known:
-                there = ", ".join(map(repr, known)) + did_you_mean(name, known)
-                raise ValueError(f"experiment {experiment.name} has no {what} {name!r}, it has {there}")
+            _known(f"experiment {experiment.name}", what, name, known)
     wanted = product(methods or experiment.methods, scenarios or experiment.scenarios, seeds or experiment.seeds)
     found = [
         Cell(experiment, method, scenario, seed)
@@ -139,12 +140,6 @@ def resolved(cell: Cell) -> dict[str, Any]:
 def folder_of(cell: Cell, out: Path) -> Path:
     """Folder of a run's results, in that of all experiments."""
     return out.joinpath(*map(slug, (cell.experiment.name, cell.method, cell.scenario)), f"seed{cell.seed}")
-
-
-def write_settings(cell: Cell, folder: Path) -> None:
-    """Save all settings of a run beside its results."""
-    folder.mkdir(parents=True, exist_ok=True)
-    replace_file(folder / SETTINGS, yaml.safe_dump(resolved(cell), sort_keys=False, allow_unicode=True).encode())
 
 
 def is_done(cell: Cell, folder: Path) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 
 import avalanche
 import torch
+import yaml
 
 from avalanche_amnesia.evaluation.references import Expected, References
 from avalanche_amnesia.lab.executors import Executor, Job, JobDone, run_jobs
@@ -18,7 +19,7 @@ from avalanche_amnesia.lab.runs.measuring import measure_run
 from avalanche_amnesia.lab.runs.run_plan import PlannedRuns, RunPlan, plan_paths, reference_paths
 from avalanche_amnesia.lab.runs.store import RunStore
 from avalanche_amnesia.lab.study.building import build
-from avalanche_amnesia.lab.study.experiment import folder_of, is_done, resolved, write_settings
+from avalanche_amnesia.lab.study.experiment import SETTINGS, folder_of, is_done, resolved
 from avalanche_amnesia.lab.study.settings import Cell
 from avalanche_amnesia.saving.files import replace_file
 
@@ -61,7 +62,8 @@ def run_cell(
     )
     run = read_run(folder)
     replace_file(folder / "results.csv", csv_of([run]))
-    write_settings(cell, folder)  # last: they say that the results are whole
+    saved = yaml.safe_dump(resolved(cell), sort_keys=False, allow_unicode=True)
+    replace_file(folder / SETTINGS, saved.encode())  # last: they say that the results are whole
     return run
 
 

@@ -13,7 +13,8 @@ from avalanche_amnesia.contrib.streams import scenarios
 from avalanche_amnesia.contrib.streams.scenarios import SCENARIOS, Scenario
 from avalanche_amnesia.evaluation import References
 from avalanche_amnesia.lab.report import read_run
-from avalanche_amnesia.lab.runs import RunStore, measure_run, plan_runs
+from avalanche_amnesia.lab.runs import RunStore, measure_run
+from avalanche_amnesia.lab.runs.run_plan import plan_runs
 from avalanche_amnesia.ledger import RequestError
 from avalanche_amnesia.training.host.lookup import unlearning_of
 
