@@ -2,13 +2,7 @@
 
 import lazy_loader
 
-from avalanche_amnesia.contrib.export import entrywise, moves, shrunk_calls, shrunk_layers, shrunk_norms
+from avalanche_amnesia.contrib.export import entrywise, moves, shrunk_layers, shrunk_modules
 
-_ = (
-    entrywise,
-    moves,
-    shrunk_calls,
-    shrunk_layers,
-    shrunk_norms,
-)  # imported for their registrations: every walk needs them
+_ = (entrywise, moves, shrunk_layers, shrunk_modules)  # imported for their registrations: every walk needs them
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

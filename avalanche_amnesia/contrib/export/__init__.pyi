@@ -1,3 +1,3 @@
+from .dense import SubnetReport as SubnetReport
 from .dense import extract as extract
-from .subnet_report import SubnetReport as SubnetReport
-from .subnet_report import subnet_report as subnet_report
+from .dense import subnet_report as subnet_report

@@ -14,8 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from avalanche_amnesia.contrib.export.layout import Live, Size, as_they_lie, live, one_axis, places_in
-from avalanche_amnesia.contrib.export.parts import Parts
+from avalanche_amnesia.contrib.export.layout import Live, Parts, Size, as_they_lie, live, one_axis, places_in
 from avalanche_amnesia.models.masked import MaskedModel
 from avalanche_amnesia.unit_graph.masking import call_owned, owned_parameter
 from avalanche_amnesia.unit_graph.program import as_function, follow_the_input, write_over

@@ -6,8 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from avalanche_amnesia.contrib.export.layout import Live, live
-from avalanche_amnesia.contrib.export.parts import filled
+from avalanche_amnesia.contrib.export.layout import Live, filled, live
 from avalanche_amnesia.contrib.export.shrinking import Shrinking, shrinks
 from avalanche_amnesia.unit_graph.values import Masked
 

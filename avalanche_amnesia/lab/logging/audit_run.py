@@ -1,7 +1,7 @@
 """A run for an audit: its findings, and the record of the unlearning that it looked into."""
 
 from avalanche_amnesia.audit.record import UnlearningRecord
-from avalanche_amnesia.contrib.residue_search.audit_report import AuditReport
+from avalanche_amnesia.contrib.residue_search.scan import AuditReport
 from avalanche_amnesia.evaluation.figures import Table
 from avalanche_amnesia.logging.axes import EVENT
 from avalanche_amnesia.logging.run_logger import RunLogger

@@ -13,7 +13,7 @@ from support.wandb_files import read_offline_run
 from support.wandb_recorder import run_folders
 
 from avalanche_amnesia.audit.record import UnlearningPlan, UnlearningRecord
-from avalanche_amnesia.contrib.residue_search.audit_report import AuditReport, Finding
+from avalanche_amnesia.contrib.residue_search.scan import AuditReport, Finding
 from avalanche_amnesia.lab.command_line import main
 from avalanche_amnesia.lab.logging import JSONLogger, log_audit, sync
 from avalanche_amnesia.lab.logging.json_lines import RUN_FILE
