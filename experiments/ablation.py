@@ -31,10 +31,10 @@ from avalanche_amnesia.contrib.streams import PermutedMNIST
 from avalanche_amnesia.evaluation import References, features_of, floor_ratio, jsd, take_probe, trajectory_bytes
 from avalanche_amnesia.evaluation.functional import accuracy
 from avalanche_amnesia.models import MLP, MaskedModel
-from avalanche_amnesia.models.modes import evaluating
 from avalanche_amnesia.training import AmnesiacHAT, HardAttention
 from avalanche_amnesia.training.host import find_plugin
 from avalanche_amnesia.training.plugins import UnlearningPlugin
+from avalanche_amnesia.unit_graph.backbones import evaluating
 from avalanche_amnesia.unlearning.logistic import fit_head
 
 N_TASKS, DEADLINE = 5, 4

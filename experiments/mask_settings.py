@@ -20,8 +20,8 @@ from avalanche_amnesia.benchmarks.data import task_data
 from avalanche_amnesia.contrib.streams import PermutedMNIST, SplitMNIST
 from avalanche_amnesia.evaluation.functional import accuracy
 from avalanche_amnesia.models import MLP, MaskedModel
-from avalanche_amnesia.models.modes import evaluating
 from avalanche_amnesia.training import AmnesiacHAT, HardAttention
+from avalanche_amnesia.unit_graph.backbones import evaluating
 
 STREAMS = {
     "permuted MNIST": (PermutedMNIST, {"n_train": 6000, "n_test": 5000}, {"train_mb_size": 128, "train_epochs": 2}),

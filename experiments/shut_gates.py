@@ -23,8 +23,8 @@ from avalanche_amnesia.contrib.streams.mnist import load_idx
 from avalanche_amnesia.contrib.streams.rotated import rotated
 from avalanche_amnesia.evaluation.functional import accuracy
 from avalanche_amnesia.models import MLP, MaskedModel, gate
-from avalanche_amnesia.models.modes import evaluating
 from avalanche_amnesia.training import HAT, AmnesiacHAT, HardAttention
+from avalanche_amnesia.unit_graph.backbones import evaluating
 
 SHUT = [0.0, 1e-15, 1e-12, 1e-8, 1e-6]
 STREAMS = {

@@ -29,7 +29,7 @@ from avalanche_amnesia.contrib.streams.rotated import rotated
 from avalanche_amnesia.contrib.streams.scenarios import published
 from avalanche_amnesia.evaluation.functional import accuracy
 from avalanche_amnesia.models import MLP
-from avalanche_amnesia.models.modes import evaluating
+from avalanche_amnesia.unit_graph.backbones import evaluating
 
 
 @dataclass(frozen=True)

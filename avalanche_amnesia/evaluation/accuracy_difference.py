@@ -15,9 +15,9 @@ from avalanche_amnesia.evaluation.event_metric import CallbackMetric
 from avalanche_amnesia.evaluation.features import task_features
 from avalanche_amnesia.evaluation.probes import unlearning_of
 from avalanche_amnesia.evaluation.references import References
-from avalanche_amnesia.models.modes import evaluating
 from avalanche_amnesia.saving.encoding import checked
 from avalanche_amnesia.strategy import Strategy
+from avalanche_amnesia.unit_graph.backbones import evaluating
 from avalanche_amnesia.unlearning.logistic import FitError, fit_head
 
 Control = Literal["heads", "reference"]

@@ -7,10 +7,10 @@ import torch
 from avalanche.models import MultiHeadClassifier, avalanche_forward
 from torch import Tensor, nn
 
-from avalanche_amnesia.models.modes import evaluating
 from avalanche_amnesia.models.multi_head import MultiHeadModel
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.models.task_norm import TaskNormModel
+from avalanche_amnesia.unit_graph.backbones import evaluating
 from avalanche_amnesia.unit_graph.findings import ModelError
 from avalanche_amnesia.unit_graph.task_owned import OwnModules
 

@@ -275,6 +275,8 @@ class OneTask:
 
 def single_task(task_labels: int | Tensor) -> int | None:
     """The one task of a batch, None where it mixes several."""
+    if type(task_labels) is int:
+        return task_labels
     if not isinstance(task_labels, Tensor) or not task_labels.dim():
         return checks.integer(task_labels)
     known: tuple[int, int] | None = getattr(task_labels, _KNOWN, None)

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from avalanche_amnesia.models.masked import SHARED_HEAD, MaskedModel
-from avalanche_amnesia.models.modes import evaluating
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.norm_statistics import retake, running_norms
 from avalanche_amnesia.training.task_faults import input_of, training_samples
+from avalanche_amnesia.unit_graph.backbones import evaluating
 from avalanche_amnesia.unlearning.compensation import FittedHead
 from avalanche_amnesia.unlearning.logistic import FitError, fit_correction, fit_head
 

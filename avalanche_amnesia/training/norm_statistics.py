@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from avalanche_amnesia.models.modes import evaluating
 from avalanche_amnesia.models.multi_head import single_task
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
+from avalanche_amnesia.unit_graph.backbones import evaluating
 
 
 # What training leaves lags behind the weights where it was short, and mixes the soft masks of every scale with hard

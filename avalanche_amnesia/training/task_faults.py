@@ -8,10 +8,10 @@ from torch import Tensor, nn
 
 from avalanche_amnesia.benchmarks.data import task_data
 from avalanche_amnesia.models.masked import MaskedModel
-from avalanche_amnesia.models.modes import evaluating
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.seeding import preserved_rng
 from avalanche_amnesia.strategy import Strategy
+from avalanche_amnesia.unit_graph.backbones import evaluating
 
 _MOST_SAMPLES = 256
 _NEAR_CHANCE = 0.1

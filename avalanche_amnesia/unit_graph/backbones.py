@@ -78,6 +78,19 @@ def _attributes_kept(modules: Sequence[nn.Module]) -> Iterator[None]:
 
 
 @contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode and no gradients inside; every module's own mode again afterwards."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+@contextmanager
 def same_draws(module: nn.Module) -> Iterator[None]:
     """The state of torch's random numbers afterwards as before, on every device that a module lies on."""
     with torch.random.fork_rng(devices=sorted({p.device.index for p in module.parameters() if p.is_cuda})):

@@ -9,7 +9,6 @@ from torch.optim import Adam, Optimizer
 
 from avalanche_amnesia import checks
 from avalanche_amnesia.contrib.baselines.dark_replay import DarkLoss, TaskMemory
-from avalanche_amnesia.models.modes import evaluating
 from avalanche_amnesia.models.weight_masks.subnet import SubnetModel
 from avalanche_amnesia.saving.encoding import checked
 from avalanche_amnesia.seeding import derive_seed
@@ -21,6 +20,7 @@ from avalanche_amnesia.training.task_strategy import StrategyOptions, TaskStrate
 from avalanche_amnesia.trajectory.removal import Removal
 from avalanche_amnesia.trajectory.store import Trajectory
 from avalanche_amnesia.transaction import Transaction
+from avalanche_amnesia.unit_graph.backbones import evaluating
 
 
 class PALLPlugin(SubnetPlugin):

@@ -11,10 +11,10 @@ from avalanche_amnesia.contrib.export.layout import taken_along
 from avalanche_amnesia.contrib.export.shrinking import Shrinking
 from avalanche_amnesia.contrib.export.shrunk_layers import dense
 from avalanche_amnesia.models.masked import MaskedModel
-from avalanche_amnesia.models.modes import evaluating
 from avalanche_amnesia.models.multi_head import UnknownTaskError
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.text_table import text_table
+from avalanche_amnesia.unit_graph.backbones import evaluating
 from avalanche_amnesia.unit_graph.findings import ModelError
 
 

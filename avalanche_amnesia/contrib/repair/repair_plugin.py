@@ -12,7 +12,6 @@ from avalanche_amnesia import checks
 from avalanche_amnesia.audit.record import RepairSummary
 from avalanche_amnesia.bits import same_bits
 from avalanche_amnesia.contrib.baselines.dark_replay import DarkLoss, MemoryPlugin, Samples, TaskMemory
-from avalanche_amnesia.models.modes import evaluating
 from avalanche_amnesia.models.multi_head import inside_backbone
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.models.task_store import whole
@@ -25,6 +24,7 @@ from avalanche_amnesia.training.update_rules import AdaHATRule, AdjustmentRule, 
 from avalanche_amnesia.trajectory.replay import moved_along
 from avalanche_amnesia.trajectory.store import Trajectory
 from avalanche_amnesia.transaction import Transaction
+from avalanche_amnesia.unit_graph.backbones import evaluating
 from avalanche_amnesia.unlearning.context import own_parameters
 
 RepairMode = Literal["joint", "sequential", "sequential_adahat"]

@@ -16,8 +16,8 @@ from avalanche.training.utils import cycle
 from torch import Tensor, nn
 from torch.utils.data import ConcatDataset, DataLoader, TensorDataset
 
-from avalanche_amnesia.models.modes import evaluating
 from avalanche_amnesia.transaction import Transaction
+from avalanche_amnesia.unit_graph.backbones import evaluating
 from avalanche_amnesia.unlearning.context import UnlearningContext
 from avalanche_amnesia.unlearning.purging.purgers import register_purger
 
