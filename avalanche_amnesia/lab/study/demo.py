@@ -3,21 +3,19 @@
 import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import loky
-import torch
 from matplotlib.figure import Figure
 
 from avalanche_amnesia.audit.words import tasks_in_words
-from avalanche_amnesia.contrib.metrics.pictures import as_png, capacity_figure, masks_figure
+from avalanche_amnesia.contrib.metrics.pictures import as_png
 from avalanche_amnesia.evaluation.figures import Cell, matrix_figure
 from avalanche_amnesia.lab.report.measures import MEANINGS, MEASURES
 from avalanche_amnesia.lab.report.page import report_page
-from avalanche_amnesia.lab.report.reading import Moment, Run, read_run, spread
+from avalanche_amnesia.lab.report.reading import Moment, Run, spread
 from avalanche_amnesia.lab.report.tables import csv_of
 from avalanche_amnesia.lab.report.wording import MISSING, unitless
-from avalanche_amnesia.lab.runs.measuring import measure_run
-from avalanche_amnesia.lab.runs.store import RunStore
 from avalanche_amnesia.lab.study.building import build
 from avalanche_amnesia.lab.study.experiment import cells_of
 from avalanche_amnesia.lab.study.settings import (
@@ -27,6 +25,7 @@ from avalanche_amnesia.lab.study.settings import (
     StreamSettings,
     TrainingSettings,
 )
+from avalanche_amnesia.lab.study.sweep import run_cell
 from avalanche_amnesia.logging.wandb import WandBLogger
 from avalanche_amnesia.saving.files import replace_file
 
@@ -70,41 +69,22 @@ def run_demo(
     """Run the main job and leave its results in a folder."""
     if epochs is not None and epochs < 1:
         raise ValueError(f"epochs must be at least 1, got {epochs}")
-    torch.set_num_threads(1)  # faster for networks of this size, and the same bits whatever the number of cores
     experiment = demo_experiment(data_root is not None, seed, epochs)
     cells = cells_of(experiment)
-    built = [build(cell, data_root) for cell in cells]
-    data = "Split Digits" if data_root is None else "Split MNIST"
-    kept = None if store is None else RunStore(store)
+    build(cells[0], data_root)  # data that is missing is an error before anything is written
     out.mkdir(parents=True, exist_ok=True)
     asked = (f"{tasks_in_words(tasks)} after task {after}" for after, tasks in REQUESTS.items())
-    say(f"{data}, 5 tasks, {experiment.training.epochs} epochs each, seed {seed}\nto unlearn: {'; '.join(asked)}")
-    settings = {"data": data, "requests": REQUESTS, "seed": seed, "budget": vars(experiment.training)}
-    runs: list[Run] = []
-    pictures: dict[str, Figure] = {}
-    for cell, (benchmark, make) in zip(cells, built, strict=True):
-        name, folder = cell.method, out / "runs" / cell.method
+    say(f"{experiment.stream.name}, 5 tasks, {experiment.training.epochs} epochs each, seed {seed}")
+    say(f"to unlearn: {'; '.join(asked)}")
+    runs = []
+    for cell in cells:
+        name = cell.method
         with WandBLogger(name=name, group="demo", dir=str(out), mode="offline", config={"seed": seed}) as logger:
-            strategy = measure_run(
-                name,
-                make,
-                benchmark,
-                folder,
-                settings=settings,
-                noise_floor=experiment.floors,
-                loggers=[logger],
-                progress=say,
-                store=kept,
-                workers=loky.cpu_count() - 1,
-            )
-        runs.append(read_run(folder))
-        if name == "AmnesiacHAT":
-            pictures = {"masks.png": masks_figure(strategy.model.masks), "capacity.png": _capacity(runs[-1].moments)}
-    pictures["accuracy_matrix.png"] = _accuracies(runs)
+            beside: dict[str, Any] = {"progress": say, "loggers": [logger], "workers": loky.cpu_count() - 1}
+            runs.append(run_cell(cell, out / "runs" / name, store, data_root, **beside))
     replace_file(out / "report.html", report_page(runs).encode())
     replace_file(out / "results.csv", csv_of(runs))
-    for name, figure in pictures.items():
-        replace_file(out / name, as_png(figure))
+    replace_file(out / "accuracy_matrix.png", as_png(_accuracies(runs)))
     say(f"\nAt the end of the stream:\n\n{_at_the_end(runs)}\n\nEverything lies in {out}:\n{_FILES}")
     say(f"Open {out / 'report.html'} to see what was forgotten.")
     return runs
@@ -115,9 +95,7 @@ _FILES = """\
   runs/                logs: amnesia report, amnesia sync
   results.csv          the numbers; same seed, same bytes
   accuracy_matrix.png  accuracy after every task
-  masks.png            units that remaining tasks use
-  capacity.png         capacity and trajectory
-  wandb/               offline runs: wandb sync <run>
+  wandb/               offline runs, with masks and capacity
 """
 
 
@@ -141,12 +119,6 @@ def _at_the_end(runs: Sequence[Run]) -> str:
     meanings |= {MEASURES[key].title: meaning for key, meaning in MEANINGS.items()}
     told = [textwrap.fill(f"{name}: {text}", _WIDTH, subsequent_indent="  ") for name, text in meanings.items()]
     return "\n".join([*lines, "", *told])
-
-
-def _capacity(moments: Sequence[Moment]) -> Figure:
-    names = [", ".join([f"task {m.task}", *(f"unlearned {gone}" for gone in m.unlearned_now)]) for m in moments]
-    capacity, sizes = ([m.number(name) or 0.0 for m in moments] for name in ("Capacity", "TrajectoryBytes"))
-    return capacity_figure(names, capacity, sizes, [bool(m.unlearned_now) for m in moments])
 
 
 def _accuracies(runs: Sequence[Run]) -> Figure:

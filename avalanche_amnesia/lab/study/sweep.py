@@ -10,6 +10,7 @@ from typing import Any
 import avalanche
 import torch
 import yaml
+from avalanche.logging import BaseLogger
 
 from avalanche_amnesia.evaluation.references import Expected, References
 from avalanche_amnesia.lab.executors import Executor, Job, JobDone, run_jobs
@@ -50,6 +51,8 @@ def run_cell(
     root: str | Path | None = None,
     download: bool = False,
     progress: Callable[[str], None] = lambda step: None,
+    loggers: Sequence[BaseLogger] = (),
+    workers: int = 0,
 ) -> Run:
     """Run one method on one stream with its requests, measure it after every task, and write the results."""
     benchmark, make = build(cell, root, download)
@@ -57,9 +60,8 @@ def run_cell(
     stream, floors = cell.experiment.stream, cell.experiment.floors
     requests = {e.task_label: [[*r.tasks] for r in e.requests] for e in benchmark.train_stream if e.requests}
     settings = resolved(cell) | {"data": f"{stream.name}, {stream.n_tasks} tasks", "requests": requests}
-    measure_run(
-        cell.method, make, benchmark, folder, settings=settings, noise_floor=floors, progress=progress, store=kept
-    )
+    beside: dict[str, Any] = {"loggers": loggers, "progress": progress, "store": kept, "workers": workers}
+    measure_run(cell.method, make, benchmark, folder, settings=settings, noise_floor=floors, **beside)
     run = read_run(folder)
     replace_file(folder / "results.csv", csv_of([run]))
     saved = yaml.safe_dump(resolved(cell), sort_keys=False, allow_unicode=True)
