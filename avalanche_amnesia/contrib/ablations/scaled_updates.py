@@ -8,14 +8,11 @@ from avalanche.core import SupervisedPlugin
 from torch import Tensor
 
 from avalanche_amnesia import checks
-from avalanche_amnesia.contrib.shadows.shadow import entries_in_use
+from avalanche_amnesia.contrib.shadows.shadow import entries_in_use, method_plugins
 from avalanche_amnesia.models.masked import MaskedModel
 from avalanche_amnesia.models.multi_head import inside_backbone
 from avalanche_amnesia.saving.encoding import checked
 from avalanche_amnesia.strategy import Strategy
-from avalanche_amnesia.training.host.lookup import find_plugin
-from avalanche_amnesia.training.plugins.hat import HATPlugin
-from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 from avalanche_amnesia.trajectory.removal import Removal
 from avalanche_amnesia.trajectory.replay import Revision, Revisions
 from avalanche_amnesia.trajectory.sparse import SparseValues
@@ -72,12 +69,12 @@ class ScaledUpdatesPlugin(SupervisedPlugin):
 
     def before_train_dataset_adaptation(self, strategy: Strategy, **kwargs: Any) -> None:
         """Check the model and the plugins beside it, before anything of the task is made."""
-        _surroundings(strategy)
+        method_plugins(strategy, "ScaledUpdatesPlugin('rate')")[0].model_of(strategy)
 
     @torch.no_grad()
     def begin(self, strategy: Strategy, task: int, unlearnable: Collection[int]) -> None:
         """Remember the rates with which the task is damped."""
-        masking, _ = _surroundings(strategy)
+        masking, _ = method_plugins(strategy, "ScaledUpdatesPlugin('rate')")
         use = masking.task_use(masking.model_of(strategy))
         self._damped = {
             name: SparseValues.of((1 - masking.rule.expected_held(use, name)).half(), covered > 0)
@@ -87,7 +84,7 @@ class ScaledUpdatesPlugin(SupervisedPlugin):
 
     def prepare(self, strategy: Strategy, task: int, unlearnable: Collection[int]) -> None:
         """Keep the rates of the entries that the task moved."""
-        _, recorder = _surroundings(strategy)
+        _, recorder = method_plugins(strategy, "ScaledUpdatesPlugin('rate')")
         moved = inside_backbone(recorder.trajectory.moved(task))
         kept = {n: rates.restricted(moved[n].reshape(-1)) for n, rates in self._damped.items() if n in moved}
         self.rates[task] = {name: rates for name, rates in kept.items() if len(rates.low)}
@@ -118,30 +115,15 @@ class ScaledUpdatesPlugin(SupervisedPlugin):
             occupied = {name: used.cpu() | occupied.get(name, used.cpu()) for name, used in use.items()}
             for name, rates in self.rates.get(task, {}).items():
                 where = rates.where & orphaned.get(name, torch.zeros_like(rates.where))
-                factor = self._factors(rates, where)
                 if bool(where.any()):
+                    inverse = 1 / rates.restricted(where.reshape(-1)).values.double()
+                    factor = self._alpha if self.by == "draft" else inverse
                     result.setdefault(task, {})[f"backbone.{name}"] = Revision(where, factor=factor)
             moved = inside_backbone(trajectory.moved(task))
             orphaned = {name: where & ~moved[name] if name in moved else where for name, where in orphaned.items()}
         return result
 
-    def _factors(self, rates: SparseValues, where: Tensor) -> Tensor | float:
-        if self.by == "draft":
-            return self._alpha
-        return 1 / rates.restricted(where.reshape(-1)).values.double()
-
     def compensate(self, model: MaskedModel, gone: Collection[int], removal: Removal, change: Transaction) -> list[str]:
         """Drop the rates of the tasks that go."""
         change.set(self, rates={task: rates for task, rates in self.rates.items() if task not in gone})
         return []
-
-
-def _surroundings(strategy: Strategy) -> tuple[HATPlugin, TrajectoryPlugin]:
-    masking, recorder = find_plugin(strategy, HATPlugin), find_plugin(strategy, TrajectoryPlugin)
-    if masking is None or recorder is None:
-        raise ValueError(
-            "ScaledUpdatesPlugin() needs HATPlugin() and TrajectoryPlugin() in front of it: "
-            "AmnesiacHAT(compensation=ScaledUpdatesPlugin('rate'))"
-        )
-    masking.model_of(strategy)
-    return masking, recorder

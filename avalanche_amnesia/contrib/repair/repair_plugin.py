@@ -120,11 +120,9 @@ class RepairPlugin(MemoryPlugin):
         """The affected tasks with samples: deletion has restored exactly what untainted ones learned."""
         if not isinstance(model, TaskMaskedModel):
             return ()
-        held = [task for task in model.masked_tasks if task in tainted and self._n_samples(task)]
+        samples = self.memory.samples
+        held = [task for task in model.masked_tasks if task in tainted and len(samples.get(task, ()))]
         return tuple(task for task in affected if task in held)
-
-    def _n_samples(self, task: int) -> int:
-        return len(self.memory.samples[task]) if task in self.memory.samples else 0
 
     def forget(self, tasks: Collection[int], change: Transaction) -> str:
         """Drop the samples of some tasks."""
@@ -174,7 +172,7 @@ class RepairPlugin(MemoryPlugin):
             before.update(moved)
         return RepairSummary(
             mode=self.mode,
-            samples={task: self._n_samples(task) for task in tasks},
+            samples={task: len(self.memory.samples[task]) for task in tasks},
             steps=steps,
             entries={name: int((~same_bits(value, committed[name])).sum()) for name, value in sorted(moved.items())},
         )
@@ -206,7 +204,8 @@ class RepairPlugin(MemoryPlugin):
     def _retake_statistics(self, model: TaskMaskedModel, task: int) -> None:
         norms, x = running_norms(model.task_parts(task)), self.memory.samples[task].x
         if norms and len(x) > 1:
-            batches = [part.to(_device(model)) for part in x.split(512) if len(part) > 1]
+            device = next(model.parameters()).device
+            batches = [part.to(device) for part in x.split(512) if len(part) > 1]
             retake(norms, batches, lambda part: model.features(part, task))
 
     def _shares(
@@ -292,7 +291,3 @@ def _learning(model: nn.Module, parameters: Sequence[nn.Parameter]) -> Iterator[
         for parameter, learned in was.items():
             parameter.requires_grad_(learned)
             parameter.grad = None
-
-
-def _device(model: nn.Module) -> torch.device:
-    return next(model.parameters()).device

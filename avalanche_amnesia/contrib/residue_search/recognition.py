@@ -8,8 +8,7 @@ from torch import Tensor
 
 from avalanche_amnesia.audit.record import Trace, UnlearningRecord
 from avalanche_amnesia.bits import algorithm_of, tensor_hash
-from avalanche_amnesia.contrib.residue_search.evidence import Evidence
-from avalanche_amnesia.contrib.residue_search.sketches import pattern_hash, sketch, telling, values_hash
+from avalanche_amnesia.contrib.residue_search.evidence import Evidence, pattern_hash, sketch, telling, values_hash
 
 Match = tuple[str, str, float]
 """Kind, name and strength of a finding."""

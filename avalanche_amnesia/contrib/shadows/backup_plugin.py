@@ -11,13 +11,19 @@ from avalanche.core import SupervisedPlugin
 from torch import Tensor
 
 from avalanche_amnesia import checks
-from avalanche_amnesia.contrib.shadows.shadow import Shadow, entries_in_use, first_used, fresh_weights, units_used
+from avalanche_amnesia.contrib.shadows.shadow import (
+    Shadow,
+    entries_in_use,
+    first_used,
+    fresh_weights,
+    method_plugins,
+    units_used,
+)
 from avalanche_amnesia.models.masked import MaskedModel
 from avalanche_amnesia.models.multi_head import inside_backbone, single_task
 from avalanche_amnesia.saving.encoding import checked
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.strategy import Strategy
-from avalanche_amnesia.training.host.lookup import find_plugin
 from avalanche_amnesia.training.norm_statistics import TaskStatistics
 from avalanche_amnesia.training.plugins.hat import HATPlugin
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
@@ -243,9 +249,8 @@ class BackupPlugin(SupervisedPlugin):
             later: {other: backup for other, backup in of_task.items() if other in unlearnable}
             for later, of_task in self.kept.items()
         }
-        updates = self.start != "fresh"
-        backups = () if self._now is None else self._now.backups(strategy.model, unlearnable, updates=updates)
-        self.kept[task] = dict(backups)
+        updates, now = self.start != "fresh", self._now
+        self.kept[task] = {} if now is None else dict(now.backups(strategy.model, unlearnable, updates=updates))
         self.undo_training(strategy)
 
     def undo_training(self, strategy: Strategy) -> None:
@@ -345,10 +350,10 @@ class BackupPlugin(SupervisedPlugin):
         """Put the shadows' norms in place, and drop all shadows of the tasks that go, and those that they learned."""
         change.keep(self, "kept", "placed", "_now")
         self.placed = self._placed_without(gone) if self.start == "fresh" else {}
-        lines = []
+        lines, changed = [], {name: moved.where for name, moved in removal.moved.items()}
         for task, of_task in self.kept.items():
             lost = [other for other in of_task if other in gone]  # in training order
-            if task in gone or not lost or not _reads(model, task, removal):
+            if task in gone or not lost or not model.users_of(changed, [task]):
                 continue
             own = model.task_parts(task)
             state = {} if own is None else own.state_dict()
@@ -375,15 +380,4 @@ def _surroundings(strategy: Strategy) -> tuple[MaskedModel, HATPlugin, Trajector
             f"shadow copies need a MaskedModel, got {type(strategy.model).__name__}: they stand in for units, where "
             "the masks of two tasks overlap"
         )
-    masking, recorder = find_plugin(strategy, HATPlugin), find_plugin(strategy, TrajectoryPlugin)
-    if masking is None or recorder is None:
-        raise ValueError(
-            "BackupPlugin() needs HATPlugin() and TrajectoryPlugin() in front of it: "
-            "AmnesiacHAT(compensation=BackupPlugin())"
-        )
-    return strategy.model, masking, recorder
-
-
-def _reads(model: MaskedModel, task: int, removal: Removal) -> bool:
-    """Tell whether a removal changes an entry that the task uses."""
-    return bool(model.users_of({name: moved.where for name, moved in removal.moved.items()}, [task]))
+    return strategy.model, *method_plugins(strategy, "BackupPlugin()")

@@ -13,7 +13,11 @@ from avalanche_amnesia.bits import same_bits
 from avalanche_amnesia.models.masked import SHARED_HEAD, MaskedModel
 from avalanche_amnesia.models.multi_head import inside_backbone
 from avalanche_amnesia.seeding import preserved_rng, seed_all
+from avalanche_amnesia.strategy import Strategy
+from avalanche_amnesia.training.host.lookup import find_plugin
 from avalanche_amnesia.training.optimizers import BareStep, sibling_optimizer
+from avalanche_amnesia.training.plugins.hat import HATPlugin
+from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 from avalanche_amnesia.trajectory.sparse import SparseValues
 from avalanche_amnesia.transaction import Transaction
 
@@ -159,3 +163,14 @@ def fresh_weights(backbone: nn.Module, seed: int) -> dict[str, Tensor]:
                 own = twin.named_parameters(recurse=False)
                 drawn |= {f"{path}.{name}".removeprefix("."): value.detach() for name, value in own}
     return drawn
+
+
+def method_plugins(strategy: Strategy, made: str) -> tuple[HATPlugin, TrajectoryPlugin]:
+    """The plugins of masks and of updates that a compensation needs, which is ``made`` so."""
+    masking, recorder = find_plugin(strategy, HATPlugin), find_plugin(strategy, TrajectoryPlugin)
+    if masking is None or recorder is None:
+        raise ValueError(
+            f"{made.partition('(')[0]}() needs HATPlugin() and TrajectoryPlugin() in front of it: "
+            f"AmnesiacHAT(compensation={made})"
+        )
+    return masking, recorder
