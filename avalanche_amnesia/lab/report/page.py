@@ -1,6 +1,5 @@
 """The page: results of runs as one HTML file that asks for nothing else, not even a font."""
 
-import json
 from collections.abc import Sequence
 from functools import cache
 
@@ -8,7 +7,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from avalanche_amnesia.lab.report.answers import answer, claim
 from avalanche_amnesia.lab.report.measures import COLUMNS, READINGS
-from avalanche_amnesia.lab.report.reading import Entry, Run, entries, seedless, spread
+from avalanche_amnesia.lab.report.reading import Entry, Run, entries, spread
 from avalanche_amnesia.lab.report.sections import sections_of
 from avalanche_amnesia.lab.report.tables import Table, mean, table, text
 from avalanche_amnesia.lab.report.wording import listed, seconds, tasks
@@ -64,10 +63,8 @@ def _about(runs: Sequence[Run]) -> str:
     """Data and seeds, in one line."""
     seeds = list(dict.fromkeys(each.seed for each in runs if each.seed is not None))
     data = list(dict.fromkeys(str(each.settings["data"]) for each in runs if "data" in each.settings))
-    choices = {json.dumps(seedless(each.settings), sort_keys=True) for each in runs}
     parts = [listed(data)] if data else []
     parts += [f"seed{'s' * (len(seeds) > 1)} {listed(seeds)}"] if seeds else []
-    parts += [f"{len(choices)} choices of settings"] if len(choices) > 1 else []
     return ", ".join(parts)
 
 

@@ -294,11 +294,7 @@ def _tasks(listed: str | None) -> tuple[int, ...]:
 
 
 def entries(runs: Sequence[Run]) -> list[Entry]:
-    """One entry per name and settings without the seed, in the order of the runs.
-
-    Raises:
-        ValueError: for no runs, or two of the same name, settings and seed.
-    """
+    """One entry per name and settings without the seed, in the order of the runs; each run may be there once."""
     if not runs:
         raise ValueError("a report needs at least one run")
     groups: dict[tuple[str, str], list[Run]] = {}
