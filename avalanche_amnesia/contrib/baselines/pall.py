@@ -22,6 +22,8 @@ from avalanche_amnesia.trajectory.store import Trajectory
 from avalanche_amnesia.transaction import Transaction
 from avalanche_amnesia.unit_graph.backbones import evaluating
 
+_REPAIR_BATCH = 64
+
 
 class PALLPlugin(SubnetPlugin):
     """Draws each task's scores and the weights that are still free; resets what a forgotten task trained.
@@ -35,17 +37,15 @@ class PALLPlugin(SubnetPlugin):
         loss: DarkLoss,
         store: Trajectory,
         *,
-        repair_steps: int = 50,
-        repair_lr: float = 1e-2,
-        repair_batch: int = 64,
-        score_lr: float = 1e-3,
-        seed: int = 0,
+        repair_steps: int,
+        repair_lr: float,
+        score_lr: float,
+        seed: int,
     ) -> None:
         super().__init__(masks=ScoredWeights(scores="redraw", score_lr=score_lr), seed=seed)
         checks.above("repair_lr", repair_lr, 0)
         self.memory, self.loss, self.store = memory, loss, store
         self.repair_steps = checks.whole_number("repair_steps", repair_steps, 0)
-        self.repair_batch = checks.whole_number("repair_batch", repair_batch)
         self.repair_lr = repair_lr
 
     def state(self) -> dict[str, Any]:
@@ -125,7 +125,7 @@ class PALLPlugin(SubnetPlugin):
         optimizer = Adam(parameters.values(), lr=self.repair_lr)  # fresh: where the gradient is 0 it moves nothing
         with evaluating(model), torch.enable_grad():
             for _ in range(self.repair_steps):
-                loss = self.loss(model, self.memory.draw(readers, self.repair_batch, generator))
+                loss = self.loss(model, self.memory.draw(readers, _REPAIR_BATCH, generator))
                 gradients = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
                 for (name, parameter), gradient in zip(parameters.items(), gradients, strict=True):
                     parameter.grad = None if gradient is None else gradient * shared[name]

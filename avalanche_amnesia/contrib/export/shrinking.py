@@ -227,10 +227,10 @@ class Shrinking:
         if counted and any(isinstance(leaf, Live) and leaf.axis is not None for leaf in known):
             self.note_whole(_name(node.target))
         here = self.emit(node, *map_leaves((args, kwargs), lambda x: self.whole(x) if isinstance(x, Live) else x))
-        if any(isinstance(leaf, fx.Node) or (isinstance(leaf, Live) and leaf.content is None) for leaf in known):
-            return Live(here, self.values[node].shape) if node in self.values else here
         if node in self.values:
-            return Live(here, self.values[node].shape)  # random numbers
+            return Live(here, self.values[node].shape)
+        if any(isinstance(leaf, fx.Node) or (isinstance(leaf, Live) and leaf.content is None) for leaf in known):
+            return here
         content = self.worked_out(node, args, kwargs)
         return Live(here, content.shape, content=content) if isinstance(content, Tensor) else Size(here, content)
 

@@ -1,7 +1,5 @@
 """Shadow copies that learn later tasks without the tasks that may be unlearned (``BackupPlugin``)."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -55,12 +53,6 @@ class _ShadowedTask:
     statistics: TaskStatistics
     shadows: dict[int, Shadow] = field(default_factory=dict)
 
-    @property
-    def values_before(self) -> Mapping[str, Tensor]:
-        """Values before the task; none of a task whose training has not begun."""
-        snapshot = self.recorder.snapshot
-        return {} if snapshot is None else snapshot.values
-
     def backups(
         self, model: MaskedModel, unlearnable: Collection[int], *, updates: bool
     ) -> Iterator[tuple[int, Backup]]:
@@ -72,10 +64,6 @@ class _ShadowedTask:
                 parts = {name: value.clone() for name, value in shadow.parts.state_dict().items()}
                 both = {name: mine[name] & used for name, used in entries_in_use(model, other).items()}
                 yield other, Backup(shadow.learned(both, updates=updates), parts)
-
-    def without(self, gone: Collection[int]) -> _ShadowedTask:
-        """The same without the shadows of tasks that are gone."""
-        return replace(self, shadows={other: s for other, s in self.shadows.items() if other not in gone})
 
 
 class BackupPlugin(SupervisedPlugin):
@@ -366,11 +354,13 @@ class BackupPlugin(SupervisedPlugin):
             if task not in gone
         }
         if self._now is not None:
-            self._now = self._now.without(gone)
-            values = {n: v for n, v in self._now.values_before.items() if n.startswith("backbone.")}
-            for other, shadow in self._now.shadows.items():
-                trajectory, task = self._now.recorder.trajectory, self._now.statistics.task
-                shadow.start_from(self._start_values(model, trajectory, task, other, values), change)
+            shadows = {other: shadow for other, shadow in self._now.shadows.items() if other not in gone}
+            self._now = replace(self._now, shadows=shadows)
+            recorder, task = self._now.recorder, self._now.statistics.task
+            before = {} if recorder.snapshot is None else recorder.snapshot.values  # none before the training begins
+            values = {name: value for name, value in before.items() if name.startswith("backbone.")}
+            for other, shadow in shadows.items():
+                shadow.start_from(self._start_values(model, recorder.trajectory, task, other, values), change)
         return lines
 
 
