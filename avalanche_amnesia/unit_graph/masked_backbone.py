@@ -127,7 +127,7 @@ class MaskedBackbone(nn.Module):
 
     def code(self, training: bool = False) -> str:
         """The forward's source, for people."""
-        return self._programs[training].source
+        return self._programs[training].graph.python_code("self").src
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_forwards"}

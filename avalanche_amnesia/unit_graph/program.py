@@ -73,11 +73,6 @@ class Program:
         forward: Callable[..., Tensor] = scope["forward"]
         return forward
 
-    @property
-    def source(self) -> str:
-        """The graph as code, for people."""
-        return self.graph.python_code("self").src
-
 
 def _axes_of_samples(graph: fx.Graph, values: Iterable[fx.Node]) -> dict[fx.Node, frozenset[int]]:
     inputs = [node.meta.get("val") for node in graph.nodes if node.op == "placeholder"]
@@ -105,13 +100,11 @@ def _filled(tree: Any, nodes: list[fx.Node]) -> Any:
 
 
 def _named(target: Any) -> Any:
+    if isinstance(target, str):
+        return target
     if isinstance(target, torch._ops.OpOverload):
         return ("operation", target.namespace, target._schema.name.partition("::")[2], target._overloadname)
-    return (
-        target
-        if isinstance(target, str)
-        else ("function", target.__module__, target.__qualname__.removeprefix("_VariableFunctionsClass."))
-    )
+    return ("function", target.__module__, target.__qualname__.removeprefix("_VariableFunctionsClass."))
 
 
 def _found(target: Any) -> Any:
