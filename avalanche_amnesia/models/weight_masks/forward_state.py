@@ -38,7 +38,7 @@ class StateSite:
 
 
 class TaskState(nn.Module):
-    """One task's tensors for a backbone's sites, by the number of the site."""
+    """One task's tensors for a backbone's sites, by the number of the site; they begin as the backbone's."""
 
     def __init__(self, sites: Sequence[StateSite]) -> None:
         super().__init__()
@@ -70,10 +70,6 @@ class ForwardState:
         self.sites = [site for site in _sites(backbone) if not (site.is_buffer and site.module in set(norms))]
         self._known = {name: tensor_hash(tensor) for name, tensor in self._others()}
         self._reshaped: set[str] = set()
-
-    def begun(self) -> TaskState:
-        """A task's own tensors, as the backbone has them."""
-        return TaskState(self.sites)
 
     def standing_in(self, own: TaskState | None, *, learns: bool) -> list[tuple[Place, Tensor]]:
         """Substitutes during a forward: the task's tensors if it learns, copies that are thrown away if not."""

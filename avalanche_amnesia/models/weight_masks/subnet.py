@@ -160,7 +160,7 @@ class SubnetModel(TaskMaskedModel):
         """The task's normalisation, and other tensors of its own, as the backbone's; None: the backbone keeps none."""
         if not self._copies.prototypes and not self._state.sites:
             return None
-        return nn.ModuleList([*self._copies.begun(), self._state.begun()])
+        return nn.ModuleList([*self._copies.begun(), TaskState(self._state.sites)])
 
     def start_task(self, task: int, scores: Tensor) -> nn.Parameter:
         """Begin to learn a task's mask.
