@@ -18,7 +18,7 @@ from avalanche_amnesia.unit_graph.backbones import evaluating
 from avalanche_amnesia.unit_graph.findings import ModelError
 
 
-def extract(model: TaskMaskedModel, task: int, *, input_shape: tuple[int, ...] | None = None) -> fx.GraphModule:
+def extract(model: TaskMaskedModel, task: int) -> fx.GraphModule:
     """A task's subnet as a plain module: same logits, without the units that the task's mask closes.
 
     Layers keep the rows of open units and the columns of live inputs, norms the channels; batch norms are folded into
@@ -29,13 +29,12 @@ def extract(model: TaskMaskedModel, task: int, *, input_shape: tuple[int, ...] |
     Args:
         model: any :class:`MaskedModel`; not changed, nothing is shared with it.
         task: a task with a head and a kept mask.
-        input_shape: shape of one input without the batch, where it is not the one on which the model was traced.
 
     Returns:
         ``(batch, …)`` → logits ``(batch, classes)``.
 
     Raises:
-        ModelError: for a model whose masks lie over weights, not over units; for an input shape that it can't take.
+        ModelError: for a model whose masks lie over weights, not over units.
         UnknownTaskError: for a task without a head or a mask.
         ValueError: for the task in training.
     """
@@ -51,22 +50,7 @@ def extract(model: TaskMaskedModel, task: int, *, input_shape: tuple[int, ...] |
             logits = walk.layer("head", "head", walk.whole(features).node, taken_along(head))
         subnet = walk.finished(logits)
     subnet.meta["whole"] = walk.whole_again
-    if input_shape is not None:
-        _try_on(subnet, model, input_shape)
     return subnet.to(next(model.parameters()).device)
-
-
-@torch.no_grad()
-def _try_on(subnet: nn.Module, model: MaskedModel, shape: tuple[int, ...]) -> None:
-    inputs, like = model.graph.inputs, next(subnet.parameters())
-    dtype = like.dtype if inputs.dtype.is_floating_point else inputs.dtype
-    try:
-        subnet(torch.zeros((1, *shape), dtype=dtype))
-    except Exception as error:  # torch raises errors of many types
-        raise ModelError(
-            f"the network was traced on inputs of shape {inputs.shape} and takes none of shape {tuple(shape)} "
-            f"({error}); give MaskedModel that input_shape="
-        ) from error
 
 
 def masked_model(model: TaskMaskedModel, task: int) -> MaskedModel:

@@ -92,16 +92,11 @@ class MaskOverlap(EventMetric):
     """Mean intersection over union of the remaining tasks' masks, pair by pair, after tasks and unlearnings.
 
     In [0, 1]; neither direction is better: tasks that overlap share what they learned, and what unlearning one of them
-    takes from the other. Emitted as ``MaskOverlap`` from the second remaining task on, and, unless ``images`` is
-    False, as the picture ``Figure/Overlap`` with its table, a row and a column per task. Models without masks emit
-    nothing.
+    takes from the other. Emitted as ``MaskOverlap`` from the second remaining task on, and as the picture
+    ``Figure/Overlap`` with its table, a row and a column per task. Models without masks emit nothing.
     """
 
     lower_bound, upper_bound = 0.0, 1.0
-
-    def __init__(self, *, images: bool = True) -> None:
-        super().__init__()
-        self.images = images
 
     def named(self, strategy: Strategy) -> dict[str, Any]:
         """Name → value, as the strategy stands."""
@@ -109,12 +104,9 @@ class MaskOverlap(EventMetric):
         if not isinstance(model, TaskMaskedModel) or len(model.masks) < 2:
             return {}
         matrix = overlap_matrix({task: model.binary_mask(task) for task in model.masks})
-        named: dict[str, Any] = {str(self): mean_overlap(matrix)}
-        if self.images:
-            tasks, rows = list(model.masks), matrix.tolist()
-            table = Table(("task", *map(str, tasks)), tuple((t, *row) for t, row in zip(tasks, rows, strict=True)))
-            named["Figure/Overlap"] = Picture(overlap_figure, tasks, rows, table=table)
-        return named
+        tasks, rows = list(model.masks), matrix.tolist()
+        table = Table(("task", *map(str, tasks)), tuple((t, *row) for t, row in zip(tasks, rows, strict=True)))
+        return {str(self): mean_overlap(matrix), "Figure/Overlap": Picture(overlap_figure, tasks, rows, table=table)}
 
     def __str__(self) -> str:
         return "MaskOverlap"
@@ -148,9 +140,9 @@ class Owners(EventMetric):
         return "Owners"
 
 
-def mask_overlap_metrics(*, images: bool = True) -> list[MaskOverlap]:
-    """Overlap of the remaining tasks' masks, as a mean and (unless ``images=False``) as a picture."""
-    return [MaskOverlap(images=images)]
+def mask_overlap_metrics() -> list[MaskOverlap]:
+    """Overlap of the remaining tasks' masks, as a mean and as a picture."""
+    return [MaskOverlap()]
 
 
 def owners_metrics() -> list[Owners]:
