@@ -37,5 +37,8 @@ class Strategy(Protocol):
     def train(self, experiences: Any, eval_streams: Sequence[Any] | None = None, **kwargs: Any) -> Any:
         """Train on experiences, one after the other."""
 
+    def training_epoch(self, **kwargs: Any) -> None:
+        """Train on all mini-batches of the loader."""
+
     def eval(self, exp_list: Any, **kwargs: Any) -> dict[str, Any]:
         """Evaluate on experiences; returns the last value of every metric."""

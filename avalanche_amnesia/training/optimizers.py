@@ -2,7 +2,8 @@
 
 import inspect
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -90,6 +91,11 @@ def sibling_optimizer(optimizer: Optimizer, parameters: Sequence[nn.Parameter], 
     return type(optimizer)(parameters, **settings)
 
 
+def copied(state: Mapping[Tensor, Any]) -> defaultdict[Tensor, Any]:
+    """Copy of an optimizer's state, which keeps its parameters."""
+    return defaultdict(dict, {parameter: deepcopy(held) for parameter, held in state.items()})
+
+
 # The profiling hooks around torch's own cost more than the step of few numbers.
 class BareStep:
     """Step of an optimizer, for where no gradients are recorded, which flushes subnormal numbers too."""
@@ -105,6 +111,15 @@ class BareStep:
 
     def _advance(self) -> None:
         self._step(self.optimizer)
+
+    def way_back(self) -> Callable[[], None]:
+        """A function that puts the optimizer's state and the number of steps back to what they are now."""
+        steps, moments = self.steps, copied(self.optimizer.state)
+
+        def go_back() -> None:
+            self.steps, self.optimizer.state = steps, copied(moments)
+
+        return go_back
 
 
 class BareAdam(BareStep):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping
-from copy import deepcopy
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +12,7 @@ from avalanche_amnesia.models.multi_head import MultiHeadModel
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.models.task_store import finished_tensors
 from avalanche_amnesia.training.adjuster import Adjuster
+from avalanche_amnesia.training.optimizers import copied
 
 
 class TaskInTraining:
@@ -60,7 +59,7 @@ class TaskSnapshot:
 
     def __init__(self, model: nn.Module, task: int, optimizer: Optimizer) -> None:
         self.task = task
-        self.moments = {parameter: deepcopy(state) for parameter, state in optimizer.state.items()}
+        self.moments = copied(optimizer.state)
         """The optimizer's state, by parameter; emptied when a task goes of which it may hold something."""
         self.values = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
         # Of other tasks' buffers no copy is taken: none of them changes, and one of them may be unlearned meanwhile.
@@ -76,8 +75,7 @@ class TaskSnapshot:
     @torch.no_grad()
     def restore(self, model: nn.Module, optimizer: Optimizer) -> None:
         """Put the copied values back into what still exists."""
-        optimizer.state = defaultdict(dict)
-        optimizer.state.update({parameter: deepcopy(state) for parameter, state in self.moments.items()})
+        optimizer.state = copied(self.moments)
         for name, parameter in model.named_parameters():
             if name in self.values:
                 parameter.copy_(self.values[name])

@@ -162,6 +162,9 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
             try:
                 self._trains = True
                 return super().train(given, streams, **kwargs)
+            except TaskError:
+                self.abort_training()
+                raise
             finally:
                 self._trains = False
                 self._listeners = {}  # after an error too: what the host's evaluator gives can't be pickled
@@ -236,11 +239,9 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
             raise
 
     def _refuse(self, fault: str | None, cause: Exception | None = None) -> None:
-        """Undo the task in training, where there is something wrong with its samples."""
-        if fault is None:
-            return
-        self.abort_training()
-        raise TaskError(f"task {single_task(self.experience)}: {fault}. Its training was undone") from cause
+        """Raise where there is something wrong with the samples of the task in training; :meth:`train` undoes it."""
+        if fault is not None:
+            raise TaskError(f"task {single_task(self.experience)}: {fault}. Its training was undone") from cause
 
     def plan_unlearning(self, tasks: Iterable[int]) -> UnlearningPlan:
         """Plan of what unlearning these tasks would change; changes nothing.

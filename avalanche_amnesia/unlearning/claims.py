@@ -90,9 +90,15 @@ class Claims:
             self._criterion, self._optimizer = _criterion_memory(strategy), _optimizer_memory(strategy)
         self.influences = _seen_by_training(strategy, ledger)
 
-    def first_step(self, strategy: Strategy, task: int) -> None:
-        """Note the circumstances of a training, which every plugin has set up by its first step."""
-        faults = tuple(self._faults(strategy))
+    def first_step(self, strategy: Strategy, task: int, rehearsed: str | None) -> None:
+        """Note the circumstances of a training, which every plugin has set up by its first step.
+
+        Args:
+            strategy: in training.
+            task: label of the task.
+            rehearsed: what a rehearsal found; None: nothing.
+        """
+        faults = (*self.faults(strategy), *(() if rehearsed is None else (rehearsed,)))
         settings, plugins = _training_settings(strategy), _plugin_classes(strategy)
         self._trainings[task] = Circumstances(settings, plugins, _criterion_memory(strategy), faults)
         self._first = self._trainings[task] if self._first is None else self._first
@@ -138,7 +144,7 @@ class Claims:
         """Reasons why the state afterwards may differ from a run that never saw the tasks; none: it is exact."""
         strategy, ledger, in_training = context.strategy, context.ledger, context.in_training
         gone, remaining = set(context.tasks), context.remaining
-        found = self._faults(strategy)
+        found = self.faults(strategy)
         involved = [*remaining, *([] if in_training is None else [in_training])]
         trained = {task: self._trainings[task] for task in involved if task in self._trainings}
         found += [fault for circumstances in trained.values() for fault in circumstances.faults]
@@ -168,7 +174,7 @@ class Claims:
         """Tell whether the criterion holds anything else by now than before the first training."""
         return self._criterion is not None and _criterion_memory(strategy) != self._criterion
 
-    def _faults(self, strategy: Strategy) -> list[str]:
+    def faults(self, strategy: Strategy) -> list[str]:
         """Reasons why a training here is no function of (seed, task) and of what it can see."""
         # A plugin says by class attributes that its part is such a function (``repeatable``), that it seeds every task
         # (``seeds_tasks``), that it commits a task to its mask (``commits_to_mask``).

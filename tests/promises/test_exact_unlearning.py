@@ -297,13 +297,12 @@ def longer(strategy):
     strategy.train_epochs += 1
 
 
-@pytest.mark.parametrize(("change", "options"), [(slower, {}), (longer, {}), (None, {"criterion": CountedLoss()})])
-def test_tasks_that_were_not_trained_alike_are_not_unlearned_exactly(change, options):
+@pytest.mark.parametrize("change", [slower, longer])
+def test_tasks_that_were_not_trained_alike_are_not_unlearned_exactly(change):
     """A retrained model would come to them at another setting."""
-    strategy = pools(train_epochs=1, **options)
+    strategy = pools(train_epochs=1)
     for experience in DIGITS.train_stream[:3]:
         strategy.train(experience)
-        if change is not None:
-            change(strategy)
+        change(strategy)
     assert strategy.plan_unlearning([1]).claim == "approximate"
     assert strategy.plan_unlearning([1, 2]).claim == "exact"  # what remains was trained as at first

@@ -4,7 +4,7 @@ The host calls every plugin at each of the eight events of a training iteration,
 experience each time, whether or not a metric or a logger cares. For small networks that is a fifth of a step.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from avalanche.core import SupervisedPlugin
@@ -38,6 +38,11 @@ def listens(plugin: object, event: str) -> bool:
     return _overrides(plugin, event, SupervisedPlugin)
 
 
+def listens_to_training(plugin: object) -> bool:
+    """Tell whether calling a plugin at any event of a training iteration can have an effect."""
+    return any(listens(plugin, event) for event in EVENTS_OF_ITERATIONS if "eval" not in event)
+
+
 def sees_final_gradients(strategy: Strategy, plugin: object) -> bool:
     """Tell whether nothing changes gradients between a plugin's ``before_update`` and the optimizer's step.
 
@@ -67,6 +72,11 @@ def _announcer(event: str) -> Callable[..., None]:
 
     announce.__name__, announce.__doc__ = f"_{event}", f"Call the plugins that listen to ``{event}``."
     return announce
+
+
+def dispatch_to(strategy: Any, plugins: Sequence[object]) -> None:
+    """Let the events of a strategy reach other plugins than its own, from the next one on."""
+    strategy.plugins, strategy._listeners = list(plugins), {}
 
 
 class ListenerDispatch:

@@ -6,15 +6,20 @@ after it. So all that these steps may change is noted before the first of them, 
 last: until then giving the task up goes back to here first, and may itself be interrupted and repeated.
 """
 
+import random
 from collections import deque
-from collections.abc import Collection, Iterator
-from functools import cache
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from functools import cache, partial
+from operator import is_
+from types import FunctionType
 from typing import Any
 
+import numpy as np
 import torch
 from avalanche.benchmarks import CLExperience
 from avalanche.benchmarks.utils import AvalancheDataset
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from avalanche_amnesia.object_walk import reachable
@@ -22,65 +27,122 @@ from avalanche_amnesia.saving.strategy_settings import OF_THE_HOST
 from avalanche_amnesia.strategy import Strategy
 
 _CONTAINERS = (dict, list, set, deque)
+_OURS, _HOST_TOO = ("avalanche_amnesia",), ("avalanche_amnesia", "avalanche")
+_LONG = 1000
+"""Entries of a container from which on those of its entries are not looked at: they are a data set's samples."""
 
 
-# Objects and containers are noted by what they hold, which copies nothing; the values of tensors only where they are
-# written in place and no snapshot has the old ones: the model's buffers. Of the host's plugins and the user's those are
-# noted that Avalanche brings, or a plugin of this package knows (``host_state(strategy)`` gives attributes of the
-# strategy and plugins); others stay as they are. An object with a ``way_back()`` of its own, which returns a function,
-# is asked for that.
-class RollbackPoint:
-    """Contents of everything that the end of a task's training may change."""
+def is_ours(plugin: object) -> bool:
+    """Tell whether an object is of this package, or of a class based on one of its."""
+    return _is_of(type(plugin), _OURS)
 
-    def __init__(self, strategy: Strategy) -> None:
-        model = strategy.model
-        self._strategy = strategy
-        self._attributes = {name: getattr(strategy, name) for name in ("optimizer", "optimized_param_id")}
-        plugins = [p for p in strategy.plugins if _is_known(p)]
-        for plugin in [p for p in plugins if hasattr(type(p), "host_state")]:
-            attributes, known = plugin.host_state(strategy)
-            self._attributes |= attributes
-            plugins += known
-        roots = [*plugins, *self._attributes.values()]
-        found = [thing for _, thing in reachable(roots, skip=[strategy, strategy.evaluator], enter=_may_change)]
-        holders = [part for thing in found if _may_change(thing) for part in _parts(thing)]
-        for module in (model, *model.children()):  # in their dictionaries tasks' modules and tensors come and go
-            holders += [vars(module), *(part for part in vars(module).values() if isinstance(part, dict))]
-        self._contents = [(part, list(part.items() if isinstance(part, dict) else part)) for part in holders]
-        self._values = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
-        going_back: list[Any] = [thing for thing in found if hasattr(type(thing), "way_back")]
-        self._ways_back = [thing.way_back() for thing in going_back]
+
+def of_package_and_host(thing: object) -> bool:
+    """Tell whether the end of a task may write into an object: containers, and objects of this package and its host."""
+    # Modules and data sets are replaced, never written into; an object whose attributes are frozen can't be.
+    kind: Any = type(thing)
+    return _is_written(kind)
+
+
+def of_anybody(thing: object) -> bool:
+    """Tell whether anything may write into an object: all but the many samples of a data set."""
+    return not isinstance(thing, (*_CONTAINERS, tuple)) or len(thing) < _LONG
+
+
+# Objects and containers are noted by what they hold, which copies nothing. The values of tensors are copied only where
+# somebody asks for it. An object with a ``way_back()`` of its own, which returns a function, is asked for that.
+class Contents:
+    """Contents of all objects that some lead to, and states of the random generators among them.
+
+    Args:
+        roots: where to begin.
+        skip: objects that are passed over, with all that only they lead to.
+        enter: tells which objects may be written into.
+        parts: further containers.
+        values: whether to copy the values of the tensors among them.
+    """
+
+    def __init__(
+        self,
+        roots: Iterable[object],
+        skip: Iterable[object],
+        enter: Callable[[object], bool] = of_package_and_host,
+        parts: Iterable[Any] = (),
+        *,
+        values: bool = False,
+    ) -> None:
+        found = [thing for _, thing in reachable(list(roots), skip=skip, enter=enter)]
+        entered = [thing for thing in found if enter(thing)]
+        holders = [*(part for thing in entered for part in _parts(thing)), *parts]
+        self._contents = [(part, _keys(part), _entries(part)) for part in holders]
+        held = (entry for _, _, entries in self._contents for entry in entries)
+        asked: list[Any] = [thing for thing in found if hasattr(type(thing), "way_back")]
+        self._ways_back = [way for thing in (*held, *entered) for way in _ways_back(thing)]
+        self._ways_back += [thing.way_back() for thing in asked]
+        tensors = [thing for thing in found if values and isinstance(thing, Tensor)]
+        self._values = [(tensor, tensor.detach().clone()) for tensor in tensors]
 
     @torch.no_grad()
     def go_back(self) -> None:
-        """Put everything back; to be called again if it was interrupted."""
-        vars(self._strategy).update(self._attributes)
-        for part, contents in self._contents:
-            _refill(part, contents)
+        """Give them their contents back; to be called again if it was interrupted."""
+        for part, keys, entries in self._contents:
+            _refill(part, keys, entries)
         for tensor, value in self._values:
-            tensor.copy_(value)
+            if not torch.equal(tensor, value):  # one that is expanded can't be written into, and never was
+                tensor.copy_(value)
         for way_back in self._ways_back:
             way_back()
 
 
-_OURS, _HOST_TOO = ("avalanche_amnesia",), ("avalanche_amnesia", "avalanche")
+def _parts(thing: Any) -> Iterator[Any]:
+    """The containers that make up an object: itself, and its attributes."""
+    if isinstance(thing, _CONTAINERS):
+        yield thing
+    if hasattr(thing, "__dict__"):
+        yield vars(thing)
 
 
-def _is_known(plugin: object) -> bool:
-    """Tell whether a plugin is of this package, or one that Avalanche brings: its base classes are not enough."""
-    brought = type(plugin).__module__.partition(".")[0] == "avalanche" and not isinstance(plugin, OF_THE_HOST)
-    return brought or _is_of(type(plugin), _OURS)
+def _keys(part: Any) -> list[Any]:
+    return list(part) if isinstance(part, dict) else []
 
 
-def _is_of(kind: type, packages: Collection[str]) -> bool:
+def _entries(part: Any) -> list[Any]:
+    return list(part.values() if isinstance(part, dict) else part)
+
+
+def _refill(part: Any, keys: list[Any], entries: list[Any]) -> None:
+    """Give a container its old contents, in their order; one that still has them is not touched."""
+    if _alike(_keys(part), keys) and _alike(_entries(part), entries):
+        return
+    if isinstance(part, dict):  # a class's own clear() and update() may do more than that
+        dict.clear(part)
+        dict.update(part, zip(keys, entries, strict=True))
+    else:
+        part.clear()
+        (part.update if isinstance(part, set) else part.extend)(entries)
+
+
+def _alike(here: list[Any], there: list[Any]) -> bool:
+    return len(here) == len(there) and all(map(is_, here, there))
+
+
+def _ways_back(thing: Any) -> Iterator[Callable[[], Any]]:
+    """What puts a random generator back into its state, and the variables that a function captured."""
+    if type(thing) in (torch.Generator, np.random.RandomState):  # torch's own check of instances takes long
+        put_back: Callable[[Any], Any] = thing.set_state
+        yield partial(put_back, thing.get_state())
+    elif isinstance(thing, np.random.Generator):
+        yield partial(setattr, thing.bit_generator, "state", thing.bit_generator.state)
+    elif isinstance(thing, random.Random):
+        yield partial(thing.setstate, thing.getstate())
+    elif isinstance(thing, FunctionType):
+        for cell in thing.__closure__ or ():
+            with suppress(ValueError):  # a name that the outer function has not bound yet
+                yield partial(setattr, cell, "cell_contents", cell.cell_contents)
+
+
+def _is_of(kind: type, packages: Iterable[str]) -> bool:
     return any(base.__module__.partition(".")[0] in packages for base in kind.__mro__)
-
-
-def _may_change(thing: object) -> bool:
-    """Whether the end of a task may write into an object: containers, and objects of this package and its host."""
-    # Modules and data sets are replaced, never written into; an object whose attributes are frozen can't be.
-    kind: Any = type(thing)
-    return _is_written(kind)
 
 
 @cache  # some of the host's classes are slow to compare with
@@ -99,31 +161,44 @@ def _is_frozen(kind: type) -> bool:
     return parameters is not None and parameters.frozen
 
 
-def _parts(thing: object) -> Iterator[Any]:
-    """The containers that make up an object: itself, and its attributes."""
-    if isinstance(thing, _CONTAINERS):
-        yield thing
-    if hasattr(thing, "__dict__"):
-        yield vars(thing)
+# The end of a training ---------------------------------------------------------------------------------------------
 
 
-def _refill(part: Any, contents: list[Any]) -> None:
-    """Give a container its old contents, in their order; one that still has them is not touched."""
-    now = list(part.items() if isinstance(part, dict) else part)
-    if len(now) == len(contents) and all(map(_same, now, contents)):
-        return
-    if isinstance(part, dict):  # a class's own clear() and update() may do more than that
-        dict.clear(part)
-        dict.update(part, contents)
-    else:
-        part.clear()
-        (part.update if isinstance(part, set) else part.extend)(contents)
+# Values of tensors are copied only where they are written in place and no snapshot has the old ones: the model's
+# buffers. Of the host's plugins and the user's those are noted that Avalanche brings, or a plugin of this package knows
+# (``host_state(strategy)`` gives attributes of the strategy and plugins); others stay as they are.
+class RollbackPoint:
+    """Contents of everything that the end of a task's training may change."""
+
+    def __init__(self, strategy: Strategy) -> None:
+        model = strategy.model
+        self._strategy = strategy
+        self._attributes = {name: getattr(strategy, name) for name in ("optimizer", "optimized_param_id")}
+        plugins = [p for p in strategy.plugins if _is_known(p)]
+        for plugin in [p for p in plugins if hasattr(type(p), "host_state")]:
+            attributes, known = plugin.host_state(strategy)
+            self._attributes |= attributes
+            plugins += known
+        roots = [*plugins, *self._attributes.values()]
+        # In the dictionaries of modules tasks' modules and tensors come and go.
+        parts = [vars(module) for module in (model, *model.children())]
+        parts += [part for held in parts for part in held.values() if isinstance(part, dict)]
+        self._contents = Contents(roots, [strategy, strategy.evaluator], parts=parts)
+        self._values = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+
+    @torch.no_grad()
+    def go_back(self) -> None:
+        """Put everything back; to be called again if it was interrupted."""
+        vars(self._strategy).update(self._attributes)
+        self._contents.go_back()
+        for tensor, value in self._values:
+            tensor.copy_(value)
 
 
-def _same(here: Any, there: Any) -> bool:
-    if type(here) is tuple and type(there) is tuple and len(here) == len(there) == 2:  # a key and its value
-        return here[0] is there[0] and here[1] is there[1]
-    return here is there
+def _is_known(plugin: object) -> bool:
+    """Tell whether a plugin is of this package, or one that Avalanche brings: its base classes are not enough."""
+    brought = type(plugin).__module__.partition(".")[0] == "avalanche" and not isinstance(plugin, OF_THE_HOST)
+    return brought or is_ours(plugin)
 
 
 # The task in its last steps ----------------------------------------------------------------------------------------

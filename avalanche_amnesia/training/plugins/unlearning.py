@@ -19,6 +19,7 @@ from avalanche_amnesia.saving.encoding import checked
 from avalanche_amnesia.saving.strategy_settings import OF_THE_HOST, origin_of
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.lookup import find_plugin, refuse_second
+from avalanche_amnesia.training.host.rehearsal import rehearse
 from avalanche_amnesia.training.host.rollback import abort_training, finish, go_back, is_finishing
 from avalanche_amnesia.training.host.stream_requests import StreamRequests, check_iteration, check_iterations, due
 from avalanche_amnesia.training.plugins.in_memory_loader import InMemoryLoaderPlugin
@@ -43,6 +44,8 @@ from avalanche_amnesia.unlearning.purging.purgers import (
 
 Obedience = Literal[True, False, "head"]
 Deletion = Literal["updates", "exclusive"]
+_TRIAL = 3
+"""Mini-batches of a rehearsal, by default."""
 _CLEANED_ELSEWHERE = (SeedingPlugin, InMemoryLoaderPlugin, TaskMaskPlugin, TrajectoryPlugin, *OF_THE_HOST)
 """Plugins that an unlearning cleans by itself, or that hold nothing of a task."""
 
@@ -71,6 +74,9 @@ class UnlearningPlugin(SupervisedPlugin):
         obey: for controls: ``False`` enters requests into the ledger, and announces them, but changes nothing else;
             ``"head"`` takes out what the tasks have of their own (heads, masks, norms, samples in the host's plugins)
             and leaves every entry that tasks share as it is.
+        trial: whether to rehearse trainings, or by how many mini-batches, 3 by default: before a task trains, its
+            first steps are taken twice and put back. Where they left other bits the second time, and where none was
+            rehearsed, no unlearning is called exact.
 
     Attributes:
         ledger: of the tasks: trained, permanent, unlearned.
@@ -96,12 +102,14 @@ class UnlearningPlugin(SupervisedPlugin):
         deletion: Deletion | None = None,
         fingerprint: TakeFingerprint | None = None,
         obey: Obedience = True,
+        trial: int | bool = True,
     ) -> None:
         super().__init__()
         checks.one_of("obey", obey, Obedience)
         if deletion is not None:
             checks.one_of("deletion", deletion, Deletion)
         self.obey, self.deletion = obey, deletion
+        self.trial = checks.whole_number("trial", _TRIAL * trial if isinstance(trial, bool) else trial, 0)
         self.allow_unknown = allow_unknown
         self.fingerprint = fingerprint
         self.keep_probes = keep_probes
@@ -114,6 +122,7 @@ class UnlearningPlugin(SupervisedPlugin):
         self.data: dict[int, str] = {}
         self.current_task: int | None = None
         self._forgotten_in_task: set[int] = set()
+        self._rehearsed: str | None = None
         self._upcoming: list[Any] = []
         self._requests = StreamRequests()
         self.claims = Claims()
@@ -273,10 +282,22 @@ class UnlearningPlugin(SupervisedPlugin):
             if revises(plugin):
                 plugin.begin(strategy, self.current_task, self.ledger.unlearnable)
 
+    def before_training_epoch(self, strategy: Strategy, **kwargs: Any) -> None:
+        """Rehearse a training of which a claim could be made, in front of its first epoch."""
+        if strategy.clock.train_exp_epochs == 0:
+            self._rehearsed = self._rehearse(strategy, **kwargs)
+
+    def _rehearse(self, strategy: Strategy, **kwargs: Any) -> str | None:
+        if self.obey is not True or self.claims.faults(strategy):
+            return None
+        if not self.trial:
+            return "trial=False: no training was rehearsed, which would show whether it is repeatable"
+        return rehearse(strategy, self.trial, **kwargs)
+
     def before_training_iteration(self, strategy: Strategy, **kwargs: Any) -> None:
         """Fire the requests of this iteration; keep samples of forgotten tasks out of a loader that still has them."""
         if strategy.clock.train_exp_iterations == 0:
-            self.claims.first_step(strategy, single_task(strategy.experience))
+            self.claims.first_step(strategy, single_task(strategy.experience), self._rehearsed)
         while self._upcoming and self._upcoming[0].iteration <= strategy.clock.train_exp_iterations:
             request = self._upcoming.pop(0)
             with _preserved_minibatch(strategy):
