@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from avalanche_amnesia.training.optimizers import BareStep
+from avalanche_amnesia.optimizers import BareStep
 
 
 def count_subnormals(values: Iterable[Any]) -> int:

@@ -20,7 +20,7 @@ from avalanche_amnesia import checks
 from avalanche_amnesia.ledger import TaskLedger
 from avalanche_amnesia.models.allocation import UnitAllocation
 from avalanche_amnesia.models.masked import MaskedModel
-from avalanche_amnesia.optimizer_traits import traits_of
+from avalanche_amnesia.optimizers import traits_of
 from avalanche_amnesia.strategy import Strategy
 
 WhenFull = Literal["error", "share"]

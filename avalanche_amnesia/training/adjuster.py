@@ -11,8 +11,8 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
+from avalanche_amnesia.optimizers import flushed_below
 from avalanche_amnesia.training.hat_formulas import LayerSparsity
-from avalanche_amnesia.training.optimizers import flushed_below
 from avalanche_amnesia.training.update_rules import AdjustmentRule, TaskUse, stored, total
 
 

@@ -11,8 +11,8 @@ from torch.optim import Optimizer
 from avalanche_amnesia.models.multi_head import MultiHeadModel
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.models.task_store import finished_tensors
+from avalanche_amnesia.optimizers import copied
 from avalanche_amnesia.training.adjuster import Adjuster
-from avalanche_amnesia.training.optimizers import copied
 
 
 class TaskInTraining:

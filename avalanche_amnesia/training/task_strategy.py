@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 
 from avalanche_amnesia import checks
 from avalanche_amnesia.models.multi_head import MultiHeadModel
+from avalanche_amnesia.optimizers import check_optimizer, follow_model
 from avalanche_amnesia.seeding import preserved_rng
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.arguments import (
@@ -32,7 +33,6 @@ from avalanche_amnesia.training.host.arguments import (
 from avalanche_amnesia.training.host.listening import ListenerDispatch
 from avalanche_amnesia.training.host.lookup import remaining_experiences, unlearning_of
 from avalanche_amnesia.training.host.rollback import abort_training
-from avalanche_amnesia.training.optimizers import check_optimizer, follow_model
 from avalanche_amnesia.training.plugins.in_memory_loader import InMemoryLoaderPlugin
 from avalanche_amnesia.training.plugins.seeding import SeedingPlugin
 from avalanche_amnesia.training.plugins.task_mask import TaskError, TaskMaskPlugin, single_task

@@ -23,7 +23,7 @@ from avalanche_amnesia.ledger import RequestError, TaskLedger
 from avalanche_amnesia.models.multi_head import MultiHeadModel
 from avalanche_amnesia.models.task_store import Parts
 from avalanche_amnesia.object_walk import memory_of
-from avalanche_amnesia.optimizer_traits import traits_of
+from avalanche_amnesia.optimizers import traits_of
 from avalanche_amnesia.saving.encoding import checked, made
 from avalanche_amnesia.saving.strategy_settings import OF_THE_HOST, learning_settings
 from avalanche_amnesia.strategy import Strategy

@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from avalanche_amnesia.benchmarks import PermutedDigits, SplitDigits
 from avalanche_amnesia.models import MLP, MaskedModel
+from avalanche_amnesia.optimizers import can_begin_anew
 from avalanche_amnesia.training import HAT
-from avalanche_amnesia.training.optimizers import can_begin_anew
 from support.strategies import with_plugins
 
 OPTIMIZERS = {

@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim import optimizer as optim
 
 from avalanche_amnesia.models import MLP, MaskedModel, SubnetModel
-from avalanche_amnesia.optimizer_traits import traits_of
+from avalanche_amnesia.optimizers import traits_of
 from avalanche_amnesia.training import HAT, WSN, AdaHAT, AmnesiacHAT, ConstantRule
 from avalanche_amnesia.training.adjuster import Adjuster
 from avalanche_amnesia.training.plugins import task_mask

@@ -10,10 +10,10 @@ from torch.optim import Adam, Optimizer
 from avalanche_amnesia import checks
 from avalanche_amnesia.contrib.baselines.dark_replay import DarkLoss, MemoryPlugin, TaskMemory
 from avalanche_amnesia.contrib.baselines.networks import SideNetworks
+from avalanche_amnesia.optimizers import follow_model
 from avalanche_amnesia.seeding import derive_seed, preserved_rng
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.arguments import check_model
-from avalanche_amnesia.training.optimizers import follow_model
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
 from avalanche_amnesia.training.task_strategy import StrategyOptions, TaskStrategy

@@ -15,10 +15,10 @@ from avalanche_amnesia.contrib.baselines.dark_replay import DarkLoss, MemoryPlug
 from avalanche_amnesia.models.multi_head import inside_backbone
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.models.task_store import whole
+from avalanche_amnesia.optimizers import sibling_optimizer
 from avalanche_amnesia.seeding import derive_seed, preserved_rng
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.norm_statistics import retake, running_norms
-from avalanche_amnesia.training.optimizers import sibling_optimizer
 from avalanche_amnesia.training.plugins.task_mask import DivergedError, single_task
 from avalanche_amnesia.training.update_rules import AdaHATRule, AdjustmentRule, TaskUse
 from avalanche_amnesia.trajectory.replay import moved_along

@@ -12,10 +12,10 @@ from torch.optim import Optimizer
 from avalanche_amnesia.bits import same_bits
 from avalanche_amnesia.models.masked import SHARED_HEAD, MaskedModel
 from avalanche_amnesia.models.multi_head import inside_backbone
+from avalanche_amnesia.optimizers import BareStep, sibling_optimizer
 from avalanche_amnesia.seeding import preserved_rng, seed_all
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.lookup import find_plugin
-from avalanche_amnesia.training.optimizers import BareStep, sibling_optimizer
 from avalanche_amnesia.training.plugins.hat import HATPlugin
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 from avalanche_amnesia.trajectory.sparse import SparseValues

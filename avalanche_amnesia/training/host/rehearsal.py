@@ -17,11 +17,11 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from avalanche_amnesia.bits import bit_sums
+from avalanche_amnesia.optimizers import copied
 from avalanche_amnesia.seeding import rng_state, set_rng_state
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.listening import dispatch_to, listens_to_training
 from avalanche_amnesia.training.host.rollback import Contents, go_back, is_ours, of_anybody
-from avalanche_amnesia.training.optimizers import copied
 
 Seen = list[dict[str, int]]
 """Step by step: name of a tensor → sum of its bits; samples first, then the loss, then the model's."""

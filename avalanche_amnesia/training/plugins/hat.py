@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 from avalanche_amnesia import checks
 from avalanche_amnesia.models.allocation import Isolation, UnitAllocation
 from avalanche_amnesia.models.masked import MaskedModel
+from avalanche_amnesia.optimizers import BareStep, check_sibling, flush_denormals, sibling_optimizer
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.hard_attention import HardAttention
@@ -24,7 +25,6 @@ from avalanche_amnesia.training.hat_formulas import (
 )
 from avalanche_amnesia.training.host.rollback import abort_training
 from avalanche_amnesia.training.norm_statistics import TaskStatistics
-from avalanche_amnesia.training.optimizers import BareStep, check_sibling, flush_denormals, sibling_optimizer
 from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin, single_task
 from avalanche_amnesia.training.task_faults import closed_layers, full_layers, whole_layers
 from avalanche_amnesia.training.task_in_training import TaskInTraining

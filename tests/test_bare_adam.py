@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from avalanche_amnesia.training.optimizers import BareAdam
+from avalanche_amnesia.optimizers import BareAdam
 
 
 @pytest.mark.parametrize("settings", [{}, {"weight_decay": 0.1, "eps": 1e-4, "betas": (0.5, 0.9)}, {"maximize": True}])

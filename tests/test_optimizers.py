@@ -8,7 +8,7 @@ from avalanche.models.dynamic_optimizers import update_optimizer
 from torch import nn
 from torch.optim import SGD
 
-from avalanche_amnesia.training.optimizers import follow_model
+from avalanche_amnesia.optimizers import follow_model
 
 
 def stepped(optimizer):
