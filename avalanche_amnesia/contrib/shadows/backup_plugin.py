@@ -45,7 +45,7 @@ class Backup:
     parts: Mapping[str, Tensor]
 
 
-@dataclass(frozen=True)
+@dataclass  # not frozen: a rehearsal then finds the shadows, and puts back what it taught them
 class _ShadowedTask:
     """Shadows of the task in training."""
 

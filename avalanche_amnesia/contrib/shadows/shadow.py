@@ -1,7 +1,7 @@
 """A copy of an earlier task's entries in the backbone, which learns the task in training without that task."""
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 import torch.nn.functional as F
@@ -91,6 +91,18 @@ class Shadow:
         self._step()
         for parameter in self._learned:
             parameter.grad = None
+
+    def way_back(self) -> Callable[[], None]:
+        """A function that puts everything that steps move back to what it is now."""
+        values = [(tensor, tensor.detach().clone()) for tensor in (*self._learned, *self.parts.buffers())]
+        step_back = self._step.way_back()
+
+        def go_back() -> None:
+            for tensor, value in values:
+                tensor.data.copy_(value)
+            step_back()
+
+        return go_back
 
     @torch.no_grad()
     def start_from(self, start: Mapping[str, Tensor], change: Transaction) -> None:

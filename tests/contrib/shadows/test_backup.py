@@ -194,7 +194,8 @@ def test_a_shadow_sees_nothing_of_the_task_that_it_replaces(monkeypatch, adjustm
 
     updates = []
     for size in (0.0, 0.25):
-        strategy = learned(2, compensation=BackupPlugin(start=start), adjustment=adjustment)
+        unlearning = UnlearningPlugin(trial=False)  # a rehearsal would be watched too
+        strategy = learned(2, compensation=BackupPlugin(start=start), adjustment=adjustment, unlearning=unlearning)
         mark(strategy, 1, size)
         monkeypatch.setattr(Shadow, "logits", watched)
         strategy.train_epochs, strategy.train_mb_size = 1, 600

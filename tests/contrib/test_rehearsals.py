@@ -1,0 +1,49 @@
+"""A rehearsal leaves no trace in what the methods of this wing learn beside the model."""
+
+import pytest
+import torch
+from support.strategies import DIGITS, ConvNet, amnesiac, mlp
+from support.strategy_state import bits, unlearning_plugin
+from torch.optim import Adam
+
+from avalanche_amnesia.contrib.ablations import PrunedTrajectoryPlugin, ScaledUpdatesPlugin
+from avalanche_amnesia.contrib.baselines import PALL, CLPUDERpp, Independent, NetworkPerTask, SideNetworks
+from avalanche_amnesia.contrib.repair import RepairPlugin
+from avalanche_amnesia.contrib.shadows import BackupPlugin
+from avalanche_amnesia.models import SubnetModel
+
+
+def of(kind, model):
+    def made():
+        torch.manual_seed(0)
+        net = model(mlp)
+        return kind(model=net, optimizer=Adam(net.parameters(), lr=1e-2), train_mb_size=40, train_epochs=2)
+
+    return made
+
+
+METHODS = {
+    "shadows": lambda: amnesiac(compensation=BackupPlugin(start="before")),
+    "shadows of convolutions": lambda: amnesiac(net=ConvNet, compensation=BackupPlugin(start="fresh")),
+    "repair": lambda: amnesiac(repair=RepairPlugin()),
+    "scaled": lambda: amnesiac(compensation=ScaledUpdatesPlugin()),
+    "pruned": lambda: amnesiac(trajectory=PrunedTrajectoryPlugin(threshold=1e-3)),
+    "PALL": of(PALL, lambda net: SubnetModel(net())),
+    "CLPU-DER++": of(CLPUDERpp, lambda net: SideNetworks(net())),
+    "separate networks": of(Independent, lambda net: NetworkPerTask(net())),
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_rehearsed_or_not_the_same_bits(method):
+    lives = []
+    for steps in (3, 0):
+        strategy = METHODS[method]()
+        unlearning_plugin(strategy).trial = steps
+        for experience in DIGITS.train_stream[:3]:
+            strategy.train(experience)
+        learned = bits(strategy.model)
+        strategy.unlearn([0])
+        strategy.train(DIGITS.train_stream[3])
+        lives.append([learned, bits(strategy.model)])
+    assert lives[0] == lives[1]
