@@ -6,8 +6,8 @@ tried out. Between the two rehearsals, and behind the second one, all is put bac
 anyway. What still differs then has a memory beside them.
 """
 
-from collections.abc import Iterator
-from itertools import islice
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice, zip_longest
 from typing import Any
 
 import torch
@@ -40,8 +40,9 @@ def rehearse(strategy: Strategy, steps: int, **kwargs: Any) -> str | None:
     Raises:
         Exception: what a fault of the task raises that undid the task.
     """
-    users = _of_the_user(strategy)
+    attributes, users = dict(vars(strategy)), []
     try:
+        users = _of_the_user(strategy)
         if _changing_samples(strategy, steps):
             return f"{_NOT_REPEATABLE} its data set gave other samples the second time"
         beginning = _Beginning(strategy)
@@ -53,6 +54,7 @@ def rehearse(strategy: Strategy, steps: int, **kwargs: Any) -> str | None:
     finally:
         for contents in users:
             contents.go_back()
+        _set_attributes(strategy, attributes, list(vars(strategy)))
     return _difference(first, second)
 
 
@@ -87,7 +89,8 @@ def _changing_samples(strategy: Strategy, steps: int) -> bool:
 
 
 def _difference(first: Seen, second: Seen) -> str | None:
-    for step, (here, there) in enumerate(zip(first, second, strict=True), 1):
+    none: dict[str, int] = {}
+    for step, (here, there) in enumerate(zip_longest(first, second, fillvalue=none), 1):
         other = next((name for name in here | there if here.get(name) != there.get(name)), None)
         if other is not None and other.startswith(_SAMPLES):
             return f"{_NOT_REPEATABLE} its data gave another mini-batch in step {step} the second time"
@@ -152,12 +155,25 @@ class _Watch(SupervisedPlugin):
         self.seen.append(dict(zip(named, bit_sums(named.values()), strict=True)))
 
 
+_OF_A_STEP = ("plugins", "_listeners", "dataloader", "mbatch", "mb_output", "loss", "rollback_point")
+"""Attributes of a strategy that the host sets in every step, or a rehearsal; others may be a subclass's memory."""
+
+
+def _set_attributes(strategy: Strategy, attributes: Mapping[str, Any], names: Iterable[str]) -> None:
+    """Give a strategy the attributes that it had, and take away those of some names that it did not have."""
+    vars(strategy).update(attributes)  # at once: an interruption leaves all plugins, or those of the rehearsal
+    for name in names:
+        if name not in attributes:
+            vars(strategy).pop(name, None)
+
+
 class _Beginning:
     """What a new task or its seed sets anyway, at the beginning of a task: model, optimizer state, random streams."""
 
     # Nothing else: an attribute of the optimizer, the loss or a module may be the memory that is looked for.
     def __init__(self, strategy: Strategy) -> None:
-        self._strategy, self._attributes = strategy, dict(vars(strategy))
+        self._strategy = strategy
+        self._attributes = {name: value for name, value in vars(strategy).items() if name in _OF_A_STEP}
         self.plugins = [plugin for plugin in strategy.plugins if _takes_part(plugin)]
         self._contents = Contents(self.plugins, [strategy, strategy.evaluator, strategy.optimizer, strategy._criterion])
         self._moments = copied(strategy.optimizer.state)
@@ -169,10 +185,7 @@ class _Beginning:
     @torch.no_grad()
     def go_back(self) -> None:
         """Put everything back; to be called again if it was interrupted."""
-        own = vars(self._strategy)
-        own.update(self._attributes)
-        for name in own.keys() - self._attributes.keys():
-            del own[name]
+        _set_attributes(self._strategy, self._attributes, _OF_A_STEP)
         self._contents.go_back()
         optimizer = self._strategy.optimizer
         optimizer.state = copied(self._moments)

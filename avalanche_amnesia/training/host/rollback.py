@@ -79,7 +79,7 @@ class Contents:
         asked: list[Any] = [thing for thing in found if hasattr(type(thing), "way_back")]
         self._ways_back = [way for thing in (*held, *entered) for way in _ways_back(thing)]
         self._ways_back += [thing.way_back() for thing in asked]
-        tensors = [thing for thing in found if values and isinstance(thing, Tensor)]
+        tensors = [thing for thing in found if values and isinstance(thing, Tensor) and thing.layout is torch.strided]
         self._values = [(tensor, tensor.detach().clone()) for tensor in tensors]
 
     @torch.no_grad()

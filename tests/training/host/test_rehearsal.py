@@ -18,7 +18,7 @@ from torch.utils.data import Dataset
 
 from avalanche_amnesia.benchmarks import task_benchmark, with_unlearning
 from avalanche_amnesia.models import SubnetModel
-from avalanche_amnesia.training import WSN
+from avalanche_amnesia.training import WSN, AmnesiacHAT
 from avalanche_amnesia.training.plugins import UnlearningPlugin
 from avalanche_amnesia.training.plugins.task_mask import TaskError
 
@@ -188,6 +188,29 @@ def test_whatever_remembers_in_a_step_is_told(hook):
     reasons = strategy.plan_unlearning([1]).reasons
     assert [reason for reason in reasons if reason.startswith("the training is not repeatable: ")], reasons
     assert [reason for reason in reasons if " differed after step 1" in reason], reasons
+
+
+class CountsItsLosses(AmnesiacHAT):
+    """A user's strategy whose loss depends on how often it was asked for."""
+
+    calls = 0
+
+    def criterion(self):
+        self.calls += 1
+        return super().criterion() * self.calls
+
+
+def test_what_a_strategy_of_the_user_s_remembers_is_told_and_sees_one_training():
+    found = []
+    for trial in (True, False):
+        strategy = amnesiac(isolation="pools", unlearning=UnlearningPlugin(trial=trial))
+        strategy.__class__ = CountsItsLosses
+        for experience in DIGITS.train_stream[:2]:
+            strategy.train(experience)
+        found.append((bits(strategy.model), strategy.calls))
+        (reason,) = strategy.plan_unlearning([1]).reasons
+        assert reason.startswith("the training is not repeatable: the loss" if trial else "trial=False")
+    assert found[0] == found[1]
 
 
 class Clips(SupervisedPlugin):
