@@ -14,7 +14,7 @@ from torch import Tensor
 Algorithm = Literal["blake3", "sha256"]
 
 _BLAKE3 = "blake3:"
-"""In front of a hash: what comes without it is of an earlier version, which took SHA-256."""
+"""In front of a hash, which says so how it was made; SHA-256, which the keys of run stores take, comes without it."""
 _WORTH_THREADS = 2**24
 """Bytes from which on a second thread saves more time than starting it takes."""
 _WORTH_UPDATE = 2**17
@@ -61,16 +61,6 @@ def _flat_bytes(tensor: Tensor) -> memoryview:
         # Not by its own strides: where a size is 1 these may be anything (kernels of 1×1 whose channels lie last).
         tensor = bits.as_strided((bits.numel(),), (1,)).view(torch.uint8)
     return tensor.numpy(force=True).ravel().view(np.uint8).data
-
-
-def algorithm_of(digest: str) -> Algorithm:
-    """The algorithm that made a digest."""
-    return "blake3" if digest.startswith(_BLAKE3) else "sha256"
-
-
-def fits(tensor: Tensor, digest: str) -> bool:
-    """Tell whether :func:`tensor_hash` gave a digest for a tensor of these bits, now or in an earlier version."""
-    return tensor_hash(tensor, algorithm_of(digest)) == digest
 
 
 def state_hashes(state: Mapping[str, Tensor], algorithm: Algorithm = "blake3") -> dict[str, str]:

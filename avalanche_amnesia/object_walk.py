@@ -142,7 +142,7 @@ def memory_of(
     found: list[tuple[str, str]] = []
     for path, thing in reachable(root, name, skip, beside=beside):
         if isinstance(thing, Tensor):
-            found.append((path, tensor_hash(thing, "sha256")))  # as saved states have it
+            found.append((path, tensor_hash(thing)))
         elif not isinstance(thing, type):
             numbers = ((place, value) for place, value in held(thing) if type(value) in (int, float))
             found += [(f"{path}{place}", repr(value)) for place, value in numbers]

@@ -18,7 +18,7 @@ from avalanche_amnesia.saving.files import replace_file
 from avalanche_amnesia.typed import typed
 
 Claim = Literal["exact", "approximate"]
-Kind = Literal["own tensor", "mask", "state before", "update", "sample"]
+Kind = Literal["own tensor", "mask", "state before", "update"]
 
 
 class RecordError(ValueError):
@@ -92,8 +92,8 @@ class TensorChange:
 
     Attributes:
         name: in the model's ``state_dict``.
-        before: :func:`~avalanche_amnesia.bits.tensor_hash` of its bits before, ``blake3:…``, in records of earlier
-            versions SHA-256; None where it did not exist.
+        before: :func:`~avalanche_amnesia.bits.tensor_hash` of its bits before, ``blake3:…``; None where it did not
+            exist.
         after: the same afterwards.
     """
 
@@ -159,15 +159,11 @@ class Fingerprint:
         seed: of the sketches.
         traces: hashes of what was removed.
         sketches: shared tensor → sketch of what was taken out of it.
-        samples: hashes of the tasks' inputs; empty unless asked for.
-        sample_size: entries of one input.
     """
 
     seed: int
     traces: tuple[Trace, ...]
     sketches: Mapping[str, Sketch] = field(default_factory=dict)
-    samples: tuple[str, ...] = ()
-    sample_size: int = 0
 
 
 @dataclass(frozen=True)

@@ -232,7 +232,7 @@ def verify(record: Path, *, public_key: Path | None = None, state: Path | None =
         public_key: PEM file of the record's signer
         state: state that shall be as the unlearning left it
     """
-    from avalanche_amnesia.bits import fits
+    from avalanche_amnesia.bits import state_hashes
     from avalanche_amnesia.saving.encoding import decode
     from avalanche_amnesia.saving.files import read_state
 
@@ -242,8 +242,8 @@ def verify(record: Path, *, public_key: Path | None = None, state: Path | None =
     if state is None:
         return 0
     body, tensors = read_state(Path(state))
-    here, left = decode(body["model"]["tensors"], tensors), read.after
-    other = sorted({*here, *left} - {name for name in here.keys() & left if fits(here[name], left[name])})
+    here, left = state_hashes(decode(body["model"]["tensors"], tensors)), read.after
+    other = sorted(name for name in here.keys() | left if here.get(name) != left.get(name))
     if other:
         _say(f"state: not as the unlearning left it; {len(other)} tensors differ: {', '.join(other[:5])}")
         return 1

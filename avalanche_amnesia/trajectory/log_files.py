@@ -30,7 +30,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from avalanche_amnesia.bits import Algorithm, state_hashes
+from avalanche_amnesia.bits import state_hashes
 from avalanche_amnesia.saving.files import replace_file, replacing, sealed, unsealed
 from avalanche_amnesia.trajectory.coded import SparseUpdates
 from avalanche_amnesia.trajectory.sparse import SparseEntries, SparseValues
@@ -58,7 +58,7 @@ def _read(path: Path) -> tuple[int, Log]:
     mapped = LogFile(path, (status.st_dev, status.st_ino), status.st_size, row["checksum"])
     repaired = None if repair_of is None else frozenset(repair_of)
     log = Log(entries, row["parameters"], AddedError(**row["error"]), repaired, mapped)
-    if not _fits(task, log, row["checksum"]):
+    if _digest_of(task, log) != row["checksum"]:
         raise ValueError(f"the checksum of task {task} does not fit")
     return task, log
 
@@ -84,21 +84,16 @@ def _head(log: Log) -> dict[str, Any]:
     }
 
 
-def _digest_of(task: int, log: Log, algorithm: Algorithm = "blake3") -> str:
-    content = json.dumps([task, _head(log), state_hashes(_parts(task, log), algorithm)])
+def _digest_of(task: int, log: Log) -> str:
+    content = json.dumps([task, _head(log), state_hashes(_parts(task, log))])
     return sha256(content.encode()).hexdigest()
-
-
-def _fits(task: int, log: Log, checksum: str) -> bool:
-    """Tell whether a log has a checksum; those of earlier versions were made of other hashes."""
-    return _digest_of(task, log) == checksum or _digest_of(task, log, "sha256") == checksum
 
 
 def checksum_of(task: int, log: Log) -> str:
     """A log's checksum; an error if it is mapped from a file, and is not what was written there."""
     if log.file is None:
         return _digest_of(task, log)
-    if _was_cut(log.file) or not _fits(task, log, log.file.checksum):
+    if _was_cut(log.file) or _digest_of(task, log) != log.file.checksum:
         raise TrajectoryError(
             f"{log.file.path} was changed after it had been written: the log of task {task} is damaged, and can't be "
             "used. Go on from the last saved strategy (torch.save), which has its logs with it, or from a copy of the "

@@ -16,9 +16,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
-from avalanche_amnesia.bits import fits, state_hashes
+from avalanche_amnesia.bits import state_hashes
 from avalanche_amnesia.ledger import RequestError, TaskLedger
 from avalanche_amnesia.models.multi_head import MultiHeadModel
 from avalanche_amnesia.models.task_store import Parts
@@ -81,8 +81,7 @@ class Claims:
 
     def look_before_training(self, model: nn.Module) -> None:
         """Note what something else has written into the model since; before any plugin prepares a training."""
-        state = model.state_dict()
-        self.changed = self.tampered(state, state_hashes(state))
+        self.changed = self.tampered(state_hashes(model.state_dict()))
 
     def begin(self, strategy: Strategy, ledger: TaskLedger) -> None:
         """Note the tasks that a training which begins can see, and what its criterion and optimizer hold."""
@@ -126,14 +125,10 @@ class Claims:
 
     # The answer -----------------------------------------------------------------------------------------------
 
-    def tampered(
-        self, state: Mapping[str, Tensor], hashes: Mapping[str, str], *, in_training: bool = False
-    ) -> frozenset[str]:
+    def tampered(self, hashes: Mapping[str, str], *, in_training: bool = False) -> frozenset[str]:
         """Names of tensors that are not as the last training or unlearning left them."""
         left = {} if in_training or self._hashes is None else self._hashes
-        other = {name: digest for name, digest in left.items() if hashes.get(name) != digest}
-        # A state that an earlier version saved has other hashes of the same bits.
-        return self.changed | {name for name, left in other.items() if name not in state or not fits(state[name], left)}
+        return self.changed | {name for name, digest in left.items() if hashes.get(name) != digest}
 
     def tainted_without(self, tasks: Collection[int], ledger: TaskLedger) -> frozenset[int]:
         """Remaining tasks that were trained beside one of these tasks, or one that went before."""

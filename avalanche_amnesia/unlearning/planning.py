@@ -24,7 +24,7 @@ def work_out(context: UnlearningContext, claims: Claims, *, strict: bool = False
     model, tasks, trajectory = context.model, context.tasks, context.trajectory
     state = model.state_dict()
     context.hashes = state_hashes(state)
-    tampered = claims.tampered(state, context.hashes, in_training=context.before is not None)
+    tampered = claims.tampered(context.hashes, in_training=context.before is not None)
     if strict and tampered:
         raise TamperedError(
             f"{context.event}: tensors {sorted(tampered)} were changed by something else than trainings and "

@@ -79,19 +79,14 @@ class Evidence:
         ]
         return (*of_values, *masks)
 
-    def fingerprint(self, seed: int = 0, *, samples: bool = False) -> Fingerprint:
-        """One-way fingerprint, which a record may keep.
-
-        With ``samples`` it holds a hash of every input: anyone who has an input can check that it was among them.
-        """
+    def fingerprint(self, seed: int = 0) -> Fingerprint:
+        """One-way fingerprint, which a record may keep."""
         sketches = {}
         for name, update in self.updates.items():
             of_update, of_after = sketch(update, seed, name), sketch(self.after[name], seed, name)
             if of_update is not None and of_after is not None and bool(update.any()):
                 sketches[name] = Sketch(update.numel(), tuple(of_update.tolist()), tuple(of_after.tolist()))
-        rows = self.samples if samples and self.samples is not None else torch.empty(0, 0)
-        hashes = tuple(sorted({values_hash(row) for row in rows}))
-        return Fingerprint(seed, self.traces(), sketches, hashes, rows[0].numel() if len(rows) else 0)
+        return Fingerprint(seed, self.traces(), sketches)
 
 
 def take_evidence(strategy: Strategy, tasks: Iterable[int], experiences: Iterable[Any] = ()) -> Evidence:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from avalanche_amnesia.audit.record import Trace, UnlearningRecord
-from avalanche_amnesia.bits import algorithm_of, tensor_hash
+from avalanche_amnesia.bits import tensor_hash
 from avalanche_amnesia.contrib.residue_search.evidence import Evidence, pattern_hash, sketch, telling, values_hash
 
 Match = tuple[str, str, float]
@@ -34,7 +34,6 @@ class Recogniser:
     def __init__(self, record: UnlearningRecord, evidence: Evidence | None = None) -> None:
         known = (change for change in record.changes if change.name not in record.plan.uninformative_masks)
         self._bits = {change.before: change for change in known if change.before is not None}
-        self._algorithms = {algorithm_of(digest) for digest in self._bits}
         self._print = record.fingerprint
         self._evidence = evidence
         traces = [*(self._print.traces if self._print else ()), *(evidence.traces() if evidence else ())]
@@ -43,13 +42,9 @@ class Recogniser:
         for trace in traces:
             store = self._patterns if trace.kind == "mask" else self._values
             store.setdefault(trace.size, {})[trace.digest] = trace
-        self._samples, self._sample_size = self._known_samples()
-
-    def _known_samples(self) -> tuple[frozenset[str], int]:
-        if self._evidence is not None and self._evidence.samples is not None:
-            rows = self._evidence.samples
-            return frozenset(values_hash(row) for row in rows), rows[0].numel()
-        return (frozenset(self._print.samples), self._print.sample_size) if self._print else (frozenset(), 0)
+        samples = None if evidence is None else evidence.samples
+        self._samples = frozenset(() if samples is None else map(values_hash, samples))
+        self._sample_size = 0 if samples is None else samples[0].numel()
 
     def matches(self, tensor: Tensor) -> Iterator[Match]:
         """Matches of a tensor with what was removed; at most one of each sort."""
@@ -70,8 +65,7 @@ class Recogniser:
             mask = masks.get(pattern_hash(tensor > threshold))
             if mask is not None:
                 return "mask", mask.name, 1.0
-        hashes = (tensor_hash(tensor, algorithm) for algorithm in self._algorithms)
-        change = next((self._bits[digest] for digest in hashes if digest in self._bits), None)
+        change = self._bits.get(tensor_hash(tensor)) if self._bits else None
         if change is not None:
             return "own tensor" if change.after is None else "state before", change.name, 1.0
         values = self._values.get(tensor.numel(), {})

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from avalanche_amnesia.bits import fits, same_bits, tensor_hash
+from avalanche_amnesia.bits import same_bits, tensor_hash
 from avalanche_amnesia.models.substitutes import Place
 
 
@@ -93,7 +93,7 @@ class ForwardState:
 
     def shared(self) -> list[str]:
         """Names of tensors that forwards have changed, or begun to keep, and that no task can have of its own."""
-        new = {name for name, now in self._others() if name not in self._known or not fits(now, self._known[name])}
+        new = {name for name, now in self._others() if name not in self._known or tensor_hash(now) != self._known[name]}
         return sorted(new | self._reshaped)
 
     def _others(self) -> Iterator[tuple[str, Tensor]]:
