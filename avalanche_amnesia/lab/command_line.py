@@ -302,7 +302,7 @@ def prune(store: Path, *, keep: str | None = None, task: list[int] | None = None
 
 
 def sync(folders: list[Path], *, project: str | None = None, mode: Literal["online", "offline"] | None = None) -> int:
-    """Send runs of JSON lines, and offline runs of W&B, to W&B.
+    """Send runs of JSON lines to W&B.
 
     Args:
         folders: of a run, or of runs at any depth

@@ -1,10 +1,8 @@
-"""Runs of JSON lines sent to W&B, each as one run, however often; W&B's offline runs are handed to `wandb sync`."""
+"""Runs of JSON lines sent to W&B, each as one run, however often."""
 
 import hashlib
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -25,7 +23,7 @@ class Outcome:
     """Result of sending one run."""
 
     run: Path
-    result: Literal["sent", "unchanged", "left", "failed"]
+    result: Literal["sent", "unchanged", "failed"]
     message: str
 
     def __str__(self) -> str:
@@ -37,7 +35,7 @@ def sync(paths: Iterable[str | Path], *, project: str | None = None, mode: str |
 
     A run of JSON lines keeps the identifier of its first line, so that it is one run at W&B: sent again it is left out
     if nothing was added, and replaces what was sent else. In mode "offline" it becomes a W&B offline run in its own
-    folder. Offline runs of W&B are passed to ``wandb sync`` where the mode is "online".
+    folder, which ``wandb sync`` sends, as any other offline run.
 
     Args:
         paths: folders of runs, or folders that hold some at any depth.
@@ -55,24 +53,16 @@ def sync(paths: Iterable[str | Path], *, project: str | None = None, mode: str |
     if run_mode == "disabled":
         raise ValueError("mode 'disabled' sends nothing: pass 'online' or 'offline', or unset WANDB_MODE")
     json_runs: dict[Path, None] = {}
-    offline_runs: dict[Path, None] = {}
     for path in map(Path, paths):
         if not path.is_dir():
             raise FileNotFoundError(f"there is no folder {path}: give folders that hold runs")
         here = sorted(file.parent for file in path.rglob(RUN_FILE))
-        theirs = [path] if path.name.startswith("offline-run-") else sorted(path.rglob("offline-run-*"))
-        theirs = [folder for folder in theirs if not _is_copy(folder)]
-        if not here and not theirs:
-            raise FileNotFoundError(f"{path} holds no run: neither {RUN_FILE} of a JSONLogger nor offline-run-* of W&B")
+        if not here:
+            raise FileNotFoundError(
+                f"{path} holds no run: no {RUN_FILE} of a JSONLogger; offline runs of W&B are sent by `wandb sync`"
+            )
         json_runs |= dict.fromkeys(here)
-        offline_runs |= dict.fromkeys(theirs)
-    sent = [_send(folder, project, run_mode) for folder in json_runs]
-    return sent + [_pass_on(folder, project, run_mode) for folder in offline_runs]
-
-
-def _is_copy(offline_run: Path) -> bool:
-    """Tell whether an offline run is what was made of the run of JSON lines around it."""
-    return (offline_run.parent.parent / RUN_FILE).exists()
+    return [_send(folder, project, run_mode) for folder in json_runs]
 
 
 def _send(folder: Path, project: str | None, mode: Mode) -> Outcome:
@@ -126,16 +116,3 @@ def _write(folder: Path, head: dict[str, Any], target: dict[str, Any]) -> int:
         if not ended:  # killed, or not to be sent: a failed one
             writer.finish(1)
     return rows
-
-
-def _pass_on(folder: Path, project: str | None, mode: Mode) -> Outcome:
-    if list(folder.glob("run-*.wandb.synced")):
-        return Outcome(folder, "unchanged", "W&B's offline run was sent before")
-    if mode == "offline":
-        return Outcome(folder, "left", "is W&B's offline run already: sync it in mode online")
-    command = [sys.executable, "-m", "wandb", "sync", *(["--project", project] if project else []), str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode == 0:
-        return Outcome(folder, "sent", "W&B's offline run was passed to wandb sync")
-    said = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]
-    return Outcome(folder, "failed", f"wandb sync failed: {said[-1] if said else f'exit status {done.returncode}'}")

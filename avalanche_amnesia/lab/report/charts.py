@@ -3,7 +3,7 @@
 import io
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,6 @@ import matplotlib
 from markupsafe import Markup
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
 from avalanche_amnesia.contrib.metrics.pictures import REQUEST, ROLES
@@ -80,28 +79,6 @@ class Series:
     role: str
     name: str
     points: Sequence[tuple[int, Spread]]
-
-
-@house_style
-def timeline(title: str, after: Sequence[int], gone: Mapping[int, int]) -> Chart:
-    """Bars from the training of a task to its unlearning."""
-    figure = new_figure(26 * len(after) + 84)
-    ax = figure.subplots()
-    stays: dict[str, Any] = {"facecolor": COLOURS["here"]}
-    goes: dict[str, Any] = {"facecolor": "none", "edgecolor": COLOURS["quiet"], "linestyle": (0, (3, 2))}
-    numbers = []
-    for n, task in enumerate(after):
-        end = after.index(gone[task]) + 1 if task in gone else len(after)
-        ax.barh(n, end - n, left=n, height=0.7, **(goes if task in gone else stays))
-        if task in gone:
-            ax.plot(end - 0.14, n, marker="x", markeredgewidth=2.5, color=COLOURS["bad"])
-        numbers.append(f"task {task}: trained, {f'unlearned after task {gone[task]}' if task in gone else 'remains'}")
-    ax.set(xlim=(0, len(after)), ylim=(len(after) - 0.5, -0.5), xlabel="after the training of task")
-    name_ticks(ax.xaxis, after, first=1)
-    name_ticks(ax.yaxis, [f"task {task}" for task in after], most=len(after))
-    parts = {"in the model until the end": stays, "in the model, until unlearned at ✕": goes}
-    figure.legend([Rectangle((0, 0), 1, 1, **part) for part in parts.values()], parts, loc="outside lower left")
-    return Chart(title, numbers, figure)
 
 
 @house_style

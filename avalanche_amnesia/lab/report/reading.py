@@ -146,11 +146,6 @@ class Entry:
         return {place: moment for place, moment in enumerate(self.first.moments) if moment.unlearned_now}
 
     @property
-    def gone(self) -> dict[int, int]:
-        """Task → the task after which it was unlearned."""
-        return {task: moment.task for moment in self.requests.values() for task in moment.unlearned_now}
-
-    @property
     def costs(self) -> list[Cost]:
         """Costs of each unlearning of all seeds."""
         return [cost for run in self.runs for cost in run.costs]

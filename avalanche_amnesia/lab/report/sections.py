@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from avalanche_amnesia.evaluation.figures import Cell, matrix_figure
 from avalanche_amnesia.lab.report.answers import jsd_reading
-from avalanche_amnesia.lab.report.charts import Axis, Chart, Series, line_chart, timeline
+from avalanche_amnesia.lab.report.charts import Axis, Chart, Series, line_chart
 from avalanche_amnesia.lab.report.measures import READINGS, Reading, capacity_before, jsd_name, jsd_of
 from avalanche_amnesia.lab.report.reading import Entry, Get, Moment, Numbers, Run, flat, number
 from avalanche_amnesia.lab.report.tables import Row, Table, numbers, of_moments, of_seeds, text
@@ -47,7 +47,6 @@ def sections_of(runs: Sequence[Run], entries: Sequence[Entry]) -> dict[str, Sect
         "trajectory": (number("TrajectoryBytes"), lambda value: f"{value / 1024:,.0f} KiB"),
     }
     return {
-        "timeline": Section(_timelines(entries)),
         "accuracy": Section(
             [_accuracy_matrix(entry) for entry in entries], of_moments("Accuracies", entries, _accuracy_rows)
         ),
@@ -244,18 +243,6 @@ def _capacity_lines(entries: Sequence[Entry]) -> list[Chart]:
 
 
 # Other charts --------------------------------------------------------------------------------------------------
-
-
-def _timelines(entries: Sequence[Entry]) -> list[Chart]:
-    """A timeline for all strategies with the same tasks and requests."""
-    groups: dict[str, list[Entry]] = {}
-    for entry in entries:
-        groups.setdefault(str((entry.after, entry.gone)), []).append(entry)
-    charts = []
-    for alike in groups.values():
-        names = "" if len(groups) == 1 else f": {', '.join(entry.name for entry in alike)}"
-        charts.append(timeline(f"Tasks and requests{names}", alike[0].after, alike[0].gone))
-    return charts
 
 
 def _accuracy_matrix(entry: Entry) -> Chart:

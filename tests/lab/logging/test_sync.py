@@ -1,9 +1,7 @@
 """Runs sent to W&B: as W&B's own logger would have written them, once, and each by itself."""
 
 import json
-import subprocess
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -91,30 +89,14 @@ def test_where_there_is_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str
         sync([tmp_path], mode="disabled")
 
 
-def test_offline_runs_are_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with WandBLogger(dir=tmp_path, mode="offline") as logger:
+def test_offline_runs_of_wandb_are_left_to_it(tmp_path: Path) -> None:
+    with WandBLogger(dir=tmp_path / "theirs", mode="offline") as logger:
         logger.log_single_metric("x", 1, 0)
+    with pytest.raises(FileNotFoundError, match="sent by `wandb sync`"):
+        sync([tmp_path], mode="offline")
     short_run(tmp_path / "json")
-    (made, left) = sync([tmp_path], mode="offline")
-    assert (made.result, left.result) == ("sent", "left")
-    calls: list[list[str]] = []
-    answer = SimpleNamespace(returncode=0, stdout="", stderr="")
-
-    def run(command: list[str], **options: Any) -> Any:
-        calls.append(command)
-        return answer
-
-    monkeypatch.setattr(subprocess, "run", run)
-    (folder,) = run_folders(tmp_path)
-    (outcome,) = sync([folder], mode="online", project="digits")
-    assert outcome.result == "sent"
-    assert calls[0][1:] == ["-m", "wandb", "sync", "--project", "digits", str(folder)]
-    answer.returncode, answer.stderr = 1, "no network\n"
-    (outcome,) = sync([folder], mode="online")
-    assert str(outcome) == f"{folder}: wandb sync failed: no network"
-    (folder / f"run-{logger.run_id}.wandb.synced").touch()
-    (outcome,) = sync([folder], mode="online")
-    assert outcome.result == "unchanged"
+    (made,) = sync([tmp_path], mode="offline")
+    assert made.result == "sent"
 
 
 def test_an_audit_run_names_the_record_that_it_used(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from avalanche_amnesia.contrib.metrics.pictures import ROLES
 from avalanche_amnesia.evaluation.figures import COLOURS, Cell, matrix_figure
-from avalanche_amnesia.lab.report.charts import Axis, Chart, Series, line_chart, timeline
+from avalanche_amnesia.lab.report.charts import Axis, Chart, Series, line_chart
 from avalanche_amnesia.lab.report.reading import Spread
 from avalanche_amnesia.lab.report.wording import bits, percent
 
@@ -61,14 +61,6 @@ def test_bands_are_drawn_for_several_seeds_alone() -> None:
     assert "this $model$, after task 0: 0.3 (0.25 to 0.35)" in lines(apart=0.05).numbers
 
 
-def test_bars_reach_from_training_to_unlearning() -> None:
-    chart = timeline("x", [3, 0, 2], {3: 0})
-    (ax,) = chart.figure.axes
-    assert [(bar.get_x(), bar.get_width()) for bar in ax.patches] == [(0, 2), (1, 2), (2, 1)]
-    remaining = ["task 0: trained, remains", "task 2: trained, remains"]
-    assert chart.numbers == ["task 3: trained, unlearned after task 0", *remaining]
-
-
 def test_what_is_drawn_stands_on_a_page_with_others() -> None:
     one, other = (lines(apart=0.05).svg(key) for key in ("jsd-1", "jsd-2"))
     assert one == lines(apart=0.05).svg("jsd-1")
@@ -82,7 +74,7 @@ def test_what_is_drawn_stands_on_a_page_with_others() -> None:
 
 
 def test_names_in_any_letters_are_drawn_without_a_warning(recwarn: pytest.WarningsRecorder) -> None:
-    chart = timeline("x", [0], {})
+    chart = lines()
     chart.figure.axes[0].set_xlabel("遗忘 <&> #0b5cad")
     assert "遗忘 &lt;&amp;&gt; #0b5cad" in chart.svg("x")
     assert not recwarn.list

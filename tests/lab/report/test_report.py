@@ -216,7 +216,7 @@ def test_what_was_not_measured_is_left_out_and_named():
     page = Page(report_page(runs_with(without)))
     gone = {"relapse", "few_shot", "membership", "transfer", "owners", "overlap", "distances", "cost"}
     assert gone.isdisjoint(page.ids)
-    assert {"timeline", "accuracy", "old-head", "jsd", "difference", "capacity", "records", "settings"} <= set(page.ids)
+    assert {"accuracy", "old-head", "jsd", "difference", "capacity", "records", "settings"} <= set(page.ids)
     assert "Not measured in these runs: relapse, few-shot relearning, membership inference" in page.text
 
 
