@@ -155,6 +155,8 @@ class _Watch(SupervisedPlugin):
         self.seen.append(dict(zip(named, bit_sums(named.values()), strict=True)))
 
 
+_MAKERS = ("avalanche.", "torch.", "avalanche_amnesia.")
+"""Packages of loaders that are made for one task."""
 _OF_A_STEP = ("plugins", "_listeners", "dataloader", "mbatch", "mb_output", "loss", "rollback_point")
 """Attributes of a strategy that the host sets in every step, or a rehearsal; others may be a subclass's memory."""
 
@@ -176,6 +178,9 @@ class _Beginning:
         self._attributes = {name: value for name, value in vars(strategy).items() if name in _OF_A_STEP}
         self.plugins = [plugin for plugin in strategy.plugins if _takes_part(plugin)]
         self._contents = Contents(self.plugins, [strategy, strategy.evaluator, strategy.optimizer, strategy._criterion])
+        # The host makes a loader for every task. Workers that outlive an epoch go on drawing where they stopped.
+        self._loader = strategy.dataloader
+        self._of_loader = dict(vars(self._loader)) if type(self._loader).__module__.startswith(_MAKERS) else {}
         self._moments = copied(strategy.optimizer.state)
         self._groups = [dict(group) for group in strategy.optimizer.param_groups]
         tensors = (*strategy.model.parameters(), *strategy.model.buffers())
@@ -187,6 +192,8 @@ class _Beginning:
         """Put everything back; to be called again if it was interrupted."""
         _set_attributes(self._strategy, self._attributes, _OF_A_STEP)
         self._contents.go_back()
+        if self._of_loader:
+            vars(self._loader).update(self._of_loader)
         optimizer = self._strategy.optimizer
         optimizer.state = copied(self._moments)
         for group, settings in zip(optimizer.param_groups, self._groups, strict=True):

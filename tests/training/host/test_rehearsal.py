@@ -239,6 +239,18 @@ def test_of_a_clean_training_nothing_is_told(net, data):
     assert strategy.unlearn([0]).claim == "exact"
 
 
+@pytest.mark.parametrize("options", [{}, {"persistent_workers": True}], ids=["an epoch", "a task"])
+def test_workers_draw_as_they_would_without_a_rehearsal(options):
+    found = []
+    for trial in (True, False):
+        strategy = amnesiac(isolation="pools", unlearning=UnlearningPlugin(trial=trial))
+        strategy.train(CLEAN["global noise"]().train_stream[0], num_workers=1, **options)
+        found.append(bits(strategy.model))
+        strategy.train(CLEAN["global noise"]().train_stream[1], num_workers=1, **options)
+        assert (strategy.plan_unlearning([0]).claim == "exact") == trial
+    assert found[0] == found[1]
+
+
 class Sees(SupervisedPlugin):
     """A user's plugin that counts every event of a training, prints and writes."""
 
