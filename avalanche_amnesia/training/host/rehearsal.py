@@ -66,8 +66,9 @@ def _of_the_user(strategy: Strategy) -> list[Contents]:
     # Put back at the end only, so that the user's own counters and generators have seen one training.
     model, optimizer = strategy.model, strategy.optimizer
     skip = [strategy, model, strategy.evaluator, *strategy.plugins, *optimizer.param_groups]
-    modules = [vars(module) for module in model.modules()]
-    hooks = [hooks for module in modules for name, hooks in module.items() if name.endswith("_hooks") and hooks]
+    modules = [vars(module) for module in model.modules() if not is_ours(module)]
+    inside = (item for module in model.modules() for item in vars(module).items())
+    hooks = [hooks for name, hooks in inside if name.endswith("_hooks") and hooks]
     hooks += [parameter._backward_hooks for parameter in model.parameters() if parameter._backward_hooks]
     learning = [optimizer, strategy._criterion, *hooks]
     data = Contents([strategy.dataloader, strategy.experience], [*skip, *learning], of_anybody)
@@ -83,7 +84,7 @@ class _UndoneError(Exception):
 def _changing_samples(strategy: Strategy, steps: int) -> bool:
     """Whether an experience that offers its samples as tensors makes other ones when it is asked twice."""
     made = getattr(strategy.experience, "tensors_at", None)
-    n = min(len(strategy.adapted_dataset), steps * strategy.train_mb_size)
+    n = min(len(strategy.experience.dataset), steps * strategy.train_mb_size)
     first, second = (None if made is None else made(torch.arange(n)) for _ in range(2))
     return first is not None and second is not None and bit_sums(first) != bit_sums(second)
 
