@@ -90,13 +90,7 @@ class Claims:
         self.influences = _seen_by_training(strategy, ledger)
 
     def first_step(self, strategy: Strategy, task: int, rehearsed: str | None) -> None:
-        """Note the circumstances of a training, which every plugin has set up by its first step.
-
-        Args:
-            strategy: in training.
-            task: label of the task.
-            rehearsed: what a rehearsal found; None: nothing.
-        """
+        """Note the circumstances of a training, set up by its first step, with what its rehearsal found."""
         faults = (*self.faults(strategy), *(() if rehearsed is None else (rehearsed,)))
         settings, plugins = _training_settings(strategy), _plugin_classes(strategy)
         self._trainings[task] = Circumstances(settings, plugins, _criterion_memory(strategy), faults)

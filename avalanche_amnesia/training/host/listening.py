@@ -74,9 +74,9 @@ def _announcer(event: str) -> Callable[..., None]:
     return announce
 
 
-def dispatch_to(strategy: Any, plugins: Sequence[object]) -> None:
+def dispatch_to(strategy: Strategy, plugins: Sequence[object]) -> None:
     """Let the events of a strategy reach other plugins than its own, from the next one on."""
-    strategy.plugins, strategy._listeners = list(plugins), {}
+    vars(strategy).update(plugins=list(plugins), _listeners={})
 
 
 class ListenerDispatch:

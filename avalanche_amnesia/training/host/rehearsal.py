@@ -28,18 +28,8 @@ Seen = list[dict[str, int]]
 
 
 def rehearse(strategy: Strategy, steps: int, **kwargs: Any) -> str | None:
-    """Reason why a training is not repeatable; None: no memory showed in its first steps. Leaves everything as it was.
-
-    Plugins of others do not take part, nor do metrics and loggers: they see one training.
-
-    Args:
-        strategy: about to take the first step of a task.
-        steps: mini-batches, at least 1.
-        kwargs: of the host, for its loop.
-
-    Raises:
-        Exception: what a fault of the task raises that undid the task.
-    """
+    """Reason why a training is not repeatable; None: no memory showed in its first steps. Leaves all as it was."""
+    # Plugins of others do not take part, nor do metrics and loggers: they see one training.
     attributes, users = dict(vars(strategy)), []
     try:
         users = _of_the_user(strategy)

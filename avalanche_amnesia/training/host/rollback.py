@@ -52,15 +52,7 @@ def of_anybody(thing: object) -> bool:
 # Objects and containers are noted by what they hold, which copies nothing. The values of tensors are copied only where
 # somebody asks for it. An object with a ``way_back()`` of its own, which returns a function, is asked for that.
 class Contents:
-    """Contents of all objects that some lead to, and states of the random generators among them.
-
-    Args:
-        roots: where to begin.
-        skip: objects that are passed over, with all that only they lead to.
-        enter: tells which objects may be written into.
-        parts: further containers.
-        values: whether to copy the values of the tensors among them.
-    """
+    """Contents of all objects that some lead to and that may be written into, and states of random generators there."""
 
     def __init__(
         self,
