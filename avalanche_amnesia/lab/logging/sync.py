@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from avalanche_amnesia.lab.logging.json_lines import RUN_FILE, lines_of, replay
-from avalanche_amnesia.logging.run_mode import Mode, resolve_mode
-from avalanche_amnesia.logging.wandb import WandBWriter
+from avalanche_amnesia.logging.wandb import Mode, WandBWriter, resolve_mode
 from avalanche_amnesia.saving.files import replace_file
 
 SENT = "sent.json"

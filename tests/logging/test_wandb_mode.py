@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import wandb
 
-from avalanche_amnesia.logging.run_mode import resolve_mode
+from avalanche_amnesia.logging.wandb import resolve_mode
 
 
 @pytest.fixture(autouse=True)
