@@ -77,10 +77,7 @@ R = TypeVar("R")
 
 
 def map_two_threads(work: Callable[[T], R], things: Iterable[T], nbytes: int) -> list[R]:
-    """Map ``work`` over things, in order, in two threads where there is much to do and torch may use two.
-
-    For work that hardly needs the interpreter (hashing, numpy).
-    """
+    """Map ``work``, which hardly needs the interpreter, in order; in two threads if it is much and torch has two."""
     things = list(things)
     if nbytes < _WORTH_THREADS or torch.get_num_threads() < 2:
         return list(map(work, things))

@@ -79,14 +79,11 @@ def traits_of(optimizer: Optimizer) -> OptimizerTraits:
 
 
 def is_hooked(optimizer: Optimizer) -> bool:
-    """Tell whether anything may be done around an optimizer's step: by hooks, or by a function in the method's place.
-
-    torch's schedulers put one there too, which only counts steps.
-    """
+    """Tell whether anything may be done around an optimizer's step: by hooks, or by a function in its place."""
     hooks = (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks)
     if any((*hooks, optim._global_optimizer_pre_hooks, optim._global_optimizer_post_hooks)):
         return True
-    step = vars(optimizer).get("step")
+    step = vars(optimizer).get("step")  # torch's schedulers put one there too, which only counts steps
     only_counts = hasattr(step, "_wrapped_by_lr_sched") and getattr(step, "__wrapped__", None) is type(optimizer).step
     return step is not None and not only_counts
 

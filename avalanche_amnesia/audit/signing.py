@@ -13,10 +13,7 @@ class SigningError(ValueError):
 
 
 def signed(record: Mapping[str, Any], private_key: Any) -> str:
-    """A record with its signature and public key, as JSON.
-
-    What is signed are the bytes of the record as JSON with sorted keys and without spaces, in UTF-8.
-    """
+    """A record with its public key and the signature of its JSON, with sorted keys and no spaces, in UTF-8."""
     key = _key(private_key, "private")
     serialization = _cryptography().serialization
     raw = key.public_key().public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw)

@@ -26,10 +26,7 @@ class Chain:
 
 
 class TensorTask(Dataset[tuple[Tensor, int]]):
-    """One task's samples inside a base tensor that many tasks share.
-
-    A pickled or copied task takes no others' samples along.
-    """
+    """One task's samples inside a base tensor that many share; pickled or copied it takes no others' along."""
 
     def __init__(
         self, base: Tensor, index: Tensor, targets: Sequence[int], transform: BatchTransform | None = None

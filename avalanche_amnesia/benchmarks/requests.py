@@ -129,10 +129,7 @@ def with_unlearning(
 
 
 def without_requests(benchmark: CLScenario) -> CLScenario:
-    """A new benchmark whose train experiences carry no request; which tasks are permanent, and when, stays.
-
-    A task that came again after a request comes once.
-    """
+    """A new benchmark without requests, in which each task comes once; which are permanent, and when, stays."""
     tasks = _tasks(benchmark)
     declared, deadline = _permanent(benchmark), _deadline(benchmark, None)
     _rehearse(tasks, _carried(benchmark), declared, TaskLedger(deadline))
@@ -157,10 +154,7 @@ def _of_streams(benchmark: CLScenario, streams: Sequence[EagerCLStream]) -> CLSc
 
 
 def tasks_after_each(stream: Iterable[Any]) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Tasks that were trained, and those of them that remain, after each experience and its requests, in order.
-
-    A task that comes again counts where it came last.
-    """
+    """Tasks trained so far, each where it came last, and those that remain, after each experience and its requests."""
     trained: list[int] = []
     gone: set[int] = set()
     for experience in stream:

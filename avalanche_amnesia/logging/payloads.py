@@ -68,7 +68,10 @@ def payload_of(value: Any) -> Payload | None:
     if isinstance(value, bool | int | float | np.bool_ | np.integer | np.floating):
         return float(value)
     if isinstance(value, Figure):
-        return _rendered(value)
+        buffer = io.BytesIO()
+        value.savefig(buffer, format="png")  # the figure stays open and as it was
+        buffer.seek(0)
+        return to_pil_image((imread(buffer) * 255).round().astype(np.uint8))  # a PNG is read as shares of 255
     if isinstance(value, TensorImage):
         pixels = _pixels(_as_array(value.image))
         return None if pixels is None else to_pil_image(pixels)
@@ -88,7 +91,9 @@ def _payload_of_array(array: np.ndarray, maybe_channels_first: bool) -> Payload 
         pixels = _pixels(array)
         if pixels is not None:
             return to_pil_image(pixels)
-    return _histogram(array)
+    entries = array.astype(np.float64).ravel()
+    entries = entries[np.isfinite(entries)]  # numpy refuses to bin the others
+    return Histogram(*np.histogram(entries, bins=64)) if entries.size else None
 
 
 def _as_array(value: Tensor | np.ndarray) -> np.ndarray:
@@ -113,17 +118,3 @@ def _pixels(array: np.ndarray) -> np.ndarray | None:
     if array.dtype.kind == "f" and array.size and array.min() >= 0 and array.max() <= 1:  # False for NaN
         return np.ascontiguousarray((array * 255).round().astype(np.uint8))
     return None
-
-
-def _rendered(figure: Figure) -> Image:
-    """The figure as pixels; the figure stays open and as it was."""
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png")
-    buffer.seek(0)
-    return to_pil_image((imread(buffer) * 255).round().astype(np.uint8))  # a PNG is read as shares of 255
-
-
-def _histogram(array: np.ndarray) -> Histogram | None:
-    entries = array.astype(np.float64).ravel()
-    entries = entries[np.isfinite(entries)]  # numpy refuses to bin the others
-    return Histogram(*np.histogram(entries, bins=64)) if entries.size else None

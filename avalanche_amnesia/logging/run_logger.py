@@ -106,13 +106,10 @@ class RunLogger(BaseLogger, ABC):
         self._defined.clear()
 
     def log_metrics(self, metric_values: list[MetricValue]) -> None:
-        """Take values that are written with the callback that Avalanche sends right after them.
-
-        Values for a run that is finished are left out with a warning: an unlearning must not fail for a dashboard.
-        """
+        """Take values that are written with the callback that Avalanche sends right after them."""
         if not metric_values and not self._pending:
             return
-        if self._finished:
+        if self._finished:  # no error: an unlearning must not fail for a dashboard
             self._warn_once("", self._missing())
             return
         self._open()  # no value is taken that can't be written

@@ -70,11 +70,8 @@ class ComputedUnits:
         self._leave_out(~is_open)
 
     def look(self, exponent: Tensor) -> None:
-        """Follow a gate that learns.
-
-        On an accelerator all that is allowed is computed: it would have to be waited for in every step.
-        """
-        if exponent.device.type != "cpu":
+        """Follow a gate that learns."""
+        if exponent.device.type != "cpu":  # all is computed: an accelerator would have to be waited for in every step
             return
         turn, self._looks = self._looks % EVERY == 0, self._looks + 1
         if turn or (self.entries and bool((exponent > self._bounds).any())):  # one of them came back

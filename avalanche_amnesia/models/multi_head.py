@@ -256,11 +256,7 @@ def _n_classes(experience: Any) -> int:
 
 
 class OneTask:
-    """Labels of mini-batches of one task.
-
-    Of these :func:`single_task` knows the task without a look at the tensor, for which an accelerator would have to be
-    waited for, in every step.
-    """
+    """Labels of mini-batches of one task, which :func:`single_task` knows without waiting for an accelerator."""
 
     def __init__(self, task: int, device: torch.device) -> None:
         self.task, self._label = task, torch.full((1,), task, device=device)

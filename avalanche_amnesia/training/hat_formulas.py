@@ -58,12 +58,6 @@ def initial_embedding(
     return torch.rand(n_units, generator=generator) * (high - low) + low
 
 
-def layer_rows(sizes: Sequence[int], device: torch.device) -> Tensor:
-    """``(layers, n_units)``: 1 where a unit belongs to a layer, so that a product sums a vector up by layer."""
-    layers = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
-    return torch.nn.functional.one_hot(layers, len(sizes)).T.float().to(device)
-
-
 class SparsityRegulariser:
     """``λ·R``: how much of what is still free the current mask takes; all but the mask is constant within a task."""
 
@@ -76,7 +70,9 @@ class SparsityRegulariser:
             slope = (slope - used / used.sum()) / 2
             self._constant = weight / 2
         self._slope = weight * slope
-        of_layer = layer_rows(sizes, in_use.device) * free
+        # (layers, n_units): a row is 1 where a unit belongs to its layer, so that a product sums a vector up by layer.
+        layers = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
+        of_layer = torch.nn.functional.one_hot(layers, len(sizes)).T.float().to(in_use.device) * free
         self._free_share_by_layer = of_layer / of_layer.sum(1, keepdim=True).clamp_min(1)
 
     def __call__(self, gate: Tensor) -> Tensor:

@@ -29,15 +29,12 @@ class TaskStatistics:
 
     @torch.no_grad()
     def retake(self) -> None:
-        """Set each statistic to its plain average over the mini-batches, through the binary mask, without dropout.
-
-        Mini-batches with fewer than two samples of the task have no variance and are passed over.
-        """
+        """Set each statistic to its plain average over the mini-batches, through the binary mask, without dropout."""
         self.retake_for(self.model.task_parts(self.task), lambda x: self.model.features(x, self.task))
 
     def retake_for(self, parts: nn.Module | None, run: Callable[[Tensor], object]) -> None:
         """Set the statistics of a copy of the task's own modules in the same way."""
-        with evaluating(self.model):
+        with evaluating(self.model):  # a mini-batch of one sample has no variance
             retake(running_norms(parts), [x for x in self._seen if len(x) > 1], run)
 
 

@@ -127,7 +127,11 @@ class MaskWarning(RuntimeWarning):
 def near_chance(model: TaskMaskedModel, strategy: Strategy, task: int, seed: int) -> str | None:
     """Warning for a task whose training samples are classified hardly better than by its most frequent class."""
     try:
-        hits, labels = _hits(model, strategy, task, seed)
+        with preserved_rng():
+            x, labels = training_samples(strategy, _MOST_SAMPLES, seed)
+        with evaluating(model):
+            logits = torch.cat([model(part, task) for part in input_of(model, x).split(64)])
+        hits = logits.argmax(1).cpu() == labels
         guess = float(labels.bincount().max()) / len(labels)
     except Exception:  # samples that a plugin prepares, targets that are no classes: a check must lose no task
         return None
@@ -139,14 +143,6 @@ def near_chance(model: TaskMaskedModel, strategy: Strategy, task: int, seed: int
         f"class alone makes {guess:.3f}: it has hardly learned. More epochs, another learning rate, or masks that open "
         "more"
     )
-
-
-def _hits(model: TaskMaskedModel, strategy: Strategy, task: int, seed: int) -> tuple[Tensor, Tensor]:
-    with preserved_rng():
-        x, labels = training_samples(strategy, _MOST_SAMPLES, seed)
-    with evaluating(model):
-        logits = torch.cat([model(part, task) for part in input_of(model, x).split(64)])
-    return logits.argmax(1).cpu() == labels, labels
 
 
 def closed_layers(task: int, mask: Mapping[str, Tensor], allowed: Mapping[str, Tensor], min_units: int) -> str | None:

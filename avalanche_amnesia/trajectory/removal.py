@@ -181,10 +181,7 @@ def _taking_part(
     going: np.ndarray | None,
     revised: Mapping[int, Revision],
 ) -> list[tuple[int, SparseEntries | None]]:
-    """Writers of a tensor that are replayed: those that wrote an entry which changes (``going``).
-
-    Where updates are revised (``going`` is None) all who wrote take part, and those that are revised.
-    """
+    """Writers of a tensor that are replayed: who wrote an entry that changes (``going``; None: any), or is revised."""
     entries = ((writer, log.get(name)) for writer, log in later.items())
     return [
         (writer, entry)

@@ -151,7 +151,7 @@ class Trajectory:
         moved, committed, error = dict[str, SparseEntries](), dict[str, Tensor](), AddedError()
         for name, value in shared.items():
             old, trained = before[name].detach(), value.cpu()
-            if _same(old.to(value.device), value):  # most of many tasks' tensors are their heads
+            if torch.equal(as_integers(old.to(value.device)), as_integers(value)):  # most are other tasks' heads
                 continue
             values, entries = self._kept(old.cpu(), trained)
             added = AddedError.between(values, trained)
@@ -351,7 +351,3 @@ class Trajectory:
         if dtype != str(self.dtype):
             raise StateError(f"a trajectory with dtype={dtype} was saved, and this one has dtype={self.dtype}")
         self._logs, self._merged = {writer: Log.from_state(log) for writer, log in logs.items()}, merged
-
-
-def _same(first: Tensor, second: Tensor) -> bool:
-    return torch.equal(as_integers(first), as_integers(second))

@@ -130,10 +130,8 @@ def _is_free(size: Any) -> bool:
 
 
 def _compares_sizes(condition: Any, free: Collection[str]) -> bool:
-    """Tell whether a condition compares sizes of inputs with each other or with a number.
-
-    Those on sizes of inner values are nearly all torch's own, about how memory lies, and decide nothing.
-    """
+    """Tell whether a condition compares sizes of inputs with each other or with a number."""
+    # Those on sizes of inner values are nearly all torch's own, about how memory lies, and decide nothing.
     names = set(map(str, condition.free_symbols))
     return bool(names) and names <= set(free) and all(part.is_symbol or part.is_Integer for part in condition.args)
 

@@ -119,10 +119,7 @@ def _functional_program(root: _Root, inputs: Inputs) -> Any:
 
 
 def _program(root: nn.Module, tensors: list[Tensor], *, any_size: bool) -> Any:
-    """Exported program for batches of any size, and for inputs of any size where that is asked for and works.
-
-    That takes longer: it works out every inner size as a formula.
-    """
+    """Exported program for batches of any size; of inputs too where that is asked, which takes longer, and works."""
     free = [dict.fromkeys(range(t.dim()) if any_size else [0], torch.export.Dim.AUTO) for t in tensors]
     try:
         return torch.export.export(root, (tensors,), dynamic_shapes=(free,), strict=False)

@@ -145,7 +145,8 @@ class UnitGraph:
         of_sets = self.sets.use(units.float()) > 0
         found = {}
         for name, factors in self.factors.items():
-            if len(factors) != 2 or any(_axes(factor) - {axis} for axis, factor in enumerate(factors)):
+            others = (size for axis, factor in enumerate(factors) for at, size in enumerate(factor.shape) if at != axis)
+            if len(factors) != 2 or any(size > 1 for size in others):  # else set numbers differ along one axis each
                 continue
             read = [of_sets[factor.to(units.device)].reshape(-1) for factor in factors]
             share = float(read[0].float().mean() * read[1].float().mean())
@@ -225,11 +226,6 @@ class UnitGraph:
                 first = units[0][0] if units and units[0] else 0
                 self._layer_of[name] = int(torch.searchsorted(starts, first, right=True)) - 1
         return self._layer_of[parameter]
-
-
-def _axes(factor: Tensor) -> set[int]:
-    """Axes along which the set numbers of a factor differ, or may."""
-    return {axis for axis, size in enumerate(factor.shape) if size > 1}
 
 
 @dataclass

@@ -24,10 +24,7 @@ class Sizes:
         self._known: set[tuple[torch.Size, ...]] = set()
 
     def check(self, tensors: Sequence[Tensor]) -> None:
-        """Refuse inputs for which the forward would take another path than the one that was read.
-
-        Inputs with another number of axes are left to the operations: what is flattened first takes any.
-        """
+        """Refuse inputs for which the forward would take another path than the one that was read."""
         given = tuple(tensor.shape for tensor in tensors)
         if given not in self._known:
             if len(self._known) > 1000:
@@ -37,7 +34,7 @@ class Sizes:
 
     def _examine(self, given: tuple[torch.Size, ...]) -> None:
         if any(len(shape) != len(known) for shape, known in zip(given, self._shapes, strict=True)):
-            return
+            return  # left to the operations: what is flattened first takes any number of axes
         sizes: dict[str, int] = {}
         for shape, known in zip(given, self._shapes, strict=True):
             for size, expected in zip(shape, known, strict=True):

@@ -150,10 +150,7 @@ def leave_closed_out(graph: fx.Graph) -> None:
 
 
 class MaskNodes:
-    """Masks as nodes, each made once.
-
-    They depend on no other value: they all stand at the beginning of the graph, where every node can read them.
-    """
+    """Masks as nodes, each made once; all stand at the beginning of the graph, where every node can read them."""
 
     def __init__(self, graph: fx.Graph, draft: Draft, behind: fx.Node) -> None:
         self.graph, self.draft = graph, draft
@@ -198,10 +195,8 @@ class MaskNodes:
         return call(use_of_sets, (layers, self.graph.get_attr(name)))
 
     def _emit_largest(self, parts: tuple[tuple[str, ...], ...]) -> fx.Node:
-        """A node with the maximum of some masks, each of layers one after the other.
-
-        Along a residual stream every mask is that of the place before, and one more: each begins with what is there.
-        """
+        """A node with the maximum of some masks, each of layers one after the other."""
+        # Along a residual stream every mask is that of the place before, and one more: each begins with what is there.
         call = self.graph.call_function
         known = next((length for length in range(len(parts), 0, -1) if parts[:length] in self._largest), 0)
         for place in range(known, len(parts)):

@@ -6,13 +6,14 @@ import types
 from collections import OrderedDict
 from collections.abc import Collection, Hashable, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from avalanche.models import MultiHeadClassifier
 from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from avalanche_amnesia import checks
 from avalanche_amnesia.bits import tensor_hash
 from avalanche_amnesia.unit_graph import rules
 from avalanche_amnesia.unit_graph.backbones import Inputs, check_backbone, inputs_of, undisturbed
@@ -89,8 +90,7 @@ def examine(
     task_owned: Collection[str] = (),
 ) -> tuple[Trace | None, list[Finding]]:
     """Read a feature extractor, and find everything that stands in the way of its masks."""
-    if norm not in get_args(NormChoice):
-        raise ValueError(f"norm must be one of {', '.join(map(repr, get_args(NormChoice)))}, got {norm!r}")
+    checks.one_of("norm", norm, NormChoice)
     if classifier is None:
         classifier = next((n for n, m in backbone.named_modules() if isinstance(m, MultiHeadClassifier)), None)
     _check_names(backbone, [*frozen, *task_owned, *([] if classifier is None else [classifier])])
@@ -188,7 +188,8 @@ class _Tracing:
             draft.findings.append(Finding(f"forward of {type(backbone).__name__}", reason, fix, change))
         names = {}
         for name, value in exported.constants.items():
-            same = (known for known, held in self.constants.items() if _equal(held, value))
+            digest = tensor_hash(value)
+            same = (known for known, held in self.constants.items() if tensor_hash(held) == digest)
             names[name] = next(same, f"_constant_{len(self.constants)}")
             self.constants[names[name]] = value
         for node in exported.graph.nodes:
@@ -201,12 +202,6 @@ class _Tracing:
         real = [(n, p.dtype) for n, p in self.backbone.named_parameters() if p.is_floating_point()]
         name, dtype = real[0] if real else ("", torch.get_default_dtype())
         return Program(exported.graph, values, dtype, name)
-
-
-def _equal(first: Tensor, second: Tensor) -> bool:
-    """Tell whether two tensors are the same in all that they hold, NaN included."""
-    same = first.dtype == second.dtype and first.shape == second.shape
-    return same and torch.equal(torch.nan_to_num(first), torch.nan_to_num(second))
 
 
 def _check_names(backbone: nn.Module, names: Collection[str]) -> None:

@@ -23,10 +23,7 @@ _MOST_SETS = 400_000
 
 
 class UnitSets:
-    """Numbers for sets of units, so that a tensor of integers can hold one per entry.
-
-    Units are numbered through all layers in the order in which those were added.
-    """
+    """Numbers for sets of units, which are numbered through all layers: a tensor of integers holds one per entry."""
 
     def __init__(self) -> None:
         self.n_units = 0

@@ -82,14 +82,12 @@ def _check_fit(*found: Tensor) -> None:
         raise FitError("what was fitted to the features is not finite")
 
 
-def fit_correction(
-    features: Tensor, labels: Tensor, logits: Tensor, *, penalty: float = 1e-2, iterations: int = 30
-) -> Tensor:
+def fit_correction(features: Tensor, labels: Tensor, logits: Tensor, *, penalty: float = 1e-2) -> Tensor:
     """Correction of weights that others read too: ``min mean cross-entropy + penalty / 2 · ‖D‖²``, from zero."""
     # The penalty is on the change itself, not on whitened features as in ``fit_head``: directions in which these
     # samples hardly vary must not grow, as other tasks' samples vary there.
     change = features.new_zeros(logits.shape[1], features.shape[1], requires_grad=True)
-    optimizer = torch.optim.LBFGS([change], max_iter=iterations, history_size=iterations, line_search_fn="strong_wolfe")
+    optimizer = torch.optim.LBFGS([change], max_iter=30, history_size=30, line_search_fn="strong_wolfe")
 
     def loss() -> Tensor:
         optimizer.zero_grad()

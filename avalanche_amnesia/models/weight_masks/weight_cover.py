@@ -3,13 +3,14 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
+from avalanche_amnesia import checks
 from avalanche_amnesia.models.substitutes import NORMS, norms_of
 from avalanche_amnesia.models.weight_masks.top_share import count_of_share
 from avalanche_amnesia.unit_graph.findings import ModelError
@@ -74,9 +75,8 @@ def take_inventory(backbone: nn.Module, density: float, bias: BiasRule, norm: No
     """Find a rule for every parameter of a backbone; changes nothing."""
     if not 0 < density <= 1:
         raise ValueError(f"density must lie in (0, 1], the share of weights that a task uses, got {density}")
-    for option, value, allowed in (("bias", bias, BiasRule), ("norm", norm, NormRule)):
-        if value not in get_args(allowed):
-            raise ValueError(f"{option} must be one of {', '.join(map(repr, get_args(allowed)))}, got {value!r}")
+    checks.one_of("bias", bias, BiasRule)
+    checks.one_of("norm", norm, NormRule)
     layers: dict[str, MaskedTensor] = {}
     sites: dict[str, list[Site]] = {}
     biases: list[Site] = []

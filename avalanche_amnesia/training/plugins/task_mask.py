@@ -191,10 +191,7 @@ class TaskMaskPlugin(SupervisedPlugin):
 
     @torch.no_grad()
     def _put_others_back(self, model: TaskMaskedModel) -> None:
-        """Give every parameter that is none of the task's its value before it, bit for bit.
-
-        Heads and norms of other tasks, and what of the backbone no mask covers: the norms that tasks begin with, say.
-        """
+        """Give others' heads and norms, and what no mask covers (norms to begin with), their bits before the task."""
         now: TaskInTraining = self.in_training
         before = now.before.values
         own = tuple(f"{container}.{now.task}." for container in model.task_containers)
