@@ -3,6 +3,7 @@
 import tempfile
 import warnings
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Protocol
@@ -48,8 +49,9 @@ class Retraining:
     def strategy(self) -> Any:
         """The strategy, in the state at which the run stands."""
         if self._held != self.trained:
-            state = read_state(self._place(self.trained), self._tensors)
-            give_state(self._strategy, *state, self._tensors)
+            self._held = None  # interrupted, the strategy is in no state
+            place = self._place(self.trained)
+            give_state(self._strategy, partial(read_state, place, self._tensors), place)
             self._held = self.trained
         return self._strategy
 

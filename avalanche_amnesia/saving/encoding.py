@@ -103,9 +103,9 @@ class _Decoder:
             return {key: self.decode(item, f"{path}.{key}".lstrip(".")) for key, item in code.items()}
         try:
             return self._special(name, code[name], path)
-        except (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError) as error:  # a malformed file
-            if isinstance(error, StateError):
-                raise
+        except StateError:
+            raise
+        except Exception as error:  # a malformed file
             raise StateError(f"invalid value in state at {path or 'its beginning'}: {code!r:.200}") from error
 
     def _special(self, name: str, code: Any, path: str) -> Any:
@@ -120,7 +120,10 @@ class _Decoder:
             generator.set_state(self.decode(code[1], path).cpu())
             return generator
         if name == "$number":
-            return np.dtype(code[0]).type(code[1])
+            dtype = np.dtype(code[0])
+            if dtype.kind not in "biuf":
+                raise TypeError(dtype)
+            return dtype.type(code[1])
         if name == "$array":
             return self.decode(code, path).numpy()
         if name in _MAKE_CONTAINER:
@@ -158,7 +161,7 @@ _MAKE_LEAF = {name: make for name, _, make in _LEAVES.values()}
 
 
 def checked(state: Any, /, **kinds: Any) -> list[Any]:
-    """Values of a state in the order of ``kinds``, which names them all, with their types.
+    """Values of a state in the order of ``kinds``, which names them all, with their types (``dict[int, str]``, say).
 
     Raises:
         StateError: where it holds other names, or a value of another type.
@@ -167,7 +170,7 @@ def checked(state: Any, /, **kinds: Any) -> list[Any]:
         held = list(state) if isinstance(state, dict) else state
         raise StateError(f"invalid value in state: {held!r:.200} where {list(kinds)} should be")
     for name, kind in kinds.items():
-        if not isinstance(state[name], _classes(kind)):
+        if not _fits(state[name], kind):
             raise StateError(f"invalid value in state at {name}: {state[name]!r:.200}")
     return [state[name] for name in kinds]
 
@@ -179,7 +182,19 @@ def made(kind: type[Made], state: Any) -> Made:
     return kind(*checked(state, **{name: hints[name] for name in names}))
 
 
-def _classes(kind: Any) -> tuple[type, ...]:
+def _fits(value: Any, kind: Any) -> bool:
+    """Tell whether a value is of a type, and everything in a container is of the types that it names."""
+    if kind is Any:
+        return True
+    inner = get_args(kind)
     if isinstance(kind, UnionType):
-        return tuple(found for option in get_args(kind) for found in _classes(option))
-    return (get_origin(kind) or kind,)
+        return any(_fits(value, option) for option in inner)
+    if not isinstance(value, get_origin(kind) or kind):
+        return False
+    if not inner:
+        return True
+    if isinstance(value, Mapping):
+        return all(_fits(key, inner[0]) and _fits(item, inner[1]) for key, item in value.items())
+    if isinstance(value, tuple) and inner[-1] is not Ellipsis:
+        return len(value) == len(inner) and all(map(_fits, value, inner))
+    return all(_fits(item, inner[0]) for item in value)

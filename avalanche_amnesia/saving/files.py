@@ -25,6 +25,19 @@ class StateError(ValueError):
 
 
 @contextmanager
+def as_state_error(path: Path, fault: str) -> Iterator[None]:
+    """Make whatever is raised while a state is read or given one error that begins with its place."""
+    # Anybody may have written the files: they lead to errors of JSON, safetensors, torch and every plugin.
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, StateError) and str(error).startswith(str(path)):
+            raise
+        said = str(error) if isinstance(error, ValueError) else repr(error)
+        raise StateError(f"{fault}: {said:.1000}") from error
+
+
+@contextmanager
 def replacing(file: Path) -> Iterator[Path]:
     """Path for a file's new content, which takes the file's place when the block ends: whole, and on disk.
 
@@ -33,6 +46,7 @@ def replacing(file: Path) -> Iterator[Path]:
     part = file.with_name(f"{file.name}.part")
     part.unlink(missing_ok=True)
     try:
+        part.open("xb").close()  # an error where a link was put there in between
         yield part
         with part.open("r+b") as opened:
             os.fsync(opened.fileno())
@@ -112,14 +126,12 @@ def read_body(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
         raise StateError(
             f"{path} holds no state ({STATE} is missing): give the directory that strategy.save(path) made"
         )
-    try:
+    with as_state_error(path, f"{file} is no state that can be loaded"):
         content = unsealed(file.read_bytes().decode(), **HEAD)
-    except ValueError as error:
-        raise StateError(f"{file} is no state that can be loaded: {error}") from error
-    for name in content["tensors"].values():
-        if not BLOB.fullmatch(name):
-            raise StateError(f"{file} names {name!r}, which is no file of a state")
-    return content["body"], content["tensors"]
+        for name in content["tensors"].values():
+            if not BLOB.fullmatch(name):
+                raise StateError(f"it names {name!r}, which is no file of a state")
+        return content["body"], content["tensors"]
 
 
 def _write_blob(path: Path, tensors: Mapping[str, Tensor]) -> str:
@@ -131,13 +143,11 @@ def _write_blob(path: Path, tensors: Mapping[str, Tensor]) -> str:
 
 
 def _read_blob(file: Path) -> dict[str, Tensor]:
-    try:
+    with as_state_error(file, f"{file} can't be read, and the state lacks a part of its tensors"):
         content = file.read_bytes()
-    except OSError as error:
-        raise StateError(f"{file} can't be read ({error}): the state lacks a part of its tensors") from error
-    if _name(content) != file.name:
-        raise StateError(f"{file} is damaged: its content does not fit its name")
-    return load(content)
+        if _name(content) != file.name:
+            raise StateError(f"{file} is damaged: its content does not fit its name")
+        return load(content)
 
 
 def _name(content: bytes) -> str:

@@ -31,7 +31,7 @@ from avalanche_amnesia.training.host.arguments import (
     listed,
 )
 from avalanche_amnesia.training.host.listening import ListenerDispatch
-from avalanche_amnesia.training.host.lookup import remaining_experiences, unlearning_of
+from avalanche_amnesia.training.host.lookup import refuse_unfinished, remaining_experiences, unlearning_of
 from avalanche_amnesia.training.host.rollback import abort_training
 from avalanche_amnesia.training.plugins.in_memory_loader import InMemoryLoaderPlugin
 from avalanche_amnesia.training.plugins.seeding import SeedingPlugin
@@ -212,6 +212,7 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
         Raises:
             TypeError: for what are no experiences, a benchmark say.
         """
+        refuse_unfinished(self)
         known = remaining_experiences(self, listed(exp_list, "strategy.eval"))
         return super().eval(known, **kwargs) if known else {}
 

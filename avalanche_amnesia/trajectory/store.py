@@ -347,7 +347,7 @@ class Trajectory:
 
     def load_state(self, state: Any) -> None:
         """Take back what :meth:`state` returned; logs go into this trajectory's own directory with its next change."""
-        dtype, logs, merged = checked(state, dtype=str, logs=dict, merged=frozenset)
+        dtype, logs, merged = checked(state, dtype=str, logs=dict[int, dict], merged=frozenset[int])
         if dtype != str(self.dtype):
             raise StateError(f"a trajectory with dtype={dtype} was saved, and this one has dtype={self.dtype}")
         self._logs, self._merged = {writer: Log.from_state(log) for writer, log in logs.items()}, merged

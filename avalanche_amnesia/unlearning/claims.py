@@ -14,7 +14,7 @@ Whatever does not hold is a reason, in words; an unlearning with a reason is ``a
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_type_hints
 
 from torch import nn
 
@@ -72,7 +72,7 @@ class Claims:
 
     def load_state(self, state: Any) -> None:
         """Take back what :meth:`state` returned."""
-        new = Claims(*checked(state, **dict.fromkeys(vars(self), object)))
+        new = Claims(*checked(state, **get_type_hints(Claims) | {"_trainings": dict[int, dict], "_first": dict | None}))
         new._trainings = {task: made(Circumstances, held) for task, held in new._trainings.items()}
         new._first = None if new._first is None else made(Circumstances, new._first)
         vars(self).update(vars(new))

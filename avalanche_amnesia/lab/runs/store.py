@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -329,8 +330,8 @@ class StoredRun:
             ahead.append(step)
         else:
             if self._held != self._root:
-                body, tensors = deepcopy(self._fresh)
-                give_state(self._strategy, body, tensors, self._store.path)
+                self._held = ""  # interrupted, the strategy is in no state
+                give_state(self._strategy, partial(deepcopy, self._fresh), self._store.path)
                 self._held = self._root
         for step in reversed(ahead):
             with self._store.lock(step.key):
@@ -341,10 +342,10 @@ class StoredRun:
         """Give the strategy a state of the store, if it is there and whole."""
         if not self.stored or not self._store.has(key):
             return False
+        self._held = ""
         try:
-            give_state(self._strategy, *self._store.read(key), self._store.path)
-        except (StateError, OSError) as error:
-            self._held = ""
+            give_state(self._strategy, partial(self._store.read, key), self._store.path)
+        except StateError as error:
             warnings.warn(f"{error}; that state is computed again", stacklevel=5)
             return False
         self._held = key

@@ -1,8 +1,12 @@
-"""A strategy's plugins, and the tasks that it has."""
+"""A strategy's plugins, the tasks that it has, and whether it has been given a state by half."""
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, TypeVar
 
+from avalanche.core import SupervisedPlugin
+
+from avalanche_amnesia.saving.files import StateError
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.arguments import listed
 
@@ -48,3 +52,28 @@ def remaining_experiences(strategy: Strategy, experiences: Iterable[Any]) -> lis
     else:
         tasks = {*plugin.ledger.remaining, plugin.current_task}
     return [e for e in given if all(int(task) in tasks for task in e.task_labels)]
+
+
+class UnfinishedLoad(SupervisedPlugin):
+    """Mark of a strategy whose loading has not finished: the first of its plugins, which refuses."""
+
+    # A plugin, so that the host's own loops meet it before any other plugin does something.
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._path = path
+
+    def refuse(self, strategy: Strategy, **kwargs: Any) -> None:
+        """Refuse what a strategy is asked for."""
+        raise StateError(
+            f"loading {self._path} into this {type(strategy).__name__} did not finish: load that state again, or "
+            "another one, with load_state(strategy, path); or build the strategy again"
+        )
+
+    before_training = before_eval = refuse
+
+
+def refuse_unfinished(strategy: Strategy) -> None:
+    """Raise if the loading of a strategy did not finish."""
+    mark = find_plugin(strategy, UnfinishedLoad)
+    if mark is not None:
+        mark.refuse(strategy)

@@ -8,7 +8,7 @@ last: until then giving the task up goes back to here first, and may itself be i
 
 import random
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import cache, partial
 from operator import is_
@@ -22,6 +22,7 @@ from avalanche.benchmarks.utils import AvalancheDataset
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from avalanche_amnesia.models.task_store import whole
 from avalanche_amnesia.object_walk import reachable
 from avalanche_amnesia.saving.strategy_settings import OF_THE_HOST
 from avalanche_amnesia.strategy import Strategy
@@ -151,6 +152,32 @@ def _is_written(kind: type) -> bool:
 def _is_frozen(kind: type) -> bool:
     parameters = getattr(kind, "__dataclass_params__", None)
     return parameters is not None and parameters.frozen
+
+
+# A state that is loaded --------------------------------------------------------------------------------------------
+
+
+def before_loading(strategy: Strategy, given: Sequence[Any]) -> Callable[[], None]:
+    """What takes a state away again: from a strategy, its network, and other things that may be given parts of it."""
+    networks = [network for network in (strategy.model, *given) if isinstance(network, nn.Module)]
+    with whole(strategy.model):
+        modules = [module for network in networks for module in network.modules()]
+        tensors = [tensor for network in networks for tensor in (*network.parameters(), *network.buffers())]
+    things = [*given, *modules]
+    held = [value for thing in things for value in vars(thing).values()]
+    parts = [vars(thing) for thing in (*things, *held) if isinstance(getattr(thing, "__dict__", None), dict)]
+    parts += [value for value in held if isinstance(value, dict)]
+    contents, attributes = Contents(given, [strategy, strategy.evaluator], parts=parts), dict(vars(strategy))
+    values = [(tensor, tensor.detach().clone(), tensor.requires_grad) for tensor in tensors]
+
+    def go_back() -> None:
+        vars(strategy).update(attributes)
+        contents.go_back()
+        for tensor, value, learns in values:
+            tensor.detach().copy_(value)
+            tensor.requires_grad_(learns)
+
+    return go_back
 
 
 # The end of a training ---------------------------------------------------------------------------------------------

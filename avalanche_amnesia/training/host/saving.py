@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,12 +12,12 @@ from avalanche.training.utils import trigger_plugins
 
 from avalanche_amnesia.ledger import RequestError
 from avalanche_amnesia.saving.encoding import Groups, checked, decode, encode
-from avalanche_amnesia.saving.files import StateError, read_state, write_state
+from avalanche_amnesia.saving.files import StateError, as_state_error, read_state, write_state
 from avalanche_amnesia.saving.strategy_settings import learning_settings
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host import stock_states  # noqa: F401 - registers them
-from avalanche_amnesia.training.host.lookup import unlearning_of
-from avalanche_amnesia.training.host.rollback import is_finishing
+from avalanche_amnesia.training.host.lookup import UnfinishedLoad, refuse_unfinished, unlearning_of
+from avalanche_amnesia.training.host.rollback import before_loading, is_finishing
 from avalanche_amnesia.training.host.states import (
     load_model_state,
     load_state_of,
@@ -48,6 +47,7 @@ def save_state(strategy: Strategy, path: str | Path) -> Path:
 
 def encoded_state(strategy: Strategy) -> tuple[dict[str, Any], Groups]:
     """State of a strategy between tasks: JSON, and groups of tensors by name, which are its own."""
+    refuse_unfinished(strategy)
     _refuse_in_training(strategy, "save")
     body, tensors = encode(
         {
@@ -76,38 +76,40 @@ def load_state(strategy: Strategy, path: str | Path) -> None:
     Raises:
         RequestError: in the middle of a task.
         StateError: if there is no state, it is damaged, of another format, or of another strategy. Nothing was changed
-            where files are damaged or settings differ; else build the strategy again.
+            where files are damaged or settings differ. Where the loading of a part failed, and where loading was
+            interrupted, the strategy refuses to train, evaluate, unlearn or be saved until a state is loaded.
     """
-    give_state(strategy, *read_state(Path(path)), Path(path))
+    give_state(strategy, partial(read_state, Path(path)), Path(path))
 
 
-def give_state(strategy: Strategy, body: Any, tensors: Groups, path: Path) -> None:
-    """Give a strategy a state that was read; as :func:`load_state`."""
+def give_state(strategy: Strategy, read: Callable[[], tuple[Any, Groups]], path: Path) -> None:
+    """Give a strategy a state that ``read`` returns; as :func:`load_state`."""
+    _refuse_in_training(strategy, "load")
+    before, mark = strategy.plugins, UnfinishedLoad(path)
+    plugins = [plugin for plugin in before if not isinstance(plugin, UnfinishedLoad)]
+    strategy.plugins = [mark, *plugins]
     fault = f"{path} holds what no state of a {type(strategy).__name__} holds"
-    with _naming(path, fault):
-        state = decode(body, tensors, strategy.device)
-        _check_fits(strategy, state, path)
-        strategy.plugins = _in_saved_order(strategy, [name for name, _ in state["plugins"]])
-        parts = list(_parts(strategy, state))
-    for part, give in parts:
-        with _naming(path, f"{fault}, in {part}"):
-            give()
-    trigger_plugins(strategy, "after_loading")
-
-
-@contextmanager
-def _naming(path: Path, fault: str) -> Iterator[None]:
-    """Errors of a file that somebody has written into, with where it is."""
-    try:
-        yield
-    except RequestError:
-        raise
-    except StateError as error:
-        if str(error).startswith(str(path)):
+    with as_state_error(path, fault):
+        try:
+            state = decode(*read(), strategy.device)
+            _check_fits(strategy, state, path)
+            plugins = _in_saved_order(strategy, plugins, [name for name, _ in state["plugins"]])
+            strategy.plugins = [mark, *plugins]
+            parts = list(_parts(strategy, state))
+            others = [strategy.optimizer, strategy._criterion, *_plugins(strategy), *_metrics(strategy)]
+            go_back = before_loading(strategy, others)
+        except Exception:
+            strategy.plugins = before  # nothing was changed
             raise
-        raise StateError(f"{fault}: {error}") from error
-    except (KeyError, IndexError, TypeError, AttributeError, ValueError, RuntimeError) as error:
-        raise StateError(f"{fault}: {error!r:.300}") from error
+        try:
+            for part, give in parts:
+                with as_state_error(path, f"{fault}, in {part}"):
+                    give()
+            trigger_plugins(strategy, "after_loading")
+        except BaseException:  # the mark stays: what asked for this state must not go on with another one
+            go_back()
+            raise
+    strategy.plugins = plugins
 
 
 def _parts(strategy: Strategy, state: Mapping[str, Any]) -> Iterator[tuple[str, Callable[[], None]]]:
@@ -141,7 +143,6 @@ def _check_fits(strategy: Strategy, state: Mapping[str, Any], path: Path) -> Non
         raise StateError(f"{path} is the state of a {saved}, not of a {here}")
     if state["device"] == "cpu" and strategy.device.type != "cpu":
         raise StateError(f"{path} was saved on the CPU: load it into a strategy with device='cpu'")
-    _refuse_in_training(strategy, "load")
     groups, own = len(state["optimizer"]["names"]), len(strategy.optimizer.param_groups)
     if groups != own:
         raise StateError(f"{path}: the saved optimizer has {groups} parameter groups, and this one has {own}")
@@ -182,8 +183,8 @@ def _flat(settings: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _plugins(strategy: Strategy) -> list[Any]:
-    """Plugins but the evaluator: its loggers are the script's, its metrics are saved by themselves."""
-    return [plugin for plugin in strategy.plugins if not isinstance(plugin, EvaluationPlugin)]
+    """Plugins but the evaluator (its loggers are the script's, its metrics are saved by themselves) and the mark."""
+    return [plugin for plugin in strategy.plugins if not isinstance(plugin, (EvaluationPlugin, UnfinishedLoad))]
 
 
 def _metrics(strategy: Strategy) -> list[Any]:
@@ -191,7 +192,7 @@ def _metrics(strategy: Strategy) -> list[Any]:
     return [metric for metric in getattr(strategy.evaluator, "metrics", ()) if takes_part(metric)]
 
 
-def _in_saved_order(strategy: Strategy, names: list[str]) -> list[Any]:
+def _in_saved_order(strategy: Strategy, plugins: list[Any], names: list[str]) -> list[Any]:
     """Plugins in the order of the saved ones; the evaluator, which is none of them, keeps its place."""
     mine = _plugins(strategy)
     ordered = []
@@ -199,7 +200,7 @@ def _in_saved_order(strategy: Strategy, names: list[str]) -> list[Any]:
         plugin = next(p for p in mine if _name(p) == name)
         mine.remove(plugin)
         ordered.append(plugin)
-    return [p if isinstance(p, EvaluationPlugin) else ordered.pop(0) for p in strategy.plugins]
+    return [p if isinstance(p, EvaluationPlugin) else ordered.pop(0) for p in plugins]
 
 
 _NOT_KEPT = OF_EVERY_STRATEGY | {
@@ -235,7 +236,7 @@ def _optimizer_state(strategy: Strategy) -> dict[str, Any]:
 
 
 def _load_optimizer(strategy: Strategy, state: Any) -> None:
-    names, held, followed = checked(state, names=list, state=dict, followed=list | None)
+    names, held, followed = checked(state, names=list[list[str]], state=dict, followed=list[str] | None)
     parameters, optimizer = dict(strategy.model.named_parameters()), strategy.optimizer
     of_groups = [[parameters[name] for name in of_group] for of_group in names]
     for group, of_group in zip(optimizer.param_groups, of_groups, strict=True):

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from avalanche_amnesia.models.task_store import whole
 from avalanche_amnesia.saving.encoding import checked, encode
@@ -22,7 +22,13 @@ def model_state(model: nn.Module) -> dict[str, Any]:
     return {"tensors": tensors, "numbers": numbers, "frozen": frozen, "classes": dict(_classes(model))}
 
 
-_KINDS = {"tensors": dict, "numbers": dict, "frozen": list, "classes": dict}
+_NUMBERS = (bool, int, float)
+_KINDS = {
+    "tensors": dict[str, Tensor],
+    "numbers": dict[str, bool | int | float],
+    "frozen": list[str],
+    "classes": dict[str, str],
+}
 
 
 def unlike(model: nn.Module, state: Any) -> str | None:
@@ -50,13 +56,18 @@ def load_model_state(model: nn.Module, state: Any) -> None:
             parameter.requires_grad_(name not in frozen)
         for path, value in numbers.items():
             inside, _, attribute = path.rpartition(".")
-            setattr(model.get_submodule(inside), attribute, value)
+            module = model.get_submodule(inside)
+            held = getattr(module, attribute, None)
+            known = held is None or (type(held) in _NUMBERS and isinstance(held, bool) is isinstance(value, bool))
+            if attribute.startswith("_") or not known:
+                raise StateError(f"invalid value in state at {path}: no state of a {type(module).__name__} sets it")
+            setattr(module, attribute, value)
 
 
 def _numbers(model: nn.Module) -> Iterator[tuple[str, bool | int | float]]:
     for path, module in model.named_modules():
         for name, value in vars(module).items():
-            if type(value) in (bool, int, float) and not name.startswith("_"):
+            if type(value) in _NUMBERS and not name.startswith("_"):
                 yield f"{path}.{name}".lstrip("."), value
 
 
@@ -132,7 +143,10 @@ def load_state_of(thing: Any, state: Any, strategy: Strategy, left_out: frozense
     settings = own_settings(thing)
     for name in new:
         left = name in left_out or name in settings or (name in conversions and conversions[name] is None)
-        if left or name.startswith("__") or callable(getattr(type(thing), name, None)):
+        # A user's plugin may have got an attribute in a training only; the host has all of its own from the beginning.
+        known = name in vars(thing) if thing is strategy else not name.startswith("__")
+        held = vars(thing).get(name, getattr(type(thing), name, None))
+        if left or not known or not (name in conversions or _is_state(held)):
             raise StateError(f"invalid value in state at {name}: no state of a {type(thing).__name__} sets it")
     given = {}
     for name, value in new.items():
@@ -145,6 +159,15 @@ def load_state_of(thing: Any, state: Any, strategy: Strategy, left_out: frozense
         thing.load_state_dict(tensors)
     if given:
         vars(thing).update(given)
+
+
+def _is_state(value: Any) -> bool:
+    """Tell whether a saved state could hold a value; methods, properties and objects are none."""
+    try:
+        encode(dict(value) if isinstance(value, dict) else value)
+    except StateError:
+        return False
+    return True
 
 
 def _conversions(thing: Any) -> dict[str, Conversion | None]:

@@ -142,7 +142,7 @@ def _load_policy(state: Any, policy: Any, strategy: Strategy) -> Any:
         }
     else:
         new.buffer = _made(state.pop("samples"))
-    vars(new).update({name: value for name, value in state.items() if name in vars(new)})
+    vars(new).update({name: value for name, value in state.items() if type(value) is type(vars(new).get(name))})
     return new
 
 
@@ -157,6 +157,9 @@ def _schedule(scheduler: Any) -> dict[str, Any]:
 
 
 def _load_schedule(state: Any, scheduler: Any, strategy: Strategy) -> Any:
+    own = _schedule(scheduler)
+    if any(hasattr(scheduler, name) and name not in own for name in state):
+        raise StateError(f"invalid value in state: {list(state)} where {list(own)} should be")
     scheduler.load_state_dict(state)
     return scheduler
 

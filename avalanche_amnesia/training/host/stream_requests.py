@@ -27,7 +27,9 @@ class StreamRequests:
 
     def load_state(self, state: Any) -> None:
         """Take back what :meth:`state` returned."""
-        known, fired, overdue = checked(state, known=set, fired=list, overdue=list)
+        known, fired, overdue = checked(
+            state, known=set[int], fired=list[tuple[int, dict[str, Any]]], overdue=list[tuple[int, dict[str, Any]]]
+        )
         read = [[(task, UnlearningRequest(**request)) for task, request in of] for of in (fired, overdue)]
         self.known, self._fired, self._overdue = known, set(read[0]), read[1]
 

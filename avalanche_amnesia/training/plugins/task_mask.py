@@ -65,10 +65,10 @@ class TaskMaskPlugin(SupervisedPlugin):
     task_class: ClassVar[type[TaskInTraining]] = TaskInTraining
     """Class of what it holds of the task in training."""
     kept: ClassVar[dict[str, Any]] = {
-        "influences": frozenset | None,
-        "opened_whole": dict,
-        "notices": list,
-        "noticed": set,
+        "influences": frozenset[int] | None,
+        "opened_whole": dict[int, frozenset[str]],
+        "notices": list[str],
+        "noticed": set[str],
     }
     """Attributes that outlive a task, with their types; a subclass adds its own."""
 

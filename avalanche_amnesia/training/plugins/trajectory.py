@@ -87,7 +87,7 @@ class TrajectoryPlugin(SupervisedPlugin):
 
     def load_state(self, state: Any) -> None:
         """Take back what :meth:`state` returned."""
-        trajectory, shared_state = checked(state, trajectory=dict, shared_state=frozenset)
+        trajectory, shared_state = checked(state, trajectory=dict, shared_state=frozenset[str])
         self.trajectory.load_state(trajectory)
         self.shared_state = shared_state
 

@@ -18,7 +18,7 @@ from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.saving.encoding import checked
 from avalanche_amnesia.saving.strategy_settings import OF_THE_HOST, origin_of
 from avalanche_amnesia.strategy import Strategy
-from avalanche_amnesia.training.host.lookup import find_plugin, refuse_second
+from avalanche_amnesia.training.host.lookup import find_plugin, refuse_second, refuse_unfinished
 from avalanche_amnesia.training.host.rehearsal import rehearse
 from avalanche_amnesia.training.host.rollback import abort_training, finish, go_back, is_finishing
 from avalanche_amnesia.training.host.stream_requests import StreamRequests, check_iteration, check_iterations, due
@@ -142,7 +142,8 @@ class UnlearningPlugin(SupervisedPlugin):
 
     def load_state(self, state: Any) -> None:
         """Take back what :meth:`state` returned."""
-        kinds = {"ledger": dict, "records": list, "counters": dict, "data": dict, "requests": dict, "claims": dict}
+        of_tasks = {"counters": dict[int, int], "data": dict[int, str]}
+        kinds = {"ledger": dict, "records": list, **of_tasks, "requests": dict, "claims": dict}
         ledger, records, counters, data, requests, claims = checked(state, **kinds)
         found = [UnlearningRecord.from_json(json.dumps(record)) for record in records]
         new_ledger, new_claims, new_requests = TaskLedger(), Claims(), StreamRequests()
@@ -196,6 +197,7 @@ class UnlearningPlugin(SupervisedPlugin):
         self.ledger.declare_permanent(tasks)
 
     def _between_tasks(self, strategy: Strategy) -> str:
+        refuse_unfinished(strategy)
         snapshot = self._snapshot(strategy)
         if snapshot is not None or self.current_task is not None or is_finishing(strategy):
             task = self.current_task if snapshot is None else snapshot.task

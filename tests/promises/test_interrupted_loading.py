@@ -1,0 +1,114 @@
+"""A strategy whose loading was interrupted refuses everything but being loaded, or the state is there as a whole."""
+
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from avalanche.training import Naive
+from support.interruptions import Interrupted, comparable_state, interrupted_at, lines_of
+from support.strategies import DIGITS, amnesiac, quiet, stock
+
+from avalanche_amnesia.saving import StateError
+from avalanche_amnesia.training import find_plugin, load_state, save_state
+from avalanche_amnesia.training.host import saving
+from avalanche_amnesia.training.plugins import TrajectoryPlugin, UnlearningPlugin
+
+
+def built() -> Any:
+    return amnesiac(train_epochs=1, evaluator=quiet())
+
+
+MAKERS = {"AmnesiacHAT": built, "stock": lambda: stock(Naive, epochs=1)}
+
+
+def uses(strategy: Any, path: Any) -> dict[str, Any]:
+    """What a strategy is for: name → what does it."""
+    unlearning = find_plugin(strategy, UnlearningPlugin)
+    return {
+        "train": lambda: strategy.train(DIGITS.train_stream[1]),
+        "eval": lambda: strategy.eval(DIGITS.test_stream[:1]),
+        "plan": lambda: unlearning.plan(strategy, [0]),
+        "unlearn": lambda: unlearning.unlearn(strategy, [0]),
+        "save": lambda: save_state(strategy, path),
+    }
+
+
+def refuses(strategy: Any, path: Any) -> bool:
+    """Tell whether a strategy refuses all of its uses, with what is to be done and nothing written; or none."""
+    refused = set()
+    for name, use in uses(strategy, path).items():
+        with suppress(StateError):
+            use()
+            continue
+        refused.add(name)
+    assert refused in (set(), set(uses(strategy, path)))
+    assert not refused or not path.exists()
+    return bool(refused)
+
+
+@pytest.fixture(params=MAKERS)
+def make(request):
+    return MAKERS[request.param]
+
+
+@pytest.fixture
+def state(make, tmp_path):
+    strategy = make()
+    strategy.train(DIGITS.train_stream[0])
+    return save_state(strategy, tmp_path / "state")
+
+
+def marked(strategy: Any) -> bool:
+    return type(strategy.plugins[0]).__name__ == "UnfinishedLoad"
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_interrupted_at_any_line_it_refuses_or_holds_the_whole_state(make, state):
+    strategy = make()
+    fresh = comparable_state(strategy)
+    lines = lines_of(lambda: load_state(strategy, state))
+    whole, begun = comparable_state(strategy), False
+    for number in sorted({line: place for place, line in reversed([*enumerate(lines)])}.values()):
+        strategy = make()
+        with suppress(Interrupted), interrupted_at(number):
+            load_state(strategy, state)
+        if marked(strategy):
+            begun = True
+            found = comparable_state(strategy)
+            del found["UnfinishedLoad"]
+            assert found in (fresh, whole)
+            with pytest.raises(StateError, match="did not finish: load that state again"):
+                strategy.train(DIGITS.train_stream[1])
+            if number % 4 == 0:
+                load_state(strategy, state)
+                assert comparable_state(strategy) == whole
+        else:
+            assert comparable_state(strategy) == (whole if begun else fresh)
+    assert begun
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError("disk"), RuntimeError("broken")], ids=str)
+def test_it_refuses_all_that_it_is_for_until_it_is_loaded(make, state, error, tmp_path, monkeypatch):
+    strategy = make()
+
+    def fails(*args: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(saving, "_load_optimizer", fails)
+    with pytest.raises((KeyboardInterrupt, StateError)):
+        load_state(strategy, state)
+    monkeypatch.undo()
+    assert refuses(strategy, tmp_path / "other")
+    with pytest.raises(StateError, match="holds no state"):  # a refused state makes nothing better
+        load_state(strategy, tmp_path / "none")
+    assert refuses(strategy, tmp_path / "other")
+    load_state(strategy, state)
+    assert not refuses(strategy, tmp_path / "other")
+
+
+def test_a_state_that_does_not_fit_changes_nothing_and_the_strategy_may_be_used(make, tmp_path):
+    strategy = make()
+    with pytest.raises(StateError, match="holds no state"):
+        load_state(strategy, tmp_path / "none")
+    strategy.train(DIGITS.train_stream[0])
+    assert find_plugin(strategy, TrajectoryPlugin).trajectory.tasks == (0,)
