@@ -156,12 +156,10 @@ class Fingerprint:
     """Hashes and sketches of removed tensors, for a record; no tensor can be made from them.
 
     Attributes:
-        seed: of the sketches.
         traces: hashes of what was removed.
         sketches: shared tensor → sketch of what was taken out of it.
     """
 
-    seed: int
     traces: tuple[Trace, ...]
     sketches: Mapping[str, Sketch] = field(default_factory=dict)
 

@@ -79,14 +79,14 @@ class Evidence:
         ]
         return (*of_values, *masks)
 
-    def fingerprint(self, seed: int = 0) -> Fingerprint:
+    def fingerprint(self) -> Fingerprint:
         """One-way fingerprint, which a record may keep."""
         sketches = {}
         for name, update in self.updates.items():
-            of_update, of_after = sketch(update, seed, name), sketch(self.after[name], seed, name)
+            of_update, of_after = sketch(update, name), sketch(self.after[name], name)
             if of_update is not None and of_after is not None and bool(update.any()):
                 sketches[name] = Sketch(update.numel(), tuple(of_update.tolist()), tuple(of_after.tolist()))
-        return Fingerprint(seed, self.traces(), sketches)
+        return Fingerprint(self.traces(), sketches)
 
 
 def take_evidence(strategy: Strategy, tasks: Iterable[int], experiences: Iterable[Any] = ()) -> Evidence:
@@ -155,13 +155,13 @@ def telling(tensor: Tensor) -> bool:
     return tensor.numel() >= TELLING and bool((tensor != tensor.reshape(-1)[0]).any())
 
 
-def sketch(tensor: Tensor, seed: int, name: str) -> Tensor | None:
+def sketch(tensor: Tensor, name: str) -> Tensor | None:
     """The sketch of a tensor, float64 ``(numbers,)``; None where it is too small for one."""
     n = tensor.numel()
     numbers = min(LARGEST, n // ENTRIES_PER_NUMBER)
     if numbers < SMALLEST:
         return None
-    generator = torch.Generator().manual_seed(derive_seed(seed, "sketch", name, n))
+    generator = torch.Generator().manual_seed(derive_seed(0, "sketch", name, n))
     group = torch.randint(numbers, (n,), generator=generator)
     sign = torch.randint(2, (n,), generator=generator).double().mul_(2).sub_(1)
     signed = tensor.detach().cpu().reshape(-1).double() * sign

@@ -93,8 +93,8 @@ class Recogniser:
         elif self._print is not None:
             for name, known in self._print.sketches.items():
                 if known.size == n:
-                    of_x = sketch(tensor, self._print.seed, name)
-                    of_ones = sketch(torch.ones(n), self._print.seed, name)
+                    of_x = sketch(tensor, name)
+                    of_ones = sketch(torch.ones(n), name)
                     assert of_x is not None
                     assert of_ones is not None
                     update, after = (torch.tensor(values).double() for values in (known.update, known.after))
