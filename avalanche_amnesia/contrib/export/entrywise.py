@@ -76,10 +76,7 @@ def _constant(walk: Shrinking, node: fx.Node, args: Any, kwargs: Any, axis: int,
 def _added_into(
     walk: Shrinking, node: fx.Node, args: Any, kwargs: Any, axis: int | None = None, index: Tensor | None = None
 ) -> Live | None:
-    """Sum of two values that lack different entries: the narrower one is added into the wider one's places.
-
-    None for any other sum.
-    """
+    """Sum of two values that lack different entries, the narrower added into the wider; None for any other sum."""
     if node.target is not A.add.Tensor or kwargs or not all(isinstance(x, Live) and x.fill == 0 for x in args):
         return None
     if axis is None:

@@ -80,10 +80,8 @@ def places_in(index: Tensor, within: Tensor) -> Tensor:
 
 
 def as_they_lie(wanted: Tensor, held: Sequence[Tensor], units: int) -> Tensor:
-    """Entries in the order of the longest of several indices, then of the next: a value grows only at its end.
-
-    All ``units`` entries are a whole value, in order.
-    """
+    """Entries in the order of the longest of several indices, then of the next; all ``units`` of them in order."""
+    # So a value grows only at its end.
     result = wanted[:0]
     for index in (*sorted(held, key=len, reverse=True), wanted):
         result = torch.cat([result, index[torch.isin(index, wanted) & ~torch.isin(index, result)]])

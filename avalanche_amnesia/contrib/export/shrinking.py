@@ -174,10 +174,7 @@ class Shrinking:
         return self.new.call_function(x.node.target, (self.parts.put_tensor(constant.index_select(axis, index)), sizes))
 
     def fresh(self, x: Live, axis: int, index: Tensor, *, written: bool = False) -> fx.Node:
-        """A value with other entries of an axis.
-
-        Padding keeps the memory format that the value comes in, and works on images of any size.
-        """
+        """A value with other entries of an axis; padding keeps its memory format, and takes images of any size."""
         held, node = x.kept(axis), x.node
         if torch.equal(held, index):
             return self.new.call_method("clone", (node,))

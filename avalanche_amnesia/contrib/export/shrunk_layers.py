@@ -138,10 +138,7 @@ def evened(index: Tensor, kept: Tensor, groups: int, each: int) -> Tensor:
 
 
 def folded(module: nn.Module | None, scale: Tensor, shift: Tensor) -> nn.Module | None:
-    """A layer followed by ``scale · y + shift`` per unit, as one layer; None where it can't be.
-
-    Worked out in float64, so that nothing but the result is rounded.
-    """
+    """A layer followed by ``scale · y + shift`` per unit, as one layer, worked out in float64; None: it can't be."""
     if not isinstance(module, (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)):
         return None
     by_row = scale.double().reshape(-1, *(1,) * (module.weight.dim() - 1))

@@ -161,10 +161,7 @@ def _set_to(value: object) -> str:
 def _lines(
     entries: Sequence[Entry], title: str | Callable[[Entry], str], axis: Axis, *wanted: tuple[str, str, Get]
 ) -> list[Chart]:
-    """A chart of each strategy over its stream, with lines of these roles, names and numbers.
-
-    There is none where nothing was measured of the strategy itself.
-    """
+    """A chart of each strategy of which something was measured, with lines of these roles, names and numbers."""
     charts = []
     for entry in entries:
         series = []

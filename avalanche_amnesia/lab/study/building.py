@@ -179,15 +179,12 @@ def _made(kind: type, settings: MethodSettings, model: nn.Module, options: Mappi
 
 
 def build(cell: Cell, root: str | Path | None = None, download: bool = False) -> tuple[CLScenario, Maker]:
-    """The benchmark of a run with its requests, and the maker of its strategies.
-
-    CLPU-DER++ is given the tasks that will never be requested: it trains these in one network.
-    """
+    """The benchmark of a run with its requests, and the maker of its strategies."""
     experiment, method = cell.experiment, cell.experiment.methods[cell.method]
     stream = make_stream(experiment.stream, cell.seed, root, download)
     scenario = make_scenario(experiment.scenarios[cell.scenario], len(stream.train_stream))
     benchmark = scenario.on(stream)
-    if method.kind == "CLPU-DER++":
+    if method.kind == "CLPU-DER++":  # it trains the tasks that will never be requested in one network
         stays = [e.task_label for e in stream.train_stream if e.task_label not in scenario.requested]
         benchmark = with_unlearning(benchmark, permanent=stays)
     example = stream.train_stream[0].dataset[0][0]

@@ -116,10 +116,7 @@ def _markdown(head: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
 
 @house_style
 def figure(rows: Sequence[Row]) -> Figure:
-    """Accuracy of the remaining tasks beside the distance from the retrained model, a panel per scenario.
-
-    A dot is the mean over the seeds, the line behind it their range.
-    """
+    """Accuracy of remaining tasks beside the distance from the retrained model: mean and range over the seeds."""
     scenarios = _grouped(rows, lambda row: row.scenario)
     methods = list(_grouped(rows, lambda row: row.method))
     picture = new_figure(60 + len(scenarios) * (50 + 20 * len(methods)), width=650)
