@@ -13,6 +13,7 @@ from torch import Tensor
 
 from avalanche_amnesia.bits import same_bits
 from avalanche_amnesia.saving.encoding import checked, made
+from avalanche_amnesia.saving.files import StateError
 from avalanche_amnesia.trajectory.coded import SparseUpdates
 from avalanche_amnesia.trajectory.sparse import SparseEntries, SparseValues, fill
 
@@ -134,8 +135,13 @@ def entries_state(entries: Mapping[str, SparseEntries]) -> dict[str, Any]:
 
 
 def entries_from(state: Any) -> dict[str, Any]:
-    """Entries from what :func:`entries_state` returned."""
-    return {name: made(SparseUpdates if "codes" in of else SparseValues, of) for name, of in state.items()}
+    """Entries from what :func:`entries_state` returned, which can all be read."""
+    found = {name: made(SparseUpdates if "codes" in of else SparseValues, of) for name, of in state.items()}
+    for name, entries in found.items():
+        n = int(entries.where.sum())
+        if entries.before(torch.zeros(n, dtype=entries.dtype)).shape != (n,):
+            raise StateError(f"invalid value in state at {name}: other values than {n} entries")
+    return found
 
 
 def report(logs: Mapping[int, Log], merged: frozenset[int]) -> dict[int, dict[str, float]]:

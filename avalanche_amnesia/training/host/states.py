@@ -1,5 +1,6 @@
 """States of a strategy's parts, its model and its plugins, as values that a saved state can hold."""
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -144,8 +145,10 @@ def load_state_of(thing: Any, state: Any, strategy: Strategy, left_out: frozense
     for name in new:
         left = name in left_out or name in settings or (name in conversions and conversions[name] is None)
         # A user's plugin may have got an attribute in a training only; the host has all of its own from the beginning.
-        known = name in vars(thing) if thing is strategy else not name.startswith("__")
         held = vars(thing).get(name, getattr(type(thing), name, None))
+        alike = held is None or name in conversions or type(held) in (type(new[name]), defaultdict)
+        of_host = name in vars(thing) and alike
+        known = of_host if thing is strategy else not name.startswith("__")
         if left or not known or not (name in conversions or _is_state(held)):
             raise StateError(f"invalid value in state at {name}: no state of a {type(thing).__name__} sets it")
     given = {}

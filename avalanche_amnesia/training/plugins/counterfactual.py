@@ -78,7 +78,8 @@ class CounterfactualPlugin(SupervisedPlugin):
 
     def load_state(self, state: Any) -> None:
         """Take back what :meth:`state` returned."""
-        heads, sources = checked(state, heads=dict, sources=dict)
+        kinds = {"heads": dict[int, dict[frozenset[int], dict]], "sources": dict[int, frozenset[int]]}
+        heads, sources = checked(state, **kinds)
         made_heads = {task: {gone: made(FittedHead, head) for gone, head in of.items()} for task, of in heads.items()}
         self.heads, self.sources = made_heads, sources
 
