@@ -32,6 +32,11 @@ def check_backbone(backbone: nn.Module) -> None:
                 f"{inner} is a {type(module).__name__}, which has heads and tasks of its own: give the feature "
                 "extractor from which it was made, in a fresh copy"
             )
+        if getattr(module, "sparse", False) and isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
+            raise ModelError(
+                f"{type(module).__name__} {name!r} of {kind} has sparse=True: what is held back of a task's update is "
+                "held back entry by entry, in whole gradients; make it with sparse=False, the default"
+            )
     tensors = (*backbone.named_parameters(), *backbone.named_buffers())
     lazy = sorted({name.rpartition(".")[0] or kind for name, tensor in tensors if is_lazy(tensor)})
     if lazy:

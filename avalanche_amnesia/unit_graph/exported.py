@@ -289,7 +289,10 @@ def write_nothing(graph: fx.Graph, counters: frozenset[fx.Node]) -> bool:
         if functional is None or not isinstance(written, fx.Node) or list(written.users) != [node]:
             left = True
         elif node.target is ATEN.detach_.default or _is_fresh(written):
-            node.target = functional
+            # An operation may have defaults where the one that returns a new value has none (bernoulli_).
+            places = [place for place in node.target._schema.arguments if not place.kwarg_only]
+            missing = (p.default_value for p in places[len(node.args) :] if p.name not in node.kwargs)
+            node.target, node.args = functional, (*node.args, *missing)
         else:
             left = True
     return not left

@@ -108,6 +108,11 @@ def _functional_program(root: _Root, inputs: Inputs) -> Any:
     program = _program(root, tensors, any_size=inputs.guessed)
     inline_regions(program.graph_module)
     signature = program.graph_signature
+    if any(spec.kind.name == "CUSTOM_OBJ" for spec in signature.input_specs):
+        raise ModelError(
+            f"forward of {type(root.backbone).__name__} draws from a torch.Generator of its own, which no task's seed "
+            "sets: leave generator= out, and draw only in training (if self.training: …), or use nn.Dropout"
+        )
     counters = frozenset(
         node
         for node in program.graph.nodes

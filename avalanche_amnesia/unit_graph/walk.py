@@ -111,6 +111,9 @@ class Walk:
         parameters = any(isinstance(leaf, ParameterValue) for leaf in known)
         # What depends on the input follows the operation's rule, what is made only of parameters its derivation;
         # the rest is constant, and computed here.
+        if not self.training and _draws(node) and registered(RULES, node.target) is None:
+            # In training it is like dropout, which has a rule: the task's seed sets its numbers.
+            raise Unsupported("it draws random numbers in evaluation mode too", _DRAW_FIX)
         if node.target is DECLARED:
             found: Rule | None = RULES[DECLARED]
         elif not isinstance(result := self.result(node), (Tensor, tuple, list)):
@@ -150,8 +153,7 @@ class Walk:
     def _constant(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
         """Value of an operation on constants only: computed now, unless it differs at every call."""
         target: Any = node.target
-        random = torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())
-        if random or "empty" in str(target):
+        if _draws(node) or "empty" in str(target):
             return _as_always(self.result(node))
         content = map_leaves((args, kwargs), lambda leaf: leaf.content if isinstance(leaf, Constant) else leaf)
         kwargs = {name: torch.device("cpu") if name == "device" else value for name, value in content[1].items()}
@@ -317,6 +319,7 @@ class Walk:
 
 
 _OTHER_FIX = "write it in another way, or declare the module around it frozen=[…] or task_owned=[…]"
+_DRAW_FIX = "draw only in training (if self.training: …), or use nn.Dropout"
 _SHAPE_FIX = "write it with operations whose shapes do not depend on the data"
 
 
@@ -334,6 +337,11 @@ def all_of_all(walk: Walk, node: fx.Node, *args: Any, **kwargs: Any) -> Any:
         return ParameterValue(result.shape, result.dtype, tuple(parts))
 
     return map_leaves(walk.result(node), one)
+
+
+def _draws(node: fx.Node) -> bool:
+    """Tell whether an operation may draw random numbers."""
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
 def _as_always(result: Any) -> Any:

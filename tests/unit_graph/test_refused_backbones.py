@@ -19,6 +19,9 @@ class TwoInputs(nn.Module):
         return self.a(x) + y
 
 
+GENERATOR = torch.Generator()
+
+
 def tied() -> nn.Module:
     net = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6))
     net[2].weight = net[0].weight
@@ -59,6 +62,35 @@ REFUSED = {
     "samples compared": (
         lambda: linears(lambda self, x: self.b(self.a(x)) @ self.a(x).T),
         "features depends on the size of the batch",
+    ),
+    "sparse gradients": (
+        lambda: nn.Sequential(nn.Embedding(9, 4, sparse=True), nn.Flatten(), nn.Linear(32, 4)),
+        "Embedding '0' of Sequential has sparse=True.*sparse=False",
+        {"input_shape": (8,)},
+    ),
+    "bits of values as another type": (
+        lambda: linears(lambda self, x: self.b(self.a(x).view(torch.int32).view(torch.float32))),
+        r"'view'.*view\(torch.int32\) reads the bits of numbers as another type; convert them",
+    ),
+    "bits of a weight as another type": (
+        lambda: linears(lambda self, x: F.linear(self.a(x), self.b.weight.view(torch.int32).view(torch.float32))),
+        r"view\(torch.int32\) reads the bits of numbers as another type",
+    ),
+    "noise": (
+        lambda: linears(lambda self, x: self.b(self.a(x) * torch.rand(4))),
+        "'rand'.*draws random numbers in evaluation mode too.*nn.Dropout",
+    ),
+    "noise of the shape of values": (
+        lambda: linears(lambda self, x: self.b(self.a(x) + torch.randn_like(self.a(x)))),
+        "'randn_like'.*draws random numbers in evaluation mode too",
+    ),
+    "noise written in place": (
+        lambda: linears(lambda self, x: self.b(self.a(x) * x.new_empty((x.shape[0], 1)).bernoulli_(0.5))),
+        "'bernoulli'.*draws random numbers in evaluation mode too",
+    ),
+    "noise of a generator": (
+        lambda: linears(lambda self, x: self.b(self.a(x) * torch.rand(4, generator=GENERATOR))),
+        r"draws from a torch\.Generator of its own.*leave generator= out",
     ),
     "several outputs": (
         lambda: linears(lambda self, x: (self.a(x), self.b(self.a(x)))),

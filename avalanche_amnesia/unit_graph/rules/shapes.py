@@ -39,6 +39,8 @@ _LIKE_ANOTHER = (A.expand_as, A.view_as, A.reshape_as)
 @derives(*MOVES)
 def moved(walk: Walk, node: fx.Node, *args: Any, **options: Any) -> Any:
     """Apply the operation to the sets of units."""
+    if node.target is A.view.dtype:
+        raise Unsupported(f"view({args[1]}) reads the bits of numbers as another type", "convert them: x.to(dtype)")
     known = leaves((args, options))
     operands = [leaf for leaf in known if isinstance(leaf, (Value, ParameterValue))]
     if len(operands) > 1 or operands[0] is not args[0]:
