@@ -3,6 +3,8 @@
 import multiprocessing
 import os
 import signal
+import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import BrokenExecutor, Future
 from typing import Any
@@ -50,14 +52,30 @@ class ProcessExecutor:
 
 
 def worker_processes(n: int | None, n_gpus: int = 0) -> Any:
-    """The processes that run, which end after an idle minute, or new ones where they broke."""
-    return loky.get_reusable_executor(n, timeout=60, initializer=_begin, initargs=(n_gpus,))
+    """The processes that run, which end with the program, after an idle minute, or where they broke: then new ones."""
+    return loky.get_reusable_executor(n, timeout=60, initializer=_begin, initargs=(n_gpus, os.getpid()))
 
 
-def _begin(n_gpus: int) -> None:
-    """Leave Ctrl-C to the program that asked, and show each process one GPU."""
+def _begin(n_gpus: int, program: int) -> None:
+    """Leave Ctrl-C to the program that asked, end with it, and show each process one GPU."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with, args=(program,), daemon=True).start()
     if n_gpus:
         number = int(multiprocessing.current_process().name.rpartition("-")[2])
         shown = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(n_gpus)))).split(",")
         os.environ["CUDA_VISIBLE_DEVICES"] = shown[number % n_gpus]
+
+
+def _end_with(program: int) -> None:
+    """End this process once the program that asked has: one that was killed could tell it nothing."""
+    # Linux could send a signal (PR_SET_PDEATHSIG), but sends it when the thread ends that began the process.
+    while _runs(program):
+        time.sleep(1)
+    os._exit(1)
+
+
+def _runs(program: int) -> bool:
+    if os.name != "nt":
+        return os.getppid() == program  # an orphan gets another parent
+    parent = multiprocessing.parent_process()  # there a process keeps its parent's number
+    return parent is None or parent.is_alive()

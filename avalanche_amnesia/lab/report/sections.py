@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from avalanche_amnesia.evaluation.figures import Cell, matrix_figure
@@ -143,7 +144,10 @@ def _compared(caption: str, what: str, runs: Sequence[Run], of: Callable[[Run], 
     for run in runs:
         alike.setdefault(json.dumps([run.settings, run.versions], sort_keys=True), []).append(run)
     found = [of(group[0]) for group in alike.values()]
-    folders = [os.path.commonpath([run.folder for run in group]) for group in alike.values()]
+    # No path of the machine goes into a page that is passed on: folders are named as they lie below the one of all.
+    folders = [os.path.commonpath([run.folder.absolute() for run in group]) for group in alike.values()]
+    whole = os.path.commonpath(folders)
+    folders = [os.path.join(*Path(os.path.relpath(folder, os.path.dirname(whole))).parts[-2:]) for folder in folders]
     names = dict.fromkeys(name for each in found for name in each)
     rows = [[text(name), *(text(_set_to(each.get(name))) for each in found)] for name in names]
     return Table(caption, (what, *folders), rows)

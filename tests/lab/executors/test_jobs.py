@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.at_once import AtOnce
+from support.forked import forked
 
 from avalanche_amnesia.lab.executors import Job, NeedFailedError, ProcessExecutor, run_jobs
 
@@ -108,3 +109,35 @@ def test_shares_of_gpus_are_checked(monkeypatch):
     assert ProcessExecutor(3, gpus=0.25).workers == 3
     with pytest.raises(ValueError, match="workers must be an int of at least 1"):
         ProcessExecutor(0)
+
+
+def noting_whose_process(folder):
+    (folder / str(os.getpid())).touch()
+    time.sleep(60)
+
+
+def begin_two(folder):
+    run_jobs([Job(n, noting_whose_process, (folder,)) for n in ("a", "b")], ProcessExecutor(workers=2))
+
+
+def runs(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks up processes as Linux shows them")
+def test_workers_end_with_a_program_that_is_killed(tmp_path):
+    program = forked(begin_two, tmp_path)
+    deadline = time.monotonic() + 60
+    while len(found := list(tmp_path.iterdir())) < 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    workers = [int(file.name) for file in found]
+    assert len(workers) == 2
+    assert all(map(runs, workers))
+    program.kill()
+    deadline = time.monotonic() + 3
+    while any(map(runs, workers)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(map(runs, workers))

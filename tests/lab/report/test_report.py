@@ -1,7 +1,9 @@
 """The report: its numbers are those of the files, its words follow from them, and nothing in it is anybody's code."""
 
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 from support.report_results import FOLDER, MEASURED_LATER, another_seed, content, runs_of, runs_with
@@ -263,6 +265,14 @@ def test_text_of_the_results_is_never_markup():
     assert "img" not in parsed.tags
     assert ATTACK not in page
     assert parsed.text.count(ATTACK) >= 10
+
+
+def test_no_path_of_the_machine_is_on_the_page(results):
+    runs = [replace(run, folder=Path("/home/somebody/runs/demo") / run.name) for run in runs_of(results)]
+    runs.append(replace(runs[0], name="alone", settings={"seed": 0}, folder=Path("/home/somebody/runs/else/alone")))
+    html = report_page(runs)
+    assert "somebody" not in html
+    assert {"runs/demo", "else/alone"} <= {cell for table in Page(html).tables.values() for cell in table[0]}
 
 
 def test_nothing_on_the_page_asks_for_anything_else(runs):
