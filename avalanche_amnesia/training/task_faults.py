@@ -120,6 +120,17 @@ def _outputs(model: TaskMaskedModel, task: int, experience: Any) -> tuple[Tensor
         return features, model.head(task)(features)
 
 
+def unmoved(before: Mapping[str, Tensor], now: Mapping[str, Tensor], task: int) -> str | None:
+    """Warning for a task that ends with the very weights, its head's included, with which it began."""
+    if any(not torch.equal(value, before[name]) for name, value in now.items() if name in before):
+        return None
+    return (
+        f"task {task} ends with the weights with which it began, those of its head too: what was trained was put "
+        "back, or the learning rate is 0. EarlyStoppingPlugin goes back to the best value that it saw; the first that "
+        "it sees in a task is the last one of the task before: give it a longer patience"
+    )
+
+
 class MaskWarning(RuntimeWarning):
     """A task's mask, or what it leaves for others, is probably not what was wanted; once each in a run."""
 

@@ -5,11 +5,18 @@ from dataclasses import replace
 
 import pytest
 import torch
+from avalanche.evaluation.metrics import accuracy_metrics
+from avalanche.logging import BaseLogger
+from avalanche.training.plugins import EarlyStoppingPlugin, EvaluationPlugin
+from support.small_runs import make
+from support.strategies import DIGITS, amnesiac, mlp, stock
+from support.strategy_state import bits
 from torch.optim import Adam
 
 from avalanche_amnesia.benchmarks import SplitDigits
 from avalanche_amnesia.models import MLP, MaskedModel, SubnetModel
 from avalanche_amnesia.training import EVEN_BUDGET, HAT, WSN, AmnesiacHAT, HardAttention, MaskWarning, ScoredWeights
+from avalanche_amnesia.training.plugins.task_mask import TaskError
 
 WIDTHS = {"layers.0": 64, "layers.1": 40, "layers.2": 24}
 
@@ -111,3 +118,38 @@ def test_where_warnings_are_errors_the_task_is_finished_all_the_same():
     assert model.tasks == (0, 1)
     strategy.unlearn([0])
     assert model.tasks == (1,)
+
+
+MAKERS = {
+    "amnesiac": lambda **options: amnesiac(**options),
+    "wsn": lambda **options: make(WSN, model=SubnetModel(mlp()), **{"train_mb_size": 40, **options}),
+    "stock": lambda **options: stock(**options),
+}
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_a_task_that_takes_no_step_is_undone(kind):
+    few = SplitDigits(n_train=30, n_test=60).train_stream  # 6 samples a task
+    strategy = MAKERS[kind]()
+    strategy.train(DIGITS.train_stream[1])
+    before = bits(strategy.model)
+    with pytest.raises(TaskError, match=r"task 0 took no step, and its training was undone.*drop_last=True"):
+        strategy.train(few[0], drop_last=True)
+    assert bits(strategy.model) == before
+    strategy.train(few[0])
+    assert bits(strategy.model) != before
+
+
+@pytest.mark.parametrize("kind", ["amnesiac", "wsn"])
+def test_a_task_whose_weights_were_put_back_is_named(kind):
+    """The host's early stopping takes the value that the last task left for the first one of the next."""
+    evaluator = EvaluationPlugin(accuracy_metrics(stream=True), loggers=[BaseLogger()])
+    stopping = EarlyStoppingPlugin(patience=1, val_stream_name="test_stream")
+    strategy = MAKERS[kind](train_epochs=4, evaluator=evaluator, eval_every=1, plugins=[stopping])
+    told = []
+    for task in (0, 1):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            strategy.train(DIGITS.train_stream[task], eval_streams=[DIGITS.test_stream[task : task + 1]])
+        told += [task for w in caught if "ends with the weights with which it began" in str(w.message)]
+    assert told == [1]

@@ -18,7 +18,7 @@ from avalanche_amnesia.training.hat_formulas import LayerSparsity
 from avalanche_amnesia.training.host.arguments import check_model
 from avalanche_amnesia.training.host.listening import sees_final_gradients
 from avalanche_amnesia.training.host.rollback import abort_training, begin_finishing, finish, go_back, is_last_to_finish
-from avalanche_amnesia.training.task_faults import MaskWarning, fault_of_task, near_chance, what_diverged
+from avalanche_amnesia.training.task_faults import MaskWarning, fault_of_task, near_chance, unmoved, what_diverged
 from avalanche_amnesia.training.task_in_training import TaskInTraining, TaskSnapshot
 from avalanche_amnesia.training.update_rules import AdjustmentRule, TaskUse
 from avalanche_amnesia.unit_graph.findings import ModelError
@@ -264,11 +264,14 @@ class TaskMaskPlugin(SupervisedPlugin):
 
         Raises:
             DivergedError: if a weight is not finite, or the features or logits overflow; the training was undone.
-            TaskError: the same, where samples that are NaN or infinite are to blame.
+            TaskError: the same, where samples that are NaN or infinite are to blame, or no step was taken.
             ModelError: if forwards changed a tensor that all tasks share; the training was undone.
         """
         self.refuse_shared_state(strategy)
         model, training = self.model_of(strategy), self.in_training
+        refuse_untrained(strategy)
+        # A warning, no error: weights that are meant to stay (lr=0) under a mask or a head that learns are a method.
+        self.notice("unmoved", unmoved(training.before.values, dict(model.named_parameters()), training.task))
         adjuster = training.adjuster
         frozen = adjuster.frozen_entries() if self.rule.space == "update" else {}
         keep = {}
@@ -305,6 +308,17 @@ def _starts_at_rest(strategy: Strategy, plugin: SupervisedPlugin) -> bool:
     traits = traits_of(strategy.optimizer)
     rests = traits.linear or (traits.zero_rests and not any(strategy.optimizer.state.values()))
     return rests and sees_final_gradients(strategy, plugin)
+
+
+def refuse_untrained(strategy: Strategy) -> None:
+    """Raise, and undo the training, if a task that ends took no step."""
+    if not strategy.clock.train_exp_iterations:
+        abort_training(strategy)
+        raise TaskError(
+            f"task {single_task(strategy.experience)} took no step, and its training was undone: a mini-batch is "
+            f"{strategy.train_mb_size} of its {len(strategy.experience.dataset)} samples, with drop_last=True none if "
+            "these are fewer; or train_epochs is 0, or a plugin stopped the training"
+        )
 
 
 def single_task(experience: Any) -> int:

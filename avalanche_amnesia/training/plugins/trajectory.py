@@ -17,7 +17,7 @@ from avalanche_amnesia.saving.encoding import checked
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.lookup import find_plugin, refuse_second
 from avalanche_amnesia.training.host.rollback import abort_training, begin_finishing, finish, go_back, is_last_to_finish
-from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin, single_task
+from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin, refuse_untrained, single_task
 from avalanche_amnesia.training.task_in_training import TaskInTraining, TaskSnapshot
 from avalanche_amnesia.trajectory.store import Trajectory
 from avalanche_amnesia.transaction import Transaction
@@ -163,6 +163,7 @@ class TrajectoryPlugin(SupervisedPlugin):
         begin_finishing(strategy)
         if self.training is None:
             raise RuntimeError("no task is in training")
+        refuse_untrained(strategy)
         model, task, values = strategy.model, self.training.task, self.training.before.values
         own = own_parameters(model, task)
         before = {name: value for name, value in values.items() if name not in own}
