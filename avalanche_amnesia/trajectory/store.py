@@ -73,6 +73,11 @@ class Trajectory:
             self._logs, self._merged = self._directory.open()
 
     @property
+    def directory(self) -> Path | None:
+        """Directory of the logs' files; None: they are kept in memory."""
+        return None if self._directory is None else self._directory.path
+
+    @property
     def tasks(self) -> tuple[int, ...]:
         """Recorded tasks, in training order."""
         return tuple(writer for writer in self._logs if writer >= 0)

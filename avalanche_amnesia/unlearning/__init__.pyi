@@ -3,5 +3,6 @@ from .compensation import Compensation as Compensation
 from .compensation import Repair as Repair
 from .compensation import RevisingCompensation as RevisingCompensation
 from .context import UnlearningContext as UnlearningContext
+from .others_code import BrokenPluginError as BrokenPluginError
 from .purging import UnknownStateError as UnknownStateError
 from .purging import register_purger as register_purger

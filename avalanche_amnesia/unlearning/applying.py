@@ -18,6 +18,7 @@ from avalanche_amnesia.trajectory.sparse import fill
 from avalanche_amnesia.transaction import Transaction
 from avalanche_amnesia.unlearning.claims import Claims
 from avalanche_amnesia.unlearning.context import UnlearningContext, own_parameters, remove_task_modules
+from avalanche_amnesia.unlearning.others_code import naming_whose
 from avalanche_amnesia.unlearning.planning import NOTHING_SHARED
 
 Announce = Callable[[str, UnlearningRecord | None, Transaction], None]
@@ -52,7 +53,9 @@ def apply(
             purged += compensation.compensate(model, plan.tasks, removal, change)
         repaired = _repair(context, purged, change)
         _hold_own(context, change)
-        purged += [purge(plugin, context, change) for plugin, purge in context.purgers]
+        for plugin, purge in context.purgers:
+            with naming_whose(context.strategy, "", plugin):
+                purged.append(purge(plugin, context, change))
         _forget(context, change)
         after = state_hashes(model.state_dict())
         claims.unlearned(context, after, change)

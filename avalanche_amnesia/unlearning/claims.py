@@ -120,9 +120,10 @@ class Claims:
     # The answer -----------------------------------------------------------------------------------------------
 
     def tampered(self, hashes: Mapping[str, str], *, in_training: bool = False) -> frozenset[str]:
-        """Names of tensors that are not as the last training or unlearning left them."""
+        """Names of tensors that are not as the last training or unlearning left them, or that came since."""
         left = {} if in_training or self._hashes is None else self._hashes
-        return self.changed | {name for name, digest in left.items() if hashes.get(name) != digest}
+        names = {*left, *hashes} if left else ()
+        return self.changed | {name for name in names if hashes.get(name) != left.get(name)}
 
     def tainted_without(self, tasks: Collection[int], ledger: TaskLedger) -> frozenset[int]:
         """Remaining tasks that were trained beside one of these tasks, or one that went before."""

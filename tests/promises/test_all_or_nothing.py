@@ -15,6 +15,7 @@ from avalanche_amnesia.benchmarks import UnlearningRequest, with_unlearning
 from avalanche_amnesia.models import MultiHeadModel
 from avalanche_amnesia.training.host import find_plugin
 from avalanche_amnesia.training.plugins import UnlearningPlugin
+from avalanche_amnesia.unlearning import BrokenPluginError
 from avalanche_amnesia.unlearning.purging import purgers
 
 
@@ -124,8 +125,9 @@ def test_a_logger_that_fails_leaves_everything(registered):
     strategy.unlearn([0])  # taints the others
     before = fingerprint(strategy)
     logger.fails = True
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(BrokenPluginError, match="disk full") as failed:
         strategy.unlearn([2])
+    assert isinstance(failed.value.__cause__, OSError)
     assert fingerprint(strategy) == before
 
 

@@ -3,12 +3,16 @@
 import json
 import os
 import random
+import re
+import shutil
 import signal
 import time
 
 import pytest
 from support import resumable_run
 from support.forked import forked
+
+from avalanche_amnesia.ledger import RequestError
 
 TRIALS = int(os.environ.get("AMNESIA_KILLS", "3"))
 
@@ -49,3 +53,24 @@ def test_a_run_that_is_killed_twice_ends_as_one_that_was_not(tmp_path, undisturb
     (tmp_path / "result.json").unlink(missing_ok=True)
     found = result_of(begin(tmp_path), tmp_path)
     assert {**found, "operations": None} == {**expected, "operations": None}
+
+
+def begin_again(folder):
+    """Begin again after a kill: by itself where no task was recorded, else with the help of the error's one line."""
+    index = folder / "logs" / "index.json"
+    if index.exists():
+        words = rf"killed before it saved one\? Delete {re.escape(str(index.parent))} and begin again: that is safe"
+        with pytest.raises(RequestError, match=words):
+            resumable_run.run(folder, saved_first=False)
+        shutil.rmtree(folder / "logs")
+    resumable_run.run(folder, saved_first=False)
+
+
+@pytest.mark.parametrize("kill_at", [1, 2, 3, 4, 5, 6, 7, 8])
+def test_a_run_that_is_killed_before_it_saved_begins_again(tmp_path, undisturbed, kill_at):
+    process = forked(resumable_run.run, tmp_path, kill_at, False)
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    assert not (tmp_path / "strategy.pt").exists()
+    found = result_of(forked(begin_again, tmp_path), tmp_path)
+    assert {**found, "operations": None} == {**undisturbed[0], "operations": None}

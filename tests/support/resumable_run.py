@@ -28,12 +28,13 @@ def keep(strategy: Any, folder: Path) -> None:
     os.replace(folder / "strategy.part", folder / "strategy.pt")
 
 
-def run(folder: Path, kill_at: int = 0) -> None:
+def run(folder: Path, kill_at: int = 0, saved_first: bool = True) -> None:
     """Train what is left of the stream; put hashes of all that it led to into ``result.json``.
 
     Args:
         folder: for the saved strategy and the logs.
         kill_at: number of the operation on files at which it is killed, if it is odd before it, else behind it.
+        saved_first: whether it saves its strategy before the first task too.
     """
     torch.set_num_threads(1)
     operations = count_operations(kill_at)
@@ -42,7 +43,8 @@ def run(folder: Path, kill_at: int = 0) -> None:
         strategy = torch.load(folder / "strategy.pt", weights_only=False)
     else:
         strategy = amnesiac(train_mb_size=20, train_epochs=2, trajectory=TrajectoryPlugin(path=logs))
-        keep(strategy, folder)
+        if saved_first:
+            keep(strategy, folder)
     stream = with_unlearning(SplitDigits(n_train=400, n_test=200), REQUESTS).train_stream
     for experience in stream[len(unlearning_plugin(strategy).trained) :]:
         strategy.train(experience)

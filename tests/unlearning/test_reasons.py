@@ -76,7 +76,11 @@ def change_a_mask(strategy):
     mask[0] = ~mask[0]
 
 
-@pytest.mark.parametrize("tamper", [change_one_weight, load_another_state, step_by_hand, change_a_mask])
+def add_a_buffer(strategy):
+    strategy.model.backbone.register_buffer("seen", torch.ones(3))
+
+
+@pytest.mark.parametrize("tamper", [change_one_weight, load_another_state, step_by_hand, change_a_mask, add_a_buffer])
 @pytest.mark.parametrize("later", [False, True])
 def test_a_model_that_somebody_wrote_into_is_never_exact(tamper, later):
     strategy = learned()

@@ -32,6 +32,7 @@ from avalanche_amnesia.unlearning.applying import TakeFingerprint, apply, ledger
 from avalanche_amnesia.unlearning.claims import Claims
 from avalanche_amnesia.unlearning.compensation import compensates, repairs, revises
 from avalanche_amnesia.unlearning.context import UnlearningContext
+from avalanche_amnesia.unlearning.others_code import naming_whose
 from avalanche_amnesia.unlearning.planning import own_modules_only, work_out
 from avalanche_amnesia.unlearning.purging.purgers import (
     Purger,
@@ -46,6 +47,7 @@ Obedience = Literal[True, False, "head"]
 Deletion = Literal["updates", "exclusive"]
 _TRIAL = 3
 """Mini-batches of a rehearsal, by default."""
+_SAFE = "that is safe, as a state that was saved has its logs with it, and needs none of these files"
 _CLEANED_ELSEWHERE = (SeedingPlugin, InMemoryLoaderPlugin, TaskMaskPlugin, TrajectoryPlugin, *OF_THE_HOST)
 """Plugins that an unlearning cleans by itself, or that hold nothing of a task."""
 
@@ -342,13 +344,16 @@ class UnlearningPlugin(SupervisedPlugin):
 
     def _refuse_foreign_logs(self, strategy: Strategy) -> None:
         recorder = find_plugin(strategy, TrajectoryPlugin)
-        recorded = () if recorder is None else recorder.trajectory.tasks
-        foreign = set(recorded) - {*self.ledger.remaining, *self.ledger.unlearned, self.current_task}
+        if recorder is None:
+            return
+        foreign = set(recorder.trajectory.tasks) - {*self.ledger.remaining, *self.ledger.unlearned, self.current_task}
         if foreign:
+            place = recorder.trajectory.directory
             raise RequestError(
                 f"the trajectory holds updates of tasks {sorted(foreign)}, which another strategy trained: give every "
                 "strategy and reference a TrajectoryPlugin(path=...) of its own; to go on with that run give it the "
                 "state that strategy.save(path) kept, by load_state(strategy, path)"
+                + (f". Was it killed before it saved one? Delete {place} and begin again: {_SAFE}" if place else "")
             )
 
     def _obey(self, strategy: Strategy, request: Any, task: int) -> None:
@@ -376,7 +381,8 @@ class UnlearningPlugin(SupervisedPlugin):
             if record is not None:
                 change.set(self, records=[*self.records, record])
                 self._forget(strategy, record.plan.tasks, change)
-            trigger_plugins(strategy, name)
+            with naming_whose(strategy, name):
+                trigger_plugins(strategy, name)
             if record is not None and snapshot is not None:  # what was written into heads by now belongs there
                 change.set(snapshot, finished=copied_finished(strategy.model))
 

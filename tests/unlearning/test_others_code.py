@@ -1,0 +1,117 @@
+"""What fails in code of others during an unlearning is named, with the way to go on without it."""
+
+import pytest
+from avalanche.core import SupervisedPlugin
+from avalanche.evaluation import PluginMetric
+from avalanche.logging import BaseLogger
+from avalanche.training.plugins import EvaluationPlugin
+from support.fault_injection import raiser
+from support.strategies import DIGITS, amnesiac, stock
+from support.strategy_state import fingerprint, unlearning_plugin
+
+from avalanche_amnesia.benchmarks import UnlearningRequest, with_unlearning
+from avalanche_amnesia.unlearning import BrokenPluginError
+from avalanche_amnesia.unlearning.purging import purgers
+
+
+class Breaks:
+    """Fails at one of the two events."""
+
+    at = "after_unlearning"
+
+    def before_unlearning(self, *args, **kwargs):
+        self.fail("before_unlearning")
+
+    def after_unlearning(self, *args, **kwargs):
+        self.fail("after_unlearning")
+
+    def fail(self, event):
+        if event == self.at:
+            raise ZeroDivisionError("by nothing")
+
+
+class Listens(Breaks, SupervisedPlugin):
+    pass
+
+
+class Measures(Breaks, PluginMetric):
+    def result(self, strategy=None):
+        return None
+
+    def reset(self, strategy=None):
+        pass
+
+
+class Logs(Breaks, BaseLogger):
+    pass
+
+
+KINDS = {"plugins": Listens, "evaluator.metrics": Measures, "evaluator.loggers": Logs}
+
+
+def place_of(strategy, place):
+    return strategy.plugins if place == "plugins" else getattr(strategy.evaluator, place.partition(".")[2])
+
+
+def learned(place, broken, stream=DIGITS.train_stream):
+    metrics = [broken] if place == "evaluator.metrics" else []
+    evaluator = EvaluationPlugin(*metrics, loggers=[broken if place == "evaluator.loggers" else BaseLogger()])
+    strategy = amnesiac(train_epochs=1, evaluator=evaluator, plugins=[broken] if place == "plugins" else [])
+    for experience in stream[:2]:
+        strategy.train(experience)
+    return strategy
+
+
+@pytest.mark.parametrize("place", KINDS)
+@pytest.mark.parametrize("event", ["before_unlearning", "after_unlearning"])
+def test_who_fails_is_named_and_without_it_the_request_is_obeyed(place, event):
+    broken = KINDS[place]()
+    broken.at = event
+    strategy = learned(place, broken)
+    before = fingerprint(strategy)
+    kind = type(broken).__name__
+    words = (
+        rf"^{kind}\.{event} failed \(ZeroDivisionError: by nothing\)\. Nothing was changed, .*"
+        rf"go on without it: take it out of strategy\.{place}$"
+    )
+    for _ in range(2):
+        with pytest.raises(BrokenPluginError, match=words) as failed:
+            strategy.unlearn([1])
+        assert isinstance(failed.value.__cause__, ZeroDivisionError)
+        assert fingerprint(strategy) == before
+    place_of(strategy, place).remove(broken)
+    assert strategy.unlearn([1]).tasks == (1,)
+
+
+def test_a_request_of_the_stream_waits_until_it_can_be_obeyed():
+    broken = Measures()
+    stream = with_unlearning(DIGITS, [UnlearningRequest((0,), 1)]).train_stream
+    with pytest.raises(BrokenPluginError, match=r"Measures\.after_unlearning failed"):
+        learned("evaluator.metrics", broken, stream)
+    strategy = learned("evaluator.metrics", Measures(), stream[:1])
+    broken = strategy.evaluator.metrics[0]
+    with pytest.raises(BrokenPluginError):
+        strategy.train(stream[1])
+    strategy.evaluator.metrics.remove(broken)
+    strategy.train(stream[2])
+    assert unlearning_plugin(strategy).ledger.remaining == (1, 2)
+
+
+def test_whose_purger_fails_is_named(monkeypatch):
+    class Keeps(SupervisedPlugin):
+        pass
+
+    keeps = Keeps()
+    monkeypatch.setitem(purgers._PURGERS, Keeps, raiser(ZeroDivisionError))
+    strategy = stock(plugins=[keeps], epochs=1)
+    strategy.train(DIGITS.train_stream[0])
+    before, unlearn = fingerprint(strategy), unlearning_plugin(strategy).unlearn
+    words = (
+        r"^the purger of Keeps failed \(ZeroDivisionError: injected\)\. Nothing was changed, .*Mend it and register it "
+        r"again \(@register_purger\(Keeps\)\), or go on without it: take it out of strategy\.plugins$"
+    )
+    with pytest.raises(BrokenPluginError, match=words):
+        unlearn(strategy, [0])
+    assert fingerprint(strategy) == before
+    strategy.plugins.remove(keeps)
+    assert unlearn(strategy, [0]).tasks == (0,)
