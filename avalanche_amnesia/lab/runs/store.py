@@ -10,7 +10,7 @@ import tempfile
 import types
 import warnings
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
@@ -20,17 +20,21 @@ from typing import Any
 
 import torch
 from filelock import FileLock
+from torch.utils._pytree import tree_leaves
+from torch.utils.data import default_collate
 
 from avalanche_amnesia.audit.record import UnlearningRecord, package_versions
 from avalanche_amnesia.benchmarks.data import labels_fingerprint
-from avalanche_amnesia.bits import state_hashes, tensor_hash
+from avalanche_amnesia.bits import bit_sums, state_hashes, tensor_hash
 from avalanche_amnesia.evaluation.same_data import few_samples
 from avalanche_amnesia.lab.runs.script_code import script_code
 from avalanche_amnesia.ledger import RequestError
 from avalanche_amnesia.object_walk import reachable
 from avalanche_amnesia.saving.files import BLOB, STATE, StateError, read_body, read_state, write_state
+from avalanche_amnesia.seeding import preserved_rng, seed_all
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.lookup import unlearning_of
+from avalanche_amnesia.training.host.rollback import Contents, of_anybody
 from avalanche_amnesia.training.host.saving import encoded_state, give_state
 from avalanche_amnesia.unit_graph.masked_backbone import MaskedBackbone
 
@@ -201,8 +205,8 @@ class _Step:
 class StoredRun:
     """A path through a store: trains and unlearns where no state is there yet, and takes it from there where it is.
 
-    Where a strategy holds what can't be saved (see :func:`~avalanche_amnesia.training.save_state`) that is told once,
-    and its states are this run's alone.
+    Where a strategy holds what can't be saved (see :func:`~avalanche_amnesia.training.save_state`), or somebody changed
+    it between two steps, that is told once, and its states from there on are this run's only.
 
     Args:
         store: for its states.
@@ -224,10 +228,11 @@ class StoredRun:
         except StateError as error:
             self._tell(error)
         self._root = self._held = _root_key(strategy, self._fresh)
+        self._facts = _facts(strategy)
 
     @property
     def stored(self) -> bool:
-        """False: the strategy's states can't be saved, and are this run's alone."""
+        """False: the strategy's states can't be saved or shared, and are this run's only."""
         return self._fresh is not None
 
     @property
@@ -250,7 +255,7 @@ class StoredRun:
     def restart(self) -> None:
         """Go back to the strategy as it was built; a StateError where its states can't be saved."""
         if self._path and not self.stored:
-            raise StateError("the states of this run can't be saved, so that it can't go back: build the strategy anew")
+            raise StateError("the states of this run are not stored, so it can't go back: build the strategy again")
         self._path = []
 
     def train(self, experience: Any, **options: Any) -> None:
@@ -313,6 +318,9 @@ class StoredRun:
         return _digest([parent, {"train": int(experience.task_label), "data": data, "options": _told(options)}])
 
     def _go(self, key: str, name: str, do: Callable[[Any], Any], trained: tuple[int, ...] = ()) -> None:
+        self._leave_if_changed()
+        # What is this run's only has a key that nobody else can have.
+        key = key if self.stored else os.urandom(16).hex()
         self._path.append(_Step(key, self.key, name, (*self.trained, *trained), do))
         try:
             if not (self.stored and self._store.has(key)):
@@ -320,6 +328,19 @@ class StoredRun:
         except BaseException:
             self._path.pop()
             raise
+
+    def _leave_if_changed(self) -> None:
+        """Share nothing more once the strategy is not as the run left it: no key holds what somebody else did to it."""
+        if not self.stored or not self._held:
+            return
+        now = _facts(self._strategy)
+        changed = [name for name in self._facts | now if self._facts.get(name) != now.get(name)]
+        if changed:
+            if self._held != self.key:
+                self._settle()
+            self._fresh = None
+            more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
+            self._tell(f"between two steps somebody changed {', '.join(changed[:3])}{more}")
 
     def _settle(self) -> None:
         """Bring the strategy to where the run stands: from the last state that is there, computing the rest."""
@@ -330,9 +351,11 @@ class StoredRun:
             ahead.append(step)
         else:
             if self._held != self._root:
+                if not self.stored:
+                    raise StateError("a step of this run failed, and no state is stored: build the strategy again")
                 self._held = ""  # interrupted, the strategy is in no state
                 give_state(self._strategy, partial(deepcopy, self._fresh), self._store.path)
-                self._held = self._root
+                self._stands_at(self._root)
         for step in reversed(ahead):
             with self._store.lock(step.key):
                 if not self._takes(step.key):  # another process may have computed it meanwhile
@@ -348,14 +371,17 @@ class StoredRun:
         except StateError as error:
             warnings.warn(f"{error}; that state is computed again", stacklevel=5)
             return False
-        self._held = key
+        self._stands_at(key)
         return True
+
+    def _stands_at(self, key: str) -> None:
+        self._held, self._facts = key, _facts(self._strategy)
 
     def _compute(self, step: _Step) -> None:
         started = perf_counter()
         self._held = ""  # whatever interrupts the step: where it began is read again
         step.do(self._strategy)
-        self._held = step.key
+        self._stands_at(step.key)
         self._seconds[step.key] = perf_counter() - started
         self.computed += 1
         if self.stored:
@@ -368,26 +394,82 @@ class StoredRun:
             node = {"parent": step.parent, "trained": step.trained, "step": step.name}
             self._store.write(step.key, {**body, "node": {**node, "seconds": self._seconds[step.key]}}, tensors)
 
-    def _tell(self, error: StateError) -> None:
+    def _tell(self, error: StateError | str) -> None:
         warnings.warn(f"the states of this run are not stored: {error}", stacklevel=6)
 
 
 def _data_fingerprint(experience: Any) -> str:
     """Hash of an experience's training data, its requests, and the tasks of its stream.
 
-    Inputs count as an evaluation sees them: all of them where they lie in memory, else a few, evenly spread.
+    Inputs count as an evaluation sees them: all of them where they lie in memory, else a few, evenly spread; and a few
+    as the training sees them.
     """
     found = getattr(experience, "tensors_at", lambda where: None)(None)
     inputs = few_samples(experience) if found is None else found[0]
     stream = getattr(experience, "origin_stream", None) or [experience]
     facts = [
         labels_fingerprint(experience),
-        tensor_hash(inputs, "sha256"),  # keys of run stores that exist
+        tensor_hash(inputs),
+        *_as_trained(experience),
         repr(tuple(getattr(experience, "requests", ()))),
         repr(getattr(experience, "deadline", None)),
         repr([(int(e.task_label), bool(getattr(e, "permanent", False)), len(e.dataset)) for e in stream]),
     ]
     return hashlib.sha256("\n".join(facts).encode()).hexdigest()
+
+
+def _as_trained(experience: Any) -> list[str]:
+    """Hashes of a mini-batch of a few samples, evenly spread, with the training's transforms and collate function."""
+    dataset = experience.dataset.train()
+    # A generator that a data set holds must have been drawn from by the training only.
+    contents = Contents([dataset], [], of_anybody)
+    at = torch.linspace(0, len(dataset) - 1, min(len(dataset), 8)).long().tolist()
+    collate = getattr(dataset, "collate_fn", None) or default_collate
+    with preserved_rng():
+        seed_all(0)
+        try:
+            batch = collate([dataset[index] for index in at])
+        finally:
+            contents.go_back()
+    return [tensor_hash(leaf) if isinstance(leaf, torch.Tensor) else repr(leaf) for leaf in tree_leaves(batch)]
+
+
+def _facts(strategy: Strategy) -> dict[str, Any]:
+    """By name, what a step begins with, and what may not change between two steps of a run."""
+    model, optimizer = strategy.model, strategy.optimizer
+    tensors: dict[str, torch.Tensor] = dict(model.state_dict())
+    facts: dict[str, Any] = {}
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    facts |= {f"{name}.requires_grad": p.requires_grad for name, p in model.named_parameters()}
+    for at, group in enumerate(optimizer.param_groups):
+        place = f"optimizer.param_groups[{at}]"
+        facts |= {f"{place}.{name}": repr(value) for name, value in group.items() if name != "params"}
+        facts[f"{place}.params"] = [names.get(id(parameter), "another") for parameter in group["params"]]
+    for parameter, moments in optimizer.state.items():
+        place = f"optimizer.state of {names.get(id(parameter), 'another')}"
+        for name, value in moments.items():
+            (tensors if isinstance(value, torch.Tensor) else facts)[f"{place}: {name}"] = value
+    facts |= zip(tensors, bit_sums(tensors.values()), strict=True)  # take less time than hashes
+    return facts | {name: [id(hook) for hook in hooks] for name, hooks in _hooks(strategy)}
+
+
+def _hooks(strategy: Strategy) -> Iterator[tuple[str, list[Any]]]:
+    """Hooks of a model, its parameters and the optimizer, and functions that stand in place of their methods."""
+    model, optimizer, criterion = strategy.model, strategy.optimizer, strategy._criterion
+    parts = [("optimizer", optimizer), ("criterion", criterion), *model.named_modules(prefix="model")]
+    for path, part in parts:
+        for name, value in getattr(part, "__dict__", {}).items():
+            if name.endswith("_hooks") and isinstance(value, dict) and value:
+                yield f"{path}.{name}", list(value.values())
+            elif name in _METHODS and callable(value):
+                yield f"{path}.{name}", [value]
+    for name, parameter in model.named_parameters(prefix="model"):
+        for kind in ("_backward_hooks", "_post_accumulate_grad_hooks"):
+            if hooks := getattr(parameter, kind, None):
+                yield f"{name}.{kind}", list(hooks.values())
+
+
+_METHODS = ("step", "zero_grad", "forward", "__call__")
 
 
 def _root_key(strategy: Strategy, state: Any) -> str:
@@ -409,11 +491,13 @@ def _given_by_the_script(strategy: Strategy) -> list[Any]:
     functions = [thing for thing in held if isinstance(thing, (types.FunctionType, types.MethodType))]
     traced = [part for part in strategy.model.modules() if isinstance(part, MaskedBackbone)]
     graphs = [backbone.code(training) for backbone in traced for training in (False, True)]
-    return [script_code([*functions, *{type(part) for part in parts}], skip), graphs]
+    hooks = list(_hooks(strategy))
+    functions += [hook for _, several in hooks for hook in several]
+    return [script_code([*functions, *{type(part) for part in parts}], skip), [name for name, _ in hooks], graphs]
 
 
 def _told(options: Mapping[str, Any]) -> dict[str, str]:
-    return {name: repr(value) for name, value in sorted(options.items())}
+    return {n: repr(script_code([v]) if callable(v) else v) for n, v in sorted(options.items())}
 
 
 def _digest(content: Any) -> str:
