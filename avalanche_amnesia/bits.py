@@ -1,20 +1,17 @@
 """Bitwise equality and hashes of tensors."""
 
-import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from blake3 import blake3
 from torch import Tensor
 
-Algorithm = Literal["blake3", "sha256"]
-
 _BLAKE3 = "blake3:"
-"""In front of a hash, which says so how it was made; SHA-256, which the keys of run stores take, comes without it."""
+"""In front of a hash, which says so how it was made."""
 _WORTH_THREADS = 2**24
 """Bytes from which on a second thread saves more time than starting it takes."""
 _WORTH_UPDATE = 2**17
@@ -39,14 +36,14 @@ def bit_sums(tensors: Iterable[Tensor]) -> list[int]:
     return torch.stack(sums).tolist() if sums else []
 
 
-def tensor_hash(tensor: Tensor, algorithm: Algorithm = "blake3") -> str:
-    """Hash of a tensor's dtype, shape and bits."""
+def tensor_hash(tensor: Tensor) -> str:
+    """Hash of a tensor's dtype, shape and bits, by BLAKE3."""
     heading, data = _heading(tensor.dtype, tensor.shape), _flat_bytes(tensor)
-    if algorithm == "blake3" and data.nbytes < _WORTH_UPDATE:
+    if data.nbytes < _WORTH_UPDATE:
         return f"{_BLAKE3}{blake3(heading + data).hexdigest()}"
-    made = blake3(heading) if algorithm == "blake3" else hashlib.sha256(heading)
+    made = blake3(heading)
     made.update(data)
-    return f"{_BLAKE3}{made.hexdigest()}" if algorithm == "blake3" else made.hexdigest()
+    return f"{_BLAKE3}{made.hexdigest()}"
 
 
 @lru_cache(maxsize=4096)  # hundreds of tasks have tensors of few shapes, which take as long to write as to hash
@@ -63,12 +60,10 @@ def _flat_bytes(tensor: Tensor) -> memoryview:
     return tensor.numpy(force=True).ravel().view(np.uint8).data
 
 
-def state_hashes(state: Mapping[str, Tensor], algorithm: Algorithm = "blake3") -> dict[str, str]:
+def state_hashes(state: Mapping[str, Tensor]) -> dict[str, str]:
     """:func:`tensor_hash` of every tensor, by name in order of the names."""
     names = sorted(state)
-    hashes = map_two_threads(
-        lambda name: tensor_hash(state[name], algorithm), names, sum(t.nbytes for t in state.values())
-    )
+    hashes = map_two_threads(lambda name: tensor_hash(state[name]), names, sum(t.nbytes for t in state.values()))
     return dict(zip(names, hashes, strict=True))
 
 

@@ -10,7 +10,7 @@ import tempfile
 import types
 import warnings
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
@@ -20,21 +20,18 @@ from typing import Any
 
 import torch
 from filelock import FileLock
-from torch.utils._pytree import tree_leaves
-from torch.utils.data import default_collate
 
 from avalanche_amnesia.audit.record import UnlearningRecord, package_versions
 from avalanche_amnesia.benchmarks.data import labels_fingerprint
-from avalanche_amnesia.bits import bit_sums, state_hashes, tensor_hash
+from avalanche_amnesia.bits import state_hashes, tensor_hash
 from avalanche_amnesia.evaluation.same_data import few_samples
+from avalanche_amnesia.lab.runs.behaviour import as_trained, facts_of, hooks_of
 from avalanche_amnesia.lab.runs.script_code import script_code
 from avalanche_amnesia.ledger import RequestError
 from avalanche_amnesia.object_walk import reachable
 from avalanche_amnesia.saving.files import BLOB, STATE, StateError, read_body, read_state, write_state
-from avalanche_amnesia.seeding import preserved_rng, seed_all
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.lookup import unlearning_of
-from avalanche_amnesia.training.host.rollback import Contents, of_anybody
 from avalanche_amnesia.training.host.saving import encoded_state, give_state
 from avalanche_amnesia.unit_graph.masked_backbone import MaskedBackbone
 
@@ -228,7 +225,7 @@ class StoredRun:
         except StateError as error:
             self._tell(error)
         self._root = self._held = _root_key(strategy, self._fresh)
-        self._facts = _facts(strategy)
+        self._facts = facts_of(strategy)
 
     @property
     def stored(self) -> bool:
@@ -333,7 +330,7 @@ class StoredRun:
         """Share nothing more once the strategy is not as the run left it: no key holds what somebody else did to it."""
         if not self.stored or not self._held:
             return
-        now = _facts(self._strategy)
+        now = facts_of(self._strategy)
         changed = [name for name in self._facts | now if self._facts.get(name) != now.get(name)]
         if changed:
             if self._held != self.key:
@@ -375,7 +372,7 @@ class StoredRun:
         return True
 
     def _stands_at(self, key: str) -> None:
-        self._held, self._facts = key, _facts(self._strategy)
+        self._held, self._facts = key, facts_of(self._strategy)
 
     def _compute(self, step: _Step) -> None:
         started = perf_counter()
@@ -410,7 +407,7 @@ def _data_fingerprint(experience: Any) -> str:
     facts = [
         labels_fingerprint(experience),
         tensor_hash(inputs),
-        *_as_trained(experience),
+        *as_trained(experience),
         repr(tuple(getattr(experience, "requests", ()))),
         repr(getattr(experience, "deadline", None)),
         repr([(int(e.task_label), bool(getattr(e, "permanent", False)), len(e.dataset)) for e in stream]),
@@ -418,66 +415,12 @@ def _data_fingerprint(experience: Any) -> str:
     return hashlib.sha256("\n".join(facts).encode()).hexdigest()
 
 
-def _as_trained(experience: Any) -> list[str]:
-    """Hashes of a mini-batch of a few samples, evenly spread, with the training's transforms and collate function."""
-    dataset = experience.dataset.train()
-    # A generator that a data set holds must have been drawn from by the training only.
-    contents = Contents([dataset], [], of_anybody)
-    at = torch.linspace(0, len(dataset) - 1, min(len(dataset), 8)).long().tolist()
-    collate = getattr(dataset, "collate_fn", None) or default_collate
-    with preserved_rng():
-        seed_all(0)
-        try:
-            batch = collate([dataset[index] for index in at])
-        finally:
-            contents.go_back()
-    return [tensor_hash(leaf) if isinstance(leaf, torch.Tensor) else repr(leaf) for leaf in tree_leaves(batch)]
-
-
-def _facts(strategy: Strategy) -> dict[str, Any]:
-    """By name, what a step begins with, and what may not change between two steps of a run."""
-    model, optimizer = strategy.model, strategy.optimizer
-    tensors: dict[str, torch.Tensor] = dict(model.state_dict())
-    facts: dict[str, Any] = {}
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    facts |= {f"{name}.requires_grad": p.requires_grad for name, p in model.named_parameters()}
-    for at, group in enumerate(optimizer.param_groups):
-        place = f"optimizer.param_groups[{at}]"
-        facts |= {f"{place}.{name}": repr(value) for name, value in group.items() if name != "params"}
-        facts[f"{place}.params"] = [names.get(id(parameter), "another") for parameter in group["params"]]
-    for parameter, moments in optimizer.state.items():
-        place = f"optimizer.state of {names.get(id(parameter), 'another')}"
-        for name, value in moments.items():
-            (tensors if isinstance(value, torch.Tensor) else facts)[f"{place}: {name}"] = value
-    facts |= zip(tensors, bit_sums(tensors.values()), strict=True)  # take less time than hashes
-    return facts | {name: [id(hook) for hook in hooks] for name, hooks in _hooks(strategy)}
-
-
-def _hooks(strategy: Strategy) -> Iterator[tuple[str, list[Any]]]:
-    """Hooks of a model, its parameters and the optimizer, and functions that stand in place of their methods."""
-    model, optimizer, criterion = strategy.model, strategy.optimizer, strategy._criterion
-    parts = [("optimizer", optimizer), ("criterion", criterion), *model.named_modules(prefix="model")]
-    for path, part in parts:
-        for name, value in getattr(part, "__dict__", {}).items():
-            if name.endswith("_hooks") and isinstance(value, dict) and value:
-                yield f"{path}.{name}", list(value.values())
-            elif name in _METHODS and callable(value):
-                yield f"{path}.{name}", [value]
-    for name, parameter in model.named_parameters(prefix="model"):
-        for kind in ("_backward_hooks", "_post_accumulate_grad_hooks"):
-            if hooks := getattr(parameter, kind, None):
-                yield f"{name}.{kind}", list(hooks.values())
-
-
-_METHODS = ("step", "zero_grad", "forward", "__call__")
-
-
 def _root_key(strategy: Strategy, state: Any) -> str:
     """Hash of a strategy as it was built, of the versions that it runs on, and of the functions that it was given."""
     if state is None:
         return os.urandom(16).hex()
     body, tensors = state
-    held = {group: state_hashes(of, "sha256") for group, of in tensors.items()}  # stores that exist have it so
+    held = {group: state_hashes(of) for group, of in tensors.items()}
     return _digest(
         [{**body, "metrics": []}, held, package_versions(), strategy.device.type, *_given_by_the_script(strategy)]
     )
@@ -491,7 +434,7 @@ def _given_by_the_script(strategy: Strategy) -> list[Any]:
     functions = [thing for thing in held if isinstance(thing, (types.FunctionType, types.MethodType))]
     traced = [part for part in strategy.model.modules() if isinstance(part, MaskedBackbone)]
     graphs = [backbone.code(training) for backbone in traced for training in (False, True)]
-    hooks = list(_hooks(strategy))
+    hooks = list(hooks_of(strategy))
     functions += [hook for _, several in hooks for hook in several]
     return [script_code([*functions, *{type(part) for part in parts}], skip), [name for name, _ in hooks], graphs]
 

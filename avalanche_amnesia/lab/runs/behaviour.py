@@ -1,0 +1,74 @@
+"""What a training of a strategy depends on and no setting shows: samples as it sees them, hooks, replaced methods."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+from torch.utils.data import default_collate
+
+from avalanche_amnesia.bits import bit_sums, tensor_hash
+from avalanche_amnesia.models.task_store import Parts
+from avalanche_amnesia.object_walk import memory_of
+from avalanche_amnesia.saving.strategy_settings import learning_settings
+from avalanche_amnesia.seeding import preserved_rng, seed_all
+from avalanche_amnesia.strategy import Strategy
+from avalanche_amnesia.training.host.rollback import Contents, of_anybody
+
+_METHODS = ("step", "zero_grad", "forward", "__call__")
+"""Methods in whose place a function may stand."""
+
+
+def as_trained(experience: Any) -> list[str]:
+    """Hashes of a mini-batch of a few samples, evenly spread, with the training's transforms and collate function."""
+    dataset = experience.dataset.train()
+    # A generator that a data set holds must have been drawn from by the training only.
+    contents = Contents([dataset], [], of_anybody)
+    at = torch.linspace(0, len(dataset) - 1, min(len(dataset), 8)).long().tolist()
+    collate = getattr(dataset, "collate_fn", None) or default_collate
+    with preserved_rng():
+        seed_all(0)
+        try:
+            batch = collate([dataset[index] for index in at])
+        finally:
+            contents.go_back()
+    return [tensor_hash(leaf) if isinstance(leaf, torch.Tensor) else repr(leaf) for leaf in tree_leaves(batch)]
+
+
+def facts_of(strategy: Strategy) -> dict[str, Any]:
+    """By name, what a step begins with, and what may not change between two steps of a run."""
+    model, optimizer = strategy.model, strategy.optimizer
+    tensors: dict[str, torch.Tensor] = dict(model.state_dict())
+    facts: dict[str, Any] = {}
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    facts |= {f"{name}.requires_grad": p.requires_grad for name, p in model.named_parameters()}
+    for at, group in enumerate(optimizer.param_groups):
+        place = f"optimizer.param_groups[{at}]"
+        facts |= {f"{place}.{name}": repr(value) for name, value in group.items() if name != "params"}
+        facts[f"{place}.params"] = [names.get(id(parameter), "another") for parameter in group["params"]]
+    for parameter, moments in optimizer.state.items():
+        place = f"optimizer.state of {names.get(id(parameter), 'another')}"
+        for name, value in moments.items():
+            (tensors if isinstance(value, torch.Tensor) else facts)[f"{place}: {name}"] = value
+    settings = learning_settings(strategy).items()
+    facts |= {f"{of}.{name}": repr(value) for of, own in settings for name, value in own.items()}
+    skip = [strategy, optimizer, strategy.evaluator, *strategy.plugins]
+    facts |= dict(memory_of(strategy._criterion, "criterion", skip, Parts(model)))
+    facts |= zip(tensors, bit_sums(tensors.values()), strict=True)  # take less time than hashes
+    return facts | {name: [id(hook) for hook in hooks] for name, hooks in hooks_of(strategy)}
+
+
+def hooks_of(strategy: Strategy) -> Iterator[tuple[str, list[Any]]]:
+    """Hooks of a model, its parameters and the optimizer, and functions that stand in place of their methods."""
+    model, optimizer, criterion = strategy.model, strategy.optimizer, strategy._criterion
+    parts = [("optimizer", optimizer), ("criterion", criterion), *model.named_modules(prefix="model")]
+    for path, part in parts:
+        for name, value in getattr(part, "__dict__", {}).items():
+            if name.endswith("_hooks") and isinstance(value, dict) and value:
+                yield f"{path}.{name}", list(value.values())
+            elif name in _METHODS and callable(value):
+                yield f"{path}.{name}", [value]
+    for name, parameter in model.named_parameters(prefix="model"):
+        for kind in ("_backward_hooks", "_post_accumulate_grad_hooks"):
+            if hooks := getattr(parameter, kind, None):
+                yield f"{name}.{kind}", list(hooks.values())
