@@ -7,12 +7,13 @@ from support.small_runs import logits
 from support.strategies import with_plugins
 from torch import nn
 
+from avalanche_amnesia import optimizers
 from avalanche_amnesia.benchmarks import PermutedDigits
 from avalanche_amnesia.bits import same_bits
 from avalanche_amnesia.contrib.shadows import BackupPlugin
 from avalanche_amnesia.models import MLP, MaskedModel, SubnetModel, gate
 from avalanche_amnesia.optimizers import FLUSH_BELOW, FLUSH_EVERY, BareStep, flush_denormals
-from avalanche_amnesia.training import HAT, WSN, AdaHAT, AmnesiacHAT, HardAttention, optimizers
+from avalanche_amnesia.training import HAT, WSN, AdaHAT, AmnesiacHAT, HardAttention
 from avalanche_amnesia.training.hat_formulas import compensate_, embedding_gradient
 from avalanche_amnesia.training.host import find_plugin
 from avalanche_amnesia.training.plugins import HATPlugin
