@@ -1,8 +1,10 @@
 """Carrying an unlearning out, as a whole or not at all."""
 
 import time
+import traceback
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -12,13 +14,14 @@ from torch import Tensor
 
 from avalanche_amnesia.audit.record import Fingerprint, Provenance, RepairSummary, TensorChange, UnlearningRecord
 from avalanche_amnesia.bits import map_two_threads, state_hashes
+from avalanche_amnesia.ledger import RequestError
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
+from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.trajectory.removal import Removal
 from avalanche_amnesia.trajectory.sparse import fill
 from avalanche_amnesia.transaction import Transaction
 from avalanche_amnesia.unlearning.claims import Claims
 from avalanche_amnesia.unlearning.context import UnlearningContext, own_parameters, remove_task_modules
-from avalanche_amnesia.unlearning.others_code import naming_whose
 from avalanche_amnesia.unlearning.planning import NOTHING_SHARED
 
 Announce = Callable[[str, UnlearningRecord | None, Transaction], None]
@@ -217,3 +220,38 @@ def _hold_own(context: UnlearningContext, change: Transaction) -> None:
     own = own_parameters(model, *(task for task in model.unfinished if task != model.current_task))
     change.call(before.update, {name: before[name] for name in own})
     before.update({name: p.detach().clone() for name, p in model.named_parameters() if name in own})
+
+
+# Code of others that an unlearning calls ------------------------------------------------------------------------------
+
+
+class BrokenPluginError(RuntimeError):
+    """A plugin, metric, logger or purger failed; nothing has changed when it is raised. Its cause is the error."""
+
+
+# No RequestError: a request of the stream that met one is answered, and this one is to be obeyed once it can be.
+@contextmanager
+def naming_whose(strategy: Strategy, event: str, purged: object = None) -> Iterator[None]:
+    """Say of an error whose it is: of what is being purged, or of the last one called that listens to an event."""
+    try:
+        yield
+    except (RequestError, MemoryError):
+        raise
+    except Exception as error:  # whatever the code of others raises
+        evaluator = strategy.evaluator
+        places = [("plugins", [plugin for plugin in strategy.plugins if plugin is not evaluator])]
+        places += [("evaluator.metrics", evaluator.metrics), ("evaluator.loggers", evaluator.loggers)]
+        place_of = {id(thing): place for place, things in places for thing in things}
+        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__) if frame.f_code.co_argcount]
+        called = [frame.f_locals.get(frame.f_code.co_varnames[0]) for frame in frames]
+        thing = purged or next((one for one in reversed(called) if id(one) in place_of), None)
+        if thing is None or (purged is None and type(thing).__module__.startswith("avalanche_amnesia.")):
+            raise  # what is wrong is said by this package's own
+        kind, place = type(thing).__name__, place_of.get(id(thing))
+        code, mend = f"{kind}.{event}", "Mend it"
+        if purged is not None:
+            code, mend = f"the purger of {kind}", f"Mend it and register it again (@register_purger({kind}))"
+        raise BrokenPluginError(
+            f"{code} failed ({type(error).__name__}: {error}). Nothing was changed, and the same can be asked again. "
+            + (mend if place is None else f"{mend}, or go on without it: take it out of strategy.{place}")
+        ) from error

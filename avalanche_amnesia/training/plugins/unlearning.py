@@ -28,11 +28,10 @@ from avalanche_amnesia.training.plugins.task_mask import TaskError, TaskMaskPlug
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 from avalanche_amnesia.training.task_in_training import TaskSnapshot, copied_finished
 from avalanche_amnesia.transaction import Transaction
-from avalanche_amnesia.unlearning.applying import TakeFingerprint, apply, ledger_only
+from avalanche_amnesia.unlearning.applying import TakeFingerprint, apply, ledger_only, naming_whose
 from avalanche_amnesia.unlearning.claims import Claims
 from avalanche_amnesia.unlearning.compensation import compensates, repairs, revises
 from avalanche_amnesia.unlearning.context import UnlearningContext
-from avalanche_amnesia.unlearning.others_code import naming_whose
 from avalanche_amnesia.unlearning.planning import own_modules_only, work_out
 from avalanche_amnesia.unlearning.purging.purgers import (
     Purger,
