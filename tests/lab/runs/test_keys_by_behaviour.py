@@ -1,5 +1,6 @@
 """A run gets no weights of a run that trained otherwise, though no setting says how they differ."""
 
+import shutil
 import types
 import warnings
 
@@ -95,11 +96,18 @@ CHANGES = {
 }
 
 
-@pytest.fixture
-def store(tmp_path):
-    run = RunStore(tmp_path).run(make())
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("store")
+    run = RunStore(folder).run(make())
     for task in (0, 1):
         run.train(DIGITS.train_stream[task])
+    return folder
+
+
+@pytest.fixture
+def store(trained, tmp_path):
+    shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
     return RunStore(tmp_path)
 
 
