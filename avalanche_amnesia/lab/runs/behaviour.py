@@ -1,6 +1,5 @@
-"""What a training of a strategy depends on and no setting shows: samples as it sees them, hooks, replaced methods."""
+"""Facts that a training depends on and no setting shows: samples as it sees them, hooks, replaced methods."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -13,10 +12,8 @@ from avalanche_amnesia.object_walk import memory_of
 from avalanche_amnesia.saving.strategy_settings import learning_settings
 from avalanche_amnesia.seeding import preserved_rng, seed_all
 from avalanche_amnesia.strategy import Strategy
+from avalanche_amnesia.training.host.rehearsal import hooks_of
 from avalanche_amnesia.training.host.rollback import Contents, of_anybody
-
-_METHODS = ("step", "zero_grad", "forward", "__call__")
-"""Methods in whose place a function may stand."""
 
 
 def as_trained(experience: Any) -> list[str]:
@@ -56,19 +53,3 @@ def facts_of(strategy: Strategy) -> dict[str, Any]:
     facts |= dict(memory_of(strategy._criterion, "criterion", skip, Parts(model)))
     facts |= zip(tensors, bit_sums(tensors.values()), strict=True)  # take less time than hashes
     return facts | {name: [id(hook) for hook in hooks] for name, hooks in hooks_of(strategy)}
-
-
-def hooks_of(strategy: Strategy) -> Iterator[tuple[str, list[Any]]]:
-    """Hooks of a model, its parameters and the optimizer, and functions that stand in place of their methods."""
-    model, optimizer, criterion = strategy.model, strategy.optimizer, strategy._criterion
-    parts = [("optimizer", optimizer), ("criterion", criterion), *model.named_modules(prefix="model")]
-    for path, part in parts:
-        for name, value in getattr(part, "__dict__", {}).items():
-            if name.endswith("_hooks") and isinstance(value, dict) and value:
-                yield f"{path}.{name}", list(value.values())
-            elif name in _METHODS and callable(value):
-                yield f"{path}.{name}", [value]
-    for name, parameter in model.named_parameters(prefix="model"):
-        for kind in ("_backward_hooks", "_post_accumulate_grad_hooks"):
-            if hooks := getattr(parameter, kind, None):
-                yield f"{name}.{kind}", list(hooks.values())

@@ -25,13 +25,14 @@ from avalanche_amnesia.audit.record import UnlearningRecord, package_versions
 from avalanche_amnesia.benchmarks.data import labels_fingerprint
 from avalanche_amnesia.bits import state_hashes, tensor_hash
 from avalanche_amnesia.evaluation.same_data import few_samples
-from avalanche_amnesia.lab.runs.behaviour import as_trained, facts_of, hooks_of
+from avalanche_amnesia.lab.runs.behaviour import as_trained, facts_of
 from avalanche_amnesia.lab.runs.script_code import script_code
 from avalanche_amnesia.ledger import RequestError
 from avalanche_amnesia.object_walk import reachable
 from avalanche_amnesia.saving.files import BLOB, STATE, StateError, read_body, read_state, write_state
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.lookup import unlearning_of
+from avalanche_amnesia.training.host.rehearsal import hooks_of
 from avalanche_amnesia.training.host.saving import encoded_state, give_state
 from avalanche_amnesia.unit_graph.masked_backbone import MaskedBackbone
 

@@ -52,17 +52,32 @@ _NOT_REPEATABLE = "the training is not repeatable:"
 
 
 def _of_the_user(strategy: Strategy) -> list[Contents]:
-    """What data set, network, optimizer and loss hold beside samples and parameters: there a memory may lie."""
+    """Contents of data set, network, optimizer and loss beside samples and parameters: there a memory may lie."""
     # Put back at the end only, so that the user's own counters and generators have seen one training.
     model, optimizer = strategy.model, strategy.optimizer
     skip = [strategy, model, strategy.evaluator, *strategy.plugins, *optimizer.param_groups]
     modules = [vars(module) for module in model.modules() if not is_ours(module)]
-    inside = (item for module in model.modules() for item in vars(module).items())
-    hooks = [hooks for name, hooks in inside if name.endswith("_hooks") and hooks]
-    hooks += [parameter._backward_hooks for parameter in model.parameters() if parameter._backward_hooks]
-    learning = [optimizer, strategy._criterion, *hooks]
+    learning = [optimizer, strategy._criterion, *(hook for _, hooks in hooks_of(strategy) for hook in hooks)]
     data = Contents([strategy.dataloader, strategy.experience], [*skip, *learning], of_anybody)
     return [Contents(learning, skip, of_anybody, modules, values=True), data]
+
+
+def hooks_of(strategy: Strategy) -> Iterator[tuple[str, list[Any]]]:
+    """Hooks of a model, its parameters, optimizer and loss, and functions in place of their methods, by name."""
+    model = strategy.model
+    parts = [("optimizer", strategy.optimizer), ("criterion", strategy._criterion)]
+    for path, part in (*parts, *model.named_modules(prefix="model"), *model.named_parameters(prefix="model")):
+        kinds = {name: getattr(part, name, None) for name in _OF_PARAMETERS} | getattr(part, "__dict__", {})
+        for name, value in kinds.items():
+            if name.endswith("_hooks") and isinstance(value, dict) and value:
+                yield f"{path}.{name}", list(value.values())
+            elif name in _METHODS and callable(value):
+                yield f"{path}.{name}", [value]
+
+
+_OF_PARAMETERS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+_METHODS = ("step", "zero_grad", "forward", "__call__")
+"""Methods in whose place a function may stand."""
 
 
 class _UndoneError(Exception):
@@ -72,7 +87,7 @@ class _UndoneError(Exception):
 
 
 def _changing_samples(strategy: Strategy, steps: int) -> bool:
-    """Whether an experience that offers its samples as tensors makes other ones when it is asked twice."""
+    """Tell whether an experience that offers its samples as tensors makes other ones when it is asked twice."""
     made = getattr(strategy.experience, "tensors_at", None)
     n = min(len(strategy.experience.dataset), steps * strategy.train_mb_size)
     first, second = (None if made is None else made(torch.arange(n)) for _ in range(2))
@@ -91,7 +106,7 @@ def _difference(first: Seen, second: Seen) -> str | None:
 
 
 def _rehearsed(strategy: Strategy, beginning: "_Beginning", steps: int, kwargs: dict[str, Any]) -> Seen:
-    """What the first steps leave; everything is put back."""
+    """Take the first steps, and put everything back; returns sums of the bits that they left."""
     # Where an interruption finds it: giving the training up goes back to it first.
     strategy.rollback_point = beginning
     watch = _Watch()
@@ -109,7 +124,7 @@ def _rehearsed(strategy: Strategy, beginning: "_Beginning", steps: int, kwargs: 
 
 
 def _takes_part(plugin: Any) -> bool:
-    """Whether a plugin makes the training what it is: this package's, but what answers requests, and the clock."""
+    """Tell whether a plugin takes part in a rehearsal: this package's, but what answers requests, and the clock."""
     ours = is_ours(plugin) and not getattr(plugin, "answers_requests", False)
     return isinstance(plugin, Clock) or (ours and listens_to_training(plugin))
 
@@ -161,24 +176,23 @@ def _set_attributes(strategy: Strategy, attributes: Mapping[str, Any], names: It
 
 
 class _Beginning:
-    """What a new task or its seed sets anyway, at the beginning of a task: model, optimizer state, random streams."""
+    """State that a new task or its seed sets anyway: model, optimizer state, random streams, this package's plugins."""
 
     # Nothing else: an attribute of the optimizer, the loss or a module may be the memory that is looked for.
     def __init__(self, strategy: Strategy) -> None:
         self._strategy = strategy
         self._attributes = {name: value for name, value in vars(strategy).items() if name in _OF_A_STEP}
         self.plugins = [plugin for plugin in strategy.plugins if _takes_part(plugin)]
-        self._contents = Contents(self.plugins, [strategy, strategy.evaluator, strategy.optimizer, strategy._criterion])
+        skip = [strategy, strategy.evaluator, strategy.optimizer, strategy._criterion]
+        tensors = (*strategy.model.parameters(), *strategy.model.buffers())
+        self._contents = Contents(self.plugins, skip, tensors=tensors)
         # The host makes a loader for every task. Workers that outlive an epoch go on drawing where they stopped.
         self._loader = strategy.dataloader
         self._of_loader = dict(vars(self._loader)) if type(self._loader).__module__.startswith(_MAKERS) else {}
         self._moments = copied(strategy.optimizer.state)
         self._groups = [dict(group) for group in strategy.optimizer.param_groups]
-        tensors = (*strategy.model.parameters(), *strategy.model.buffers())
-        self._tensors = [(tensor, tensor.detach().clone(), tensor.grad) for tensor in tensors]
         self._random = rng_state()
 
-    @torch.no_grad()
     def go_back(self) -> None:
         """Put everything back; to be called again if it was interrupted."""
         _set_attributes(self._strategy, self._attributes, _OF_A_STEP)
@@ -189,7 +203,4 @@ class _Beginning:
         optimizer.state = copied(self._moments)
         for group, settings in zip(optimizer.param_groups, self._groups, strict=True):
             group.update(settings)
-        for tensor, value, gradient in self._tensors:
-            tensor.copy_(value)
-            tensor.grad = gradient
         set_rng_state(self._random)

@@ -8,7 +8,7 @@ last: until then giving the task up goes back to here first, and may itself be i
 
 import random
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import cache, partial
 from operator import is_
@@ -22,7 +22,6 @@ from avalanche.benchmarks.utils import AvalancheDataset
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from avalanche_amnesia.models.task_store import whole
 from avalanche_amnesia.object_walk import reachable
 from avalanche_amnesia.saving.strategy_settings import OF_THE_HOST
 from avalanche_amnesia.strategy import Strategy
@@ -51,7 +50,8 @@ def of_anybody(thing: object) -> bool:
 
 
 # Objects and containers are noted by what they hold, which copies nothing. The values of tensors are copied only where
-# somebody asks for it. An object with a ``way_back()`` of its own, which returns a function, is asked for that.
+# somebody asks for it: of those that are named, or also of all that are found. An object with a ``way_back()`` of its
+# own, which returns a function, is asked for that.
 class Contents:
     """Contents of all objects that some lead to and that may be written into, and states of random generators there."""
 
@@ -61,6 +61,7 @@ class Contents:
         skip: Iterable[object],
         enter: Callable[[object], bool] = of_package_and_host,
         parts: Iterable[Any] = (),
+        tensors: Iterable[Tensor] = (),
         *,
         values: bool = False,
     ) -> None:
@@ -72,17 +73,19 @@ class Contents:
         asked: list[Any] = [thing for thing in found if hasattr(type(thing), "way_back")]
         self._ways_back = [way for thing in (*held, *entered) for way in _ways_back(thing)]
         self._ways_back += [thing.way_back() for thing in asked]
-        tensors = [thing for thing in found if values and isinstance(thing, Tensor) and thing.layout is torch.strided]
-        self._values = [(tensor, tensor.detach().clone()) for tensor in tensors]
+        inside = (thing for thing in found if values and isinstance(thing, Tensor) and thing.layout is torch.strided)
+        self._values = [(each, each.detach().clone(), each.requires_grad, each.grad) for each in (*tensors, *inside)]
 
     @torch.no_grad()
     def go_back(self) -> None:
         """Give them their contents back; to be called again if it was interrupted."""
         for part, keys, entries in self._contents:
             _refill(part, keys, entries)
-        for tensor, value in self._values:
+        for tensor, value, learns, gradient in self._values:
             if not torch.equal(tensor, value):  # one that is expanded can't be written into, and never was
-                tensor.copy_(value)
+                tensor.detach().copy_(value)
+            if tensor.is_leaf:
+                tensor.requires_grad_(learns).grad = gradient
         for way_back in self._ways_back:
             way_back()
 
@@ -120,7 +123,7 @@ def _alike(here: list[Any], there: list[Any]) -> bool:
 
 
 def _ways_back(thing: Any) -> Iterator[Callable[[], Any]]:
-    """What puts a random generator back into its state, and the variables that a function captured."""
+    """Functions that put back the state of a random generator, or the variables that a function captured."""
     if type(thing) in (torch.Generator, np.random.RandomState):  # torch's own check of instances takes long
         put_back: Callable[[Any], Any] = thing.set_state
         yield partial(put_back, thing.get_state())
@@ -154,32 +157,6 @@ def _is_frozen(kind: type) -> bool:
     return parameters is not None and parameters.frozen
 
 
-# A state that is loaded --------------------------------------------------------------------------------------------
-
-
-def before_loading(strategy: Strategy, given: Sequence[Any]) -> Callable[[], None]:
-    """What takes a state away again: from a strategy, its network, and other things that may be given parts of it."""
-    networks = [network for network in (strategy.model, *given) if isinstance(network, nn.Module)]
-    with whole(strategy.model):
-        modules = [module for network in networks for module in network.modules()]
-        tensors = [tensor for network in networks for tensor in (*network.parameters(), *network.buffers())]
-    things = [*given, *modules]
-    held = [value for thing in things for value in vars(thing).values()]
-    parts = [vars(thing) for thing in (*things, *held) if isinstance(getattr(thing, "__dict__", None), dict)]
-    parts += [value for value in held if isinstance(value, dict)]
-    contents, attributes = Contents(given, [strategy, strategy.evaluator], parts=parts), dict(vars(strategy))
-    values = [(tensor, tensor.detach().clone(), tensor.requires_grad) for tensor in tensors]
-
-    def go_back() -> None:
-        vars(strategy).update(attributes)
-        contents.go_back()
-        for tensor, value, learns in values:
-            tensor.detach().copy_(value)
-            tensor.requires_grad_(learns)
-
-    return go_back
-
-
 # The end of a training ---------------------------------------------------------------------------------------------
 
 
@@ -202,16 +179,12 @@ class RollbackPoint:
         # In the dictionaries of modules tasks' modules and tensors come and go.
         parts = [vars(module) for module in (model, *model.children())]
         parts += [part for held in parts for part in held.values() if isinstance(part, dict)]
-        self._contents = Contents(roots, [strategy, strategy.evaluator], parts=parts)
-        self._values = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+        self._contents = Contents(roots, [strategy, strategy.evaluator], parts=parts, tensors=model.buffers())
 
-    @torch.no_grad()
     def go_back(self) -> None:
         """Put everything back; to be called again if it was interrupted."""
         vars(self._strategy).update(self._attributes)
         self._contents.go_back()
-        for tensor, value in self._values:
-            tensor.copy_(value)
 
 
 def _is_known(plugin: object) -> bool:
@@ -235,7 +208,7 @@ def is_finishing(strategy: Strategy) -> bool:
 
 
 def is_last_to_finish(plugin: Any, strategy: Strategy) -> bool:
-    """Whether a task is finished once this plugin has done its part."""
+    """Tell whether a task is finished once this plugin has done its part."""
     # In the order of ``finishing_step``: the mask is kept, the update recorded, the task entered in the ledger.
     return plugin.finishing_step == max(getattr(other, "finishing_step", 0) for other in strategy.plugins)
 

@@ -120,6 +120,15 @@ def gradient_hook(strategy):
     next(strategy.model.backbone.parameters()).register_hook(change)
 
 
+def hook_behind_a_gradient(strategy):
+    change = counted_in_a_closure()
+
+    def hook(parameter):
+        parameter.grad.add_(1e-3 * change(1))
+
+    next(strategy.model.backbone.parameters()).register_post_accumulate_grad_hook(hook)
+
+
 def forward_hook(strategy):
     change = counted_in_a_closure()
     strategy.model.register_forward_hook(lambda module, x, y: change(y))
@@ -164,7 +173,7 @@ def counting_module(strategy):
 
 
 HOOKS = [
-    *(step_hook, gradient_hook, forward_hook, patched_step, counting_module),
+    *(step_hook, gradient_hook, hook_behind_a_gradient, forward_hook, patched_step, counting_module),
     *(loss_over_a_counter, loss_over_a_global_counter, loss_over_a_stream),
 ]
 
@@ -330,7 +339,10 @@ def test_a_user_s_counters_and_generators_see_one_training(data):
     assert lived(True, data=DATA[data])[:3] == lived(False, data=DATA[data])[:3]
 
 
-@pytest.mark.parametrize("hook", [step_hook, gradient_hook, forward_hook, patched_step, loss_over_a_counter])
+@pytest.mark.parametrize(
+    "hook",
+    [step_hook, gradient_hook, hook_behind_a_gradient, forward_hook, patched_step, loss_over_a_counter],
+)
 def test_what_remembers_in_a_step_sees_one_training(hook):
     found = []
     for trial in (True, False):
