@@ -267,7 +267,7 @@ def audit(path: Path, *, record: Path, public_key: Path | None = None) -> int:
 
 
 def plan(store: Path, *, factory: str, benchmark: str) -> None:
-    """What the runs of a stream, or with FILE in place of STORE a sweep, would train, what a store has, and how long.
+    """Plan of a stream's runs, or with FILE in place of STORE of a sweep: what they train, what is there, how long.
 
     Args:
         store: directory of RunStore(path)

@@ -30,7 +30,7 @@ class SparseEntries(ABC):
     shape: tuple[int, ...]
     dtype: torch.dtype
     follows_value: ClassVar[bool]
-    """Whether the way back starts at the value that the task left."""
+    """True where the way back starts at the value that the task left."""
 
     @property
     def where(self) -> Tensor:

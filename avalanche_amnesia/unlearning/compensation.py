@@ -35,7 +35,7 @@ class Compensation(Protocol):
         """
 
     def covers(self, task: int, gone: Collection[int]) -> bool:
-        """Whether :meth:`compensate` does something for a remaining task that uses entries which go with others."""
+        """Tell whether :meth:`compensate` helps a remaining task that uses entries which go with others."""
 
     def compensate(self, model: Any, gone: Collection[int], removal: Removal, change: Transaction) -> list[str]:
         """Compensate every task that :meth:`covers` says can be, and drop whatever is kept of the tasks that go.
@@ -109,17 +109,17 @@ class Repair(Protocol):
 
 
 def compensates(thing: Any) -> TypeGuard[Compensation]:
-    """Whether something is a :class:`Compensation`, by its class."""
+    """Tell whether something is a :class:`Compensation`, by its class."""
     return _is_based_on(thing.__class__, Compensation)
 
 
 def revises(thing: Any) -> TypeGuard[RevisingCompensation]:
-    """Whether something is a :class:`RevisingCompensation`, by its class."""
+    """Tell whether something is a :class:`RevisingCompensation`, by its class."""
     return _is_based_on(thing.__class__, RevisingCompensation)
 
 
 def repairs(thing: Any) -> TypeGuard[Repair]:
-    """Whether something is a :class:`Repair`, by its class."""
+    """Tell whether something is a :class:`Repair`, by its class."""
     return _is_based_on(thing.__class__, Repair)
 
 

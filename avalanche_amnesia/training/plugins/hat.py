@@ -80,7 +80,7 @@ class HATTask(TaskInTraining):
 
     @property
     def alone(self) -> bool:
-        """Whether it has units of its own, where there is nothing to save for others."""
+        """True where it has units of its own, and there is nothing to save for others."""
         return self.allocation is not None and self.allocation.alone
 
     @property

@@ -1,4 +1,4 @@
-"""What tasks have of their own: norms, with the task's mask folded in, and modules that the user declared."""
+"""Rules of parts that each task has of its own: norms, with its mask folded in, and modules that the user declared."""
 
 from dataclasses import replace
 from typing import Any
@@ -19,8 +19,8 @@ from avalanche_amnesia.unit_graph.walk import NORMS_BY_CHANNEL, Walk
 A: Any = torch.ops.aten
 
 
-@rule(A.batch_norm.default)
-def batch_norm(
+@rule(A.batch_norm.default, A.instance_norm.default)
+def by_channel(
     walk: Walk,
     node: fx.Node,
     x: Any,
@@ -28,45 +28,13 @@ def batch_norm(
     bias: Any,
     mean: Any,
     var: Any,
-    training: bool,
-    momentum: float,
-    eps: float,
-    *rest: Any,
-) -> Any:
-    """Batch norm."""
-    return _by_channel(walk, node, x, weight, bias, "batch", own=training, momentum=momentum, eps=eps)
-
-
-@rule(A.instance_norm.default)
-def instance_norm(
-    walk: Walk,
-    node: fx.Node,
-    x: Any,
-    weight: Any,
-    bias: Any,
-    mean: Any,
-    var: Any,
-    use_input_stats: bool,
-    momentum: float,
-    eps: float,
-    *rest: Any,
-) -> Any:
-    """Instance norm."""
-    return _by_channel(walk, node, x, weight, bias, "instance", own=use_input_stats, momentum=momentum, eps=eps)
-
-
-def _by_channel(
-    walk: Walk,
-    node: fx.Node,
-    x: Any,
-    weight: Any,
-    bias: Any,
-    kind: NormKind,
-    *,
     own: bool,
     momentum: float,
     eps: float,
+    *rest: Any,
 ) -> Any:
+    """Batch norm or instance norm, with the mini-batch's statistics or running ones."""
+    kind: NormKind = "batch" if node.target is A.batch_norm.default else "instance"
     statistics = tuple(str(given.target) for given in node.args[3:5] if isinstance(given, fx.Node))
     if any(name not in walk.buffers for name in statistics):
         raise Unsupported("a norm's running statistics are computed", "keep them in buffers of the norm itself")
