@@ -1,4 +1,4 @@
-"""A strategy's plugins and tasks, and refusals where it is in the middle of a task or was given a state by half."""
+"""A strategy's plugins, the tasks that it has, and whether it has been given a state by half."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -9,8 +9,6 @@ from avalanche.core import SupervisedPlugin
 from avalanche_amnesia.saving.files import StateError
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.arguments import listed
-from avalanche_amnesia.training.host.rollback import is_finishing
-from avalanche_amnesia.training.task_in_training import TaskInTraining
 
 P = TypeVar("P")
 
@@ -79,18 +77,3 @@ def refuse_unfinished(strategy: Strategy) -> None:
     mark = find_plugin(strategy, UnfinishedLoad)
     if mark is not None:
         mark.refuse(strategy)
-
-
-def refuse_in_training(strategy: Strategy, instead: str) -> None:
-    """Raise if a task is in training, or its training was interrupted."""
-    now = [getattr(plugin, "training", None) for plugin in strategy.plugins]
-    tasks: set[Any] = {training.task for training in now if isinstance(training, TaskInTraining)}
-    tasks |= {getattr(owner, "current_task", None) for owner in (strategy.model, unlearning_of(strategy))} - {None}
-    if tasks or is_finishing(strategy):
-        from avalanche_amnesia.ledger import RequestError  # lazy: HAT needs no ledger
-
-        task = ", ".join(map(str, tasks))
-        raise RequestError(
-            f"task {task} is in training, or its training was interrupted: {instead}, or give it up first "
-            "(strategy.abort_training(), or UnlearningPlugin.abort(strategy) of a stock strategy)"
-        )

@@ -10,12 +10,14 @@ from avalanche.core import BasePlugin
 from avalanche.training.plugins import EvaluationPlugin
 from avalanche.training.utils import trigger_plugins
 
+from avalanche_amnesia.ledger import RequestError
 from avalanche_amnesia.saving.encoding import Groups, checked, decode, encode
 from avalanche_amnesia.saving.files import StateError, as_state_error, read_state, write_state
 from avalanche_amnesia.saving.strategy_settings import learning_settings
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host import stock_states  # noqa: F401 - registers them
-from avalanche_amnesia.training.host.lookup import UnfinishedLoad, refuse_in_training, refuse_unfinished
+from avalanche_amnesia.training.host.lookup import UnfinishedLoad, refuse_unfinished, unlearning_of
+from avalanche_amnesia.training.host.rollback import is_finishing
 from avalanche_amnesia.training.host.states import (
     before_loading,
     load_model_state,
@@ -25,6 +27,7 @@ from avalanche_amnesia.training.host.states import (
     takes_part,
     unlike,
 )
+from avalanche_amnesia.training.task_in_training import TaskInTraining
 from avalanche_amnesia.unlearning.purging.purgers import OF_EVERY_STRATEGY
 
 
@@ -46,7 +49,7 @@ def save_state(strategy: Strategy, path: str | Path) -> Path:
 def encoded_state(strategy: Strategy) -> tuple[dict[str, Any], Groups]:
     """State of a strategy between tasks: JSON, and groups of tensors by name, which are its own."""
     refuse_unfinished(strategy)
-    refuse_in_training(strategy, "save between tasks")
+    _refuse_in_training(strategy, "save")
     body, tensors = encode(
         {
             "strategy": _name(strategy),
@@ -82,7 +85,7 @@ def load_state(strategy: Strategy, path: str | Path) -> None:
 
 def give_state(strategy: Strategy, read: Callable[[], tuple[Any, Groups]], path: Path) -> None:
     """Give a strategy a state that ``read`` returns; as :func:`load_state`."""
-    refuse_in_training(strategy, "load between tasks")
+    _refuse_in_training(strategy, "load")
     before, mark = strategy.plugins, UnfinishedLoad(path)
     plugins = [plugin for plugin in before if not isinstance(plugin, UnfinishedLoad)]
     strategy.plugins = [mark, *plugins]
@@ -121,6 +124,18 @@ def _parts(strategy: Strategy, state: Mapping[str, Any]) -> Iterator[tuple[str, 
     for metric, (name, held) in zip(_metrics(strategy), state["metrics"], strict=False):
         if _name(metric) == name:  # others may be looked at by now
             yield type(metric).__name__, partial(load_state_of, metric, held, strategy)
+
+
+def _refuse_in_training(strategy: Strategy, doing: str) -> None:
+    now = [getattr(plugin, "training", None) for plugin in strategy.plugins]
+    tasks: set[Any] = {training.task for training in now if isinstance(training, TaskInTraining)}
+    tasks |= {getattr(owner, "current_task", None) for owner in (strategy.model, unlearning_of(strategy))} - {None}
+    if tasks or is_finishing(strategy):
+        task = ", ".join(map(str, tasks))
+        raise RequestError(
+            f"task {task} is in training, or its training was interrupted: {doing} between tasks, or give it up "
+            "first (strategy.abort_training(), or UnlearningPlugin.abort(strategy) of a stock strategy)"
+        )
 
 
 def _check_fits(strategy: Strategy, state: Mapping[str, Any], path: Path) -> None:

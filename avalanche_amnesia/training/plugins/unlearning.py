@@ -18,7 +18,7 @@ from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.saving.encoding import checked
 from avalanche_amnesia.saving.strategy_settings import OF_THE_HOST, origin_of
 from avalanche_amnesia.strategy import Strategy
-from avalanche_amnesia.training.host.lookup import find_plugin, refuse_in_training, refuse_second, refuse_unfinished
+from avalanche_amnesia.training.host.lookup import find_plugin, refuse_second, refuse_unfinished
 from avalanche_amnesia.training.host.rehearsal import rehearse
 from avalanche_amnesia.training.host.rollback import abort_training, finish, go_back, is_finishing
 from avalanche_amnesia.training.host.stream_requests import StreamRequests, check_iteration, check_iterations, due
@@ -199,8 +199,15 @@ class UnlearningPlugin(SupervisedPlugin):
 
     def _between_tasks(self, strategy: Strategy) -> str:
         refuse_unfinished(strategy)
-        instead = "to unlearn in the middle of a task put UnlearningRequest(..., when='iteration') into the stream"
-        refuse_in_training(strategy, instead)
+        # Not as a save refuses: a training that failed before it began has changed nothing, and hinders no request.
+        snapshot = self._snapshot(strategy)
+        if snapshot is not None or self.current_task is not None or is_finishing(strategy):
+            task = self.current_task if snapshot is None else snapshot.task
+            raise RequestError(
+                f"task {task} is in training, or its training was interrupted: to unlearn in the "
+                "middle of a task put UnlearningRequest(..., when='iteration') into the stream; to give an interrupted "
+                "task up call strategy.abort_training(), or UnlearningPlugin.abort(strategy) of a stock strategy"
+            )
         return f"after {self.ledger.n_trained} trainings"
 
     def abort(self, strategy: Strategy) -> None:
