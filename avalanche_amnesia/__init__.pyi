@@ -8,10 +8,12 @@ from .evaluation.jsd import jsd_metrics as jsd_metrics
 from .evaluation.references import References as References
 from .ledger import RequestError as RequestError
 from .logging.wandb import WandBLogger as WandBLogger
+from .models.disjoint import DisjointModel as DisjointModel
 from .models.masked import MaskedModel as MaskedModel
 from .models.mlp import MLP as MLP
 from .models.weight_masks.subnet import SubnetModel as SubnetModel
 from .training.amnesiac_hat import AmnesiacHAT as AmnesiacHAT
+from .training.disjoint_subnets import DisjointSubnets as DisjointSubnets
 from .training.plugins.trajectory import TrajectoryPlugin as TrajectoryPlugin
 from .training.plugins.unlearning import UnlearningPlugin as UnlearningPlugin
 from .training.strategies import HAT as HAT

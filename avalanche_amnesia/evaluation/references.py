@@ -25,9 +25,8 @@ from avalanche_amnesia.isolation.pools import CapacityWarning, Pools
 from avalanche_amnesia.seeding import derive_seed, preserved_rng
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.lookup import find_plugin
-from avalanche_amnesia.training.plugins.hat import HATPlugin
 from avalanche_amnesia.training.plugins.seeding import SeedingPlugin
-from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin
+from avalanche_amnesia.training.plugins.task_mask import TaskEndPlugin
 from avalanche_amnesia.training.task_faults import MaskWarning
 
 Variant = Literal["same", "order", "seed"]
@@ -106,8 +105,8 @@ class References:
             self._initial = state_hashes(made.model.state_dict())
             differing = self._other_values(make_strategy)
         # Slots that are dealt by requests have no place for the tasks of a model that never unlearns.
-        isolation = getattr(find_plugin(made, HATPlugin), "isolation", None)
-        dealt = isinstance(isolation, Pools) and isinstance(isolation.slots, Mapping)
+        pooled = _pooled(made)
+        dealt = pooled is not None and isinstance(pooled.isolation.slots, Mapping)
         self._full_variant: Expected = "full" if dealt else "same"
         if differing:
             raise ReferencesError(
@@ -325,11 +324,11 @@ class References:
                 f"{type(strategy).__name__} from make_strategy draws from a running random stream, so that no run can "
                 "be repeated: plugins=[SeedingPlugin(seed), …] must come first"
             )
-        masking = find_plugin(strategy, HATPlugin)
-        if masking is not None and isinstance(masking.isolation, Pools):
+        pooled = _pooled(strategy)
+        if pooled is not None:
             # The full model keeps every task, maybe more than there are slots.
-            slots = None if variant == "full" else masking.isolation.slots
-            masking.isolation = replace(masking.isolation, slots=slots, when_full="share")
+            slots = None if variant == "full" else pooled.isolation.slots
+            pooled.isolation = replace(pooled.isolation, slots=slots, when_full="share")
         if variant == "order":
             seeding.order_seed = derive_seed(seeding.order_seed, "another order")
         elif variant == "seed":
@@ -354,6 +353,11 @@ def _check_maker(make_strategy: object) -> None:
         raise ReferencesError(f"make_strategy can't be called with evaluator=… ({error}): {wanted}") from error
 
 
+def _pooled(strategy: Strategy) -> Any:
+    """The plugin that deals units or weights out to pools; None: none does."""
+    return next((p for p in strategy.plugins if isinstance(getattr(p, "isolation", None), Pools)), None)
+
+
 def _reseed(strategy: Strategy, seeding: SeedingPlugin, seed: int) -> None:
     """Draw everything of a fresh strategy again from another seed."""
     torch.manual_seed(seed)
@@ -361,6 +365,6 @@ def _reseed(strategy: Strategy, seeding: SeedingPlugin, seed: int) -> None:
         if hasattr(module, "reset_parameters"):
             module.reset_parameters()
     seeding.seed = seeding.order_seed = seed
-    masking = find_plugin(strategy, TaskMaskPlugin)
+    masking = find_plugin(strategy, TaskEndPlugin)
     if masking is not None:
         masking.seed = seed

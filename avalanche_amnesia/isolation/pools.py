@@ -11,7 +11,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
 from torch import Tensor
@@ -19,9 +19,13 @@ from torch import Tensor
 from avalanche_amnesia import checks
 from avalanche_amnesia.ledger import TaskLedger
 from avalanche_amnesia.models.allocation import UnitAllocation
-from avalanche_amnesia.models.masked import MaskedModel
+from avalanche_amnesia.models.shares import Share
 from avalanche_amnesia.optimizers import traits_of
 from avalanche_amnesia.strategy import Strategy
+
+if TYPE_CHECKING:  # units and weights are dealt alike: whoever needs one kind of model loads no other
+    from avalanche_amnesia.models.disjoint import DisjointModel
+    from avalanche_amnesia.models.masked import MaskedModel
 
 WhenFull = Literal["error", "share"]
 
@@ -93,17 +97,50 @@ class Pools:
         Raises:
             CapacityError: if it finds fewer; nothing changed.
         """
+        layout = self._layout(strategy)
+        found = allocation_of(task, model, layout, min_units=min_units, when_full=self.when_full)
+        if not model.masks:
+            self._warn_if_crowded(layout, strategy)
+        return replace(found, entrywise=traits_of(strategy.optimizer).entrywise)
+
+    def share(self, strategy: Strategy, model: DisjointModel, task: int, seed: int) -> Share:
+        """Share of the weights of a task whose training begins, and the tasks whose shares it may read.
+
+        Args:
+            strategy: which trains it.
+            model: the strategy's.
+            task: its label.
+            seed: of the partition.
+
+        Raises:
+            CapacityError: if its share is another task's; nothing changed.
+        """
+        layout = self._layout(strategy)
+        shares = {other: share for other in model.tasks if (share := model.share(other)) is not None}
+        reads = tuple(sorted(other for other in shares if layout.is_open(other, task)))
+        found = Share(seed, layout.slots, layout.slot(task), reads)
+        taken = sorted(other for other, share in shares.items() if share.overlaps(found))
+        if taken:
+            raise CapacityError(
+                f"task {task} finds its share (slot {found.slot} of {found.slots}) taken by tasks {taken}: {CHOICES}"
+            )
+        if not shares:
+            self._warn_if_crowded(layout, strategy)
+        return found
+
+    def _warn_if_crowded(self, layout: StreamLayout, strategy: Strategy) -> None:
+        text = None if self.when_full == "share" else crowded(layout, strategy.experience)
+        if text is not None:
+            warnings.warn(text, CapacityWarning, stacklevel=3)
+
+    def _layout(self, strategy: Strategy) -> StreamLayout:
+        """The layout of the stream that a strategy trains a task of."""
         # Tasks past the deadline are open because the ledger allows no request for them any more: its deadline counts,
         # which a user may have set to another number than the stream's.
         ledgers = (getattr(plugin, "ledger", None) for plugin in strategy.plugins)
         ledger = next((found for found in ledgers if isinstance(found, TaskLedger)), None)
         deadline = getattr(strategy.experience, "deadline", None) if ledger is None else ledger.deadline
-        layout = StreamLayout.of(strategy.experience, self.slots, deadline)
-        found = allocation_of(task, model, layout, min_units=min_units, when_full=self.when_full)
-        text = None if model.masks or self.when_full == "share" else crowded(layout, strategy.experience)
-        if text is not None:
-            warnings.warn(text, CapacityWarning, stacklevel=2)
-        return replace(found, entrywise=traits_of(strategy.optimizer).entrywise)
+        return StreamLayout.of(strategy.experience, self.slots, deadline)
 
 
 @dataclass(frozen=True)

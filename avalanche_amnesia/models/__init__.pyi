@@ -1,3 +1,4 @@
+from .disjoint import DisjointModel as DisjointModel
 from .masked import MaskedModel as MaskedModel
 from .mlp import MLP as MLP
 from .multi_head import MultiHeadModel as MultiHeadModel

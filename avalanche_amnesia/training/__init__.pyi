@@ -1,4 +1,5 @@
 from .amnesiac_hat import AmnesiacHAT as AmnesiacHAT
+from .disjoint_subnets import DisjointSubnets as DisjointSubnets
 from .hard_attention import EVEN_BUDGET as EVEN_BUDGET
 from .hard_attention import HardAttention as HardAttention
 from .host.lookup import find_plugin as find_plugin
@@ -8,6 +9,7 @@ from .host.saving import save_state as save_state
 from .host.states import Conversion as Conversion
 from .host.states import register_state as register_state
 from .plugins.counterfactual import CounterfactualPlugin as CounterfactualPlugin
+from .plugins.disjoint import DisjointPlugin as DisjointPlugin
 from .plugins.hat import HATPlugin as HATPlugin
 from .plugins.in_memory_loader import InMemoryLoaderPlugin as InMemoryLoaderPlugin
 from .plugins.seeding import SeedingPlugin as SeedingPlugin

@@ -35,7 +35,7 @@ from avalanche_amnesia.training.host.lookup import refuse_unfinished, remaining_
 from avalanche_amnesia.training.host.rollback import abort_training
 from avalanche_amnesia.training.plugins.in_memory_loader import InMemoryLoaderPlugin
 from avalanche_amnesia.training.plugins.seeding import SeedingPlugin
-from avalanche_amnesia.training.plugins.task_mask import TaskError, TaskMaskPlugin, single_task
+from avalanche_amnesia.training.plugins.task_mask import TaskEndPlugin, TaskError, single_task
 from avalanche_amnesia.training.task_faults import fault_in_memory, fault_of_inputs, fault_of_labels, fault_of_shape
 
 if TYPE_CHECKING:  # a strategy that does not unlearn needs nothing of it
@@ -124,7 +124,7 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
         eval_every: int = -1,
         peval_mode: PeriodicMode = "epoch",
     ) -> None:
-        kinds = (plugin.model_class for plugin in method if isinstance(plugin, TaskMaskPlugin))
+        kinds = (plugin.model_class for plugin in method if isinstance(plugin, TaskEndPlugin))
         check_model(model, next(kinds, MultiHeadModel))
         check_optimizer(optimizer, model.parameters(), model.head_parameters())
         super().__init__(

@@ -150,7 +150,7 @@ class FittedHead:
             yield weight, value
         if self.bias is not None:
             yield head.get_parameter("bias").data, self.bias
-        parts = model.task_parts(task)
+        parts = model.task_parts(task) if self.statistics else None
         buffers = {} if parts is None else dict(parts.named_buffers())
         for name, value in self.statistics.items():
             yield buffers[name], value

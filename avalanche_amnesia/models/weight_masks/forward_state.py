@@ -67,7 +67,7 @@ class ForwardState:
 
     def __init__(self, backbone: nn.Module, norms: Collection[nn.Module]) -> None:
         self._backbone = (backbone,)  # a plain container: nobody's submodule
-        self.sites = [site for site in _sites(backbone) if not (site.is_buffer and site.module in set(norms))]
+        self.sites = [site for site in state_sites(backbone) if not (site.is_buffer and site.module in set(norms))]
         self._known = {name: tensor_hash(tensor) for name, tensor in self._others()}
         self._reshaped: set[str] = set()
 
@@ -102,6 +102,16 @@ class ForwardState:
         yield from ((name, tensor) for name, tensor in _attributes(self._backbone[0]) if name not in known)
 
 
+def unlike(given: nn.Module, now: nn.Module) -> list[str]:
+    """Names of tensors by which a copy of a backbone differs from it where no task can have its own."""
+    # Those in lists and mappings must be as they were; those at a site need the same shape and type.
+    held = []
+    for module in (given, now):
+        sites = {site.name: (site.value.shape, site.value.dtype) for site in state_sites(module)}
+        held.append(sites | {name: tensor_hash(t) for name, t in _attributes(module) if name not in sites})
+    return sorted(name for name in {*held[0], *held[1]} if held[0].get(name) != held[1].get(name))
+
+
 def kept_tensors(model: nn.Module) -> dict[str, str]:
     """Name → hash of every tensor that a model keeps beside its parameters: buffers, and attributes of its modules."""
     found = {name: tensor_hash(buffer) for name, buffer in model.named_buffers()}
@@ -119,7 +129,8 @@ def _attributes(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 
 
-def _sites(backbone: nn.Module) -> Iterator[StateSite]:
+def state_sites(backbone: nn.Module) -> Iterator[StateSite]:
+    """Places of the tensors that a backbone keeps beside its parameters, and of which a task can have its own."""
     for path, module in backbone.named_modules():
         for is_buffer, held in ((True, module._buffers), (False, vars(module))):
             for attribute, value in held.items():

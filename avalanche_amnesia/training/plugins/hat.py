@@ -258,7 +258,7 @@ class HATPlugin(TaskMaskPlugin):
         self.commit(strategy)
         now.statistics.retake()  # behind the commit: of the weights that stay, through the mask that is kept
         model.finish_task()
-        self.settle_head(strategy)
+        self.settle_head(strategy, now.task)
         self._look_at_mask(strategy)
         if now.allocation is not None:
             closed = model.by_layer(now.allowed & ~model.binary_mask(now.task))

@@ -7,7 +7,7 @@ import torch
 from avalanche.core import SupervisedPlugin
 
 from avalanche_amnesia.benchmarks.data import why_trained
-from avalanche_amnesia.models.multi_head import inside_backbone
+from avalanche_amnesia.models.multi_head import MultiHeadModel, inside_backbone
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.optimizers import follow_model, traits_of
 from avalanche_amnesia.saving.encoding import checked
@@ -32,7 +32,92 @@ class DivergedError(RuntimeError):
     """A task's weights became infinite or NaN, or its features overflow; its training was undone."""
 
 
-class TaskMaskPlugin(SupervisedPlugin):
+class TaskEndPlugin(SupervisedPlugin):
+    """The part that ends a task, whatever the task learned: its head, warnings, the optimizer without the task.
+
+    Args:
+        seed: every draw derives from it and the task.
+        fit_head: as of :class:`TaskMaskPlugin`.
+
+    Attributes:
+        notices: warnings that wait for the end of a training.
+        noticed: names of those that were given already.
+    """
+
+    repeatable = True
+    finishing_step = 1
+    model_class: ClassVar[type[MultiHeadModel]]
+    """The kind of model that it trains."""
+    kept: ClassVar[dict[str, Any]] = {"notices": list[str], "noticed": set[str]}
+    """Attributes that outlive a task, with their types; a subclass adds its own."""
+
+    def __init__(self, seed: int, *, fit_head: bool) -> None:
+        super().__init__()
+        self.seed, self.fit_head = seed, fit_head
+        self.notices: list[str] = []
+        self.noticed: set[str] = set()
+
+    def state(self) -> dict[str, Any]:
+        """State to save, between tasks: masks and heads are the model's."""
+        return {name: getattr(self, name) for name in self.kept}
+
+    def load_state(self, state: Any) -> None:
+        """Take back what :meth:`state` returned."""
+        self.__dict__.update(zip(self.kept, checked(state, **self.kept), strict=True))
+
+    def model_of(self, strategy: Strategy) -> Any:
+        """The strategy's model.
+
+        Raises:
+            TypeError: unless it is of :attr:`model_class`.
+        """
+        if not isinstance(strategy.model, self.model_class):  # asked for several times a step
+            check_model(strategy.model, self.model_class)
+        return strategy.model
+
+    def after_training(self, strategy: Strategy, **kwargs: Any) -> None:
+        """Take finished tasks' own parameters out of the optimizer; warn of what was noticed."""
+        parameters = dict(strategy.model.named_parameters())
+        follow_model(strategy.optimizer, parameters, strategy.optimized_param_id or {}, fresh=False)
+        strategy.optimized_param_id = parameters
+        self.warn()
+
+    def warn(self) -> None:
+        """Give the warnings that wait."""
+        notices, self.notices = self.notices, []
+        for text in notices:
+            warnings.warn(text, MaskWarning, stacklevel=2)
+
+    def notice(self, about: str, text: str | None) -> None:
+        """Warn behind the training, once each in a run: where warnings are errors, no task is lost half finished."""
+        if text is not None and about not in self.noticed:
+            self.noticed.add(about)
+            self.notices.append(text)
+
+    def settle_head(self, strategy: Strategy, task: int) -> None:
+        """Fit the head of a finished task, where it is to be, and look whether the task was learned."""
+        if self.fit_head:
+            from avalanche_amnesia.training.head_fit import fit_trained_head  # lazy: plain HAT fits none
+
+            self.notice("head", fit_trained_head(strategy, task, derive_seed(self.seed, "head", task)))
+        self.notice("chance", near_chance(strategy.model, strategy, task, derive_seed(self.seed, "accuracy", task)))
+
+    def refuse_diverged(self, strategy: Strategy, task: int) -> None:
+        """Raise, and undo the training, if a task's network is of no use."""
+        lost = what_diverged(self.model_of(strategy), task, strategy.experience)
+        if lost is None:
+            return
+        abort_training(strategy)
+        fault = fault_of_task(strategy.experience)  # looked for now alone: it takes a pass over all samples
+        if fault is not None:
+            raise TaskError(f"task {task}: {fault}. Its training was undone and the other tasks are as they were")
+        raise DivergedError(
+            f"task {task} diverged: {lost}. Its training was undone and the other tasks are as they were; train it "
+            "again with a smaller learning rate or gradient clipping"
+        )
+
+
+class TaskMaskPlugin(TaskEndPlugin):
     """Checks a task, guards its training and commits what its mask owns; base of HATPlugin and SubnetPlugin.
 
     A subclass calls :meth:`take_snapshot` and sets ``in_training.adjuster`` (:meth:`make_adjuster`) in
@@ -51,15 +136,10 @@ class TaskMaskPlugin(SupervisedPlugin):
         training: the task in training; None between tasks.
         influences: the tasks that can leave a trace in the training of the current task, because it reads their units
             or is damped by them; None: every task that remains.
-        notices: warnings that wait for the end of a training.
-        noticed: names of those that were given already.
         opened_whole: task → layers of which it opened all units that it could: such a mask says nothing of the task.
     """
 
-    repeatable = True
     commits_to_mask = True
-
-    finishing_step = 1
     model_class: ClassVar[type[TaskMaskedModel]]
     """The kind of model that it masks."""
     task_class: ClassVar[type[TaskInTraining]] = TaskInTraining
@@ -67,28 +147,15 @@ class TaskMaskPlugin(SupervisedPlugin):
     kept: ClassVar[dict[str, Any]] = {
         "influences": frozenset[int] | None,
         "opened_whole": dict[int, frozenset[str]],
-        "notices": list[str],
-        "noticed": set[str],
+        **TaskEndPlugin.kept,
     }
-    """Attributes that outlive a task, with their types; a subclass adds its own."""
 
     def __init__(self, rule: AdjustmentRule, seed: int, *, fit_head: bool = False) -> None:
-        super().__init__()
-        self.fit_head = fit_head
-        self.rule, self.seed = rule, seed
+        super().__init__(seed, fit_head=fit_head)
+        self.rule = rule
         self.training: TaskInTraining | None = None
         self.influences: frozenset[int] | None = None
         self.opened_whole: dict[int, frozenset[str]] = {}
-        self.notices: list[str] = []
-        self.noticed: set[str] = set()
-
-    def state(self) -> dict[str, Any]:
-        """State to save, between tasks: masks and heads are the model's."""
-        return {name: getattr(self, name) for name in self.kept}
-
-    def load_state(self, state: Any) -> None:
-        """Take back what :meth:`state` returned."""
-        self.__dict__.update(zip(self.kept, checked(state, **self.kept), strict=True))
 
     @property
     def snapshot(self) -> TaskSnapshot | None:
@@ -106,20 +173,10 @@ class TaskMaskPlugin(SupervisedPlugin):
             raise RuntimeError("no task is in training")
         return self.training
 
-    def model_of(self, strategy: Strategy) -> Any:
-        """The strategy's model.
-
-        Raises:
-            TypeError: unless it is of :attr:`model_class`.
-        """
-        if not isinstance(strategy.model, self.model_class):  # asked for several times a step
-            check_model(strategy.model, self.model_class)
-        return strategy.model
-
     def before_train_dataset_adaptation(self, strategy: Strategy, **kwargs: Any) -> None:
         """Check the experience, and undo a training that was interrupted, before anything else happens."""
         model, task = self.model_of(strategy), single_task(strategy.experience)
-        self._warn()
+        self.warn()
         self.undo_training(strategy)
         if task in model.masked_tasks:
             raise TaskError(f"{why_trained(strategy.experience)}; tasks with a mask: {list(model.masked_tasks)}")
@@ -145,39 +202,12 @@ class TaskMaskPlugin(SupervisedPlugin):
         if is_last_to_finish(self, strategy):  # else others have yet to record it
             finish(strategy)
 
-    def after_training(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Take finished tasks' own parameters out of the optimizer; warn of what was noticed."""
-        parameters = dict(strategy.model.named_parameters())
-        follow_model(strategy.optimizer, parameters, strategy.optimized_param_id or {}, fresh=False)
-        strategy.optimized_param_id = parameters
-        self._warn()
-
-    def _warn(self) -> None:
-        notices, self.notices = self.notices, []
-        for text in notices:
-            warnings.warn(text, MaskWarning, stacklevel=2)
-
-    def notice(self, about: str, text: str | None) -> None:
-        """Warn behind the training, once each in a run: where warnings are errors, no task is lost half finished."""
-        if text is not None and about not in self.noticed:
-            self.noticed.add(about)
-            self.notices.append(text)
-
     def keep_mask(self, strategy: Strategy) -> None:
         """Commit what the mask of the task in training owns, and let the model keep the mask (its ``finish_task``).
 
         Then :meth:`settle_head`.
         """
         raise NotImplementedError
-
-    def settle_head(self, strategy: Strategy) -> None:
-        """Fit the task's head, where it is to be, and look whether the task was learned; behind ``finish_task``."""
-        task: int = self.in_training.task
-        if self.fit_head:
-            from avalanche_amnesia.training.head_fit import fit_trained_head  # lazy: plain HAT fits none
-
-            self.notice("head", fit_trained_head(strategy, task, derive_seed(self.seed, "head", task)))
-        self.notice("chance", near_chance(strategy.model, strategy, task, derive_seed(self.seed, "accuracy", task)))
 
     def take_snapshot(self, strategy: Strategy) -> None:
         """Remember the values before the task, and let it train no other task's own modules."""
@@ -281,17 +311,7 @@ class TaskMaskPlugin(SupervisedPlugin):
         training.before.commit(dict(model.named_parameters()), keep)
         self._put_others_back(model)  # whoever wrote there: a plugin may
         training.before.put_finished_back(model)  # once a task only: this takes longer with every finished task
-        task = training.task
-        lost = what_diverged(model, task, strategy.experience)
-        if lost is not None:
-            abort_training(strategy)
-            fault = fault_of_task(strategy.experience)  # looked for now alone: it takes a pass over all samples
-            if fault is not None:
-                raise TaskError(f"task {task}: {fault}. Its training was undone and the other tasks are as they were")
-            raise DivergedError(
-                f"task {task} diverged: {lost}. Its training was undone and the other tasks are as they were; train it "
-                "again with a smaller learning rate or gradient clipping"
-            )
+        self.refuse_diverged(strategy, training.task)
 
     def _end_task(self, strategy: Strategy) -> None:
         """Keep nothing of a task beyond its training: what is left here would outlive its unlearning."""

@@ -24,7 +24,7 @@ from avalanche_amnesia.training.host.rollback import abort_training, finish, go_
 from avalanche_amnesia.training.host.stream_requests import StreamRequests, check_iteration, check_iterations, due
 from avalanche_amnesia.training.plugins.in_memory_loader import InMemoryLoaderPlugin
 from avalanche_amnesia.training.plugins.seeding import SeedingPlugin
-from avalanche_amnesia.training.plugins.task_mask import TaskError, TaskMaskPlugin, single_task
+from avalanche_amnesia.training.plugins.task_mask import TaskEndPlugin, TaskError, TaskMaskPlugin, single_task
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 from avalanche_amnesia.training.task_in_training import TaskSnapshot, copied_finished
 from avalanche_amnesia.transaction import Transaction
@@ -47,7 +47,7 @@ Deletion = Literal["updates", "exclusive"]
 _TRIAL = 3
 """Mini-batches of a rehearsal, by default."""
 _SAFE = "that is safe, as a state that was saved has its logs with it, and needs none of these files"
-_CLEANED_ELSEWHERE = (SeedingPlugin, InMemoryLoaderPlugin, TaskMaskPlugin, TrajectoryPlugin, *OF_THE_HOST)
+_CLEANED_ELSEWHERE = (SeedingPlugin, InMemoryLoaderPlugin, TaskEndPlugin, TrajectoryPlugin, *OF_THE_HOST)
 """Plugins that an unlearning cleans by itself, or that hold nothing of a task."""
 
 

@@ -279,7 +279,7 @@ class SubnetPlugin(TaskMaskPlugin):
                 value.copy_(now.best[1][name])
         self.commit(strategy)
         model.finish_task(self.masks.scores == "keep", self.masks.score_bits)
-        self.settle_head(strategy)
+        self.settle_head(strategy, now.task)
         self._drop_unneeded_scores(strategy, model)
 
     def _drop_unneeded_scores(self, strategy: Strategy, model: SubnetModel) -> None:

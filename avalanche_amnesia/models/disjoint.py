@@ -1,0 +1,295 @@
+"""Weight pools: one network whose weights are dealt out, so that no task reads what another one may take with it."""
+
+from collections.abc import Callable, Iterator, Mapping
+from copy import deepcopy
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from avalanche_amnesia.bits import same_bits
+from avalanche_amnesia.models.multi_head import MultiHeadModel, by_task
+from avalanche_amnesia.models.shares import Share
+from avalanche_amnesia.models.task_store import TaskModules
+from avalanche_amnesia.models.weight_masks.forward_state import state_sites, unlike
+from avalanche_amnesia.unit_graph.findings import ModelError
+
+_DEALT, _ENTRIES = "dealt", "entries."
+"""Names in the state of a task's share: how it was dealt, and in front of the names of its tensors."""
+
+
+class TaskShare(nn.Module):
+    """Possessions of one task: while it trains a whole network, once it is finished only the entries that it owns.
+
+    Args:
+        entries: the network; or a tree of modules without a forward that holds its tensors under their names.
+        dealt: what :meth:`Share.encoded` wrote; None: nothing is dealt yet.
+    """
+
+    def __init__(self, entries: nn.Module, dealt: Tensor | None = None) -> None:
+        super().__init__()
+        self.entries = entries
+        self.dealt: Tensor
+        self.register_buffer(_DEALT, dealt)
+
+    @property
+    def share(self) -> Share:
+        """Which entries these are."""
+        return Share.decoded(self.dealt)
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """Parameters and buffers, by their names in the backbone."""
+        return dict((*self.entries.named_parameters(), *self.entries.named_buffers()))
+
+
+class DisjointModel(MultiHeadModel):
+    """Any network whose weights are dealt out to disjoint shares, one for each task, and one head per task.
+
+    A task reads only its own share of every layer's weights, and those of tasks that may never be unlearned; all others
+    are +0 for it. Biases, norms, buffers and heads are the task's own, and so are layers whose outputs have fewer
+    inputs than there are shares. So no task's training or features depend on a task that may go. Nothing is traced:
+    ``forward`` may be anything.
+
+    The backbone stays as it was given. Its values are those from which every share begins, scaled to the share, and it
+    stands in for tasks that the model does not have. A parameter that does not require gradients (of a pretrained
+    network) is dealt to nobody: every task reads it as it is.
+
+    Args:
+        backbone: maps ``(batch, …)`` to features ``(batch, features)``; it must be possible to copy it.
+        n_features: width of the features; by default ``backbone.features``, where that is an integer.
+
+    Raises:
+        ModelError: if the width of the features is not known.
+    """
+
+    task_containers = ("heads", "shares")
+    features_per_task = True
+    state_per_task = True
+
+    def __init__(self, backbone: nn.Module, n_features: int | None = None) -> None:
+        super().__init__(backbone, n_features)
+        self.shares = TaskModules()
+        self._learning = frozenset(name for name, p in backbone.named_parameters() if p.requires_grad)
+        self._opened = _Opened()
+
+    @property
+    def isolates(self) -> bool:
+        """Tell whether the training of a task neither reads nor writes anything of one that may be unlearned."""
+        return True
+
+    # Shares ---------------------------------------------------------------------------------------------------
+
+    def share(self, task: int) -> Share | None:
+        """The share of a task; None where it has none yet."""
+        held: TaskShare | None = self.shares.get(task)
+        return None if held is None or held.dealt is None else held.share
+
+    def dealt(self, share: Share) -> Iterator[tuple[str, nn.Parameter]]:
+        """Parameters of the backbone of which a task owns only its share, by name."""
+        parameters = self.backbone.named_parameters()
+        return ((name, p) for name, p in parameters if name in self._learning and share.deals(p.shape))
+
+    def free_share(self) -> float:
+        """Share of the weights that are dealt out which no task owns, in [0, 1]; 1 where there are none."""
+        shares = [share for task in self.tasks if (share := self.share(task)) is not None]
+        if not shares:
+            return 1.0
+        parameters = dict(self.dealt(shares[0]))
+        total = sum(parameter.numel() for parameter in parameters.values())
+        owned = sum(int(s.owned(name, p.shape).sum()) for s in shares for name, p in parameters.items())
+        return 1 - owned / total if total else 1.0
+
+    # Life of a task -------------------------------------------------------------------------------------------
+
+    def adaptation(self, experience: Any) -> None:
+        """As the base class's; a task in training gets a copy of the backbone, of which :meth:`deal` leaves a share."""
+        super().adaptation(experience)
+        for task in map(int, experience.task_labels if self.training else ()):
+            if task not in self.shares:
+                self.shares[task] = TaskShare(self.copied()).train(self.training)
+
+    def copied(self) -> nn.Module:
+        """A copy of the backbone; what does not learn is in common."""
+        frozen = {id(p): p for name, p in self.backbone.named_parameters() if name not in self._learning}
+        return deepcopy(self.backbone, frozen)
+
+    @torch.no_grad()
+    def deal(self, task: int, share: Share) -> dict[str, Tensor]:
+        """Leave a task that begins its share of the network, in its initial values; all else is +0.
+
+        A weight begins as the backbone's, times ``1/√density`` for the share of its tensor that the task reads.
+
+        Args:
+            task: its label; it has a head, and no share yet.
+            share: its share.
+
+        Returns:
+            Name in the backbone → bool tensor of the entries that the task owns, of parameters that are dealt.
+        """
+        held: TaskShare = self.shares[task]
+        held.dealt = share.encoded()
+        parameters, owned = dict(held.entries.named_parameters()), {}
+        for name, initial in self.dealt(share):
+            mine = owned[name] = share.owned(name, initial.shape).to(initial.device)
+            theirs = [self._entries_of(other, name, initial.shape) for other in share.reads]
+            n_read = int(mine.sum()) + sum(len(values) for _, values in theirs)
+            parameter = parameters[name]
+            parameter.masked_fill_(~mine, 0).mul_((mine.numel() / n_read) ** 0.5)
+            for where, values in theirs:
+                parameter[where] = values
+        return owned
+
+    def _entries_of(self, task: int, name: str, shape: torch.Size) -> tuple[Tensor, Tensor]:
+        """Where a finished task's entries of a parameter lie, and what they hold."""
+        held: TaskShare = self.shares[task]
+        values = held.entries.get_parameter(name).detach()
+        return held.share.owned(name, shape).to(values.device), values
+
+    @torch.no_grad()
+    def finish_task(self, task: int) -> None:
+        """Keep of a task's network only what is its own, which ends its training.
+
+        Raises:
+            ModelError: if forwards changed a tensor that is no parameter, buffer or tensor attribute of a module.
+        """
+        held: TaskShare = self.shares[task]
+        changed = unlike(self.backbone, held.entries)
+        if changed:
+            raise ModelError(
+                f"the backbone's forward changes {changed}, or began to keep them: no task can have its own. Make them "
+                "buffers, or tensor attributes, that have their final shape when the backbone is wrapped; or keep "
+                "nothing"
+            )
+        share, kept = held.share, nn.Module()
+        dealt = dict(self.dealt(share))
+        for name, parameter in held.entries.named_parameters():
+            if name in self._learning:
+                mine = parameter[share.owned(name, parameter.shape)] if name in dealt else parameter
+                _place(kept, name, nn.Parameter(mine.detach().clone(), requires_grad=False))
+        for site, given in zip(state_sites(held.entries), state_sites(self.backbone), strict=True):
+            if not bool(same_bits(site.value.detach(), given.value.detach()).all()):
+                _place(kept, site.name, site.value.detach().clone())
+        self._keep(task, TaskShare(kept, held.dealt))
+
+    def _keep(self, task: int, share: TaskShare) -> None:
+        self.shares[task] = share
+        for container in self._containers:
+            container.finish(task)
+
+    # Forward --------------------------------------------------------------------------------------------------
+
+    def network(self, task: int) -> nn.Module:
+        """The network as a task runs through it; of a finished one good until the next task is asked for."""
+        if task not in self.shares:
+            return self.backbone
+        held: TaskShare = self.shares[task]
+        if task in self.shares.unfinished:
+            return held.entries
+        return self._opened.network(self, task)
+
+    def features(self, x: Tensor, task: int | Tensor) -> Tensor:
+        """Features ``(batch, features)`` through a task's network; one label, or one per sample ``(batch,)``."""
+        return by_task(x, task, lambda samples, label: self.network(label)(samples))
+
+    @torch.no_grad()
+    def write_network(self, network: nn.Module, task: int) -> None:
+        """Write a finished task's network into a copy of the backbone."""
+        held: TaskShare = self.shares[task]
+        dealt, own = dict(self.dealt(held.share)), held.tensors
+        for name, parameter in network.named_parameters():
+            if name in dealt:
+                parameter.zero_()
+                for other in (*held.share.reads, task):
+                    where, values = self._entries_of(other, name, parameter.shape)
+                    parameter[where] = values
+            elif name in own:
+                parameter.copy_(own[name])
+        for site, given in zip(state_sites(network), state_sites(self.backbone), strict=True):
+            site.value.copy_(own.get(site.name, given.value))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        self._opened = _Opened()  # it has other devices and types
+        return super()._apply(fn, recurse)
+
+    # State ----------------------------------------------------------------------------------------------------
+
+    def _match_tasks(self, state: Mapping[str, Any]) -> None:
+        super()._match_tasks(state)
+        device = next(self.backbone.parameters()).device
+        for task in self.tasks:
+            prefix = f"shares.{task}."
+            saved = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+            here = dict(self.shares[task].state_dict()) if task in self.shares else {}
+            if saved.keys() == here.keys() and all(value.shape == here[name].shape for name, value in saved.items()):
+                continue
+            self._check_share(task, saved)
+            kept = nn.Module()
+            for name in saved.keys() - {_DEALT}:
+                inside, like = name.removeprefix(_ENTRIES), torch.zeros_like(saved[name], device=device)
+                _place(kept, inside, nn.Parameter(like, requires_grad=False) if inside in self._learning else like)
+            self._keep(task, TaskShare(kept, torch.zeros_like(saved[_DEALT], device=device)))
+
+    def _check_share(self, task: int, saved: Mapping[str, Tensor]) -> None:
+        """Refuse what is no finished task's share of this backbone."""
+        if _DEALT not in saved:
+            raise ValueError(f"this state has no share of task {task}: it is none of a DisjointModel's")
+        share = Share.decoded(saved[_DEALT])
+        dealt = {f"{_ENTRIES}{name}": (name, parameter.shape) for name, parameter in self.dealt(share)}
+        shapes = {
+            f"{_ENTRIES}{name}": p.shape for name, p in self.backbone.named_parameters() if name in self._learning
+        }
+        sites = {f"{_ENTRIES}{site.name}": site.value.shape for site in state_sites(self.backbone)}
+        shapes |= {name: torch.Size([int(share.owned(*of).sum())]) for name, of in dealt.items()}
+        known = shapes | {name: sites[name] for name in saved.keys() & sites.keys()} | {_DEALT: saved[_DEALT].shape}
+        if {name: value.shape for name, value in saved.items()} != known or not set(share.reads) <= set(self.tasks):
+            raise ValueError(
+                f"what this state holds of task {task} is no share of this backbone: it was saved with another one, or "
+                "in the middle of a training; save between tasks"
+            )
+
+
+class _Opened:
+    """The network of the finished task that was asked for last: no part of the model, made again where it is needed."""
+
+    def __init__(self) -> None:
+        self._network: nn.Module | None = None
+        self._holds: Any = None
+
+    def __deepcopy__(self, memo: Any) -> "_Opened":
+        return _Opened()
+
+    def __reduce__(self) -> Any:
+        return _Opened, ()
+
+    def network(self, model: DisjointModel, task: int) -> nn.Module:
+        """A finished task's network, in evaluation mode, which learns nothing."""
+        with torch.inference_mode(False):
+            if self._network is None:
+                self._network, self._holds = model.copied().requires_grad_(False).eval(), None
+            if self._holds is None or self._holds != _versions(model, task, self._network):
+                self._holds = None  # interrupted, it holds no task
+                model.write_network(self._network, task)
+                self._holds = _versions(model, task, self._network)
+        return self._network
+
+
+def _versions(model: DisjointModel, task: int, network: nn.Module) -> Any:
+    """Versions of all tensors that a network was made of, and of its own: a forward may write into its buffers."""
+    held: TaskShare = model.shares[task]
+    sources = (network, held, *(model.shares[other] for other in held.share.reads))
+    tensors = (tensor for source in sources for tensor in (*source.parameters(), *source.buffers()))
+    return task, [(id(tensor), tensor._version) for tensor in tensors]
+
+
+def _place(root: nn.Module, name: str, value: Tensor) -> None:
+    """Put a tensor under a name with dots, into modules that are made for it."""
+    *path, last = name.split(".")
+    for part in path:
+        if part not in root._modules:
+            root.add_module(part, nn.Module())
+        root = root.get_submodule(part)
+    if isinstance(value, nn.Parameter):
+        root.register_parameter(last, value)
+    else:
+        root.register_buffer(last, value)

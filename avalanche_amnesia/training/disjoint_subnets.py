@@ -1,0 +1,62 @@
+"""Weight pools: exact unlearning at hardly a loss of accuracy, in one network."""
+
+from typing import ClassVar, Unpack
+
+from torch.optim import Optimizer
+
+from avalanche_amnesia import checks
+from avalanche_amnesia.isolation.pools import Pools
+from avalanche_amnesia.models.disjoint import DisjointModel
+from avalanche_amnesia.training.plugins.disjoint import DisjointPlugin
+from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
+from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
+from avalanche_amnesia.training.task_strategy import StrategyOptions, TaskStrategy
+
+
+class DisjointSubnets(TaskStrategy):
+    """Every task trains a share of the weights that no other task reads; unlearning it is exact, whatever came later.
+
+    A fixed random partition cuts every layer's weights into as many shares as there are slots. The model equals, bit
+    for bit, one that never saw the unlearned tasks; its share is free for the next task.
+
+    Requests come with the experiences (:func:`~avalanche_amnesia.benchmarks.with_unlearning`) or from
+    :meth:`~TaskStrategy.unlearn`.
+
+    Args:
+        model: a :class:`DisjointModel`.
+        optimizer: any torch optimizer over ``model.parameters()``. A share has fewer weights than the network, and
+            wants larger steps: begin with the network's learning rate times the number of slots.
+        isolation: how many shares there are, and whose is which. ``Pools.planned(benchmark)``: as few as the stream's
+            requests allow; by default one for each task of the stream.
+        fit_head: whether a task's head is fitted again when the task ends, by logistic regression on the features of
+            its training samples.
+        unlearning: how requests are obeyed, ``UnlearningPlugin(deadline=…, keep_probes=…)``.
+        seed: every draw derives from it and the task.
+        options: ``reset_optimizer`` and Avalanche's own, as of :class:`TaskStrategy`.
+
+    Raises:
+        TypeError: if ``model`` is of another kind, or for an unknown option.
+        ValueError: for a value that is not allowed.
+    """
+
+    settings: ClassVar = {"unlearning": UnlearningPlugin, "isolation": Pools}
+
+    def __init__(
+        self,
+        *,
+        model: DisjointModel,
+        optimizer: Optimizer,
+        isolation: Pools | None = None,
+        fit_head: bool = True,
+        unlearning: UnlearningPlugin | None = None,
+        seed: int = 0,
+        **options: Unpack[StrategyOptions],
+    ) -> None:
+        obeying = checks.object_of("unlearning", unlearning, UnlearningPlugin, "UnlearningPlugin(deadline=...)")
+        super().__init__(
+            model=model,
+            optimizer=optimizer,
+            method=[DisjointPlugin(isolation, fit_head=fit_head, seed=seed), TrajectoryPlugin(), obeying],
+            seed=seed,
+            **options,
+        )
