@@ -40,9 +40,10 @@ class CapacityWarning(RuntimeWarning):
 
 @dataclass(frozen=True)
 class Pools:
-    """Isolation by pools, which makes unlearning exact to the bit: ``isolation=Pools(…)`` of HAT's strategies.
+    """Isolation by pools, which makes unlearning exact to the bit: ``isolation=Pools(…)``.
 
-    Every layer is cut into equal pools, one per slot. A task trains units of its own slot's pool and reads only those
+    Of the units of HAT's strategies, or of the weights of
+    :class:`~avalanche_amnesia.training.DisjointSubnets`; what follows is about units. Every layer is cut into equal pools, one per slot. A task trains units of its own slot's pool and reads only those
     and the units of tasks that are permanent by the stream, or past its deadline. Those of ``mark_permanent`` are
     protected, but not read: nothing in the stream tells a retrained model when it was called. Parameters that belong
     to no unit keep their values.
@@ -53,7 +54,7 @@ class Pools:
             common. A task's slot is its label modulo ``slots`` where that is a number, and by default the rank of its
             label in the stream. :meth:`planned` deals as few slots as the stream's requests allow.
         when_full: what becomes of a task that finds no slot: ``error``, or ``share`` the pool of a task that may still
-            be unlearned as HAT does, after which records of unlearning these tasks say ``approximate``.
+            be unlearned as HAT does, after which records of unlearning these tasks say ``approximate``. Weights are never shared so.
 
     Raises:
         ValueError: for a value that is not allowed.
@@ -100,7 +101,7 @@ class Pools:
         layout = self._layout(strategy)
         found = allocation_of(task, model, layout, min_units=min_units, when_full=self.when_full)
         if not model.masks:
-            self._warn_if_crowded(layout, strategy)
+            self._warn_if_crowded(layout, strategy, CHOICES)
         return replace(found, entrywise=traits_of(strategy.optimizer).entrywise)
 
     def share(self, strategy: Strategy, model: DisjointModel, task: int, seed: int) -> Share:
@@ -122,14 +123,14 @@ class Pools:
         taken = sorted(other for other, share in shares.items() if share.overlaps(found))
         if taken:
             raise CapacityError(
-                f"task {task} finds its share (slot {found.slot} of {found.slots}) taken by tasks {taken}: {CHOICES}"
+                f"task {task} finds its share (slot {found.slot} of {found.slots}) taken by tasks {taken}: {MORE_SLOTS}"
             )
         if not shares:
-            self._warn_if_crowded(layout, strategy)
+            self._warn_if_crowded(layout, strategy, MORE_SLOTS)
         return found
 
-    def _warn_if_crowded(self, layout: StreamLayout, strategy: Strategy) -> None:
-        text = None if self.when_full == "share" else crowded(layout, strategy.experience)
+    def _warn_if_crowded(self, layout: StreamLayout, strategy: Strategy, choices: str) -> None:
+        text = None if self.when_full == "share" else crowded(layout, strategy.experience, choices)
         if text is not None:
             warnings.warn(text, CapacityWarning, stacklevel=3)
 
@@ -235,7 +236,7 @@ def planned_slots(stream: Sequence[Any], gone: Mapping[int, int]) -> dict[int, i
     return slots
 
 
-def crowded(layout: StreamLayout, experience: Any) -> str | None:
+def crowded(layout: StreamLayout, experience: Any, choices: str) -> str | None:
     """Warning, before the first task, of the first one in the stream that will find no pool of its own."""
     gone = departures(_stream_of(experience))
     for position, task in enumerate(layout.tasks):
@@ -253,7 +254,7 @@ def crowded(layout: StreamLayout, experience: Any) -> str | None:
         why = f", of which {late} can't be unlearned any more by then" if late else ""
         return (
             f"task {task} will find one of the {layout.slots} slots taken by tasks {there}{why}, unless they are "
-            f"unlearned in time; the stream requests no more. {CHOICES[0].upper()}{CHOICES[1:]}. "
+            f"unlearned in time; the stream requests no more. {choices[0].upper()}{choices[1:]}. "
             "Pools.planned(benchmark) deals slots by the stream's requests"
         )
     return None
@@ -320,10 +321,8 @@ def allocation_within(free_units: Tensor, task: int, model: MaskedModel, layout:
     return UnitAllocation(free & ~taken, readable | taken, open_tasks, sharing, task in layout.permanent)
 
 
-CHOICES = (
-    "unlearn what can be first, give Pools(slots=…) a larger number from the beginning, or allow when_full='share', "
-    "with which tasks in one pool are unlearned approximately"
-)
+MORE_SLOTS = "unlearn what can be first, or give Pools(slots=…) a larger number from the beginning"
+CHOICES = f"{MORE_SLOTS}, or allow when_full='share', with which tasks in one pool are unlearned approximately"
 
 
 def _checked(slots: Mapping[int, int]) -> dict[int, int]:

@@ -37,8 +37,8 @@ from avalanche_amnesia.lab.study.settings import (
     ScenarioSettings,
     StreamSettings,
 )
-from avalanche_amnesia.models import MLP, MaskedModel, SubnetModel, TaskNormModel
-from avalanche_amnesia.training import HAT, WSN, AdaHAT, AmnesiacHAT, HardAttention, ScoredWeights
+from avalanche_amnesia.models import MLP, DisjointModel, MaskedModel, SubnetModel, TaskNormModel
+from avalanche_amnesia.training import HAT, WSN, AdaHAT, AmnesiacHAT, DisjointSubnets, HardAttention, ScoredWeights
 from avalanche_amnesia.training.plugins import InMemoryLoaderPlugin, SeedingPlugin, TrajectoryPlugin, UnlearningPlugin
 from avalanche_amnesia.training.update_rules import RULES
 
@@ -46,6 +46,7 @@ OWN: dict[str, tuple[type, type]] = {
     "AmnesiacHAT": (AmnesiacHAT, MaskedModel),
     "HAT": (HAT, MaskedModel),
     "AdaHAT": (AdaHAT, MaskedModel),
+    "DisjointSubnets": (DisjointSubnets, DisjointModel),
     "WSN": (WSN, SubnetModel),
     "PALL": (PALL, SubnetModel),
     "CLPU-DER++": (CLPUDERpp, SideNetworks),

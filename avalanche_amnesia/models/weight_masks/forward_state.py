@@ -108,7 +108,9 @@ def unlike(given: nn.Module, now: nn.Module) -> list[str]:
     held = []
     for module in (given, now):
         sites = {site.name: (site.value.shape, site.value.dtype) for site in state_sites(module)}
-        held.append(sites | {name: tensor_hash(t) for name, t in _attributes(module) if name not in sites})
+        own = {id(parameter) for parameter in module.parameters()}  # a recurrent layer has them in a list too
+        others = ((name, t) for name, t in _attributes(module) if name not in sites and id(t) not in own)
+        held.append(sites | {name: tensor_hash(tensor) for name, tensor in others})
     return sorted(name for name in {*held[0], *held[1]} if held[0].get(name) != held[1].get(name))
 
 

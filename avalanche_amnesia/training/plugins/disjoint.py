@@ -12,8 +12,12 @@ from avalanche_amnesia.models.disjoint import DisjointModel
 from avalanche_amnesia.models.shares import Share
 from avalanche_amnesia.optimizers import traits_of
 from avalanche_amnesia.strategy import Strategy
-from avalanche_amnesia.training.host.rollback import begin_finishing, finish, is_last_to_finish
+from avalanche_amnesia.training.host.lookup import find_plugin
+from avalanche_amnesia.training.host.rollback import abort_training, begin_finishing, finish, is_last_to_finish
 from avalanche_amnesia.training.plugins.task_mask import TaskEndPlugin, TaskError, refuse_untrained, single_task
+from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
+from avalanche_amnesia.training.task_faults import unmoved
+from avalanche_amnesia.unit_graph.findings import ModelError
 
 
 class DisjointPlugin(TaskEndPlugin):
@@ -35,6 +39,7 @@ class DisjointPlugin(TaskEndPlugin):
         CapacityError: before a training, if the task's share is another one's; nothing changed.
         TaskError: before a training, for a task that is there already.
         DivergedError: if a weight is not finite when a task ends; its training was undone.
+        ModelError: if forwards keep tensors of which no task can have its own; the same.
     """
 
     model_class = DisjointModel
@@ -54,7 +59,7 @@ class DisjointPlugin(TaskEndPlugin):
         """Check the task, before anything changes."""
         model, task = self.model_of(strategy), single_task(strategy.experience)
         self.warn()
-        if task in model.tasks and task not in model.unfinished:
+        if task in model.tasks and task not in model.heads.unfinished:
             raise TaskError(f"{why_trained(strategy.experience)}; tasks with a share: {list(model.tasks)}")
         self._share = self.isolation.share(strategy, model, task, self.seed)  # raises where there is none
 
@@ -86,8 +91,16 @@ class DisjointPlugin(TaskEndPlugin):
         begin_finishing(strategy)
         refuse_untrained(strategy)
         model, task = self.model_of(strategy), single_task(strategy.experience)
+        recorder = find_plugin(strategy, TrajectoryPlugin)
+        before = None if recorder is None else recorder.snapshot
+        if before is not None:
+            self.notice("unmoved", unmoved(before.values, dict(model.named_parameters()), task))
         self.refuse_diverged(strategy, task)
-        model.finish_task(task)
+        try:
+            model.finish_task(task)
+        except ModelError:
+            abort_training(strategy)
+            raise
         self._held = None
         self.settle_head(strategy, task)
         if is_last_to_finish(self, strategy):

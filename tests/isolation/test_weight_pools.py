@@ -1,0 +1,338 @@
+"""Weight pools: how weights are dealt out, that nothing else is read or moved, and that unlearning is exact."""
+
+import copy
+import math
+import pickle
+
+import pytest
+import torch
+from avalanche.logging import BaseLogger
+from avalanche.training.plugins import EvaluationPlugin
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.isolated_pools import NormNet
+from support.small_runs import OPTIMIZERS, same_state, split, state
+from support.strategies import ConvNet
+from support.strategy_state import unlearning_plugin
+from torch import Tensor, nn
+
+from avalanche_amnesia import DisjointModel, DisjointSubnets
+from avalanche_amnesia.benchmarks import UnlearningRequest, with_unlearning
+from avalanche_amnesia.evaluation import References, jsd_metrics
+from avalanche_amnesia.isolation import CapacityError, CapacityWarning, Pools
+from avalanche_amnesia.models import MLP
+from avalanche_amnesia.models.shares import Share
+from avalanche_amnesia.training import MaskWarning
+from avalanche_amnesia.training.plugins.task_mask import DivergedError, TaskError
+from avalanche_amnesia.unit_graph.findings import ModelError
+
+STREAM = split(200)
+REQUESTS = with_unlearning(STREAM, {1: [0], 3: [1]}, permanent=[2])
+
+
+class Recurrent(nn.Module):
+    """An LSTM over rows, whose number depends on the values, an embedding and tied weights: nothing can trace it."""
+
+    features = 12
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows, self.embed = nn.LSTM(8, 12, batch_first=True), nn.Embedding(9, 12)
+        self.one, self.two = nn.Linear(12, 12), nn.Linear(12, 12)
+        self.two.weight = self.one.weight
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.seen += len(x)
+        rows = 8 if float(x.mean()) > 0 else 7
+        out, _ = self.rows(x.reshape(-1, 8, 8)[:, :rows])
+        ink = self.embed((x.flatten(1).mean(1) / 2).long().clamp(0, 8))
+        return torch.relu(self.two(torch.relu(self.one(out[:, -1] + ink))))
+
+
+NETS = {
+    "mlp": (lambda: MLP(64, hidden=(24,), features=16), None),
+    "conv": (ConvNet, None),
+    "norms": (NormNet, 12),
+    "recurrent": (Recurrent, None),
+}
+
+
+def disjoint(net="mlp", optimizer="adam", isolation=None, **options) -> DisjointSubnets:
+    torch.manual_seed(0)
+    make, width = NETS[net] if isinstance(net, str) else (net, None)
+    model = DisjointModel(make(), n_features=width)
+    factory = OPTIMIZERS[optimizer] if isinstance(optimizer, str) else optimizer
+    isolation = Pools.planned(REQUESTS) if isolation is None else isolation
+    options = {"train_mb_size": 16, "train_epochs": 2, "eval_mb_size": 64, "seed": 3} | options
+    return DisjointSubnets(model=model, optimizer=factory(model.parameters()), isolation=isolation, **options)
+
+
+def trained(strategy: DisjointSubnets, stream, tasks=range(5)) -> DisjointSubnets:
+    for experience in stream:
+        if experience.task_label in tasks:
+            strategy.train(experience)
+    return strategy
+
+
+def same_bits_in(one: nn.Module, other: nn.Module) -> bool:
+    return same_state(state(one), state(other))
+
+
+# Dealing -----------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(2, 40), st.integers(1, 90), st.integers(1, 12), st.integers(0, 2**62))
+def test_slots_part_every_row_in_shares_that_differ_by_one_at_most(rows, n_in, slots, seed):
+    shape = torch.Size([rows, n_in])
+    shares = [Share(seed, slots, slot) for slot in range(slots)]
+    if n_in < slots:
+        assert not shares[0].deals(shape)
+        return
+    dealt = torch.stack([share.owned("weight", shape) for share in shares])
+    assert torch.equal(dealt.sum(0), torch.ones(shape, dtype=torch.int64))
+    assert set(dealt.sum(2).unique().tolist()) <= {n_in // slots, math.ceil(n_in / slots)}
+
+
+def test_a_partition_follows_from_seed_and_name_and_is_the_same_for_good():
+    shape = torch.Size([64, 50])
+    own = Share(1, 4, 2).owned("a", shape)
+    assert torch.equal(own, Share(1, 4, 2).owned("a", shape))
+    assert not torch.equal(own, Share(2, 4, 2).owned("a", shape))
+    assert not torch.equal(own, Share(1, 4, 2).owned("b", shape))
+    # States that were saved are read by these: they must never change.
+    assert Share(7, 3, 1).owned("layers.0.weight", torch.Size([3, 6])).nonzero().tolist() == FIRST
+
+
+FIRST = [[0, 2], [0, 4], [1, 3], [1, 5], [2, 0], [2, 4]]
+
+
+def test_a_share_is_read_from_its_numbers_and_from_no_others():
+    share = Share(2**62, 5, 4, (7, 9))
+    assert Share.decoded(share.encoded()) == share
+    for wrong in ([1, 2], [1, 2, 2], [1, 0, 0], [1, 3, -1]):
+        with pytest.raises(ValueError, match="is no share"):
+            Share.decoded(torch.tensor(wrong))
+    with pytest.raises(ValueError, match="is no share"):
+        Share.decoded(share.encoded().float())
+
+
+def test_a_share_begins_as_the_backbones_values_scaled_to_what_is_read():
+    strategy = disjoint(train_epochs=1, optimizer=lambda p: torch.optim.SGD(p, lr=0.0))
+    with pytest.warns(MaskWarning, match="weights with which it began"):
+        strategy.train(STREAM.train_stream[0])
+    model, given = strategy.model, strategy.model.backbone.layers[0].weight
+    mine = model.share(0).owned("layers.0.weight", given.shape)
+    now = model.network(0).layers[0].weight
+    assert torch.equal(now[~mine], torch.zeros_like(now[~mine]))
+    torch.testing.assert_close(now[mine], given[mine] * (mine.numel() / int(mine.sum())) ** 0.5)
+
+
+def test_layers_with_fewer_inputs_than_slots_are_each_tasks_own():
+    strategy = trained(disjoint(lambda: MLP(64, hidden=(4,), features=8), isolation=Pools(5)), STREAM.train_stream, [0])
+    tensors = strategy.model.shares[0].tensors
+    assert tensors["layers.0.weight"].dim() == 1
+    assert tensors["layers.1.weight"].shape == (8, 4)
+
+
+# Exactness ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("net", "optimizer"),
+    [
+        ("mlp", "adam"),
+        ("mlp", "fused adamw"),
+        ("mlp", "nesterov"),
+        ("mlp", "rmsprop"),
+        ("mlp", "adafactor"),
+        ("conv", "decay"),
+        ("norms", "adam decay"),
+        ("recurrent", "adamw"),
+    ],
+)
+def test_unlearning_is_exact_whatever_came_later(net, optimizer):
+    strategy = trained(disjoint(net, optimizer), REQUESTS.train_stream)
+    alone = trained(disjoint(net, optimizer), with_unlearning(STREAM, permanent=[2]).train_stream, (2, 3, 4))
+    assert [record.plan.claim for record in unlearning_plugin(strategy).records] == ["exact"] * 2
+    assert same_bits_in(strategy.model, alone.model)
+    record = strategy.unlearn([4])
+    assert record.plan.reasons == ()
+    assert {change.name.split(".")[1] for change in record.changes} == {"4"}
+    assert strategy.model.tasks == (2, 3)
+
+
+def test_a_permanent_task_is_read_and_never_changed():
+    for optimizer in ("adam", "adam decay", "adafactor"):
+        strategy = trained(disjoint(optimizer=optimizer), REQUESTS.train_stream, (0, 1, 2))
+        model, before = strategy.model, state(strategy.model)
+        strategy.train(REQUESTS.train_stream[3])
+        assert model.share(3).reads == (2,)
+        network, weight = model.network(3), model.backbone.layers[1].weight
+        theirs = model.share(2).owned("layers.1.weight", weight.shape)
+        assert torch.equal(network.layers[1].weight[theirs], model.shares[2].tensors["layers.1.weight"])
+        assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items() if ".2." in name)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adafactor"])
+def test_what_is_not_read_is_plus_zero_in_every_step(optimizer):
+    class Looks:
+        seen = 0
+
+        def after_update(self, strategy, **kwargs):
+            model, task = strategy.model, strategy.experience.task_label
+            weight = model.network(task).layers[0].weight.detach()
+            others = weight[~model.share(task).owned("layers.0.weight", weight.shape)]
+            assert not others.any()
+            assert not others.signbit().any()
+            Looks.seen += 1
+
+    strategy = disjoint(optimizer=optimizer, plugins=[Looks()])
+    trained(strategy, STREAM.train_stream, (0, 1))
+    assert Looks.seen > 10
+
+
+def test_a_request_in_the_middle_of_a_task_is_exact_too():
+    benchmark = with_unlearning(STREAM, [UnlearningRequest((0,), 1, "iteration", 2)])
+    one_each = {"isolation": Pools()}
+    strategy = trained(disjoint(**one_each), benchmark.train_stream, (0, 1))
+    assert unlearning_plugin(strategy).records[0].plan.claim == "exact"
+    assert same_bits_in(strategy.model, trained(disjoint(**one_each), STREAM.train_stream, (1,)).model)
+
+
+def test_references_and_divergences_are_those_of_an_exact_method():
+    def make(**kwargs):
+        return disjoint(optimizer=lambda p: torch.optim.Adam(p, lr=1e-2), **kwargs)
+
+    references = References(make, REQUESTS)
+    strategy = make(evaluator=EvaluationPlugin(jsd_metrics(references), loggers=[BaseLogger()]))
+    trained(strategy, REQUESTS.train_stream)
+    values = {name: v for name, v in strategy.eval(REQUESTS.test_stream).items() if name.startswith("JSD")}
+    divergences = {name: value for name, value in values.items() if "_tasks/" not in name}
+    assert len(divergences) > 3
+    assert divergences == dict.fromkeys(divergences, 0.0)
+
+
+# Slots -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_task_whose_share_is_taken_is_refused_and_nothing_changes():
+    strategy = disjoint(isolation=Pools(2))
+    with pytest.warns(CapacityWarning, match="task 2 will find one of the 2 slots taken by tasks \\[0\\]"):
+        trained(strategy, STREAM.train_stream, (0, 1))
+    before = state(strategy.model)
+    with pytest.raises(CapacityError, match=r"task 2 finds its share \(slot 0 of 2\) taken by tasks \[0\]"):
+        strategy.train(STREAM.train_stream[2])
+    assert same_state(state(strategy.model), before)
+    assert strategy.model.tasks == (0, 1)
+    assert strategy.model.free_share() == 0
+    strategy.unlearn([0])
+    assert strategy.model.free_share() == pytest.approx(0.5, abs=0.01)
+    strategy.train(STREAM.train_stream[2])
+    with pytest.raises(TaskError, match="already trained"):
+        strategy.train(STREAM.train_stream[2])
+
+
+def test_tasks_can_not_share_a_slot():
+    with pytest.raises(ValueError, match="two tasks can't have one share"):
+        disjoint(isolation=Pools(2, "share"))
+    with pytest.raises(TypeError, match="DisjointModel"):
+        DisjointSubnets(model=MLP(4), optimizer=torch.optim.SGD(MLP(4).parameters(), lr=0.1))
+
+
+# The model ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("net", ["norms", "recurrent"])
+def test_a_model_is_saved_loaded_copied_and_pickled_whole(tmp_path, net):
+    strategy = trained(disjoint(net), REQUESTS.train_stream, (0, 1, 2))
+    x = STREAM.test_stream[2].tensors[0]
+
+    def logits(model, task):
+        with torch.no_grad():
+            return model.eval()(x, task)
+
+    wanted = {task: logits(strategy.model, task) for task in (1, 2)}
+    strategy.save(tmp_path / "state")
+    fresh, empty = disjoint(net), DisjointModel(NETS[net][0](), n_features=NETS[net][1])
+    loaded = DisjointSubnets.load(
+        tmp_path / "state",
+        model=fresh.model,
+        optimizer=fresh.optimizer,
+        isolation=Pools.planned(REQUESTS),
+        train_mb_size=16,
+        train_epochs=2,
+        seed=3,
+    )
+    empty.load_state_dict(strategy.model.state_dict())
+    models = [loaded.model, empty, copy.deepcopy(strategy.model), pickle.loads(pickle.dumps(strategy.model))]
+    for model in models:
+        assert all(torch.equal(logits(model, task), wanted[task]) for task in (2, 1, 2))
+    trained(strategy, REQUESTS.train_stream, (3,))
+    trained(loaded, REQUESTS.train_stream, (3,))
+    assert same_bits_in(strategy.model, loaded.model)
+    assert strategy.model.double()(x.double(), 2).dtype == torch.float64
+
+
+def test_a_state_of_another_backbone_or_from_the_middle_of_a_training_is_refused():
+    strategy = trained(disjoint(), REQUESTS.train_stream, (0,))
+    state = strategy.model.state_dict()
+    with pytest.raises(ValueError, match="is no share of this backbone"):
+        DisjointModel(MLP(64, hidden=(20,), features=16)).load_state_dict(state)
+    cut = {name: value for name, value in state.items() if not name.endswith("dealt")}
+    with pytest.raises(ValueError, match="has no share of task 0"):
+        DisjointModel(MLP(64, hidden=(24,), features=16)).load_state_dict(cut)
+    whole = state | {"shares.0.entries.layers.0.weight": strategy.model.backbone.layers[0].weight.detach()}
+    with pytest.raises(ValueError, match="in the middle of a training"):
+        DisjointModel(MLP(64, hidden=(24,), features=16)).load_state_dict(whole)
+
+
+def test_an_evaluation_leaves_what_a_forward_writes_into_buffers_behind():
+    strategy = trained(disjoint("recurrent"), STREAM.train_stream, (0, 1))
+    model = strategy.model
+    seen = float(model.network(1).seen)
+    assert seen == 2 * len(STREAM.train_stream[1].dataset)
+    model.network(1).seen += 1
+    assert float(model.network(1).seen) == seen
+    assert float(model.network(0).seen) == 2 * len(STREAM.train_stream[0].dataset)
+
+
+def test_a_forward_that_keeps_what_no_task_can_have_is_refused_and_undone():
+    class Keeps(MLP):
+        def __init__(self):
+            super().__init__(64, hidden=(24,), features=16)
+            self.kept = []
+
+        def forward(self, x):
+            out = super().forward(x)
+            self.kept = [out.detach().mean(0)]
+            return out
+
+    strategy = disjoint(Keeps)
+    with pytest.raises(ModelError, match=r"changes .*kept"):
+        strategy.train(STREAM.train_stream[0])
+    assert strategy.model.tasks == ()
+
+
+def test_a_task_that_diverges_is_undone():
+    strategy = trained(disjoint(optimizer="sgd"), REQUESTS.train_stream, (0,))
+    before = state(strategy.model)
+    strategy.optimizer.param_groups[0]["lr"] = 1e30
+    with pytest.raises(DivergedError, match="diverged"):
+        strategy.train(REQUESTS.train_stream[1])
+    assert same_state(state(strategy.model), before)
+
+
+def test_what_is_frozen_is_read_by_every_task_and_dealt_to_none():
+    def pretrained():
+        net = MLP(64, hidden=(24,), features=16)
+        net.layers[0].requires_grad_(False)
+        return net
+
+    strategy = trained(disjoint(pretrained), STREAM.train_stream, (0, 1))
+    model = strategy.model
+    assert set(model.shares[0].tensors) == {"layers.1.weight", "layers.1.bias"}
+    assert model.network(0).layers[0].weight is model.backbone.layers[0].weight
+    assert strategy.unlearn([0]).plan.claim == "exact"
