@@ -42,11 +42,11 @@ class CapacityWarning(RuntimeWarning):
 class Pools:
     """Isolation by pools, which makes unlearning exact to the bit: ``isolation=Pools(…)``.
 
-    Of the units of HAT's strategies, or of the weights of
-    :class:`~avalanche_amnesia.training.DisjointSubnets`; what follows is about units. Every layer is cut into equal pools, one per slot. A task trains units of its own slot's pool and reads only those
-    and the units of tasks that are permanent by the stream, or past its deadline. Those of ``mark_permanent`` are
-    protected, but not read: nothing in the stream tells a retrained model when it was called. Parameters that belong
-    to no unit keep their values.
+    HAT's strategies deal units out. Every layer is cut into equal pools, one per slot. A task trains units of its own
+    slot's pool and reads only those and the units of tasks that are permanent by the stream, or past its deadline.
+    Those of ``mark_permanent`` are protected, but not read: nothing in the stream tells a retrained model when it was
+    called. Parameters that belong to no unit keep their values.
+    :class:`~avalanche_amnesia.training.DisjointSubnets` deals weights out by the same slots.
 
     Args:
         slots: number of pools, by default one per task of the stream; or the slot of every task by its label,
@@ -54,7 +54,8 @@ class Pools:
             common. A task's slot is its label modulo ``slots`` where that is a number, and by default the rank of its
             label in the stream. :meth:`planned` deals as few slots as the stream's requests allow.
         when_full: what becomes of a task that finds no slot: ``error``, or ``share`` the pool of a task that may still
-            be unlearned as HAT does, after which records of unlearning these tasks say ``approximate``. Weights are never shared so.
+            be unlearned as HAT does, after which records of unlearning these tasks say ``approximate``; weights can't
+            be shared so.
 
     Raises:
         ValueError: for a value that is not allowed.
