@@ -40,7 +40,9 @@ class Description:
         masked = sum(sizes.get(name, 0) for name in graph.factors if name not in first)
         frozen = sum(sizes.get(name, 0) for name in first)
         owned = sum(sizes.get(name, 0) for name in graph.owned)
-        self.shares = {"masked": masked / total, "per task": owned / total, "first task only": frozen / total}
+        counts = {"masked": masked, "per task": owned, "first task only": frozen}
+        counts["without gradients"] = sum(sizes.values()) - sum(counts.values())
+        self.shares = {rule: count / total for rule, count in counts.items()}
         self.features, self.parameters, self.input_shape = len(graph.output), total, graph.input_shape
         self.tried = tried
 

@@ -44,9 +44,11 @@ class Substitutes:
 
 
 def norms_of(backbone: nn.Module) -> dict[str, nn.Module]:
-    """Norms of a backbone that have parameters or running statistics, by name."""
+    """Norms of a backbone that tasks change, by name: they have parameters that learn, or running statistics."""
     return {
-        name: module for name, module in backbone.named_modules() if isinstance(module, NORMS) and module.state_dict()
+        name: module
+        for name, module in backbone.named_modules()
+        if isinstance(module, NORMS) and (any(p.requires_grad for p in module.parameters()) or [*module.buffers()])
     }
 
 

@@ -1,8 +1,10 @@
 """Graphs that torch.export returned, with attributes by their own names, and nothing that writes into its arguments."""
 
+from __future__ import annotations
+
 import operator
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -36,6 +38,10 @@ class Exported:
     batch: set[Any] = field(default_factory=set)
     shapes: list[tuple[int | str, ...]] = field(default_factory=list)
     guards: list[str] = field(default_factory=list)
+
+    def copied(self) -> Exported:
+        """The same with a graph of its own, for a walk to rewrite."""
+        return replace(self, graph=_renamed(self.graph))
 
     def size(self, value: Any, batch: int) -> int:
         """A size, or another number, for some number of samples."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial, reduce
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import numpy as np
 import torch
@@ -21,6 +21,8 @@ from avalanche_amnesia.unit_graph.values import Dependence, ParameterValue
 Between = Literal["min", "max"]
 Key = TypeVar("Key")
 Item = TypeVar("Item")
+LayerKey = tuple[tuple[tuple[str, int | None], ...], str, int]
+"""Parameters that make a layer's weight, and hashes of which of their entries (None: all); its kind and units."""
 _MUCH_LESS = 0.6
 """Share of a weight up to which picking its open entries is the faster way: ``benchmarks/open_entries.py``."""
 _ROW_BY_ROW = 2**13
@@ -230,8 +232,17 @@ class UnitGraph:
 
 @dataclass
 class Draft:
-    """Draft of a unit graph; the walks in training and in evaluation mode write into one."""
+    """Draft of a unit graph; the walks in training and in evaluation mode write into one.
 
+    Attributes:
+        ungated: keys of layers whose outputs get no gate, see :meth:`needless`.
+        biases: names of parameters that are added to a layer's outputs, and to nothing else.
+        loose: of those the ones that no gate covers: each task is to have its own.
+    """
+
+    ungated: frozenset[LayerKey] = frozenset()
+    biases: set[str] = field(default_factory=set)
+    loose: set[str] = field(default_factory=set)
     sets: UnitSets = field(default_factory=UnitSets)
     layers: dict[str, WeightedLayer] = field(default_factory=dict)
     factors: dict[str, tuple[Tensor, ...]] = field(default_factory=dict)
@@ -239,7 +250,9 @@ class Draft:
     indices: dict[str, Tensor] = field(default_factory=dict)
     frozen_modules: set[str] = field(default_factory=set)
     findings: list[Finding] = field(default_factory=list)
-    _names: dict[Any, str] = field(default_factory=dict)
+    _names: dict[LayerKey, str] = field(default_factory=dict)
+    _plain: dict[LayerKey, str] = field(default_factory=dict)
+    """Of layers whose weight is one parameter, however it lies: its name."""
 
     def layer_of(self, weight: ParameterValue, wanted: Sequence[str], kind: str, units: int) -> WeightedLayer:
         """The layer that a weight makes: the same at every call, and in both modes."""
@@ -249,7 +262,12 @@ class Draft:
             taken = set(self._names.values())
             numbered = (f"{wanted[0]}#{count}" for count in range(1, len(taken) + 2))
             self._names[key] = next(name for name in (*wanted, *numbered) if name and name not in taken)
+            part = weight.parts[0]
+            if len(weight.parts) == 1 and part.group is None and part.place.numel() == part.size.numel():
+                self._plain[key] = part.name
         name = self._names[key]
+        if key in self.ungated:
+            return WeightedLayer(name, units, kind, torch.full((units,), ALWAYS))
         if name not in self.layers:
             self.layers[name] = WeightedLayer(name, units, kind, self.sets.add_layer(units))
         return self.layers[name]
@@ -260,6 +278,8 @@ class Draft:
             if part.owned:
                 continue
             new = (torch.full((1,) * len(part.size), ALWAYS),) if part.frozen else self._of_entries(part, factors)
+            if len(new) > 1 and bool((new[0] == ALWAYS).all()):
+                new = new[1:]  # outputs without a gate: an entry belongs to what feeds it
             known = self.factors.get(part.name)
             if known is not None:
                 # An entry is in use by either: all factors of the one, or all of the other. Taken factor by factor
@@ -268,6 +288,33 @@ class Draft:
                 known, new = ((*held, *held[-1:] * (count - len(held))) for held in (known, new))
                 new = tuple(self.sets.union(a, b) for a, b in zip(known, new, strict=True))
             self.factors[part.name] = tuple(map(compact, new))
+
+    def needless(self, output: Tensor) -> tuple[frozenset[LayerKey], set[str]]:
+        """Layers whose gates decide about nothing but their own weights, which gates in front of them do as well.
+
+        Such are the outputs of a low-rank adapter: what they are added to is read by every task. Without a gate a
+        weight belongs to the unit that feeds it (a rank), and reaches every output.
+
+        Args:
+            output: set numbers behind the features.
+
+        Returns:
+            Keys of the layers, and names of their biases, which without a gate would belong to all tasks at once.
+        """
+        told = torch.zeros(self.sets.n_units, dtype=torch.long)  # number of factors in which each unit stands
+        for factor in (*(f for factors in self.factors.values() for f in factors), output):
+            told[sorted({unit for number in factor.unique().tolist() for unit in self.sets.members(number)})] += 1
+        keys, biases = set(), set[str]()
+        for key, weight in self._plain.items():
+            factors, sets = self.factors.get(weight, ()), self.layers[self._names[key]].sets
+            if len(factors) != 2 or bool((factors[1] == ALWAYS).any()):
+                continue
+            own = {bias for bias in self.biases & self.factors.keys() if _are(self.factors[bias][0], sets)}
+            first = self.sets.members(int(sets[0]))[0]
+            if _are(factors[0], sets) and bool((told[first : first + len(sets)] == 1 + len(own)).all()):
+                keys.add(key)
+                biases |= own
+        return frozenset(keys), biases
 
     def _of_entries(self, part: Dependence, factors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Factors over what is computed as factors over the parameter."""
@@ -281,6 +328,11 @@ class Draft:
             merged = self.sets.merge(part.place, factor.expand(part.place.shape), count)
             found.append((merged if part.group is None else merged[part.group]).reshape(part.size))
         return tuple(found)
+
+
+def _are(factor: Tensor, sets: Tensor) -> bool:
+    """Tell whether a factor names the units of a layer, one after the other."""
+    return torch.equal(factor.reshape(-1), sets)
 
 
 def _is_rows(index: Tensor, shape: Sequence[int]) -> bool:

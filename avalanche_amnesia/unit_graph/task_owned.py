@@ -25,7 +25,12 @@ class OwnParameter(nn.Module):
 
     def __init__(self, initial: Tensor) -> None:
         super().__init__()
-        self.value = nn.Parameter(initial.detach().clone())
+        self.value = _copied(initial)
+
+
+def _copied(initial: Tensor) -> nn.Parameter:
+    """A parameter of the same values, which learns if the first one does."""
+    return nn.Parameter(initial.detach().clone(), initial.requires_grad)
 
 
 class TaskNorm(nn.Module):
@@ -37,7 +42,7 @@ class TaskNorm(nn.Module):
 
     def __init__(self, spec: OwnedSpec, known: Mapping[str, Tensor]) -> None:
         super().__init__()
-        made = [None if name is None else nn.Parameter(known[name].detach().clone()) for name in spec.parameters]
+        made = [None if name is None else _copied(known[name]) for name in spec.parameters]
         (self.weight, self.bias), self.eps = made, spec.eps
 
     def _folded(self, mask: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -190,6 +195,7 @@ class OwnModules(nn.ModuleDict):
 
     def __init__(self, modules: Mapping[str, nn.Module]) -> None:
         super().__init__({name.replace(".", "/"): module for name, module in modules.items()})
+        self._learns = [parameter.requires_grad for parameter in self.parameters()]
 
     def __getitem__(self, key: str) -> nn.Module:
         return super().__getitem__(key.replace(".", "/"))  # torch allows no dot in the name of a module
@@ -197,6 +203,12 @@ class OwnModules(nn.ModuleDict):
     def train(self, mode: bool = True) -> OwnModules:
         """Training mode only while they learn."""
         super().train(mode and self.learning)
+        return self
+
+    def requires_grad_(self, requires_grad: bool = True) -> OwnModules:
+        """As usual; what the backbone's maker had frozen never learns."""
+        for parameter, learns in zip(self.parameters(), self._learns, strict=True):
+            parameter.requires_grad_(requires_grad and learns)
         return self
 
     def learn(self, learning: bool, mode: bool) -> None:

@@ -132,16 +132,32 @@ class _Tracing:
         self.norm, self.frozen, self.task_owned = norm, frozen, task_owned
         self.draft = Draft()
         self.constants: dict[str, Tensor] = {}
+        self._known: dict[bool, Exported] = {}
 
     def run(self) -> tuple[Trace | None, list[Finding]]:
         """Both modes; the trace, or what stands in its way."""
+        trace, findings = self._read()
+        if trace is None or all(parameter.requires_grad for parameter in self.backbone.parameters()):
+            return trace, findings
+        # Beside a network without gradients some gates decide about nothing: it is read again without them.
+        ungated, biases = self.draft.needless(trace.graph.output)
+        biases |= self.draft.loose
+        if not ungated and not biases:
+            return trace, findings
+        self.task_owned = (*self.task_owned, *sorted(biases))
+        self.draft = Draft(ungated, indices=dict(self.constants))
+        return self._read()
+
+    def _read(self) -> tuple[Trace | None, list[Finding]]:
         draft, outputs, programs, sizes = self.draft, {}, {}, {}
         for training in (True, False):
             before = len(draft.findings)
-            with without(self.backbone, self.classifier):
-                exported = self._exported(training)
+            if training not in self._known:
+                with without(self.backbone, self.classifier):
+                    self._known[training] = self._exported(training)
             if len(draft.findings) > before:
                 return None, draft.findings
+            exported = self._known[training].copied()
             walk = Walk(
                 self.backbone,
                 exported,
@@ -163,7 +179,7 @@ class _Tracing:
         if learning is not None and evaluation is not None and not torch.equal(learning, evaluation):
             reason = "its features differ in training and in evaluation mode"
             draft.findings.append(Finding("forward", reason, "return the same in both"))
-        owned = _owned_names(self.backbone, draft)
+        owned = _owned_names(self.backbone, draft) | draft.loose
         if learning is not None:
             draft.findings += _uncovered(self.backbone, draft, owned, self.classifier)
         if draft.findings or learning is None:
@@ -237,8 +253,11 @@ def _uncovered(backbone: nn.Module, draft: Draft, owned: frozenset[str], classif
     cut = None if classifier is None else f"{classifier}."
     loose = [
         name
-        for name, _ in backbone.named_parameters()
-        if name not in draft.factors and name not in owned and not (cut and name.startswith(cut))
+        for name, parameter in backbone.named_parameters()
+        if parameter.requires_grad
+        and name not in draft.factors
+        and name not in owned
+        and not (cut and name.startswith(cut))
     ]
     if not loose:
         return []

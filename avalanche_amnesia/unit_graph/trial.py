@@ -36,7 +36,7 @@ def try_out(
     draw = torch.Generator().manual_seed(0)
     like = first_real(module)
     mode = module.training
-    held = {name: parameter for name, parameter in module.named_parameters() if parameter.is_floating_point()}
+    held = {n: p for n, p in module.named_parameters() if p.is_floating_point() and p.requires_grad}
     start = {name: _as_if_trained(value, draw) for name, value in held.items()}
     own = nn.ModuleList(spec.make(module) for spec in owned.values())
     for name, value in (*own.named_parameters(), *own.named_buffers()):

@@ -129,7 +129,8 @@ class ParameterValue:
     Attributes:
         shape: of the tensor.
         dtype: type of its entries.
-        parts: what stands behind it, one entry per parameter and way in which it is used.
+        parts: what stands behind it, one entry per parameter and way in which it is used; none where no parameter
+            behind it has gradients: every task reads such a tensor, and nobody writes it.
     """
 
     shape: torch.Size
@@ -148,13 +149,14 @@ class ParameterValue:
 
     @property
     def fixed(self) -> bool:
-        """Tell whether no later task can move it: all of it is frozen, or each task's own."""
+        """Tell whether no later task can move it: it is frozen, each task's own, or without gradients."""
         return all(part.owned or part.frozen for part in self.parts)
 
     def moved(self, move: Callable[[Tensor], Tensor]) -> ParameterValue:
         """The result of an operation that moves entries."""
         parts = tuple(replace(part, place=move(part.place)) for part in self.parts)
-        return ParameterValue(parts[0].place.shape, self.dtype, parts)
+        shape = parts[0].place.shape if parts else move(torch.zeros((), dtype=torch.long).expand(self.shape)).shape
+        return ParameterValue(shape, self.dtype, parts)
 
     def mixed(self, result: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> ParameterValue:
         """The result of an operation that mixes entries.

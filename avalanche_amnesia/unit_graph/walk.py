@@ -121,7 +121,9 @@ class Walk:
         elif values:
             found = registered(RULES, node.target)
         elif parameters:
-            return (registered(DERIVATIONS, node.target) or all_of_all)(self, node, *args, **kwargs)
+            learning = any(leaf.parts for leaf in known if isinstance(leaf, ParameterValue))
+            derive = registered(DERIVATIONS, node.target) if learning else None
+            return (derive or all_of_all)(self, node, *args, **kwargs)
         else:
             return self._constant(node, args, kwargs)
         if found in NEEDS_ZEROS:
@@ -218,6 +220,8 @@ class Walk:
     def whole(self, name: str, owned: bool = False) -> ParameterValue:
         """A parameter of the backbone as a value."""
         parameter = self.parameters[name]
+        if not parameter.requires_grad and not owned:
+            return ParameterValue(parameter.shape, parameter.dtype, ())
         place = torch.arange(parameter.numel()).reshape(parameter.shape)
         part = Dependence(name, parameter.shape, place, frozen=self.is_frozen(name), owned=owned)
         return ParameterValue(parameter.shape, parameter.dtype, (part,))
@@ -296,7 +300,10 @@ class Walk:
         if not isinstance(result, Value):
             raise Unsupported(f"the backbone returns a {type(result).__name__}", "return one tensor of features")
         if not self.draft.layers:
-            raise Unsupported("the backbone has no weighted layer to mask", "use a Linear or a Conv")
+            raise Unsupported(
+                "the backbone has no weighted layer to mask",
+                "use a Linear or a Conv whose weight has gradients; where only heads learn, MultiHeadModel(backbone)",
+            )
         if result.ids.dim() != 2:
             raise Unsupported(
                 f"the backbone returns values of shape (batch, {', '.join(map(str, result.ids.shape[1:]))})",

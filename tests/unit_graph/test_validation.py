@@ -24,7 +24,7 @@ def test_description_of_a_small_network():
         ("b", "Linear", 2, ("input",), 14),
         ("c", "Linear", 4, ("input", "a", "b"), 48),
     ]
-    assert description.shares == {"masked": 1.0, "per task": 0.0, "first task only": 0.0}
+    assert description.shares == {"masked": 1.0, "per task": 0.0, "first task only": 0.0, "without gradients": 0.0}
     text = str(description)
     assert repr(description) == text
     lines = [[cell.strip() for cell in line.split("│")[1:-1]] for line in text.splitlines() if "│ c " in line]
@@ -35,7 +35,8 @@ def test_description_of_a_small_network():
 def test_description_counts_what_is_declared_and_owned():
     net = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 4, bias=False), nn.Linear(4, 3, bias=False))
     description = MaskedModel(net, frozen=["2"]).describe()
-    assert description.shares == {"masked": 40 / 64, "per task": 8 / 64, "first task only": 16 / 64}
+    expected = {"masked": 40 / 64, "per task": 8 / 64, "first task only": 16 / 64, "without gradients": 0.0}
+    assert description.shares == expected
     assert [row[0] for row in description.rows] == ["0", "3"]
     assert description.rows[1][3] == ("input",)  # what a frozen module returns is always in use
 

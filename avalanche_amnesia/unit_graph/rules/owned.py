@@ -13,7 +13,7 @@ from avalanche_amnesia.unit_graph.masking import call_owned, tensor_in
 from avalanche_amnesia.unit_graph.registry import rule
 from avalanche_amnesia.unit_graph.task_owned import NormKind, OwnedSpec
 from avalanche_amnesia.unit_graph.units import ALWAYS, compact
-from avalanche_amnesia.unit_graph.values import Dependence, Masked, ParameterValue, always_in_use, filled
+from avalanche_amnesia.unit_graph.values import Masked, ParameterValue, Value, always_in_use, filled
 from avalanche_amnesia.unit_graph.walk import NORMS_BY_CHANNEL, Walk
 
 A: Any = torch.ops.aten
@@ -47,9 +47,14 @@ def by_channel(
             "a norm goes by the batch's statistics in evaluation, although it keeps running ones",
             "make it without them: track_running_stats=False",
         )
-    names = (_name(weight), _name(bias))
+    names = _names(walk, node, weight, bias)
+    name = _named(walk, node, (*names, *statistics))
+    # Statistics that move are each task's; whether they do, only the walk in training mode says, which is the first.
+    stay = not statistics or (not own if walk.training else name not in walk.draft.owned)
+    if stay and _is_common(x, weight, bias):
+        return walk.conservative(node)
     spec = OwnedSpec(
-        _named(walk, node, (*names, *statistics)),
+        name,
         names,
         kind,
         eps=eps,
@@ -65,14 +70,18 @@ def layer_norm(
     walk: Walk, node: fx.Node, x: Any, shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5, *rest: Any
 ) -> Any:
     """Layer norm."""
-    names = (_name(weight), _name(bias))
+    if _is_common(x, weight, bias):
+        return walk.conservative(node)
+    names = _names(walk, node, weight, bias)
     return _own(walk, node, x, OwnedSpec(_named(walk, node, names), names, "layer", eps=eps, shape=tuple(shape)))
 
 
 @rule(A.rms_norm, zeros=True)
 def rms_norm(walk: Walk, node: fx.Node, x: Any, shape: Any, weight: Any = None, eps: float | None = None) -> Any:
     """RMS norm."""
-    names = (_name(weight), None)
+    if _is_common(x, weight):
+        return walk.conservative(node)
+    names = _names(walk, node, weight, None)
     eps = torch.finfo(x.dtype).eps if eps is None else eps
     return _own(walk, node, x, OwnedSpec(_named(walk, node, names), names, "rms", eps=eps, shape=tuple(shape)))
 
@@ -82,8 +91,17 @@ def group_norm(
     walk: Walk, node: fx.Node, x: Any, groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5, *rest: Any
 ) -> Any:
     """Group norm."""
-    names = (_name(weight), _name(bias))
+    if _is_common(x, weight, bias):
+        return walk.conservative(node)
+    names = _names(walk, node, weight, bias)
     return _own(walk, node, x, OwnedSpec(_named(walk, node, names), names, "group", eps=eps, groups=groups))
+
+
+def _is_common(x: Any, *parameters: Any) -> bool:
+    """Tell whether all tasks may read a norm as it is: its parameters have no gradients, no mask reaches its input."""
+    given = [parameter for parameter in parameters if parameter is not None]
+    still = bool(given) and all(isinstance(p, ParameterValue) and not p.parts for p in given)
+    return still and isinstance(x, Value) and x.always
 
 
 def _own(walk: Walk, node: fx.Node, x: Any, spec: OwnedSpec) -> Any:
@@ -130,6 +148,11 @@ def _note(walk: Walk, spec: OwnedSpec) -> None:
     walk.draft.owned[spec.name] = replace(known, sets=sets, fixed=fixed)
 
 
+def _names(walk: Walk, node: fx.Node, *parameters: Any) -> tuple[str | None, ...]:
+    still = {id(walk.values.get(n)): str(n.target) for n in node.all_input_nodes if n.op == "get_attr"}
+    return tuple(still.get(id(p)) if isinstance(p, ParameterValue) and not p.parts else _name(p) for p in parameters)
+
+
 def _name(parameter: Any) -> str | None:
     if parameter is None:
         return None
@@ -171,7 +194,4 @@ def declared(walk: Walk, node: fx.Node, tensors: Any, sizes: Any, number: int) -
 def _freeze(walk: Walk, name: str) -> None:
     walk.draft.frozen_modules.add(name)
     for inner, parameter in walk.backbone.get_submodule(name).named_parameters():
-        always = torch.full((1,) * parameter.dim(), ALWAYS)
-        place = torch.arange(parameter.numel()).reshape(parameter.shape)
-        part = Dependence(f"{name}.{inner}", parameter.shape, place, frozen=True)
-        walk.used(ParameterValue(parameter.shape, parameter.dtype, (part,)), always)
+        walk.used(walk.whole(f"{name}.{inner}"), torch.full((1,) * parameter.dim(), ALWAYS))

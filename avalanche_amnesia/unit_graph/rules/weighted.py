@@ -11,7 +11,7 @@ from avalanche_amnesia.unit_graph.exporting import module_of
 from avalanche_amnesia.unit_graph.findings import Unsupported
 from avalanche_amnesia.unit_graph.registry import rule
 from avalanche_amnesia.unit_graph.units import ALWAYS, compact
-from avalanche_amnesia.unit_graph.values import Masked, ParameterValue, Value
+from avalanche_amnesia.unit_graph.values import Masked, ParameterValue, Value, always_in_use
 from avalanche_amnesia.unit_graph.walk import Walk
 
 A: Any = torch.ops.aten
@@ -21,7 +21,7 @@ A: Any = torch.ops.aten
 def linear(walk: Walk, node: fx.Node, x: Any, weight: Any, bias: Any = None) -> Any:
     """``x Wᵀ + b``: units along the last axis."""
     if not _moves(weight):
-        return walk.conservative(node)
+        return _without_units(walk, node, weight, bias)
     return connect(walk, node, x, weight, bias, units=weight.shape[0], unit_axis=0, input_axis=1)
 
 
@@ -29,13 +29,29 @@ def linear(walk: Walk, node: fx.Node, x: Any, weight: Any, bias: Any = None) -> 
 def added_product(walk: Walk, node: fx.Node, bias: Any, x: Any, weight: Any, **options: Any) -> Any:
     """``b + x W``: a layer whose weight lies the other way round."""
     if not _moves(weight) or not isinstance(bias, ParameterValue) or len(bias.shape) != 1 or options:
-        return walk.conservative(node)
+        return _without_units(walk, node, weight, bias)
     return connect(walk, node, x, weight, bias, units=weight.shape[1], unit_axis=1, input_axis=0)
 
 
 def _moves(weight: Any) -> bool:
     """Tell whether a weight is made of parameters that tasks train: only then a layer has units of its own."""
     return isinstance(weight, ParameterValue) and not weight.fixed
+
+
+def _without_units(walk: Walk, node: fx.Node, weight: Any, bias: Any) -> Any:
+    """A layer whose weight no task trains: its outputs have no gate. Where it has no gradients its bias may learn."""
+    if isinstance(weight, ParameterValue) and not weight.parts and (name := _plain(bias)) is not None:
+        walk.draft.loose.add(name)
+        return always_in_use(
+            (result := walk.result(node)).shape, result.dtype
+        )  # read again, with the bias as each task's own
+    return walk.conservative(node)
+
+
+def _plain(bias: Any) -> str | None:
+    """Name of a parameter that learns, and is used as it stands."""
+    parts = bias.parts if isinstance(bias, ParameterValue) and not bias.fixed else ()
+    return parts[0].name if len(parts) == 1 and parts[0].whole else None
 
 
 def connect(
@@ -63,7 +79,7 @@ def convolution(
 ) -> Any:
     """A convolution: units along axis 1."""
     if not _moves(weight):
-        return walk.conservative(node)
+        return _without_units(walk, node, weight, bias)
     x = walk.value(x)
     if x.ids.dim() != len(weight.shape):
         raise Unsupported("its input has no axis of samples", "give it one: x.unsqueeze(0)")
@@ -106,7 +122,7 @@ def transposed(
 ) -> Any:
     """A transposed convolution: its weight lies ``(inputs, units/groups, …)``."""
     if not _moves(weight):
-        return walk.conservative(node)
+        return _without_units(walk, node, weight, bias)
     x = walk.value(x)
     channels, per_group = weight.shape[:2]
     units = groups * per_group
@@ -131,12 +147,14 @@ def embedding(walk: Walk, node: fx.Node, weight: Any, x: Any, *rest: Any) -> Any
 def _outputs(walk: Walk, node: fx.Node, sets: Tensor, bias: Any, axis: int) -> Value:
     if isinstance(bias, ParameterValue):
         walk.used(bias, sets)
+        walk.draft.biases |= {name for name in [_plain(bias)] if name is not None}
     elif bias is not None:
         raise Unsupported("its bias is computed from the input", "add it behind the layer")
     result = walk.result(node)
     shape = [1] * result.dim()
     shape[axis] = len(sets)
-    return Value(compact(sets.reshape(shape)).expand(result.shape), result.dtype, Masked.DIRTY)
+    masked = Masked.ZERO if bool((sets == ALWAYS).all()) else Masked.DIRTY  # without gates nothing is to be masked
+    return Value(compact(sets.reshape(shape)).expand(result.shape), result.dtype, masked)
 
 
 def _layer(walk: Walk, node: fx.Node, weight: ParameterValue, kind: str, units: int, rows: bool = True) -> Tensor:
