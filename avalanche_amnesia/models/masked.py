@@ -20,6 +20,7 @@ from avalanche_amnesia.unit_graph.masked_backbone import MaskedBackbone
 from avalanche_amnesia.unit_graph.masking import LayerMasks
 from avalanche_amnesia.unit_graph.task_owned import OwnModules
 from avalanche_amnesia.unit_graph.tracing import NormChoice, trace_backbone
+from avalanche_amnesia.unit_graph.units import ALWAYS
 
 if TYPE_CHECKING:
     from avalanche_amnesia.models.description import Description
@@ -46,8 +47,9 @@ class MaskedModel(TaskMaskedModel):
 
     Args:
         backbone: maps ``(batch, …)`` to features ``(batch, features)``; read by torch.export and validated. Its
-            parameters are used as they are (the same objects): pretrained weights are ``θ^(0)``. What returns more than
-            features (a ``ModelOutput``, a tuple) will do where one tensor of it has two axes.
+            parameters are used as they are (the same objects): pretrained weights are ``θ^(0)``. Those that do not
+            require gradients stay as they are for all tasks, and have no masks. What returns more than features (a
+            ``ModelOutput``, a tuple) will do where one tensor of it has two axes.
         input_shape: shape of one input without the batch; found by trying where the features' width does not depend
             on it.
         example: a batch, in place of the shape: a tensor ``(batch, …)``, a tuple of tensors, or a mapping of tensors by
@@ -116,6 +118,11 @@ class MaskedModel(TaskMaskedModel):
         number = checks.integer(n_classes)
         if number is None or number < 1:
             raise ValueError(f"shared_head must be the number of classes (an int of at least 1) or None: {n_classes!r}")
+        if bool((self.graph.output == ALWAYS).all()):
+            raise ModelError(
+                "no mask reaches the features, so that the first task alone would train a shared head: leave out "
+                "shared_head=, and each task has a head"
+            )
         like = next(self.backbone.parameters())
         head = nn.Linear(self.n_features, number, bias=False, device=like.device, dtype=like.dtype)
         self.backbone.add_module(SHARED_HEAD, head)
@@ -191,6 +198,20 @@ class MaskedModel(TaskMaskedModel):
             return frozenset()
         found = self.graph.covering(torch.stack([self._masks[task] for task in tasks]), inside_backbone(entries))
         return frozenset(task for task, reads in zip(tasks, found.tolist(), strict=True) if reads)
+
+    def check_gradients(self) -> None:
+        """Check that no parameter of the backbone has gradients now which had none when the model was made.
+
+        Raises:
+            ModelError: naming them.
+        """
+        learning = {name for name, parameter in self.backbone.named_parameters() if parameter.requires_grad}
+        loose = sorted(learning - self.graph.factors.keys() - self.graph.owned)
+        if loose:
+            raise ModelError(
+                f"parameters {loose} had no gradients when the model was made, so that every task reads them and no "
+                "mask covers them: make the model when they have, or call requires_grad_(False) on them"
+            )
 
     def utilisation(self, *, counts: bool = False) -> dict[str, dict[int | str, float]]:
         """Share of every layer that each task uses; see :func:`~avalanche_amnesia.models.description.utilisation`.

@@ -2,7 +2,7 @@
 
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from support.network_modules import lived_in, parameter
 from support.parameter_use_oracle import random_mask, use_by_perturbation
@@ -13,6 +13,7 @@ from torch import nn
 
 from avalanche_amnesia.models import MaskedModel
 from avalanche_amnesia.training.update_rules import AdjustmentRule, TaskUse
+from avalanche_amnesia.unit_graph import ModelError
 
 Linear, Conv2d, Transposed = nn.Linear, nn.Conv2d, nn.ConvTranspose2d
 
@@ -101,15 +102,18 @@ READS = {
 }
 
 
-def build(reads, on_images, flat, on_vectors, kinds=(ON_IMAGES, ON_VECTORS)) -> tuple[MaskedModel, torch.Tensor]:
-    """The masked network of a plan, and a batch for it."""
+def build(
+    reads, on_images, flat, on_vectors, kinds=(ON_IMAGES, ON_VECTORS), still=()
+) -> tuple[MaskedModel, torch.Tensor]:
+    """The masked network of a plan, of which some modules have no gradients, and a batch for it."""
     torch.manual_seed(0)
     first, shape = READS[reads]
     join = [nn.Flatten(), Linear(16, 6)] if flat else [nn.AdaptiveAvgPool2d(1), nn.Flatten(), Linear(4, 6)]
     images, vectors = (kinds[0][name]() for name in on_images), (kinds[1][name]() for name in on_vectors)
-    model = MaskedModel(
-        nn.Sequential(first(), *images, *join, nn.Tanh(), *vectors, Linear(6, 3)), input_shape=shape, trial=False
-    )
+    network = nn.Sequential(first(), *images, *join, nn.Tanh(), *vectors, Linear(6, 3))
+    for module, learns_nothing in zip(network, still, strict=False):
+        module.requires_grad_(not learns_nothing)
+    model = MaskedModel(network, input_shape=shape, trial=False)
     return model.eval(), inputs(model, shape, 32)
 
 
@@ -164,3 +168,30 @@ def test_nothing_outside_of_a_mask_s_use_reaches_a_feature(plan, seed, share):
     model, x = build(*plan, kinds=(ON_IMAGES | COVER_MORE_ON_IMAGES, ON_VECTORS | COVER_MORE_ON_VECTORS))
     mask = torch.rand(model.n_units, generator=torch.Generator().manual_seed(seed)) < share
     assert_sound(model, x[:5], mask)
+
+
+def adapted(base, a, b) -> nn.Module:
+    """A layer without gradients, and a low-rank one beside it."""
+    return Net(lambda s, x: s.base(x) + s.b(torch.tanh(s.a(x))), base=base.requires_grad_(False), a=a, b=b)
+
+
+ADAPTED_IMAGES = {"adapted": lambda: adapted(Conv2d(4, 4, 3, padding=1), Conv2d(4, 2, 1), Conv2d(2, 4, 1))}
+ADAPTED_VECTORS = {"adapted": lambda: adapted(Linear(6, 6), Linear(6, 3), Linear(3, 6, bias=False))}
+
+
+@settings(max_examples=examples(10), deadline=None, derandomize=True)
+@given(
+    plan=plans(COVER_MORE_ON_IMAGES | ADAPTED_IMAGES, COVER_MORE_ON_VECTORS | ADAPTED_VECTORS),
+    still=st.lists(st.booleans(), min_size=6, max_size=12),
+    seed=st.integers(0, 1000),
+    share=st.sampled_from([0.2, 0.5, 0.8]),
+)
+def test_nothing_outside_of_a_mask_reaches_a_feature_beside_modules_without_gradients(plan, still, seed, share):
+    kinds = COVER_MORE_ON_IMAGES | ADAPTED_IMAGES, COVER_MORE_ON_VECTORS | ADAPTED_VECTORS
+    try:
+        model, x = build(*plan, kinds=kinds, still=still)
+    except ModelError as error:
+        assume("no weighted layer to mask" not in str(error))
+        raise
+    mask = torch.rand(model.n_units, generator=torch.Generator().manual_seed(seed)) < share
+    assert_sound(model, x[:5], mask, reaches=False)  # a closed mask leaves a network that computes something

@@ -133,8 +133,9 @@ class HATPlugin(TaskMaskPlugin):
     # Around a task --------------------------------------------------------------------------------------------
 
     def before_train_dataset_adaptation(self, strategy: Strategy, **kwargs: Any) -> None:
-        """As the base class's; check the locks against the stream, and that an embedding can be stepped."""
+        """As the base class's; check the model, the locks against the stream, and that an embedding can be stepped."""
         super().before_train_dataset_adaptation(strategy, **kwargs)
+        self.model_of(strategy).check_gradients()
         self._check_locks(strategy.experience, self.model_of(strategy))
         if self.masks.embedding_optimizer is None:
             check_sibling(strategy.optimizer, "embedding_optimizer")

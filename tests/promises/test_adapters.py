@@ -1,0 +1,303 @@
+"""Adapters on a network without gradients: every task reads all of it, nobody writes it, masks lie over the ranks."""
+
+import copy
+
+import peft
+import pytest
+import timm
+import torch
+from support.hugging_face_networks import BACKBONES, LENGTH, VOCABULARY, bert, llama
+from support.small_runs import assert_retained, logits, make
+from support.soundness_oracle import Net, assert_sound, batch, some_mask
+from support.strategies import DIGITS
+from torch import Tensor, nn
+
+from avalanche_amnesia.benchmarks import task_benchmark
+from avalanche_amnesia.contrib.export import extract
+from avalanche_amnesia.isolation import Pools
+from avalanche_amnesia.models import MaskedModel, SubnetModel
+from avalanche_amnesia.training import HAT, WSN, AmnesiacHAT
+from avalanche_amnesia.unit_graph import ModelError
+
+
+class LowRank(nn.Module):
+    """A layer without gradients, and its low-rank update: no zeros, which would hide what it reads."""
+
+    def __init__(self, base: nn.Linear, rank: int = 6, *, bias: bool = False) -> None:
+        super().__init__()
+        self.base = base.requires_grad_(False)
+        self.down = nn.Linear(base.in_features, rank, bias=False)
+        self.up = nn.Linear(rank, base.out_features, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.up(self.down(x)) + self.base(x)
+
+
+class Residual(nn.Module):
+    """An adapter with biases behind a norm."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.down, self.up = nn.Linear(width, 6), nn.Linear(6, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.up(torch.relu(self.down(x)))
+
+
+def by_hand() -> nn.Module:
+    """A network with low-rank updates, an adapter with biases, and a LayerNorm without gradients."""
+    norm = nn.LayerNorm(20).requires_grad_(False)
+    return nn.Sequential(
+        nn.Flatten(), LowRank(nn.Linear(64, 20)), norm, nn.ReLU(), Residual(20), LowRank(nn.Linear(20, 12), bias=True)
+    )
+
+
+def images() -> nn.Module:
+    """Convolutions and BatchNorm without gradients, and convolutions of 6 channels beside them."""
+    return nn.Sequential(
+        Net(
+            lambda s, x: torch.relu(s.norm(s.base(x) + s.up(s.down(x)))),
+            base=nn.Conv2d(1, 8, 3, padding=1).requires_grad_(False),
+            down=nn.Conv2d(1, 6, 3, padding=1),
+            up=nn.Conv2d(6, 8, 1, bias=False),
+            norm=nn.BatchNorm2d(8).requires_grad_(False),
+        ),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+    )
+
+
+def with_lora(network: nn.Module, targets: list[str], **options) -> nn.Module:
+    return peft.get_peft_model(
+        network, peft.LoraConfig(r=6, target_modules=targets, init_lora_weights=False, **options)
+    )
+
+
+def vit(**options) -> nn.Module:
+    """A vision transformer of timm with peft's LoRA, for images of 8 by 8."""
+    sizes = {"img_size": 8, "patch_size": 4, "in_chans": 1, "embed_dim": 16, "depth": 1, "num_heads": 2}
+    made = timm.create_model("vit_tiny_patch16_224", pretrained=False, num_classes=0, **sizes)
+    return with_lora(made, ["qkv", "fc1", "fc2"], lora_dropout=0.1, **options)
+
+
+MADE = {
+    "by hand": (by_hand, {"input_shape": (1, 8, 8)}),
+    "images": (images, {"input_shape": (1, 8, 8)}),
+    "vit": (vit, {"input_shape": (1, 8, 8)}),
+    "vit with biases": (lambda: vit(bias="lora_only"), {"input_shape": (1, 8, 8)}),
+    "bert": (
+        lambda: with_lora(bert(num_hidden_layers=1), ["query", "value", "dense"]),
+        {"example": BACKBONES["bert-sdpa"].batch(3)},
+    ),
+    "llama": (
+        lambda: with_lora(llama(), ["q_proj", "v_proj", "up_proj"]),
+        {"example": BACKBONES["llama-sdpa"].batch(3)},
+    ),
+}
+ADAPTED = pytest.mark.parametrize("name", MADE)
+
+
+@pytest.fixture(scope="module")
+def made():
+    """Model and original of each network, made when first asked for; for tests to copy or read."""
+    known = {}
+
+    def ask(name: str) -> tuple[MaskedModel, nn.Module]:
+        if name not in known:
+            torch.manual_seed(0)
+            backbone = MADE[name][0]()
+            known[name] = MaskedModel(backbone, **MADE[name][1]).eval(), copy.deepcopy(backbone).eval()
+        return known[name]
+
+    return ask
+
+
+def some_batch(name: str, size: int) -> Tensor:
+    options = MADE[name][1]
+    return batch((LENGTH,), size, VOCABULARY) if "example" in options else batch(options["input_shape"], size)
+
+
+@ADAPTED
+def test_a_task_reads_the_whole_network_and_the_ranks_in_its_mask(made, name):
+    model, original = made(name)
+    x, everything = some_batch(name, 5), torch.ones(model.n_units)
+    with torch.no_grad():
+        assert torch.allclose(model.masked_features(x, everything), original(x), atol=1e-5, rtol=1e-4)
+        without_ranks = model.masked_features(x, torch.zeros(model.n_units))
+        for parameter in original.parameters():
+            if parameter.requires_grad and parameter.dim() > 1:
+                parameter.zero_()  # no other task's weight is left: what remains is the network as it was given
+        assert torch.allclose(without_ranks, original(x), atol=1e-5, rtol=1e-4)
+    for seed, share in enumerate((0.5, 0.2)):
+        assert_sound(model, x, some_mask(model, seed, share))
+
+
+@ADAPTED
+def test_only_what_reads_the_network_has_a_gate(made, name):
+    model, _ = made(name)
+    layers = [layer.kind for layer in model.graph.layers.values()]
+    assert {layer.units for layer in model.graph.layers.values()} == {6}, layers
+    gradients = {parameter: value.requires_grad for parameter, value in model.backbone.named_parameters()}
+    still = {parameter for parameter, learns in gradients.items() if not learns}
+    assert not still & model.graph.factors.keys()
+    learning = {parameter for parameter, learns in gradients.items() if learns}
+    assert learning == model.graph.factors.keys() | (model.graph.owned - still)
+    for parameter, factors in model.graph.factors.items():  # a weight belongs to one rank, whatever it is written for
+        assert sum(factor.numel() > 1 for factor in factors) == 1, parameter
+    sizes = {parameter: value.numel() for parameter, value in model.backbone.named_parameters()}
+    common = sum(sizes[parameter] for parameter in still - model.graph.owned)
+    shares = model.describe().shares
+    assert shares["without gradients"] == common / sum(sizes.values())
+    assert shares["first task only"] == 0
+
+
+TASKS_OF_TOKENS = (torch.arange(90)[:, None] * torch.arange(1, LENGTH + 1)) % (VOCABULARY - 1) + 1
+
+
+def stream(name: str):
+    """Three tasks of two classes."""
+    if "example" not in MADE[name][1]:
+        return DIGITS
+    samples = TASKS_OF_TOKENS, torch.arange(90) % 6
+    return task_benchmark(samples, samples, [[0, 1], [2, 3], [4, 5]])
+
+
+@pytest.mark.parametrize("name", ["by hand", "vit with biases", "images", "llama"])
+def test_logits_keep_their_bits_and_the_network_too(made, name):
+    model = copy.deepcopy(made(name)[0]).train()
+    start = {n: p.detach().clone() for n, p in model.backbone.named_parameters() if not p.requires_grad}
+    strategy = make(HAT, model=model, optimizer="adam decay")
+    assert_retained(strategy, stream(name), 3, must_move=name != "images")  # few ranks, and the first task takes all
+    held = dict(model.backbone.named_parameters())
+    assert start
+    assert all(torch.equal(held[n], value) for n, value in start.items())
+
+
+@pytest.mark.parametrize("name", ["by hand", "images", "vit", "bert"])
+def test_unlearning_in_pools_is_exact(made, name):
+    benchmark = stream(name)
+
+    def life(tasks):
+        model = copy.deepcopy(made(name)[0]).train()
+        strategy = make(AmnesiacHAT, model=model, optimizer="adamw", isolation=Pools(slots=3))
+        for task in tasks:
+            strategy.train(benchmark.train_stream[task])
+        return strategy
+
+    strategy, retrained = life((0, 1, 2)), life((0, 2))
+    before = logits(strategy, benchmark, (0, 2))
+    assert strategy.unlearn([1]).claim == "exact"
+    ours, theirs = strategy.model.state_dict(), retrained.model.state_dict()
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(value, theirs[key]) for key, value in ours.items())
+    after = logits(strategy, benchmark, (0, 2))
+    assert all(torch.equal(after[task], before[task]) for task in (0, 2))
+
+
+def test_weights_without_gradients_are_in_no_mask_over_weights():
+    torch.manual_seed(0)
+    backbone = by_hand()
+    still = {name: p.detach().clone() for name, p in backbone.named_parameters() if not p.requires_grad}
+    model = SubnetModel(backbone, n_features=12)
+    assert_retained(make(WSN, model=model, optimizer="adam"), DIGITS, 3)
+    assert not still.keys() & model.graph.layers.keys()
+    assert all(torch.equal(backbone.get_parameter(name), value) for name, value in still.items())
+    norms = [part for part in model.task_parts(0) or [] if isinstance(part, nn.LayerNorm)]
+    assert norms == []  # all tasks read the one that was given
+
+
+@pytest.mark.parametrize("name", ["by hand", "images"])
+def test_a_dense_subnet_holds_the_ranks_of_its_task(made, name):
+    model, original = copy.deepcopy(made(name)[0]), made(name)[1]
+    mask = some_mask(model, 1)
+    model.add_head(0, 3)
+    model.start_task(0, torch.where(mask, 1.0, -1.0))
+    model.finish_task()
+    model.eval()
+    dense, x = extract(model, 0), some_batch(name, 4)
+    with torch.no_grad():
+        assert torch.allclose(dense(x), model(x, 0), atol=1e-5)
+    smaller = sum(p.numel() for p in dense.parameters()) - sum(p.numel() for p in model.head(0).parameters())
+    assert smaller < sum(p.numel() for p in original.parameters())
+
+
+# Norms ---------------------------------------------------------------------------------------------------------------
+
+
+def test_statistics_of_a_norm_without_gradients_are_each_task_s_and_its_scale_is_not(made):
+    model = copy.deepcopy(made("images")[0]).train()
+    (norm,) = (module for module in model.backbone.modules() if isinstance(module, nn.BatchNorm2d))
+    strategy = make(HAT, model=model, optimizer="adam")
+    for task in (0, 1):
+        strategy.train(DIGITS.train_stream[task])
+    own = [next(iter(model.parts_of(task).children())) for task in (0, 1)]
+    assert not torch.equal(own[0].running_mean, own[1].running_mean)
+    for mine in own:
+        assert torch.equal(mine.weight, norm.weight)
+        assert torch.equal(mine.bias, norm.bias)
+    assert torch.equal(norm.running_mean, torch.zeros(8))
+
+
+class Still(nn.BatchNorm1d):
+    """Stays in evaluation mode, as many detectors keep the norms of their backbone."""
+
+    def train(self, mode: bool = True) -> nn.Module:
+        return super().train(False)
+
+
+@pytest.mark.parametrize("learns", [False, True])
+def test_a_norm_whose_statistics_stay_is_read_by_all_tasks_where_it_has_no_gradients(learns):
+    norm = Still(20).requires_grad_(learns).eval()
+    model = MaskedModel(nn.Sequential(LowRank(nn.Linear(64, 20)), norm, nn.ReLU()), input_shape=(64,))
+    assert len(model.backbone.owned) == learns
+    x, everything = torch.randn(7, 64), torch.ones(model.n_units)
+    norm.running_mean.fill_(0.3)
+    with torch.no_grad():
+        expected = model.backbone.get_submodule("2")(norm(model.backbone.get_submodule("0")(x)))
+        for training in (True, False):
+            assert torch.allclose(model.train(training).masked_features(x, everything), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", [nn.LayerNorm, nn.RMSNorm, lambda width: nn.GroupNorm(2, width)])
+def test_a_norm_without_gradients_behind_gates_is_taken_over_open_units_and_learns_nothing(kind):
+    torch.manual_seed(0)
+    norm = kind(12).requires_grad_(False)
+    model = MaskedModel(nn.Sequential(nn.Linear(64, 12), norm, nn.Linear(12, 6)), input_shape=(64,)).train()
+    assert_sound(model, torch.randn(5, 64), some_mask(model, 1))
+    model.add_head(0, 2)
+    for learn in (False, True):
+        model.set_trainable(0, learn)
+        own = list(model.parts_of(0).parameters())
+        assert own
+        assert not any(parameter.requires_grad for parameter in own)
+
+
+# What can't be -------------------------------------------------------------------------------------------------------
+
+
+def test_a_network_without_anything_that_learns_is_refused_with_a_way_out():
+    with pytest.raises(ModelError, match=r"where only heads learn, MultiHeadModel\(backbone\)"):
+        MaskedModel(by_hand().requires_grad_(False), input_shape=(1, 8, 8))
+
+
+def test_a_parameter_that_gets_gradients_later_is_refused_before_anything_changed(made):
+    model = copy.deepcopy(made("by hand")[0]).train()
+    strategy = make(HAT, model=model, optimizer="adam")
+    strategy.train(DIGITS.train_stream[0])
+    base = model.backbone.get_submodule("1").base.requires_grad_(True)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(
+        ModelError, match=r"'1\.base\.bias', '1\.base\.weight'.* had no gradients when the model was made"
+    ):
+        strategy.train(DIGITS.train_stream[1])
+    after = model.state_dict()
+    assert after.keys() == before.keys()
+    assert all(torch.equal(value, before[name]) for name, value in after.items())
+    base.requires_grad_(False)
+    strategy.train(DIGITS.train_stream[1])
+    assert model.masked_tasks == (0, 1)
+
+
+def test_a_shared_head_over_features_without_gates_is_refused():
+    with pytest.raises(ModelError, match="no mask reaches the features"):
+        MaskedModel(by_hand(), input_shape=(1, 8, 8), shared_head=2)
