@@ -11,6 +11,7 @@ from avalanche_amnesia.contrib.baselines import PALL, CLPUDERpp, Independent, Ne
 from avalanche_amnesia.contrib.repair import RepairPlugin
 from avalanche_amnesia.contrib.shadows import BackupPlugin
 from avalanche_amnesia.models import SubnetModel
+from avalanche_amnesia.training.host.rehearsal import look_at_task, rehearse_task
 
 
 def of(kind, model):
@@ -41,6 +42,9 @@ def test_rehearsed_or_not_the_same_bits(method):
         strategy = METHODS[method]()
         unlearning_plugin(strategy).trial = steps
         for experience in DIGITS.train_stream[:3]:
+            if steps:  # outside of a training too
+                assert rehearse_task(strategy, experience, steps).reason is None
+                assert look_at_task(strategy, experience, steps).reason is None
             strategy.train(experience)
         learned = bits(strategy.model)
         strategy.unlearn([0])

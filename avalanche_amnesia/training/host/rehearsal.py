@@ -3,49 +3,139 @@
 A claim needs trainings that are functions of the seed, the task and what a task can see. Nobody can list what else may
 have a memory: a data set with a generator of its own, a hook of the optimizer, a loss over a global counter. So it is
 tried out. Between the two rehearsals, and behind the second one, all is put back that a new task or its seed sets
-anyway. What still differs then has a memory beside them.
+anyway. What still differs then has a memory beside them. What the first steps leave also tells two trainings apart,
+whatever it is by that they differ.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice, zip_longest
 from typing import Any
 
 import torch
 from avalanche.core import SupervisedPlugin
 from avalanche.training.plugins.clock import Clock
+from avalanche.training.templates import SupervisedTemplate
+from avalanche.training.utils import trigger_plugins
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from avalanche_amnesia.bits import bit_sums
+from avalanche_amnesia.bits import bit_sums, tensor_hash
 from avalanche_amnesia.optimizers import copied
-from avalanche_amnesia.seeding import rng_state, set_rng_state
+from avalanche_amnesia.seeding import preserved_rng, rng_state, set_rng_state
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.listening import dispatch_to, listens_to_training
 from avalanche_amnesia.training.host.rollback import Contents, go_back, is_ours, of_anybody
+from avalanche_amnesia.training.host.states import before_loading
+from avalanche_amnesia.training.plugins.seeding import SeedingPlugin
 
-Seen = list[dict[str, int]]
-"""Step by step: name of a tensor → sum of its bits; samples first, then the loss, then the model's."""
+Seen = Sequence[Mapping[str, int | str]]
+"""Step by step: name of a tensor → hash of a sample or the loss, sum of the bits of a tensor of the model."""
 
 
-def rehearse(strategy: Strategy, steps: int, **kwargs: Any) -> str | None:
-    """Reason why a training is not repeatable; None: no memory showed in its first steps. Leaves all as it was."""
+@dataclass(frozen=True)
+class Rehearsal:
+    """What the first steps of a training did.
+
+    Attributes:
+        reason: why the training is not repeatable; None: no memory showed.
+        seen: what the steps were given, and what they left.
+    """
+
+    reason: str | None
+    seen: Seen = ()
+
+
+def rehearse_task(strategy: Strategy, experience: Any, steps: int, **options: Any) -> Rehearsal:
+    """Begin the training of a task, rehearse it, and put all back; only this package's plugins take part.
+
+    Args:
+        strategy: between two tasks, and able to train this one now.
+        experience: the task's.
+        steps: how many mini-batches, at least 1.
+        options: of ``strategy.train``.
+
+    Returns:
+        What it showed; its reason may be that the training could not begin.
+    """
+    plugins = [plugin for plugin in strategy.plugins if _is_rehearsed(plugin)]
+    go_back = before_loading(strategy, [strategy.optimizer, strategy._criterion, *plugins])
+
+    def begun() -> Rehearsal:
+        host: Any = strategy  # of which these are no public methods
+        host.model.to(host.device).train()
+        host._before_training(**options)
+        host._before_training_exp(**options)
+        host._before_training_epoch(**options)
+        return rehearse(strategy, steps, **options)
+
+    return _unnoticed(strategy, experience, plugins, begun, go_back)
+
+
+def look_at_task(strategy: Strategy, experience: Any, steps: int, **options: Any) -> Rehearsal:
+    """As :func:`rehearse_task`, but the mini-batches are only looked at, and the strategy's state has no part in it."""
+    plugins = [plugin for plugin in strategy.plugins if isinstance(plugin, SeedingPlugin)]
+
+    def begun() -> Rehearsal:
+        host: Any = strategy
+        host._before_train_dataset_adaptation(**options)
+        SupervisedTemplate.train_dataset_adaptation(host)  # Cumulative's own adds what it has seen
+        host.make_train_dataloader(**options)
+        trigger_plugins(strategy, "before_training_exp", **options)
+        random, seen = rng_state(), []
+        for _ in range(2):
+            set_rng_state(random)
+            seen.append([_hashes_of(batch) for batch in islice(strategy.dataloader, steps)])
+        return Rehearsal(_difference(*seen), seen[0])
+
+    return _unnoticed(strategy, experience, plugins, begun, Contents(plugins, [strategy]).go_back)
+
+
+def _unnoticed(
+    strategy: Strategy,
+    experience: Any,
+    plugins: list[Any],
+    begun: Callable[[], Rehearsal],
+    go_back: Callable[[], None],
+) -> Rehearsal:
+    """Begin a training with some plugins only, and put everything back."""
+    attributes, data = dict(vars(strategy)), Contents([experience], [strategy], of_anybody)
+    with preserved_rng(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the training itself warns
+        try:
+            dispatch_to(strategy, plugins)
+            vars(strategy).update(experience=experience, is_training=True, _stop_training=False)
+            return begun()
+        except Exception as error:  # whatever refuses the task; the training itself raises it again
+            return Rehearsal(f"the training could not begin without plugins of others: {type(error).__name__}: {error}")
+        finally:
+            go_back()
+            data.go_back()
+            _set_attributes(strategy, attributes, list(vars(strategy)))
+
+
+def rehearse(strategy: Strategy, steps: int, **kwargs: Any) -> Rehearsal:
+    """Take the first steps of a training that has begun, twice. Leaves all as it was."""
     # Plugins of others do not take part, nor do metrics and loggers: they see one training.
     attributes, users = dict(vars(strategy)), []
     try:
         users = _of_the_user(strategy)
         if _changing_samples(strategy, steps):
-            return f"{_NOT_REPEATABLE} its data set gave other samples the second time"
+            return Rehearsal(f"{_NOT_REPEATABLE} its data set gave other samples the second time")
         beginning = _Beginning(strategy)
         first, second = (_rehearsed(strategy, beginning, steps, kwargs) for _ in range(2))
     except _UndoneError as error:
         raise error.cause  # noqa: B904 - the fault itself, as without a rehearsal
     except Exception as error:  # whatever a loop, model or loss raises; the training itself raises it again
-        return f"the training could not be rehearsed without plugins of others: {type(error).__name__}: {error}"
+        return Rehearsal(
+            f"the training could not be rehearsed without plugins of others: {type(error).__name__}: {error}"
+        )
     finally:
         for contents in users:
             contents.go_back()
         _set_attributes(strategy, attributes, list(vars(strategy)))
-    return _difference(first, second)
+    return Rehearsal(_difference(first, second), first)
 
 
 _NOT_REPEATABLE = "the training is not repeatable:"
@@ -95,9 +185,9 @@ def _changing_samples(strategy: Strategy, steps: int) -> bool:
 
 
 def _difference(first: Seen, second: Seen) -> str | None:
-    none: dict[str, int] = {}
+    none: dict[str, int | str] = {}
     for step, (here, there) in enumerate(zip_longest(first, second, fillvalue=none), 1):
-        other = next((name for name in here | there if here.get(name) != there.get(name)), None)
+        other = next((name for name in {**here, **there} if here.get(name) != there.get(name)), None)
         if other is not None and other.startswith(_SAMPLES):
             return f"{_NOT_REPEATABLE} its data gave another mini-batch in step {step} the second time"
         if other is not None:
@@ -123,10 +213,9 @@ def _rehearsed(strategy: Strategy, beginning: "_Beginning", steps: int, kwargs: 
     return watch.seen
 
 
-def _takes_part(plugin: Any) -> bool:
-    """Tell whether a plugin takes part in a rehearsal: this package's, but what answers requests, and the clock."""
-    ours = is_ours(plugin) and not getattr(plugin, "answers_requests", False)
-    return isinstance(plugin, Clock) or (ours and listens_to_training(plugin))
+def _is_rehearsed(plugin: Any) -> bool:
+    """Tell whether a plugin may take part in a rehearsal: this package's, but what answers requests, and the clock."""
+    return isinstance(plugin, Clock) or (is_ours(plugin) and not getattr(plugin, "answers_requests", False))
 
 
 class _FirstBatches:
@@ -145,20 +234,24 @@ class _FirstBatches:
 _SAMPLES = "mini-batch"
 
 
+def _hashes_of(batch: Any) -> dict[str, int | str]:
+    leaves = (leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor))
+    return {f"{_SAMPLES}[{at}]": tensor_hash(leaf) for at, leaf in enumerate(leaves)}
+
+
 class _Watch(SupervisedPlugin):
     """Notes what every step was given, and what it left."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.seen: Seen = []
+        self.seen: list[dict[str, int | str]] = []
 
     @torch.no_grad()
     def after_training_iteration(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Note sums of bits, which differ where a training differed, and take less time than hashes."""
-        leaves = (leaf for leaf in tree_leaves(strategy.mbatch) if isinstance(leaf, Tensor))
-        named = {f"{_SAMPLES}[{at}]": leaf for at, leaf in enumerate(leaves)} | {"the loss": strategy.loss.detach()}
-        named |= {**dict(strategy.model.named_parameters()), **dict(strategy.model.named_buffers())}
-        self.seen.append(dict(zip(named, bit_sums(named.values()), strict=True)))
+        """Note hashes of samples and loss; of the model sums of bits, which take less time."""
+        named = {**dict(strategy.model.named_parameters()), **dict(strategy.model.named_buffers())}
+        step = _hashes_of(strategy.mbatch) | {"the loss": tensor_hash(strategy.loss)}
+        self.seen.append(step | dict(zip(named, bit_sums(named.values()), strict=True)))
 
 
 _MAKERS = ("avalanche.", "torch.", "avalanche_amnesia.")
@@ -182,7 +275,8 @@ class _Beginning:
     def __init__(self, strategy: Strategy) -> None:
         self._strategy = strategy
         self._attributes = {name: value for name, value in vars(strategy).items() if name in _OF_A_STEP}
-        self.plugins = [plugin for plugin in strategy.plugins if _takes_part(plugin)]
+        heard = (plugin for plugin in strategy.plugins if isinstance(plugin, Clock) or listens_to_training(plugin))
+        self.plugins = [plugin for plugin in heard if _is_rehearsed(plugin)]
         skip = [strategy, strategy.evaluator, strategy.optimizer, strategy._criterion]
         tensors = (*strategy.model.parameters(), *strategy.model.buffers())
         self._contents = Contents(self.plugins, skip, tensors=tensors)

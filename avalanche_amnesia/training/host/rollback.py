@@ -26,7 +26,7 @@ from avalanche_amnesia.object_walk import reachable
 from avalanche_amnesia.saving.strategy_settings import OF_THE_HOST
 from avalanche_amnesia.strategy import Strategy
 
-_CONTAINERS = (dict, list, set, deque)
+CONTAINERS = (dict, list, set, deque)
 _OURS, _HOST_TOO = ("avalanche_amnesia",), ("avalanche_amnesia", "avalanche")
 _LONG = 1000
 """Entries of a container from which on those of its entries are not looked at: they are a data set's samples."""
@@ -46,7 +46,7 @@ def of_package_and_host(thing: object) -> bool:
 
 def of_anybody(thing: object) -> bool:
     """Tell whether anything may write into an object: all but the many samples of a data set."""
-    return not isinstance(thing, (*_CONTAINERS, tuple)) or len(thing) < _LONG
+    return not isinstance(thing, (*CONTAINERS, tuple)) or len(thing) < _LONG
 
 
 # Objects and containers are noted by what they hold, which copies nothing. The values of tensors are copied only where
@@ -92,7 +92,7 @@ class Contents:
 
 def _parts(thing: Any) -> Iterator[Any]:
     """The containers that make up an object: itself, and its attributes."""
-    if isinstance(thing, _CONTAINERS):
+    if isinstance(thing, CONTAINERS):
         yield thing
     if hasattr(thing, "__dict__"):
         yield vars(thing)
@@ -143,7 +143,7 @@ def _is_of(kind: type, packages: Iterable[str]) -> bool:
 
 @cache  # some of the host's classes are slow to compare with
 def _is_written(kind: type) -> bool:
-    if issubclass(kind, (*_CONTAINERS, tuple, Optimizer)):
+    if issubclass(kind, (*CONTAINERS, tuple, Optimizer)):
         return True
     if issubclass(kind, (nn.Module, AvalancheDataset, CLExperience)) or _is_frozen(kind):
         return False

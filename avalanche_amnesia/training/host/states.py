@@ -12,7 +12,7 @@ from avalanche_amnesia.saving.encoding import checked, encode
 from avalanche_amnesia.saving.files import StateError
 from avalanche_amnesia.saving.strategy_settings import own_settings
 from avalanche_amnesia.strategy import Strategy
-from avalanche_amnesia.training.host.rollback import Contents
+from avalanche_amnesia.training.host.rollback import CONTAINERS, Contents
 
 
 def model_state(model: nn.Module) -> dict[str, Any]:
@@ -204,7 +204,7 @@ def filled(held: dict[Any, Any], items: dict[Any, Any]) -> dict[Any, Any]:
 
 
 def before_loading(strategy: Strategy, given: Sequence[Any]) -> Callable[[], None]:
-    """Make a function that takes a state away again: from a strategy, its network and other things that get parts."""
+    """Make a function that takes a state away again: from a strategy, its network and other things that change."""
     networks = [network for network in (strategy.model, *given) if isinstance(network, nn.Module)]
     with whole(strategy.model):
         modules = [module for network in networks for module in network.modules()]
@@ -212,7 +212,7 @@ def before_loading(strategy: Strategy, given: Sequence[Any]) -> Callable[[], Non
     things = [*given, *modules]
     held = [value for thing in things for value in vars(thing).values()]
     parts = [vars(thing) for thing in (*things, *held) if isinstance(getattr(thing, "__dict__", None), dict)]
-    parts += [value for value in held if isinstance(value, dict)]
+    parts += [value for value in held if isinstance(value, CONTAINERS)]
     attributes = dict(vars(strategy))
     contents = Contents(given, [strategy, strategy.evaluator], parts=parts, tensors=tensors)
 

@@ -296,7 +296,7 @@ class UnlearningPlugin(SupervisedPlugin):
             return None
         if not self.trial:
             return "trial=False: no training was rehearsed, which would show whether it is repeatable"
-        return rehearse(strategy, self.trial, **kwargs)
+        return rehearse(strategy, self.trial, **kwargs).reason
 
     def before_training_iteration(self, strategy: Strategy, **kwargs: Any) -> None:
         """Fire the requests of this iteration; keep samples of forgotten tasks out of a loader that still has them."""

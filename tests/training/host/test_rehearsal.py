@@ -19,6 +19,7 @@ from torch.utils.data import Dataset
 from avalanche_amnesia.benchmarks import task_benchmark, with_unlearning
 from avalanche_amnesia.models import SubnetModel
 from avalanche_amnesia.training import WSN, AmnesiacHAT
+from avalanche_amnesia.training.host.rehearsal import look_at_task, rehearse_task
 from avalanche_amnesia.training.plugins import UnlearningPlugin
 from avalanche_amnesia.training.plugins.task_mask import TaskError
 
@@ -313,6 +314,9 @@ def lived(trial, optimizer="adam", data=lambda: DIGITS, method=None, **options):
         strategy = WSN(model=model, optimizer=OPTIMIZERS[optimizer](model.parameters()), train_mb_size=40, **options)
     benchmark = data()
     for experience in benchmark.train_stream[:2]:
+        if trial:  # outside of a training too
+            rehearse_task(strategy, experience, 3)
+            look_at_task(strategy, experience, 3)
         strategy.train(experience)
     seen = [sees.events, sees.losses, metric.steps, logger.steps, vars(strategy.clock).copy()]
     drawn = [torch.rand(1).item(), random.random(), np.random.rand()]  # noqa: NPY002
