@@ -165,5 +165,18 @@ def held(thing: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(thing, types.FunctionType):
         yield from ((".defaults", thing.__defaults__), (".kwdefaults", thing.__kwdefaults__))
         yield from ((f".<closure>.{name}", value) for name, value in _closure(thing))
-        names = (name for name in thing.__code__.co_names if name in thing.__globals__)
-        yield from ((f".<global>.{name}", thing.__globals__[name]) for name in names)
+        yield from ((f".<global>.{name}", value) for name, value in _globals(thing.__code__, thing.__globals__))
+
+
+def _globals(code: types.CodeType, around: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Globals that code names, in functions inside it too, and what it may name of modules among them."""
+    for name in code.co_names:
+        value = around.get(name)
+        if isinstance(value, types.ModuleType):
+            inside = vars(value)
+            yield from ((f"{name}.{other}", inside[other]) for other in code.co_names if other in inside)
+        elif name in around:
+            yield name, value
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _globals(constant, around)

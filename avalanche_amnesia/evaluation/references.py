@@ -277,7 +277,9 @@ class References:
                 warnings.warn(f"a worker that trains references failed, the run trains them: {error!r}", stacklevel=4)
             return
         with preserved_rng():
-            if not self._begin("same").stored:
+            run = self._begin("same")
+            run.keys_of(self._experiences.values(), **self.train_options)
+            if not run.stored:
                 self.workers = None  # nothing that another process computes could be taken from there
                 return
         workers.begin(self, self.expected())

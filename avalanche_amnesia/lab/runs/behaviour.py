@@ -1,35 +1,15 @@
-"""Facts that a training depends on and no setting shows: samples as it sees them, hooks, replaced methods."""
+"""Facts that a training depends on and no setting shows: hooks, replaced methods, values of tensors."""
 
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
-from torch.utils.data import default_collate
 
-from avalanche_amnesia.bits import bit_sums, tensor_hash
+from avalanche_amnesia.bits import bit_sums
 from avalanche_amnesia.models.task_store import Parts
 from avalanche_amnesia.object_walk import memory_of
 from avalanche_amnesia.saving.strategy_settings import learning_settings
-from avalanche_amnesia.seeding import preserved_rng, seed_all
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.rehearsal import hooks_of
-from avalanche_amnesia.training.host.rollback import Contents, of_anybody
-
-
-def as_trained(experience: Any) -> list[str]:
-    """Hashes of a mini-batch of a few samples, evenly spread, with the training's transforms and collate function."""
-    dataset = experience.dataset.train()
-    # A generator that a data set holds must have been drawn from by the training only.
-    contents = Contents([dataset], [], of_anybody)
-    at = torch.linspace(0, len(dataset) - 1, min(len(dataset), 8)).long().tolist()
-    collate = getattr(dataset, "collate_fn", None) or default_collate
-    with preserved_rng():
-        seed_all(0)
-        try:
-            batch = collate([dataset[index] for index in at])
-        finally:
-            contents.go_back()
-    return [tensor_hash(leaf) if isinstance(leaf, torch.Tensor) else repr(leaf) for leaf in tree_leaves(batch)]
 
 
 def facts_of(strategy: Strategy) -> dict[str, Any]:

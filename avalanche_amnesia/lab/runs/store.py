@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import tempfile
-import types
 import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -25,16 +24,19 @@ from avalanche_amnesia.audit.record import UnlearningRecord, package_versions
 from avalanche_amnesia.benchmarks.data import labels_fingerprint
 from avalanche_amnesia.bits import state_hashes, tensor_hash
 from avalanche_amnesia.evaluation.same_data import few_samples
-from avalanche_amnesia.lab.runs.behaviour import as_trained, facts_of
+from avalanche_amnesia.lab.runs.behaviour import facts_of
 from avalanche_amnesia.lab.runs.script_code import script_code
 from avalanche_amnesia.ledger import RequestError
-from avalanche_amnesia.object_walk import reachable
 from avalanche_amnesia.saving.files import BLOB, STATE, StateError, read_body, read_state, write_state
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.lookup import unlearning_of
-from avalanche_amnesia.training.host.rehearsal import hooks_of
+from avalanche_amnesia.training.host.rehearsal import hooks_of, look_at_task, rehearse_task
+from avalanche_amnesia.training.host.rollback import Contents, of_anybody
 from avalanche_amnesia.training.host.saving import encoded_state, give_state
 from avalanche_amnesia.unit_graph.masked_backbone import MaskedBackbone
+
+_STEPS = 3
+"""First mini-batches of a training that tell it from others."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +66,9 @@ class RunStore:
     """A directory of states, one per training or unlearning, shared by all runs, references and processes.
 
     The key of a state is a hash of the state before it and of the step: the strategy as it was built (method, settings,
-    initial weights, seed), versions of the packages, the data of the task, and its requests. A state is written as a
-    whole or not at all, under a lock of the file system (``fcntl``), so that several processes compute none twice.
+    initial weights, seed), versions of the packages, the task's first mini-batches and requests, and what the first
+    steps of the run's first task leave. A state is written as a whole or not at all, under a lock of the file system
+    (``fcntl``), so that several processes compute none twice.
 
     It holds models that know every task. To erase one, prune it (:meth:`prune`).
 
@@ -203,8 +206,9 @@ class _Step:
 class StoredRun:
     """A path through a store: trains and unlearns where no state is there yet, and takes it from there where it is.
 
-    Where a strategy holds what can't be saved (see :func:`~avalanche_amnesia.training.save_state`), or somebody changed
-    it between two steps, that is told once, and its states from there on are this run's only.
+    Where a strategy holds what can't be saved (see :func:`~avalanche_amnesia.training.save_state`), a training is not
+    repeatable, or somebody changed the strategy between two steps, that is told once, and its states from there on are
+    this run's only.
 
     Args:
         store: for its states.
@@ -219,7 +223,7 @@ class StoredRun:
         self._fresh: Any = None
         self._path: list[_Step] = []
         self._seconds: dict[str, float] = {}
-        self._data: dict[int, tuple[Any, str]] = {}
+        self._data: dict[tuple[int, str, bool], tuple[Any, str]] = {}
         self.computed = 0
         try:
             self._fresh = deepcopy(encoded_state(strategy))  # its tensors are the strategy's own
@@ -310,10 +314,28 @@ class StoredRun:
         return keys
 
     def _key_of_training(self, parent: str, experience: Any, options: Mapping[str, Any]) -> str:
-        if id(experience) not in self._data:
-            self._data[id(experience)] = (experience, _data_fingerprint(experience))
-        data = self._data[id(experience)][1]
-        return _digest([parent, {"train": int(experience.task_label), "data": data, "options": _told(options)}])
+        told, first = _told(options), parent == self._root
+        which = id(experience), repr(told), first
+        if self.stored and which not in self._data:
+            data = [*_facts_of_data(experience), *self._rehearsed(experience, first, options)]
+            self._data[which] = experience, _digest(data)
+        if not self.stored:
+            return os.urandom(16).hex()
+        step = {"train": int(experience.task_label), "data": self._data[which][1], "options": told}
+        return _digest([parent, step])
+
+    def _rehearsed(self, experience: Any, first: bool, options: Mapping[str, Any]) -> list[Any]:
+        """First mini-batches of a training, and what is learned from them where it is the run's first one."""
+        self._leave_if_changed()
+        if not self.stored:
+            return []
+        if first and self._held != self._root:
+            self._go_to_root()
+        look = rehearse_task if first else look_at_task
+        rehearsal = look(self._strategy, experience, _STEPS, **options)
+        if rehearsal.reason is not None:
+            self._leave(rehearsal.reason)
+        return list(rehearsal.seen)
 
     def _go(self, key: str, name: str, do: Callable[[Any], Any], trained: tuple[int, ...] = ()) -> None:
         self._leave_if_changed()
@@ -334,11 +356,14 @@ class StoredRun:
         now = facts_of(self._strategy)
         changed = [name for name in self._facts | now if self._facts.get(name) != now.get(name)]
         if changed:
-            if self._held != self.key:
-                self._settle()
-            self._fresh = None
             more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
-            self._tell(f"between two steps somebody changed {', '.join(changed[:3])}{more}")
+            self._leave(f"between two steps somebody changed {', '.join(changed[:3])}{more}")
+
+    def _leave(self, reason: str) -> None:
+        if self._held != self.key:
+            self._settle()
+        self._fresh = None
+        self._tell(reason)
 
     def _settle(self) -> None:
         """Bring the strategy to where the run stands: from the last state that is there, computing the rest."""
@@ -351,13 +376,16 @@ class StoredRun:
             if self._held != self._root:
                 if not self.stored:
                     raise StateError("a step of this run failed, and no state is stored: build the strategy again")
-                self._held = ""  # interrupted, the strategy is in no state
-                give_state(self._strategy, partial(deepcopy, self._fresh), self._store.path)
-                self._stands_at(self._root)
+                self._go_to_root()
         for step in reversed(ahead):
             with self._store.lock(step.key):
                 if not self._takes(step.key):  # another process may have computed it meanwhile
                     self._compute(step)
+
+    def _go_to_root(self) -> None:
+        self._held = ""  # interrupted, the strategy is in no state
+        give_state(self._strategy, partial(deepcopy, self._fresh), self._store.path)
+        self._stands_at(self._root)
 
     def _takes(self, key: str) -> bool:
         """Give the strategy a state of the store, if it is there and whole."""
@@ -396,48 +424,43 @@ class StoredRun:
         warnings.warn(f"the states of this run are not stored: {error}", stacklevel=6)
 
 
-def _data_fingerprint(experience: Any) -> str:
-    """Hash of an experience's training data, its requests, and the tasks of its stream.
+def _facts_of_data(experience: Any) -> list[Any]:
+    """An experience's samples, the code that makes them, its requests, and the tasks of its stream.
 
-    Inputs count as an evaluation sees them: all of them where they lie in memory, else a few, evenly spread; and a few
-    as the training sees them.
+    Inputs count as an evaluation sees them: all of them where they lie in memory, else a few, evenly spread.
     """
+    contents = Contents([experience], [], of_anybody)  # a counter of a data set's own counts trainings only
     found = getattr(experience, "tensors_at", lambda where: None)(None)
     inputs = few_samples(experience) if found is None else found[0]
+    contents.go_back()
     stream = getattr(experience, "origin_stream", None) or [experience]
-    facts = [
+    return [
         labels_fingerprint(experience),
         tensor_hash(inputs),
-        *as_trained(experience),
+        script_code([experience.dataset]),
         repr(tuple(getattr(experience, "requests", ()))),
         repr(getattr(experience, "deadline", None)),
-        repr([(int(e.task_label), bool(getattr(e, "permanent", False)), len(e.dataset)) for e in stream]),
+        [(int(e.task_label), bool(getattr(e, "permanent", False)), len(e.dataset)) for e in stream],
     ]
-    return hashlib.sha256("\n".join(facts).encode()).hexdigest()
 
 
 def _root_key(strategy: Strategy, state: Any) -> str:
-    """Hash of a strategy as it was built, of the versions that it runs on, and of the functions that it was given."""
+    """Hash of a strategy as it was built, of the versions that it runs on, and of the code that it was given."""
     if state is None:
         return os.urandom(16).hex()
     body, tensors = state
     held = {group: state_hashes(of) for group, of in tensors.items()}
-    return _digest(
-        [{**body, "metrics": []}, held, package_versions(), strategy.device.type, *_given_by_the_script(strategy)]
-    )
+    return _digest([{**body, "metrics": []}, held, package_versions(), strategy.device.type, *_code_of(strategy)])
 
 
-def _given_by_the_script(strategy: Strategy) -> list[Any]:
-    """Code of networks, plugins, losses and callbacks that are no part of a package, and the networks' own graphs."""
-    parts = [*strategy.model.modules(), *strategy.plugins, strategy._criterion, strategy.optimizer]
+def _code_of(strategy: Strategy) -> list[Any]:
+    """Code of a strategy, its networks, plugins, loss and hooks, and the networks' own graphs."""
     skip = [strategy, strategy.model, strategy.optimizer, strategy.evaluator]
-    held = (thing for part in (*strategy.plugins, strategy._criterion) for _, thing in reachable(part, skip=skip))
-    functions = [thing for thing in held if isinstance(thing, (types.FunctionType, types.MethodType))]
-    traced = [part for part in strategy.model.modules() if isinstance(part, MaskedBackbone)]
-    graphs = [backbone.code(training) for backbone in traced for training in (False, True)]
-    hooks = list(hooks_of(strategy))
-    functions += [hook for _, several in hooks for hook in several]
-    return [script_code([*functions, *{type(part) for part in parts}], skip), [name for name, _ in hooks], graphs]
+    hooks = [hook for _, several in hooks_of(strategy) for hook in several]
+    parts = [strategy.optimizer, strategy._criterion, *strategy.plugins, *strategy.model.modules()]
+    traced = [part for part in parts if isinstance(part, MaskedBackbone)]
+    graphs = [backbone.code(training) for backbone in traced for training in (False, True)]  # heads are fitted to both
+    return [script_code([strategy, *parts, *hooks], skip), graphs]
 
 
 def _told(options: Mapping[str, Any]) -> dict[str, str]:

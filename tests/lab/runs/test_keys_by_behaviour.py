@@ -1,5 +1,6 @@
 """A run gets no weights of a run that trained otherwise, though no setting says how they differ."""
 
+import functools
 import shutil
 import types
 import warnings
@@ -7,16 +8,30 @@ import warnings
 import pytest
 import torch
 from avalanche.benchmarks import nc_benchmark
+from avalanche.core import SupervisedPlugin
 from support.strategies import DIGITS, amnesiac
 from torch import nn
-from torch.utils.data import Dataset, default_collate
+from torch.optim import Adam
+from torch.utils.data import DataLoader, Dataset, WeightedRandomSampler, default_collate
 
 from avalanche_amnesia.bits import state_hashes
 from avalanche_amnesia.lab.runs import RunStore
+from avalanche_amnesia.training import AmnesiacHAT
+from avalanche_amnesia.training.plugins import InMemoryLoaderPlugin
 
 
-def make():
-    return amnesiac(train_epochs=1)
+def make(**options):
+    return amnesiac(**{"train_epochs": 1, **options})
+
+
+def key_of(strategy, *experiences) -> str:
+    """Key of the state that training tasks, by default one, leads to."""
+    return RunStore().run(strategy).keys_of(experiences or [DIGITS.train_stream[0]])[-1]
+
+
+@functools.cache
+def plain_key() -> str:
+    return key_of(make())
 
 
 def bits(strategy) -> dict[str, str]:
@@ -122,10 +137,10 @@ def test_the_same_script_trains_nothing_and_is_not_warned(store):
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_what_is_changed_before_the_run_is_in_its_key(change, store):
+def test_what_is_changed_before_the_run_is_in_its_key(change):
     strategy = make()
     change(strategy)
-    assert store.run(strategy).key != store.run(make()).key
+    assert key_of(strategy) != plain_key() == key_of(make())
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
@@ -153,6 +168,172 @@ def test_the_warning_names_what_changed(store):
     assert run.computed == 1
 
 
+# Scripts -----------------------------------------------------------------------------------------------------------
+
+RATE = 1.0
+
+
+def over_a_global(logits, y):
+    return nn.functional.cross_entropy(logits, y) * RATE
+
+
+def later_louder(n):
+    """A loss that doubles after n calls."""
+    calls = 0
+
+    def loss(logits, y):
+        nonlocal calls
+        calls += 1
+        return nn.functional.cross_entropy(logits, y) * (2 if calls > n else 1)
+
+    return loss
+
+
+class ShrinksByEpoch(SupervisedPlugin):
+    repeatable = True
+
+    def __init__(self, factor):
+        super().__init__()
+        self.by = factor
+
+    def after_training_epoch(self, strategy, **kwargs):
+        with torch.no_grad():
+            [parameter.mul_(self.by * RATE) for parameter in strategy.model.backbone.parameters()]
+
+
+class Net(nn.Module):
+    features = 16
+
+    def __init__(self, activation=torch.relu, evaluated=1):
+        super().__init__()
+        self.layer, self.activation, self.evaluated = nn.Linear(64, 16), activation, evaluated
+
+    def forward(self, x):
+        x = self.activation(self.layer(x.flatten(1)))
+        return x if self.training else torch.relu(x - self.evaluated)
+
+
+def sampling(weight):
+    """A strategy that draws the samples in its own way; of the same name, whatever the weight."""
+
+    class Sampling(AmnesiacHAT):
+        def make_train_dataloader(self, **kwargs):
+            data = self.adapted_dataset
+            sampler = WeightedRandomSampler([weight if at % 2 else 1.0 for at in range(len(data))], len(data))
+            self.dataloader = DataLoader(data, self.train_mb_size, sampler=sampler, collate_fn=data.collate_fn)
+
+    return Sampling
+
+
+def of_class(kind):
+    strategy = make()
+    strategy.__class__ = kind
+    strategy.plugins = [plugin for plugin in strategy.plugins if not isinstance(plugin, InMemoryLoaderPlugin)]
+    return strategy
+
+
+def louder_steps(gain):
+    class Steps(AmnesiacHAT):
+        def criterion(self):
+            return super().criterion() * gain
+
+    return Steps
+
+
+def in_half_precision(strategy):
+    strategy.model.backbone.register_forward_hook(lambda module, x, y: y.bfloat16().float())
+    return strategy
+
+
+def accumulating(strategy):
+    zero_grad, calls = strategy.optimizer.zero_grad, iter(range(1000))
+    strategy.optimizer.zero_grad = lambda: next(calls) % 2 or zero_grad()
+    return strategy
+
+
+def from_other_weights():
+    strategy = make()
+    with torch.no_grad():
+        for parameter in strategy.model.backbone.parameters():
+            parameter.neg_()
+    return strategy
+
+
+SCRIPTS = {
+    "later change of the loss": (lambda: make(criterion=later_louder(50)), lambda: make(criterion=later_louder(60))),
+    "number of a plugin": (lambda: make(plugins=[ShrinksByEpoch(1.0)]), lambda: make(plugins=[ShrinksByEpoch(0.9)])),
+    "sampler": (lambda: of_class(sampling(1.0)), lambda: of_class(sampling(5.0))),
+    "activation": (lambda: make(net=Net), lambda: make(net=lambda: Net(torch.tanh))),
+    "network in evaluations": (lambda: make(net=Net), lambda: make(net=lambda: Net(evaluated=2))),
+    "method of the strategy": (lambda: of_class(louder_steps(1.0)), lambda: of_class(louder_steps(1.5))),
+    "precision": (make, lambda: in_half_precision(make())),
+    "gradients of several steps": (make, lambda: accumulating(make())),
+    "initial weights": (make, from_other_weights),
+}
+
+
+@pytest.mark.parametrize(("one", "other"), SCRIPTS.values(), ids=SCRIPTS)
+def test_scripts_that_train_otherwise_share_nothing(one, other):
+    assert key_of(one()) == key_of(one()) != key_of(other())
+
+
+@pytest.mark.parametrize(
+    "build",
+    [lambda: make(criterion=over_a_global), lambda: make(plugins=[ShrinksByEpoch(1.0)])],
+    ids=["loss", "plugin"],
+)
+def test_a_global_counts(build, monkeypatch):
+    before = key_of(build())
+    monkeypatch.setitem(globals(), "RATE", 0.5)
+    assert key_of(build()) != before
+
+
+@pytest.mark.parametrize(("kind", "method"), [(Adam, "step"), (nn.CrossEntropyLoss, "forward")])
+def test_so_does_a_patched_class_of_somebody_else(kind, method, monkeypatch):
+    original = getattr(kind, method)
+
+    def twice(self, *args):
+        first = original(self, *args)
+        return original(self, *args) if first is None else first * 2
+
+    monkeypatch.setattr(kind, method, twice)
+    assert key_of(make()) != plain_key()
+
+
+SCRIPT = """
+class Shrinks(SupervisedPlugin):
+    "{doc}"
+    repeatable = True{comment}
+
+    def after_training_epoch(self, strategy, **kwargs):
+        "{doc}"
+        {comment}
+        rates = [{rate} for _ in strategy.model.parameters()]
+"""
+
+
+def of_script(doc="One.", comment="", rate=0.9):
+    content = {"SupervisedPlugin": SupervisedPlugin, "__name__": "a_script"}
+    exec(SCRIPT.format(doc=doc, comment=comment, rate=rate), content)
+    return make(plugins=[content["Shrinks"]()])
+
+
+def test_words_of_a_script_do_not_count():
+    assert key_of(of_script()) == key_of(of_script(doc="Other words.", comment="  # a comment\n\n"))
+    assert key_of(of_script()) != key_of(of_script(rate=0.8))
+
+
+@pytest.fixture
+def two_threads():
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(1)
+
+
+def test_the_number_of_threads_does_not_count_where_it_changes_nothing(two_threads):
+    assert key_of(make()) == plain_key()
+
+
 # Data --------------------------------------------------------------------------------------------------------------
 
 X, Y = DIGITS.train_stream[0].tensors
@@ -175,10 +356,9 @@ class Items(Dataset):
         return self.x[at], self.targets[at]
 
 
-def of(train_transform=None, x=X, collate=None):
-    benchmark = nc_benchmark(
-        Items(x), Items(), 1, True, seed=0, train_transform=train_transform, eval_transform=lambda x: x
-    )
+def of(train_transform=None, x=X, collate=None, data=None):
+    data, same = data or Items(x), lambda x: x
+    benchmark = nc_benchmark(data, Items(), 1, True, seed=0, train_transform=train_transform, eval_transform=same)
     experience = benchmark.train_stream[0]
     if collate is not None:
         experience.dataset.collate_fn = collate
@@ -204,33 +384,76 @@ class Drawn:
         return x + torch.rand(x.shape, generator=self.generator)
 
 
+class LaterLouder:
+    """A transform that changes after n samples."""
+
+    def __init__(self, n):
+        self.n, self.calls = n, 0
+
+    def __call__(self, x):
+        self.calls += 1
+        return x * 2 if self.calls > self.n else x
+
+
+def changes_one(x):
+    return x * 2 if torch.equal(x, X[17]) else x
+
+
 DATA = {
     "transform": lambda: of(lambda x: x * 2),
     "random transform": lambda: of(noisy),
-    "generator": lambda: of(Drawn(1)),
-    "another generator": lambda: of(Drawn(2)),
+    "rounded": lambda: of(lambda x: x.bfloat16().float()),
+    "transform of one sample": lambda: of(changes_one),
+    "transform that changes later": lambda: of(LaterLouder(10_000)),
+    "transform that changes earlier": lambda: of(LaterLouder(5_000)),
     "content of the same length": lambda: of(x=X.flip(-1)),
+    "order": lambda: of(x=X.flip(0)),
     "collate function": lambda: of(collate=brighter),
 }
 
 
-def key_of(store, experience):
-    return store.run(make()).keys_of([experience])[0]
-
-
-def test_the_data_count_as_the_training_sees_them(store):
-    keys = {name: key_of(store, data()) for name, data in DATA.items()} | {"plain": key_of(store, of())}
+@pytest.mark.parametrize("before", [[], [DIGITS.train_stream[1]]], ids=["first task", "a later one"])
+def test_the_data_count_as_the_training_sees_them(before):
+    plain = key_of(make(), *before, of())
+    keys = {name: key_of(make(), *before, data()) for name, data in DATA.items()} | {"plain": plain}
     assert len(set(keys.values())) == len(keys)
-    assert {name: key_of(store, data()) for name, data in DATA.items()}.items() <= keys.items()
+    assert {name: key_of(make(), *before, data()) for name, data in DATA.items()}.items() <= keys.items()
 
 
-def test_looking_at_the_data_draws_nothing(store):
-    experience, run = of(drawn := Drawn(1)), store.run(make())
+class Counts(Items):
+    """Samples that know how often they were asked for."""
+
+    asked = 0
+
+    def __getitem__(self, at):
+        self.asked += 1
+        x, y = super().__getitem__(at)
+        return x + self.asked * 1e-3, y
+
+
+REMEMBERING = {"generator": lambda: of(Drawn(1)), "counter": lambda: of(data=Counts())}
+
+
+@pytest.mark.parametrize("data", REMEMBERING.values(), ids=REMEMBERING)
+@pytest.mark.parametrize("before", [(), (1,)], ids=["first task", "a later one"])
+def test_data_with_a_memory_are_trained_by_every_run_itself(data, before, tmp_path):
+    run = RunStore(tmp_path).run(make())
+    for task in before:
+        run.train(DIGITS.train_stream[task])
+    with pytest.warns(UserWarning, match="not stored: the training is not repeatable: its data"):
+        run.train(data())
+    assert run.computed == len(before) + 1
+    assert len(RunStore(tmp_path).nodes()) == len(before)
+
+
+def test_looking_at_the_data_draws_nothing():
+    experience, run = of(drawn := Drawn(1)), RunStore().run(make())
     before, state = torch.get_rng_state(), drawn.generator.get_state()
-    run.keys_of([experience])
+    with pytest.warns(UserWarning, match="not repeatable"):
+        run.keys_of([experience])
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.equal(drawn.generator.get_state(), state)
 
 
-def test_another_order_is_another_key(store):
-    assert store.run(amnesiac(train_epochs=1, seed=3)).key != store.run(make()).key
+def test_another_order_is_another_key():
+    assert key_of(make(seed=3)) != plain_key()
