@@ -4,6 +4,8 @@ They are forked from a process that was forked from this one before its first te
 """
 
 import contextlib
+import ctypes
+import fcntl
 import multiprocessing
 import os
 import pickle
@@ -15,7 +17,9 @@ import struct
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Mapping
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +27,8 @@ import torch
 
 _asked: list[socket.socket] = []
 """The way to the process that others are forked from."""
-_NUMBER = struct.Struct("q")
+_NUMBER, _HEAD = struct.Struct("q"), struct.Struct("q?")
+_PR_SET_CHILD_SUBREAPER = 36
 
 
 class Forked:
@@ -56,10 +61,33 @@ def forked(target: Callable[..., Any], *args: Any) -> Forked:
         begin_server()
     told, tell = os.pipe()
     message = pickle.dumps((target, args, os.getcwd(), dict(os.environ)))
-    socket.send_fds(_asked[0], [_NUMBER.pack(len(message))], [tell])
+    socket.send_fds(_asked[0], [_HEAD.pack(len(message), False)], [tell])
     _asked[0].sendall(message)
     os.close(tell)
     return Forked(told)
+
+
+def forked_child(target: Callable[..., Any], *args: Any, files: Mapping[int, int] | None = None) -> int:
+    """A started process as :func:`forked`'s, but a child of this one, which waits for it; for Linux.
+
+    Args:
+        target: the function; what it raises ends the process with exit code 1, SystemExit with its own.
+        files: number of an open file in the new process → its number here.
+
+    Returns:
+        The process's number.
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)  # whose parent ends is this process's child
+    if not _asked:
+        begin_server()
+    files, (told, tell) = files or {}, os.pipe()
+    message = pickle.dumps((target, args, os.getcwd(), dict(os.environ), list(files), os.getpid()))
+    socket.send_fds(_asked[0], [_HEAD.pack(len(message), True)], [tell, *files.values()])
+    _asked[0].sendall(message)
+    os.close(tell)
+    pid = _read_number(told)
+    os.close(told)
+    return pid
 
 
 def run_script(script: Path, *arguments: str, environment: Mapping[str, str] = os.environ) -> str:
@@ -114,17 +142,19 @@ def _serve(asked: socket.socket) -> None:
     torch.set_num_threads(1)
     torch.manual_seed = torch.random.manual_seed  # that of every program
     while True:
-        head, fds, _, _ = socket.recv_fds(asked, _NUMBER.size, 1)
+        head, fds, _, _ = socket.recv_fds(asked, _HEAD.size, 20)
         if not head:
             return
-        message = asked.recv(_NUMBER.unpack(head)[0], socket.MSG_WAITALL)
+        length, is_child = _HEAD.unpack(head)
+        message = asked.recv(length, socket.MSG_WAITALL)
         if os.fork() == 0:
             asked.close()
             try:
-                _watch(message, *fds)
+                (_leave if is_child else _watch)(message, *fds)
             finally:
                 os._exit(0)
-        os.close(fds[0])
+        for fd in fds:
+            os.close(fd)
 
 
 def _bury() -> None:
@@ -136,19 +166,52 @@ def _bury() -> None:
 
 def _watch(message: bytes, tell: int) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    process = multiprocessing.get_context("fork").Process(target=_begin, args=(message, tell))
+    process = multiprocessing.get_context("fork").Process(target=_begin_watched, args=(message, tell))
     process.start()
     os.write(tell, _NUMBER.pack(process.pid))
     process.join()
     os.write(tell, _NUMBER.pack(process.exitcode))
 
 
-def _begin(message: bytes, tell: int) -> None:
+def _leave(message: bytes, tell: int, *files: int) -> None:
+    """Fork a process and end, so that it becomes a child of the one that asked for it."""
+    if os.fork():
+        return
+    code = 1
+    try:
+        *begin, numbers, parent = pickle.loads(message)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        while os.getppid() != parent:
+            time.sleep(0.001)
+        os.write(tell, _NUMBER.pack(os.getpid()))
+        os.close(tell)
+        far = [fcntl.fcntl(file, fcntl.F_DUPFD, 900) for file in files]  # out of the way of each other's numbers
+        for file in files:
+            os.close(file)
+        for file, number in zip(far, numbers, strict=True):
+            os.dup2(file, number)
+            os.close(file)
+        _begin(*begin)
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    threading._shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _begin_watched(message: bytes, tell: int) -> None:
     os.close(tell)
+    _begin(*pickle.loads(message))
+
+
+def _begin(target: Callable[..., Any], args: Sequence[Any], folder: str, environment: Mapping[str, str]) -> None:
     # torch's pool of threads is made anew at its first use behind a fork. Autograd's threads would do so all at once.
     torch.set_num_threads(torch.get_num_threads())
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    target, args, folder, environment = pickle.loads(message)
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.at_once import AtOnce
+from support.forked_interpreters import forked_interpreters
 from support.lost_jobs import ended
 from support.tiny_study import TINY
 
@@ -90,7 +91,8 @@ def local(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))  # where their jobs are found
     monkeypatch.setattr("submitit.core.core.Job._results_timeout_s", 1)  # by default a lost job is waited for 15 s
     executor = SlurmExecutor(tmp_path / "logs", workers=2, cluster="local", parameters={"timeout_min": 5})
-    yield executor
+    with forked_interpreters():
+        yield executor
     executor.close()
 
 

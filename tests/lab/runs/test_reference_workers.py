@@ -10,6 +10,7 @@ import textwrap
 import pytest
 from avalanche.training import AGEM
 from support.forked import run_script
+from support.forked_interpreters import forked_interpreters
 from support.strategies import DIGITS, amnesiac, stock
 
 from avalanche_amnesia.benchmarks import with_unlearning
@@ -40,9 +41,10 @@ def begun(references):
     """References whose workers have done their part of the benchmark."""
     jsd_metrics(references, noise_floor=["order"])
     accuracy_difference_metrics(references)
-    references.check(BENCHMARK.train_stream[0])
-    for training in references.workers._trainings:
-        training.exception(timeout=200)
+    with forked_interpreters():
+        references.check(BENCHMARK.train_stream[0])
+        for training in references.workers._trainings:
+            training.exception(timeout=200)
     return references
 
 

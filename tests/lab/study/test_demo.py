@@ -7,6 +7,7 @@ from unittest import mock
 import loky
 import pytest
 from PIL import Image
+from support.forked_interpreters import forked_interpreters
 from support.wandb_files import read_offline_run
 
 from avalanche_amnesia.lab.command_line import main
@@ -24,11 +25,25 @@ def one_core(monkeypatch):
     monkeypatch.setattr(loky, "cpu_count", lambda: 1)
 
 
+def smaller(n_train, n_test):
+    """The demo's experiment with fewer images."""
+    full = module.demo_experiment
+
+    def make(*settings):
+        experiment = full(*settings)
+        return replace(experiment, stream=replace(experiment.stream, n_train=n_train, n_test=n_test))
+
+    return make
+
+
+FEWER = smaller(500, 200)
+
+
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory):
     out = tmp_path_factory.mktemp("demo")
     printed = []
-    with mock.patch.object(loky, "cpu_count", return_value=1):
+    with mock.patch.object(loky, "cpu_count", return_value=1), mock.patch.object(module, "demo_experiment", FEWER):
         runs = run_demo(out, printed.append, epochs=2)
     return out, runs, "\n".join(printed)
 
@@ -37,7 +52,9 @@ def demo(tmp_path_factory):
 def test_results_made_again_on_two_cores_are_the_same_bytes(demo, tmp_path, monkeypatch):
     out, _, _ = demo
     monkeypatch.setattr(loky, "cpu_count", lambda: 2)
-    run_demo(tmp_path, lambda words: None, epochs=2)
+    monkeypatch.setattr(module, "demo_experiment", FEWER)
+    with forked_interpreters():
+        run_demo(tmp_path, lambda words: None, epochs=2)
     assert (tmp_path / "results.csv").read_bytes() == (out / "results.csv").read_bytes()
 
 
@@ -142,17 +159,6 @@ def test_an_interrupted_demo_ends_in_one_line_and_writes_no_result(tmp_path, cap
     told = capsys.readouterr().err.splitlines()  # W&B may have said something before
     assert told[-1] == "amnesia: interrupted, no result was written; the same command starts again"
     assert {file.name for file in (tmp_path / "out").iterdir()} <= {"wandb"}
-
-
-def smaller(n_train, n_test):
-    """The demo's experiment with fewer images."""
-    full = module.demo_experiment
-
-    def make(*settings):
-        experiment = full(*settings)
-        return replace(experiment, stream=replace(experiment.stream, n_train=n_train, n_test=n_test))
-
-    return make
 
 
 @pytest.mark.slow

@@ -4,7 +4,6 @@ import csv
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 import warnings
@@ -14,6 +13,8 @@ import pytest
 import yaml
 from PIL import Image
 from support.at_once import AtOnce
+from support.forked import forked
+from support.forked_interpreters import forked_interpreters
 from support.tiny_study import TINY
 
 from avalanche_amnesia import __version__
@@ -105,23 +106,31 @@ def test_what_is_done_is_not_run_again_and_what_changed_is(swept):
 def test_processes_give_the_same_bytes(swept, tmp_path):
     cells, executor = cells_of(TINY, ["AmnesiacHAT"], seeds=[1]), ProcessExecutor(2)
     try:
-        assert sweep(cells, executor, tmp_path / "out", tmp_path / "store") == {}
+        with forked_interpreters():
+            assert sweep(cells, executor, tmp_path / "out", tmp_path / "store") == {}
     finally:
         executor.close()
     for cell in cells:
         assert results(folder_of(cell, tmp_path / "out")) == results(folder_of(cell, swept[0] / "out"))
 
 
+def in_a_session_of_its_own(words, said):
+    os.setsid()
+    for number in (1, 2):
+        os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
+    with forked_interpreters():
+        sys.exit(main(words))
+
+
 @pytest.mark.slow
 def test_a_killed_sweep_goes_on_where_it_was(swept, file, monkeypatch):
     words = ["sweep", "tiny.yaml", "method=HAT", "seed=1"]
-    program = [sys.executable, "-m", "avalanche_amnesia", *words, "--workers", "1"]
-    process = subprocess.Popen(program, start_new_session=True)
+    process = forked(in_a_session_of_its_own, [*words, "--workers", "1"], file / "said")
     while not (there := list(file.glob("runs/tiny/**/settings.yaml"))):
-        assert process.poll() is None
+        assert process.is_alive(), (file / "said").read_text()
         time.sleep(0.1)  # looking takes time that the sweep then lacks
     os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    process.join()
     written = {path: path.stat().st_mtime_ns for path in there}
     monkeypatch.setattr("avalanche_amnesia.lab.executors.ProcessExecutor", lambda workers, gpus: AtOnce())
     assert main(words) == 0
