@@ -12,8 +12,8 @@ from torch import nn
 
 from avalanche_amnesia.contrib.shadows import BackupPlugin
 from avalanche_amnesia.isolation import Pools
-from avalanche_amnesia.models import MaskedModel, MultiHeadModel, SubnetModel
-from avalanche_amnesia.training import HAT, WSN, AdaHAT, AmnesiacHAT
+from avalanche_amnesia.models import DisjointModel, MaskedModel, MultiHeadModel, SubnetModel
+from avalanche_amnesia.training import HAT, WSN, AdaHAT, AmnesiacHAT, DisjointSubnets
 from avalanche_amnesia.training.plugins import InMemoryLoaderPlugin
 from benchmarks.networks import Network, make_optimizer
 
@@ -37,6 +37,13 @@ def wsn(network: Network, optimizer_name: str, **common: Any) -> Any:
     """Masks over half of the weights."""
     model = SubnetModel(network.make(), density=0.5, n_features=network.features)
     return WSN(model=model, optimizer=make_optimizer(optimizer_name, model.parameters()), **common)
+
+
+def disjoint(network: Network, optimizer_name: str, **common: Any) -> Any:
+    """A third of the weights for each task."""
+    model = DisjointModel(network.make(), n_features=network.features)
+    optimizer = make_optimizer(optimizer_name, model.parameters())
+    return DisjointSubnets(model=model, optimizer=optimizer, isolation=Pools(slots=3), **common)
 
 
 def stock(strategy_class: type, **options: Any) -> Contestant:
@@ -71,6 +78,7 @@ CONTESTANTS: dict[str, Contestant] = {
     "AmnesiacHAT, two shadows": masked(AmnesiacHAT, shadows=True),
     "AmnesiacHAT, four shadows": masked(AmnesiacHAT, shadows=True),
     "WSN": wsn,
+    "DisjointSubnets": disjoint,
 }
 
 EARLIER = {"AmnesiacHAT, two shadows": 2, "AmnesiacHAT, four shadows": 4}

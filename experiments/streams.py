@@ -39,7 +39,7 @@ class Stream:
     Attributes:
         images: all images below the data root.
         tasks: makes the tasks from images, their number and a seed.
-        network: makes the feature extractor.
+        network: makes the feature extractor, all of whose widths may be scaled.
         requests: task label after which → task labels to unlearn.
         n_tasks: number of tasks.
         n_train: training images, stratified and drawn by the seed; None: all.
@@ -49,7 +49,7 @@ class Stream:
 
     images: Callable[[Path], Images]
     tasks: Callable[[Images, int, int], CLScenario]
-    network: Callable[[], nn.Module]
+    network: Callable[..., nn.Module]
     requests: Mapping[int, Sequence[int]]
     n_tasks: int = 5
     n_train: int | None = None
@@ -62,10 +62,23 @@ class Stream:
         images = (_held_out(images) if validation else images).subset(self.n_train, None, seed)
         return with_unlearning(self.tasks(images, self.n_tasks, seed), self.requests)
 
+    def narrow(self, n: int) -> nn.Module:
+        """The widest network of which ``n`` have no more parameters than the stream's one."""
+        most, low, high = size_of(self.network()) / n, 0.0, 1.0
+        for _ in range(20):
+            middle = (low + high) / 2
+            low, high = (middle, high) if size_of(self.network(middle)) <= most else (low, middle)
+        return self.network(low)
+
     @property
     def requested(self) -> frozenset[int]:
         """Labels of the tasks that are unlearned by the end."""
         return frozenset(task for tasks in self.requests.values() for task in tasks)
+
+
+def size_of(network: nn.Module) -> int:
+    """Number of a network's parameters."""
+    return sum(parameter.numel() for parameter in network.parameters())
 
 
 def accuracy_on(model: nn.Module, experience: CLExperience) -> float:
@@ -138,8 +151,12 @@ def _split(images: Images, n_tasks: int, seed: int) -> CLScenario:
     return split(images, n_tasks, None)
 
 
-def _mlp(*widths: int) -> Callable[[], nn.Module]:
-    return lambda: MLP(784, hidden=widths[:-1], features=widths[-1])
+def _mlp(*widths: int) -> Callable[..., nn.Module]:
+    def make(scale: float = 1.0) -> nn.Module:
+        *hidden, features = (max(1, round(scale * width)) for width in widths)
+        return MLP(784, hidden=hidden, features=features)
+
+    return make
 
 
 _FIVE, _TWENTY = published(5).requests, published(20).requests
@@ -159,6 +176,14 @@ STREAMS = {
     "rotated": Stream(
         _idx("MNIST"),
         _rotated,
+        _NARROW,
+        _FIVE,
+        n_train=6000,
+        training={"train_mb_size": 64, "train_epochs": 5},
+    ),
+    "permuted fashion": Stream(
+        _idx("FashionMNIST"),
+        _permuted,
         _NARROW,
         _FIVE,
         n_train=6000,

@@ -5,6 +5,7 @@ from typing import Any
 from avalanche.evaluation.metric_results import MetricValue
 
 from avalanche_amnesia.evaluation.event_metric import EventMetric
+from avalanche_amnesia.models.multi_head import MultiHeadModel
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.lookup import find_plugin
@@ -17,8 +18,10 @@ def network_capacity(strategy: Strategy) -> float | None:
 
     AdaHAT's network capacity (Wang et al., ECML-PKDD 2024): with AdaHAT's rule the rate of a parameter is
     ``r / (importance + r)``, with HAT's ``1 − min(a_i, a_j)``. Where the strategy has ``locked`` tasks, only their
-    masks count. None for strategies without masks.
+    masks count. Of weight pools it is the share of the weights that no task owns. None for other strategies.
     """
+    if isinstance(strategy.model, MultiHeadModel) and (free := strategy.model.free_share()) is not None:
+        return free
     masking = find_plugin(strategy, TaskMaskPlugin)
     if masking is None or not isinstance(strategy.model, TaskMaskedModel):
         return None

@@ -1,6 +1,6 @@
 """Weight pools: one network whose weights are dealt out, so that no task reads what another one may take with it."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from typing import Any, Self
 
@@ -16,6 +16,9 @@ from avalanche_amnesia.unit_graph.findings import ModelError
 
 _DEALT, _ENTRIES = "dealt", "entries."
 """Names in the state of a task's share: how it was dealt, and in front of the names of its tensors."""
+
+_COPIES = 0.05
+"""Of a network's parameters, for copies of its smallest layers; chosen on validation images."""
 
 
 class TaskShare(nn.Module):
@@ -47,9 +50,8 @@ class DisjointModel(MultiHeadModel):
     """Any network whose weights are dealt out to disjoint shares, one for each task, and one head per task.
 
     A task reads only its own share of every layer's weights, and those of tasks that may never be unlearned; all others
-    are +0 for it. Biases, norms, buffers and heads are the task's own, and so are layers whose outputs have fewer
-    inputs than there are shares. So no task's training or features depend on a task that may go. Nothing is traced:
-    ``forward`` may be anything.
+    are +0 for it. Biases, norms, buffers and heads are the task's own, and so are the smallest layers (:meth:`dealt`).
+    So no task's training or features depend on a task that may go. Nothing is traced: ``forward`` may be anything.
 
     The backbone stays as it was given. Its values are those from which every share begins, scaled to the share, and it
     stands in for tasks that the model does not have. A parameter that does not require gradients (of a pretrained
@@ -85,19 +87,32 @@ class DisjointModel(MultiHeadModel):
         held: TaskShare | None = self.shares.get(task)
         return None if held is None or held.dealt is None else held.share
 
-    def dealt(self, share: Share) -> Iterator[tuple[str, nn.Parameter]]:
-        """Parameters of the backbone of which a task owns only its share, by name."""
-        parameters = self.backbone.named_parameters()
-        return ((name, p) for name, p in parameters if name in self._learning and share.deals(p.shape))
+    def dealt(self, share: Share) -> dict[str, nn.Parameter]:
+        """Parameters of the backbone of which a task owns only its share, by name; of all others it has copies.
+
+        Those are what :meth:`Share.deals` leaves out, and the smallest matrices and kernels, as many as make, in copies
+        for all slots together, a twentieth of the network: a first convolution has few inputs, of which a share would
+        leave too little.
+        """
+        named = self.backbone.named_parameters()
+        learning = {name: parameter for name, parameter in named if name in self._learning}
+        room = _COPIES * sum(p.numel() for p in learning.values()) / share.slots
+        dealt = {name: p for name, p in learning.items() if share.deals(p.shape)}
+        for name, parameter in sorted(dealt.items(), key=lambda item: item[1].numel()):
+            room -= parameter.numel()
+            if room < 0:
+                break
+            del dealt[name]
+        return dealt
 
     def free_share(self) -> float:
-        """Share of the weights that are dealt out which no task owns, in [0, 1]; 1 where there are none."""
-        shares = [share for task in self.tasks if (share := self.share(task)) is not None]
-        if not shares:
-            return 1.0
-        parameters = dict(self.dealt(shares[0]))
+        """As the base class's: of the weights that are dealt out."""
+        shares = {task: share for task in self.tasks if (share := self.share(task)) is not None}
+        parameters = self.dealt(next(iter(shares.values()))) if shares else {}
         total = sum(parameter.numel() for parameter in parameters.values())
-        owned = sum(int(s.owned(name, p.shape).sum()) for s in shares for name, p in parameters.items())
+        owned = sum(
+            int(share.owned(name, p.shape).sum()) for share in shares.values() for name, p in parameters.items()
+        )
         return 1 - owned / total if total else 1.0
 
     # Life of a task -------------------------------------------------------------------------------------------
@@ -105,6 +120,8 @@ class DisjointModel(MultiHeadModel):
     def adaptation(self, experience: Any) -> None:
         """As the base class's; a task in training gets a copy of the backbone, of which :meth:`deal` leaves a share."""
         super().adaptation(experience)
+        if self.training:
+            self._opened = _Opened()  # room for the task's own
         for task in map(int, experience.task_labels if self.training else ()):
             if task not in self.shares:
                 self.shares[task] = TaskShare(self.copied()).train(self.training)
@@ -130,21 +147,25 @@ class DisjointModel(MultiHeadModel):
         held: TaskShare = self.shares[task]
         held.dealt = share.encoded()
         parameters, owned = dict(held.entries.named_parameters()), {}
-        for name, initial in self.dealt(share):
-            mine = owned[name] = share.owned(name, initial.shape).to(initial.device)
+        for name, initial in self.dealt(share).items():
+            mine = owned[name] = self._owned(share, name, initial)
             theirs = [self._entries_of(other, name, initial.shape) for other in share.reads]
             n_read = int(mine.sum()) + sum(len(values) for _, values in theirs)
             parameter = parameters[name]
             parameter.masked_fill_(~mine, 0).mul_((mine.numel() / n_read) ** 0.5)
             for where, values in theirs:
-                parameter[where] = values
+                parameter.masked_scatter_(where, values)
         return owned
+
+    @staticmethod
+    def _owned(share: Share, name: str, like: Tensor, shape: torch.Size | None = None) -> Tensor:
+        return share.owned(name, like.shape if shape is None else shape).to(like.device)
 
     def _entries_of(self, task: int, name: str, shape: torch.Size) -> tuple[Tensor, Tensor]:
         """Where a finished task's entries of a parameter lie, and what they hold."""
         held: TaskShare = self.shares[task]
         values = held.entries.get_parameter(name).detach()
-        return held.share.owned(name, shape).to(values.device), values
+        return self._owned(held.share, name, values, shape), values
 
     @torch.no_grad()
     def finish_task(self, task: int) -> None:
@@ -162,10 +183,10 @@ class DisjointModel(MultiHeadModel):
                 "nothing"
             )
         share, kept = held.share, nn.Module()
-        dealt = dict(self.dealt(share))
+        dealt = self.dealt(share)
         for name, parameter in held.entries.named_parameters():
             if name in self._learning:
-                mine = parameter[share.owned(name, parameter.shape)] if name in dealt else parameter
+                mine = parameter.masked_select(self._owned(share, name, parameter)) if name in dealt else parameter
                 _place(kept, name, nn.Parameter(mine.detach().clone(), requires_grad=False))
         for site, given in zip(state_sites(held.entries), state_sites(self.backbone), strict=True):
             if not bool(same_bits(site.value.detach(), given.value.detach()).all()):
@@ -196,13 +217,13 @@ class DisjointModel(MultiHeadModel):
     def write_network(self, network: nn.Module, task: int) -> None:
         """Write a finished task's network into a copy of the backbone."""
         held: TaskShare = self.shares[task]
-        dealt, own = dict(self.dealt(held.share)), held.tensors
+        dealt, own = self.dealt(held.share), held.tensors
         for name, parameter in network.named_parameters():
             if name in dealt:
                 parameter.zero_()
                 for other in (*held.share.reads, task):
                     where, values = self._entries_of(other, name, parameter.shape)
-                    parameter[where] = values
+                    parameter.masked_scatter_(where, values)  # a third of the time of an assignment
             elif name in own:
                 parameter.copy_(own[name])
         for site, given in zip(state_sites(network), state_sites(self.backbone), strict=True):
@@ -235,7 +256,7 @@ class DisjointModel(MultiHeadModel):
         if _DEALT not in saved:
             raise ValueError(f"this state has no share of task {task}: it is none of a DisjointModel's")
         share = Share.decoded(saved[_DEALT])
-        dealt = {f"{_ENTRIES}{name}": (name, parameter.shape) for name, parameter in self.dealt(share)}
+        dealt = {f"{_ENTRIES}{name}": (name, parameter.shape) for name, parameter in self.dealt(share).items()}
         shapes = {
             f"{_ENTRIES}{name}": p.shape for name, p in self.backbone.named_parameters() if name in self._learning
         }

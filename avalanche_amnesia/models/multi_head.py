@@ -77,6 +77,10 @@ class MultiHeadModel(MultiTaskModule):
         """Tell whether the training of a task neither reads nor writes anything of one that may be unlearned."""
         return False
 
+    def free_share(self) -> float | None:
+        """Share of its weights that no task owns, in [0, 1]; None where weights are nobody's own."""
+        return None
+
     @property
     def _containers(self) -> list[TaskModules]:
         return [getattr(self, name) for name in self.task_containers]

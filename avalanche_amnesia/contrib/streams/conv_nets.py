@@ -10,16 +10,19 @@ class SmallConvNet(nn.Module):
     """Three convolutions of 3 × 3, each with BatchNorm, ReLU and a pool, and one linear layer.
 
     Inputs ``(batch, 3, 32, 32)``, features ``(batch, 128)``.
+
+    Args:
+        scale: times the width of every layer, above 0.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, scale: float = 1.0) -> None:
         super().__init__()
-        widths = (3, 32, 64, 128)
+        widths = (3, *_scaled(scale, 32, 64, 128))
         self.convolutions = nn.ModuleList(nn.Conv2d(a, b, 3, padding=1) for a, b in pairwise(widths))
         self.norms = nn.ModuleList(nn.BatchNorm2d(b) for b in widths[1:])
         self.pool = nn.MaxPool2d(2)
-        self.linear = nn.Linear(128 * 4 * 4, 128)
-        self.features = 128
+        (self.features,) = _scaled(scale, 128)
+        self.linear = nn.Linear(widths[-1] * 4 * 4, self.features)
 
     def forward(self, x: Tensor) -> Tensor:
         """Features of a batch of images of 32 × 32 pixels."""
@@ -32,20 +35,27 @@ class CharacterNet(nn.Module):
     """Two convolutions and one linear layer, for images of 28 × 28 pixels.
 
     Inputs ``(batch, 1, 28, 28)``, features ``(batch, 128)``.
+
+    Args:
+        scale: times the width of every layer, above 0.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, scale: float = 1.0) -> None:
         super().__init__()
-        self.first, self.second = nn.Conv2d(1, 24, 5, padding=2), nn.Conv2d(24, 48, 5, padding=2)
+        one, two, self.features = _scaled(scale, 24, 48, 128)
+        self.first, self.second = nn.Conv2d(1, one, 5, padding=2), nn.Conv2d(one, two, 5, padding=2)
         self.pool = nn.MaxPool2d(2)
-        self.linear = nn.Linear(48 * 7 * 7, 128)
-        self.features = 128
+        self.linear = nn.Linear(two * 7 * 7, self.features)
 
     def forward(self, x: Tensor) -> Tensor:
         """Features of a batch of drawings."""
         x = self.pool(torch.relu(self.first(x)))
         x = self.pool(torch.relu(self.second(x)))
         return torch.relu(self.linear(x.flatten(1)))
+
+
+def _scaled(scale: float, *widths: int) -> list[int]:
+    return [max(1, round(scale * width)) for width in widths]
 
 
 def cifar_resnet18() -> nn.Module:
