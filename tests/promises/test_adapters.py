@@ -10,6 +10,7 @@ from support.hugging_face_networks import BACKBONES, LENGTH, VOCABULARY, bert, l
 from support.small_runs import assert_retained, logits, make
 from support.soundness_oracle import Net, assert_sound, batch, some_mask
 from support.strategies import DIGITS
+from support.strategy_state import trajectory
 from torch import Tensor, nn
 
 from avalanche_amnesia.benchmarks import task_benchmark
@@ -186,6 +187,9 @@ def test_unlearning_in_pools_is_exact(made, name):
 
     strategy, retrained = life((0, 1, 2)), life((0, 2))
     before = logits(strategy, benchmark, (0, 2))
+    movable = sum(p.numel() for p in strategy.model.backbone.parameters() if p.requires_grad)
+    row = trajectory(strategy).report()[1]
+    assert row["share"] == row["entries"] / movable
     assert strategy.unlearn([1]).claim == "exact"
     ours, theirs = strategy.model.state_dict(), retrained.model.state_dict()
     assert ours.keys() == theirs.keys()

@@ -169,14 +169,15 @@ class TrajectoryPlugin(SupervisedPlugin):
         before = {name: value for name, value in values.items() if name not in own}
         parameters = dict(model.named_parameters())
         finished = model.masked_tasks if isinstance(model, TaskMaskedModel) else ()  # theirs are no parameters by now
-        of_others = own_parameters(model, *set(self.trajectory.tasks).difference(finished))
+        others = own_parameters(model, *set(self.trajectory.tasks).difference(finished))
+        movable = [p for name, p in parameters.items() if name in before and name not in others and p.requires_grad]
         try:
             self.prune(before, parameters)
             committed = self.trajectory.record(
                 task,
                 before,
                 parameters,
-                parameters=sum(value.numel() for name, value in before.items() if name not in of_others),
+                parameters=sum(parameter.numel() for parameter in movable),
             )
         except BaseException:  # a full disk, say: a task that can't be taken out again must not stay
             abort_training(strategy)
