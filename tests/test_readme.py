@@ -2,11 +2,10 @@
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from support.forked import run_script
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
@@ -23,20 +22,12 @@ def test_every_block_runs_in_order(tmp_path):
     assert DESIGN_SCRIPT_BEGINS in blocks[0]
     script = tmp_path / "pasted.py"
     script.write_text("\n".join(blocks))
-    done = subprocess.run(
-        [sys.executable, str(script)],
-        cwd=tmp_path,
-        env=os.environ | {"WANDB_MODE": "offline"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    said = run_script(script, environment=os.environ | {"WANDB_MODE": "offline"})
     assert (tmp_path / "unlearned-3.json").exists()
     assert list(tmp_path.glob("wandb/offline-run-*"))
     assert (tmp_path / "runs/state").is_dir()
-    assert "approximate" in done.stdout
-    assert "JSD_own" in done.stdout
+    assert "approximate" in said
+    assert "JSD_own" in said
 
 
 def anchors(page: Path) -> set[str]:

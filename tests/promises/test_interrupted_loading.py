@@ -1,5 +1,6 @@
 """A strategy whose loading was interrupted refuses everything but being loaded, or the state is there as a whole."""
 
+import copy
 from contextlib import suppress
 from typing import Any
 
@@ -64,12 +65,12 @@ def marked(strategy: Any) -> bool:
 
 @pytest.mark.filterwarnings("ignore")
 def test_interrupted_at_any_line_it_refuses_or_holds_the_whole_state(make, state):
-    strategy = make()
+    strategy, untrained = make(), make()
     fresh = comparable_state(strategy)
     lines = lines_of(lambda: load_state(strategy, state))
     whole, begun = comparable_state(strategy), False
     for number in sorted({line: place for place, line in reversed([*enumerate(lines)])}.values()):
-        strategy = make()
+        strategy = copy.deepcopy(untrained)
         with suppress(Interrupted), interrupted_at(number):
             load_state(strategy, state)
         if marked(strategy):

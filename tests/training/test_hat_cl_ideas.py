@@ -292,8 +292,8 @@ def test_random_sequences_are_called_exact_only_where_they_are(locked, rule, ini
                 gone = chance.sample(remaining, chance.randint(1, min(2, len(remaining))))
                 claims.append(strategy.unlearn(gone).claim)
                 remaining = find_plugin(strategy, UnlearningPlugin).ledger.remaining
-                same = hashes(strategy.model) == hashes(refs.reference(remaining))
-                assert same or claims[-1] == "approximate", (seed, gone, remaining)
+                if claims[-1] == "exact":
+                    assert hashes(strategy.model) == hashes(refs.reference(remaining)), (seed, gone, remaining)
             else:
                 strategy.train(STREAM.train_stream[chance.choice([t for t in range(4) if t not in remaining])])
     assert claims.count("exact") > 2

@@ -124,7 +124,7 @@ def test_what_is_unlearned_in_the_middle_of_a_task_does_not_come_back(reset):
             if strategy.experience.task_label == 0:
                 self.first = [weakref.ref(p) for p in strategy.model.head(0).parameters()]
 
-        def after_training_iteration(self, strategy, **kwargs):
+        def after_training_epoch(self, strategy, **kwargs):
             gc.collect()
             self.alive = sum(reference() is not None for reference in getattr(self, "first", ()))
 

@@ -64,8 +64,13 @@ def runs(results):
 
 
 @pytest.fixture(scope="module")
-def page(runs):
-    return Page(report_page(runs))
+def html(runs):
+    return report_page(runs)
+
+
+@pytest.fixture(scope="module")
+def page(html):
+    return Page(html)
 
 
 def events(results, name):
@@ -225,11 +230,10 @@ def test_what_was_not_measured_is_left_out_and_named():
 @pytest.mark.parametrize("key", MEASURED_LATER)
 def test_a_number_that_does_not_exist_is_no_error(key):
     def without(changed):
-        for run in changed["strategies"].values():
-            for event in run["events"]:
-                event[key] = None
+        for event in events(changed, "AmnesiacHAT"):
+            event[key] = None
 
-    assert "<h1>" in report_page(runs_with(without))
+    assert "<h1>" in report_page(runs_with(without)[:1])  # alone: the others have nothing that it lacks
 
 
 def test_a_stream_without_requests_has_a_report():
@@ -275,9 +279,7 @@ def test_no_path_of_the_machine_is_on_the_page(results):
     assert {"runs/demo", "else/alone"} <= {cell for table in Page(html).tables.values() for cell in table[0]}
 
 
-def test_nothing_on_the_page_asks_for_anything_else(runs):
-    html = report_page(runs)
-    page = Page(html)
+def test_nothing_on_the_page_asks_for_anything_else(html, page):
     assert all(address.startswith("#") for address in page.addresses)
     assert {address.removeprefix("#") for address in page.addresses} <= set(page.ids)
     assert not re.search(r"https?://|@import|url\(|<link|<iframe", html)
@@ -285,8 +287,8 @@ def test_nothing_on_the_page_asks_for_anything_else(runs):
     assert "default-src 'none'" in html
 
 
-def test_the_same_runs_give_the_same_bytes(runs):
-    assert report_page(runs) == report_page(runs_of(content(), timings=True))
+def test_the_same_runs_give_the_same_bytes(html):
+    assert html == report_page(runs_of(content(), timings=True))
 
 
 def test_a_divergence_is_read_beside_its_floors():

@@ -184,7 +184,7 @@ def test_nobody_waits_for_what_is_still_training_when_the_program_ends(tmp_path)
                 torch.manual_seed(0)
                 model = MaskedModel(MLP(64, hidden=(8,), features=8))
                 optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-                return AmnesiacHAT(model=model, optimizer=optimizer, train_epochs=20, **options)
+                return AmnesiacHAT(model=model, optimizer=optimizer, train_epochs=8, **options)
 
             store = RunStore("store")
             kept = References(make_strategy, benchmark, store=store, workers=ReferenceWorkers(1))
