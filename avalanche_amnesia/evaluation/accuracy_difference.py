@@ -100,7 +100,7 @@ class AccuracyDifference(CallbackMetric):
         task = int(strategy.experience.task_label)
         if plugin.current_task is not None or task not in plugin.ledger.remaining:
             return
-        full = self.references.reference(plugin.trained).to(strategy.device)
+        full = self.references.full(plugin.trained).to(strategy.device)
         outputs = {"main": strategy.mb_output, "full": _logits(full, strategy)}
         if "reference" in self.controls:
             reference = self.references.reference(plugin.ledger.remaining).to(strategy.device)

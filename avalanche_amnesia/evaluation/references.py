@@ -230,14 +230,19 @@ class References:
                 self._models[variant, path] = deepcopy(run.strategy.model).eval()  # the run trains on
         return self._models[variant, path]
 
-    def full(self, n_tasks: int) -> nn.Module:
-        """The model that learned the benchmark's first ``n_tasks`` tasks and ignored every request.
+    def full(self, tasks: int | Sequence[int]) -> nn.Module:
+        """The model that learned tasks of the benchmark, the first so many or those named, and ignored every request.
 
         Where pools are dealt by the requests (``Pools.planned``) it has one for each task of the stream.
+
+        Raises:
+            ReferencesError: for tasks that the benchmark does not have.
         """
-        if not 0 <= n_tasks <= len(self._experiences):
-            raise ReferencesError(f"n_tasks must lie in 0..{len(self._experiences)}, got {n_tasks}")
-        return self._reference(list(self._experiences)[:n_tasks], self._full_variant)
+        if isinstance(tasks, int):
+            if not 0 <= tasks <= len(self._experiences):
+                raise ReferencesError(f"the number of tasks must lie in 0..{len(self._experiences)}, got {tasks}")
+            tasks = list(self._experiences)[:tasks]
+        return self._reference(tasks, self._full_variant)
 
     def seconds(self, remaining_tasks: Sequence[int]) -> float:
         """Wall-clock seconds that training the reference of these tasks takes from the beginning.

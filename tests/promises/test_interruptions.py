@@ -22,6 +22,7 @@ from support.thoroughness import examples
 from torch import nn
 from torch.optim import SGD, Adam
 
+from avalanche_amnesia import DisjointModel, DisjointSubnets
 from avalanche_amnesia.benchmarks import SplitDigits, UnlearningRequest, with_unlearning
 from avalanche_amnesia.contrib.ablations import PrunedTrajectoryPlugin, ScaledUpdatesPlugin
 from avalanche_amnesia.contrib.baselines import PALL, CLPUDERpp, Independent, NetworkPerTask, SideNetworks
@@ -115,6 +116,7 @@ KINDS = {
         unlearning=lambda path: UnlearningPlugin(deadline=3),
     ),
     "economies": masked(AmnesiacHAT, trajectory=lambda path: PrunedTrajectoryPlugin(threshold=1e-4, dtype=torch.int8)),
+    "weight pools": wrapped(DisjointSubnets, DisjointModel, net=NormNet),
     "wsn": wrapped(WSN, SubnetModel, net=NormNet),
     "wsn, best": wrapped(WSN, SubnetModel, masks=ScoredWeights(keep="best", validation_share=0.3)),
     "pall": wrapped(PALL, SubnetModel, repair_steps=3),

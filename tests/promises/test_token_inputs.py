@@ -9,6 +9,7 @@ from support.strategies import with_plugins
 from torch import nn
 from torch.optim import Adam
 
+from avalanche_amnesia import DisjointModel, DisjointSubnets
 from avalanche_amnesia.benchmarks import SplitDigits, task_benchmark, with_unlearning
 from avalanche_amnesia.benchmarks.data import task_data
 from avalanche_amnesia.contrib.baselines import PALL, CLPUDERpp, Independent, NetworkPerTask, SideNetworks
@@ -68,6 +69,7 @@ def test_a_transform_gets_them_as_they_are():
         (AmnesiacHAT, masked, {}),
         (AmnesiacHAT, masked, {"repair": partial(RepairPlugin, "joint"), "compensation": BackupPlugin}),
         (AmnesiacHAT, masked, {"isolation": Pools(slots=3), "masks": replace(EVEN_BUDGET, embedding_lr=0.05)}),
+        (DisjointSubnets, lambda: DisjointModel(net(), n_features=16), {}),
         (WSN, lambda: SubnetModel(net(), n_features=16), {}),
         (PALL, lambda: SubnetModel(net(), n_features=16), {}),
         (Independent, lambda: NetworkPerTask(net(), n_features=16), {}),

@@ -15,6 +15,7 @@ from support.strategies import DIGITS, OPTIMIZERS, PRICED, ConvNet, amnesiac, ml
 from support.strategy_state import frozen
 from torch import nn
 
+from avalanche_amnesia import DisjointModel, DisjointSubnets
 from avalanche_amnesia.benchmarks import task_benchmark, with_unlearning
 from avalanche_amnesia.bits import state_hashes
 from avalanche_amnesia.contrib.ablations import ScaledUpdatesPlugin
@@ -80,6 +81,7 @@ STRATEGIES = {
     ),
     "convolutions": ours(AmnesiacHAT, net=ConvNet),
     "WSN": ours(WSN, SubnetModel),
+    "weight pools": ours(DisjointSubnets, DisjointModel),
     "CLPU": ours(CLPUDERpp, SideNetworks),
     "PALL": ours(PALL, SubnetModel),
     "Independent": ours(Independent, NetworkPerTask),

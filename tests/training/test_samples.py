@@ -10,6 +10,7 @@ from torch import nn
 from torch.optim import SGD, Adam
 from torch.utils.data import TensorDataset
 
+from avalanche_amnesia import DisjointModel, DisjointSubnets
 from avalanche_amnesia.benchmarks import SplitDigits, task_benchmark
 from avalanche_amnesia.contrib.baselines import Independent, NetworkPerTask
 from avalanche_amnesia.models import MLP, MaskedModel, MultiHeadModel, SubnetModel
@@ -29,6 +30,7 @@ KINDS = {
     AdaHAT: masked_mlp,
     AmnesiacHAT: masked_mlp,
     WSN: lambda: SubnetModel(MLP(64, hidden=(40,), features=30)),
+    DisjointSubnets: lambda: DisjointModel(MLP(64, hidden=(40,), features=30)),
     Independent: lambda: NetworkPerTask(MLP(64, hidden=(40,), features=30)),
 }
 

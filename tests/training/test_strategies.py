@@ -9,11 +9,11 @@ import torch
 from support.small_runs import make, permuted
 
 from avalanche_amnesia.contrib.baselines import PALL, CLPUDERpp, Independent
-from avalanche_amnesia.training import HAT, WSN, AdaHAT, AdjustmentRule, AmnesiacHAT, TaskStrategy
+from avalanche_amnesia.training import HAT, WSN, AdaHAT, AdjustmentRule, AmnesiacHAT, DisjointSubnets, TaskStrategy
 from avalanche_amnesia.training.update_rules import RULES
 
 ROOT = Path(__file__).parents[2]
-STRATEGIES = [HAT, AdaHAT, AmnesiacHAT, WSN, PALL, CLPUDERpp, Independent]
+STRATEGIES = [HAT, AdaHAT, AmnesiacHAT, WSN, DisjointSubnets, PALL, CLPUDERpp, Independent]
 OF_AVALANCHE = ["criterion", "train_mb_size", "train_epochs", "eval_mb_size", "device", "plugins", "evaluator"]
 OF_AVALANCHE += ["eval_every", "peval_mode"]
 MODULES_OF_HAT = 49

@@ -11,6 +11,7 @@ from support.small_runs import OPTIMIZERS, logits, make, masked_mlp, same_state,
 from torch import nn
 from torch.optim import LBFGS, SGD, Adagrad, Adam, Muon, SparseAdam
 
+from avalanche_amnesia import DisjointModel, DisjointSubnets
 from avalanche_amnesia.benchmarks import PermutedDigits
 from avalanche_amnesia.contrib.baselines import PALL, CLPUDERpp, Independent, NetworkPerTask, SideNetworks
 from avalanche_amnesia.models import MLP, MaskedModel, MultiHeadModel, SubnetModel
@@ -23,6 +24,7 @@ KINDS = {
     AmnesiacHAT: masked_mlp,
     WSN: lambda: SubnetModel(MLP(64, hidden=(40,), features=30)),
     PALL: lambda: SubnetModel(MLP(64, hidden=(40,), features=30)),
+    DisjointSubnets: lambda: DisjointModel(MLP(64, hidden=(40,), features=30)),
     Independent: lambda: NetworkPerTask(MLP(64, hidden=(40,), features=30)),
     CLPUDERpp: lambda: SideNetworks(MLP(64, hidden=(40,), features=30)),
 }

@@ -52,7 +52,7 @@ class DisjointPlugin(TaskEndPlugin):
                 f"when_full={self.isolation.when_full!r}: two tasks can't have one share of the weights; give "
                 "Pools(slots=…) a larger number, and when_full='error'"
             )
-        self._share: Share
+        self._share: Share | None = None
         self._held: _Held | None = None
 
     def before_train_dataset_adaptation(self, strategy: Strategy, **kwargs: Any) -> None:
@@ -66,6 +66,7 @@ class DisjointPlugin(TaskEndPlugin):
     def before_training_exp(self, strategy: Strategy, **kwargs: Any) -> None:
         """Leave the task its share of the network."""
         model, task = self.model_of(strategy), single_task(strategy.experience)
+        assert self._share is not None
         owned = model.deal(task, self._share)
         network = dict(model.network(task).named_parameters())
         self._held = _Held({network[name]: mine for name, mine in owned.items()}, reads=bool(self._share.reads))
@@ -84,7 +85,7 @@ class DisjointPlugin(TaskEndPlugin):
 
     def undo_training(self, strategy: Strategy) -> None:
         """Let go of the task in training, which is given up."""
-        self._held = None
+        self._share = self._held = None
 
     def after_training_exp(self, strategy: Strategy, **kwargs: Any) -> None:
         """Keep the task's share; until the task is finished there is a way back."""
@@ -101,7 +102,7 @@ class DisjointPlugin(TaskEndPlugin):
         except ModelError:
             abort_training(strategy)
             raise
-        self._held = None
+        self._share = self._held = None
         self.settle_head(strategy, task)
         if is_last_to_finish(self, strategy):
             finish(strategy)

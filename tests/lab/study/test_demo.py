@@ -60,8 +60,8 @@ def test_results_made_again_on_two_cores_are_the_same_bytes(demo, tmp_path, monk
 
 def test_logs_hold_every_number_of_every_moment(demo):
     out, runs, _ = demo
-    assert [run.name for run in runs] == ["AmnesiacHAT", "AmnesiacHAT pools", "EWC", "LwF"]
-    assert read_runs(out / "runs") == runs
+    assert [run.name for run in runs] == ["Weight pools", "AmnesiacHAT", "EWC", "LwF"]
+    assert read_runs(out / "runs") == sorted(runs, key=lambda run: run.name)
     for run in runs:
         assert [moment.unlearned_now for moment in run.moments] == [tuple(REQUESTS.get(t, ())) for t in range(5)]
         last = run.last
@@ -74,7 +74,7 @@ def test_logs_hold_every_number_of_every_moment(demo):
         expected = {f"JSD_{probe}{suffix}" for probe in probes for suffix in beside}
         expected |= {f"JSD_{probe}_ratio_order" for probe in probes if last.number(f"JSD_{probe}_floor_order") > 0}
         assert {name for name in last.numbers if name.startswith("JSD_")} == expected
-        assert (last.number("Capacity") is not None) == run.name.startswith("AmnesiacHAT")
+        assert (last.number("Capacity") is not None) == (run.name in ("Weight pools", "AmnesiacHAT"))
         assert [record["plan"]["tasks"] for record in run.records] == [(0,), (1, 4)]
         assert all(change["before"] != change["after"] for record in run.records for change in record["changes"])
 
@@ -98,7 +98,7 @@ def test_the_table_holds_the_numbers_of_the_logs_without_seconds(demo):
 
 def test_pools_are_exact_and_nothing_tells_them_from_the_retrained_model(demo):
     _, runs, _ = demo
-    pools = next(run for run in runs if run.name == "AmnesiacHAT pools")
+    pools = next(run for run in runs if run.name == "Weight pools")
     assert [record["plan"]["claim"] for record in pools.records] == ["exact", "exact"]
     for moment in pools.moments[1:]:
         assert moment.number("JSD_own") == 0
@@ -125,12 +125,12 @@ def test_figures_and_offline_runs_lie_in_the_folder(demo):
     out, runs, _ = demo
     assert min(Image.open(out / "accuracy_matrix.png").size) > 200
     offline = [read_offline_run(path) for path in (out / "wandb").glob("offline-run-*")]
-    assert sorted(run.name for run in offline) == ["AmnesiacHAT", "AmnesiacHAT pools", "EWC", "LwF"]
+    assert sorted(run.name for run in offline) == ["AmnesiacHAT", "EWC", "LwF", "Weight pools"]
     assert {run.group for run in offline} == {"demo"}
     amnesiac = next(run for run in offline if run.name == "AmnesiacHAT")
     assert {"Figure/Masks", "Figure/Capacity"} <= {name for row in amnesiac.rows for name in row}
     logged = [row["JSD_own/eval_phase/test_stream"] for row in amnesiac.rows if "JSD_own/eval_phase/test_stream" in row]
-    assert logged[-1] == pytest.approx(runs[0].last.number("JSD_own"))
+    assert logged[-1] == pytest.approx(runs[1].last.number("JSD_own"))
     assert amnesiac.metrics["JSD_own/eval_phase/test_stream"] == "event"
 
 
@@ -140,7 +140,7 @@ def test_what_is_said_fits_sixty_columns_and_ends_in_a_table(demo):
     assert max(map(len, lines)) <= 60
     assert all(f"{run.name}: task {task}" in lines for run in runs for task in range(5))
     table = {line[:20].strip(): line[20:].split() for line in lines[lines.index("At the end of the stream:") + 4 :]}
-    assert table["exact"] == ["no", "yes", "no", "no"]
+    assert table["exact"] == ["yes", "no", "no", "no"]
     for measure in MEASURES.values():
         values = [measure.of(run.last) for run in runs]
         told = ["–" if v is None else unitless(measure.words(v)) for v in values]
@@ -178,7 +178,7 @@ def test_a_demo_with_a_store_goes_on_where_it_was_interrupted(tmp_path, capsys, 
     assert f"goes on with the references in {tmp_path / 'store'}" in capsys.readouterr().err
     states = len(RunStore(tmp_path / "store").nodes())
     assert states > 0
-    monkeypatch.setattr(module, "METHODS", {"AmnesiacHAT": module.METHODS["AmnesiacHAT"]})
+    monkeypatch.setattr(module, "METHODS", dict([next(iter(module.METHODS.items()))]))
     monkeypatch.setattr(module, "run_cell", run_cell)
     assert main(command) == 0
     assert len(RunStore(tmp_path / "store").nodes()) == states  # nothing was trained for references that was there
