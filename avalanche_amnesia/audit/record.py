@@ -61,6 +61,9 @@ class UnlearningPlan:
         shared_state: tensors beside the parameters (buffers, attributes of modules) that trainings changed for all
             tasks together: they stay as they are (stock strategies; masked models give each task its own).
         reasons: why the claim is not ``exact``, in words; empty where it is.
+        task: the one that is trained again without some samples, and remains; then ``tasks`` is empty. None: none is.
+        samples: salted hashes of the positions of these samples.
+        classes: labels that lose all of their samples.
     """
 
     tasks: tuple[int, ...]
@@ -78,6 +81,9 @@ class UnlearningPlan:
     uninformative_masks: tuple[str, ...] = ()
     shared_state: tuple[str, ...] = ()
     reasons: tuple[str, ...] = ()
+    task: int | None = None
+    samples: tuple[str, ...] = ()
+    classes: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         return plan_in_words(self)
@@ -223,6 +229,11 @@ class UnlearningRecord:
     def tasks(self) -> tuple[int, ...]:
         """The tasks that went."""
         return self.plan.tasks
+
+    @property
+    def task(self) -> int | None:
+        """The task that was trained again without some samples, and remains; None: none was."""
+        return self.plan.task
 
     @property
     def affected(self) -> tuple[int, ...]:

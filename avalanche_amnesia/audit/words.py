@@ -17,7 +17,7 @@ _INDENT = 15
 def plan_in_words(plan: UnlearningPlan) -> str:
     """A plan in a few lines, of at most 60 columns."""
     rows = [*_of_plan(plan), *_claim(plan, "will be")]
-    return _written(f"Plan: unlearn {tasks_in_words(plan.tasks)} ({plan.event})", rows)
+    return _written(f"Plan: unlearn {gone_in_words(plan)} ({plan.event})", rows)
 
 
 def record_in_words(record: UnlearningRecord) -> str:
@@ -25,7 +25,7 @@ def record_in_words(record: UnlearningRecord) -> str:
     rows = [*_of_plan(record.plan), ("remaining", _numbers(record.remaining) or "no task")]
     rows += [("cleaned", line) for line in record.purged]
     rows += [*_claim(record.plan, "is"), ("took", seconds_in_words(record.seconds))]
-    return _written(f"Unlearned {tasks_in_words(record.tasks)} ({record.plan.event})", rows)
+    return _written(f"Unlearned {gone_in_words(record.plan)} ({record.plan.event})", rows)
 
 
 def as_html(text: str) -> str:
@@ -36,6 +36,14 @@ def as_html(text: str) -> str:
 def tasks_in_words(tasks: Collection[int]) -> str:
     """``task 2``, or ``tasks 0, 2``."""
     return f"task {next(iter(tasks))}" if len(tasks) == 1 else f"tasks {_numbers(tasks)}"
+
+
+def gone_in_words(plan: UnlearningPlan) -> str:
+    """What goes: ``tasks 0, 2``, or ``12 samples of task 2 (all of classes 1)``."""
+    if plan.task is None:
+        return tasks_in_words(plan.tasks)
+    whole = f" (all of classes {_numbers(plan.classes)})" if plan.classes else ""
+    return f"{len(plan.samples)} samples of task {plan.task}{whole}"
 
 
 def seconds_in_words(seconds: float) -> str:
@@ -70,7 +78,7 @@ def _of_plan(plan: UnlearningPlan) -> Iterator[tuple[str, str]]:
 
 def _claim(plan: UnlearningPlan, verb: str) -> Iterator[tuple[str, str]]:
     if plan.claim == "exact":
-        gone = tasks_in_words(plan.tasks)
+        gone = gone_in_words(plan)
         yield "claim", f"exact: the state {verb} that of a run which never saw {gone}, bit for bit"
     else:
         yield "claim", "approximate, because"

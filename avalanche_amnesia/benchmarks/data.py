@@ -49,6 +49,11 @@ class TensorTask(Dataset[tuple[Tensor, int]]):
             index, targets = index[where], targets[where]
         return self._prepared(self.base[index]), targets
 
+    def part(self, where: Sequence[int]) -> "TensorTask":
+        """Some of the task's samples, as a view."""
+        index = self.index[torch.tensor(list(where), dtype=torch.int64)]
+        return TensorTask(self.base, index, [self.targets[i] for i in where], self.transform)
+
     def alone(self, where: Sequence[int]) -> "TensorTask":
         """Some of the task's samples, with a base that holds no others."""
         rows = self.base[self.index[torch.tensor(list(where), dtype=torch.int64)]]
@@ -89,6 +94,10 @@ class LazyTask(Dataset[tuple[Any, int]]):
 
     def __getitem__(self, item: int) -> tuple[Any, int]:
         return self.base[self.index[item]][0], self.targets[item]
+
+    def part(self, where: Sequence[int]) -> "LazyTask":
+        """Some of the task's samples, as a view."""
+        return LazyTask(self.base, [self.index[i] for i in where], [self.targets[i] for i in where])
 
 
 def task_data(experience: Any, index: Tensor | None = None) -> tuple[Tensor, Tensor]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import InitVar, dataclass, field, replace
 from typing import Any, Literal, get_args
 
 from avalanche.benchmarks import CLExperience, CLScenario, EagerCLStream, ExperienceAttribute
@@ -18,30 +18,37 @@ _FIRING_ORDER = ("before", "iteration", "after")
 
 @dataclass(frozen=True)
 class UnlearningRequest:
-    """Unlearn these tasks at this moment of the training stream.
+    """Unlearn these tasks, or samples or classes of one task, at this moment of the training stream.
 
     Args:
-        tasks: task labels, at least one.
-        at: position in the train stream, from 0, of the experience that carries the request.
+        tasks: task labels, at least one; those that go as a whole.
+        at: position in the train stream, from 0, of the experience that carries the request; None: the last one.
         when: before that experience's training, after it, or at an iteration of it.
         iteration: only for ``when="iteration"``: the number of finished iterations of that experience's
             training, from 0.
+        task: in the place of ``tasks``, the one that is trained again without ``samples`` and ``classes``, after an
+            experience.
+        samples: positions in the task's training data, from 0.
+        classes: labels in the task's training data.
 
     Raises:
         RequestError: a value that is not allowed; what the tasks may be is checked against the stream by
             :func:`with_unlearning`.
     """
 
-    tasks: tuple[int, ...]
-    at: int
+    tasks: tuple[int, ...] = ()
+    at: int | None = None
     when: When = "after"
     iteration: int | None = None
+    task: InitVar[int | None] = field(default=None, kw_only=True)
+    samples: tuple[int, ...] = field(default=(), kw_only=True)
+    classes: tuple[int, ...] = field(default=(), kw_only=True)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, task: int | None) -> None:
         for name, number in (("at", checks.integer(self.at)), ("iteration", checks.integer(self.iteration))):
             if number is not None:
                 object.__setattr__(self, name, number)
-        if not _is_position(self.at):
+        if self.at is not None and not _is_position(self.at):
             raise RequestError(f"at={self.at!r} is no position in the train stream; give an int of at least 0")
         if self.when not in get_args(When):
             raise RequestError(
@@ -59,12 +66,34 @@ class UnlearningRequest:
                 f"but got {self.iteration!r}"
             )
         try:
-            tasks = tuple(task if (label := checks.integer(task)) is None else label for task in self.tasks)
+            given = self.tasks if task is None else (*self.tasks, task)
+            tasks = tuple(task if (label := checks.integer(task)) is None else label for task in given)
         except TypeError:
             raise RequestError(
                 f"request at position {self.at}: {self.tasks!r} are no tasks; give a list of ints, e.g. [0, 2]"
             ) from None
         object.__setattr__(self, "tasks", tasks)
+        for name in ("samples", "classes"):
+            object.__setattr__(self, name, _sorted_numbers(name, getattr(self, name)))
+        if self.is_partial and (len(tasks) != 1 or self.when != "after"):
+            raise RequestError(
+                f"request for samples or classes of tasks {list(tasks)}, when={self.when!r}: name one task, "
+                "UnlearningRequest(task=2, samples=[0, 7]), with when='after'"
+            )
+        if task is not None and not self.is_partial:
+            raise RequestError(
+                f"task={task!r} needs samples=[…] or classes=[…] of it, at least one; a whole task goes by [{task!r}]"
+            )
+
+    @property
+    def is_partial(self) -> bool:
+        """Tell whether it names samples or classes of a task, which remains."""
+        return bool(self.samples or self.classes)
+
+    @property
+    def gone(self) -> tuple[int, ...]:
+        """Labels of the tasks that go as a whole."""
+        return () if self.is_partial else self.tasks
 
     def event(self, task: int) -> str:
         """The moment in words.
@@ -75,7 +104,7 @@ class UnlearningRequest:
         return f"iteration {self.iteration} of task {task}" if self.when == "iteration" else f"{self.when} task {task}"
 
 
-Requests = Mapping[int, Iterable[int]] | Sequence[UnlearningRequest]
+Requests = Mapping[int, Iterable[int] | UnlearningRequest] | Sequence[UnlearningRequest]
 
 
 def with_unlearning(
@@ -92,7 +121,8 @@ def with_unlearning(
 
     Args:
         benchmark: each train experience has exactly one task label.
-        requests: ``{position: tasks}`` to unlearn tasks after the training at that position, or a sequence of
+        requests: ``{position: tasks}`` to unlearn tasks after the training at that position, with an
+            :class:`UnlearningRequest` in the place of tasks for samples and classes; or a sequence of
             :class:`UnlearningRequest`; none by default.
         permanent: tasks that are permanent from the end of their training.
         deadline: a task becomes permanent by itself once this many further tasks have been trained; at
@@ -140,7 +170,7 @@ def without_requests(benchmark: CLScenario) -> CLScenario:
 
 def rearranged(benchmark: CLScenario, positions: Sequence[int]) -> CLScenario:
     """A new benchmark with the train experiences at these positions, in this order; its test stream stays."""
-    train = EagerCLStream("train", [_own_copy(benchmark.train_stream[position]) for position in positions])
+    train = EagerCLStream("train", [own_copy(benchmark.train_stream[position]) for position in positions])
     return _of_streams(benchmark, [train, *(s for name, s in benchmark.streams.items() if name != "train")])
 
 
@@ -161,7 +191,7 @@ def tasks_after_each(stream: Iterable[Any]) -> Iterator[tuple[tuple[int, ...], t
         task = int(experience.task_label)
         trained = [*(other for other in trained if other != task), task]
         gone.discard(task)
-        gone |= {task for request in getattr(experience, "requests", ()) for task in request.tasks}
+        gone |= {task for request in getattr(experience, "requests", ()) for task in request.gone}
         yield tuple(trained), tuple(task for task in trained if task not in gone)
 
 
@@ -172,7 +202,7 @@ def _scheduled(
     deadline: int | None,
 ) -> CLScenario:
     """A copy of the benchmark that carries this, and nothing else, whatever it carried."""
-    streams = [EagerCLStream(name, [_own_copy(e) for e in stream]) for name, stream in benchmark.streams.items()]
+    streams = [EagerCLStream(name, [own_copy(e) for e in stream]) for name, stream in benchmark.streams.items()]
     result = _of_streams(benchmark, streams)
     for stream in streams:
         stream.benchmark = result
@@ -237,20 +267,24 @@ def _tasks(benchmark: CLScenario) -> list[int]:
 def _listed(requests: Requests, n_positions: int) -> list[UnlearningRequest]:
     """The requests as one list, each checked for its position."""
     given: list[Any] = (
-        [UnlearningRequest(tasks, at) for at, tasks in requests.items() if not (isinstance(tasks, list) and not tasks)]  # type: ignore[arg-type]
+        [
+            replace(tasks, at=at) if isinstance(tasks, UnlearningRequest) else UnlearningRequest(tasks, at)  # type: ignore[arg-type]
+            for at, tasks in requests.items()
+            if not (isinstance(tasks, list) and not tasks)
+        ]
         if isinstance(requests, Mapping)
         else list(requests)
     )
-    for request in given:
+    for position, request in enumerate(given):
         if not isinstance(request, UnlearningRequest):
             raise RequestError(
                 f"{request!r} is no UnlearningRequest; give a mapping {{position: tasks}} or a sequence of "
                 f"UnlearningRequest"
             )
-        if request.at >= n_positions:
-            raise RequestError(
-                f"at={request.at} is no position in the train stream; allowed are 0 to {n_positions - 1}"
-            )
+        at = n_positions - 1 if request.at is None else request.at
+        given[position] = replace(request, at=at)
+        if at >= n_positions:
+            raise RequestError(f"at={at} is no position in the train stream; allowed are 0 to {n_positions - 1}")
     return given
 
 
@@ -297,16 +331,27 @@ def rehearse(
     ledger.learn(task, permanent=permanent)
     for request in due:
         if request.when == "after":
-            ledger.forget(request.tasks, request.event(task), known)
+            enter = ledger.check if request.is_partial else ledger.forget
+            enter(request.tasks, request.event(task), known)
 
 
-def _own_copy(experience: CLExperience) -> CLExperience:
+def own_copy(experience: CLExperience) -> CLExperience:
     twin = copy(experience)
     for name, value in list(vars(twin).items()):
         if isinstance(value, ExperienceAttribute):
             # A plain copy shares this box, and placing the twin in a stream would renumber the original.
             vars(twin)[name] = ExperienceAttribute(value.value, value.use_in_train, value.use_in_eval)
     return twin
+
+
+def _sorted_numbers(name: str, values: Iterable[object]) -> tuple[int, ...]:
+    try:
+        numbers = checks.integers(name, values, name)
+    except ValueError as error:
+        raise RequestError(str(error)) from None
+    if min(numbers, default=0) < 0:
+        raise RequestError(f"{name}={list(numbers)}: {name} are counted from 0")
+    return tuple(sorted(set(numbers)))
 
 
 def _is_position(value: object) -> bool:

@@ -39,14 +39,7 @@ class TaskExperience(DatasetExperience):
         n_classes: Sequence[int],
         original_classes: Sequence[int],
     ) -> None:
-        dataset = TaskAwareSupervisedClassificationDataset(
-            [samples],
-            # The host takes the last attribute of a mini-batch for the task label.
-            data_attributes=[
-                DataAttribute(samples.targets, "targets"),
-                TaskLabels(ConstantSequence(task, len(samples))),
-            ],
-        )
+        dataset = _dataset(samples, task)
         super().__init__(dataset=dataset, current_experience=task)
         self.task_label = task
         self.task_labels = [task]
@@ -83,6 +76,16 @@ class TaskExperience(DatasetExperience):
         """The labels; None when the experience's data set is no longer the one it was built with."""
         return self._samples.targets if self._dataset is self._built_with else None
 
+    def take(self, samples: TensorTask | LazyTask) -> None:
+        """Have other samples."""
+        self._samples, self._dataset = samples, _dataset(samples, self.task_label)
+        self._built_with = self._dataset
+
+    @property
+    def samples(self) -> TensorTask | LazyTask | None:
+        """The samples; None when the experience's data set is no longer the one it was built with."""
+        return self._samples if self._dataset is self._built_with else None
+
     def placed(self, task: int, n_classes: Sequence[int], change: BatchTransform | None = None) -> TaskExperience:
         """The same data as a task of another stream, behind its own transform changed once more (not a lazy one's)."""
         samples = self._samples
@@ -101,6 +104,14 @@ class TaskExperience(DatasetExperience):
         if isinstance(self._samples, LazyTask) or self._dataset is not self._built_with:
             return None
         return self._samples.not_finite()
+
+
+def _dataset(samples: TensorTask | LazyTask, task: int) -> Any:
+    return TaskAwareSupervisedClassificationDataset(
+        [samples],
+        # The host takes the last attribute of a mini-batch for the task label.
+        data_attributes=[DataAttribute(samples.targets, "targets"), TaskLabels(ConstantSequence(task, len(samples)))],
+    )
 
 
 def task_benchmark(

@@ -142,7 +142,12 @@ class Pools:
         ledgers = (getattr(plugin, "ledger", None) for plugin in strategy.plugins)
         ledger = next((found for found in ledgers if isinstance(found, TaskLedger)), None)
         deadline = getattr(strategy.experience, "deadline", None) if ledger is None else ledger.deadline
-        return StreamLayout.of(strategy.experience, self.slots, deadline)
+        layout = StreamLayout.of(strategy.experience, self.slots, deadline)
+        task = int(strategy.experience.task_labels[0])
+        if ledger is None or task not in ledger.remaining:
+            return layout
+        # Trained again, it reads what it read at first: nothing of tasks that came later.
+        return replace(layout, later=frozenset(ledger.remaining[ledger.remaining.index(task) :]))
 
 
 @dataclass(frozen=True)
@@ -153,6 +158,7 @@ class StreamLayout:
     permanent: frozenset[int]
     deadline: int | None
     given: int | Mapping[int, int] | None = None
+    later: frozenset[int] = frozenset()
 
     @classmethod
     def of(cls, experience: Any, given: int | Mapping[int, int] | None, deadline: int | None) -> StreamLayout:
@@ -187,7 +193,7 @@ class StreamLayout:
         They may where it is permanent by the stream, or further back in the stream than the deadline: a run that
         never saw the tasks between has the same answer.
         """
-        if task not in self.tasks or to not in self.tasks:
+        if task not in self.tasks or to not in self.tasks or task in self.later:
             return False
         if task in self.permanent:
             return True
@@ -210,11 +216,11 @@ def departures(stream: Sequence[Any]) -> dict[int, int]:
     for position, experience in enumerate(stream):
         requests = getattr(experience, "requests", ())
         for request in (r for r in requests if r.when == "before"):
-            gone |= dict.fromkeys(request.tasks, position - 1)
+            gone |= dict.fromkeys(request.gone, position - 1)
         for task in experience.task_labels:
             gone.pop(int(task), None)  # learned again
         for request in (r for r in requests if r.when != "before"):
-            gone |= dict.fromkeys(request.tasks, position)
+            gone |= dict.fromkeys(request.gone, position)
     return gone
 
 

@@ -60,6 +60,8 @@ class MultiHeadModel(MultiTaskModule):
     """True: features depend on the task, through norms, a mask or a network of its own."""
     state_per_task = False
     """True: each task has its own of all that forward keeps beside the parameters (running statistics, buffers)."""
+    trains_again = False
+    """True: whatever trains the model, a task can be trained again in its place, with others trained since."""
 
     def __init__(self, backbone: nn.Module, n_features: int | None = None) -> None:
         super().__init__()
@@ -161,6 +163,19 @@ class MultiHeadModel(MultiTaskModule):
         for store, held in zip(self._stores, states, strict=True):
             store.restore(held)
         self.known_train_tasks_labels = set(known)
+
+    @torch.no_grad()
+    def close_classes(self, task: int, classes: Sequence[int]) -> None:
+        """Write -1000 into some rows of a task's head, as bias: it predicts these classes no more.
+
+        Raises:
+            ModelError: for a head that is not the task's own, or has no bias.
+        """
+        head = self.heads.get(task)
+        if classes and getattr(head, "bias", None) is None:
+            raise ModelError(f"task {task} has no head of its own with a bias, whose rows of classes could be closed")
+        for label in classes:
+            head.weight[label], head.bias[label] = 0.0, NO_CLASS
 
     def features(self, x: Tensor, task: int | Tensor) -> Tensor:
         """Backbone features ``(batch, features)`` of ``x`` for a task label, or one label per sample ``(batch,)``."""

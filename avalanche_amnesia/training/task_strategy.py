@@ -40,6 +40,7 @@ from avalanche_amnesia.training.task_faults import fault_in_memory, fault_of_inp
 
 if TYPE_CHECKING:  # a strategy that does not unlearn needs nothing of it
     from avalanche_amnesia.audit.record import UnlearningPlan, UnlearningRecord
+    from avalanche_amnesia.benchmarks.requests import UnlearningRequest
     from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
     from avalanche_amnesia.unlearning.applying import TakeFingerprint
 
@@ -254,17 +255,28 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
 
     def unlearn(
         self,
-        tasks: Iterable[int],
+        tasks: Iterable[int] | UnlearningRequest = (),
         *,
+        task: int | None = None,
+        samples: Iterable[int] = (),
+        classes: Iterable[int] = (),
+        data: Any = None,
         keep_probes: bool = False,
         allow_unknown: bool | None = None,
         fingerprint: TakeFingerprint | None = None,
         strict: bool = False,
     ) -> UnlearningRecord:
-        """Unlearn tasks, as a whole or not at all; at any moment outside a training call.
+        """Unlearn tasks, or samples or classes of one, as a whole or not at all; at any moment outside a training call.
+
+        Without samples and classes a task is trained again, in its place, and remains: it costs one training. That
+        takes a method in which no other task depends on it: weight pools, unit pools, or networks apart.
 
         Args:
-            tasks: labels of remaining, not permanent tasks.
+            tasks: labels of remaining, not permanent tasks; or a request.
+            task: in the place of ``tasks``, the one of which ``samples`` and ``classes`` go.
+            samples: positions in the task's training data, as it was given at first, from 0.
+            classes: labels in the task's training data; they are predicted no more.
+            data: the task's experience; by default that of the stream that was trained last.
             keep_probes: whether metrics may keep the tasks' masks and heads for measuring.
             allow_unknown: leave plugins that keep learned state and have no purger as they are, and say so in the
                 record; by default as the strategy's :class:`UnlearningPlugin` does.
@@ -279,7 +291,16 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
             TamperedError: where ``strict`` says so; nothing changed.
         """
         return self._unlearning().unlearn(
-            self, tasks, keep_probes=keep_probes, allow_unknown=allow_unknown, fingerprint=fingerprint, strict=strict
+            self,
+            tasks,
+            task=task,
+            samples=samples,
+            classes=classes,
+            data=data,
+            keep_probes=keep_probes,
+            allow_unknown=allow_unknown,
+            fingerprint=fingerprint,
+            strict=strict,
         )
 
     def save(self, path: str | Path) -> Path:

@@ -12,7 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from avalanche_amnesia.audit.record import Fingerprint, Provenance, RepairSummary, TensorChange, UnlearningRecord
+from avalanche_amnesia.audit.record import (
+    Fingerprint,
+    Provenance,
+    RepairSummary,
+    TensorChange,
+    UnlearningPlan,
+    UnlearningRecord,
+)
 from avalanche_amnesia.bits import map_two_threads, state_hashes
 from avalanche_amnesia.ledger import RequestError
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
@@ -26,6 +33,7 @@ from avalanche_amnesia.unlearning.planning import NOTHING_SHARED
 
 Announce = Callable[[str, UnlearningRecord | None, Transaction], None]
 TakeFingerprint = Callable[[UnlearningContext], Fingerprint]
+TrainAgain = Callable[[UnlearningContext, Transaction], UnlearningPlan]
 
 
 @torch.no_grad()
@@ -35,8 +43,19 @@ def apply(
     announce: Announce,
     provenance: Provenance,
     fingerprint: TakeFingerprint | None = None,
+    train_again: TrainAgain | None = None,
 ) -> UnlearningRecord:
-    """Carry an unlearning out as a whole; any exception leaves everything as it was."""
+    """Carry an unlearning out as a whole; any exception leaves everything as it was.
+
+    Args:
+        context: the tasks that go, and what was worked out of them.
+        claims: of the strategy.
+        announce: called before and after.
+        provenance: for the record.
+        fingerprint: for the record.
+        train_again: trains a task that goes again, without some samples, so that it remains; returns the plan as it
+            came out.
+    """
     model, plan, removal, before = context.model, context.plan, context.removal, context.hashes
     evidence = None if fingerprint is None else fingerprint(context)
     with Transaction() as change:
@@ -47,21 +66,25 @@ def apply(
             dict(removal.values)  # made now: a purger asks for them when the model has changed
         _move(removal, context.parameters, change)
         _replace(context, change)
-        for task in plan.tasks:
+        for task in context.tasks:
             remove_task_modules(model, task, change)
         change.call(context.trajectory.restore, context.trajectory.logs)
         context.trajectory.apply(removal)
         # Compensations and repairs build on a model and a trajectory without the tasks.
         for compensation in context.compensations:
-            purged += compensation.compensate(model, plan.tasks, removal, change)
+            purged += compensation.compensate(model, context.tasks, removal, change)
         repaired = _repair(context, purged, change)
         _hold_own(context, change)
         for plugin, purge in context.purgers:
             with naming_whose(context.strategy, "", plugin):
                 purged.append(purge(plugin, context, change))
-        _forget(context, change)
+        if train_again is None:
+            _forget(context, change)
         after = state_hashes(model.state_dict())
         claims.unlearned(context, after, change)
+        if train_again is not None:
+            plan = train_again(context, change)
+            after = state_hashes(model.state_dict())
         record = UnlearningRecord(
             plan=plan,
             changes=tuple(
@@ -185,7 +208,7 @@ def _repair(context: UnlearningContext, purged: list[str], change: Transaction) 
     repair, plan = context.repair, context.plan
     if repair is None:
         return None
-    purged.append(repair.forget(plan.tasks, change))
+    purged.append(repair.forget(context.tasks, change))
     if not plan.repaired:
         return None
     return repair.carry_out(

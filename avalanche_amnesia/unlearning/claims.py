@@ -34,6 +34,7 @@ from avalanche_amnesia.unlearning.context import UnlearningContext
 Memory = tuple[tuple[str, str], ...]
 """Paths to numbers and tensors that an object holds, with their values or hashes."""
 
+_PLAIN = (bool, int, float, str, type(None))
 _OF_EVERY_OPTIMIZER = frozenset({"state", "param_groups", "defaults"})
 
 
@@ -43,12 +44,23 @@ class TamperedError(RequestError):
 
 @dataclass(frozen=True)
 class Circumstances:
-    """All that a training depends on beside seed, task and what it could see."""
+    """All that a training depends on beside seed, task and what it could see.
+
+    Attributes:
+        settings: of the strategy, its optimizer and plugins.
+        plugins: names of their classes.
+        criterion: what it holds.
+        faults: why the training is no function of these.
+        options: keyword arguments of ``strategy.train``; in the place of one that no state can keep a tuple.
+        place: the units or weights that it was dealt, as a text; empty where none are.
+    """
 
     settings: dict[str, Any]
     plugins: tuple[str, ...]
     criterion: Memory
     faults: tuple[str, ...]
+    options: dict[str, Any]
+    place: str
 
 
 @dataclass
@@ -89,11 +101,13 @@ class Claims:
             self._criterion, self._optimizer = _criterion_memory(strategy), _optimizer_memory(strategy)
         self.influences = _seen_by_training(strategy, ledger)
 
-    def first_step(self, strategy: Strategy, task: int, rehearsed: str | None) -> None:
+    def first_step(self, strategy: Strategy, task: int, rehearsed: str | None, options: dict[str, Any]) -> None:
         """Note the circumstances of a training, set up by its first step, with what its rehearsal found."""
         faults = (*self.faults(strategy), *(() if rehearsed is None else (rehearsed,)))
         settings, plugins = _training_settings(strategy), _plugin_classes(strategy)
-        self._trainings[task] = Circumstances(settings, plugins, _criterion_memory(strategy), faults)
+        place = next((plugin.place for plugin in strategy.plugins if getattr(plugin, "place", "")), "")
+        kept = {name: value if type(value) in _PLAIN else (type(value).__name__,) for name, value in options.items()}
+        self._trainings[task] = Circumstances(settings, plugins, _criterion_memory(strategy), faults, kept, place)
         self._first = self._trainings[task] if self._first is None else self._first
 
     def abandon(self, task: int | None, model: nn.Module, *, first: bool) -> None:
@@ -116,6 +130,10 @@ class Claims:
         """Enter an unlearning, and the state in which it leaves the model."""
         left = dict(hashes) if context.in_training is None else None
         change.set(self, tainted=self.tainted_without(context.tasks, context.ledger), _hashes=left)
+
+    def training(self, task: int) -> Circumstances:
+        """The circumstances under which a task was trained last."""
+        return self._trainings[task]
 
     # The answer -----------------------------------------------------------------------------------------------
 
@@ -159,6 +177,19 @@ class Claims:
                 f"tensors {sorted(tampered)} were changed by something else than trainings and unlearnings here"
             )
         return tuple(dict.fromkeys(found))
+
+    def reasons_beside(self, context: UnlearningContext, first: Circumstances) -> tuple[str, ...]:
+        """Reasons why a task that was trained again may differ from one that never had the samples, beside the plan's.
+
+        Args:
+            context: of the unlearning; the task is among the remaining ones by now.
+            first: the circumstances of its training before.
+        """
+        (task,) = context.tasks
+        found = list(self.reasons(context.without_tasks(), ()))
+        if self._trainings[task].place != first.place:
+            found.append(f"task {task} was dealt other units or weights, or reads other tasks', than at first")
+        return tuple(dict.fromkeys((*context.plan.reasons, *found)))
 
     def criterion_learned(self, strategy: Strategy) -> bool:
         """Tell whether the criterion holds anything else by now than before the first training."""

@@ -1,7 +1,10 @@
 """An unlearning between its request and its record: the tasks that go, what is theirs, and what was worked out."""
 
+from __future__ import annotations
+
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -85,6 +88,12 @@ class UnlearningContext:
     def optimizer(self) -> Optimizer:
         """The strategy's optimizer."""
         return self.strategy.optimizer
+
+    def without_tasks(self) -> UnlearningContext:
+        """The same in which no task goes."""
+        twin = copy(self)
+        twin.tasks = ()
+        return twin
 
     @property
     def remaining(self) -> tuple[int, ...]:

@@ -34,6 +34,7 @@ class NetworkPerTask(MultiHeadModel):
     task_containers = ("heads", "networks")
     features_per_task = True
     state_per_task = True
+    trains_again = True
 
     def __init__(self, backbone: nn.Module, n_features: int | None = None) -> None:
         super().__init__(backbone, n_features)
@@ -66,6 +67,8 @@ class SideNetworks(NetworkPerTask):
 
     Arguments and errors are those of :class:`NetworkPerTask`; ``backbone`` is the main network.
     """
+
+    trains_again = False  # the main network, with which a side network begins, may be another one by then
 
     def __init__(self, backbone: nn.Module, n_features: int | None = None) -> None:
         super().__init__(backbone, n_features)

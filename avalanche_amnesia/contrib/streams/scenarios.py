@@ -53,10 +53,8 @@ class Scenario:
     @property
     def requested(self) -> frozenset[int]:
         """Tasks that are requested at some time."""
-        requests = self.requests
-        if isinstance(requests, Mapping):
-            return frozenset(task for tasks in requests.values() for task in tasks)
-        return frozenset(task for request in requests for task in request.tasks)
+        given = self.requests.values() if isinstance(self.requests, Mapping) else self.requests
+        return frozenset(task for one in given for task in (one.tasks if isinstance(one, UnlearningRequest) else one))
 
 
 def none(n_tasks: int) -> Scenario:

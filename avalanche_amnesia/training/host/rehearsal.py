@@ -112,7 +112,7 @@ def _unnoticed(
         finally:
             go_back()
             data.go_back()
-            _set_attributes(strategy, attributes, list(vars(strategy)))
+            set_attributes(strategy, attributes, list(vars(strategy)))
 
 
 def rehearse(strategy: Strategy, steps: int, **kwargs: Any) -> Rehearsal:
@@ -134,7 +134,7 @@ def rehearse(strategy: Strategy, steps: int, **kwargs: Any) -> Rehearsal:
     finally:
         for contents in users:
             contents.go_back()
-        _set_attributes(strategy, attributes, list(vars(strategy)))
+        set_attributes(strategy, attributes, list(vars(strategy)))
     return Rehearsal(_difference(first, second), first)
 
 
@@ -260,7 +260,7 @@ _OF_A_STEP = ("plugins", "_listeners", "dataloader", "mbatch", "mb_output", "los
 """Attributes of a strategy that the host sets in every step, or a rehearsal; others may be a subclass's memory."""
 
 
-def _set_attributes(strategy: Strategy, attributes: Mapping[str, Any], names: Iterable[str]) -> None:
+def set_attributes(strategy: Strategy, attributes: Mapping[str, Any], names: Iterable[str]) -> None:
     """Give a strategy the attributes that it had, and take away those of some names that it did not have."""
     vars(strategy).update(attributes)  # at once: an interruption leaves all plugins, or those of the rehearsal
     for name in names:
@@ -289,7 +289,7 @@ class _Beginning:
 
     def go_back(self) -> None:
         """Put everything back; to be called again if it was interrupted."""
-        _set_attributes(self._strategy, self._attributes, _OF_A_STEP)
+        set_attributes(self._strategy, self._attributes, _OF_A_STEP)
         self._contents.go_back()
         if self._of_loader:
             vars(self._loader).update(self._of_loader)

@@ -43,6 +43,7 @@ class DisjointPlugin(TaskEndPlugin):
     """
 
     model_class = DisjointModel
+    trains_again = True
 
     def __init__(self, isolation: Pools | None = None, *, fit_head: bool = True, seed: int = 0) -> None:
         super().__init__(checks.whole_number("seed", seed, None), fit_head=fit_head)
@@ -62,6 +63,7 @@ class DisjointPlugin(TaskEndPlugin):
         if task in model.tasks and task not in model.heads.unfinished:
             raise TaskError(f"{why_trained(strategy.experience)}; tasks with a share: {list(model.tasks)}")
         self._share = self.isolation.share(strategy, model, task, self.seed)  # raises where there is none
+        self.place = repr(self._share)
 
     def before_training_exp(self, strategy: Strategy, **kwargs: Any) -> None:
         """Leave the task its share of the network."""

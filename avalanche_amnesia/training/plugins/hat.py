@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from avalanche_amnesia import checks
+from avalanche_amnesia.bits import tensor_hash
 from avalanche_amnesia.models.allocation import Isolation, UnitAllocation
 from avalanche_amnesia.models.masked import MaskedModel
 from avalanche_amnesia.optimizers import BareStep, check_sibling, flush_denormals, sibling_optimizer
@@ -130,6 +131,11 @@ class HATPlugin(TaskMaskPlugin):
         if self.isolation is not None:
             _check_isolated(self.masks.embedding_init, self.rule)
 
+    @property
+    def trains_again(self) -> bool:
+        """Tell whether a task could be trained again in its place, with others trained since."""
+        return getattr(self.isolation, "when_full", None) == "error"
+
     # Around a task --------------------------------------------------------------------------------------------
 
     def before_train_dataset_adaptation(self, strategy: Strategy, **kwargs: Any) -> None:
@@ -184,6 +190,7 @@ class HATPlugin(TaskMaskPlugin):
             abort_training(strategy)
             raise
         self.influences = allocation.influences
+        self.place = f"{tensor_hash(allocation.own)} {tensor_hash(allocation.readable)}"
         return allocation
 
     def _prepare(self, strategy: Strategy) -> None:

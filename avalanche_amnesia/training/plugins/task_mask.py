@@ -48,6 +48,8 @@ class TaskEndPlugin(SupervisedPlugin):
     finishing_step = 1
     model_class: ClassVar[type[MultiHeadModel]]
     """The kind of model that it trains."""
+    place = ""
+    """The units or weights that the task in training was dealt, as a text; empty where none are."""
     kept: ClassVar[dict[str, Any]] = {"notices": list[str], "noticed": set[str]}
     """Attributes that outlive a task, with their types; a subclass adds its own."""
 

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Literal
 
 from avalanche.core import SupervisedPlugin
@@ -13,7 +14,9 @@ from avalanche.training.utils import trigger_plugins
 from avalanche_amnesia import checks
 from avalanche_amnesia.audit.record import Provenance, UnlearningPlan, UnlearningRecord
 from avalanche_amnesia.benchmarks.data import labels_fingerprint
+from avalanche_amnesia.benchmarks.requests import UnlearningRequest
 from avalanche_amnesia.ledger import RequestError, TaskLedger
+from avalanche_amnesia.models.multi_head import MultiHeadModel
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.saving.encoding import checked
 from avalanche_amnesia.saving.strategy_settings import OF_THE_HOST, origin_of
@@ -22,16 +25,24 @@ from avalanche_amnesia.training.host.lookup import find_plugin, refuse_second, r
 from avalanche_amnesia.training.host.rehearsal import rehearse
 from avalanche_amnesia.training.host.rollback import abort_training, finish, go_back, is_finishing
 from avalanche_amnesia.training.host.stream_requests import StreamRequests, check_iteration, check_iterations, due
+from avalanche_amnesia.training.host.training_again import train_again
 from avalanche_amnesia.training.plugins.in_memory_loader import InMemoryLoaderPlugin
 from avalanche_amnesia.training.plugins.seeding import SeedingPlugin
-from avalanche_amnesia.training.plugins.task_mask import TaskEndPlugin, TaskError, TaskMaskPlugin, single_task
+from avalanche_amnesia.training.plugins.task_mask import (
+    DivergedError,
+    TaskEndPlugin,
+    TaskError,
+    TaskMaskPlugin,
+    single_task,
+)
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 from avalanche_amnesia.training.task_in_training import TaskSnapshot, copied_finished
 from avalanche_amnesia.transaction import Transaction
-from avalanche_amnesia.unlearning.applying import TakeFingerprint, apply, ledger_only, naming_whose
+from avalanche_amnesia.unlearning.applying import TakeFingerprint, TrainAgain, apply, ledger_only, naming_whose
 from avalanche_amnesia.unlearning.claims import Claims
 from avalanche_amnesia.unlearning.compensation import compensates, repairs, revises
 from avalanche_amnesia.unlearning.context import UnlearningContext
+from avalanche_amnesia.unlearning.parts import ForgottenSamples, LeftOut, StreamInUse
 from avalanche_amnesia.unlearning.planning import own_modules_only, work_out
 from avalanche_amnesia.unlearning.purging.purgers import (
     Purger,
@@ -85,6 +96,7 @@ class UnlearningPlugin(SupervisedPlugin):
         counters: task that was trained → Avalanche's counter of its experience.
         data: task that was trained → fingerprint of its labels.
         claims: what trainings could see, which decides whether a record may say ``exact``.
+        forgotten: samples that remaining tasks were trained again without, as hashes.
         current: the plan being applied, for metrics and loggers; None outside.
         current_task: the task in training; None between tasks.
     """
@@ -127,6 +139,8 @@ class UnlearningPlugin(SupervisedPlugin):
         self._upcoming: list[Any] = []
         self._requests = StreamRequests()
         self.claims = Claims()
+        self.forgotten = ForgottenSamples()
+        self._stream = StreamInUse()
 
     # In a saved state -----------------------------------------------------------------------------------------
 
@@ -139,20 +153,22 @@ class UnlearningPlugin(SupervisedPlugin):
             "data": self.data,
             "requests": self._requests.state(),
             "claims": self.claims.state(),
+            "forgotten": self.forgotten.state(),
         }
 
     def load_state(self, state: Any) -> None:
         """Take back what :meth:`state` returned."""
         of_tasks = {"counters": dict[int, int], "data": dict[int, str]}
-        kinds = {"ledger": dict, "records": list, **of_tasks, "requests": dict, "claims": dict}
-        ledger, records, counters, data, requests, claims = checked(state, **kinds)
+        kinds = {"ledger": dict, "records": list, **of_tasks, "requests": dict, "claims": dict, "forgotten": dict}
+        ledger, records, counters, data, requests, claims, forgotten = checked(state, **kinds)
         found = [UnlearningRecord.from_json(json.dumps(record)) for record in records]
         new_ledger, new_claims, new_requests = TaskLedger(), Claims(), StreamRequests()
+        new_forgotten = ForgottenSamples.from_state(forgotten)
         new_ledger.load_state_dict(ledger)
         new_claims.load_state(claims)
         new_requests.load_state(requests)
         self.ledger, self.claims, self._requests, self.records = new_ledger, new_claims, new_requests, found
-        self.counters, self.data = counters, data
+        self.counters, self.data, self.forgotten = counters, data, new_forgotten
 
     # By the user ----------------------------------------------------------------------------------------------
 
@@ -175,8 +191,12 @@ class UnlearningPlugin(SupervisedPlugin):
     def unlearn(
         self,
         strategy: Strategy,
-        tasks: Iterable[int],
+        tasks: Iterable[int] | UnlearningRequest = (),
         *,
+        task: int | None = None,
+        samples: Iterable[int] = (),
+        classes: Iterable[int] = (),
+        data: Any = None,
         keep_probes: bool = False,
         allow_unknown: bool | None = None,
         fingerprint: TakeFingerprint | None = None,
@@ -187,7 +207,10 @@ class UnlearningPlugin(SupervisedPlugin):
         For stock strategies, which have no such method: ``strategy`` is the one that this plugin belongs to.
         """
         event = self._between_tasks(strategy)
-        return self._unlearn(strategy, tasks, event, keep_probes, allow_unknown, fingerprint, strict)
+        samples, classes = tuple(samples), tuple(classes)
+        if task is not None or samples or classes:
+            tasks = UnlearningRequest(tasks, task=task, samples=samples, classes=classes)  # type: ignore[arg-type]
+        return self._unlearn(strategy, tasks, event, keep_probes, allow_unknown, fingerprint, strict, data)
 
     def mark_permanent(self, tasks: Iterable[int]) -> None:
         """Declare remaining tasks permanent: never to be requested again.
@@ -235,6 +258,7 @@ class UnlearningPlugin(SupervisedPlugin):
         # new one.
         refuse_second(strategy, UnlearningPlugin)
         self._refuse_foreign_logs(strategy)
+        self.current = None  # an unlearning may have been interrupted at its last line
         last = (PeriodicEval, Clock)
         others = [plugin for plugin in strategy.plugins if plugin is not self]
         position = next((i for i, plugin in enumerate(others) if isinstance(plugin, last)), len(others))
@@ -250,6 +274,9 @@ class UnlearningPlugin(SupervisedPlugin):
         self._trajectory(strategy)
         self._choose_deletion(strategy.model)
         self.claims.look_before_training(strategy.model)
+        if self.current is not None:  # trained again inside an unlearning: its requests were answered long ago
+            return
+        self._stream.note(experience)
         self._obey_overdue(strategy)
         check_iterations(strategy)
         if self.ledger.n_trained == 0 and self.deadline is None:
@@ -301,7 +328,7 @@ class UnlearningPlugin(SupervisedPlugin):
     def before_training_iteration(self, strategy: Strategy, **kwargs: Any) -> None:
         """Fire the requests of this iteration; keep samples of forgotten tasks out of a loader that still has them."""
         if strategy.clock.train_exp_iterations == 0:
-            self.claims.first_step(strategy, single_task(strategy.experience), self._rehearsed)
+            self.claims.first_step(strategy, single_task(strategy.experience), self._rehearsed, kwargs)
         while self._upcoming and self._upcoming[0].iteration <= strategy.clock.train_exp_iterations:
             request = self._upcoming.pop(0)
             with _preserved_minibatch(strategy):
@@ -316,17 +343,23 @@ class UnlearningPlugin(SupervisedPlugin):
     def after_training_exp(self, strategy: Strategy, **kwargs: Any) -> None:
         """Enter the task into the ledger, which finishes it; fire the requests that come after it."""
         task = single_task(strategy.experience)
-        permanent = bool(getattr(strategy.experience, "permanent", False))
-        self.ledger.learn(task, permanent=permanent, saw=self.claims.influences)
-        self.counters[task] = strategy.clock.train_exp_counter
-        self.data[task] = labels_fingerprint(strategy.experience)
+        if isinstance(strategy.model, MultiHeadModel):
+            strategy.model.close_classes(task, getattr(strategy.experience, "closed_classes", ()))
+        again = self.current is not None  # inside an unlearning: in the ledger the task is where it was
+        if not again:
+            permanent = bool(getattr(strategy.experience, "permanent", False))
+            self.ledger.learn(task, permanent=permanent, saw=self.claims.influences)
+            self.counters[task] = strategy.clock.train_exp_counter
+            self.data[task] = labels_fingerprint(strategy.experience)
+            self._requests.trained(task, due(strategy.experience, "after"))
         for plugin in strategy.plugins:
             if compensates(plugin):
                 plugin.prepare(strategy, task, self.ledger.unlearnable)
-        self._requests.trained(task, due(strategy.experience, "after"))
         self.claims.end(task, strategy.model, self._forgotten_in_task)
         self.current_task = None
         finish(strategy)
+        if again:
+            return
         self._obey_overdue(strategy)
         recorder = self._trajectory(strategy)
         if recorder.merge_permanent:
@@ -336,7 +369,7 @@ class UnlearningPlugin(SupervisedPlugin):
         """Fire the requests that come after a task; those that an interruption kept waiting, before the next one."""
         for task, request in self._requests.overdue(self.ledger.unlearned):
             try:
-                self._unlearn(strategy, request.tasks, request.event(task), self.keep_probes)
+                self._unlearn(strategy, request, request.event(task), self.keep_probes)
             except RequestError:  # asking again would bring the same answer
                 self._requests.answered(task, request)
                 raise
@@ -358,20 +391,22 @@ class UnlearningPlugin(SupervisedPlugin):
 
     def _obey(self, strategy: Strategy, request: Any, task: int) -> None:
         self._requests.fires(task, request)
-        self._unlearn(strategy, request.tasks, request.event(task), self.keep_probes)
+        self._unlearn(strategy, request, request.event(task), self.keep_probes)
 
     # The operation --------------------------------------------------------------------------------------------
 
     def _unlearn(
         self,
         strategy: Strategy,
-        tasks: Iterable[int],
+        request: Iterable[int] | UnlearningRequest,
         event: str,
         keep_probes: bool,
         allow_unknown: bool | None = None,
         fingerprint: TakeFingerprint | None = None,
         strict: bool = False,
+        data: Any = None,
     ) -> UnlearningRecord:
+        tasks = request.tasks if isinstance(request, UnlearningRequest) else request
         if self.current is not None:
             raise RequestError(
                 f"{event}: tasks {list(self.current.tasks)} are just being unlearned; ask again after that"
@@ -380,7 +415,10 @@ class UnlearningPlugin(SupervisedPlugin):
         def announce(name: str, record: UnlearningRecord | None, change: Transaction) -> None:
             if record is not None:
                 change.set(self, records=[*self.records, record])
-                self._forget(strategy, record.plan.tasks, change)
+                gone = record.plan.tasks
+                change.set(self, data={task: data for task, data in self.data.items() if task not in gone})
+                change.set(self, forgotten=self.forgotten.without(gone))
+                self._forget(strategy, gone, change)
             with naming_whose(strategy, name):
                 trigger_plugins(strategy, name)
             if record is not None and snapshot is not None:  # what was written into heads by now belongs there
@@ -391,15 +429,56 @@ class UnlearningPlugin(SupervisedPlugin):
             snapshot.put_finished_back(strategy.model)
         may_stay = not self.obey or (self.allow_unknown if allow_unknown is None else allow_unknown)
         context = self._prepare(strategy, tasks, event, allow_unknown=may_stay, strict=strict)
-        data = {str(task): digest for task, digest in sorted(self.data.items())}
-        provenance = Provenance(data=data, **origin_of(strategy))
-        self.current, self.keeps_probes = context.plan, keep_probes
+        again = None
+        if isinstance(request, UnlearningRequest) and request.is_partial:
+            again = self._retraining(strategy, request, context, data)
+        trained = {str(task): digest for task, digest in sorted(self.data.items())}
+        provenance = Provenance(data=trained, **origin_of(strategy))
         try:
+            self.current, self.keeps_probes = context.plan, keep_probes
             if not self.obey:
                 return ledger_only(context, announce, provenance)
-            return apply(context, self.claims, announce, provenance, fingerprint or self.fingerprint)
+            return apply(context, self.claims, announce, provenance, fingerprint or self.fingerprint, again)
         finally:
             self.current = None
+
+    def _retraining(
+        self, strategy: Strategy, request: UnlearningRequest, context: UnlearningContext, data: Any
+    ) -> TrainAgain:
+        """Check a request for a part of a task, and enter it into the plan; how the task is trained again."""
+        (task,), event = context.tasks, context.event
+        parts = (strategy.model, *strategy.plugins)
+        if self.obey is not True or not any(getattr(part, "trains_again", False) for part in parts):
+            here = "" if self.obey is True else f" with obey={self.obey!r}"
+            raise RequestError(
+                f"{event}: {type(strategy).__name__}{here} can't train task {task} again in its place without some "
+                "samples: DisjointSubnets can, AmnesiacHAT and HAT with isolation='pools', and Independent"
+            )
+        experience = self._stream.experience_of(task, data, self.data[task], event)
+        left = LeftOut(self.forgotten, task, request, experience, event)
+        first = self.claims.training(task)
+        not_kept = [name for name, value in first.options.items() if isinstance(value, tuple)]
+        if not_kept:
+            raise RequestError(
+                f"{event}: task {task} was trained with train({', '.join(not_kept)}=…), which no state keeps, so "
+                "that it can't be trained again: unlearn it as a whole"
+            )
+        plan = replace(context.plan, tasks=(), removed=(), trajectory_bytes=0)
+        context.plan = replace(plan, task=task, samples=left.hashes, classes=left.closed)
+
+        def again(context: UnlearningContext, change: Transaction) -> UnlearningPlan:
+            self._forget(strategy, context.tasks, change)
+            try:
+                train_again(strategy, left.experience, first.options, change)
+            except (ValueError, DivergedError) as error:
+                raise RequestError(
+                    f"{event}: task {task} can't be trained without these samples: {error}. Nothing was changed"
+                ) from error
+            change.set(self, forgotten=left.forgotten)
+            reasons = self.claims.reasons_beside(context, first)
+            return replace(context.plan, claim="approximate" if reasons else "exact", reasons=reasons)
+
+        return again
 
     def _forget(self, strategy: Strategy, tasks: Collection[int], change: Transaction) -> None:
         """Drop what this package's plugins and the host's evaluator know of tasks."""
@@ -407,7 +486,6 @@ class UnlearningPlugin(SupervisedPlugin):
         if masking is not None:
             left = {task: layers for task, layers in masking.opened_whole.items() if task not in tasks}
             change.set(masking, opened_whole=left)
-        change.set(self, data={task: data for task, data in self.data.items() if task not in tasks})
         # Avalanche repeats the last value of every metric for ever: of a forgotten task that reads as if it were known.
         ends, last = tuple(f"/Task{task:03d}" for task in tasks), strategy.evaluator.last_metric_results
         results = {name: value for name, value in last.items() if not any(end in name for end in ends)}

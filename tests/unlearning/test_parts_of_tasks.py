@@ -1,0 +1,304 @@
+"""Requests for samples and classes: the task is trained again in its place, as in a life that never had them."""
+
+import copy
+import json
+
+import pytest
+import torch
+from support.interruptions import Interrupted, comparable_state, first_and_last, interrupted_at, lines_of
+from support.log_directory import files
+from support.small_runs import OPTIMIZERS, make, same_state, split, state
+from support.strategies import ConvNet
+from support.strategy_state import fingerprint, unlearning_plugin
+
+from avalanche_amnesia import DisjointModel, DisjointSubnets
+from avalanche_amnesia.audit import UnlearningRecord
+from avalanche_amnesia.benchmarks import UnlearningRequest, with_unlearning, without_samples
+from avalanche_amnesia.contrib.baselines import CLPUDERpp, Independent, NetworkPerTask, SideNetworks
+from avalanche_amnesia.isolation import Pools
+from avalanche_amnesia.ledger import RequestError
+from avalanche_amnesia.models import MLP, MaskedModel
+from avalanche_amnesia.training import HAT, AmnesiacHAT
+from avalanche_amnesia.training.host.saving import load_state
+from avalanche_amnesia.training.plugins import TrajectoryPlugin, UnlearningPlugin
+
+STREAM = split(160)
+IDS = (0, 3, 7, 30)
+NETS = {"mlp": lambda: MLP(64, hidden=(24,), features=16), "conv": ConvNet}
+
+
+def disjoint(net="mlp", **options):
+    torch.manual_seed(0)
+    return _built(DisjointSubnets, DisjointModel(NETS[net]()), options)
+
+
+def pooled(net="mlp", **options):
+    torch.manual_seed(0)
+    return make(AmnesiacHAT, model=MaskedModel(NETS[net]()), train_epochs=1, **{"isolation": Pools(5), **options})
+
+
+def apart(net="mlp", **options):
+    torch.manual_seed(0)
+    return _built(Independent, NetworkPerTask(NETS[net]()), options)
+
+
+def _built(kind, model, options):
+    options = {"train_mb_size": 16, "train_epochs": 1, "eval_mb_size": 64, "seed": 3} | options
+    return kind(model=model, optimizer=OPTIMIZERS["adam"](model.parameters()), **options)
+
+
+METHODS = {"weights": disjoint, "units": pooled, "apart": apart}
+
+
+def trained(strategy, benchmark=STREAM, tasks=range(3), **options):
+    for task in tasks:
+        strategy.train(benchmark.train_stream[task], **options)
+    return strategy
+
+
+def of_class(task, label):
+    return [at for at, own in enumerate(STREAM.train_stream[task].targets) if own == label]
+
+
+def same(one, other):
+    return same_state(state(one.model), state(other.model))
+
+
+# Exactness ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("method", "net"), [("weights", "mlp"), ("units", "mlp"), ("apart", "mlp"), ("weights", "conv")]
+)
+def test_the_model_equals_one_that_never_had_the_samples(method, net):
+    strategy = trained(METHODS[method](net))
+    before = state(strategy.model)
+    record = strategy.unlearn(task=1, samples=IDS)
+    assert (record.claim, record.reasons, record.task, record.tasks) == ("exact", (), 1, ())
+    assert not same_state(before, state(strategy.model))
+    assert same(strategy, trained(METHODS[method](net), without_samples(STREAM, {1: IDS})))
+    # Again: those that went before stay away; and a class, of which nothing is predicted any more.
+    assert strategy.unlearn(task=1, samples=[3, 5]).claim == "exact"
+    record = strategy.unlearn(task=0, classes=[1])
+    assert (record.claim, record.plan.classes, len(record.plan.samples)) == ("exact", (1,), len(of_class(0, 1)))
+    left_out = {0: of_class(0, 1), 1: (*IDS, 5)}
+    never = trained(METHODS[method](net), without_samples(STREAM, left_out))
+    assert same(strategy, never)
+    logits = strategy.model.eval()(STREAM.test_stream[0].tensors[0], 0)
+    assert set(logits.argmax(1).tolist()) == {0}
+    for one in (strategy, never):  # nothing is left by which a later task, or a task's unlearning, would differ
+        one.train(STREAM.train_stream[3])
+        assert one.unlearn([1]).claim == "exact"
+    assert same(strategy, never)
+    assert strategy.unlearn([0]).claim == "exact"
+
+
+def test_a_task_reads_what_it_read_at_first_though_permanent_tasks_came_since():
+    stream = with_unlearning(STREAM, permanent=[0, 2])
+    strategy = trained(disjoint(isolation=Pools(5)), stream)
+    assert strategy.model.share(1).reads == (0,)
+    record = strategy.unlearn(task=1, samples=IDS)
+    assert record.claim == "exact"
+    assert strategy.model.share(1).reads == (0,)
+    never = without_samples(stream, {1: IDS})
+    assert same(strategy, trained(disjoint(isolation=Pools(5)), never))
+    with pytest.raises(RequestError, match="declared permanent"):
+        strategy.unlearn(task=0, samples=[1])
+
+
+def test_the_training_has_the_keyword_arguments_of_the_first_one(tmp_path):
+    options = {"shuffle": False, "drop_last": True}
+    strategy = trained(disjoint(), **options)
+    strategy.save(tmp_path)
+    loaded = DisjointSubnets.load(tmp_path, **_arguments())
+    assert loaded.unlearn(task=1, samples=IDS, data=STREAM.train_stream[1]).claim == "exact"
+    assert same(loaded, trained(disjoint(), without_samples(STREAM, {1: IDS}), **options))
+    assert not same(loaded, trained(disjoint(), without_samples(STREAM, {1: IDS})))
+
+
+def _arguments():
+    torch.manual_seed(0)
+    model = DisjointModel(NETS["mlp"]())
+    options = {"train_mb_size": 16, "train_epochs": 1, "eval_mb_size": 64, "seed": 3}
+    return {"model": model, "optimizer": OPTIMIZERS["adam"](model.parameters()), **options}
+
+
+def test_another_setting_since_is_a_reason():
+    strategy = trained(disjoint())
+    strategy.train_epochs = 2
+    record = strategy.unlearn(task=1, samples=IDS)
+    assert record.claim == "approximate"
+    assert any("other settings" in reason for reason in record.reasons)
+
+
+def test_a_place_that_is_another_one_is_a_reason():
+    strategy = trained(disjoint(isolation=Pools(5)), with_unlearning(STREAM, permanent=[0]))
+    record = strategy.unlearn(task=1, samples=IDS, data=STREAM.train_stream[1])  # here task 0 may go: nobody reads it
+    assert record.claim == "approximate"
+    assert any("dealt other units or weights" in reason for reason in record.reasons)
+
+
+# Streams -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["weights", "units"])
+def test_a_stream_carries_requests_for_parts(method):
+    requests = [
+        UnlearningRequest(task=1, samples=IDS, at=2),
+        UnlearningRequest((0,), 2),
+        UnlearningRequest(task=2, classes=[0], at=2),
+        UnlearningRequest(task=1, samples=[9]),  # at the end
+    ]
+    stream = with_unlearning(STREAM, requests)
+    assert [len(e.requests) for e in stream.train_stream] == [0, 0, 3, 0, 1]
+    strategy = METHODS[method](isolation=Pools(5))
+    strategy.train(stream.train_stream)
+    assert [record.claim for record in unlearning_plugin(strategy).records] == ["exact"] * 4
+    never = METHODS[method](isolation=Pools(5))
+    trained(never, without_samples(STREAM, {1: (*IDS, 9), 2: of_class(2, 0)}), [1, 2, 3, 4])
+    assert same(strategy, never)
+    assert strategy.clock.train_exp_counter == 5
+    assert set(unlearning_plugin(strategy).ledger.remaining) == {1, 2, 3, 4}
+
+
+def test_by_position_or_as_an_object():
+    stream = with_unlearning(STREAM, {1: UnlearningRequest(task=0, samples=[2])})
+    assert stream.train_stream[1].requests == (UnlearningRequest(task=0, samples=[2], at=1),)
+    strategy = trained(apart())
+    assert len(strategy.unlearn(UnlearningRequest(task=0, samples=torch.tensor([2, 1]))).plan.samples) == 2
+    assert Pools.planned(stream).slots == {task: task for task in range(5)}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"task": 1}, "needs samples"),
+        ({"task": 1, "samples": [-1]}, "counted from 0"),
+        ({"task": 1, "samples": ["a"]}, "give a list of ints"),
+        ({"tasks": (0, 1), "samples": [1]}, "name one task"),
+        ({"task": 1, "samples": [1], "when": "before"}, "when='after'"),
+    ],
+)
+def test_a_request_that_says_nothing_is_refused(arguments, message):
+    with pytest.raises(RequestError, match=message):
+        UnlearningRequest(**arguments)
+
+
+def test_a_stream_that_asks_for_a_part_of_what_is_gone_is_refused():
+    with pytest.raises(RequestError, match="already unlearned"):
+        with_unlearning(STREAM, [UnlearningRequest((0,), 1), UnlearningRequest(task=0, samples=[1], at=2)])
+
+
+# All or nothing ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["weights", "units", "apart"])
+def test_whatever_interrupts_it_leaves_the_state_before(method, tmp_path):
+    plugins = {"trajectory": TrajectoryPlugin(path=tmp_path)} if method == "units" else {}
+    strategy = trained(METHODS[method](**plugins))
+    before, held = fingerprint(strategy), comparable_state(strategy)
+    on_disk = files(tmp_path) if plugins else None
+    twin = copy.deepcopy(strategy) if not plugins else None
+    ask = {"task": 1, "samples": IDS, "data": STREAM.train_stream[1]}
+    if twin is None:
+        marks = [10, 300, 900, 2_000, 4_000, 6_000]
+    else:
+        lines = lines_of(lambda: twin.unlearn(**ask))
+        places = first_and_last(lines)
+        marks = [*places[:: len(places) // 20], len(lines) - 5]
+    for number in marks:
+        with pytest.raises(Interrupted), interrupted_at(number):
+            strategy.unlearn(**ask)
+        assert fingerprint(strategy) == before, number
+        assert comparable_state(strategy) == held, number
+    if on_disk is not None:
+        assert files(tmp_path) == on_disk
+    assert strategy.unlearn(**ask).claim == "exact"
+    assert same(strategy, trained(METHODS[method](), without_samples(STREAM, {1: IDS})))
+
+
+def test_a_training_that_fails_leaves_the_state_before():
+    strategy = trained(disjoint(train_mb_size=32))
+    before = fingerprint(strategy)
+    n = len(STREAM.train_stream[1].targets)
+    rate = strategy.optimizer.param_groups[0]["lr"]
+    strategy.optimizer.param_groups[0]["lr"] = 1e36
+    with pytest.raises(RequestError, match="can't be trained without these samples: task 1 diverged"):
+        strategy.unlearn(task=1, samples=IDS)
+    strategy.optimizer.param_groups[0]["lr"] = rate
+    assert fingerprint(strategy) == before
+    with pytest.raises(RequestError, match="would be left without samples"):
+        strategy.unlearn(task=1, samples=range(n))
+    other = trained(disjoint(), drop_last=True)
+    before = fingerprint(other)
+    with pytest.raises(RequestError, match="can't be trained without these samples"):
+        other.unlearn(task=1, samples=range(n - 5))
+    assert fingerprint(other) == before
+    other.train(STREAM.train_stream[3])
+
+
+# Refusals ----------------------------------------------------------------------------------------------------------
+
+
+def test_other_methods_refuse_by_name():
+    torch.manual_seed(0)
+    side = _built(CLPUDERpp, SideNetworks(NETS["mlp"]()), {})
+    for strategy in (make(AmnesiacHAT), make(HAT, plugins=[TrajectoryPlugin(), UnlearningPlugin()]), side):
+        trained(strategy, tasks=[0])
+        before = fingerprint(strategy)
+        with pytest.raises(RequestError, match=f"{type(strategy).__name__} can't train task 0 again"):
+            strategy.unlearn(task=0, samples=[1])
+        assert fingerprint(strategy) == before
+
+
+def test_what_a_task_does_not_have_is_refused(tmp_path):
+    strategy = trained(disjoint())
+    before = fingerprint(strategy)
+    n = len(STREAM.train_stream[1].targets)
+    for ask, message in (
+        ({"samples": [n]}, f"has {n} samples"),
+        ({"classes": [7]}, r"no samples of classes \[7\]"),
+        ({"samples": [1], "data": STREAM.train_stream[2]}, "its data is needed"),
+        ({"samples": [1], "data": split(100).train_stream[1]}, "its labels differ"),
+        ({"samples": [1], "data": 5}, "in the place of 5"),
+    ):
+        with pytest.raises(RequestError, match=message):
+            strategy.unlearn(task=1, **ask)
+        assert fingerprint(strategy) == before
+    with pytest.raises(RequestError, match="not yet trained"):
+        strategy.unlearn(task=4, samples=[1])
+    strategy.unlearn(task=1, samples=IDS)
+    with pytest.raises(RequestError, match="forgotten already"):
+        strategy.unlearn(task=1, samples=IDS)
+    strategy.save(tmp_path)
+    loaded = disjoint()
+    load_state(loaded, tmp_path)
+    with pytest.raises(RequestError, match="give its experience"):
+        loaded.unlearn(task=1, samples=[1])
+    with pytest.raises(RequestError, match="forgotten already"):
+        loaded.unlearn(task=1, samples=IDS, data=STREAM.train_stream[1])
+
+
+def test_options_that_no_state_keeps_are_refused():
+    strategy = disjoint()
+    strategy.train(STREAM.train_stream[0], collate_fn=lambda batch: batch)
+    with pytest.raises(RequestError, match="collate_fn"):
+        strategy.unlearn(task=0, samples=[1])
+
+
+# Records -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_record_names_no_position_and_survives_its_way_through_json():
+    strategy = trained(disjoint())
+    record = strategy.unlearn(task=1, samples=IDS)
+    assert UnlearningRecord.from_json(record.to_json()) == record
+    assert len(set(record.plan.samples)) == len(IDS)
+    salt = unlearning_plugin(strategy).forgotten.salt
+    assert salt
+    assert salt not in record.to_json()
+    assert set(json.loads(record.to_json())["plan"]["samples"]) == unlearning_plugin(strategy).forgotten.hashes[1]
+    assert "Unlearned 4 samples of task 1" in str(record)
+    assert record.after == {name: record.after[name] for name in strategy.model.state_dict()}
+    strategy.unlearn([1])
+    assert not unlearning_plugin(strategy).forgotten.hashes
