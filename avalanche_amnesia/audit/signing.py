@@ -1,52 +1,72 @@
-"""Signatures of records: who holds the record knows who wrote it, and that nobody has changed it since."""
+"""Signatures of records and states: who holds one knows who wrote it, and that nobody has changed it since."""
 
 import base64
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 _ALGORITHM = "Ed25519"
 
 
 class SigningError(ValueError):
-    """A record can't be signed, or its signature does not hold."""
+    """A record or state can't be signed, or its signature does not hold."""
 
 
 def signed(record: Mapping[str, Any], private_key: Any) -> str:
-    """A record with its public key and the signature of its JSON, with sorted keys and no spaces, in UTF-8."""
-    key = _key(private_key, "private")
-    serialization = _cryptography().serialization
-    raw = key.public_key().public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw)
-    document = {
-        "record": record,
-        "algorithm": _ALGORITHM,
-        "public_key": base64.b64encode(raw).decode(),
-        "signature": base64.b64encode(key.sign(_canonical(record))).decode(),
-    }
-    return json.dumps(document, indent=2) + "\n"
+    """A record and its signature, as JSON."""
+    return json.dumps({"record": record, **signature_of(record, private_key)}, indent=2) + "\n"
 
 
 def checked(document: str, public_key: Any) -> dict[str, Any]:
     """The record inside a signed document, as plain values, if its signature is that of a key."""
-    key = _key(public_key, "public")
+    check = signed_by(public_key)
     try:
         data = json.loads(document)
-        record, signature = data["record"], base64.b64decode(data["signature"], validate=True)
+        record: dict[str, Any] = dict(data["record"])
     except (ValueError, TypeError, KeyError) as error:
         raise SigningError(
             f"this is no signed record ({type(error).__name__}: {error}); give what UnlearningRecord.sign returned"
         ) from error
-    try:
-        key.verify(signature, _canonical(record))
-    except _cryptography().InvalidSignature:
-        raise SigningError(
-            "the signature does not hold: the record was changed after signing, or another key signed it"
-        ) from None
-    return dict(record)
+    check(record, data)
+    return record
+
+
+def signature_of(values: Mapping[str, Any], private_key: Any) -> dict[str, str]:
+    """Public key and signature of plain values: of their JSON, with sorted keys and no spaces, in UTF-8."""
+    key = private(private_key)
+    serialization = _cryptography().serialization
+    raw = key.public_key().public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw)
+    signature = base64.b64encode(key.sign(_canonical(values))).decode()
+    return {"algorithm": _ALGORITHM, "public_key": base64.b64encode(raw).decode(), "signature": signature}
+
+
+def signed_by(public_key: Any) -> Callable[[Mapping[str, Any], Any], None]:
+    """Make the check that something is the signature of plain values by the holder of a key."""
+    key = _key(public_key, "public")
+
+    def check(values: Mapping[str, Any], signature: Any) -> None:
+        if signature is None:
+            raise SigningError("it is not signed: sign it where it is written, or ask for no signature")
+        try:
+            key.verify(base64.b64decode(signature["signature"], validate=True), _canonical(values))
+        except (ValueError, TypeError, KeyError) as error:
+            raise SigningError(f"its signature is none ({type(error).__name__}: {error})") from error
+        except _cryptography().InvalidSignature:
+            raise SigningError(
+                "the signature does not hold: it was changed after signing, or another key signed it; take it from a "
+                "source that you trust"
+            ) from None
+
+    return check
+
+
+def private(key: Any) -> Any:
+    """The private key that somebody gave."""
+    return _key(key, "private")
 
 
 def _canonical(record: Mapping[str, Any]) -> bytes:
-    return json.dumps(record, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+    return json.dumps(record, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode(errors="surrogatepass")
 
 
 def _key(given: Any, side: str) -> Any:
@@ -67,7 +87,7 @@ def _key(given: Any, side: str) -> Any:
         if isinstance(loaded, kind):
             return loaded
     raise SigningError(
-        f"{side}_key must be an {kind.__name__}, its 32 raw bytes, or its unencrypted PEM as bytes; "
+        f"the {side} key must be an {kind.__name__}, its 32 raw bytes, or its unencrypted PEM as bytes; "
         f"got {type(given).__name__}"
     )
 

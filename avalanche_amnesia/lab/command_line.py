@@ -196,6 +196,7 @@ def unlearn(
     record: Path,
     out: Path | None = None,
     sign: Path | None = None,
+    public_key: Path | None = None,
     strict: bool = False,
 ) -> None:
     """Unlearn tasks of a saved state.
@@ -206,21 +207,23 @@ def unlearn(
         factory: MODULE:FUNCTION without arguments that builds the strategy as the saved one was built, untrained
         record: JSON file that receives the record
         out: directory for the new state; by default STATE itself
-        sign: PEM file of the private key that signs the record
+        sign: PEM file of the private key that signs the record and the new state
+        public_key: PEM file of the state's signer, to verify it
         strict: refuse a state that something else has written into
     """
     into = state if out is None else out
     saving.refuse_foreign(into)
     strategy = _named(factory, "--factory")()
-    training.load_state(strategy, state)
+    training.load_state(strategy, state, None if public_key is None else public_key.read_bytes())
     unlearning = training.find_plugin(strategy, training.UnlearningPlugin)
     if unlearning is None:
         raise ValueError(f"{factory} builds a {type(strategy).__name__}, which does not unlearn")
     done = unlearning.unlearn(strategy, tasks, fingerprint=residue_search.take_fingerprint, strict=strict)
-    text = done.to_json() if sign is None else done.sign(sign.read_bytes())
+    key = None if sign is None else sign.read_bytes()
+    text = done.to_json() if key is None else done.sign(key)
     with saving.replacing(record) as part:  # where no record can be written, no task goes
         part.write_text(text + "\n")
-        training.save_state(strategy, into)
+        training.save_state(strategy, into, key)
     _say(f"{done}\n\nstate: {into}\nrecord: {record}")
 
 
@@ -229,9 +232,10 @@ def verify(record: Path, *, public_key: Path | None = None, state: Path | None =
 
     Args:
         record: JSON file of the unlearning, signed or not
-        public_key: PEM file of the record's signer
+        public_key: PEM file of the signer of the record, and of the state
         state: state that shall be as the unlearning left it
     """
+    from avalanche_amnesia.audit.signing import signed_by
     from avalanche_amnesia.bits import state_hashes
     from avalanche_amnesia.saving.encoding import decode
     from avalanche_amnesia.saving.files import read_state
@@ -241,7 +245,7 @@ def verify(record: Path, *, public_key: Path | None = None, state: Path | None =
     _say(f"record: {unchecked if public_key is None else 'signed by the holder of this key, and unchanged'}")
     if state is None:
         return 0
-    body, tensors = read_state(Path(state))
+    body, tensors = read_state(state, check=None if public_key is None else signed_by(public_key.read_bytes()))
     here, left = state_hashes(decode(body["model"]["tensors"], tensors)), read.after
     other = sorted(name for name in here.keys() | left if here.get(name) != left.get(name))
     if other:

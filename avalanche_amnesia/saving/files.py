@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,8 @@ from torch import Tensor
 
 STATE = "state.json"
 HEAD = {"format": "avalanche-amnesia state", "version": 2}
+Check = Callable[[Mapping[str, Any], Any], None]
+"""Raises unless something is the signature of a content."""
 BLOB = re.compile(r"[0-9a-f]{32}\.safetensors(\.part)?")
 
 
@@ -63,39 +65,51 @@ def replace_file(file: Path, content: bytes) -> None:
 
 
 def sealed(content: Mapping[str, Any], **head: Any) -> str:
-    """JSON of a content, with a head and a checksum."""
+    """JSON of a content, with a head and a checksum, which guards against damage, not against attack."""
     checksum = hashlib.sha256(json.dumps(content, allow_nan=False).encode()).hexdigest()
     return json.dumps({**head, "checksum": checksum, "content": content}, allow_nan=False)
 
 
-def unsealed(text: str, **head: Any) -> dict[str, Any]:
-    """The content that :func:`sealed` was given, with this head; an error unless it is that to the letter."""
+def unsealed(text: str, check: Check | None = None, **head: Any) -> dict[str, Any]:
+    """The content that :func:`sealed` was given, with this head; an error unless it is that to the letter.
+
+    A signature may stand in the head besides; ``check`` gets the content and the signature, None where there is none.
+    """
     try:
         found = json.loads(text)
         ours = {name: found[name] for name in head}
         content: dict[str, Any] = found["content"]
+        further = {"signature": found["signature"]} if "signature" in found else {}
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError("it was cut short, or something else wrote it") from error
     for name, value in head.items():
         if ours[name] != value:
             raise ValueError(f"it has {name} {ours[name]}, and this package reads {name} {value}")
-    if sealed(content, **head) != text:
+    if sealed(content, **head, **further) != text:
         raise ValueError("it is damaged, its checksum does not fit")
+    if check is not None:
+        check(content, further.get("signature"))
     return content
 
 
 def write_state(
-    path: Path, body: Mapping[str, Any], tensors: Mapping[str, Mapping[str, Tensor]], blobs: Path | None = None
+    path: Path,
+    body: Mapping[str, Any],
+    tensors: Mapping[str, Mapping[str, Tensor]],
+    blobs: Path | None = None,
+    sign: Callable[[Mapping[str, Any]], Mapping[str, str]] | None = None,
 ) -> None:
     """Write a state as a whole or not at all: killed at any moment, the directory holds the old state or the new one.
 
     Tensors lie in files named after their content; those that are there already are not written again, and those that
-    the new state does not name are deleted.
+    the new state does not name are deleted. A signature covers the tensors by these names.
     """
     refuse_foreign(path)
     path.mkdir(parents=True, exist_ok=True)
     files = {group: _write_blob(blobs or path, of_group) for group, of_group in tensors.items()}
-    replace_file(path / STATE, sealed({"tensors": files, "body": body}, **HEAD).encode())
+    content = {"tensors": files, "body": body}
+    signature = {} if sign is None else {"signature": sign(content)}
+    replace_file(path / STATE, sealed(content, **HEAD, **signature).encode())
     for file in path.iterdir():
         if BLOB.fullmatch(file.name) and file.name not in files.values():
             file.unlink(missing_ok=True)
@@ -113,13 +127,15 @@ def refuse_foreign(path: Path) -> None:
         raise StateError(f"{path} holds {sorted(others)[:3]}, which are no part of a state: give a new directory")
 
 
-def read_state(path: Path, blobs: Path | None = None) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
+def read_state(
+    path: Path, blobs: Path | None = None, check: Check | None = None
+) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
     """Body and tensors of a state; runs no code from it."""
-    body, files = read_body(path)
+    body, files = read_body(path, check)
     return body, {group: _read_blob((blobs or path) / name) for group, name in files.items()}
 
 
-def read_body(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
+def read_body(path: Path, check: Check | None = None) -> tuple[dict[str, Any], dict[str, str]]:
     """Body of a state, and the files of its groups of tensors."""
     file = path / STATE
     if not file.is_file():
@@ -127,7 +143,7 @@ def read_body(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
             f"{path} holds no state ({STATE} is missing): give the directory that strategy.save(path) made"
         )
     with as_state_error(path, f"{file} is no state that can be loaded"):
-        content = unsealed(file.read_bytes().decode(), **HEAD)
+        content = unsealed(file.read_bytes().decode(), check, **HEAD)
         for name in content["tensors"].values():
             if not BLOB.fullmatch(name):
                 raise StateError(f"it names {name!r}, which is no file of a state")

@@ -303,7 +303,7 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
             strict=strict,
         )
 
-    def save(self, path: str | Path) -> Path:
+    def save(self, path: str | Path, *, key: Any = None) -> Path:
         """Save the strategy between tasks: all that later trainings and unlearnings depend on, as tensors and JSON.
 
         A training that was interrupted is given up first, as :meth:`abort_training` does: the state is that of the
@@ -311,12 +311,14 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
 
         Args:
             path: a directory, made if it does not exist; a state in it is replaced as a whole, or not at all.
+            key: private key that signs the state, as of :meth:`UnlearningRecord.sign`.
 
         Returns:
             The directory.
 
         Raises:
             RequestError: from inside a training; save before it or after.
+            SigningError: if the key is none, or ``cryptography`` is not installed (extra ``sign``).
             StateError: if a plugin holds something that can't be saved, or the directory something else.
             OSError: if it can't be written; a state that was there stays.
         """
@@ -324,24 +326,25 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
 
         if not self._trains:
             self.abort_training()
-        return save_state(self, path)
+        return save_state(self, path, key)
 
     @classmethod
-    def load(cls, path: str | Path, **arguments: Any) -> Self:
+    def load(cls, path: str | Path, *, key: Any = None, **arguments: Any) -> Self:
         """Build a strategy and give it the state that :meth:`save` saved; no code from the files is run.
 
         Args:
             path: the directory.
+            key: public key of the state's signer; see :func:`~avalanche_amnesia.training.load_state`.
             arguments: as for the strategy that was saved: ``model``, ``optimizer``, settings, ``evaluator``.
 
         Raises:
             StateError: if there is no state, it is damaged, of another format, or of another strategy, model or
-                settings; the message says which.
+                settings, or its signature is not that of the key; the message says which.
         """
         from avalanche_amnesia.training.host.saving import load_state
 
         strategy = cls(**arguments)
-        load_state(strategy, path)
+        load_state(strategy, path, key)
         return strategy
 
     def mark_permanent(self, tasks: Iterable[int]) -> None:

@@ -73,7 +73,16 @@ def test_a_record_is_signed_and_its_signature_checked(run_folder, capsys):
     (run_folder / "key.pem").write_bytes(private)
     (run_folder / "public.pem").write_bytes(public)
     assert unlearn("--record", "signed.json", "--out", "signed", "--sign", "key.pem") == 0
-    assert main(["verify", "signed.json", "--public-key", "public.pem", "--state", "signed"]) == 0
+    checked = ["verify", "signed.json", "--public-key", "public.pem", "--state"]
+    assert main([*checked, "signed"]) == 0
+    further = ["--tasks", "2", "--factory", "train:make_strategy", "--record", "2.json", "--public-key", "public.pem"]
+    assert main(["unlearn", "signed", *further, "--out", "unsigned"]) == 0
+    capsys.readouterr()
+    for state in ("state", "unsigned"):
+        assert main([*checked, state]) == 2
+        assert "it is not signed" in capsys.readouterr().err
+    assert main(["unlearn", "state", *further]) == 2
+    assert "it is not signed" in capsys.readouterr().err
     forged = (run_folder / "signed.json").read_text().replace('"approximate"', '"exact"')
     (run_folder / "forged.json").write_text(forged)
     assert main(["verify", "forged.json", "--public-key", "public.pem"]) == 2

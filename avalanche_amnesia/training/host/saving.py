@@ -10,6 +10,7 @@ from avalanche.core import BasePlugin
 from avalanche.training.plugins import EvaluationPlugin
 from avalanche.training.utils import trigger_plugins
 
+from avalanche_amnesia.audit.signing import private, signature_of, signed_by
 from avalanche_amnesia.ledger import RequestError
 from avalanche_amnesia.saving.encoding import Groups, checked, decode, encode
 from avalanche_amnesia.saving.files import StateError, as_state_error, read_state, write_state
@@ -31,7 +32,7 @@ from avalanche_amnesia.training.task_in_training import TaskInTraining
 from avalanche_amnesia.unlearning.purging.purgers import OF_EVERY_STRATEGY
 
 
-def save_state(strategy: Strategy, path: str | Path) -> Path:
+def save_state(strategy: Strategy, path: str | Path, key: Any = None) -> Path:
     """Save a strategy between tasks: model, masks, heads, trajectory, ledger, what its plugins keep, the optimizer.
 
     As safetensors and JSON: loading runs no code. Written as a whole or not at all; saving into the same directory
@@ -40,9 +41,10 @@ def save_state(strategy: Strategy, path: str | Path) -> Path:
     Args:
         strategy: this package's, or any of Avalanche's whose plugins are known or hold plain values.
         path: as of :meth:`TaskStrategy.save`; what is returned and raised, too.
+        key: private key that signs the state, as of :meth:`UnlearningRecord.sign`.
     """
-    path = Path(path)
-    write_state(path, *encoded_state(strategy))
+    path, sign = Path(path), None if key is None else partial(signature_of, private_key=private(key))
+    write_state(path, *encoded_state(strategy), sign=sign)
     return path
 
 
@@ -66,21 +68,26 @@ def encoded_state(strategy: Strategy) -> tuple[dict[str, Any], Groups]:
     return body, tensors
 
 
-def load_state(strategy: Strategy, path: str | Path) -> None:
+def load_state(strategy: Strategy, path: str | Path, key: Any = None) -> None:
     """Give a strategy the state that :func:`save_state` saved.
 
     Args:
         strategy: built as the saved one was, with the same model, optimizer, plugins and settings; what it has learned
             since is lost, and what a script gives (functions, loggers, an evaluator's references) stays its own.
         path: the directory.
+        key: public key of the state's signer, as of :func:`~avalanche_amnesia.audit.verify`; None: signatures are not
+            looked at.
 
     Raises:
         RequestError: in the middle of a task.
-        StateError: if there is no state, it is damaged, of another format, or of another strategy. Nothing was changed
-            where files are damaged or settings differ. Where the loading of a part failed, and where loading was
-            interrupted, the strategy refuses to train, evaluate, unlearn or be saved until a state is loaded.
+        SigningError: if the key is none, or ``cryptography`` is not installed (extra ``sign``).
+        StateError: if there is no state, it is damaged, of another format, or of another strategy; with a key, if it is
+            not signed, was changed since, or was signed with another key. Nothing was changed where files are damaged
+            or changed, or settings differ. Where the loading of a part failed, and where loading was interrupted, the
+            strategy refuses to train, evaluate, unlearn or be saved until a state is loaded.
     """
-    give_state(strategy, partial(read_state, Path(path)), Path(path))
+    check = None if key is None else signed_by(key)
+    give_state(strategy, partial(read_state, Path(path), check=check), Path(path))
 
 
 def give_state(strategy: Strategy, read: Callable[[], tuple[Any, Groups]], path: Path) -> None:
