@@ -7,6 +7,7 @@ import pytest
 import timm
 import torch
 from support.hugging_face_networks import BACKBONES, LENGTH, VOCABULARY, bert, llama
+from support.low_rank import LowRank, RankNet
 from support.small_runs import assert_retained, logits, make
 from support.soundness_oracle import Net, assert_sound, batch, some_mask
 from support.strategies import DIGITS
@@ -19,38 +20,6 @@ from avalanche_amnesia.isolation import Pools
 from avalanche_amnesia.models import MaskedModel, SubnetModel
 from avalanche_amnesia.training import HAT, WSN, AmnesiacHAT
 from avalanche_amnesia.unit_graph import ModelError
-
-
-class LowRank(nn.Module):
-    """A layer without gradients, and its low-rank update: no zeros, which would hide what it reads."""
-
-    def __init__(self, base: nn.Linear, rank: int = 6, *, bias: bool = False) -> None:
-        super().__init__()
-        self.base = base.requires_grad_(False)
-        self.down = nn.Linear(base.in_features, rank, bias=False)
-        self.up = nn.Linear(rank, base.out_features, bias=bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.up(self.down(x)) + self.base(x)
-
-
-class Residual(nn.Module):
-    """An adapter with biases behind a norm."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.down, self.up = nn.Linear(width, 6), nn.Linear(6, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.up(torch.relu(self.down(x)))
-
-
-def by_hand() -> nn.Module:
-    """A network with low-rank updates, an adapter with biases, and a LayerNorm without gradients."""
-    norm = nn.LayerNorm(20).requires_grad_(False)
-    return nn.Sequential(
-        nn.Flatten(), LowRank(nn.Linear(64, 20)), norm, nn.ReLU(), Residual(20), LowRank(nn.Linear(20, 12), bias=True)
-    )
 
 
 def images() -> nn.Module:
@@ -82,7 +51,7 @@ def vit(**options) -> nn.Module:
 
 
 MADE = {
-    "by hand": (by_hand, {"input_shape": (1, 8, 8)}),
+    "by hand": (RankNet, {"input_shape": (1, 8, 8)}),
     "images": (images, {"input_shape": (1, 8, 8)}),
     "vit": (vit, {"input_shape": (1, 8, 8)}),
     "vit with biases": (lambda: vit(bias="lora_only"), {"input_shape": (1, 8, 8)}),
@@ -200,9 +169,9 @@ def test_unlearning_in_pools_is_exact(made, name):
 
 def test_weights_without_gradients_are_in_no_mask_over_weights():
     torch.manual_seed(0)
-    backbone = by_hand()
+    backbone = RankNet()
     still = {name: p.detach().clone() for name, p in backbone.named_parameters() if not p.requires_grad}
-    model = SubnetModel(backbone, n_features=12)
+    model = SubnetModel(backbone)
     assert_retained(make(WSN, model=model, optimizer="adam"), DIGITS, 3)
     assert not still.keys() & model.graph.layers.keys()
     assert all(torch.equal(backbone.get_parameter(name), value) for name, value in still.items())
@@ -281,7 +250,7 @@ def test_a_norm_without_gradients_behind_gates_is_taken_over_open_units_and_lear
 
 def test_a_network_without_anything_that_learns_is_refused_with_a_way_out():
     with pytest.raises(ModelError, match=r"where only heads learn, MultiHeadModel\(backbone\)"):
-        MaskedModel(by_hand().requires_grad_(False), input_shape=(1, 8, 8))
+        MaskedModel(RankNet().requires_grad_(False), input_shape=(1, 8, 8))
 
 
 def test_a_parameter_that_gets_gradients_later_is_refused_before_anything_changed(made):
@@ -304,4 +273,4 @@ def test_a_parameter_that_gets_gradients_later_is_refused_before_anything_change
 
 def test_a_shared_head_over_features_without_gates_is_refused():
     with pytest.raises(ModelError, match="no mask reaches the features"):
-        MaskedModel(by_hand(), input_shape=(1, 8, 8), shared_head=2)
+        MaskedModel(RankNet(), input_shape=(1, 8, 8), shared_head=2)
