@@ -242,12 +242,18 @@ def flush_denormals(optimizer: Optimizer, step: int) -> None:
 
 
 def follow_model(
-    optimizer: Optimizer, parameters: Mapping[str, nn.Parameter], known: Mapping[str, nn.Parameter], *, fresh: bool
+    optimizer: Optimizer,
+    parameters: Mapping[str, nn.Parameter],
+    known: Mapping[str, nn.Parameter],
+    *,
+    fresh: bool,
+    begins_as: Callable[[str], str] = str,
 ) -> None:
-    """Make an optimizer step a model's parameters: new ones go to its first group, those that the model lost leave it.
+    """Make an optimizer step a model's parameters: new ones join it, those that the model lost leave it.
 
-    The host's ``update_optimizer`` knows no place for a new head where there are several groups. What never was a
-    parameter of the model (a criterion's, say) stays.
+    A new one joins the group of the parameter as which it begins (``begins_as`` of its name), or the first group. The
+    host's ``update_optimizer`` knows no place for a new head where there are several groups. What never was a parameter
+    of the model (a criterion's, say) stays.
     """
     here = {id(parameter) for parameter in parameters.values()}
     heirs = {id(old): parameters.get(name) for name, old in known.items() if id(old) not in here}
@@ -259,9 +265,11 @@ def follow_model(
         heir = heirs[id(old)]
         if heir is not None:
             optimizer.state[heir] = {}
-    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    new = [parameter for parameter in parameters.values() if id(parameter) not in held]
-    optimizer.param_groups[0]["params"] += new
-    optimizer.state.update({parameter: {} for parameter in new})
+    group_of = {id(parameter): group for group in optimizer.param_groups for parameter in group["params"]}
+    new = {name: parameter for name, parameter in parameters.items() if id(parameter) not in group_of}
+    for name, parameter in new.items():
+        group = group_of.get(id(parameters.get(begins_as(name))), optimizer.param_groups[0])
+        group["params"].append(parameter)
+    optimizer.state.update({parameter: {} for parameter in new.values()})
     if fresh:
         optimizer.state = defaultdict(dict)

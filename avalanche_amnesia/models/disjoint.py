@@ -1,5 +1,6 @@
 """Weight pools: one network whose weights are dealt out, so that no task reads what another one may take with it."""
 
+import re
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from typing import Any, Self
@@ -104,6 +105,10 @@ class DisjointModel(MultiHeadModel):
                 break
             del dealt[name]
         return dealt
+
+    def begins_as(self, name: str) -> str:
+        """As the base class's: a task's copy of the backbone begins as that."""
+        return re.sub(rf"^shares\.\d+\.{re.escape(_ENTRIES)}", "backbone.", name)
 
     def free_share(self) -> float:
         """As the base class's: of the weights that are dealt out."""

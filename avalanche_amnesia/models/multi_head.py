@@ -79,6 +79,10 @@ class MultiHeadModel(MultiTaskModule):
         """Tell whether the training of a task neither reads nor writes anything of one that may be unlearned."""
         return False
 
+    def begins_as(self, name: str) -> str:
+        """Name of the parameter as which a task's own one begins; its own name where it is drawn."""
+        return name
+
     def free_share(self) -> float | None:
         """Share of its weights that no task owns, in [0, 1]; None where weights are nobody's own."""
         return None

@@ -82,7 +82,7 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
         model: a :class:`MultiHeadModel`, of the kind that a plugin of ``method`` masks (:class:`MaskedModel`,
             :class:`SubnetModel`).
         optimizer: any torch optimizer over ``model.parameters()``; of several parameter groups the first takes what
-            tasks add (heads, norms).
+            tasks add (heads, norms), but for copies of a DisjointModel's backbone, which keep its groups.
         method: the plugins that make the strategy, in order: those that learn, then those that record and unlearn.
         seed: every draw derives from it and the task.
         reset_optimizer: a new optimizer state for every task (``train(…, reset_optimizer_state=…)`` overrides it).
@@ -199,7 +199,8 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
     ) -> None:
         """As the host's; of several parameter groups the first takes what is new."""
         parameters, known = dict(self.model.named_parameters()), getattr(self, "optimized_param_id", None)
-        follow_model(self.optimizer, parameters, known or {}, fresh=reset_optimizer_state)
+        begins_as = self.model.begins_as
+        follow_model(self.optimizer, parameters, known or {}, fresh=reset_optimizer_state, begins_as=begins_as)
         self.optimized_param_id = parameters
         if remove_params or verbose_optimizer:
             super().make_optimizer(False, remove_params, verbose_optimizer, **kwargs)

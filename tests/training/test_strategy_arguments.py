@@ -171,6 +171,17 @@ def test_groups_keep_their_own_settings():
     assert not torch.equal(model.head(1).weight, torch.zeros_like(model.head(1).weight))
 
 
+def test_copies_of_a_backbone_keep_its_groups():
+    model = KINDS[DisjointSubnets]()
+    weight, bias = model.backbone.layers[0].weight, model.backbone.layers[0].bias
+    rest = [p for p in model.parameters() if p is not weight and p is not bias]
+    groups = [{"params": rest, "lr": 0.05}, {"params": [bias], "lr": 0.0}, {"params": [weight], "lr": 0.1}]
+    strategy = DisjointSubnets(model=model, optimizer=SGD(groups, lr=0.1), train_mb_size=32)
+    strategy.train(split().train_stream[:2])
+    assert torch.equal(model.network(1).layers[0].bias, bias)
+    assert not torch.equal(model.network(1).layers[1].bias, model.backbone.layers[1].bias)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("options", "error", "message"),

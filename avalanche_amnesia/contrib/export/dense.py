@@ -1,15 +1,17 @@
 """Extraction of a task's dense subnet from a masked model, and what it saves."""
 
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from avalanche_amnesia.contrib.export.layout import taken_along
 from avalanche_amnesia.contrib.export.shrinking import Shrinking
 from avalanche_amnesia.contrib.export.shrunk_layers import dense
+from avalanche_amnesia.models.disjoint import DisjointModel
 from avalanche_amnesia.models.masked import MaskedModel
 from avalanche_amnesia.models.multi_head import UnknownTaskError
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
@@ -18,7 +20,7 @@ from avalanche_amnesia.unit_graph.backbones import evaluating
 from avalanche_amnesia.unit_graph.findings import ModelError
 
 
-def extract(model: TaskMaskedModel, task: int) -> fx.GraphModule:
+def extract(model: TaskMaskedModel | DisjointModel, task: int) -> nn.Module:
     """A task's subnet as a plain module: same logits, without the units that the task's mask closes.
 
     Layers keep the rows of open units and the columns of live inputs, norms the channels; batch norms are folded into
@@ -27,7 +29,8 @@ def extract(model: TaskMaskedModel, task: int) -> fx.GraphModule:
     ``task_owned``, as it is), takes batches of any size, and is in evaluation mode.
 
     Args:
-        model: any :class:`MaskedModel`; not changed, nothing is shared with it.
+        model: any :class:`MaskedModel`; not changed, nothing is shared with it. Of a :class:`DisjointModel` it is the
+            network with the task's share alone, and its head: single weights are closed there, and no units.
         task: a task with a head and a kept mask.
 
     Returns:
@@ -38,6 +41,8 @@ def extract(model: TaskMaskedModel, task: int) -> fx.GraphModule:
         UnknownTaskError: for a task without a head or a mask.
         ValueError: for the task in training.
     """
+    if isinstance(model, DisjointModel):
+        return nn.Sequential(deepcopy(model.network(task)), deepcopy(model.head(task))).eval()
     model = masked_model(model, task)
     walk, head = Shrinking(model, task), model.head(task)
     with torch.no_grad():
