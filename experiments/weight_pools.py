@@ -90,6 +90,8 @@ def table(rows):
     lines = ["# Weight pools beside other methods", "", NOTES, ""]
     lines += ["| method | " + " | ".join(streams) + " |", "|---" * (len(streams) + 1) + "|"]
     for method in METHODS:
+        if not any(row["method"] == method and not row["validation"] for row in rows):
+            continue
         cells = []
         for stream in streams:
             mine = [r for r in rows if not r["validation"] and (r["stream"], r["method"]) == (stream, method)]
