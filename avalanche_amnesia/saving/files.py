@@ -8,7 +8,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +92,28 @@ def unsealed(text: str, check: Check | None = None, **head: Any) -> dict[str, An
     return content
 
 
+@contextmanager
+def _locked(path: Path, to_write: bool) -> Iterator[None]:
+    """Let nobody write a directory's state meanwhile, nor read it where this one writes; processes without locks may.
+
+    The lock is the open directory's: it needs no file, and ends with its process, however that ends.
+    """
+    if os.name == "nt" or not path.is_dir():
+        yield
+        return
+    import fcntl
+
+    opened = os.open(path, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # some network file systems have none
+            fcntl.flock(opened, fcntl.LOCK_EX if to_write else fcntl.LOCK_SH)
+        yield
+    finally:
+        with suppress(OSError):  # of processes that were forked meanwhile, too
+            fcntl.flock(opened, fcntl.LOCK_UN)
+        os.close(opened)
+
+
 def write_state(
     path: Path,
     body: Mapping[str, Any],
@@ -101,18 +123,20 @@ def write_state(
 ) -> None:
     """Write a state as a whole or not at all: killed at any moment, the directory holds the old state or the new one.
 
+    Of several processes that write there at a time, the last one's state stays.
     Tensors lie in files named after their content; those that are there already are not written again, and those that
     the new state does not name are deleted. A signature covers the tensors by these names.
     """
     refuse_foreign(path)
     path.mkdir(parents=True, exist_ok=True)
-    files = {group: _write_blob(blobs or path, of_group) for group, of_group in tensors.items()}
-    content = {"tensors": files, "body": body}
-    signature = {} if sign is None else {"signature": sign(content)}
-    replace_file(path / STATE, sealed(content, **HEAD, **signature).encode())
-    for file in path.iterdir():
-        if BLOB.fullmatch(file.name) and file.name not in files.values():
-            file.unlink(missing_ok=True)
+    with _locked(path, to_write=True):
+        files = {group: _write_blob(blobs or path, of_group) for group, of_group in tensors.items()}
+        content = {"tensors": files, "body": body}
+        signature = {} if sign is None else {"signature": sign(content)}
+        replace_file(path / STATE, sealed(content, **HEAD, **signature).encode())
+        for file in path.iterdir():
+            if BLOB.fullmatch(file.name) and file.name not in files.values():
+                file.unlink(missing_ok=True)
 
 
 def refuse_foreign(path: Path) -> None:
@@ -131,8 +155,9 @@ def read_state(
     path: Path, blobs: Path | None = None, check: Check | None = None
 ) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
     """Body and tensors of a state; runs no code from it."""
-    body, files = read_body(path, check)
-    return body, {group: _read_blob((blobs or path) / name) for group, name in files.items()}
+    with _locked(path, to_write=False):
+        body, files = read_body(path, check)
+        return body, {group: _read_blob((blobs or path) / name) for group, name in files.items()}
 
 
 def read_body(path: Path, check: Check | None = None) -> tuple[dict[str, Any], dict[str, str]]:

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from support.forked import forked
 from torch import Tensor, nn
 
 from avalanche_amnesia.saving import Apart, StateError, checked
@@ -31,6 +32,27 @@ def test_what_is_written_is_read(tmp_path):
     body, tensors = read_state(tmp_path / "s")
     assert body == {"a": [1, 0.1, None]}
     assert same(tensors, TENSORS)
+
+
+def write_often(path, number):
+    tensors = {"state": {"w": torch.full((300 * number,), float(number))}, f"log{number}": {"v": torch.ones(number)}}
+    for _ in range(60):
+        write_state(path, {"n": number, "padding": "x" * 1000 * number}, tensors)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no locks of directories there")
+def test_of_several_writers_at_a_time_one_has_written_the_whole_state(tmp_path):
+    path = tmp_path / "s"
+    write_often(path, 1)
+    writers, seen = [forked(write_often, path, number) for number in (1, 2)], 0
+    while any(writer.is_alive() for writer in writers):
+        body, tensors = read_state(path)
+        assert tensors.keys() == {"state", f"log{body['n']}"}
+        assert torch.equal(tensors["state"]["w"], torch.full((300 * body["n"],), float(body["n"])))
+        seen += 1
+    assert [writer.exitcode for writer in writers] == [0, 0]
+    assert seen > 1
+    assert len(list(path.iterdir())) == 3
 
 
 @pytest.mark.parametrize("failing", range(12))

@@ -10,6 +10,7 @@ import tempfile
 import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
@@ -121,6 +122,10 @@ class RunStore:
 
     def nbytes(self) -> int:
         """Bytes that all files take."""
+        with self.lock("store"):
+            return self._nbytes()
+
+    def _nbytes(self) -> int:
         return sum(file.stat().st_size for file in self.path.rglob("*") if file.is_file())
 
     def prune(self, keep: int | None = None, *, tasks: Collection[int] = (), spare: Collection[str] = ()) -> int:
@@ -140,7 +145,7 @@ class RunStore:
         if keep is None and not tasks:
             raise ValueError("say what may go: keep=0 for every state, keep=500_000_000 for the oldest, tasks=[2]")
         with self.lock("store"):
-            before = self.nbytes()
+            before = self._nbytes()
             stay = [node for node in self.nodes() if node.key in spare or not set(node.trained) & set(tasks)]
             tensors = {node.key: set(read_body(self._folder(node.key))[1].values()) for node in stay}
             size = {file.name: file.stat().st_size for file in (self.path / "blobs").iterdir()}
@@ -160,7 +165,7 @@ class RunStore:
             for file in (self.path / "blobs").iterdir():  # last: killed in between, no state lacks any
                 if BLOB.fullmatch(file.name) and file.name not in named_by:
                     file.unlink()
-            return before - self.nbytes()
+            return before - self._nbytes()
 
     # For a run ------------------------------------------------------------------------------------------------
 
@@ -304,7 +309,11 @@ class StoredRun:
 
     def seconds(self) -> float:
         """Seconds that the last step took, when it was computed."""
-        return self._seconds[self.key] if self.key in self._seconds else self._store.seconds(self.key)
+        if self.key not in self._seconds:
+            with suppress(StateError):
+                return self._store.seconds(self.key)
+            self._settle()  # another process has deleted it
+        return self._seconds[self.key]
 
     def keys_of(self, experiences: Iterable[Any], **options: Any) -> list[str]:
         """Keys of the states that training some tasks from the beginning would lead to; computes nothing."""
@@ -392,8 +401,14 @@ class StoredRun:
         if not self.stored or not self._store.has(key):
             return False
         self._held = ""
+
+        def read() -> Any:
+            body, tensors = self._store.read(key)
+            self._seconds.setdefault(key, float(body["node"]["seconds"]))
+            return body, tensors
+
         try:
-            give_state(self._strategy, partial(self._store.read, key), self._store.path)
+            give_state(self._strategy, read, self._store.path)
         except StateError as error:
             warnings.warn(f"{error}; that state is computed again", stacklevel=5)
             return False

@@ -301,6 +301,42 @@ def test_a_task_that_is_pruned_leaves_no_state_that_knows_it(tmp_path):
     assert not list((tmp_path / "blobs").iterdir())
 
 
+def test_seconds_of_a_state_that_another_process_has_deleted(tmp_path):
+    through(RunStore(tmp_path).run(make()), (0, 1))
+    run = through(RunStore(tmp_path).run(make()), (0, 1))
+    RunStore(tmp_path).prune(0)
+    assert run.seconds() > 0
+    assert run.computed == 2
+    taken = through(RunStore(tmp_path).run(make()), (0, 1))
+    assert taken.strategy.model.tasks == (0, 1)
+    RunStore(tmp_path).prune(0)
+    assert taken.seconds() > 0
+    assert taken.computed == 0
+
+
+def pruned_often(path, done):
+    store = RunStore(path)
+    while not done.exists():
+        store.prune(random.choice((0, 60_000)))
+        time.sleep(0.01)
+
+
+def test_beside_a_process_that_prunes_all_states_are_what_they_would_be(tmp_path):
+    paths = ((0, 1), (0, 2), (1, 0))
+    models = [model_of(through(RunStore().run(make()), path).strategy) for path in paths]
+    beside = forked(pruned_often, tmp_path / "store", tmp_path / "done")
+    store = RunStore(tmp_path / "store")
+    for path, model in zip(paths, models, strict=True):
+        run = through(store.run(make()), path)
+        assert model_of(run.strategy) == model
+        assert run.seconds() > 0
+        assert store.nbytes() >= 0
+    assert beside.is_alive()
+    (tmp_path / "done").touch()
+    beside.join()
+    assert beside.exitcode == 0
+
+
 def test_what_may_go_has_to_be_said_and_both_bounds_hold(tmp_path):
     store = RunStore(tmp_path)
     through(store.run(make()), (0, 1, 2))
