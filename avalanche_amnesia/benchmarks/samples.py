@@ -14,7 +14,8 @@ from avalanche_amnesia.benchmarks.tasks import TaskExperience
 def experience_without(experience: Any, positions: Collection[int]) -> Any:
     """A copy of an experience without the samples at some positions, and without requests; the labels stay.
 
-    Its ``closed_classes`` are those that lost all of their samples: the rows of the head stay, and are closed.
+    Its ``closed_classes`` are those that lost all of their samples: the rows of the head stay, and are closed. Its
+    ``left_out`` are the positions.
     """
     gone, labels, twin = frozenset(positions), targets_of(experience).tolist(), own_copy(experience)
     kept = [position for position in range(len(labels)) if position not in gone]
@@ -24,7 +25,7 @@ def experience_without(experience: Any, positions: Collection[int]) -> Any:
     else:
         twin.take(samples.part(kept))
     twin.closed_classes = tuple(sorted(set(labels) - {labels[position] for position in kept}))
-    twin.requests = ()
+    twin.left_out, twin.requests = tuple(sorted(gone)), ()
     return twin
 
 

@@ -103,7 +103,7 @@ class AccuracyDifference(CallbackMetric):
         full = self.references.full(plugin.trained).to(strategy.device)
         outputs = {"main": strategy.mb_output, "full": _logits(full, strategy)}
         if "reference" in self.controls:
-            reference = self.references.reference(plugin.ledger.remaining).to(strategy.device)
+            reference = self.references.of(plugin).reference(plugin.ledger.remaining).to(strategy.device)
             outputs["reference"] = _logits(reference, strategy)
         if "heads" in self.controls:
             if task not in self._heads:

@@ -32,6 +32,7 @@ class ReferenceMetric(ProbingMetric):
     def __init__(self, references: References | None) -> None:
         super().__init__()
         self.references = references
+        self._beside = references
 
     def before_training_exp(self, strategy: Strategy) -> None:
         """Check that what is trained is what the references are trained on."""
@@ -41,7 +42,9 @@ class ReferenceMetric(ProbingMetric):
     def values(self, strategy: Strategy, unlearned: Sequence[int], remaining: Sequence[int]) -> list[MetricValue]:
         """The main model's numbers, then those of the others."""
         if self.references is not None:
-            self.references.check_labels(unlearning_of(strategy).data)
+            plugin = unlearning_of(strategy)
+            self.references.check_labels(plugin.data)
+            self._beside = self.references.of(plugin)
         main, read, results = strategy.model, {}, []
         for suffix, model in self.models(main, remaining):
             found = {task: self.number(model, main, task, remaining) for task in self.tasks(unlearned, remaining)}
@@ -95,8 +98,8 @@ class ComparedMetric(ReferenceMetric):
     def models(self, main: nn.Module, remaining: Sequence[int]) -> Iterator[tuple[str, nn.Module]]:
         """The main model, and the reference if there is one."""
         yield "", main
-        if self.references is not None:
-            yield "_reference", self.references.reference(remaining)
+        if self._beside is not None:
+            yield "_reference", self._beside.reference(remaining)
 
 
 class FeatureDistance(ReferenceMetric):
@@ -129,6 +132,7 @@ class FeatureDistance(ReferenceMetric):
     lower_bound: float = 0.0
     upper_bound: float
     references: References
+    _beside: References
     name: str
     """Name of the distance, with which the names of its values begin."""
 
@@ -146,6 +150,7 @@ class FeatureDistance(ReferenceMetric):
             checks.one_of("noise_floor", floor, Floor)
         checks.one_of("scope", scope, Scope)
         self.probe, self.noise_floor, self.scope = probe, tuple(noise_floor), scope
+        self.of_parts = scope != "unlearned"
         references.expect("same", *noise_floor)
 
     @abstractmethod
@@ -160,12 +165,12 @@ class FeatureDistance(ReferenceMetric):
         """The main model, then a reference per floor."""
         yield "", main
         for floor in self.noise_floor:
-            yield f"_floor_{floor}", self.references.reference(remaining, floor)
+            yield f"_floor_{floor}", self._beside.reference(remaining, floor)
 
     def number(self, model: nn.Module, main: nn.Module, task: int, remaining: Sequence[int]) -> float | None:
         """Distance of the features to the reference's; None where there is no mask to look through."""
         x, _ = task_data(self.references.test_experience(task))
-        both = (model, self.references.reference(remaining))
+        both = (model, self._beside.reference(remaining))
         ours, theirs = (self.probed_features(each, main, x, task, remaining, self.probe) for each in both)
         return None if ours is None or theirs is None else self.distance(ours, theirs)
 

@@ -53,6 +53,9 @@ class Probe:
 class ProbingMetric(CallbackMetric, ABC):
     """A metric of unlearned tasks: collects their probes, and emits its values after each evaluation between tasks."""
 
+    of_parts = False
+    """True: it has values where nothing but samples of remaining tasks was unlearned, too."""
+
     def __init__(self) -> None:
         super().__init__()
         self.probes: dict[int, Probe] = {}
@@ -92,7 +95,8 @@ class ProbingMetric(CallbackMetric, ABC):
     def after_eval(self, strategy: Strategy) -> list[MetricValue] | None:
         """The metric's values; None in the middle of a task, and while nothing has been unlearned."""
         plugin = unlearning_of(strategy)
-        if plugin.current_task is not None or not plugin.ledger.unlearned:
+        gone = plugin.ledger.unlearned or (self.of_parts and plugin.forgotten.hashes)
+        if plugin.current_task is not None or not gone:
             return None
         return self.values(strategy, plugin.ledger.unlearned, plugin.ledger.remaining)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any, Literal, NoReturn, get_args
@@ -18,6 +18,7 @@ from torch import nn
 from avalanche_amnesia import checks
 from avalanche_amnesia.benchmarks.data import labels_fingerprint
 from avalanche_amnesia.benchmarks.requests import tasks_after_each, without_requests
+from avalanche_amnesia.benchmarks.samples import experience_without
 from avalanche_amnesia.bits import state_hashes
 from avalanche_amnesia.evaluation.retraining import Retraining, Store, Workers
 from avalanche_amnesia.evaluation.same_data import difference_of_data
@@ -100,6 +101,7 @@ class References:
         self.trainings = 0
         self._runs: dict[Expected, Any] = {}
         self._labels: dict[int, str] = {}
+        self._without: dict[Any, References] = {}
         with preserved_rng():  # around both calls: one that does not seed draws other values the second time
             made = self.fresh_strategy("same")
             self._initial = state_hashes(made.model.state_dict())
@@ -139,7 +141,7 @@ class References:
         return sorted(name for name in {*first, *now} if first.get(name) != now.get(name))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "make_strategy": None, "_runs": {}, "store": None, "workers": None}
+        return {**self.__dict__, "make_strategy": None, "_runs": {}, "_without": {}, "store": None, "workers": None}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> References:
         return self
@@ -252,6 +254,32 @@ class References:
         self.reference(remaining_tasks)
         path = checks.integers("remaining_tasks", remaining_tasks, "tasks")
         return sum(self._seconds["same", path[: n + 1]] for n in range(len(path)))
+
+    def without(self, left_out: Mapping[int, Collection[int]]) -> References:
+        """References over data without some samples, which are kept and returned again.
+
+        Args:
+            left_out: task → positions in its training data, from 0; with none these references themselves are returned.
+
+        Raises:
+            ReferencesError: for a task that the benchmark does not have.
+        """
+        key = tuple((task, tuple(sorted(left_out[task]))) for task in sorted(left_out) if left_out[task])
+        if key and key not in self._without:
+            twin = self._without[key] = object.__new__(References)
+            vars(twin).update(vars(self), workers=None, trainings=0, _models={}, _seconds={}, _runs={}, _without={})
+            changed = {task: experience_without(self._own(task), positions) for task, positions in key}
+            twin._experiences = self._experiences | changed
+        return self._without[key] if key else self
+
+    def of(self, plugin: Any) -> References:
+        """References over the data that a run's tasks were trained on, without the samples that it forgot.
+
+        Args:
+            plugin: the run's :class:`UnlearningPlugin`.
+        """
+        sizes = {task: len(experience.dataset) for task, experience in self._experiences.items()}
+        return self.without(plugin.forgotten.left_out(sizes))
 
     def train_experience(self, task: int) -> Any:
         """The benchmark's training experience of a task, without requests."""

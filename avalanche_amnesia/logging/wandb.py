@@ -78,8 +78,8 @@ class WandBWriter(RunWriter):
 
 def artefact_name(record: UnlearningRecord) -> str:
     """Name of a record's artefact: it follows from the record's content, whichever run names it."""
-    tasks = "-".join(map(str, record.tasks))
-    return f"unlearning-of-{tasks}-{hashlib.sha256(record.to_json().encode()).hexdigest()[:12]}"
+    of = "-".join(map(str, record.tasks)) if record.task is None else f"samples-of-{record.task}"
+    return f"unlearning-of-{of}-{hashlib.sha256(record.to_json().encode()).hexdigest()[:12]}"
 
 
 def _artefact(record: UnlearningRecord) -> Any:

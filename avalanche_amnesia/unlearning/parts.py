@@ -38,6 +38,10 @@ class ForgottenSamples:
         there = self.hashes.get(task, frozenset())
         return [at for at, digest in enumerate(self.hashes_of(task, range(n))) if digest in there] if there else []
 
+    def left_out(self, sizes: Mapping[int, int]) -> dict[int, list[int]]:
+        """Task → :meth:`positions`, of tasks with so many samples each."""
+        return {task: self.positions(task, sizes[task]) for task in sorted(self.hashes)}
+
     def salted(self) -> Self:
         """The same with a salt."""
         return self if self.salt else type(self)(secrets.token_hex(16), self.hashes)

@@ -5,6 +5,8 @@ import json
 
 import pytest
 import torch
+from avalanche.logging import BaseLogger
+from avalanche.training.plugins import EvaluationPlugin
 from support.interruptions import Interrupted, comparable_state, first_and_last, interrupted_at, lines_of
 from support.log_directory import files
 from support.small_runs import OPTIMIZERS, make, same_state, split, state
@@ -14,8 +16,13 @@ from support.strategy_state import fingerprint, unlearning_plugin
 from avalanche_amnesia import DisjointModel, DisjointSubnets
 from avalanche_amnesia.audit import UnlearningRecord
 from avalanche_amnesia.benchmarks import UnlearningRequest, with_unlearning, without_samples
+from avalanche_amnesia.benchmarks.requests import rearranged
 from avalanche_amnesia.contrib.baselines import CLPUDERpp, Independent, NetworkPerTask, SideNetworks
+from avalanche_amnesia.contrib.metrics import forgotten_samples_metrics
+from avalanche_amnesia.contrib.residue_search import audit, take_fingerprint
+from avalanche_amnesia.evaluation import References, accuracy_difference_metrics, jsd_metrics
 from avalanche_amnesia.isolation import Pools
+from avalanche_amnesia.lab.runs import RunStore
 from avalanche_amnesia.ledger import RequestError
 from avalanche_amnesia.models import MLP, MaskedModel
 from avalanche_amnesia.training import HAT, AmnesiacHAT
@@ -302,3 +309,41 @@ def test_a_record_names_no_position_and_survives_its_way_through_json():
     assert record.after == {name: record.after[name] for name in strategy.model.state_dict()}
     strategy.unlearn([1])
     assert not unlearning_plugin(strategy).forgotten.hashes
+
+
+def test_an_audit_does_not_take_what_is_learned_again_for_residue():
+    strategy = trained(pooled())
+    record = strategy.unlearn(task=1, samples=IDS, fingerprint=take_fingerprint)
+    assert record.fingerprint.traces
+    assert audit(strategy, record).clean
+
+
+# Measures ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_references_are_trained_without_the_samples_too(stored):
+    requests = [UnlearningRequest(task=1, samples=range(20), at=1), UnlearningRequest(task=0, classes=[1], at=1)]
+    stream = with_unlearning(rearranged(STREAM, [0, 1]), requests)
+    references = References(disjoint, stream, store=RunStore() if stored else None)
+    metrics = [
+        jsd_metrics(references, scope="all"),
+        forgotten_samples_metrics(stream, references),
+        accuracy_difference_metrics(references, controls=("reference",)),
+    ]
+    strategy = disjoint(evaluator=EvaluationPlugin(*metrics, loggers=[BaseLogger()]))
+    strategy.train(stream.train_stream)
+    results = strategy.eval(stream.test_stream)
+    read = {name.removesuffix("/eval_phase/test_stream"): value for name, value in results.items()}
+    assert read["JSD_own_on_all"] == 0
+    for kind in ("accuracy", "membership"):
+        name = f"ForgottenSamples_{kind}"
+        assert read[name] == read[f"{name}_reference"]
+        assert read[f"{name}_tasks"] == 2
+    assert results["ForgottenSamples_accuracy/eval_phase/test_stream/Task000"] == 0  # a class that is closed
+    assert read["AccuracyDifference"] == read["AccuracyDifference_reference"]
+    beside = references.of(unlearning_plugin(strategy))
+    assert same_state(state(strategy.model), state(beside.reference([0, 1])))
+    assert not same_state(state(strategy.model), state(references.reference([0, 1])))
+    assert references.of(unlearning_plugin(strategy)) is beside
+    assert references.without({}) is references

@@ -13,6 +13,8 @@ from .dose_response import rank_sum_p as rank_sum_p
 from .dose_response import update_of as update_of
 from .epsilon import epsilon_lower_bound as epsilon_lower_bound
 from .epsilon import largest_epsilon as largest_epsilon
+from .forgotten_samples import ForgottenSamples as ForgottenSamples
+from .forgotten_samples import forgotten_samples_metrics as forgotten_samples_metrics
 from .mask_sharing import MaskOverlap as MaskOverlap
 from .mask_sharing import Owners as Owners
 from .mask_sharing import mask_overlap as mask_overlap

@@ -454,6 +454,7 @@ def _facts_of_data(experience: Any) -> list[Any]:
         tensor_hash(inputs),
         script_code([experience.dataset]),
         repr(tuple(getattr(experience, "requests", ()))),
+        repr(getattr(experience, "left_out", ())),
         repr(getattr(experience, "deadline", None)),
         [(int(e.task_label), bool(getattr(e, "permanent", False)), len(e.dataset)) for e in stream],
     ]

@@ -44,6 +44,7 @@ def train_again(strategy: Strategy, experience: Any, options: dict[str, Any], ch
         host._before_training_exp(**options)
         host._train_exp(experience, [], **options)
         host._after_training_exp(**options)
+    model.zero_grad()
     parameters = dict(model.named_parameters())
     follow_model(optimizer, parameters, strategy.optimized_param_id or {}, fresh=True)
     set_attributes(strategy, attributes | {"optimized_param_id": parameters}, list(vars(strategy)))
