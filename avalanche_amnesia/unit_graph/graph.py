@@ -236,8 +236,8 @@ class Draft:
 
     Attributes:
         ungated: keys of layers whose outputs get no gate, see :meth:`needless`.
-        biases: names of parameters that are added to a layer's outputs, and to nothing else.
-        loose: of those the ones that no gate covers: each task is to have its own.
+        biases: names of parameters that are biases of layers with gates.
+        loose: names of biases that no gate covers: each task is to have its own.
     """
 
     ungated: frozenset[LayerKey] = frozenset()
@@ -307,8 +307,8 @@ class Draft:
         keys, biases = set(), set[str]()
         for key, weight in self._plain.items():
             factors, sets = self.factors.get(weight, ()), self.layers[self._names[key]].sets
-            if len(factors) != 2 or bool((factors[1] == ALWAYS).any()):
-                continue
+            if len(factors) != 2 or any(len(self.sets.members(n)) != 1 for n in factors[1].unique().tolist()):
+                continue  # an input hangs on no unit, or on those of several tasks, of which none would own the weight
             own = {bias for bias in self.biases & self.factors.keys() if _are(self.factors[bias][0], sets)}
             first = self.sets.members(int(sets[0]))[0]
             if _are(factors[0], sets) and bool((told[first : first + len(sets)] == 1 + len(own)).all()):

@@ -121,6 +121,17 @@ def test_only_what_reads_the_network_has_a_gate(made, name):
     assert shares["first task only"] == 0
 
 
+def test_outputs_keep_their_gate_where_no_rank_would_own_their_weights():
+    def mixed(s, x):
+        return s.base(x) + s.up(s.down(x).mean(1, keepdim=True))
+
+    parts = {"base": nn.Linear(64, 8).requires_grad_(False), "down": nn.Linear(64, 6), "up": nn.Linear(1, 8)}
+    model = MaskedModel(Net(mixed, **parts), input_shape=(64,))
+    assert list(model.graph.layers) == ["down", "up"]
+    own = torch.arange(model.n_units) % 2 == 0
+    assert model.graph.entries_within(own)["up.weight"].any()  # a task in a pool has weights to train
+
+
 TASKS_OF_TOKENS = (torch.arange(90)[:, None] * torch.arange(1, LENGTH + 1)) % (VOCABULARY - 1) + 1
 
 

@@ -41,10 +41,9 @@ def _moves(weight: Any) -> bool:
 def _without_units(walk: Walk, node: fx.Node, weight: Any, bias: Any) -> Any:
     """A layer whose weight no task trains: its outputs have no gate. Where it has no gradients its bias may learn."""
     if isinstance(weight, ParameterValue) and not weight.parts and (name := _plain(bias)) is not None:
-        walk.draft.loose.add(name)
-        return always_in_use(
-            (result := walk.result(node)).shape, result.dtype
-        )  # read again, with the bias as each task's own
+        walk.draft.loose.add(name)  # the network is read again, with it as each task's own
+        result = walk.result(node)
+        return always_in_use(result.shape, result.dtype)
     return walk.conservative(node)
 
 
