@@ -9,7 +9,9 @@ from avalanche_amnesia.models.task_store import Parts
 from avalanche_amnesia.object_walk import memory_of
 from avalanche_amnesia.saving.strategy_settings import learning_settings
 from avalanche_amnesia.strategy import Strategy
+from avalanche_amnesia.training.host.listening import listens
 from avalanche_amnesia.training.host.rehearsal import hooks_of
+from avalanche_amnesia.training.host.rollback import is_ours
 
 
 def facts_of(strategy: Strategy) -> dict[str, Any]:
@@ -29,7 +31,18 @@ def facts_of(strategy: Strategy) -> dict[str, Any]:
             (tensors if isinstance(value, torch.Tensor) else facts)[f"{place}: {name}"] = value
     settings = learning_settings(strategy).items()
     facts |= {f"{of}.{name}": repr(value) for of, own in settings for name, value in own.items()}
+    others = [(f"model.{path}", module) for path, module in model.named_modules() if not is_ours(module)]
+    others += [(type(plugin).__name__, plugin) for plugin in strategy.plugins if _is_a_script_s(plugin)]
+    held = ((f"{path}.{name}", value) for path, thing in others for name, value in vars(thing).items())
+    facts |= {place: repr(value) for place, value in held if isinstance(value, (int, float, str)) or callable(value)}
     skip = [strategy, optimizer, strategy.evaluator, *strategy.plugins]
     facts |= dict(memory_of(strategy._criterion, "criterion", skip, Parts(model)))
     facts |= zip(tensors, bit_sums(tensors.values()), strict=True)  # take less time than hashes
-    return facts | {name: [id(hook) for hook in hooks] for name, hooks in hooks_of(strategy)}
+    facts |= {name: [id(hook) for hook in hooks] for name, hooks in hooks_of(strategy)}
+    return {name: fact for name, fact in facts.items() if not name.endswith(".training")}  # evaluations change it
+
+
+def _is_a_script_s(plugin: Any) -> bool:
+    """Tell whether a plugin is the script's own, and no evaluation can change it."""
+    evaluates = any("_eval" in event and listens(plugin, event) for event in dir(plugin))
+    return not evaluates and not type(plugin).__module__.startswith("avalanche")

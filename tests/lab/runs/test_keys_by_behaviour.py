@@ -10,13 +10,14 @@ import pytest
 import torch
 from avalanche.benchmarks import nc_benchmark
 from avalanche.core import SupervisedPlugin
-from support.strategies import DIGITS, amnesiac
+from support.strategies import DIGITS, amnesiac, stock
 from torch import nn
 from torch.optim import Adam
 from torch.utils.data import DataLoader, Dataset, WeightedRandomSampler, default_collate
 
 from avalanche_amnesia.bits import state_hashes
 from avalanche_amnesia.lab.runs import RunStore
+from avalanche_amnesia.models import MultiHeadModel
 from avalanche_amnesia.training import AmnesiacHAT
 from avalanche_amnesia.training.plugins import InMemoryLoaderPlugin
 
@@ -306,6 +307,41 @@ def test_so_does_a_patched_class_of_somebody_else(kind, method, monkeypatch):
 
     monkeypatch.setattr(kind, method, twice)
     assert key_of(make()) != plain_key()
+
+
+class Evaluates(ShrinksByEpoch):
+    evaluations = 0
+
+    def after_eval(self, strategy, **kwargs):
+        self.evaluations += 1
+
+
+def slower_shrinking(strategy):
+    next(plugin for plugin in strategy.plugins if type(plugin) is ShrinksByEpoch).by = 0.5
+
+
+def other_activation(strategy):
+    strategy.model.backbone.activation = torch.tanh
+
+
+CHANGES_OF_ITS_OWN = {
+    "number of a plugin": (lambda: make(plugins=[ShrinksByEpoch(1.0), Evaluates(1.0)]), slower_shrinking),
+    "activation": (lambda: stock(model=MultiHeadModel(Net()), epochs=1), other_activation),
+}
+
+
+@pytest.mark.parametrize(("build", "change"), CHANGES_OF_ITS_OWN.values(), ids=CHANGES_OF_ITS_OWN)
+def test_what_the_script_itself_holds_may_not_change_between_steps(build, change, tmp_path):
+    run = RunStore(tmp_path).run(build())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run.train(DIGITS.train_stream[0])
+        run.strategy.eval(DIGITS.test_stream[:1])
+        run.train(DIGITS.train_stream[1])
+    change(run.strategy)
+    with pytest.warns(UserWarning, match="somebody changed"):
+        run.train(DIGITS.train_stream[2])
+    assert len(RunStore(tmp_path).nodes()) == 2
 
 
 SCRIPT = """
