@@ -53,7 +53,29 @@ class Recurrent(nn.Module):
         return torch.relu(self.two(torch.relu(self.one(out[:, -1] + ink))))
 
 
+class Adapted(nn.Module):
+    """Layers without gradients, each with a low-rank update beside it, and a vector that multiplies the features."""
+
+    features = 16
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(64, 24), nn.Linear(24, 16)]).requires_grad_(False)
+        self.down = nn.ModuleList(nn.Linear(layer.in_features, 6, bias=False) for layer in self.layers)
+        self.up = nn.ModuleList(nn.Linear(6, layer.out_features, bias=False) for layer in self.layers)
+        self.scale = nn.Parameter(torch.ones(16))
+        for up in self.up:
+            nn.init.zeros_(up.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1)
+        for layer, down, up in zip(self.layers, self.down, self.up, strict=True):
+            x = torch.relu(layer(x) + up(down(x)))
+        return x * self.scale
+
+
 NETS = {
+    "adapters": (Adapted, None),
     "mlp": (lambda: MLP(64, hidden=(24,), features=16), None),
     "conv": (ConvNet, None),
     "norms": (NormNet, 12),
@@ -153,6 +175,7 @@ def test_layers_with_fewer_inputs_than_slots_are_each_tasks_own():
         ("conv", "decay"),
         ("norms", "adam decay"),
         ("recurrent", "adamw"),
+        ("adapters", "adamw"),
     ],
 )
 def test_unlearning_is_exact_whatever_came_later(net, optimizer):
@@ -338,13 +361,7 @@ def test_a_tasks_network_is_extracted_as_a_plain_module():
 
 
 def test_what_is_frozen_is_read_by_every_task_and_dealt_to_none():
-    def pretrained():
-        net = MLP(64, hidden=(24,), features=16)
-        net.layers[0].requires_grad_(False)
-        return net
-
-    strategy = trained(disjoint(pretrained), STREAM.train_stream, (0, 1))
-    model = strategy.model
-    assert set(model.shares[0].tensors) == {"layers.1.weight", "layers.1.bias"}
+    model = trained(disjoint("adapters"), STREAM.train_stream, (0,)).model
+    learned = {f"{side}.{i}.weight" for side in ("down", "up") for i in range(2)}
+    assert set(model.shares[0].tensors) == {*learned, "scale"}
     assert model.network(0).layers[0].weight is model.backbone.layers[0].weight
-    assert strategy.unlearn([0]).plan.claim == "exact"
