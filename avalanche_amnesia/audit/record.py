@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from avalanche_amnesia.audit.signing import checked, signed
 from avalanche_amnesia.audit.words import as_html, plan_in_words, record_in_words
-from avalanche_amnesia.saving.files import replace_file
+from avalanche_amnesia.saving.files import replace_file, writing
 from avalanche_amnesia.typed import typed
 
 Claim = Literal["exact", "approximate"]
@@ -263,8 +263,9 @@ class UnlearningRecord:
         return json.dumps(asdict(self), indent=2)
 
     def save(self, path: str | Path) -> None:
-        """Write the record to a JSON file, as a whole or not at all."""
-        replace_file(Path(path), (self.to_json() + "\n").encode())
+        """Write the record to a JSON file, as a whole or not at all: an OSError says what to do."""
+        with writing(Path(path)):
+            replace_file(Path(path), (self.to_json() + "\n").encode())
 
     @classmethod
     def from_json(cls, text: str) -> UnlearningRecord:

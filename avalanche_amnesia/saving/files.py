@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
@@ -37,6 +38,20 @@ def as_state_error(path: Path, fault: str) -> Iterator[None]:
             raise
         said = str(error) if isinstance(error, ValueError) else repr(error)
         raise StateError(f"{fault}: {said:.1000}") from error
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Say of an error that comes from the disk what to do about it; safetensors wraps those in its own kind."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        failed = OSError(
+            f"{path} can't be written ({error}); what was there stays. Make room on its disk, or see to its "
+            "permissions, and do the same again"
+        )
+        failed.errno = getattr(error, "errno", None)
+        raise failed from error
 
 
 @contextmanager
@@ -128,8 +143,9 @@ def write_state(
     the new state does not name are deleted. A signature covers the tensors by these names.
     """
     refuse_foreign(path)
-    path.mkdir(parents=True, exist_ok=True)
-    with _locked(path, to_write=True):
+    with writing(path):
+        path.mkdir(parents=True, exist_ok=True)
+    with writing(path), _locked(path, to_write=True):
         files = {group: _write_blob(blobs or path, of_group) for group, of_group in tensors.items()}
         content = {"tensors": files, "body": body}
         signature = {} if sign is None else {"signature": sign(content)}

@@ -17,8 +17,7 @@ on.
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
@@ -26,12 +25,12 @@ from typing import Any
 from uuid import uuid4
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from avalanche_amnesia.bits import state_hashes
-from avalanche_amnesia.saving.files import replace_file, replacing, sealed, unsealed
+from avalanche_amnesia.saving.files import replace_file, replacing, sealed, unsealed, writing
 from avalanche_amnesia.trajectory.coded import SparseUpdates
 from avalanche_amnesia.trajectory.sparse import SparseEntries, SparseValues
 from avalanche_amnesia.trajectory.undo_log import AddedError, Log, LogFile
@@ -161,7 +160,7 @@ class LogDirectory:
         """Make these the directory's logs, new files first and the index last."""
         made: list[Path] = []
         mine = self._index
-        with _writing(self.path):
+        with writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             found = self._index_on_disk()
             self._refuse_others(found)
@@ -184,7 +183,7 @@ class LogDirectory:
 
     def sweep(self) -> None:
         """Delete our files that the index does not name, unless the index is another trajectory's."""
-        with _writing(self.path):
+        with writing(self.path):
             if self._may_take_back or self._index_on_disk() != self._index:
                 return
             named = set() if self._index is None else {INDEX, *(r["file"] for r in unsealed(self._index)["logs"])}
@@ -256,17 +255,3 @@ class LogDirectory:
 
 def _name(task: int, checksum: str) -> str:
     return f"task_{task}.{checksum}.safetensors"
-
-
-@contextmanager
-def _writing(path: Path) -> Iterator[None]:
-    """Say of an error that comes from the disk what to do about it; safetensors wraps those in its own kind."""
-    try:
-        yield
-    except (OSError, SafetensorError) as error:
-        failed = OSError(
-            f"{path} can't be written ({error}); nothing was changed. Make room on its disk, or see to its "
-            "permissions, and do the same again"
-        )
-        failed.errno = getattr(error, "errno", None)
-        raise failed from error

@@ -15,9 +15,13 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from support.fault_injection import raiser
 from support.log_directory import contents, files, with_three_tasks
-from support.strategies import DIGITS, amnesiac
+from support.strategies import DIGITS, amnesiac, quiet
 from support.strategy_state import bits, fingerprint, trajectory
 
+from avalanche_amnesia.lab.logging import JSONLogger
+from avalanche_amnesia.lab.logging.json_lines import lines_of
+from avalanche_amnesia.lab.runs import RunStore
+from avalanche_amnesia.training import load_state
 from avalanche_amnesia.training.plugins import TrajectoryPlugin
 from avalanche_amnesia.trajectory import Trajectory, TrajectoryError, log_files
 from avalanche_amnesia.trajectory.undo_log import LogFile
@@ -252,6 +256,49 @@ def test_a_full_disk_undoes_the_task_and_room_lets_it_be_trained(small_disk):
         plain.train(DIGITS.train_stream[task])
     plain.unlearn([0])
     assert bits(strategy.model) == bits(plain.model)
+
+
+def test_on_a_full_disk_states_records_logs_and_stores_stay_what_they_were(small_disk):
+    disk, fill, make_room = small_disk
+    log = JSONLogger(disk / "log", pictures=False)
+    strategy = amnesiac(train_epochs=1, evaluator=quiet())
+    strategy.train(DIGITS.train_stream[0])
+    saved = bits(strategy.model)
+    strategy.save(disk / "state")
+    strategy.train(DIGITS.train_stream[1])
+    run = RunStore(disk / "store").run(amnesiac(train_epochs=1))
+    run.train(DIGITS.train_stream[0])
+    record = strategy.unlearn([0])
+    now = bits(strategy.model)
+    fill()
+    for change in (
+        lambda: strategy.save(disk / "state"),
+        lambda: strategy.save(disk / "new"),
+        lambda: record.save(disk / "record.json"),
+        lambda: JSONLogger(disk / "other"),
+        lambda: run.train(DIGITS.train_stream[1]),
+        lambda: [*(log._writer.note({"a": 300 * "b"}) for _ in range(100)), log._writer.keep(record)],
+    ):
+        with pytest.raises(OSError, match=rf"^{disk}/\w+.* can't be written \(.*No space left.*Make room") as caught:
+            change()
+        assert str(caught.value).count("can't be written") == 1
+    assert bits(strategy.model) == now
+    assert run.trained == (0,)
+    loaded = amnesiac(train_epochs=1, evaluator=quiet())
+    load_state(loaded, disk / "state")
+    assert bits(loaded.model) == saved
+    assert not [path for path in disk.rglob("*") if path.name.endswith(".part") or path.name == "record.json"]
+    make_room()
+    strategy.save(disk / "state")
+    load_state(loaded, disk / "state")
+    assert bits(loaded.model) == now
+    record.save(disk / "record.json")
+    log.finish()
+    assert [line["kind"] for line in lines_of(disk / "log")][-1] == "end"
+    run.train(DIGITS.train_stream[1])
+    plain = amnesiac(train_epochs=1)
+    plain.train(DIGITS.train_stream[:2])
+    assert bits(run.strategy.model) == bits(plain.model)
 
 
 def test_a_write_that_fails_leaves_no_file_of_its_own(tmp_path, monkeypatch):

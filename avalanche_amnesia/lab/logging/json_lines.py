@@ -20,7 +20,7 @@ from avalanche_amnesia.audit.record import UnlearningRecord
 from avalanche_amnesia.evaluation.figures import Table
 from avalanche_amnesia.logging.payloads import Histogram, Payload
 from avalanche_amnesia.logging.run_logger import DEFAULT_PROJECT, RunLogger, RunWriter, refuse_one_string
-from avalanche_amnesia.saving.files import replace_file
+from avalanche_amnesia.saving.files import replace_file, writing
 
 RUN_FILE = "run.jsonl"
 _FORMAT = "avalanche-amnesia run"
@@ -75,8 +75,10 @@ class JSONWriter(RunWriter):
         self._file.close()
 
     def _append(self, kind: str, **content: Any) -> None:
-        self._file.write(json.dumps({"kind": kind, **content}) + "\n")
-        self._file.flush()
+        line = json.dumps({"kind": kind, **content}) + "\n"
+        with writing(self.folder):  # what has no room waits in the file's buffer
+            self._file.write(line)
+            self._file.flush()
 
     def _saved(self, record: UnlearningRecord) -> str:
         self._n_records += 1
@@ -143,8 +145,9 @@ class JSONLogger(RunLogger):
         about = {"project": project, "name": name, "group": group, "job_type": job_type or "main", "tags": list(tags)}
         head = {"kind": "run", "format": _FORMAT, "version": _VERSION, "id": uuid.uuid4().hex[:12], **about}
         line = json.dumps({**head, "config": dict(config or {})}) + "\n"  # the identifier goes where the folder goes
-        self._folder.mkdir(parents=True, exist_ok=True)
-        replace_file(self._folder / RUN_FILE, line.encode())
+        with writing(self._folder):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            replace_file(self._folder / RUN_FILE, line.encode())
         super().__init__(JSONWriter(self._folder), named=name is not None, pictures=pictures)
 
     @property

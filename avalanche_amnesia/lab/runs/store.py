@@ -9,8 +9,8 @@ import shutil
 import tempfile
 import warnings
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
@@ -28,7 +28,7 @@ from avalanche_amnesia.evaluation.same_data import few_samples
 from avalanche_amnesia.lab.runs.behaviour import facts_of
 from avalanche_amnesia.lab.runs.script_code import script_code
 from avalanche_amnesia.ledger import RequestError
-from avalanche_amnesia.saving.files import BLOB, STATE, StateError, read_body, read_state, write_state
+from avalanche_amnesia.saving.files import BLOB, STATE, StateError, read_body, read_state, write_state, writing
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.lookup import unlearning_of
 from avalanche_amnesia.training.host.rehearsal import hooks_of, look_at_task, rehearse_task
@@ -92,8 +92,9 @@ class RunStore:
         foreign = [f.name for f in self.path.iterdir() if f.name not in ours] if self.path.is_dir() else []
         if foreign or self.path.is_file():
             raise StateError(f"{self.path} is no store of runs ({foreign[:3] or 'a file'}): give a new directory")
-        for name in ours:
-            (self.path / name).mkdir(parents=True, exist_ok=True)
+        with writing(self.path):
+            for name in ours:
+                (self.path / name).mkdir(parents=True, exist_ok=True)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_temporary": None}  # another process opens the directory, and leaves it there
@@ -122,11 +123,12 @@ class RunStore:
 
     def nbytes(self) -> int:
         """Bytes that all files take."""
-        with self.lock("store"):
-            return self._nbytes()
-
-    def _nbytes(self) -> int:
-        return sum(file.stat().st_size for file in self.path.rglob("*") if file.is_file())
+        size = 0
+        for folder, _, names in os.walk(self.path):
+            for name in names:
+                with suppress(FileNotFoundError):  # another process prunes
+                    size += os.stat(os.path.join(folder, name)).st_size
+        return size
 
     def prune(self, keep: int | None = None, *, tasks: Collection[int] = (), spare: Collection[str] = ()) -> int:
         """Delete states, and the tensors that no other state names.
@@ -145,7 +147,7 @@ class RunStore:
         if keep is None and not tasks:
             raise ValueError("say what may go: keep=0 for every state, keep=500_000_000 for the oldest, tasks=[2]")
         with self.lock("store"):
-            before = self._nbytes()
+            before = self.nbytes()
             stay = [node for node in self.nodes() if node.key in spare or not set(node.trained) & set(tasks)]
             tensors = {node.key: set(read_body(self._folder(node.key))[1].values()) for node in stay}
             size = {file.name: file.stat().st_size for file in (self.path / "blobs").iterdir()}
@@ -165,7 +167,7 @@ class RunStore:
             for file in (self.path / "blobs").iterdir():  # last: killed in between, no state lacks any
                 if BLOB.fullmatch(file.name) and file.name not in named_by:
                     file.unlink()
-            return before - self._nbytes()
+            return before - self.nbytes()
 
     # For a run ------------------------------------------------------------------------------------------------
 
@@ -189,9 +191,16 @@ class RunStore:
         if self.keep is not None and self.nbytes() > self.keep:
             self.prune(self.keep, spare=[key])
 
-    def lock(self, name: str) -> FileLock:
+    @contextmanager
+    def lock(self, name: str) -> Iterator[None]:
         """Lock of a state that is computed, or of the store; it ends with its process, however that ends."""
-        return FileLock(self.path / "locks" / name)
+        lock = FileLock(self.path / "locks" / name)
+        with writing(self.path):
+            lock.acquire()
+        try:
+            yield
+        finally:
+            lock.release()
 
     def _folder(self, key: str) -> Path:
         return self.path / "nodes" / key
