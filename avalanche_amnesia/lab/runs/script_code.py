@@ -33,9 +33,7 @@ def script_code(roots: Iterable[object], skip: Collection[object] = ()) -> list[
     functions = [thing for thing in reached if isinstance(thing, (FunctionType, MethodType))]
     stack: list[Any] = [*functions, *{type(thing) for thing in (*roots, *reached)}]
     objects = [thing for thing in reached if not _is_installed(type(thing))]
-    numbers = (
-        (thing, *held_by) for thing in objects for held_by in held(thing) if isinstance(held_by[1], (int, float))
-    )
+    numbers = ((thing, *held_by) for thing in objects for held_by in held(thing) if type(held_by[1]) in (int, float))
     lines = {f"{type(thing).__qualname__}{place} {value}" for thing, place, value in numbers}
     seen = {id(thing): thing for thing in skip}  # an id is a name only as long as its object lives
     while stack:

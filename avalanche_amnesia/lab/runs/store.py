@@ -284,9 +284,17 @@ class StoredRun:
         self._go(
             key=self._key_of_training(self.key, experience, options),
             name=f"train {experience.task_label}",
-            do=lambda strategy: strategy.train(experience, **options),
+            do=lambda strategy: self._train(strategy, experience, options),
             trained=(int(experience.task_label),),
         )
+
+    def _train(self, strategy: Strategy, experience: Any, options: Mapping[str, Any]) -> None:
+        before = set(script_code([experience.dataset]))
+        strategy.train(experience, **options)
+        changed = sorted(before ^ set(script_code([experience.dataset])))
+        if self.stored and changed:  # a run that took this task from the store would train the next one on other data
+            self._fresh = None
+            self._tell(f"the training is not repeatable: it changed {changed[0].rsplit(' ', 1)[0]} in its data set")
 
     def unlearn(self, tasks: Iterable[int], **options: Any) -> UnlearningRecord:
         """Unlearn tasks.

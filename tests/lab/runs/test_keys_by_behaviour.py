@@ -494,6 +494,13 @@ def test_data_with_a_memory_are_trained_by_every_run_itself(data, before, tmp_pa
     assert len(RunStore(tmp_path).nodes()) == len(before)
 
 
+def test_data_that_remember_what_acts_later_are_no_longer_shared_once_they_were_trained(tmp_path):
+    run = RunStore(tmp_path).run(make())
+    with pytest.warns(UserWarning, match=r"not repeatable: it changed LaterLouder\.calls in its data set"):
+        run.train(of(LaterLouder(10_000)))
+    assert not RunStore(tmp_path).nodes()
+
+
 def test_looking_at_the_data_draws_nothing():
     experience, run = of(drawn := Drawn(1)), RunStore().run(make())
     before, state = torch.get_rng_state(), drawn.generator.get_state()
