@@ -87,7 +87,7 @@ def best_rate(rows, stream, method):
 
 def table(rows):
     streams = [stream for stream in STREAMS if any(row["stream"] == stream and not row["validation"] for row in rows)]
-    lines = ["# Weight pools beside other methods", "", NOTES, ""]
+    lines = ["# Weight pools beside other methods", "", NOTES, "", "## Tasks that remain, at the end", ""]
     lines += ["| method | " + " | ".join(streams) + " |", "|---" * (len(streams) + 1) + "|"]
     for method in METHODS:
         if not any(row["method"] == method and not row["validation"] for row in rows):
