@@ -8,11 +8,13 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from avalanche_amnesia import checks
 from avalanche_amnesia.bits import same_bits
 from avalanche_amnesia.models.multi_head import MultiHeadModel, by_task
 from avalanche_amnesia.models.shares import Share
 from avalanche_amnesia.models.task_store import TaskModules
 from avalanche_amnesia.models.weight_masks.forward_state import state_sites, unlike
+from avalanche_amnesia.text_table import text_table
 from avalanche_amnesia.unit_graph.findings import ModelError
 
 _DEALT, _ENTRIES = "dealt", "entries."
@@ -105,6 +107,25 @@ class DisjointModel(MultiHeadModel):
                 break
             del dealt[name]
         return dealt
+
+    def describe(self, slots: int) -> str:
+        """Table of the backbone's parameters: what becomes of each with so many slots, and how much a task keeps of it.
+
+        Args:
+            slots: as of :class:`~avalanche_amnesia.isolation.Pools`, at least 1.
+        """
+        share = Share(0, checks.whole_number("slots", slots), 0)
+        dealt, rows, total = self.dealt(share), [], 0
+        for name, parameter in self.backbone.named_parameters():
+            n, rule = parameter.numel(), "each task's own"
+            if name not in self._learning:
+                n, rule = 0, "without gradients: read by all"
+            elif name in dealt:
+                n, rule = round(n / slots), f"dealt to {slots} slots"
+            total += n
+            rows.append((name, " × ".join(map(str, parameter.shape)), rule, f"{n:,}"))
+        table = text_table(("parameter", "shape", "rule", "per task"), rows)
+        return f"{table}\n{total:,} numbers per task, beside its head\n"
 
     def begins_as(self, name: str) -> str:
         """As the base class's: a task's copy of the backbone begins as that."""

@@ -360,6 +360,18 @@ def test_a_tasks_network_is_extracted_as_a_plain_module():
         extract(strategy.model, 3)
 
 
+def test_a_description_says_what_becomes_of_every_parameter():
+    strategy = trained(disjoint("adapters", isolation=Pools(3)), STREAM.train_stream, (0,))
+    described = strategy.model.describe(3).splitlines()
+    rule = {words[1]: line for line in described if len(words := line.split()) > 5}
+    assert "dealt to 3 slots" in rule["down.0.weight"]
+    assert "each task's own" in rule["scale"]
+    assert "without gradients" in rule["layers.0.weight"]
+    kept = sum(t.numel() for t in strategy.model.shares[0].tensors.values())
+    said = int(described[-1].partition(" ")[0].replace(",", ""))
+    assert said == pytest.approx(kept, rel=0.05)  # rows have one entry more or less
+
+
 def test_what_is_frozen_is_read_by_every_task_and_dealt_to_none():
     model = trained(disjoint("adapters"), STREAM.train_stream, (0,)).model
     learned = {f"{side}.{i}.weight" for side in ("down", "up") for i in range(2)}
