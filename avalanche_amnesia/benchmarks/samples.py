@@ -24,6 +24,8 @@ def experience_without(experience: Any, positions: Collection[int]) -> Any:
         twin._dataset = experience.dataset.subset(kept)
     else:
         twin.take(samples.part(kept))
+    if getattr(twin, "classes_in_this_experience", None) is None:  # the head is as wide as with all of them
+        twin.classes_in_this_experience = sorted(set(labels))
     twin.closed_classes = tuple(sorted(set(labels) - {labels[position] for position in kept}))
     twin.left_out, twin.requests = tuple(sorted(gone)), ()
     return twin

@@ -1,7 +1,7 @@
 """Weight pools: one network whose weights are dealt out, so that no task reads what another one may take with it."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any, Self
 
@@ -89,6 +89,11 @@ class DisjointModel(MultiHeadModel):
         """The share of a task; None where it has none yet."""
         held: TaskShare | None = self.shares.get(task)
         return None if held is None or held.dealt is None else held.share
+
+    def tasks_read(self, task: int) -> Sequence[int]:
+        """Other tasks without which a finished task has no network."""
+        share = self.share(task)
+        return () if share is None else share.reads
 
     def dealt(self, share: Share) -> dict[str, nn.Parameter]:
         """Parameters of the backbone of which a task owns only its share, by name; of all others it has copies.

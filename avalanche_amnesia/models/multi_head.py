@@ -168,6 +168,10 @@ class MultiHeadModel(MultiTaskModule):
             store.restore(held)
         self.known_train_tasks_labels = set(known)
 
+    def tasks_read(self, task: int) -> Sequence[int]:
+        """Other tasks without which a finished task has no network."""
+        return ()
+
     @torch.no_grad()
     def close_classes(self, task: int, classes: Sequence[int]) -> None:
         """Write -1000 into some rows of a task's head, as bias: it predicts these classes no more.

@@ -162,6 +162,9 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
         with preserved_rng():
             try:
                 self._trains = True
+                plugin = unlearning_of(self)
+                if plugin is not None and given:  # requests that wait may need data before the first task begins
+                    plugin.stream.note(given[0])
                 return super().train(given, streams, **kwargs)
             except TaskError:
                 self.abort_training()
@@ -246,13 +249,17 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
         if fault is not None:
             raise TaskError(f"task {single_task(self.experience)}: {fault}. Its training was undone") from cause
 
-    def plan_unlearning(self, tasks: Iterable[int]) -> UnlearningPlan:
+    def plan_unlearning(self, tasks: Iterable[int] | UnlearningRequest, *, data: Any = None) -> UnlearningPlan:
         """Plan of what unlearning these tasks would change; changes nothing.
+
+        Args:
+            tasks: labels; or a request, ``UnlearningRequest(task=2, samples=[0, 7])``.
+            data: as for :meth:`unlearn`.
 
         Raises:
             RequestError: if they can't be requested now.
         """
-        return self._unlearning().plan(self, tasks)
+        return self._unlearning().plan(self, tasks, data=data)
 
     def unlearn(
         self,

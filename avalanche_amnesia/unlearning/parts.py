@@ -124,7 +124,7 @@ class StreamInUse:
 
     def note(self, experience: Any) -> None:
         """Remember an experience's stream."""
-        self._held = weakref.ref(getattr(experience, "origin_stream", None) or experience)
+        self._held = weakref.ref(experience)
 
     def experience_of(self, task: int, given: Any, fingerprint: str, event: str) -> Any:
         """The experience with a task's data: the one that is given, else that of the stream.
@@ -132,9 +132,8 @@ class StreamInUse:
         Raises:
             RequestError: where there is none, or it is not the data that the task was trained on.
         """
-        stream = self._held()
-        listed = list(stream) if hasattr(stream, "__iter__") else [stream]
-        found = [given] if given is not None else listed
+        last = self._held()
+        found = [given] if given is not None else getattr(last, "origin_stream", None) or [last]
         of_task = [e for e in found if list(getattr(e, "task_labels", ())) == [task]]
         if not of_task:
             raise RequestError(

@@ -5,6 +5,14 @@ import json
 
 import pytest
 import torch
+from avalanche.benchmarks import benchmark_from_datasets, task_incremental_benchmark
+from avalanche.benchmarks.utils import (
+    ConstantSequence,
+    DataAttribute,
+    TaskAwareSupervisedClassificationDataset,
+    TaskLabels,
+)
+from avalanche.evaluation import PluginMetric
 from avalanche.logging import BaseLogger
 from avalanche.training.plugins import EvaluationPlugin
 from support.interruptions import Interrupted, comparable_state, first_and_last, interrupted_at, lines_of
@@ -12,6 +20,7 @@ from support.log_directory import files
 from support.small_runs import OPTIMIZERS, make, same_state, split, state
 from support.strategies import ConvNet
 from support.strategy_state import fingerprint, unlearning_plugin
+from torch.utils.data import TensorDataset
 
 from avalanche_amnesia import DisjointModel, DisjointSubnets
 from avalanche_amnesia.audit import UnlearningRecord
@@ -145,6 +154,37 @@ def test_a_place_that_is_another_one_is_a_reason():
     assert any("dealt other units or weights" in reason for reason in record.reasons)
 
 
+def test_data_sets_of_others_are_filtered_and_heads_stay_as_wide():
+    strategy = trained(disjoint(), _of_others())
+    gone = of_class(1, 1)
+    assert strategy.unlearn(task=1, samples=IDS).claim == "exact"
+    assert same(strategy, trained(disjoint(), _of_others(IDS)))
+    assert strategy.unlearn(task=1, classes=[1]).plan.classes == (1,)
+    assert strategy.model.heads[1].out_features == 2
+    assert same(strategy, trained(disjoint(), without_samples(_of_others(), {1: {*IDS, *gone}})))
+    strategy.eval(_of_others().test_stream[:3])
+
+
+def _of_others(left_out=()):
+    """The stream as data sets of Avalanche, which knows the classes by the labels that are there alone."""
+    made = []
+    for task, experience in enumerate(STREAM.train_stream):
+        keep = [at for at in range(len(experience.targets)) if task != 1 or at not in left_out]
+        x, y = (part[keep] for part in experience.tensors)
+        attributes = [DataAttribute(y.tolist(), "targets"), TaskLabels(ConstantSequence(task, len(y)))]
+        made.append(TaskAwareSupervisedClassificationDataset([TensorDataset(x, y)], data_attributes=attributes))
+    return task_incremental_benchmark(benchmark_from_datasets(train=made, test=made), reset_task_labels=True)
+
+
+def test_a_task_that_another_one_reads_for_good_stays():
+    stream = with_unlearning(STREAM, deadline=2)
+    strategy = trained(disjoint(isolation=Pools(5)), stream, [0, 3])  # task 0 is past the deadline in the stream alone
+    assert strategy.model.share(3).reads == (0,)
+    for ask in ({"tasks": [0]}, {"task": 0, "samples": IDS}):
+        with pytest.raises(RequestError, match="declared permanent"):
+            strategy.unlearn(**ask)
+
+
 # Streams -----------------------------------------------------------------------------------------------------------
 
 
@@ -166,6 +206,49 @@ def test_a_stream_carries_requests_for_parts(method):
     assert same(strategy, never)
     assert strategy.clock.train_exp_counter == 5
     assert set(unlearning_plugin(strategy).ledger.remaining) == {1, 2, 3, 4}
+
+
+class Interrupts(PluginMetric):
+    """Interrupts the first unlearning when all is done but to let it stand."""
+
+    left = 1
+
+    def after_unlearning(self, strategy):
+        self.left -= 1
+        if self.left == 0:
+            raise Interrupted
+
+    def result(self, strategy=None):
+        return None
+
+    def reset(self, strategy=None):
+        pass
+
+
+def test_a_request_of_a_stream_that_was_interrupted_is_obeyed_before_the_next_task(tmp_path):
+    stream = with_unlearning(STREAM, {1: UnlearningRequest(task=0, samples=IDS)})
+    strategy = disjoint(evaluator=EvaluationPlugin(Interrupts(), loggers=[BaseLogger()]))
+    strategy.train(stream.train_stream[0])
+    with pytest.raises(Interrupted):
+        strategy.train(stream.train_stream[1])
+    assert same(strategy, trained(disjoint(), tasks=[0, 1]))
+    strategy.save(tmp_path)
+    strategy.train(stream.train_stream[2])
+    loaded = DisjointSubnets.load(tmp_path, **_arguments())
+    loaded.train(stream.train_stream[2])
+    never = trained(disjoint(), without_samples(STREAM, {0: IDS}))
+    for one in (strategy, loaded):
+        assert [record.claim for record in unlearning_plugin(one).records] == ["exact"]
+        assert same(one, never)
+
+
+def test_a_plan_says_what_would_go_and_changes_nothing():
+    strategy = trained(disjoint())
+    before = fingerprint(strategy)
+    plan = strategy.plan_unlearning(UnlearningRequest(task=1, classes=[1]))
+    assert (plan.task, plan.classes, len(plan.samples), plan.claim) == (1, (1,), len(of_class(1, 1)), "exact")
+    assert f"Plan: unlearn {len(of_class(1, 1))} samples of task 1 (all of classes 1)" in str(plan).replace("\n", " ")
+    assert fingerprint(strategy) == before
 
 
 def test_by_position_or_as_an_object():

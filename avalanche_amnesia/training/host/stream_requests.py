@@ -12,16 +12,21 @@ from avalanche_amnesia.training.plugins.task_mask import single_task
 
 
 class StreamRequests:
-    """Unlearning requests of streams, and those of them that were obeyed already."""
+    """Unlearning requests of streams, and those of them that were obeyed already.
+
+    Attributes:
+        known: tasks of the streams.
+        waiting: requests that come after a finished task, in order, each with that task.
+    """
 
     def __init__(self) -> None:
         self.known: set[int] = set()
         self._fired: set[tuple[int, Any]] = set()
-        self._overdue: list[tuple[int, Any]] = []
+        self.waiting: list[tuple[int, Any]] = []
 
     def state(self) -> dict[str, Any]:
         """The requests that were obeyed or still wait, as a value of a saved state."""
-        fired, overdue = sorted(self._fired, key=repr), self._overdue
+        fired, overdue = sorted(self._fired, key=repr), self.waiting
         written = [[(task, dict(vars(request))) for task, request in of] for of in (fired, overdue)]
         return {"known": self.known, "fired": written[0], "overdue": written[1]}
 
@@ -31,7 +36,7 @@ class StreamRequests:
             state, known=set[int], fired=list[tuple[int, dict[str, Any]]], overdue=list[tuple[int, dict[str, Any]]]
         )
         read = [[(task, UnlearningRequest(**request)) for task, request in of] for of in (fired, overdue)]
-        self.known, self._fired, self._overdue = known, set(read[0]), read[1]
+        self.known, self._fired, self.waiting = known, set(read[0]), read[1]
 
     def rehearse(self, experience: Any, ledger: TaskLedger) -> None:
         """Try a task's requests on a copy of the ledger: one that can't be obeyed is an error before the training."""
@@ -60,17 +65,17 @@ class StreamRequests:
     def trained(self, task: int, then: Sequence[Any]) -> None:
         """Forget the requests in the training of a task that is finished, and remember those that come after it."""
         self._fired = {(of, request) for of, request in self._fired if of != task}
-        self._overdue = [*self._overdue, *((task, request) for request in then)]
+        self.waiting = [*self.waiting, *((task, request) for request in then)]
 
     def overdue(self, unlearned: Collection[int]) -> list[tuple[int, Any]]:
         """Requests that come after a finished task and were not answered yet, in order, each with that task."""
         gone = set(unlearned)
-        self._overdue = [(task, request) for task, request in self._overdue if not gone.issuperset(request.tasks)]
-        return self._overdue
+        self.waiting = [(task, request) for task, request in self.waiting if not gone.issuperset(request.tasks)]
+        return self.waiting
 
-    def answered(self, task: int, request: Any) -> None:
-        """Forget a request that was obeyed, or refused."""
-        self._overdue = [waiting for waiting in self._overdue if waiting != (task, request)]
+    def answered(self, request: Any) -> None:
+        """Forget one of the requests that wait: it was obeyed, or refused."""
+        self.waiting = [(task, other) for task, other in self.waiting if other is not request]
 
 
 def due(experience: Any, when: str) -> list[Any]:

@@ -56,6 +56,11 @@ class DisjointPlugin(TaskEndPlugin):
         self._share: Share | None = None
         self._held: _Held | None = None
 
+    @property
+    def place(self) -> str:
+        """The share of the task in training."""
+        return "" if self._share is None else repr(self._share)
+
     def before_train_dataset_adaptation(self, strategy: Strategy, **kwargs: Any) -> None:
         """Check the task, before anything changes."""
         model, task = self.model_of(strategy), single_task(strategy.experience)
@@ -63,7 +68,6 @@ class DisjointPlugin(TaskEndPlugin):
         if task in model.tasks and task not in model.heads.unfinished:
             raise TaskError(f"{why_trained(strategy.experience)}; tasks with a share: {list(model.tasks)}")
         self._share = self.isolation.share(strategy, model, task, self.seed)  # raises where there is none
-        self.place = repr(self._share)
 
     def before_training_exp(self, strategy: Strategy, **kwargs: Any) -> None:
         """Leave the task its share of the network."""

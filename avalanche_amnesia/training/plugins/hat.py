@@ -132,6 +132,12 @@ class HATPlugin(TaskMaskPlugin):
             _check_isolated(self.masks.embedding_init, self.rule)
 
     @property
+    def place(self) -> str:
+        """The units that the task in training may take and read, as hashes."""
+        allocation = None if self.training is None else self.in_training.allocation
+        return "" if allocation is None else f"{tensor_hash(allocation.own)} {tensor_hash(allocation.readable)}"
+
+    @property
     def trains_again(self) -> bool:
         """Tell whether a task could be trained again in its place, with others trained since."""
         return getattr(self.isolation, "when_full", None) == "error"
@@ -190,7 +196,6 @@ class HATPlugin(TaskMaskPlugin):
             abort_training(strategy)
             raise
         self.influences = allocation.influences
-        self.place = f"{tensor_hash(allocation.own)} {tensor_hash(allocation.readable)}"
         return allocation
 
     def _prepare(self, strategy: Strategy) -> None:

@@ -48,8 +48,6 @@ class TaskEndPlugin(SupervisedPlugin):
     finishing_step = 1
     model_class: ClassVar[type[MultiHeadModel]]
     """The kind of model that it trains."""
-    place = ""
-    """The units or weights that the task in training was dealt, as a text; empty where none are."""
     kept: ClassVar[dict[str, Any]] = {"notices": list[str], "noticed": set[str]}
     """Attributes that outlive a task, with their types; a subclass adds its own."""
 
@@ -58,6 +56,11 @@ class TaskEndPlugin(SupervisedPlugin):
         self.seed, self.fit_head = seed, fit_head
         self.notices: list[str] = []
         self.noticed: set[str] = set()
+
+    @property
+    def place(self) -> str:
+        """The units or weights that the task in training was dealt, as a text; empty where none are."""
+        return ""
 
     def state(self) -> dict[str, Any]:
         """State to save, between tasks: masks and heads are the model's."""

@@ -97,6 +97,7 @@ class UnlearningPlugin(SupervisedPlugin):
         data: task that was trained → fingerprint of its labels.
         claims: what trainings could see, which decides whether a record may say ``exact``.
         forgotten: samples that remaining tasks were trained again without, as hashes.
+        stream: of the last training, where data is looked for by which a task is trained again.
         current: the plan being applied, for metrics and loggers; None outside.
         current_task: the task in training; None between tasks.
     """
@@ -140,7 +141,7 @@ class UnlearningPlugin(SupervisedPlugin):
         self._requests = StreamRequests()
         self.claims = Claims()
         self.forgotten = ForgottenSamples()
-        self._stream = StreamInUse()
+        self.stream = StreamInUse()
 
     # In a saved state -----------------------------------------------------------------------------------------
 
@@ -172,13 +173,11 @@ class UnlearningPlugin(SupervisedPlugin):
 
     # By the user ----------------------------------------------------------------------------------------------
 
-    def plan(self, strategy: Strategy, tasks: Iterable[int]) -> UnlearningPlan:
-        """Plan of what unlearning these tasks now would change; changes nothing.
-
-        Raises:
-            RequestError: if they can't be requested now.
-        """
-        return self.prepared(strategy, tasks).plan
+    def plan(self, strategy: Strategy, tasks: Iterable[int] | UnlearningRequest, *, data: Any = None) -> UnlearningPlan:
+        """Plan of what unlearning these tasks now would change; as :meth:`TaskStrategy.plan_unlearning`."""
+        context = self.prepared(strategy, _tasks_of(tasks))
+        self._retraining(strategy, tasks, context, data)
+        return context.plan
 
     def prepared(self, strategy: Strategy, tasks: Iterable[int]) -> UnlearningContext:
         """All that unlearning these tasks now would look at, as an audit's evidence is taken of it; changes nothing.
@@ -253,7 +252,7 @@ class UnlearningPlugin(SupervisedPlugin):
     # By the stream --------------------------------------------------------------------------------------------
 
     def before_training(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Move behind all plugins but the host's last two, and undo a training that was interrupted."""
+        """Move behind all plugins but the host's last two; undo an interrupted training, obey requests that wait."""
         # Those that learn must have learned, and metrics seen it; no plugin may have looked yet whether the task is a
         # new one.
         refuse_second(strategy, UnlearningPlugin)
@@ -267,6 +266,7 @@ class UnlearningPlugin(SupervisedPlugin):
             abort_training(strategy)
         if strategy.clock.train_exp_counter in self.counters.values():  # an error kept the clock from ticking
             strategy.clock.train_exp_counter += 1
+        self._obey_overdue(strategy)  # before any plugin prepares for the next task: one may be trained again
 
     def before_train_dataset_adaptation(self, strategy: Strategy, **kwargs: Any) -> None:
         """Check everything that can be wrong with the task and its requests; fire those that come before it."""
@@ -276,8 +276,7 @@ class UnlearningPlugin(SupervisedPlugin):
         self.claims.look_before_training(strategy.model)
         if self.current is not None:  # trained again inside an unlearning: its requests were answered long ago
             return
-        self._stream.note(experience)
-        self._obey_overdue(strategy)
+        self.stream.note(experience)
         check_iterations(strategy)
         if self.ledger.n_trained == 0 and self.deadline is None:
             self.ledger = TaskLedger(getattr(experience, "deadline", None))
@@ -343,12 +342,16 @@ class UnlearningPlugin(SupervisedPlugin):
     def after_training_exp(self, strategy: Strategy, **kwargs: Any) -> None:
         """Enter the task into the ledger, which finishes it; fire the requests that come after it."""
         task = single_task(strategy.experience)
+        reads: Iterable[int] = ()
         if isinstance(strategy.model, MultiHeadModel):
             strategy.model.close_classes(task, getattr(strategy.experience, "closed_classes", ()))
+            reads = strategy.model.tasks_read(task)
         again = self.current is not None  # inside an unlearning: in the ledger the task is where it was
         if not again:
             permanent = bool(getattr(strategy.experience, "permanent", False))
             self.ledger.learn(task, permanent=permanent, saw=self.claims.influences)
+            # In a run that leaves out tasks of its stream, one may be read before its own deadline: it stays then.
+            self.ledger.declare_permanent(set(reads).intersection(self.ledger.remaining))
             self.counters[task] = strategy.clock.train_exp_counter
             self.data[task] = labels_fingerprint(strategy.experience)
             self._requests.trained(task, due(strategy.experience, "after"))
@@ -371,9 +374,8 @@ class UnlearningPlugin(SupervisedPlugin):
             try:
                 self._unlearn(strategy, request, request.event(task), self.keep_probes)
             except RequestError:  # asking again would bring the same answer
-                self._requests.answered(task, request)
+                self._requests.answered(request)
                 raise
-            self._requests.answered(task, request)
 
     def _refuse_foreign_logs(self, strategy: Strategy) -> None:
         recorder = find_plugin(strategy, TrajectoryPlugin)
@@ -406,7 +408,7 @@ class UnlearningPlugin(SupervisedPlugin):
         strict: bool = False,
         data: Any = None,
     ) -> UnlearningRecord:
-        tasks = request.tasks if isinstance(request, UnlearningRequest) else request
+        tasks = _tasks_of(request)
         if self.current is not None:
             raise RequestError(
                 f"{event}: tasks {list(self.current.tasks)} are just being unlearned; ask again after that"
@@ -414,6 +416,8 @@ class UnlearningPlugin(SupervisedPlugin):
 
         def announce(name: str, record: UnlearningRecord | None, change: Transaction) -> None:
             if record is not None:
+                change.keep(self._requests, "waiting")
+                self._requests.answered(request)
                 change.set(self, records=[*self.records, record])
                 gone = record.plan.tasks
                 change.set(self, data={task: data for task, data in self.data.items() if task not in gone})
@@ -429,9 +433,7 @@ class UnlearningPlugin(SupervisedPlugin):
             snapshot.put_finished_back(strategy.model)
         may_stay = not self.obey or (self.allow_unknown if allow_unknown is None else allow_unknown)
         context = self._prepare(strategy, tasks, event, allow_unknown=may_stay, strict=strict)
-        again = None
-        if isinstance(request, UnlearningRequest) and request.is_partial:
-            again = self._retraining(strategy, request, context, data)
+        again = self._retraining(strategy, request, context, data)
         trained = {str(task): digest for task, digest in sorted(self.data.items())}
         provenance = Provenance(data=trained, **origin_of(strategy))
         try:
@@ -443,9 +445,11 @@ class UnlearningPlugin(SupervisedPlugin):
             self.current = None
 
     def _retraining(
-        self, strategy: Strategy, request: UnlearningRequest, context: UnlearningContext, data: Any
-    ) -> TrainAgain:
+        self, strategy: Strategy, request: Iterable[int] | UnlearningRequest, context: UnlearningContext, data: Any
+    ) -> TrainAgain | None:
         """Check a request for a part of a task, and enter it into the plan; how the task is trained again."""
+        if not isinstance(request, UnlearningRequest) or not request.is_partial:
+            return None
         (task,), event = context.tasks, context.event
         parts = (strategy.model, *strategy.plugins)
         if self.obey is not True or not any(getattr(part, "trains_again", False) for part in parts):
@@ -454,7 +458,7 @@ class UnlearningPlugin(SupervisedPlugin):
                 f"{event}: {type(strategy).__name__}{here} can't train task {task} again in its place without some "
                 "samples: DisjointSubnets can, AmnesiacHAT and HAT with isolation='pools', and Independent"
             )
-        experience = self._stream.experience_of(task, data, self.data[task], event)
+        experience = self.stream.experience_of(task, data, self.data[task], event)
         left = LeftOut(self.forgotten, task, request, experience, event)
         first = self.claims.training(task)
         not_kept = [name for name, value in first.options.items() if isinstance(value, tuple)]
@@ -571,6 +575,10 @@ class UnlearningPlugin(SupervisedPlugin):
                 "plugins=[TrajectoryPlugin(), UnlearningPlugin()]"
             )
         return plugin
+
+
+def _tasks_of(request: Iterable[int] | UnlearningRequest) -> Iterable[int]:
+    return request.tasks if isinstance(request, UnlearningRequest) else request
 
 
 @contextmanager
