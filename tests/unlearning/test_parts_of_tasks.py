@@ -154,6 +154,14 @@ def test_a_place_that_is_another_one_is_a_reason():
     assert any("dealt other units or weights" in reason for reason in record.reasons)
 
 
+def test_what_stands_in_the_place_of_a_forgotten_sample_is_not_read():
+    blank = copy.deepcopy(STREAM.train_stream[1])
+    blank.samples.base[blank.samples.index[list(IDS)]] = float("nan")
+    strategy = trained(disjoint())
+    assert strategy.unlearn(task=1, samples=IDS, data=blank).claim == "exact"
+    assert same(strategy, trained(disjoint(), without_samples(STREAM, {1: IDS})))
+
+
 def test_data_sets_of_others_are_filtered_and_heads_stay_as_wide():
     strategy = trained(disjoint(), _of_others())
     gone = of_class(1, 1)
