@@ -108,8 +108,8 @@ def unsealed(text: str, check: Check | None = None, **head: Any) -> dict[str, An
 
 
 @contextmanager
-def _locked(path: Path, to_write: bool) -> Iterator[None]:
-    """Let nobody write a directory's state meanwhile, nor read it where this one writes; processes without locks may.
+def locked(path: Path, to_write: bool) -> Iterator[None]:
+    """Let nobody write into a directory meanwhile who locks it too, nor read from it where this one writes.
 
     The lock is the open directory's: it needs no file, and ends with its process, however that ends.
     """
@@ -145,7 +145,7 @@ def write_state(
     refuse_foreign(path)
     with writing(path):
         path.mkdir(parents=True, exist_ok=True)
-    with writing(path), _locked(path, to_write=True):
+    with writing(path), locked(path, to_write=True):
         files = {group: _write_blob(blobs or path, of_group) for group, of_group in tensors.items()}
         content = {"tensors": files, "body": body}
         signature = {} if sign is None else {"signature": sign(content)}
@@ -171,7 +171,7 @@ def read_state(
     path: Path, blobs: Path | None = None, check: Check | None = None
 ) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
     """Body and tensors of a state; runs no code from it."""
-    with _locked(path, to_write=False):
+    with locked(path, to_write=False):
         body, files = read_body(path, check)
         return body, {group: _read_blob((blobs or path) / name) for group, name in files.items()}
 

@@ -30,7 +30,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from avalanche_amnesia.bits import state_hashes
-from avalanche_amnesia.saving.files import replace_file, replacing, sealed, unsealed, writing
+from avalanche_amnesia.saving.files import locked, replace_file, replacing, sealed, unsealed, writing
 from avalanche_amnesia.trajectory.coded import SparseUpdates
 from avalanche_amnesia.trajectory.sparse import SparseEntries, SparseValues
 from avalanche_amnesia.trajectory.undo_log import AddedError, Log, LogFile
@@ -138,12 +138,13 @@ class LogDirectory:
             self.path.mkdir(parents=True, exist_ok=True)
             if not os.access(self.path, os.R_OK | os.W_OK | os.X_OK):
                 raise PermissionError("it may not be read and written to")
-            self._index = self._index_on_disk()
-            if self._index is not None:
-                body = unsealed(self._index)
-                logs = dict(self._read(row["file"]) for row in body["logs"])
-                self._beginning, merged = body["trajectory"], frozenset(body["merged"])
-            self.sweep()
+            with locked(self.path, to_write=True):
+                self._index = self._index_on_disk()
+                if self._index is not None:
+                    body = unsealed(self._index)
+                    logs = dict(self._read(row["file"]) for row in body["logs"])
+                    self._beginning, merged = body["trajectory"], frozenset(body["merged"])
+                self._sweep()
         except Exception as error:  # whatever foreign files make of a reader
             raise TrajectoryError(
                 f"{self.path}: no trajectory that can be continued is here ({type(error).__name__}: {error}); give an "
@@ -162,6 +163,7 @@ class LogDirectory:
         mine = self._index
         with writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
+        with writing(self.path), locked(self.path, to_write=True):
             found = self._index_on_disk()
             self._refuse_others(found)
             try:
@@ -183,13 +185,16 @@ class LogDirectory:
 
     def sweep(self) -> None:
         """Delete our files that the index does not name, unless the index is another trajectory's."""
-        with writing(self.path):
-            if self._may_take_back or self._index_on_disk() != self._index:
-                return
-            named = set() if self._index is None else {INDEX, *(r["file"] for r in unsealed(self._index)["logs"])}
-            for file in self.path.iterdir():
-                if _OURS.fullmatch(file.name) and file.name not in named:
-                    file.unlink(missing_ok=True)
+        with writing(self.path), locked(self.path, to_write=True):
+            self._sweep()
+
+    def _sweep(self) -> None:
+        if self._may_take_back or self._index_on_disk() != self._index:
+            return
+        named = set() if self._index is None else {INDEX, *(r["file"] for r in unsealed(self._index)["logs"])}
+        for file in self.path.iterdir():
+            if _OURS.fullmatch(file.name) and file.name not in named:
+                file.unlink(missing_ok=True)
 
     def _refuse_others(self, found: str | None) -> None:
         if not self._may_take_back:

@@ -7,6 +7,7 @@ import shutil
 import pytest
 import torch
 from support.fault_injection import raiser
+from support.forked import forked
 from support.log_directory import contents, files, with_three_tasks
 from support.strategies import DIGITS, amnesiac
 from support.strategy_state import bits, frozen, trajectory
@@ -201,3 +202,32 @@ def test_the_index_says_what_it_names(logs):
     assert [row["task"] for row in index["logs"]] == [0, 1, 2]
     assert [row["file"] for row in index["logs"]] == [log.file.path.name for log in store.logs.values()]
     assert frozen(list(store.tasks)) == frozen([0, 1, 2])
+
+
+def records(path, number):
+    """Open new directories, and record when both processes have opened theirs."""
+    for trial in range(10):
+        store, state = Trajectory(path=path / str(trial)), torch.zeros(3)
+        (path / f"open.{trial}.{number}").touch()
+        while len(list(path.glob(f"open.{trial}.*"))) < 2:
+            pass
+        try:
+            for task in range(3):
+                store.record(task, {"w": state}, {"w": state + number})
+                state = state + number
+        except Exception as error:  # of any kind: the other process waits for this one
+            (path / f"refused.{trial}.{number}").write_text(str(error))
+
+
+def test_of_two_processes_that_begin_in_one_directory_one_is_refused(tmp_path):
+    processes = [forked(records, tmp_path, number) for number in (1, 2)]
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0, 0]
+    for trial in range(10):
+        (refused,) = tmp_path.glob(f"refused.{trial}.*")
+        assert "was changed by another trajectory" in refused.read_text()
+        store = Trajectory(path=tmp_path / str(trial))
+        assert store.tasks == (0, 1, 2)
+        number = 3 - int(refused.suffix[1:])
+        assert store.values_before(2, {"w": torch.full((3,), 3.0 * number)})["w"].tolist() == [2.0 * number] * 3
