@@ -250,5 +250,7 @@ def _load_optimizer(strategy: Strategy, state: Any) -> None:
     for group, of_group in zip(optimizer.param_groups, of_groups, strict=True):
         group["params"] = of_group
     optimizer.state.clear()
+    given = dict(optimizer.defaults)
     optimizer.load_state_dict(held)
+    optimizer.defaults = given  # torch adds one to those of some classes, which would be another setting
     strategy.optimized_param_id = None if followed is None else {name: parameters[name] for name in followed}
