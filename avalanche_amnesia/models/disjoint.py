@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from avalanche_amnesia import checks
-from avalanche_amnesia.bits import same_bits
+from avalanche_amnesia.bits import same_bits, tensor_hash
 from avalanche_amnesia.models.multi_head import MultiHeadModel, by_task
 from avalanche_amnesia.models.shares import Share
 from avalanche_amnesia.models.task_store import TaskModules
-from avalanche_amnesia.models.weight_masks.forward_state import state_sites, unlike
+from avalanche_amnesia.models.weight_masks.forward_state import kept_tensors, state_sites, unlike
 from avalanche_amnesia.text_table import text_table
 from avalanche_amnesia.unit_graph.findings import ModelError
 
@@ -65,7 +65,7 @@ class DisjointModel(MultiHeadModel):
         n_features: width of the features; by default ``backbone.features``, where that is an integer.
 
     Raises:
-        ModelError: if the width of the features is not known.
+        ModelError: if the width of the features is not known, or the backbone can't be copied.
     """
 
     task_containers = ("heads", "shares")
@@ -77,6 +77,8 @@ class DisjointModel(MultiHeadModel):
         self.shares = TaskModules()
         self._learning = frozenset(name for name, p in backbone.named_parameters() if p.requires_grad)
         self._opened = _Opened()
+        self._given: dict[str, str] = {}
+        self.copied()  # raises where that can't be done
 
     @property
     def isolates(self) -> bool:
@@ -160,7 +162,13 @@ class DisjointModel(MultiHeadModel):
     def copied(self) -> nn.Module:
         """A copy of the backbone; what does not learn is in common."""
         frozen = {id(p): p for name, p in self.backbone.named_parameters() if name not in self._learning}
-        return deepcopy(self.backbone, frozen)
+        try:
+            return deepcopy(self.backbone, frozen)
+        except Exception as error:
+            raise ModelError(
+                f"{type(self.backbone).__name__} can't be copied, and every task trains a copy: {error}. What can't be "
+                "copied belongs outside of the backbone; torch.nn.utils.parametrizations has a weight_norm that can"
+            ) from error
 
     @torch.no_grad()
     def deal(self, task: int, share: Share) -> dict[str, Tensor]:
@@ -176,7 +184,7 @@ class DisjointModel(MultiHeadModel):
             Name in the backbone → bool tensor of the entries that the task owns, of parameters that are dealt.
         """
         held: TaskShare = self.shares[task]
-        held.dealt = share.encoded()
+        held.dealt, self._given = share.encoded(), _hashes(self.backbone)
         parameters, owned = dict(held.entries.named_parameters()), {}
         for name, initial in self.dealt(share).items():
             mine = owned[name] = self._owned(share, name, initial)
@@ -203,9 +211,18 @@ class DisjointModel(MultiHeadModel):
         """Keep of a task's network only what is its own, which ends its training.
 
         Raises:
-            ModelError: if forwards changed a tensor that is no parameter, buffer or tensor attribute of a module.
+            ModelError: if forwards changed a tensor that is no parameter, buffer or tensor attribute of a module, or
+                the training changed the backbone of which the task has a copy.
         """
         held: TaskShare = self.shares[task]
+        now = _hashes(self.backbone)
+        moved = sorted(name for name in {*now, *self._given} if now.get(name) != self._given.get(name))
+        if moved:
+            raise ModelError(
+                f"the training of task {task} changed {moved} of the backbone, of which the task has a copy. Functions "
+                "that the backbone holds (hooks, lambdas) and weak references are not copied, and lead to the first "
+                "one: let them be methods, or functools.partial of them, and take modules from their arguments"
+            )
         changed = unlike(self.backbone, held.entries)
         if changed:
             raise ModelError(
@@ -223,6 +240,11 @@ class DisjointModel(MultiHeadModel):
             if not bool(same_bits(site.value.detach(), given.value.detach()).all()):
                 _place(kept, site.name, site.value.detach().clone())
         self._keep(task, TaskShare(kept, held.dealt))
+
+    def remove_task(self, task: int) -> None:
+        """As the base class's; nothing of the task stays in memory."""
+        self._opened = _Opened()
+        super().remove_task(task)
 
     def _keep(self, task: int, share: TaskShare) -> None:
         self.shares[task] = share
@@ -267,38 +289,53 @@ class DisjointModel(MultiHeadModel):
     # State ----------------------------------------------------------------------------------------------------
 
     def _match_tasks(self, state: Mapping[str, Any]) -> None:
+        named = [name.split(".", 2) for name in state if name.startswith(("heads.", "shares."))]
+        saved: dict[str, dict[str, Tensor]] = {task: {} for _, task, _ in named}
+        for container, task, inside in named:
+            if container == "shares":
+                saved[task][inside] = state[f"shares.{task}.{inside}"]
+        for task, held in saved.items():
+            if _DEALT not in held and task not in map(str, self.shares.unfinished):
+                raise ValueError(f"this state has no share of task {task}: it is none of a DisjointModel's")
+        shares = {task: Share.decoded(held[_DEALT]) for task, held in saved.items() if _DEALT in held}
+        for task, share in shares.items():
+            others = {other for other in shares if other != task and not shares[other].overlaps(share)}
+            fits = f"heads.{task}.weight" in state
+            fits &= self._is_in_training(task, saved[task]) or self._is_kept(share, saved[task])
+            if not fits or len(others) + 1 < len(shares) or not others.issuperset(map(str, share.reads)):
+                raise ValueError(
+                    f"what this state holds of task {task} is no share of this backbone, or no other one than those of "
+                    "all other tasks: it was saved with another backbone, or in the middle of a training; save "
+                    "between tasks"
+                )
+        self._opened = _Opened()
         super()._match_tasks(state)
         device = next(self.backbone.parameters()).device
-        for task in self.tasks:
-            prefix = f"shares.{task}."
-            saved = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
-            here = dict(self.shares[task].state_dict()) if task in self.shares else {}
-            if saved.keys() == here.keys() and all(value.shape == here[name].shape for name, value in saved.items()):
-                continue
-            self._check_share(task, saved)
+        for task in [task for task in shares if not self._holds_like(task, saved[task])]:
             kept = nn.Module()
-            for name in saved.keys() - {_DEALT}:
-                inside, like = name.removeprefix(_ENTRIES), torch.zeros_like(saved[name], device=device)
+            for name in saved[task].keys() - {_DEALT}:
+                inside, like = name.removeprefix(_ENTRIES), torch.zeros_like(saved[task][name], device=device)
                 _place(kept, inside, nn.Parameter(like, requires_grad=False) if inside in self._learning else like)
-            self._keep(task, TaskShare(kept, torch.zeros_like(saved[_DEALT], device=device)))
+            self._keep(int(task), TaskShare(kept, torch.zeros_like(saved[task][_DEALT], device=device)))
 
-    def _check_share(self, task: int, saved: Mapping[str, Tensor]) -> None:
-        """Refuse what is no finished task's share of this backbone."""
-        if _DEALT not in saved:
-            raise ValueError(f"this state has no share of task {task}: it is none of a DisjointModel's")
-        share = Share.decoded(saved[_DEALT])
-        dealt = {f"{_ENTRIES}{name}": (name, parameter.shape) for name, parameter in self.dealt(share).items()}
-        shapes = {
-            f"{_ENTRIES}{name}": p.shape for name, p in self.backbone.named_parameters() if name in self._learning
-        }
-        sites = {f"{_ENTRIES}{site.name}": site.value.shape for site in state_sites(self.backbone)}
-        shapes |= {name: torch.Size([int(share.owned(*of).sum())]) for name, of in dealt.items()}
-        known = shapes | {name: sites[name] for name in saved.keys() & sites.keys()} | {_DEALT: saved[_DEALT].shape}
-        if {name: value.shape for name, value in saved.items()} != known or not set(share.reads) <= set(self.tasks):
-            raise ValueError(
-                f"what this state holds of task {task} is no share of this backbone: it was saved with another one, or "
-                "in the middle of a training; save between tasks"
-            )
+    def _holds_like(self, task: str, saved: Mapping[str, Tensor]) -> bool:
+        """Tell whether what a task holds here has the names and shapes of what it has in a state."""
+        here = dict(self.shares[task].state_dict()) if task in self.shares else {}
+        return saved.keys() == here.keys() and all(value.shape == here[name].shape for name, value in saved.items())
+
+    def _is_in_training(self, task: str, saved: Mapping[str, Tensor]) -> bool:
+        """Tell whether a state is of the network that a task trains here."""
+        if not self._holds_like(task, saved) or int(task) not in self.shares.unfinished:
+            return False
+        return torch.equal(saved[_DEALT].cpu(), self.shares[task].dealt.cpu())
+
+    def _is_kept(self, share: Share, saved: Mapping[str, Tensor]) -> bool:
+        """Tell whether a state is what a finished task keeps of this backbone."""
+        shapes = {name: p.shape for name, p in self.backbone.named_parameters() if name in self._learning}
+        shapes |= {name: torch.Size([int(share.owned(name, p.shape).sum())]) for name, p in self.dealt(share).items()}
+        sites = {site.name: site.value.shape for site in state_sites(self.backbone) if _ENTRIES + site.name in saved}
+        known = {_ENTRIES + name: shape for name, shape in {**shapes, **sites}.items()}
+        return {name: value.shape for name, value in saved.items() if name != _DEALT} == known
 
 
 class _Opened:
@@ -332,6 +369,11 @@ def _versions(model: DisjointModel, task: int, network: nn.Module) -> Any:
     sources = (network, held, *(model.shares[other] for other in held.share.reads))
     tensors = (tensor for source in sources for tensor in (*source.parameters(), *source.buffers()))
     return task, [(id(tensor), tensor._version) for tensor in tensors]
+
+
+def _hashes(backbone: nn.Module) -> dict[str, str]:
+    """Name → hash of every tensor of a backbone."""
+    return kept_tensors(backbone) | {name: tensor_hash(parameter) for name, parameter in backbone.named_parameters()}
 
 
 def _place(root: nn.Module, name: str, value: Tensor) -> None:

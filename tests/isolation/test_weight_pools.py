@@ -1,8 +1,10 @@
 """Weight pools: how weights are dealt out, that nothing else is read or moved, and that unlearning is exact."""
 
 import copy
+import gc
 import math
 import pickle
+import weakref
 
 import pytest
 import torch
@@ -22,9 +24,10 @@ from avalanche_amnesia.contrib.export import extract
 from avalanche_amnesia.evaluation import References, jsd_metrics
 from avalanche_amnesia.evaluation.capacity import network_capacity
 from avalanche_amnesia.isolation import CapacityError, CapacityWarning, Pools
+from avalanche_amnesia.ledger import RequestError
 from avalanche_amnesia.models import MLP, UnknownTaskError
 from avalanche_amnesia.models.shares import Share
-from avalanche_amnesia.training import MaskWarning
+from avalanche_amnesia.training import MaskWarning, load_state
 from avalanche_amnesia.training.plugins.task_mask import DivergedError, TaskError
 from avalanche_amnesia.unit_graph.findings import ModelError
 
@@ -240,6 +243,60 @@ def test_references_and_divergences_are_those_of_an_exact_method():
     assert divergences == dict.fromkeys(divergences, 0.0)
 
 
+def test_what_a_task_reads_is_permanent_though_tasks_came_out_of_the_streams_order():
+    stream = with_unlearning(STREAM, deadline=2).train_stream
+    strategy = trained(disjoint(isolation=Pools(), train_epochs=1), stream, (0, 4))
+    assert strategy.model.share(4).reads == (0,)  # by the stream task 0 is past its deadline, by the trainings not
+    with pytest.raises(RequestError, match="task 0 can't be unlearned: it was declared permanent"):
+        strategy.unlearn([0])
+    assert strategy.unlearn([4]).claim == "exact"
+
+
+def test_a_request_in_front_of_a_task_frees_the_slot_that_the_task_takes():
+    benchmark = with_unlearning(STREAM, [UnlearningRequest((0,), 1, "before")])
+    strategy = disjoint(isolation=Pools.planned(benchmark), train_epochs=1)
+    slots = [trained(strategy, benchmark.train_stream, (task,)).model.share(task).slot for task in (0, 1)]
+    assert slots == [0, 0]
+    assert [record.claim for record in unlearning_plugin(strategy).records] == ["exact"]
+
+
+def test_a_training_that_was_interrupted_leaves_no_share_behind():
+    class Interrupts:
+        def before_training_exp(self, strategy, **kwargs):
+            if strategy.experience.task_label == 2:
+                raise KeyboardInterrupt
+
+    stream = with_unlearning(STREAM, permanent=[2]).train_stream
+    strategy = disjoint(plugins=[Interrupts()], train_epochs=1)
+    with pytest.raises(KeyboardInterrupt):
+        strategy.train(stream[2])
+    strategy.train(stream[3])  # which would read the permanent task 2
+    assert (strategy.model.tasks, strategy.model.share(3).reads) == ((3,), ())
+
+
+def test_an_optimizer_that_moves_what_has_no_gradient_moves_nothing_but_the_tasks_own(tmp_path):
+    class DecaysAll(torch.optim.Optimizer):
+        def __init__(self, parameters):
+            super().__init__(parameters, {"lr": 0.05})
+
+        @torch.no_grad()
+        def step(self, closure=None):
+            for parameter in self.param_groups[0]["params"]:
+                parameter.mul_(0.99)
+                if parameter.grad is not None:
+                    parameter.sub_(parameter.grad, alpha=self.param_groups[0]["lr"])
+
+    strategy, again = (disjoint(optimizer=DecaysAll, train_epochs=1) for _ in range(2))
+    before = state(strategy.model.backbone)
+    trained(strategy, STREAM.train_stream, (0,))
+    assert same_state(before, state(strategy.model.backbone))
+    assert strategy.unlearn([0]).claim == "exact"
+    strategy.save(tmp_path / "state")
+    load_state(again, tmp_path / "state")
+    again.save(tmp_path / "again")  # settings are as they were
+    load_state(disjoint(optimizer=DecaysAll, train_epochs=1), tmp_path / "again")
+
+
 # Slots -------------------------------------------------------------------------------------------------------------
 
 
@@ -314,6 +371,27 @@ def test_a_state_of_another_backbone_or_from_the_middle_of_a_training_is_refused
         DisjointModel(MLP(64, hidden=(24,), features=16)).load_state_dict(whole)
 
 
+def test_a_state_with_shares_of_no_run_is_refused_and_nothing_is_loaded():
+    strategy = trained(disjoint(isolation=Pools(), train_epochs=1), STREAM.train_stream, (0, 1))
+    model, empty, good = strategy.model, DisjointModel(MLP(64, hidden=(24,), features=16)), state(strategy.model)
+    for wrong in ([3, 5, 0], [3, 2**62, 1], [3, 5, 2], [9, 5, 1], [3, 5, 1, 1], [3, 5, 1, 7], [3, 0, 0]):
+        for into in (model, empty):
+            tasks = into.tasks
+            with pytest.raises(ValueError, match="is no share"):
+                into.load_state_dict(good | {"shares.1.dealt": torch.tensor(wrong)})
+            assert into.tasks == tasks
+    assert same_state(state(model), good)
+
+
+def test_nothing_of_an_unlearned_task_stays_in_memory():
+    strategy = trained(disjoint(isolation=Pools(), train_epochs=1), STREAM.train_stream, (0,))
+    network = weakref.ref(strategy.model.network(0))
+    assert network() is not None
+    strategy.unlearn([0])
+    gc.collect()
+    assert network() is None
+
+
 def test_an_evaluation_leaves_what_a_forward_writes_into_buffers_behind():
     strategy = trained(disjoint("recurrent"), STREAM.train_stream, (0, 1))
     model = strategy.model
@@ -339,6 +417,45 @@ def test_a_forward_that_keeps_what_no_task_can_have_is_refused_and_undone():
     with pytest.raises(ModelError, match=r"changes .*kept"):
         strategy.train(STREAM.train_stream[0])
     assert strategy.model.tasks == ()
+
+
+@pytest.mark.parametrize("reaches", ["a parameter", "a buffer"])
+def test_a_forward_that_reaches_the_backbone_itself_is_refused_and_undone(reaches):
+    class Reaches(MLP):
+        def __init__(self):
+            super().__init__(64, hidden=(24,), features=16)
+            self.register_buffer("mean", torch.zeros(16))
+            self.scale = nn.Parameter(torch.ones(16))
+            self.own = (lambda x: x * self.scale) if reaches == "a parameter" else self.count
+
+        def count(self, x):
+            return x
+
+        def forward(self, x):
+            return self.own(super().forward(x))
+
+    def counts(x):
+        backbone.mean += x.detach().mean(0)
+        return x
+
+    strategy = disjoint(Reaches)
+    backbone = strategy.model.backbone
+    if reaches == "a buffer":
+        backbone.own = counts
+    before = state(strategy.model)
+    with pytest.raises(ModelError, match=r"changed \['(scale|mean)'\] of the backbone"):
+        strategy.train(STREAM.train_stream[0])
+    assert same_state(state(strategy.model), before)
+
+
+def test_a_backbone_that_can_not_be_copied_is_refused():
+    class Normed(MLP):
+        def __init__(self):
+            super().__init__(64, hidden=(24,), features=16)
+            self.kept = (number for number in range(3))
+
+    with pytest.raises(ModelError, match="Normed can't be copied"):
+        DisjointModel(Normed())
 
 
 def test_a_task_that_diverges_is_undone():

@@ -67,6 +67,10 @@ class DisjointPlugin(TaskEndPlugin):
         self.warn()
         if task in model.tasks and task not in model.heads.unfinished:
             raise TaskError(f"{why_trained(strategy.experience)}; tasks with a share: {list(model.tasks)}")
+
+    def after_train_dataset_adaptation(self, strategy: Strategy, **kwargs: Any) -> None:
+        """Choose the share, once requests before the task have freed theirs, and an interrupted task is undone."""
+        model, task = self.model_of(strategy), single_task(strategy.experience)
         self._share = self.isolation.share(strategy, model, task, self.seed)  # raises where there is none
 
     def before_training_exp(self, strategy: Strategy, **kwargs: Any) -> None:
@@ -76,6 +80,8 @@ class DisjointPlugin(TaskEndPlugin):
         owned = model.deal(task, self._share)
         network = dict(model.network(task).named_parameters())
         self._held = _Held({network[name]: mine for name, mine in owned.items()}, reads=bool(self._share.reads))
+        if not traits_of(strategy.optimizer).skips_frozen:
+            self._held.backbone = [(p, p.detach().clone()) for p in model.backbone.parameters()]
 
     @torch.no_grad()
     def after_backward(self, strategy: Strategy, **kwargs: Any) -> None:
@@ -124,6 +130,9 @@ class _Held:
         values = ((parameter.detach(), mine) for parameter, mine in owned.items())
         self._read = [torch.where(mine, 0, value) for value, mine in values] if reads else []
 
+        self.backbone: list[tuple[torch.nn.Parameter, Tensor]] = []
+        """Parameters of the backbone with their values, where an optimizer moves them without a gradient."""
+
     def clear_gradients(self) -> None:
         """Set the gradients of all of them to 0."""
         pairs = [(p.grad, own) for p, own in zip(self._parameters, self._own, strict=True) if p.grad is not None]
@@ -132,6 +141,8 @@ class _Held:
 
     def put_back(self, strategy: Strategy) -> None:
         """Give them their values, unless the optimizer lets an entry rest whose gradients are 0."""
+        for parameter, value in self.backbone:
+            parameter.copy_(value)
         traits = traits_of(strategy.optimizer)
         # A 0 without a gradient rests whatever the decay, where every entry moves by its own gradients.
         if traits.entrywise and traits.skips_frozen and (traits.zero_rests or not self._read):
