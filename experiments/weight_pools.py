@@ -23,8 +23,10 @@ from avalanche_amnesia.isolation import Pools
 from avalanche_amnesia.models import DisjointModel, MaskedModel, SubnetModel
 from avalanche_amnesia.training import WSN, AmnesiacHAT, DisjointSubnets, ScoredWeights
 from avalanche_amnesia.training.head_fit import fit_trained_head
-from experiments.streams import STREAMS, accuracy_on
+from experiments import streams
+from experiments.streams import PERMUTED_FASHION, accuracy_on
 
+STREAMS = streams.STREAMS | {"permuted fashion": PERMUTED_FASHION}
 RATES = (1, 2, 4, 8)
 """Times the stream's learning rate."""
 METHODS = {
@@ -86,14 +88,14 @@ def best_rate(rows, stream, method):
 
 
 def table(rows):
-    streams = [stream for stream in STREAMS if any(row["stream"] == stream and not row["validation"] for row in rows)]
+    shown = [stream for stream in STREAMS if any(row["stream"] == stream and not row["validation"] for row in rows)]
     lines = ["# Weight pools beside other methods", "", NOTES, "", "## Tasks that remain, at the end", ""]
-    lines += ["| method | " + " | ".join(streams) + " |", "|---" * (len(streams) + 1) + "|"]
+    lines += ["| method | " + " | ".join(shown) + " |", "|---" * (len(shown) + 1) + "|"]
     for method in METHODS:
         if not any(row["method"] == method and not row["validation"] for row in rows):
             continue
         cells = []
-        for stream in streams:
+        for stream in shown:
             mine = [r for r in rows if not r["validation"] and (r["stream"], r["method"]) == (stream, method)]
             values = [100 * row["accuracy"] for row in mine]
             spread = f" ± {stdev(values):.1f}" if len(values) > 1 else ""
