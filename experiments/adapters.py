@@ -6,29 +6,24 @@
 Adds to ``experiments/results/adapters.json`` and writes the table beside it; what is there is not run again.
 """
 
-import argparse
-import json
 import time
 from copy import deepcopy
-from itertools import product
 from pathlib import Path
 from statistics import mean
 
 import torch
-from avalanche.core import SupervisedPlugin
 from torch import nn
 from torch.optim import Adam
 
 from avalanche_amnesia import DisjointModel, DisjointSubnets, MaskedModel, with_unlearning
 from avalanche_amnesia.benchmarks import task_benchmark
 from avalanche_amnesia.benchmarks.data import Chain
-from avalanche_amnesia.benchmarks.families import stratified
 from avalanche_amnesia.contrib.baselines import Independent, NetworkPerTask
 from avalanche_amnesia.contrib.streams import SmallConvNet
 from avalanche_amnesia.isolation import Pools
 from avalanche_amnesia.training import AmnesiacHAT
-from avalanche_amnesia.training.head_fit import fit_trained_head
-from experiments.streams import STREAMS, accuracy_on
+from experiments.streams import STREAMS, accuracy_on, held_out
+from experiments.trials import FitHead, arguments, run_trials, test_rows
 
 KNOWN, TASKS = range(5), [[5, 6], [6, 7], [7, 8], [8, 9], [9, 5]]
 REQUESTS = {3: [1], 4: [2]}
@@ -51,26 +46,10 @@ class LowRank(nn.Module):
         return self.layer(x) + self.up(self.down(x))
 
 
-class FitHead(SupervisedPlugin):
-    """Fits the head of a task that ends, for a method that does not."""
-
-    repeatable = True
-
-    def __init__(self, seed):
-        super().__init__()
-        self.seed = seed
-
-    def after_training_exp(self, strategy, **kwargs):
-        fit_trained_head(strategy, strategy.experience.task_label, self.seed)
-
-
 def images_of(root, validation):
     images = STREAMS["split cifar"].images(root)
-    x, y = images.train
-    out = torch.zeros(len(y), dtype=torch.bool)
-    out[stratified(y, len(y) // 6, 0, "validation")] = True
-    test = (x[out], y[out]) if validation else images.test
-    return (x[~out], y[~out]), test, Chain((*images.before, *images.after))
+    images = held_out(images) if validation else images
+    return images.train, images.test, Chain((*images.before, *images.after))
 
 
 def pretrained(train, prepare, seed):
@@ -139,16 +118,11 @@ def run(method, seed, rate, root, validation):
     }
 
 
-def best_rate(rows, method):
-    tried = {r["rate"]: r["accuracy"] for r in rows if r["validation"] and r["method"] == method}
-    return max(tried, key=tried.get, default=None)
-
-
 def table(rows):
     lines = ["# Adapters on a network of five classes", "", NOTES, ""]
     lines += ["| method | accuracy | exact | bytes of a task | ms per request | rate |", "|---" * 6 + "|"]
     for method in METHODS:
-        mine = [row for row in rows if not row["validation"] and row["method"] == method]
+        mine = test_rows(rows, method=method)
         if mine:
             cells = [f"{100 * mean(row['accuracy'] for row in mine):.1f}", "yes" if mine[0]["exact"] else "no"]
             cells += [
@@ -167,28 +141,10 @@ then five tasks of two of the other classes each, 1,000 images a class, 4 epochs
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--root", type=Path, required=True, help="data root")
+    parser = arguments(__doc__)
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
-    parser.add_argument("--validation", nargs="*", type=int, default=[], help="seeds on held out training images")
-    parser.add_argument("--test", nargs="*", type=int, default=[], help="seeds on the test images")
     options = parser.parse_args()
-    torch.set_num_threads(1)
-
-    def rows():
-        return json.loads(OUTPUT.read_text()) if OUTPUT.exists() else []
-
-    cells = [(seed, True, rate) for seed in options.validation for rate in RATES]
-    cells += [(seed, False, None) for seed in options.test]
-    for method, (seed, validation, rate) in product(options.methods, cells):
-        chosen = best_rate(rows(), method) if rate is None else rate
-        what = {"method": method, "seed": seed, "rate": chosen, "validation": validation}
-        if chosen is None or any(what.items() <= row.items() for row in rows()):
-            continue
-        row = what | run(method, seed, chosen, options.root, validation)
-        print(row, flush=True)
-        OUTPUT.write_text(json.dumps([*rows(), row], indent=1) + "\n")
-    OUTPUT.with_suffix(".md").write_text(table(rows()))
+    run_trials(OUTPUT, options, [{"method": method} for method in options.methods], RATES, run, table)
 
 
 if __name__ == "__main__":

@@ -59,7 +59,7 @@ class Stream:
     def benchmark(self, root: Path, seed: int, validation: bool = False) -> CLScenario:
         """Tasks with their requests."""
         images = self.images(root)
-        images = (_held_out(images) if validation else images).subset(self.n_train, None, seed)
+        images = (held_out(images) if validation else images).subset(self.n_train, None, seed)
         return with_unlearning(self.tasks(images, self.n_tasks, seed), self.requests)
 
     def narrow(self, n: int) -> nn.Module:
@@ -88,7 +88,8 @@ def accuracy_on(model: nn.Module, experience: CLExperience) -> float:
         return accuracy(torch.cat([model(part, experience.task_label) for part in x.split(1000)]), y)
 
 
-def _held_out(images: Images) -> Images:
+def held_out(images: Images) -> Images:
+    """The training images without a sixth of every class, which stands in for the test images."""
     x, y = images.train
     out = torch.zeros(len(y), dtype=torch.bool)
     out[stratified(y, len(y) // 6, 0, "validation")] = True
@@ -200,12 +201,5 @@ STREAMS = {
     ),
 }
 
-PERMUTED_FASHION = Stream(
-    _idx("FashionMNIST"),
-    _permuted,
-    _NARROW,
-    _FIVE,
-    n_train=6000,
-    training={"train_mb_size": 64, "train_epochs": 5},
-)
+PERMUTED_FASHION = replace(STREAMS["rotated"], images=_idx("FashionMNIST"), tasks=_permuted)
 """A further one, of :mod:`experiments.weight_pools` only."""

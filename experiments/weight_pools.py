@@ -6,8 +6,6 @@
 Adds to ``experiments/results/weight_pools.json`` and writes the table beside it; what is there is not run again.
 """
 
-import argparse
-import json
 import time
 from functools import partial
 from itertools import product
@@ -22,9 +20,9 @@ from avalanche_amnesia.contrib.baselines import PALL, CLPUDERpp, Independent, Ne
 from avalanche_amnesia.isolation import Pools
 from avalanche_amnesia.models import DisjointModel, MaskedModel, SubnetModel
 from avalanche_amnesia.training import WSN, AmnesiacHAT, DisjointSubnets, ScoredWeights
-from avalanche_amnesia.training.head_fit import fit_trained_head
 from experiments import streams
 from experiments.streams import PERMUTED_FASHION, accuracy_on
+from experiments.trials import FitHead, arguments, run_trials, test_rows
 
 STREAMS = streams.STREAMS | {"permuted fashion": PERMUTED_FASHION}
 RATES = (1, 2, 4, 8)
@@ -56,7 +54,8 @@ def make(method, stream, seed, benchmark, rate):
     network = settings.narrow(1 + max(planned.slots.values())) if method.endswith("narrow") else settings.network()
     model = wrap(network)
     optimizer = Adam(model.parameters(), lr=rate * settings.lr)
-    return kind(model=model, optimizer=optimizer, seed=seed, eval_mb_size=512, **settings.training, **options)
+    plugins = [FitHead(seed)] if method in FIT_HERE else []
+    return kind(model=model, optimizer=optimizer, seed=seed, plugins=plugins, **settings.training, **options)
 
 
 def run(stream, method, seed, rate, root, validation):
@@ -67,11 +66,7 @@ def run(stream, method, seed, rate, root, validation):
         benchmark = with_unlearning(benchmark, permanent=stays)
     began = time.process_time()
     strategy = make(method, stream, seed, benchmark, rate)
-    for trained in benchmark.train_stream:
-        strategy.train(trained)
-        if method in FIT_HERE and trained.task_label in strategy.model.tasks:
-            strategy.experience = trained
-            fit_trained_head(strategy, trained.task_label, seed)
+    strategy.train(benchmark.train_stream)
     left = [tested for tested in benchmark.test_stream if tested.task_label not in settings.requested]
     return {
         "accuracy": mean(map(partial(accuracy_on, strategy.model), left)),
@@ -80,23 +75,16 @@ def run(stream, method, seed, rate, root, validation):
     }
 
 
-def best_rate(rows, stream, method):
-    """The rate with the best mean on held out training images; None where none was tried."""
-    tried = [row for row in rows if row["validation"] and (row["stream"], row["method"]) == (stream, method)]
-    by_rate = {rate: [row["accuracy"] for row in tried if row["rate"] == rate] for rate in RATES}
-    return max((rate for rate in RATES if by_rate[rate]), key=lambda rate: mean(by_rate[rate]), default=None)
-
-
 def table(rows):
-    shown = [stream for stream in STREAMS if any(row["stream"] == stream and not row["validation"] for row in rows)]
+    shown = [stream for stream in STREAMS if test_rows(rows, stream=stream)]
     lines = ["# Weight pools beside other methods", "", NOTES, "", "## Tasks that remain, at the end", ""]
     lines += ["| method | " + " | ".join(shown) + " |", "|---" * (len(shown) + 1) + "|"]
     for method in METHODS:
-        if not any(row["method"] == method and not row["validation"] for row in rows):
+        if not test_rows(rows, method=method):
             continue
         cells = []
         for stream in shown:
-            mine = [r for r in rows if not r["validation"] and (r["stream"], r["method"]) == (stream, method)]
+            mine = test_rows(rows, stream=stream, method=method)
             values = [100 * row["accuracy"] for row in mine]
             spread = f" ± {stdev(values):.1f}" if len(values) > 1 else ""
             cells.append(f"{mean(values):.1f}{spread} (× {mine[0]['rate']})" if values else "–")
@@ -112,29 +100,12 @@ all that stand at one time together as large as the one of the others."""
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--root", type=Path, required=True, help="data root")
+    parser = arguments(__doc__)
     parser.add_argument("--streams", nargs="+", choices=STREAMS, default=list(STREAMS))
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
-    parser.add_argument("--validation", nargs="*", type=int, default=[], help="seeds on held out training images")
-    parser.add_argument("--test", nargs="*", type=int, default=[], help="seeds on the test images")
     options = parser.parse_args()
-    torch.set_num_threads(1)
-
-    def rows():
-        return json.loads(OUTPUT.read_text()) if OUTPUT.exists() else []
-
-    cells = [(seed, True, rate) for seed in options.validation for rate in RATES]
-    cells += [(seed, False, None) for seed in options.test]
-    for stream, method, (seed, validation, rate) in product(options.streams, options.methods, cells):
-        chosen = best_rate(rows(), stream, method) if rate is None else rate
-        what = {"stream": stream, "method": method, "seed": seed, "rate": chosen, "validation": validation}
-        if chosen is None or any(what.items() <= row.items() for row in rows()):
-            continue
-        row = what | run(stream, method, seed, chosen, options.root, validation)
-        print(row, flush=True)
-        OUTPUT.write_text(json.dumps([*rows(), row], indent=1) + "\n")  # read again: others may add to it meanwhile
-    OUTPUT.with_suffix(".md").write_text(table(rows()))
+    places = [{"stream": stream, "method": method} for stream, method in product(options.streams, options.methods)]
+    run_trials(OUTPUT, options, places, RATES, run, table)
 
 
 if __name__ == "__main__":
